@@ -74,7 +74,7 @@ def measure(options: Options, root: Path) -> dict[str, float]:
             times.setdefault(f"first_step_{kind}_s", []).append(beside[0])
             times.setdefault(f"extra_{kind}_s", []).append(sum(beside) - len(beside) * median(times["step_s"]))
         times.setdefault(f"written_{kind}_s", []).append(time.perf_counter() - began)
-        saver.come_to_rest()
+        saver.drain()
 
     saver = checkpoint.Saver(root, SingleWorld(), keep=1)
     for kind in ("warm-up", *["step_s"] * 5 * options.rounds):

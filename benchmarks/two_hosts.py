@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
-THIRD = "10.77.0.3"
 TOOLS = ("ip", "tc", "mount", "hostname", "unshare", "nsenter", "setpriv", "ssh", "ssh-keygen", "sshd")
 # Where a user's PATH may lack them.
 _SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
@@ -109,22 +108,6 @@ class TwoHosts:
         """Packets of this host that were lost since the cable last got other properties."""
         shown = _checked([*_entered(self.pids[host]), "tc", "-s", "qdisc", "show", "dev", "eth0"])
         return int(shown.partition("(dropped ")[2].partition(",")[0])
-
-    @contextmanager
-    def stranger(self) -> Iterator["TwoHosts"]:
-        """These hosts, and one more, number 2, which reaches both by cables of its own, as THIRD, and has no sshd."""
-        with _host(self.folder, f"{self.folder.name.lower().replace('_', '-')}-3") as holder:
-            there = ["nsenter", "--target", str(holder.pid), "--net", "ip"]
-            for number, pid in enumerate(self.pids):
-                cable, host = f"eth{number}", ["nsenter", "--target", str(pid), "--net", "ip"]
-                # No address of its own on the hosts' side: their eth0 answers for both.
-                _checked([*there, "link", "add", cable, "type", "veth", "peer", "name", "eth1", "netns", str(pid)])
-                for side, name in ((there, cable), (host, "eth1")):
-                    _checked([*side, "link", "set", name, "up"])
-                _checked([*there, "address", "add", f"{THIRD}/32", "dev", cable])
-                _checked([*there, "route", "add", ADDRESSES[number], "dev", cable, "src", THIRD])
-                _checked([*host, "route", "add", THIRD, "dev", "eth1"])
-            yield TwoHosts(self.folder, (*self.pids, holder.pid))
 
     def _queue(self, discipline: list[str]) -> None:
         for pid in self.pids[:2]:

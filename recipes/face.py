@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from partial_fc import flags
 from partial_fc.errors import UsageError
@@ -24,56 +23,48 @@ from partial_fc.flags import (
     ExchangeFlags,
     Flags,
     GuardFlags,
+    HeadFlags,
     LaunchFlags,
     OptimFlags,
     RunFlags,
     ScheduleFlags,
     check_numbers,
 )
+from partial_fc.flags.facts import Basic, In, MayChange, Refused, Shows
 from partial_fc.flags.numbers import CLASSES, PIXELS, THREADS
-from partial_fc.train.begin.start import launch
+from partial_fc.recipe import start
 
 from . import face_presets as presets
 from .compat import arcface_torch
 from .compat.insightface import ELSEWHERE
 from .face_backbone import ModelFlags
-from .face_head import HeadFlags
 
 # The parts are imported when the flags are known to be right: torch takes seconds, which --help does without.
 if TYPE_CHECKING:
     from partial_fc.data import Source
     from partial_fc.data.order import Order
+    from partial_fc.train.record.log import SecondFile
     from partial_fc.train.run import Run
 
-# What --help shows.
-_MATTER = (
-    "dataset", "config", "rec", "num_classes", "image_size", "val_targets", "network", "embedding_size", "pretrained",
-    "loss", "sample_rate", "batch_size", "optimizer", "precision", "lr", "epochs", "max_steps", "models_root", "resume",
-    "gpus", "device",
-)  # fmt: skip
 DATASETS = Literal[("custom", *presets.PRESETS)]  # type: ignore[valid-type]
-# Flags that may change between the parts of one run: they do not change what is learned.
-_MAY_CHANGE = ("config", "num_workers", "max_bad_records", "check_data", "val_targets", "telemetry_every", "head_impl",
-               "head_centres", "pretrained", "pretrained_partial", "activation_checkpointing", "channels_last",
-               "centre_place", "centre_path", "engine", "params")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataFlags:
     """What is trained on."""
 
-    dataset: DATASETS = "custom"
+    dataset: Annotated[DATASETS, Basic] = "custom"
     """A preset: class count, schedule and verification sets of a known data set; `custom` fixes none of them."""
-    config: Path | None = None
+    config: Annotated[Path | None, Basic, MayChange] = None
     """A configuration file of arcface_torch (config.network = "r50"), or the settings of partial_fc/mxnet's default.py;
     read as data, never executed."""
-    rec: Path | None = None
+    rec: Annotated[Path | None, Basic] = None
     """Where the images are: a folder with train.rec, a folder of class folders, or a list file (docs/data.md)."""
-    num_classes: int | None = None
+    num_classes: Annotated[int | None, In(CLASSES), Basic, Refused("these are other classes")] = None
     """Classes of the last layer; none: what the data says."""
-    num_images: int | None = None
+    num_images: Annotated[int | None, In(1)] = None
     """Images of one epoch of synthetic data."""
-    image_size: int = 112
+    image_size: Annotated[int, In(PIXELS), Basic] = 112
     """Height and width in pixels; other images are resized. Where it is not given, the size that the file `property`
     beside a .rec says counts."""
     mirror: bool = True
@@ -84,19 +75,19 @@ class DataFlags:
     """shuffled: any image may follow any other. blocks: for a .rec on a spinning disk or a network drive: blocks of
     1,024 images that lie together in random order, shuffled with one another 32 blocks at a time; the next 32 are read
     ahead, about 230 MB of 7 kB images."""
-    num_workers: int = 2
+    num_workers: Annotated[int, In(THREADS), MayChange] = 2
     """Decoding threads of each process."""
-    max_bad_records: int = 100
+    max_bad_records: Annotated[int, MayChange] = 100
     """Damaged records that are replaced by others (each is named in the log) before training stops."""
-    check_data: Literal["quick", "full", "off"] = "quick"
+    check_data: Annotated[Literal["quick", "full", "off"], MayChange] = "quick"
     """What is looked at before the first step, by all ranks together; data that is not fit to train on is refused.
     quick: some hundred images and, where they are cheap to read, all labels. full: every image."""
-    val_targets: tuple[str, ...] | None = None
+    val_targets: Annotated[tuple[str, ...] | None, Basic, MayChange] = None
     """Verification sets: NAME of NAME.bin in --rec, or a path. none: what the preset names, for `custom` every .bin
     there; `--val-targets` with nothing after it: no verification."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, num_classes=CLASSES, num_images=1, image_size=PIXELS, num_workers=THREADS)
+        check_numbers(self)
         if self.dataset == "synthetic" and self.num_classes is None:
             raise ValueError("--dataset synthetic needs --num-classes")
         if self.order == "blocks" and self.rec is not None and not self.is_record_file:
@@ -120,13 +111,13 @@ class Config:
 
     data: Flags[DataFlags] = DataFlags()
     model: Flags[ModelFlags] = ModelFlags()
-    head: Flags[HeadFlags] = HeadFlags()
+    head: Annotated[Flags[HeadFlags], Shows(("loss", "sample_rate"))] = HeadFlags()
     optim: Flags[OptimFlags] = OptimFlags()
     schedule: Flags[ScheduleFlags] = ScheduleFlags()
     run: Flags[RunFlags] = RunFlags(models_root=Path("runs/face-DATA-NETWORK"))
     guards: Flags[GuardFlags] = GuardFlags()
     exchange: Flags[ExchangeFlags] = ExchangeFlags()
-    launch: Flags[LaunchFlags] = LaunchFlags()
+    launch: Annotated[Flags[LaunchFlags], Shows(("device",))] = LaunchFlags()
 
     def __post_init__(self) -> None:
         if not self.data.synthetic and self.data.rec is None:
@@ -139,34 +130,30 @@ class Config:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
-    config, notes = parse(arguments)
-    status = launch(config, _called(config))
-    if status is not None:
-        return status
-    from partial_fc.train.record.log_style import STYLES
-    from partial_fc.train.run import run_in_worlds
 
-    hist = STYLES[config.run.log_style].hist
-    return run_in_worlds("face", config, notes, train_here, hist=hist, called=_called(config))
+    def hist() -> SecondFile:
+        from partial_fc.train.record.log_style import STYLES
+
+        return STYLES[config.run.log_style].hist
+
+    config, notes = parse(arguments)
+    return start("face", train_here, config, notes, called=_called(config), hist=hist)
 
 
 def train_here(run: Run) -> int:
     """Puts the parts together, trains, writes what came out."""
     import torch
 
-    from partial_fc import checkpoint, counter_rng
-    from partial_fc.checkpoint.class_names import names_of
+    from partial_fc import counter_rng
     from partial_fc.data.augment import glyph
     from partial_fc.data.check.at_start import check_data
     from partial_fc.data.transform import SquareImage, mirror
     from partial_fc.evaluate import Verification
-    from partial_fc.train.loop import train
     from partial_fc.train.record.log_style import STYLES
 
     from . import face_backbone
 
-    config, world = run.config, run.world
-    data = config.data
+    config, data, world = run.config, run.config.data, run.world
 
     # ---- data
     source = run.open_data(lambda: _source(data))
@@ -180,48 +167,21 @@ def train_here(run: Run) -> int:
     batch_size = config.optim.batch_size * 2
     sets = [Verification(path, data.image_size, batch_size, flip=data.mirror) for path in _verification_paths(data)]
     transform = SquareImage(data.image_size, glyph if data.augment == "glyph" else mirror if data.mirror else None)
+    loader = run.loader(source, transform, order, num_workers=data.num_workers, max_bad_records=data.max_bad_records)
 
-    with ExitStack() as parts:
-        # ---- model
-        torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
-        network = face_backbone.build(config.model, data.image_size, run.device, data.mirror)
-        backbone = run.backbone(network.module, network.to_input, network.contract, precision=network.precision)
-        size, precision = network.embedding_size, backbone.precision
-        head = parts.enter_context(
-            config.head.build(num_classes, size, world, precision, config.optim, config.run.seed)
-        )
-        first, last = head.shard.start, head.shard.stop - 1
-        some = f"{last - first + 1} of {num_classes} classes" + (f", {first} to {last}" if last >= first else "")
-        run.logger.info(
-            f"this rank has the centres of {some if world.size > 1 else f'all {num_classes} classes'}; kernel "
-            f"{head.kernel.name}, operands {head.kernel.precision}, {head.optimizer}"
-        )
-        notes = (*network.notes, *config.model.notes(), *_notes(config, source))
-        for note in (*notes, *config.head.notes(config.optim, head)):
-            run.note(note)
+    # ---- model
+    torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
+    network = face_backbone.build(config.model, data.image_size, run.device, data.mirror)
+    backbone = run.backbone(network.module, network.to_input, network.contract, precision=network.precision)
+    head = run.partial_fc(config.head, num_classes, network.embedding_size, backbone)
+    for note in (*network.notes, *config.model.notes(), *_notes(config, source)):
+        run.note(note)
 
-        # ---- start: a given checkpoint, else the newest of this run, else --pretrained and --head-centres, else anew
-        saver = parts.enter_context(run.saver(checkpoint.Saver))
-        start = run.resume(backbone, head, source, head_centres=config.head.head_centres, may_change=_MAY_CHANGE)
-        loader = parts.enter_context(
-            run.loader(
-                source, transform, start, order, num_workers=data.num_workers, max_bad_records=data.max_bad_records
-            )
-        )
-        schedule = run.schedule(start, order)
-        if run.is_finished(start, schedule):
-            return 0
-
-        # ---- train
-        style = STYLES[config.run.log_style]
-        line = style.line(config.run.frequent, schedule.total_steps, len(source))
-        job = run.job(
-            loader, backbone, head, schedule, [style.verifications(sets)], saver, start, line,
-            class_names=names_of(source, num_classes), in_memory=config.head.centre_place != "disk",
-            head_clip=config.head.head_clip, head_lr_ratio=config.head.lr_ratio(config.schedule.lr),
-            telemetry_every=config.head.telemetry_every,
-        )  # fmt: skip
-        return run.finish(job, train(job), {}, deliver=network.deliver)
+    # ---- a given checkpoint, else the newest of this run, else --pretrained and --head-centres, else anew
+    style = STYLES[config.run.log_style]
+    verifications = style.verifications(sets)
+    return run.train(backbone, head, loader, [verifications], line=style.line,
+                     deliver=network.deliver)  # fmt: skip
 
 
 def _called(config: Config) -> tuple[str | Path, str]:
@@ -307,7 +267,9 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     default = flags.with_defaults(Config, defaults)
     program = f"{flags.trainer()} face"
     try:
-        config = flags.parse(Config, arguments, program, default=default, matter=_MATTER, elsewhere=ELSEWHERE)
+        config = flags.parse(
+            Config, arguments, program, default=default, matter=flags.basic(Config), elsewhere=ELSEWHERE
+        )
     except UsageError as error:
         if str(error).startswith("config."):  # of a flag that was typed: "--network is ..."
             raise UsageError(f"{known.config}: {error}") from error

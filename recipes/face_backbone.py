@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import tyro
 
 from partial_fc.flags import LaunchFlags, OptimFlags, check_numbers, flag, is_given, near
+from partial_fc.flags.facts import Basic, In, MayChange
 from partial_fc.flags.numbers import ANY
 
 from .compat.insightface import ELSEWHERE
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from partial_fc.models.inputs import InputContract
+    from partial_fc.models.inputs import Pixels
     from partial_fc.train.precision import Mode
 
 
@@ -33,38 +34,38 @@ NETWORKS = Literal["r18", "r34", "r50", "r100", "r200", "mbf", "tiny", "mini"]
 class ModelFlags:
     """The backbone."""
 
-    network: Annotated[NETWORKS, tyro.conf.arg(aliases=["--backbone"])] = "r50"
+    network: Annotated[NETWORKS, tyro.conf.arg(aliases=["--backbone"]), Basic] = "r50"
     """Residual network by depth, MobileFaceNet, or a small one for a CPU: tiny, or the demo's mini."""
-    embedding_size: int = 512
+    embedding_size: Annotated[int, In("[1, 65536]"), Basic] = 512
     """Width of the embedding."""
-    dropout: float = 0.0
+    dropout: Annotated[float, In("[0, 1)")] = 0.0
     """Share of the values before the last linear layer that are dropped in training."""
-    pretrained: Path | None = None
+    pretrained: Annotated[Path | None, Basic, MayChange] = None
     """Start from this backbone, of the same network and size: the folder of another run, a checkpoint's, its
     model.safetensors, or arcface_torch's model.pt, backbone.pth or checkpoint_gpu_0.pt."""
-    pretrained_partial: bool = False
+    pretrained_partial: Annotated[bool, MayChange] = False
     """Of --pretrained take the tensors that fit this network by name and shape; the others are listed, and start
     fresh. Without it all must fit."""
-    activation_checkpointing: bool = False
+    activation_checkpointing: Annotated[bool, MayChange] = False
     """Blocks of the backbone are computed again in backward instead of keeping their inner values: less memory, about a
     third more arithmetic, the same results."""
-    channels_last: bool = True
+    channels_last: Annotated[bool, MayChange] = True
     """Images and convolution weights lie in memory with the channels last: what tensor cores and CPUs like best."""
-    engine: Literal["torch", "mxnet"] = "torch"
+    engine: Annotated[Literal["torch", "mxnet"], MayChange] = "torch"
     """What computes the backbone. mxnet: MXNet 1.9.1, in fp32 on the CPU; all else, checkpoints too, is the same
     (docs/mxnet_engine.md)."""
     symbol: Path | None = None
     """With --engine mxnet and --params, instead of --network: any MXNet network (NAME-symbol.json). It is also
     delivered as MXNet's files."""
-    params: Path | None = None
+    params: Annotated[Path | None, MayChange] = None
     """The weights that --symbol starts from (NAME-0000.params)."""
     output_name: str | None = None
     """Of --symbol: the layer that gives the embedding. none: its only output, or what a loss layer at its end is
     given."""
-    input_mean: float = 0.0
+    input_mean: Annotated[float, In(ANY)] = 0.0
     """Of --symbol: it takes (pixel - input mean) / input std. InsightFace's networks take pixels, 0 to 255, and scale
     them themselves."""
-    input_std: float = 1.0
+    input_std: Annotated[float, In("(0, inf)")] = 1.0
     """See --input-mean."""
 
     def __post_init__(self) -> None:
@@ -73,7 +74,7 @@ class ModelFlags:
             raise ValueError(
                 f"config.network is {self.network}; expected one of {', '.join(get_args(NETWORKS))}; {hint}"
             )
-        check_numbers(self, embedding_size="[1, 65536]", dropout="[0, 1)", input_mean=ANY, input_std="(0, inf)")
+        check_numbers(self)
         if (self.symbol is None) != (self.params is None):
             raise ValueError("--symbol FILE-symbol.json and --params FILE-0000.params go together: give both, or none")
         if self.symbol is not None and self.engine != "mxnet":
@@ -130,7 +131,7 @@ class Network:
     """What a backbone is made of."""
 
     module: nn.Module
-    to_input: InputContract
+    to_input: Pixels
     contract: dict[str, str]
     embedding_size: int
     precision: Mode | None = None  # the only one that it has
@@ -186,7 +187,7 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
 
 def _symbol_network(model: ModelFlags, image_size: int, flip: bool) -> Network:
     _need_mxnet()
-    from partial_fc.models.inputs import InputContract
+    from partial_fc.models.inputs import Pixels
     from partial_fc.mxnet.symbol import read_network, write_network
 
     assert model.symbol is not None
@@ -200,7 +201,7 @@ def _symbol_network(model: ModelFlags, image_size: int, flip: bool) -> Network:
     }
     mean, std = model.input_mean, model.input_std
     pixels = "pixel, 0 to 255" if (mean, std) == (0.0, 1.0) else f"(pixel - {mean:g}) / {std:g}"
-    to_input = InputContract(f"float32 (N, 3, H, W), RGB, {pixels}", mean, std)
+    to_input = Pixels(f"float32 (N, 3, H, W), RGB, {pixels}", mean, std)
     notes.append(f"{model.symbol}: the embedding is {module.output_name}, {width} wide; input {to_input.description}")
     if is_given(model, "embedding_size") and model.embedding_size != width:
         notes.append(f"--embedding-size {model.embedding_size} without effect: --symbol says {width}")

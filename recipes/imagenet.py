@@ -13,49 +13,38 @@ Results on real digits and characters, and what a Caffe2 user tries first: docs/
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from partial_fc import flags
 from partial_fc.flags import (
     ExchangeFlags,
     Flags,
     GuardFlags,
+    HeadFlags,
     LaunchFlags,
     OptimFlags,
     RendezvousFlags,
     RunFlags,
     ScheduleFlags,
 )
-from partial_fc.train.begin.start import launch
+from partial_fc.flags.facts import Shows
+from partial_fc.recipe import start
 
 from .compat import caffe2
-from .face_head import HeadFlags
 from .imagenet_flags import DataFlags, ModelFlags
 
 # The parts are imported when the flags are known to be right: torch takes seconds, which --help does without.
 if TYPE_CHECKING:
     from partial_fc.data import Source
     from partial_fc.data.order import Order
-    from partial_fc.models.inputs import InputContract
+    from partial_fc.models.inputs import Pixels
     from partial_fc.train.backbone import TorchBackbone
     from partial_fc.train.job import Head
     from partial_fc.train.run import Run
 
-# Flags that may change between the parts of one run: they do not change what is learned.
-_MAY_CHANGE = ("num_workers", "max_bad_records", "check_data", "test_data", "load_model_path", "save_model_name",
-               "pretrained", "leveldb_shadow", "shard_id", "run_id", "redis_host", "redis_port", "file_store_path",
-               "redis_password_file", "channels_last", "head_impl", "head_centres", "centre_place", "centre_path",
-               "telemetry_every")  # fmt: skip
-# What --help shows.
-_MATTER = (
-    "train_data", "test_data", "db_type", "num_labels", "image_size", "epoch_size", "network", "pretrained",
-    "load_model_path", "save_model_name", "head", "batch_size", "weight_decay", "precision", "lr", "lr_step_epochs",
-    "epochs", "models_root", "resume", "gpus", "num_shards", "shard_id", "run_id", "file_store_path",
-)  # fmt: skip
 _SOFTMAX = HeadFlags(loss="softmax", scale=16.0)
 
 
@@ -67,8 +56,10 @@ class Config:
 
     data: Flags[DataFlags]
     model: Flags[ModelFlags] = ModelFlags()
-    optim: Flags[OptimFlags] = OptimFlags(batch_size=32, weight_decay=1e-4, precision="fp32")
-    schedule: Flags[ScheduleFlags] = ScheduleFlags(
+    optim: Annotated[Flags[OptimFlags], Shows(("weight_decay",))] = OptimFlags(
+        batch_size=32, weight_decay=1e-4, precision="fp32"
+    )
+    schedule: Annotated[Flags[ScheduleFlags], Shows(("lr_step_epochs",))] = ScheduleFlags(
         lr=0.1, lr_scaling="none", base_batch_size=256, lr_scheduler="step", lr_step_epochs=30.0, epochs=1000.0
     )
     run: Flags[RunFlags] = RunFlags(
@@ -115,13 +106,7 @@ class Config:
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
     config, notes = parse(arguments)
-    called = config.data.train_data, config.model.network
-    status = launch(config, called)
-    if status is not None:
-        return status
-    from partial_fc.train.run import run_in_worlds
-
-    return run_in_worlds("imagenet", config, notes, train_here, called=called)
+    return start("imagenet", train_here, config, notes, called=(config.data.train_data, config.model.network))
 
 
 def train_here(run: Run) -> int:
@@ -130,73 +115,46 @@ def train_here(run: Run) -> int:
     from partial_fc.data.databases import DatabaseSource
     from partial_fc.data.transform import ShortSideCrop
     from partial_fc.head import CrossEntropy
-    from partial_fc.train.loop import train
-    from partial_fc.train.record.log import StepLine
 
-    from .imagenet_epochs import EpochEnd, MdlSaver, epoch_test, start_from_mdl, write_mdl
+    from .imagenet_epochs import Caffe2Files, LastUpdate, epoch_test, start_from_mdl
 
     config, data, world = run.config, run.config.data, run.world
 
-    with ExitStack() as parts:
-        # ---- data
-        source = _open(run, data.train_data, parts)
-        order = _order(run, source)
-        run.lengths(order)
-        if run.data_is_new and data.train_data != "null":
-            for finding in check_data(source, data.num_labels, data.check_data, world, seed=config.run.seed,
-                                      max_bad_records=data.max_bad_records, num_threads=data.num_workers):  # fmt: skip
-                run.logger.info(finding)
-        test_source = _open(run, str(data.test_data), parts) if data.test_data else None
-        for note in _notes(data, source, test_source):
-            run.note(note)
+    # ---- data
+    source = _open(run, data.train_data)
+    order = _order(run, source)
+    run.lengths(order)
+    if run.data_is_new and data.train_data != "null":
+        for finding in check_data(source, data.num_labels, data.check_data, world, seed=config.run.seed,
+                                  max_bad_records=data.max_bad_records, num_threads=data.num_workers):  # fmt: skip
+            run.logger.info(finding)
+    test_source = _open(run, str(data.test_data)) if data.test_data else None
+    for note in _notes(data, source, test_source):
+        run.note(note)
+    transform = ShortSideCrop(data.resize, data.image_size, random=True, mirror=data.mirror)
+    loader = run.loader(source, transform, order, num_workers=data.num_workers, max_bad_records=data.max_bad_records)
 
-        # ---- model
-        backbone = _backbone(run)
-        head: Head = CrossEntropy(data.num_labels, world, backbone.precision.parameter_dtype)
-        if config.model.head == "partial-fc":
-            width = backbone.module.feature_width
-            head = parts.enter_context(
-                config.partial_fc.build(
-                    data.num_labels, width, world, backbone.precision, config.optim, config.run.seed
-                )
-            )
-            for note in config.partial_fc.notes(config.optim, head):
-                run.note(note)
+    # ---- model
+    backbone = _backbone(run)
+    head: Head = CrossEntropy(data.num_labels, world, backbone.precision.parameter_dtype)
+    if config.model.head == "partial-fc":
+        width: Any = backbone.module.feature_width
+        head = run.partial_fc(config.partial_fc, data.num_labels, width, backbone)
 
-        # ---- start: a given checkpoint, else the newest of this run, else the files of other programs, else anew
-        saver = parts.enter_context(run.saver(MdlSaver))
-        start = run.resume(backbone, head, source, head_centres=config.partial_fc.head_centres, may_change=_MAY_CHANGE)
-        if config.model.load_model_path and start.step == 0:
-            start_from_mdl(run, backbone, order, start)
-        if config.model.save_model_name:
-            saver.write_mdl = partial(write_mdl, config, order)
-        transform = ShortSideCrop(data.resize, data.image_size, random=True, mirror=data.mirror)
-        loader = parts.enter_context(
-            run.loader(
-                source, transform, start, order, num_workers=data.num_workers, max_bad_records=data.max_bad_records
-            )
-        )
-        schedule = run.schedule(start, order)
-        if run.is_finished(start, schedule):
-            return 0
+    # ---- where an epoch ends
+    test = epoch_test(config, test_source, backbone, head) if test_source else None
+    last = LastUpdate(head, config.optim.batch_size, run.device)
+    kind = source.kind.lower() if isinstance(source, DatabaseSource) else "lmdb"  # their default
+    files = Caffe2Files(run, order, last, test, caffe2.namespace(flags.flat(config), world.local_size, kind))
 
-        # ---- train
-        line = StepLine(config.run.frequent, schedule.total_steps, order.num_samples)
-        kind = source.kind.lower() if isinstance(source, DatabaseSource) else "lmdb"  # their default
-        arguments = caffe2.namespace(flags.flat(config), world.local_size, kind)
-        test = epoch_test(config, test_source, backbone, head) if test_source else None
-        epochs = EpochEnd(run, head, test, schedule, order, start, arguments)
-        job = run.job(
-            loader, backbone, head, schedule, [epochs], saver, start, line, each_epoch=True,
-            in_memory=config.partial_fc.centre_place != "disk", head_clip=config.partial_fc.head_clip,
-            head_lr_ratio=config.partial_fc.lr_ratio(config.schedule.lr),
-            telemetry_every=config.partial_fc.telemetry_every,
-        )  # fmt: skip
-        return run.finish(job, train(job), {})
+    # ---- a given checkpoint, else the newest of this run, else the files of other programs, else anew
+    start_from = partial(start_from_mdl, run, backbone, order) if config.model.load_model_path else None
+    tests = [last, test] if test else [last]
+    return run.train(backbone, head, loader, tests, hooks=files, start_from=start_from, each_epoch=True)
 
 
-def _open(run: Run, path: str, parts: ExitStack) -> Source:
-    """Closed with parts: a LevelDB's shadow would outlive the process. A collective."""
+def _open(run: Run, path: str) -> Source:
+    """Closed at the end: a LevelDB's shadow would outlive the process. A collective."""
     from partial_fc.data import Synthetic
     from partial_fc.data.databases import open_database
 
@@ -206,7 +164,7 @@ def _open(run: Run, path: str, parts: ExitStack) -> Source:
     source = run.open_data(
         lambda: open_database(path, data.db_type, data.num_labels, shadow_place=data.leveldb_shadow, world=run.world)
     )
-    parts.callback(source.close)
+    run.parts.callback(source.close)
     return source
 
 
@@ -261,15 +219,15 @@ def _backbone(run: Run) -> TorchBackbone:
     return run.backbone(module, _pixels(config), contract, decay_biases=False, **sgd)
 
 
-def _pixels(config: Config) -> InputContract:
-    from partial_fc.models.inputs import TORCHVISION, InputContract
+def _pixels(config: Config) -> Pixels:
+    from partial_fc.models.inputs import TORCHVISION, Pixels
 
     data, mean, std = config.data, config.data.image_mean_per_channel, config.data.image_std_per_channel
     if config.model.conventions == "torchvision" and mean is None and std is None:
         return TORCHVISION
     mean, std = mean or (128.0, 128.0, 128.0), std or (128.0, 128.0, 128.0)
     size = f"{data.image_size}, {data.image_size}"
-    return InputContract(f"float32 (N, 3, {size}), BGR, (pixel - {mean}) / {std}", mean, std, bgr=True)
+    return Pixels(f"float32 (N, 3, {size}), BGR, (pixel - {mean}) / {std}", mean, std, bgr=True)
 
 
 def _notes(data: DataFlags, *opened: Source | None) -> Iterator[str]:
@@ -288,6 +246,6 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     values that make no sense, alone or together."""
     ours, notes = caffe2.translate(arguments)
     config = flags.parse(
-        Config, ours, f"{flags.trainer()} imagenet", matter=_MATTER, typed=arguments, renamed=caffe2.RENAMED
+        Config, ours, f"{flags.trainer()} imagenet", matter=flags.basic(Config), typed=arguments, renamed=caffe2.RENAMED
     )
     return config, notes

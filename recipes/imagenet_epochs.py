@@ -2,7 +2,7 @@
 exploded. And where a run starts from such a file."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -13,40 +13,41 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from partial_fc import checkpoint
 from partial_fc.checkpoint.consistency import check_replicas
 from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.comm import World
 from partial_fc.data import Loader, Source
 from partial_fc.data.order import Order, Sharded
 from partial_fc.data.transform import ShortSideCrop
-from partial_fc.evaluate import Classification
+from partial_fc.evaluate import Classification, Evaluation
 from partial_fc.evaluate.evaluation import Forward
 from partial_fc.files import warn_on_os_error
 from partial_fc.head import Table
 from partial_fc.machine import gpu_load
 from partial_fc.optim.backbone import load_named_state
-from partial_fc.optim.schedule import Continued, Schedule
 from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.job import Head, RunState
+from partial_fc.train.job import Head
 from partial_fc.train.record.caffe2_log import Caffe2Log, first_start
 from partial_fc.train.run import Run
 from partial_fc.train.running_statistics import RunningStatistics
+from partial_fc.train.seams import Hooks, RunState
 
 _EXPLODED = 40.0  # the loss at which Caffe2's trainers give up
 _TEST_BATCHES = 100
 
 
-class Caffe2Test:
+class Caffe2Test(Evaluation):
     """resnet50_trainer's test of 2017, with its quirks: 100 batches, of each machine's own and whole test database, in
     which it goes on where the last test stopped; random crops, and batch norm with the batches' own statistics."""
-
-    board = ""
 
     def __init__(self, source: Source, crop: ShortSideCrop, backbone: TorchBackbone, batch_size: int, seed: int):
         self._source, self._crop, self._module = source, crop, backbone.module
         self._batch_size, self._seed = batch_size, seed
-        self.position = 0  # in the machine's database; set by EpochEnd
+        self.position = 0  # in the machine's database
+
+    def num_images(self, world: World) -> int:
+        """Of one test, on this machine."""
+        return _TEST_BATCHES * self._batch_size * world.local_size
 
     def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
         counts = torch.zeros(2, dtype=torch.float64)
@@ -67,6 +68,7 @@ class Caffe2Test:
                 batch = next(loader)
                 correct_B = forward(batch.input_B).argmax(1).cpu() == batch.label_B
                 counts += torch.tensor([correct_B.sum(), len(correct_B)])
+        self.position += self.num_images(world)
         correct, num_images = world.all_reduce(counts, name="evaluate/caffe2").tolist()
         yield "test/accuracy", correct / num_images
 
@@ -75,9 +77,6 @@ class Caffe2Test:
 
     def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
         return [f"[test][{step}] accuracy {values['test/accuracy']:.5f} on {_TEST_BATCHES} batches of each machine"]
-
-    def draw(self, folder: Path) -> None:
-        """No picture: the crops are random."""
 
 
 @contextmanager
@@ -113,7 +112,10 @@ class PartialFCTest(Classification):
         yield from super().run(cosines, world)
 
 
-def epoch_test(config: Any, source: Source, backbone: TorchBackbone, head: Head) -> Classification | Caffe2Test:
+Test = Classification | Caffe2Test
+
+
+def epoch_test(config: Any, source: Source, backbone: TorchBackbone, head: Head) -> Test:
     """The test that the flags ask for."""
     data = config.data
     if config.model.recipe_version == "caffe2":
@@ -127,36 +129,60 @@ def epoch_test(config: Any, source: Source, backbone: TorchBackbone, head: Head)
     return Classification("test", source, middle, batch_size, limit=data.test_epoch_size)
 
 
-class EpochEnd:
-    """The evaluation of recipe imagenet: the test, if there is one, and the row of Caffe2's log in the working
-    directory, which one rank of every host writes where a whole epoch ends. Making one is a collective."""
+class LastUpdate(Evaluation):
+    """Loss and accuracy of the epoch's last update, and the end of a run that has exploded."""
 
-    board = ""
+    def __init__(self, head: Head, batch_size: int, device: torch.device):
+        self._head, self._batch_size, self._device = head, batch_size, device
+        self.row: dict[str, float] = {}  # as Caffe2: of this process alone; empty where there was no update
 
-    def __init__(
-        self,
-        run: Run,
-        head: Head,
-        test: Classification | Caffe2Test | None,
-        schedule: Schedule | Continued,
-        order: Order,
-        start: RunState,
-        arguments: object,
-    ):
-        config, self._device = run.config, run.device
-        self._head, self._test, self._schedule = head, test, schedule
-        self._updates = order.num_samples // run.global_batch
+    def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
+        """Raises FloatingPointError, on all ranks, where the loss is at 40 or more."""
+        self.row, seen = {}, self._head.last_step
+        if not seen:
+            return
+        loss_B = self._head.row_losses(seen, self._batch_size).double()
+        correct_B = seen.get("correct_B", torch.full_like(loss_B, -1)).double()
+        sums = torch.stack((loss_B.sum(), correct_B.sum(), torch.ones_like(loss_B).sum())).cpu()
+        loss_sum, num_correct, num_images = world.all_reduce(sums, name="epoch/last_update").tolist()
+        loss = loss_sum / num_images
+        if not loss < _EXPLODED:
+            raise FloatingPointError(
+                f"the epoch's last loss is {loss:.2f}, {_EXPLODED:g} or more: the gradients have exploded. Go on "
+                "from the last checkpoint with a lower --base_learning_rate, or start with --warmup-epochs"
+            )
+        self.row = {"accuracy": float(correct_B.mean()), "loss": float(loss_B.mean())}
+        if "correct_B" in seen:
+            yield "train/accuracy", num_correct / num_images
+
+    def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
+        line, row, load = f"Finished epoch {epoch:g}", self.row, gpu_load(self._device)
+        if row:
+            line += f"; Training loss: {row['loss']:.4f}, accuracy: {row['accuracy']:.4f}"
+        return [line, load] if load else [line]
+
+
+class Caffe2Files(Hooks):
+    """What Caffe2's trainers write where an epoch ends: a row of the log in the working directory, by one rank of every
+    host, and a .mdl file where --save_model_name asks for it."""
+
+    def __init__(self, run: Run, order: Order, last: LastUpdate, test: Test | None, arguments: object):
+        self._run, self._order, self._last, self._test, self._arguments = run, order, last, test, arguments
         self._log: Caffe2Log | None = None
-        self._row: dict[str, float] = {}
-        self._num_done = start.position // order.num_samples  # whole epochs that have their row
-        self._batch_size = config.optim.batch_size
-        self._test_images = _TEST_BATCHES * config.optim.batch_size * run.world.local_size
-        now = _first_start(run, resumed=start.step > 0)
+        self._num_done = 0  # whole epochs that have their row
+
+    def begin(self, state: RunState) -> None:
+        """A collective."""
+        run, config = self._run, self._run.config
+        self._num_done = state.position // self._order.num_samples
+        if isinstance(self._test, Caffe2Test):
+            self._test.position = self._num_done * self._test.num_images(run.world)
+        now = _first_start(run, resumed=state.step > 0)
         if run.world.local_rank == 0:
             network, groups = config.model.network, config.model.resnext_num_groups
             self._log = Caffe2Log(
                 Path.cwd(),
-                arguments,
+                self._arguments,
                 run.world.local_size,
                 config.optim.batch_size * run.world.local_size,
                 config.data.num_labels,
@@ -167,54 +193,19 @@ class EpochEnd:
                 shard=run.world.rank // run.world.local_size,
             )
             run.logger.info(f"one row an epoch: {self._log.path}")
-        if isinstance(test, Caffe2Test):
-            test.position = start.position // order.num_samples * self._test_images
 
-    def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
-        """Raises FloatingPointError, on all ranks, where the loss is at 40 or more."""
-        if self._head.last_step:
-            loss_B = self._head.row_losses(self._head.last_step, self._batch_size).double()
-            correct_B = self._head.last_step.get("correct_B", torch.full_like(loss_B, -1)).double()
-            sums = torch.stack((loss_B.sum(), correct_B.sum(), torch.ones_like(loss_B).sum())).cpu()
-            loss_sum, num_correct, num_images = world.all_reduce(sums, name="epoch/last_update").tolist()
-            loss = loss_sum / num_images
-            if not loss < _EXPLODED:
-                raise FloatingPointError(
-                    f"the epoch's last loss is {loss:.2f}, {_EXPLODED:g} or more: the gradients have exploded. Go on "
-                    "from the last checkpoint with a lower --base_learning_rate, or start with --warmup-epochs"
-                )
-            # As Caffe2: of this process alone, and of the last update.
-            self._row = {"accuracy": float(correct_B.mean()), "loss": float(loss_B.mean())}
-            if "correct_B" in self._head.last_step:
-                yield "train/accuracy", num_correct / num_images
-        if self._test:
-            yield from self._test.run(forward, world)
-            if isinstance(self._test, Caffe2Test):
-                self._test.position += self._test_images
-
-    def scores(self, values: Mapping[str, float]) -> dict[str, float]:
-        return self._test.scores(values) if self._test else {}
-
-    def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
-        row, self._row = self._row, {}
-        lines = [f"Finished epoch {epoch:g}"]
-        if row:
-            lines = [f"{lines[0]}; Training loss: {row['loss']:.4f}, accuracy: {row['accuracy']:.4f}"]
-            row["learning_rate"] = self._schedule.lr(max(0, step - 1))
-            self._write_row(int(epoch), row | {"test_accuracy": values.get("test/accuracy", -1)})
-        if load := gpu_load(self._device):
-            lines.append(load)
-        return lines + (self._test.lines(step, epoch, values, best) if self._test else [])
-
-    def draw(self, folder: Path) -> None:
-        if self._test:
-            self._test.draw(folder)
-
-    def _write_row(self, num_done: int, row: dict[str, float]) -> None:
-        if self._log and num_done > self._num_done:
-            self._num_done = num_done
+    def after_epoch(self, state: RunState, values: Mapping[str, float]) -> None:
+        epoch = state.position // self._order.num_samples
+        if self._log and self._last.row and epoch > self._num_done:
+            self._num_done = epoch
+            row = {**self._last.row, "learning_rate": state.lr, "test_accuracy": values.get("test/accuracy", -1)}
             with warn_on_os_error(str(self._log.path)):
-                self._log.add(num_done - 1, self._updates, **row)
+                self._log.add(epoch - 1, self._order.num_samples // self._run.global_batch, **row)
+
+    def after_checkpoint(self, snapshot: Snapshot) -> None:
+        if self._run.config.model.save_model_name and snapshot.rank == 0:
+            with warn_on_os_error("the .mdl file"):
+                write_mdl(self._run.config, self._order, snapshot)
 
 
 def _first_start(run: Run, resumed: bool) -> datetime:
@@ -223,18 +214,6 @@ def _first_start(run: Run, resumed: bool) -> datetime:
     if run.world.rank == 0:
         digits[0] = int(f"{first_start(run.root / 'started.txt', resumed):%Y%m%d%H%M%S}")
     return datetime.strptime(str(run.world.broadcast(digits, name="run/first_start").item()), "%Y%m%d%H%M%S")
-
-
-class MdlSaver(checkpoint.Saver):
-    """Writes a .mdl file with every checkpoint, where --save_model_name asks for it."""
-
-    write_mdl: Callable[[Snapshot], None] | None = None
-
-    def begin(self, snapshot: Snapshot, since: float | None = None) -> None:
-        super().begin(snapshot, since)
-        if self.write_mdl and snapshot.rank == 0:
-            with warn_on_os_error("the .mdl file"):
-                self.write_mdl(snapshot)
 
 
 def write_mdl(config: Any, order: Order, snapshot: Snapshot) -> None:
@@ -250,10 +229,12 @@ def write_mdl(config: Any, order: Order, snapshot: Snapshot) -> None:
 
 
 def start_from_mdl(run: Run, backbone: TorchBackbone, order: Order, start: RunState) -> None:
-    """Takes Caffe2's weights and momentum and, as its trainers do, the epoch that the file's name ends with. A
-    collective."""
+    """A run that does not go on from a checkpoint takes Caffe2's weights and momentum and, as its trainers do, the
+    epoch that the file's name ends with. A collective."""
     from partial_fc.foreign import caffe2_model  # which needs protobuf
 
+    if start.step:
+        return
     path = run.config.model.load_model_path
     found = caffe2_model.read(path, backbone.weights.state_dict())
     backbone.weights.load_state_dict(found.state)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from partial_fc.flags import check_numbers
+from partial_fc.flags.facts import Basic, In, Makes, MayChange, Refused
 from partial_fc.flags.numbers import ANY, CLASSES, PIXELS, THREADS
 
 
@@ -14,55 +15,45 @@ from partial_fc.flags.numbers import ANY, CLASSES, PIXELS, THREADS
 class DataFlags:
     """What is trained on. Defaults are resnet50_trainer's."""
 
-    train_data: str
+    train_data: Annotated[str, Basic]
     """An LMDB, a LevelDB or a minidb file with Datum or TensorProtos records; null: one image, whatever the label,
     which shows how fast this machine is."""
-    test_data: Path | None = None
+    test_data: Annotated[Path | None, Basic, MayChange] = None
     """A database to test on after each epoch."""
-    db_type: Literal["lmdb", "leveldb", "minidb"] | None = None
+    db_type: Annotated[Literal["lmdb", "leveldb", "minidb"] | None, Basic] = None
     """Checked against what lies there, which needs no telling."""
-    num_labels: int = 1000
+    num_labels: Annotated[int, In(CLASSES), Basic, Refused("these are other classes")] = 1000
     """Classes."""
     num_channels: Literal[3] = 3
     """Grey images are expanded."""
-    image_size: int = 227
+    image_size: Annotated[int, In(PIXELS), Basic] = 227
     """Pixels of a side of the crop that the network takes."""
-    resize: int = 256
+    resize: Annotated[int, In(PIXELS)] = 256
     """The shorter side of an image is made so long before it is cropped."""
     mirror: bool = True
     """Mirror half of the training images."""
-    image_mean_per_channel: tuple[float, float, float] | None = None
+    image_mean_per_channel: Annotated[tuple[float, float, float] | None, In(ANY)] = None
     """What is subtracted, of blue, green, red. none: 128, or what --conventions say."""
-    image_std_per_channel: tuple[float, float, float] | None = None
+    image_std_per_channel: Annotated[tuple[float, float, float] | None, In("(0, inf)")] = None
     """What the rest is divided by. none: likewise."""
-    epoch_size: int = 1_500_000
+    epoch_size: Annotated[int, In(1), Basic] = 1_500_000
     """Images of an epoch over all machines, whatever the database has; rounded down to whole updates."""
-    test_epoch_size: int | None = None
+    test_epoch_size: Annotated[int | None, In(1)] = None
     """Test so many images, the first ones. none: all."""
     order: Literal["key", "shuffled"] = "key"
     """key: of S machines the k-th reads records k, k + S, ... in the order of their keys; shuffle when the database is
     built. shuffled: all machines read all of it in an order that is random in every epoch."""
-    num_workers: int = 2
+    num_workers: Annotated[int, In(THREADS), MayChange] = 2
     """Decoding threads of each process."""
-    leveldb_shadow: Path | None = None
+    leveldb_shadow: Annotated[Path | None, MayChange] = None
     """A folder for what opening a LevelDB writes; none: that of temporary files."""
-    max_bad_records: int = 100
+    max_bad_records: Annotated[int, MayChange] = 100
     """Damaged records that are replaced by others (each is named in the log) before training stops."""
-    check_data: Literal["quick", "full", "off"] = "quick"
+    check_data: Annotated[Literal["quick", "full", "off"], MayChange] = "quick"
     """What is looked at before the first step, by all ranks together; data that is not fit to train on is refused."""
 
     def __post_init__(self) -> None:
-        check_numbers(
-            self,
-            num_labels=CLASSES,
-            image_size=PIXELS,
-            resize=PIXELS,
-            image_mean_per_channel=ANY,
-            image_std_per_channel="(0, inf)",
-            epoch_size=1,
-            test_epoch_size=1,
-            num_workers=THREADS,
-        )
+        check_numbers(self)
         if self.resize < self.image_size:
             raise ValueError(
                 f"--resize {self.resize} is smaller than the crop, --image_size {self.image_size}; give a larger one"
@@ -74,32 +65,36 @@ class ModelFlags:
     """The network."""
 
     network: Annotated[
-        Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"], tyro.conf.arg(aliases=["--backbone"])
+        Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"],
+        tyro.conf.arg(aliases=["--backbone"]),
+        Basic,
     ] = "resnet50"
-    resnext_num_groups: int = 1
+    resnext_num_groups: Annotated[int, In("[1, 65536]"), Makes("groups")] = 1
     """Groups of the middle convolution; more than one make it a ResNeXt."""
-    resnext_width_per_group: int = 64
+    resnext_width_per_group: Annotated[int, In("[1, 65536]"), Makes("width_per_group")] = 64
     """Channels of a group in the first stage."""
     conventions: Literal["caffe2", "torchvision"] = "caffe2"
     """Whose networks' details and pixels: caffe2: pooling without a border, batch norm with eps 0.001 that forgets
     nine tenths each step, BGR, (pixel - 128) / 128; torchvision: a border, eps 0.00001, one tenth, RGB with ImageNet's
     mean and deviation."""
-    head: Literal["cross-entropy", "partial-fc"] = "cross-entropy"
+    head: Annotated[Literal["cross-entropy", "partial-fc"], Basic, Refused("this is another last layer")] = (
+        "cross-entropy"
+    )
     """partial-fc: the last layer's classes are shared out over the processes, without a bias, and compared by their
     cosine; for very many of them. The flags below --loss are its own."""
-    pretrained: Path | None = None
+    pretrained: Annotated[Path | None, Basic, MayChange] = None
     """Start from these weights: torchvision's file of this network."""
-    load_model_path: Path | None = None
+    load_model_path: Annotated[Path | None, Basic, MayChange] = None
     """Start from a .mdl checkpoint of Caffe2's trainers; with the epoch N that a name like NAME_N.mdl says."""
-    save_model_name: str | None = None
+    save_model_name: Annotated[str | None, Basic, MayChange] = None
     """Write such a file after each epoch: FILE_STORE_PATH/NAME_EPOCH.mdl, of which the last one is kept."""
-    channels_last: bool = True
+    channels_last: Annotated[bool, MayChange] = True
     """Images and convolution weights lie in memory with the channels last: what tensor cores and CPUs like best."""
     recipe_version: Literal["default", "caffe2"] = "default"
     """caffe2: tests as resnet50_trainer of 2017 did, on 100 batches of each machine's own test database, at random
     crops and with the batches' own statistics. default: on all of it, once, at the middle, as the model is used."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, resnext_num_groups="[1, 65536]", resnext_width_per_group="[1, 65536]")
+        check_numbers(self)
         if self.pretrained and self.load_model_path:
             raise ValueError("--pretrained and --load_model_path both say where to start; give one of them")

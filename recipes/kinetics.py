@@ -17,34 +17,24 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from partial_fc import flags
 from partial_fc.data.video import ClipList
-from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
-from partial_fc.train.begin.start import launch
+from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags
+from partial_fc.flags.facts import Shows
+from partial_fc.recipe import start
 
 from .compat import gluoncv
-from .kinetics_flags import DataFlags, ModelFlags
+from .kinetics_flags import DataFlags, ModelFlags, RateFlags
 
 # The parts are imported when the flags are known to be right: torch takes seconds, which --help does without.
 if TYPE_CHECKING:
     from partial_fc.train.backbone import TorchBackbone
     from partial_fc.train.run import Run
-
-# Flags that may change between the parts of one run: they do not change what is learned.
-_MAY_CHANGE = ("num_workers", "prefetch_ratio", "max_bad_records", "check_data", "data_dir", "val_data_dir", "val_list",
-               "logging_file", "save_frequency", "resume_params", "resume_states", "resume_epoch", "train_only",
-               "eval", "num_segments", "three_crop", "view_scores", "channels_last_3d", "lr_steps")  # fmt: skip
-# What --help shows.
-_MATTER = (
-    "train_list", "val_list", "data_dir", "val_data_dir", "num_classes", "video_loader", "new_length", "new_height",
-    "new_width", "input_size", "data_aug", "model", "resume_params", "eval", "num_segments", "three_crop",
-    "batch_size", "weight_decay", "precision", "lr", "lr_decay_epoch", "epochs", "models_root", "gpus",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +44,10 @@ class Config:
 
     data: Flags[DataFlags] = DataFlags()
     model: Flags[ModelFlags]
-    optim: Flags[OptimFlags] = OptimFlags(batch_size=25, weight_decay=1e-4, precision="fp32")
-    schedule: Flags[ScheduleFlags] = ScheduleFlags(
+    optim: Annotated[Flags[OptimFlags], Shows(("weight_decay",))] = OptimFlags(
+        batch_size=25, weight_decay=1e-4, precision="fp32"
+    )
+    schedule: Flags[RateFlags] = RateFlags(
         lr=0.1, lr_scaling="none", base_batch_size=64, lr_scheduler="step", epochs=3.0
     )
     run: Flags[RunFlags] = RunFlags(
@@ -95,85 +87,65 @@ class Config:
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
     config, notes = parse(arguments)
-    called = config.data.dataset, config.model.model
-    status = launch(config, called)
-    if status is not None:
-        return status
-    from partial_fc.train.run import run_in_worlds
-
-    return run_in_worlds("kinetics", config, notes, train_here, bare=True, called=called)
+    return start("kinetics", train_here, config, notes, called=(config.data.dataset, config.model.model), bare=True)
 
 
 def train_here(run: Run) -> int:
     """Puts the parts together, trains, writes what came out."""
-    from partial_fc import checkpoint
     from partial_fc.data.order import Epochs, Keyed
-    from partial_fc.train.loop import train
 
-    from .kinetics_epochs import ClipLine, CountedCrossEntropy, EpochEnd, measure
-    from .kinetics_start import load_params, resume_epoch, with_decay_steps
+    from .kinetics_epochs import ClipLine, CountedCrossEntropy, ParamsFiles, Training, Validation, measure
+    from .kinetics_start import decay_steps, load_params, start_from
 
     config, data, world = run.config, run.config.data, run.world
     _log_to_file(run)
     for note in _notes(config):
         run.note(note)
 
-    with ExitStack() as parts:
-        # ---- data
-        train_source = None if config.model.eval else _open(run, data.train_list, data.data_dir)
-        val_dir = data.val_data_dir or data.data_dir
-        val_source = None if config.model.train_only else _open(run, data.val_list, val_dir)
-        counts = len(train_source or ()), len(val_source or ())
-        run.logger.info(f"Load {counts[0]} training samples and {counts[1]} validation samples.")
-        order = Epochs(Keyed(counts[0], config.run.seed), counts[0])
-        if train_source is not None:
-            run.lengths(order)
+    # ---- data
+    train_source = None if config.model.eval else _open(run, data.train_list, data.data_dir)
+    val_source = None if config.model.train_only else _open(run, data.val_list, data.val_data_dir or data.data_dir)
+    counts = len(train_source or ()), len(val_source or ())
+    run.logger.info(f"Load {counts[0]} training samples and {counts[1]} validation samples.")
+    order = Epochs(Keyed(counts[0], config.run.seed), counts[0])
+    if train_source is not None:
+        run.lengths(order)
 
-        # ---- model
-        backbone = _backbone(run)
-        head = CountedCrossEntropy(data.num_classes, world, backbone.precision.parameter_dtype)
-
-        # ---- start: a given checkpoint, else the newest of this run, else a .params file, else anew
-        saver = parts.enter_context(run.saver(checkpoint.Saver))
-        start = run.resume(backbone, head, train_source or val_source, may_change=_MAY_CHANGE)
-        if config.model.resume_params and (start.step == 0 or config.model.eval):
+    # ---- model
+    backbone = _backbone(run)
+    head = CountedCrossEntropy(data.num_classes, world, backbone.precision.parameter_dtype)
+    if train_source is None:
+        assert val_source is not None
+        state = run.resume(backbone, head, val_source)
+        if config.model.resume_params:
             load_params(run, backbone)
-        if train_source is None:
-            assert val_source is not None
-            if not (config.model.resume_params or start.step):
-                raise ValueError(
-                    f"--eval: no weights; give --resume-params, or the --save-dir of a run, not {run.root}"
-                )
-            return measure(run, backbone, val_source)
-        resume_epoch(run, order, start)
-        loader = parts.enter_context(
-            run.loader(
-                train_source,
-                data.transform(random=True),
-                start,
-                order,
-                num_workers=data.num_workers,
-                prefetch=int(data.prefetch_ratio * data.num_workers),
-                max_bad_records=data.max_bad_records,
-            )
-        )
-        run.config = with_decay_steps(run, order)
-        schedule = run.schedule(start, order)
-        if run.is_finished(start, schedule):
-            return 0
+        elif not state.step:
+            raise ValueError(f"--eval: no weights; give --resume-params, or the --save-dir of a run, not {run.root}")
+        return measure(run, backbone, val_source)
 
-        # ---- train
-        run.logger.info(
-            f"Total batch size is set to {run.global_batch} on {world.size} "
-            f"{'GPUs' if run.device.type == 'cuda' else 'processes'}"
-        )
-        batch_size = config.optim.batch_size * world.size
-        line = ClipLine(
-            config.run.frequent, schedule.total_steps, order.num_samples, batch_size, run.global_batch, head
-        )
-        epochs = EpochEnd(run, backbone, head, val_source, order, start)
-        job = run.job(loader, backbone, head, schedule, [epochs], saver, start, line, each_epoch=True)
-        return run.finish(job, train(job), {})
+    # ---- where an epoch ends
+    batch_size = config.optim.batch_size * world.size
+    training = Training(head, batch_size, order)
+    val = Validation(run.config, val_source, batch_size, order) if val_source is not None else None
+    files = ParamsFiles(run, backbone.module, training, val, order)
+
+    # ---- a given checkpoint, else the newest of this run, else a .params file, else anew
+    loader = run.loader(
+        train_source,
+        data.transform(random=True),
+        order,
+        num_workers=data.num_workers,
+        prefetch=int(data.prefetch_ratio * data.num_workers),
+        max_bad_records=data.max_bad_records,
+    )
+    run.logger.info(
+        f"Total batch size is set to {run.global_batch} on {world.size} "
+        f"{'GPUs' if run.device.type == 'cuda' else 'processes'}"
+    )
+    line = partial(ClipLine, batch_size=batch_size, update_size=run.global_batch, head=head)
+    return run.train(backbone, head, loader, [training, val] if val else [training], hooks=files, line=line,
+                     start_from=partial(start_from, run, backbone, order), rates=decay_steps(run, order),
+                     each_epoch=True)  # fmt: skip
 
 
 def _log_to_file(run: Run) -> None:
@@ -245,6 +217,11 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     values that make no sense, alone or together."""
     ours, notes = gluoncv.translate(arguments)
     config = flags.parse(
-        Config, ours, f"{flags.trainer()} kinetics", matter=_MATTER, typed=arguments, renamed=gluoncv.RENAMED
+        Config,
+        ours,
+        f"{flags.trainer()} kinetics",
+        matter=flags.basic(Config),
+        typed=arguments,
+        renamed=gluoncv.RENAMED,
     )
     return config, notes

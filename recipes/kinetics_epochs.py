@@ -5,24 +5,24 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from partial_fc.comm import World
 from partial_fc.data import Source
 from partial_fc.data.order import Order
-from partial_fc.evaluate import Classification
+from partial_fc.evaluate import Classification, Evaluation
 from partial_fc.evaluate.evaluation import Forward
 from partial_fc.evaluate.video import VideoViews
 from partial_fc.files import warn_on_os_error
 from partial_fc.foreign import gluoncv, mxnet_ndarray
 from partial_fc.head import CrossEntropy
 from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.job import RunState
 from partial_fc.train.record.log import Interval, StepLine
 from partial_fc.train.run import Run
+from partial_fc.train.seams import Hooks, RunState
 
 
 class CountedCrossEntropy(CrossEntropy):
@@ -66,7 +66,7 @@ class ClipLine(StepLine):
         # "500 images/s, 250 per rank | data 3%, ... | 0:10:00 left": where the time went is more than GluonCV says.
         spent = since.words.partition(" | ")[2]
         return (
-            f"Epoch[{epoch:03d}] Batch [{batch:04d}]/[{per_epoch:04d}]\tSpeed: {since.images_per_s:f} samples/sec\t "
+            f"Epoch[{epoch:03d}] Batch [{batch:04d}]/[{per_epoch:04d}]\tSpeed: {since.samples_per_s:f} samples/sec\t "
             f"accuracy={accuracy * 100:f}\t loss={mean_loss:f}\t lr={lr:f}\t {spent}"
         )
 
@@ -76,63 +76,81 @@ class ClipLine(StepLine):
         return epoch, place // self.update_size
 
 
-class EpochEnd:
-    """The evaluation of recipe kinetics: validation, where there is a list, GluonCV's lines, and its .params files, on
-    every host."""
+class Training(Evaluation):
+    """Accuracy and loss of what was trained on since the epoch began, as all ranks saw it, and GluonCV's lines of
+    them."""
 
-    board = ""
+    def __init__(self, head: CountedCrossEntropy, batch_size: int, order: Order):
+        self._head, self._batch_size, self._order = head, batch_size, order
+        self.counted = False  # whether there was an update since the last time
+        self._accuracy = self._loss = 0.0
+        self.restart(0)
 
-    def __init__(
-        self,
-        run: Run,
-        backbone: TorchBackbone,
-        head: CountedCrossEntropy,
-        val_source: Source | None,
-        order: Order,
-        start: RunState,
-    ):
-        self._run, self._module, self._head, self._order = run, backbone.module, head, order
-        self._at = start
-        self._began, self._position = time.perf_counter(), start.position
-        self._best = start.best.get("val", 0.0)
-        self._test: Classification | None = None
-        if val_source is not None:
-            transform = run.config.data.transform(random=False)
-            self._test = Classification("val", val_source, transform, run.config.optim.batch_size)
-        self._lines: list[str] = []
+    def restart(self, position: int) -> None:
+        """The speed counts from here on."""
+        self._began, self._position = time.perf_counter(), position
 
     def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
         """A collective."""
-        batch_size = self._run.config.optim.batch_size * world.size
-        epoch = max(0, self._at.position - batch_size) // self._order.num_samples
-        seconds = max(time.perf_counter() - self._began, 1e-9)
-        self._lines = []
+        self.counted = self._head.sums is not None
+        self._seconds = max(time.perf_counter() - self._began, 1e-9)
         if self._head.sums is not None:
             correct, loss, count = world.all_reduce(self._head.sums.cpu(), name="epoch/training").tolist()
-            self._head.sums = None
-            self._lines = [
-                f"[Epoch {epoch:03d}] training: accuracy={correct / count * 100:f}\t loss={loss / count:f}",
-                f"[Epoch {epoch:03d}] speed: {(self._at.position - self._position) / seconds:.0f} samples/sec\t"
-                f"time cost: {seconds:f}",
-            ]
-            yield "train/accuracy", correct / count
-        accuracy = 0.0
-        if self._test:
-            values = dict(self._test.run(forward, world))
-            yield from values.items()
-            accuracy = values["val/accuracy"]
-            self._lines.append(
-                f"[Epoch {epoch:03d}] validation: acc-top1={accuracy * 100:f} "
-                f"acc-top5={values[f'val/top{self._test.top}'] * 100:f} loss={self._test.loss:f}"
-            )
-        if world.local_rank == 0 and self._lines:
-            self._write(epoch, accuracy)
-        self._best = max(self._best, accuracy)
-        self._began, self._position = time.perf_counter(), self._at.position
+            self._head.sums, self._accuracy, self._loss = None, correct / count, loss / count
+            yield "train/accuracy", self._accuracy
 
-    def _write(self, epoch: int, accuracy: float) -> None:
-        """The best one so far, or one every --save-frequency epochs; always the last."""
+    def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
+        if not self.counted:
+            return []
+        position = round(epoch * self._order.num_samples)
+        name = f"[Epoch {epoch_of(position, self._batch_size, self._order):03d}]"
+        return [
+            f"{name} training: accuracy={self._accuracy * 100:f}\t loss={self._loss:f}",
+            f"{name} speed: {(position - self._position) / self._seconds:.0f} samples/sec\t"
+            f"time cost: {self._seconds:f}",
+        ]
+
+
+class Validation(Classification):
+    """The validation set, with GluonCV's line."""
+
+    def __init__(self, config: Any, source: Source, batch_size: int, order: Order):
+        super().__init__("val", source, config.data.transform(random=False), config.optim.batch_size)
+        self._update, self._order = batch_size, order
+
+    def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
+        number = epoch_of(round(epoch * self._order.num_samples), self._update, self._order)
+        top1, top5 = values["val/accuracy"], values[f"val/top{self.top}"]
+        return [f"[Epoch {number:03d}] validation: acc-top1={top1 * 100:f} acc-top5={top5 * 100:f} loss={self.loss:f}"]
+
+
+def epoch_of(position: int, batch_size: int, order: Order) -> int:
+    """The epoch, from 0, in which the batch before this position began."""
+    return max(0, position - batch_size) // order.num_samples
+
+
+class ParamsFiles(Hooks):
+    """GluonCV's .params files, on every host: the best one so far, or one every --save-frequency epochs; always the
+    last."""
+
+    def __init__(self, run: Run, module: nn.Module, training: Training, val: Validation | None, order: Order):
+        self._run, self._module, self._training, self._val, self._order = run, module, training, val, order
+        self._best = 0.0
+
+    def begin(self, state: RunState) -> None:
+        self._best = state.best.get("val", 0.0)
+        self._training.restart(state.position)
+
+    def after_epoch(self, state: RunState, values: Mapping[str, float]) -> None:
+        accuracy = values.get("val/accuracy", 0.0)
+        if self._run.world.local_rank == 0 and (self._training.counted or self._val):
+            self._write(state.position, accuracy)
+        self._best = max(self._best, accuracy)
+        self._training.restart(state.position)
+
+    def _write(self, position: int, accuracy: float) -> None:
         config, root = self._run.config, self._run.root
+        epoch = epoch_of(position, config.optim.batch_size * self._run.world.size, self._order)
         name = f"{config.data.dataset}-{config.model.model}-{epoch:03d}"
         every, names = config.model.save_frequency, []
         if accuracy > self._best:
@@ -145,16 +163,6 @@ class EpochEnd:
         for file in names:
             with warn_on_os_error(str(root / file)):
                 mxnet_ndarray.write(root / file, arrays)
-
-    def scores(self, values: Mapping[str, float]) -> dict[str, float]:
-        return self._test.scores(values) if self._test else {}
-
-    def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
-        return self._lines
-
-    def draw(self, folder: Path) -> None:
-        if self._test:
-            self._test.draw(folder)
 
 
 def measure(run: Run, backbone: TorchBackbone, source: Source) -> int:

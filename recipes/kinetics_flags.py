@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from partial_fc import flags
 from partial_fc.data.video import ClipTransform, Window
 from partial_fc.data.video.transforms import Augmentation
+from partial_fc.flags.facts import Basic, In, Makes, MayChange, Refused
 from partial_fc.flags.numbers import CLASSES, THREADS
 
 Dataset = Literal["ucf101", "kinetics400", "somethingsomethingv2", "hmdb51", "custom"]
@@ -17,37 +18,37 @@ class DataFlags:
     """What is trained on. Defaults are train_recognizer's. A clip of 36 frames of 224 pixels takes 5.4 MB in memory;
     each process holds (threads + --prefetch-ratio x threads) x --batch-size of them."""
 
-    train_list: Path | None = None
+    train_list: Annotated[Path | None, Basic] = None
     """A video a line: `path num_frames label`."""
-    val_list: Path | None = None
+    val_list: Annotated[Path | None, Basic, MayChange] = None
     """The same, of those to validate on after each epoch."""
-    data_dir: Path = Path()
+    data_dir: Annotated[Path, Basic, MayChange] = Path()
     """What the paths of --train-list are relative to."""
-    val_data_dir: Path | None = None
+    val_data_dir: Annotated[Path | None, Basic, MayChange] = None
     """What those of --val-list are relative to. none: --data-dir."""
     dataset: Dataset = "ucf101"
     """Its name stands in the names of files, and means nothing else: any of the networks trains on any of them.
     (GluonCV's own for somethingsomethingv2, slowfast_16x8_resnet50_sthsthv2, is not here.)"""
-    num_classes: int = 101
-    video_loader: bool = False
+    num_classes: Annotated[int, In(CLASSES), Basic, Refused("these are other classes")] = 101
+    video_loader: Annotated[bool, Basic] = False
     """The paths are video files (".mp4" is added where there is no dot), of any length; else folders of img_00001.jpg,
     img_00002.jpg, ..., as many as the list says."""
-    new_length: int = 64
+    new_length: Annotated[int, In("[1, 65536]"), Basic] = 64
     """Frames of the window that a clip is taken from. (GluonCV's default, 1, fits no SlowFast network.)"""
-    slow_temporal_stride: int = 16
+    slow_temporal_stride: Annotated[int, In(1)] = 16
     """Of the window the slow network sees every so manieth frame."""
-    fast_temporal_stride: int = 2
+    fast_temporal_stride: Annotated[int, In(1)] = 2
     """The fast network likewise."""
-    new_height: int = 256
+    new_height: Annotated[int, In("[1, 16384]"), Basic] = 256
     """v1: every frame is made --new-width x --new-height, whatever its proportions. v2: its shorter side is made
     --new-height. v3: its shorter side is drawn from --new-height to --new-width. (GluonCV's default, 0: as it is.)"""
-    new_width: int = 340
-    input_size: int = 224
+    new_width: Annotated[int, In("[1, 16384]"), Basic] = 340
+    input_size: Annotated[int, In("[32, 16384]"), Basic] = 224
     """Pixels of a side of what the network sees."""
-    data_aug: Augmentation = "v1"
+    data_aug: Annotated[Augmentation, Basic] = "v1"
     """v1, v2: a crop of one of --scale-ratios at one of 13 places; v3: at random; v4: a random rectangle of 8 % to all
     of the area. One draw a clip."""
-    scale_ratios: tuple[float, ...] = (1.0, 0.875, 0.75, 0.66)
+    scale_ratios: Annotated[tuple[float, ...], In("(0, 1]")] = (1.0, 0.875, 0.75, 0.66)
     """Sides of v1's and v2's crops, of the shorter side."""
     max_distort: int = 1
     """By how many places in --scale-ratios height and width of a crop may differ."""
@@ -55,29 +56,17 @@ class DataFlags:
     """Mirror half of the clips; not where left and right make another class."""
     all_places: bool = True
     """13 places of a crop, not 5. (GluonCV: --more-fix-crop, which means 5.)"""
-    num_workers: int = 4
+    num_workers: Annotated[int, In(THREADS), MayChange] = 4
     """Decoding threads of each process; --num-data-workers are those of a machine."""
-    prefetch_ratio: float = 2.0
+    prefetch_ratio: Annotated[float, In("[0, 1024]"), MayChange] = 2.0
     """Batches that wait, for each thread."""
-    max_bad_records: int = 100
+    max_bad_records: Annotated[int, MayChange] = 100
     """Videos that cannot be read and are replaced by others (each is named in the log) before training stops."""
-    check_data: Literal["quick", "full", "off"] = "quick"
+    check_data: Annotated[Literal["quick", "full", "off"], MayChange] = "quick"
     """Whether the listed files are there, on every host: some hundred of them, or all."""
 
     def __post_init__(self) -> None:
-        flags.check_numbers(
-            self,
-            num_classes=CLASSES,
-            new_length="[1, 65536]",
-            slow_temporal_stride=1,
-            fast_temporal_stride=1,
-            new_height="[1, 16384]",
-            new_width="[1, 16384]",
-            input_size="[32, 16384]",
-            scale_ratios="(0, 1]",
-            num_workers=THREADS,
-            prefetch_ratio="[0, 1024]",
-        )
+        flags.check_numbers(self)
         self.transform(random=True)
 
     def transform(self, random: bool) -> ClipTransform:
@@ -100,16 +89,16 @@ class DataFlags:
 class ModelFlags:
     """The network, its files, how it is tested."""
 
-    model: Literal[
+    model: Annotated[Literal[
         "slowfast_4x16_resnet50_kinetics400", "slowfast_8x8_resnet50_kinetics400",
         "slowfast_4x16_resnet101_kinetics400", "slowfast_8x8_resnet101_kinetics400", "slowfast_4x16_resnet50_custom",
-    ]  # fmt: skip
+    ], Basic, Makes("network")]  # fmt: skip
     """4x16: 4 slow frames, --slow-temporal-stride 16; 8x8: 8, with stride 8. All take any --num-classes."""
-    width: int = 64
+    width: Annotated[int, In("[8, 65536]")] = 64
     """Channels of the slow network's first layer, a multiple of 8; 64 are the published networks."""
     fast_alone: bool = False
     """Leave the slow network out: what movement alone tells (the paper's "Fast-only")."""
-    dropout: float = 0.5
+    dropout: Annotated[float, In("[0, 1)")] = 0.5
     partial_bn: bool = False
     """All batch norms but the first ones normalise with their running statistics, which stay as they are."""
     freeze_bn: bool = False
@@ -118,36 +107,36 @@ class ModelFlags:
     """No decay of biases, nor of scales and shifts of batch norms; else all is decayed, as Gluon does."""
     clip_grad: float = 0.0
     """Each number of the gradient is brought to within this; 0: any. (--clip is of the whole gradient's norm.)"""
-    lr_decay_epoch: str = "40,60"
+    lr_decay_epoch: Annotated[str, Basic] = "40,60"
     """For --lr-mode step: the epochs at which the rate falls."""
     lr_decay_period: int = 0
     """For --lr-mode step, instead: it falls each time after so many epochs."""
-    resume_params: Path | None = None
+    resume_params: Annotated[Path | None, Basic, MayChange] = None
     """Start from a .params file, GluonCV's or ours: weights and running statistics."""
-    resume_states: Path | None = None
+    resume_states: Annotated[Path | None, MayChange] = None
     """With it, from GluonCV's .states file: the optimizer's momentum."""
-    resume_epoch: int = 0
+    resume_epoch: Annotated[int, MayChange] = 0
     """Start at this epoch of data and learning rate."""
-    save_frequency: int = 10
+    save_frequency: Annotated[int, MayChange] = 10
     """Epochs between two .params files; besides the best and the last. 0: only these."""
-    logging_file: str = "train.log"
+    logging_file: Annotated[str, MayChange] = "train.log"
     """The log, below --save-dir."""
-    train_only: bool = False
+    train_only: Annotated[bool, MayChange] = False
     """No validation."""
-    channels_last_3d: bool = True
+    channels_last_3d: Annotated[bool, MayChange] = True
     """Clips and convolution weights lie in memory with the channels last."""
-    eval: bool = False
+    eval: Annotated[bool, Basic, MayChange] = False
     """Train nothing: measure --resume-params (or else the newest checkpoint) on --val-list, each video in
     --num-segments clips."""
-    num_segments: int = 1
+    num_segments: Annotated[int, In(1), Basic, MayChange] = 1
     """For --eval: windows of a video; 10 in the papers' 30 views."""
-    three_crop: bool = False
+    three_crop: Annotated[bool, Basic, MayChange] = False
     """For --eval: three crops along the longer side instead of the middle; --input-size is then the shorter side."""
-    view_scores: Literal["outputs", "probabilities"] = "outputs"
+    view_scores: Annotated[Literal["outputs", "probabilities"], MayChange] = "outputs"
     """For --eval: what is added up over the clips of a video. GluonCV adds outputs."""
 
     def __post_init__(self) -> None:
-        flags.check_numbers(self, width="[8, 65536]", dropout="[0, 1)", num_segments=1)
+        flags.check_numbers(self)
         self.decay_epochs(0)
         if Path(self.logging_file).name != self.logging_file:
             raise ValueError(f"--logging-file is {self.logging_file!r}; expected a name: it is put inside --save-dir")
@@ -163,3 +152,12 @@ class ModelFlags:
         if not all(word.strip().isdecimal() for word in words):
             raise ValueError(f"--lr-decay-epoch is {self.lr_decay_epoch!r}; expected epochs, as in 40,60")
         return [int(word) for word in words]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateFlags(flags.ScheduleFlags):
+    """How long a run is, and the course of its learning rate."""
+
+    # What --lr-decay-epoch says counts; configurations of older runs have it here, too, as updates.
+    lr_steps: Annotated[tuple[int, ...], In(1), MayChange] = ()
+    """For `step`: the updates after which the rate falls (--lr-factor)."""

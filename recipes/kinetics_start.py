@@ -1,15 +1,15 @@
 """Where a run of recipe kinetics starts: from files of GluonCV's, at an epoch; and where its learning rate falls."""
 
 from dataclasses import replace
-from typing import Any
 
 from partial_fc.checkpoint.consistency import check_replicas
 from partial_fc.data.order import Order
+from partial_fc.flags import ScheduleFlags
 from partial_fc.foreign import gluoncv
 from partial_fc.optim.backbone import load_named_state
 from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.job import RunState
 from partial_fc.train.run import Run
+from partial_fc.train.seams import RunState
 
 
 def load_params(run: Run, backbone: TorchBackbone) -> None:
@@ -29,27 +29,28 @@ def load_params(run: Run, backbone: TorchBackbone) -> None:
     run.logger.info(told)
 
 
-def resume_epoch(run: Run, order: Order, start: RunState) -> None:
-    epoch = run.config.model.resume_epoch
-    if not epoch:
-        return
-    if start.step:
-        run.note(f"--resume-epoch {epoch} is for a new run; this one goes on from its own checkpoint")
-        return
-    start.position = epoch * order.num_samples
-    start.step = start.position // run.global_batch
+def start_from(run: Run, backbone: TorchBackbone, order: Order, state: RunState) -> None:
+    """Where a run that does not go on from a checkpoint begins. A collective."""
+    model = run.config.model
+    if model.resume_params and not state.step:
+        load_params(run, backbone)
+    if model.resume_epoch and state.step:
+        run.note(f"--resume-epoch {model.resume_epoch} is for a new run; this one goes on from its own checkpoint")
+    elif model.resume_epoch:
+        state.position = model.resume_epoch * order.num_samples
+        state.step = state.position // run.global_batch
 
 
-def with_decay_steps(run: Run, order: Order) -> Any:
-    """The configuration with the epochs at which the rate falls as updates."""
+def decay_steps(run: Run, order: Order) -> ScheduleFlags:
+    """The schedule with the epochs at which the rate falls as updates."""
     schedule, model = run.config.schedule, run.config.model
     if schedule.lr_scheduler != "step" or schedule.lr_steps or schedule.lr_step_epochs:
-        return run.config
+        return schedule
     per_epoch = order.num_samples / run.global_batch
     total = order.updates_to(0, schedule.epochs * order.num_samples, run.global_batch)
     steps = (round(epoch * per_epoch) for epoch in model.decay_epochs(schedule.epochs))
     within = tuple(sorted({step for step in steps if 0 < step < (schedule.max_steps or total)}))
     if within:
-        return replace(run.config, schedule=replace(schedule, lr_steps=within))
+        return replace(schedule, lr_steps=within)
     run.note(f"--lr-mode step: the run ends before the rate falls (--lr-decay-epoch {model.lr_decay_epoch})")
-    return replace(run.config, schedule=replace(schedule, lr_scheduler="constant", lr_factor=0.1))
+    return replace(schedule, lr_scheduler="constant", lr_factor=0.1)

@@ -12,16 +12,17 @@ No MNIST here? `partial-fc data digits --out data` writes real digits to train o
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from partial_fc import flags
 from partial_fc.data.idx import IdxSource, Split
 from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
-from partial_fc.train.begin.start import launch
+from partial_fc.flags.facts import Basic, In, MayChange, Shows
+from partial_fc.recipe import start
 
 from . import mnist_kvstore
 from .compat import fit_py
@@ -30,12 +31,6 @@ from .compat import fit_py
 if TYPE_CHECKING:
     from partial_fc.train.run import Run
 
-# What --help shows.
-_MATTER = (
-    "data_dir", "engine", "load_amp", "save_amp", "batch_size", "optimizer", "momentum", "weight_decay", "precision",
-    "lr", "lr_scheduler", "epochs", "max_steps", "models_root", "resume", "seed", "nodes", "gpus", "nr", "master_addr",
-    "device",
-)  # fmt: skip
 # The tutorial's Apex folder.
 _ELSEWHERE = {
     "opt-level": "O1 is --precision fp16 (or bf16), O2 --precision fp16-o2, O0 --precision fp32",
@@ -48,21 +43,21 @@ _ELSEWHERE = {
 class MnistFlags:
     """What is trained on, and files of other programs."""
 
-    data_dir: Path = Path("data")
+    data_dir: Annotated[Path, Basic, MayChange] = Path("data")
     """Folder of MNIST's four files, compressed or not; they may also lie in its MNIST/raw. Nothing is downloaded:
     `partial-fc data digits --out DIR` writes a small set of real digits."""
-    n_workers: int = 0
+    n_workers: Annotated[int, In("[0, 4096]"), MayChange] = 0
     """Threads that read ahead, for each process that trains; 0: it reads itself."""
-    engine: Literal["torch", "mxnet"] = "torch"
+    engine: Annotated[Literal["torch", "mxnet"], Basic] = "torch"
     """What computes. mxnet: another job, with flags of its own: MXNet's train_mnist.py over a key-value store;
     `--engine mxnet --help` lists them."""
-    load_amp: Path | None = None
+    load_amp: Annotated[Path | None, Basic, MayChange] = None
     """Start from an Apex checkpoint ({'model', 'optimizer', 'amp'}): weights, momentum, loss scale."""
-    save_amp: Path | None = None
+    save_amp: Annotated[Path | None, Basic, MayChange] = None
     """Write one with every checkpoint."""
 
     def __post_init__(self) -> None:
-        flags.check_numbers(self, n_workers="[0, 4096]")
+        flags.check_numbers(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +66,13 @@ class Config:
     after each epoch."""
 
     mnist: Flags[MnistFlags] = MnistFlags()
-    optim: Flags[OptimFlags] = OptimFlags(batch_size=100, momentum=0.0, weight_decay=0.0)
-    schedule: Flags[ScheduleFlags] = ScheduleFlags(lr=1e-4, lr_scaling="none", lr_scheduler="constant", epochs=2.0)
-    run: Flags[RunFlags] = RunFlags(
+    optim: Annotated[Flags[OptimFlags], Shows(("momentum", "weight_decay"))] = OptimFlags(
+        batch_size=100, momentum=0.0, weight_decay=0.0
+    )
+    schedule: Annotated[Flags[ScheduleFlags], Shows(("lr_scheduler",))] = ScheduleFlags(
+        lr=1e-4, lr_scaling="none", lr_scheduler="constant", epochs=2.0
+    )
+    run: Annotated[Flags[RunFlags], Shows(("seed",))] = RunFlags(
         models_root=Path("runs/mnist-DATA-NETWORK"),
         frequent=100,
         verbose=0,
@@ -83,7 +82,7 @@ class Config:
     )
     guards: Flags[GuardFlags] = GuardFlags()
     exchange: Flags[ExchangeFlags] = ExchangeFlags()
-    launch: Flags[LaunchFlags] = LaunchFlags()
+    launch: Annotated[Flags[LaunchFlags], Shows(("nodes", "nr", "master_addr", "device"))] = LaunchFlags()
 
     def __post_init__(self) -> None:
         load, save = self.mnist.load_amp, self.mnist.save_amp
@@ -100,13 +99,7 @@ def main(arguments: list[str]) -> int:
     if fit_py.asked_for(arguments):
         return mnist_kvstore.start(arguments)
     config = parse(arguments)
-    called = config.mnist.data_dir, "convnet"
-    status = launch(config, called)
-    if status is not None:
-        return status
-    from partial_fc.train.run import run_in_worlds
-
-    return run_in_worlds("mnist", config, [], train_here, bare=True, called=called)
+    return start("mnist", train_here, config, called=(config.mnist.data_dir, "convnet"), bare=True)
 
 
 def train_here(run: Run) -> int:
@@ -118,49 +111,35 @@ def train_here(run: Run) -> int:
     from partial_fc.head import CrossEntropy
     from partial_fc.models.convnet import NUM_CLASSES, ConvNet
     from partial_fc.models.inputs import MNIST
-    from partial_fc.train.loop import train
 
-    from .mnist_epochs import ApexSaver, TestSet, TutorialLine, load_amp, results
+    from .mnist_epochs import ApexFile, TestSet, TutorialLine, load_amp
 
     config = run.config
 
     # ---- data
     train_source = run.open_data(lambda: _source(config, "train"))
-    test = TestSet("test", _source(config, "t10k"), pixels, top=5)
-    test.epochs = config.schedule.epochs
+    test = TestSet(_source(config, "t10k"), config.schedule.epochs)
     order = PerEpoch(len(train_source), config.run.seed)
     run.lengths(order)
     updates = math.ceil(len(train_source) / run.global_batch)
     if updates < config.run.frequent:
         run.note(f"no Step lines: an epoch has {updates} updates, fewer than --frequent {config.run.frequent}")
+    loader = run.loader(train_source, pixels, order, num_workers=config.mnist.n_workers)
 
-    with ExitStack() as parts:
-        # ---- model
-        torch.manual_seed(config.run.seed)  # as the tutorial: its first weights
-        backbone = run.backbone(ConvNet(), MNIST, {"network": "convnet", "output": "float32 (N, 10), logits"})
-        head = CrossEntropy(NUM_CLASSES, run.world, backbone.precision.parameter_dtype)
+    # ---- model
+    torch.manual_seed(config.run.seed)  # as the tutorial: its first weights
+    backbone = run.backbone(ConvNet(), MNIST, {"network": "convnet", "output": "float32 (N, 10), logits"})
+    head = CrossEntropy(NUM_CLASSES, run.world, backbone.precision.parameter_dtype)
 
-        # ---- start: a given checkpoint, else the newest of this run, else --load-amp, else from scratch
-        saver = parts.enter_context(run.saver(ApexSaver))
-        saver.amp = (config.mnist.save_amp, backbone)
-        start = run.resume(backbone, head, train_source, may_change=("n_workers", "load_amp", "save_amp", "data_dir"))
-        if config.mnist.load_amp:
-            load_amp(run, backbone, config.mnist.load_amp, resumed=start.step > 0)
-        loader = parts.enter_context(run.loader(train_source, pixels, start, order, num_workers=config.mnist.n_workers))
-        schedule = run.schedule(start, order)
-        if run.is_finished(start, schedule):
-            return 0
-
-        # ---- train
-        line = TutorialLine(
-            config.run.frequent, schedule.total_steps, len(train_source), run.global_batch, config.schedule.epochs
-        )
-        job = run.job(loader, backbone, head, schedule, [test], saver, start, line, each_epoch=True)
-        outcome = train(job)
-        status = run.finish(job, outcome, {} if outcome.stopped else results(test, outcome.evaluations, start.best))
-        if not outcome.stopped:
-            run.logger.info(f"Training complete in: {timedelta(seconds=run.seconds)}")
-        return status
+    # ---- a given checkpoint, else the newest of this run, else --load-amp, else from scratch
+    load, save = config.mnist.load_amp, config.mnist.save_amp
+    line = partial(TutorialLine, update_size=run.global_batch, epochs=config.schedule.epochs)
+    status = run.train(backbone, head, loader, [test], hooks=ApexFile(save, backbone) if save else None, line=line,
+                       start_from=partial(load_amp, run, backbone, load) if load else None, results=test.results,
+                       each_epoch=True)  # fmt: skip
+    if run.outcome and not run.outcome.stopped:
+        run.logger.info(f"Training complete in: {timedelta(seconds=run.seconds)}")
+    return status
 
 
 def _source(config: Config, split: Split) -> IdxSource:
@@ -178,4 +157,4 @@ def _source(config: Config, split: Split) -> IdxSource:
 @flags.told_as_usage
 def parse(arguments: list[str]) -> Config:
     """The command line -> configuration. Raises ValueError for values that make no sense, alone or together."""
-    return flags.parse(Config, arguments, f"{flags.trainer()} mnist", matter=_MATTER, elsewhere=_ELSEWHERE)
+    return flags.parse(Config, arguments, f"{flags.trainer()} mnist", matter=flags.basic(Config), elsewhere=_ELSEWHERE)

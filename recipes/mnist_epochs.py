@@ -1,21 +1,25 @@
 """What recipe `mnist` has of its own in training: the tutorial's lines, and Apex's checkpoint files."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from partial_fc import checkpoint
 from partial_fc.checkpoint.consistency import check_replicas
 from partial_fc.checkpoint.snapshot import Snapshot
+from partial_fc.data import Source
+from partial_fc.data.transform import pixels
 from partial_fc.evaluate import Classification
 from partial_fc.foreign import apex
 from partial_fc.foreign.state_dicts import check_fits
 from partial_fc.optim.backbone import set_lr
 from partial_fc.train.backbone import TorchBackbone
+from partial_fc.train.job import Outcome
 from partial_fc.train.precision import LossScaler
 from partial_fc.train.record.log import Interval, StepLine
 from partial_fc.train.run import Run
+from partial_fc.train.seams import Hooks, RunState
 
 
 @dataclass(frozen=True)
@@ -44,31 +48,43 @@ class TutorialLine(StepLine):
 class TestSet(Classification):
     """The test images, with the tutorial's line."""
 
-    epochs = 0.0
+    def __init__(self, source: Source, epochs: float):
+        super().__init__("test", source, pixels, top=5)
+        self._epochs, self._best = epochs, 0.0
 
-    def lines(self, step, epoch, values, best) -> list[str]:
+    def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
+        self._best = best["test"]
         share = f"{values['test/accuracy']:.2%}".replace("%", " %")
         counts = f"({self.num_correct:,} of {len(self.source):,})"
-        return [f"Epoch [{math.ceil(epoch)}/{self.epochs:g}], Test accuracy: {share} {counts}"]
+        return [f"Epoch [{math.ceil(epoch)}/{self._epochs:g}], Test accuracy: {share} {counts}"]
+
+    def results(self, outcome: Outcome) -> dict[str, object]:
+        """What is added to result.json."""
+        assert self.confusion_CC is not None
+        return {
+            "test_accuracy": outcome.evaluations["test/accuracy"],
+            "best_test_accuracy": self._best,
+            # Of each label: how often it was taken for what.
+            "confusion": self.confusion_CC.tolist(),
+        }
 
 
-class ApexSaver(checkpoint.Saver):
-    """Writes an Apex file with every checkpoint, where --save-amp asks for it."""
+class ApexFile(Hooks):
+    """An Apex file with every checkpoint."""
 
-    amp: tuple[Path | None, TorchBackbone]
+    def __init__(self, path: Path, backbone: TorchBackbone):
+        self._path, self._backbone = path, backbone
 
-    def begin(self, snapshot: Snapshot, since: float | None = None) -> None:
-        super().begin(snapshot, since)
-        path, backbone = self.amp
-        if path and snapshot.rank == 0:
-            scaler = backbone.scaler
+    def after_checkpoint(self, snapshot: Snapshot) -> None:
+        if snapshot.rank == 0:
+            scaler = self._backbone.scaler
             state = (scaler.scale, scaler.clean_steps) if scaler else (1.0, 0)
-            apex.write(path, snapshot.backbone, backbone.optimizer, *state)
+            apex.write(self._path, snapshot.backbone, self._backbone.optimizer, *state)
 
 
-def load_amp(run: Run, backbone: TorchBackbone, path: Path, resumed: bool) -> None:
+def load_amp(run: Run, backbone: TorchBackbone, path: Path, start: RunState) -> None:
     """Starts from an Apex checkpoint, unless the run goes on from one of its own. A collective."""
-    if resumed:
+    if start.step:
         run.note(f"--load-amp {path} is for a new run; this one goes on from its own checkpoint")
         return
     found = apex.read(path)
@@ -88,13 +104,3 @@ def load_amp(run: Run, backbone: TorchBackbone, path: Path, resumed: bool) -> No
         )
     run.logger.info(f"started from {path}")
     check_replicas(backbone.replicated(), run.world)
-
-
-def results(test: TestSet, values: dict[str, float], best: dict[str, float]) -> dict[str, object]:
-    assert test.confusion_CC is not None
-    return {
-        "test_accuracy": values["test/accuracy"],
-        "best_test_accuracy": best["test"],
-        # Of each label: how often it was taken for what.
-        "confusion": test.confusion_CC.tolist(),
-    }

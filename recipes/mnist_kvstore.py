@@ -22,113 +22,94 @@ import tyro
 
 from partial_fc import comm
 from partial_fc.data.idx import ImageSet, read_set
-from partial_fc.flags import check_numbers, is_given, told_as_usage
+from partial_fc.flags import basic, check_numbers, is_given, told_as_usage
 from partial_fc.flags import parse as read
+from partial_fc.flags.facts import Basic, In
 from partial_fc.flags.numbers import BATCH, THREADS
 from partial_fc.verbs.train import exit_now
 
 from .compat import fit_py
-
-# What --help shows.
-_MATTER = (
-    "engine", "data_dir", "batch_size", "seed", "network", "gpus", "kv_store", "gc_type", "optimizer", "lr",
-    "lr_factor", "lr_step_epochs", "mom", "wd", "num_epochs", "disp_batches", "model_prefix", "load_epoch",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Trains lenet or mlp on MNIST files with MXNet, on several devices and machines. Defaults are train_mnist.py's."""
 
-    engine: Literal["mxnet"] = "mxnet"
+    engine: Annotated[Literal["mxnet"], Basic] = "mxnet"
     """What these flags belong to; `train.py mnist --help` has those of PyTorch."""
 
     # ---- data
-    data_dir: Path = Path("data")
+    data_dir: Annotated[Path, Basic] = Path("data")
     """Folder of MNIST's four files, compressed or not. Nothing is downloaded: `partial-fc data digits --out DIR` writes
     a small set of real digits."""
-    num_classes: int = 10
-    num_examples: int | None = None
+    num_classes: Annotated[int, In("[2, 65536]")] = 10
+    num_examples: Annotated[int | None, In(1)] = None
     """Images of an epoch, over all workers. none: as many as there are, MNIST's 60,000."""
-    batch_size: int = 64
+    batch_size: Annotated[int, In(BATCH), Basic] = 64
     """Images of a batch of each worker, over all its devices."""
-    seed: int = 0
+    seed: Annotated[int, In("[0, 2147483647]"), Basic] = 0
     """Start of what is random: the first weights, the order of the images."""
 
     # ---- network
-    network: Annotated[Literal["lenet", "mlp"], tyro.conf.arg(aliases=["--backbone"])] = "mlp"
+    network: Annotated[Literal["lenet", "mlp"], tyro.conf.arg(aliases=["--backbone"]), Basic] = "mlp"
     dtype: Literal["float32"] = "float32"
     """(float16 is none of MXNet 1.9.1's on CPUs.)"""
     initializer: Literal["default", "xavier", "msra", "orthogonal", "normal", "uniform", "one", "zero"] = "default"
     """How the first weights are drawn. default: Xavier's, normal, by the inputs, magnitude 2."""
 
     # ---- devices and workers
-    gpus: str = ""
+    gpus: Annotated[str, Basic] = ""
     """GPUs of each worker, for example 0,2. none: the CPU. (Over Horovod the n-th is of a host's n-th process.)"""
-    cpus: int = 1
+    cpus: Annotated[int, In(THREADS)] = 1
     """Devices on the CPU that share a batch like GPUs, to try out --work-load-list or --kv-store device."""
     work_load_list: str = ""
     """How a batch is shared out over the devices, for example 3,1. none: evenly."""
-    kv_store: Literal[
+    kv_store: Annotated[Literal[
         "local", "device", "nccl", "dist_sync", "dist_device_sync", "dist_sync_device", "dist_async",
         "dist_device_async", "dist_async_device", "horovod",
-    ] = "device"  # fmt: skip
+    ], Basic] = "device"  # fmt: skip
     """How gradients are added up and weights updated. local, device, nccl: in one process, on the CPU, or its GPUs.
     dist_sync: on servers, which wait for all workers; dist_async: for none. ..._device: GPUs of a worker add up
     first. horovod: allreduce, and no servers."""
-    gc_type: Literal["none", "2bit"] = "none"
+    gc_type: Annotated[Literal["none", "2bit"], Basic] = "none"
     """Compression of the gradient: 2bit."""
-    gc_threshold: float = 0.5
+    gc_threshold: Annotated[float, In("(0, inf)")] = 0.5
     """What two bits stand for: this, its opposite, or 0; in sums over a worker's batch, not means."""
-    start_timeout: float = 30.0
+    start_timeout: Annotated[float, In("(0, inf)")] = 30.0
     """Seconds in which scheduler, servers and workers must have met (dist_*)."""
 
     # ---- optimizer
-    optimizer: Literal[
+    optimizer: Annotated[Literal[
         "sgd", "nag", "adam", "adagrad", "adadelta", "adamax", "nadam", "rmsprop", "ftrl", "ftml", "signum", "dcasgd",
         "sgld", "lamb",
-    ] = "sgd"  # fmt: skip
-    lr: float = 0.05
-    lr_factor: float = 0.1
+    ], Basic] = "sgd"  # fmt: skip
+    lr: Annotated[float, Basic] = 0.05
+    lr_factor: Annotated[float, In("(0, inf)"), Basic] = 0.1
     """What the rate is multiplied by at each of --lr-step-epochs; 1: it stays."""
-    lr_step_epochs: str = "10"
+    lr_step_epochs: Annotated[str, Basic] = "10"
     """Epochs after which the rate falls, for example 10,20. Or powP, for example pow2: to 0 as (1 - done) ** P."""
-    mom: float = 0.9
+    mom: Annotated[float, Basic] = 0.9
     """Momentum, of sgd, nag, signum and dcasgd."""
-    wd: float = 1e-4
+    wd: Annotated[float, Basic] = 1e-4
     """Weight decay, of weights and gammas, not of biases."""
-    num_epochs: int = 20
+    num_epochs: Annotated[int, In(1), Basic] = 20
 
     # ---- what is printed and written
-    disp_batches: int = 100
+    disp_batches: Annotated[int, In(1), Basic] = 100
     """Batches between two lines of the log."""
     top_k: int = 0
     """Also print how often the right class is among the first k."""
     loss: str = ""
     """Also print the loss: ce, nll_loss, or both with a comma."""
-    model_prefix: str | None = None
+    model_prefix: Annotated[str | None, Basic] = None
     """Write PREFIX-symbol.json and PREFIX-0001.params, ... (worker r > 0: PREFIX-r-...)."""
-    save_period: int = 1
+    save_period: Annotated[int, In(1)] = 1
     """Epochs between two files of weights."""
-    load_epoch: int | None = None
+    load_epoch: Annotated[int | None, In(1), Basic] = None
     """Go on from PREFIX-LOAD_EPOCH.params. It holds weights, and no momentum, which starts from 0."""
 
     def __post_init__(self) -> None:
-        check_numbers(
-            self,
-            num_classes="[2, 65536]",
-            num_examples=1,
-            batch_size=BATCH,
-            seed="[0, 2147483647]",
-            cpus=THREADS,
-            gc_threshold="(0, inf)",
-            start_timeout="(0, inf)",
-            lr_factor="(0, inf)",
-            num_epochs=1,
-            disp_batches=1,
-            save_period=1,
-            load_epoch=1,
-        )
+        check_numbers(self)
         self._check_devices()
         if self.gc_type != "none" and self.kv_store in ("local", "nccl", "horovod"):
             raise ValueError(
@@ -210,22 +191,22 @@ def start(arguments: list[str]) -> int:
 
 def train(config: Config, job: Any) -> None:
     """Puts the parts together and trains. job: a kvstore.Job."""
-    from partial_fc.mxnet import digit_batches, digit_networks, module_fit, mx
+    from partial_fc.mxnet import digits, module_fit, mx
 
     with module_fit.log_lines(job.rank):
         logging.info("start with arguments %s", config)
 
         # ---- data
         images = {split: read_set(config.data_dir, split, config.num_classes) for split in ("train", "t10k")}
-        _check_sizes(config, images, digit_networks.SMALLEST_SIDE[config.network])
+        _check_sizes(config, images, digits.SMALLEST_SIDE[config.network])
         num_images = len(images["train"].label_N)
         begin = config.load_epoch or 0
         order, num_batches = _order(config, job, num_images)
-        train_batches = digit_batches.DigitBatches(images["train"], order, begin)
-        test = digit_batches.TestImages(images["t10k"], config.batch_size)
+        train_batches = digits.DigitBatches(images["train"], order, begin)
+        test = digits.TestImages(images["t10k"], config.batch_size)
 
         # ---- network
-        symbol = digit_networks.build(config.network, config.num_classes)
+        symbol = digits.network(config.network, config.num_classes)
         how = module_fit.initializer(config.initializer)
         weights = module_fit.first_weights(symbol, train_batches, how, config.seed)
         if config.load_epoch is not None:
@@ -275,7 +256,7 @@ def train(config: Config, job: Any) -> None:
 
 def _order(config: Config, job: Any, num_images: int) -> tuple[Callable[[int], Any], int]:
     """(epoch -> the images of each batch of this worker, batches of an epoch)."""
-    from partial_fc.mxnet import digit_batches
+    from partial_fc.mxnet import digits
 
     num_examples, batch_size = config.num_examples or num_images, config.batch_size
     key: tuple[int, ...] = ()
@@ -283,12 +264,12 @@ def _order(config: Config, job: Any, num_images: int) -> tuple[Callable[[int], A
     if job.asynchronous:
         # As in fit.py: all of them, each worker by itself.
         rank, num_workers, key = 0, 1, (job.rank,)
-    num_batches = digit_batches.batches_per_epoch(num_examples, num_workers, batch_size)
+    num_batches = digits.batches_per_epoch(num_examples, num_workers, batch_size)
     if num_workers > 1:
         logging.info("Resizing training data to %d batches per machine", num_batches)
 
     def order(epoch: int) -> Any:
-        return digit_batches.shuffled(num_images, num_batches, batch_size, rank, num_workers, config.seed, epoch, *key)
+        return digits.shuffled(num_images, num_batches, batch_size, rank, num_workers, config.seed, epoch, *key)
 
     return order, num_batches
 
@@ -326,5 +307,4 @@ def _numbers(flag: str, text: str, kind: Any) -> list[Any]:
 @told_as_usage
 def parse(arguments: list[str]) -> Config:
     """The command line -> configuration. Raises ValueError for what MXNet has and this has not."""
-    fit_py.refuse(arguments)
-    return read(Config, arguments, "train.py mnist --engine mxnet", matter=_MATTER)
+    return read(Config, arguments, "train.py mnist --engine mxnet", matter=basic(Config), elsewhere=fit_py.ELSEWHERE)

@@ -9,7 +9,7 @@ Pythons from 3.11 and all platforms at once. A file is believed once, here; from
 base        what PyTorch imports, and what Horovod's build wants
 torch-V     PyTorch V and the CUDA libraries that it names. torch-2.13.0 is the registry's, for CUDA 13.0
 trainer     all else of setup.cfg that `make setup` installs
-mxnet, horovod, torture    MXNet and what it needs but numpy, Horovod's sources, the fuzzer of `make torture`
+mxnet, horovod    MXNet and what it needs but numpy, Horovod's sources
 """
 
 import argparse
@@ -92,7 +92,6 @@ def write_all() -> None:
     write("trainer", trainer)
     write("mxnet", less(resolve(FOR_MXNET), base) | resolve([version("mxnet")], "--no-deps"))
     write("horovod", resolve([version("horovod")], "--no-deps"))
-    write("torture", resolve([version("atheris")], "--no-deps"))
 
 
 def write_torch(build: str, index: str) -> None:

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 LOCK = Path(__file__).parents[1] / "lock"
-# Not part of what trains: a file of lock/ that is for some machines or some work only.
-OPTIONAL = ("torture",)
 
 
 def locked() -> dict[str, dict[str, list[str]]]:
@@ -41,7 +39,7 @@ def component(pinned: str, hashes: list[str], groups: list[str], parts: dict[str
     name, version = pinned.split("==")
     made: dict[str, Any] = {"type": "library", "name": name, "version": version, "purl": purl(pinned)}
     made["bom-ref"] = purl(pinned)
-    made["scope"] = "optional" if set(groups) <= set(OPTIONAL) else "required"
+    made["scope"] = "required"
     made["hashes"] = [{"alg": "SHA-256", "content": text} for text in sorted(hashes)]
     made["properties"] = [{"name": "lock", "value": group} for group in groups]
     if parts:

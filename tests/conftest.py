@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -28,7 +29,6 @@ _DEAR = (
     "faults/disk/test_enumeration.py",
     "cluster/test_two_hosts.py",
     "cluster/test_sockets.py",
-    "cluster/test_strangers.py",
     "recipes/face/test_face_head.py",
     "faults/test_runs.py",
     "recipes/face/test_flag_pairs.py",
@@ -48,13 +48,20 @@ _DEAR = (
     "faults/test_network.py",
     "cluster/test_rendezvous.py",
     "recipes/launchers/test_spawn.py",
-    "faults/test_readers.py",
+    "faults/test_foreign_files.py",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {name: number for number, name in enumerate(_DEAR)}
     items.sort(key=lambda item: place.get(item.path.relative_to(Path(__file__).parent).as_posix(), len(place)))
+
+
+@pytest.fixture(scope="session")
+def mx() -> Any:
+    """MXNet, where it is installed. After torch, whose libraries it would otherwise replace, and in no file's head: it
+    stays for every later test of the process."""
+    return pytest.importorskip("partial_fc.mxnet").mx
 
 
 @pytest.fixture(autouse=True)

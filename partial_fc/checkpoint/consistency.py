@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from partial_fc.checkpoint.folders import complete, step_of
-from partial_fc.checkpoint.peer.transfer import all_gather_json
 from partial_fc.checkpoint.read import Checkpoint, open_with_centres
-from partial_fc.comm import World
+from partial_fc.comm import World, all_gather_json
 from partial_fc.comm.watch.report import ranks_in_words
 
 

@@ -37,7 +37,7 @@ def all_steps(root: Path) -> list[Path]:
 
 
 def complete(root: Path) -> list[Path]:
-    """Those of `all_steps` that have their marker: they count, or are damaged (`healing.newest_whole` tells)."""
+    """Those of `all_steps` that have their marker: they count, or are damaged (`healing.latest_valid` tells)."""
     return [folder for folder in all_steps(root) if (folder / MARKER).exists()]
 
 
@@ -96,11 +96,11 @@ def only_one_is_unreadable(folder: Path, bad: Path) -> bool:
 
 
 def is_set_aside(folder: Path) -> bool:
-    """Whether its name is one that `set_aside` gives."""
+    """Whether its name is one that `quarantine` gives."""
     return _ASIDE.fullmatch(folder.name) is not None
 
 
-def set_aside(folder: Path, why: str) -> Path:
+def quarantine(folder: Path, why: str) -> Path:
     """Gives a checkpoint a name that is not ours, so that it is neither gone on from nor removed; nothing in it
     changes. why: DAMAGED, or LEFT where a run goes back behind it. Returns the folder's new path. Raises OSError."""
     names = (f"{folder.name}.{why}{f'-{number}' if number > 1 else ''}" for number in count(1))

@@ -1,12 +1,12 @@
-"""Whose a folder is: a record in it says which run writes there, and that this run lives.
+"""The lock that makes one run the owner of its folder: a record in it, which the run keeps alive.
 
     owner-1.json    run, host, process, since when, a counter that its process moves on every second
 
-Without locks, which network folders may not have: of several processes that make a file, one succeeds, and that is all
-that is needed. A record is stale where its process is gone (seen on its own host) or its counter has stood still for
-ten seconds (seen from elsewhere: no two clocks are compared). Who takes over makes the record with the next number, and
-then removes the stale one. One rank keeps the record; every rank reads it before it marks, writes or removes anything
-of a checkpoint: one that was stopped or cut off finds that of another run there, or of a later world of its own.
+No file locks, which network folders may not have: of several processes that make a file, one succeeds. A record is
+stale where its process has ended (seen on its own host) or its counter has stood still for ten seconds (seen from
+elsewhere: no two clocks are compared). Who steals the folder makes the record with the next number, and then removes
+the stale one. One rank keeps the record; every rank reads it before it marks, writes or removes anything of a
+checkpoint: one that was stopped or cut off finds that of another run there, or of a later world of its own.
 A record that somebody has removed, and no run has replaced, is made anew: `rm -r` that makes room ends no run.
 """
 
@@ -19,10 +19,9 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 from partial_fc.errors import describe
 from partial_fc.files import about, regular
@@ -33,14 +32,17 @@ _BEAT_S = 1.0
 _STALE_S = 10.0
 _LOOK_S = 2.0  # a beat, and what a busy host takes for it
 _POLL_S = 0.2
-_WIDTH = 1024  # of a record: rewritten in place, it is never longer or shorter than it was
+_WIDTH = 1024  # bytes of a record: rewritten in place, it is never longer or shorter than it was
+
+Sightings = dict[Path, tuple[bytes | None, float]]
+"""Record -> what stood there when this process first saw it, and when that was."""
 
 
 class InUse(ValueError):
     """Another run writes to the folder."""
 
 
-class LostOwner(ValueError):
+class LostLock(ValueError):
     """The folder is another run's now: nothing in it may be marked or removed any more."""
 
 
@@ -58,8 +60,7 @@ class Record:
 
     @classmethod
     def here(cls, run: str) -> "Record":
-        process = os.getpid()
-        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        process, since = os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S")
         return cls(run, socket.gethostname(), process, _start_of(process) or 0, _machine(), since)
 
     def __str__(self) -> str:
@@ -69,60 +70,44 @@ class Record:
 class Fence:
     """The record of a folder as the ranks of one world know it: who is cut off finds another one there."""
 
-    in_doubt = False
+    lost: LostLock | None = None
+    """Why the folder is not this run's any more, where somebody has seen that."""
 
-    def __init__(self, path: Path, record: Record):
-        self._path, self._record = path, record
-
-    @property
-    def facts(self) -> list[Any]:
-        """As JSON, for the ranks that do not keep the record: see `of_facts`."""
-        return [self._path.name, asdict(self._record)]
-
-    @classmethod
-    def of_facts(cls, root: Path, facts: list[Any]) -> "Fence":
-        """Of the same folder, as another rank sees it."""
-        name, record = facts
-        return cls(root / name, Record(**record))
+    def __init__(self, root: Path, record: Record):
+        self.root, self.record = root, record
 
     def check(self) -> None:
-        """Raises LostOwner where the folder has another record than this world's; OSError where it has none, or cannot
+        """Raises LostLock where the folder has another record than this world's; OSError where it has none, or cannot
         be read."""
-        if _read(self._path) == self._record:
-            return
-        root = self._path.parent
-        os.stat(root)  # a folder that is away, with its whole disk, is not lost
-        found = {path: record for path in _records(root) if (record := _read(path))}
-        for path, record in found.items():
-            if record == self._record:  # made anew
-                self._path = path
-                return
-        if found:
-            raise self._lost(f"it is that of {list(found.values())[-1]}")
-        self._missing()
+        self.find()
 
-    def _missing(self) -> None:
+    def find(self) -> Path:
+        """Where the record is; raises as `check`."""
+        records = {record: path for path in _records(self.root) if (record := _read(path))}
+        if self.record in records:
+            return records[self.record]
+        os.stat(self.root)  # a folder that is away, with its whole disk, is not lost
+        if records:
+            raise LostLock(
+                f"{self.root} is not this run's any more: it is that of {list(records)[-1]}. Was this process stopped, "
+                "or its host cut off, for more than 10 seconds? Nothing is marked or removed there; start again with "
+                "another --models-root, or when the other run has ended"
+            )
+        return self._missing()
+
+    def _missing(self) -> Path:
         """There is no record. Who does not keep it writes nothing until it is there again."""
-        raise FileNotFoundError(errno.ENOENT, "the record of this run was removed", str(self._path))
-
-    def _lost(self, now: str) -> LostOwner:
-        return LostOwner(
-            f"{self._path.parent} is not this run's any more: {now}. Was this process stopped, or its host cut off, "
-            "for more than 10 seconds? Nothing is marked or removed there; start again with another --models-root, or "
-            "when the other run has ended"
-        )
+        path = self.root / "owner-*.json"
+        raise FileNotFoundError(errno.ENOENT, "the record of this run was removed", str(path))
 
 
-class Owner(Fence):
+class FolderLock(Fence):
     """This process's record in a folder, kept alive by a thread until `release`."""
 
-    def __init__(self, path: Path, record: Record):
-        super().__init__(path, record)
+    def __init__(self, root: Path, record: Record):
+        super().__init__(root, record)
         self._ended = threading.Event()
         self._lock = threading.Lock()
-        self._looked = time.monotonic()  # since then no other run can have had the folder unseen
-        self._count = 0
-        self.in_doubt = False  # the record was not this process's when it was last looked at: `check` knows more
         threading.Thread(target=self._beat, name="owner", daemon=True).start()
 
     def stop(self) -> None:
@@ -134,128 +119,109 @@ class Owner(Fence):
         self.stop()
         try:
             with self._lock:
-                if _read(self._path) == self._record:
-                    self._path.unlink()
+                for path in _records(self.root):
+                    if _read(path) == self.record:
+                        path.unlink()
         except OSError as error:
-            _log.warning(f"{self._path} cannot be removed: {describe(error)}. A run on another host will wait for 10 s")
+            _log.warning(f"{error.filename} stays: {describe(error)}. A run on another host will wait for 10 s")
 
     def _beat(self) -> None:
+        count = 0
         while not self._ended.wait(_BEAT_S):
-            # Where the folder is away, or the record another's, `check` says so before anything comes of it.
-            try:
-                with contextlib.suppress(LostOwner):
-                    self.in_doubt = True
-                    self.check()
-                    self.in_doubt = False
-                    if not self._ended.is_set():
-                        self._count += 1
-                        _rewrite(self._path, self._record, self._count)
-                    self._looked = time.monotonic()
-            except FileNotFoundError:  # the whole folder is away: for others, too
-                if self._is_recent():
-                    self._looked = time.monotonic()
-            except OSError:
-                pass
+            with contextlib.suppress(OSError):  # `check` says so before anything comes of it
+                try:
+                    path = self.find()
+                except LostLock as error:
+                    self.lost = error
+                    return
+                if not self._ended.is_set():
+                    _rewrite(path, self.record, count := count + 1)
 
-    def _is_recent(self) -> bool:
-        return time.monotonic() < self._looked + _STALE_S
-
-    def _missing(self) -> None:
-        """Makes the record anew, unless another run may have come and gone since this process has looked."""
+    def _missing(self) -> Path:
+        """Makes the record anew."""
         with self._lock:
-            root = self._path.parent
-            if self._ended.is_set() or _records(root):
-                super()._missing()
-            if not self._is_recent():
-                raise self._lost("its record is gone, and another run may have had it in the meantime")
-            made = _create(root, self._record)
-            if made and _records(root) != [made]:  # another run begins there: it removes its own, too, or stays
+            made = None if self._ended.is_set() or _records(self.root) else _create(self.root, self.record)
+            if made and _records(self.root) != [made]:  # another run begins there: it removes its own, too, or stays
                 made.unlink(missing_ok=True)
                 made = None
             if made is None:
-                super()._missing()
-            else:
-                self._path = made
-                _log.warning(f"{made} was removed, and is made anew: {root} is still this run's, which goes on")
+                return super()._missing()
+        _log.warning(f"{made} was removed, and is made anew: {self.root} is still this run's, which goes on")
+        return made
 
 
-def gone(root: Path, run: str) -> dict[Path, Record | None]:
-    """The records in root of runs that are gone, and what they say. Waits until that is known. Raises InUse where
-    another run lives there."""
-    found = {path: _read(path) for path in _records(root)}
-    others = [path for path, record in found.items() if record is None or record.run != run]
-    return {path: _when_stale(path, time.monotonic() + _STALE_S) for path in others}
+def sightings(root: Path) -> Sightings:
+    """The records that are in root now, for `acquire`: it need not wait as long then for those that stand still."""
+    return {path: (_content(path), time.monotonic()) for path in _records(root)}
 
 
-def take(root: Path, run: str, known: Mapping[Path, Record | None] | None = None) -> tuple[Owner, str]:
-    """(this process's record in root, what to tell the user). A record of the same run becomes this process's. known:
-    what `gone` has found. Raises InUse where another run lives there, OSError where the folder cannot be written to."""
-    mine = Record.here(run)
-    stale = dict(known or {})
+def acquire(root: Path, run: str, seen: Sightings | None = None) -> tuple[FolderLock, str]:
+    """(this process's record in root, what to tell the user). A record of the same run becomes this process's. Waits
+    for as long as records of other runs may be alive. Raises InUse where one is, OSError where the folder cannot be
+    written to."""
+    mine, seen = Record.here(run), seen or {}
     while True:
+        stale = {}
         for path in _records(root):
-            found = _read(path)
-            if found and found.run == run:
-                mine = replace(mine, world=found.world + 1)
+            record = _read(path)
+            if record and record.run == run:
+                mine = replace(mine, world=record.world + 1)
                 _rewrite(path, mine, 0)
-                return Owner(path, mine), ""
-            if path not in stale:
-                stale[path] = _when_stale(path, time.monotonic() + _STALE_S)
+                return FolderLock(root, mine), ""
+            stale[path] = _when_stale(path, *seen.get(path, (_content(path), time.monotonic())), _STALE_S)
         made = _create(root, mine)
         # A number comes again where all were removed: what was judged has to be what stands there still.
         others = [other for other in _records(root) if other != made]
         if made and all(other in stale and _read(other) == stale[other] for other in others):
             break
         # Another one was as fast, or faster: it is there when we look again.
+        seen = {}
         if made:
             made.unlink(missing_ok=True)
             time.sleep(secrets.randbelow(1000) / 1000)
-        stale.clear()
     # Only these: who comes now makes a record, too, sees this one and removes its own.
     left = [str(stale[other] or "a run") for other in others]
     for other in others:
         other.unlink(missing_ok=True)
-    return Owner(made, mine), f"{root} was that of {', '.join(left)}, which is gone: taken over" if left else ""
+    return FolderLock(root, mine), f"{root} was that of {', '.join(left)}, which is gone: taken over" if left else ""
 
 
-def look(roots: Iterable[Path]) -> None:
+def check_free(roots: Iterable[Path]) -> None:
     """Raises InUse where another run is seen to live in one of these folders: at once on its own host, else within
-    _LOOK_S. One that is not seen may yet be there: `take` knows. For the time before a run's ranks have met, when no
+    _LOOK_S. One that is not seen may yet be there: `acquire` knows. For the time before a run's ranks have met, when no
     record can be its own."""
-    deadline = time.monotonic() + _LOOK_S
-    for root in roots:
-        for path in _records(root):
-            _when_stale(path, deadline)
+    for path, (first, since) in {path: sight for root in roots for path, sight in sightings(root).items()}.items():
+        _when_stale(path, first, since, _LOOK_S)
 
 
-def _when_stale(path: Path, deadline: float) -> Record | None:
-    """Waits until a record is known to be stale, or gone, or it is so late, and returns what it said. Raises InUse
-    where it lives."""
-    first, found = _content(path), None
-    while (now := _content(path)) is not None:
-        found = _parsed(now)
-        here = found is not None and found.machine == _machine()
-        if found and here and _is_gone(found):
+def _when_stale(path: Path, first: bytes | None, since: float, patience_s: float) -> Record | None:
+    """Waits until a record is known to be stale, or gone, or has been what it was at first for patience_s. Returns what
+    it says. Raises InUse where it lives."""
+    record = None
+    while (content := _content(path)) is not None:
+        record = _parsed(content)
+        here = record is not None and record.machine == _machine()
+        if record and here and _has_ended(record):
             break
-        if found and (here or now != first):
+        if record and (here or content != first):
             raise InUse(
-                f"{path.parent} is in use by another run: {found}. Wait for its end, end it there (`kill "
-                f"{found.process}`: it writes a checkpoint first), or give this run a folder of its own: --models-root "
-                "NEW"
+                f"{path.parent} is in use by another run: {record}. Wait for its end, end it there (`kill "
+                f"{record.process}`: it writes a checkpoint first), or give this run a folder of its own: "
+                "--models-root NEW"
             )
-        if time.monotonic() >= deadline:
+        if time.monotonic() >= since + patience_s:
             break
         time.sleep(_POLL_S)
-    return found
+    return record
 
 
-def _is_gone(found: Record) -> bool:
+def _has_ended(record: Record) -> bool:
     """Whether the process of a record of this host runs no more."""
-    start = _start_of(found.process)
+    start = _start_of(record.process)
     if start is not None:
-        return start != found.start
+        return start != record.start
     try:
-        os.kill(found.process, 0)
+        os.kill(record.process, 0)
     except (ProcessLookupError, OverflowError):
         return True
     except PermissionError:  # another user's, on a host that shows nobody others' processes
@@ -342,9 +308,10 @@ def _parsed(content: bytes) -> Record | None:
     """None: it is no record, or one that is just being made."""
     try:
         values = json.loads(content)
-        found = Record(**{field.name: values[field.name] for field in fields(Record) if field.name in values})
+        record = Record(**{field.name: values[field.name] for field in fields(Record) if field.name in values})
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    texts, numbers = (found.run, found.host, found.machine, found.since), (found.process, found.start, found.world)
-    right = all(isinstance(text, str) and text.isprintable() for text in texts)
-    return found if right and all(type(n) is int and 0 <= n < 1 << 62 for n in numbers) else None
+    kinds = {field.name: int if field.type in (int, "int") else str for field in fields(Record)}
+    right = all(type(getattr(record, name)) is kind for name, kind in kinds.items())
+    numbers = (record.process, record.start, record.world)
+    return record if right and str(record).isprintable() and all(0 <= n < 1 << 62 for n in numbers) else None

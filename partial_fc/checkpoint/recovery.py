@@ -15,11 +15,18 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from partial_fc.checkpoint.consistency import common
-from partial_fc.checkpoint.folders import DAMAGED, LEFT, all_steps, complete, only_one_is_unreadable, set_aside, step_of
-from partial_fc.checkpoint.lock import LostOwner, Owner
-from partial_fc.checkpoint.peer.transfer import all_gather_json
+from partial_fc.checkpoint.folders import (
+    DAMAGED,
+    LEFT,
+    all_steps,
+    complete,
+    only_one_is_unreadable,
+    quarantine,
+    step_of,
+)
+from partial_fc.checkpoint.lock import FolderLock, LostLock
 from partial_fc.checkpoint.read import Checkpoint, Damaged
-from partial_fc.comm import World
+from partial_fc.comm import World, all_gather_json
 from partial_fc.errors import describe
 
 _log = logging.getLogger("partial_fc")
@@ -27,11 +34,11 @@ _RETRIES_S = (1.0, 3.0, 6.0)  # before a file that the disk does not read (EIO) 
 _WHOLE, _DAMAGED, _REFUSED, _UNREADABLE = "whole", "damaged", "refused", "unreadable"
 
 
-def newest_whole(
-    root: Path, world: World, owner: Owner | None, after: int = -1, instead: object = None
+def latest_valid(
+    root: Path, world: World, lock: FolderLock | None, after: int = -1, instead: object = None
 ) -> Checkpoint | None:
     """The newest checkpoint below root that is whole on all ranks, of more steps than `after`; None: there is none.
-    Newer ones are set aside, by the ranks that hold an owner of root, and that is said. instead: what the run goes on
+    Newer ones are set aside, by the ranks that hold an lock of root, and that is said. instead: what the run goes on
     from where there is none, if it does.
 
     A collective. Raises ValueError, on all ranks: where there are some, nothing is whole and there is nothing instead;
@@ -62,7 +69,7 @@ def newest_whole(
     if damaged:
         to = found.step if found else after
         _say(world, logging.WARNING, [f"checkpoint of step {step}: {said}" for step, said in damaged.items()])
-        moved = _set_aside(lambda: [folders[step] for step in damaged], DAMAGED, root, world, owner)
+        moved = _quarantine(lambda: [folders[step] for step in damaged], DAMAGED, root, world, lock)
         lost = (
             f"{max(damaged) - to} step(s) that were trained are lost" if to >= 0 else "what was trained since is lost"
         )
@@ -74,14 +81,14 @@ def newest_whole(
     return found
 
 
-def go_back_to(found: Checkpoint, root: Path, world: World, owner: Owner | None) -> None:
+def go_back_to(found: Checkpoint, root: Path, world: World, lock: FolderLock | None) -> None:
     """Sets aside the checkpoints below root that are ahead of the one that a run goes back to: they would count as the
     newest. A collective. Raises ValueError, on all ranks, where a folder is another run's now."""
 
     def ahead() -> list[Path]:
         return [folder for folder in complete(root) if step_of(folder) > found.step]
 
-    _say(world, logging.WARNING, _set_aside(ahead, LEFT, root, world, owner))
+    _say(world, logging.WARNING, _quarantine(ahead, LEFT, root, world, lock))
 
 
 def _look(folder: Path, world: World) -> tuple[Checkpoint | None, tuple[str, str]]:
@@ -133,8 +140,8 @@ def _worst(verdict_W: Iterable[tuple[str, str]]) -> tuple[str, str]:
     return kind, said
 
 
-def _set_aside(
-    choose: Callable[[], Iterable[Path]], why: str, root: Path, world: World, owner: Owner | None
+def _quarantine(
+    choose: Callable[[], Iterable[Path]], why: str, root: Path, world: World, lock: FolderLock | None
 ) -> list[str]:
     """Renames those folders below root, where this rank holds it; returns what came of it, a line each, the same on all
     ranks. One that cannot be renamed is passed over. A collective. Raises ValueError, on all ranks, where root is
@@ -142,14 +149,14 @@ def _set_aside(
     lines: list[str] = []
     lost, folder = "", root
     try:
-        for folder in choose() if owner else ():
-            assert owner is not None
-            owner.check()
+        for folder in choose() if lock else ():
+            assert lock is not None
+            lock.check()
             try:
-                lines.append(f"{folder} is now {set_aside(folder, why).name}; remove it when nobody wants it")
+                lines.append(f"{folder} is now {quarantine(folder, why).name}; remove it when nobody wants it")
             except OSError as error:
                 lines.append(f"{folder} cannot be set aside, and is passed over: {describe(error)}")
-    except LostOwner as error:
+    except LostLock as error:
         lost = str(error)
     except OSError as error:
         lines.append(f"what is in {folder} cannot be set aside, and is passed over: {describe(error)}")

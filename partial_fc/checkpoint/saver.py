@@ -10,7 +10,6 @@ by the training thread, which finds out with the others. So where ranks see fold
 instead of a shared one, a checkpoint is either whole in all of them or older ones are still there.
 """
 
-import contextlib
 import logging
 import os
 import secrets
@@ -22,7 +21,7 @@ from pathlib import Path
 import torch
 
 from partial_fc.checkpoint.folders import folder_name, mark, newest, prune, unmark
-from partial_fc.checkpoint.lock import Fence, LostOwner
+from partial_fc.checkpoint.lock import Fence, LostLock
 from partial_fc.checkpoint.snapshot import REMEDY, Snapshot
 from partial_fc.comm import World
 from partial_fc.errors import describe
@@ -37,18 +36,18 @@ class Saver:
     """Writes the checkpoints of one run below `root`. All ranks call its methods at the same steps.
 
         saver.begin(snapshot)                       # training goes on
-        saver.settle(any_busy, any_failed)          # after every step, with what all ranks say of busy and failed
+        saver.poll(any_busy, any_failed)          # after every step, with what all ranks say of busy and failed
         saver.finish()                              # waits; a collective
 
     What cannot be written is said in the log of the rank, its files are removed, and the checkpoint does not count;
     those before it stand.
     """
 
-    def __init__(self, root: Path, world: World, keep: int, keep_best: bool = True, owner: Fence | None = None):
-        """owner: the run's record in root, read again before anything there is marked, written or removed. Raises
+    def __init__(self, root: Path, world: World, keep: int, keep_best: bool = True, lock: Fence | None = None):
+        """lock: the run's record in root, read again before anything there is marked, written or removed. Raises
         ValueError, on all ranks, where one of them cannot write below root. A collective."""
         self.root = root
-        self._owner, self._check = owner, owner.check if owner else lambda: None
+        self._lock, self._check = lock, lock.check if lock else lambda: None
         self._world = world
         self._keep, self._keep_best = keep, keep_best
         self._beside = ranks_beside(root, world)
@@ -61,7 +60,7 @@ class Saver:
         self._began = self._pause_s = 0.0
         self._warned_of_memory = False
         self.last_failed = False  # whether the last one that was begun could not be written, on any rank
-        self._lost: LostOwner | None = None
+        self._lost: LostLock | None = None
 
     @property
     def under_way(self) -> bool:
@@ -79,15 +78,9 @@ class Saver:
         return self._job is not None and self._job.done() and self._job.exception() is not None
 
     @property
-    def lost(self) -> LostOwner | None:
+    def lost(self) -> LostLock | None:
         """Why this rank may not write below root any more, if it has found that another run has it."""
-        if self._owner and self._owner.in_doubt and not self._lost:
-            try:
-                with contextlib.suppress(OSError):  # a disk that is away ends no training
-                    self._check()
-            except LostOwner as error:
-                self._lost = error
-        return self._lost
+        return self._lost or (self._lock.lost if self._lock else None)
 
     def any_lost(self) -> bool:
         """Whether any rank has found so. A collective."""
@@ -121,7 +114,7 @@ class Saver:
                 self._wait()
             self._pause_s = time.perf_counter() - self._began
 
-    def begin_without(self, step: int, error: MemoryError) -> None:
+    def abort(self, step: int, error: MemoryError) -> None:
         """As `begin`, on a rank that has no memory for a snapshot: the checkpoint is given up on all. A collective."""
         self._begin(step, None, error)
 
@@ -138,7 +131,7 @@ class Saver:
         self._give_up(problem)
         return False
 
-    def settle(self, any_busy: bool, any_failed: bool) -> None:
+    def poll(self, any_busy: bool, any_failed: bool) -> None:
         """any_busy, any_failed: what the ranks said of `busy` and `failed`, equal on all of them."""
         if self._job is None or any_busy:
             return
@@ -162,9 +155,9 @@ class Saver:
         """Returns when the checkpoint under way is whole or given up. A collective."""
         while self.under_way:
             self._wait()
-            self.settle(False, self._any(self.failed, "checkpoint/failed"))
+            self.poll(False, self._any(self.failed, "checkpoint/failed"))
 
-    def come_to_rest(self) -> None:
+    def drain(self) -> None:
         """`finish`, and older ones that may go are gone. A collective."""
         self.finish()
         self._thread.submit(int).result()
@@ -181,14 +174,14 @@ class Saver:
         """Whether any rank says True. A collective."""
         return bool(self._world.all_reduce(torch.tensor([float(here)]), "max", name=name).item())
 
-    def _unmark(self) -> OSError | LostOwner | None:
+    def _unmark(self) -> OSError | LostLock | None:
         """Lets the folder, of an earlier try at this step, count no more. Returns the error of a disk that refuses: it
         ends no training."""
         try:
             if self._leads:
                 self._check()
                 unmark(self._folder)
-        except (OSError, LostOwner) as error:
+        except (OSError, LostLock) as error:
             return error
         return None
 
@@ -218,12 +211,12 @@ class Saver:
 
     def _give_up(self, error: BaseException | None) -> None:
         self._job, self.last_failed = None, True
-        if error is not None and not isinstance(error, OSError | MemoryError | LostOwner):
+        if error is not None and not isinstance(error, OSError | MemoryError | LostLock):
             raise error
         # Without the marker it does not count; what other ranks have written there is of no use.
         unmarking = self._unmark()
         error = error or unmarking
-        if isinstance(error, LostOwner):
+        if isinstance(error, LostLock):
             self._lost = error
             return
         remedy = "Make room (`df -h`, `df -i`), or stop and give another --checkpoint-dir"

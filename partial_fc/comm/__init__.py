@@ -8,12 +8,13 @@
 --gpus -> torch.distributed; neither -> one process, for which every collective is the identity.
 """
 
+import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from partial_fc.comm.auth.handshake import read_secret
-from partial_fc.comm.launch import interface
+from partial_fc.comm.launch import addresses
 from partial_fc.comm.launch.detect import Launch, StartError, detect, has_agent, started_here
 from partial_fc.comm.single import SingleWorld
 from partial_fc.comm.watch.watchdog import report_failure
@@ -29,6 +30,7 @@ __all__ = [
     "StartError",
     "Work",
     "World",
+    "all_gather_json",
     "detect",
     "from_process_group",
     "has_agent",
@@ -65,7 +67,7 @@ def init(
         raise ValueError(f"start_timeout_s is {start_timeout_s}; expected more than 0 seconds")
     launch = detect()
     if network_interface:
-        interface.choose(network_interface)
+        addresses.choose(network_interface)
     world: World
     if launch.backend == "horovod":
         from partial_fc.comm.horovod import HorovodWorld
@@ -80,6 +82,16 @@ def init(
         world = SingleWorld()
     world.watch(comm_timeout_s, network_interface)
     return world
+
+
+def all_gather_json(value: Any, world: World, name: str) -> list[Any]:
+    """What each rank gives, as JSON, by rank. A collective."""
+    import torch
+
+    text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
+    size_W = world.all_gather(torch.tensor([len(text)]), name=f"{name}/size").tolist()
+    texts = world.start_all_gather(text, size_W, name=name).wait()
+    return [json.loads(bytes(part.tolist())) for part in texts.split(size_W)]
 
 
 def from_process_group(group: "ProcessGroup | None" = None) -> World:

@@ -14,6 +14,7 @@ import torch
 
 from partial_fc import __version__, memory
 from partial_fc.comm import World, elastic
+from partial_fc.comm.launch import start
 from partial_fc.flags import LaunchFlags
 
 _PACKAGES = ("torch", "horovod", "numpy", "opencv-python-headless", "safetensors")
@@ -22,7 +23,7 @@ _PACKAGES = ("torch", "horovod", "numpy", "opencv-python-headless", "safetensors
 def join(launch: LaunchFlags) -> tuple[World, torch.device]:
     """Starts the processes of this host where the flags ask for them, and ends with their exit status; in one of those
     that compute, `meet`."""
-    status = launch.start()
+    status = start.start(launch)
     if status is not None:
         raise SystemExit(status)
     return meet(launch)
@@ -31,7 +32,7 @@ def join(launch: LaunchFlags) -> tuple[World, torch.device]:
 def meet(launch: LaunchFlags) -> tuple[World, torch.device]:
     """This process's world, and its device, with the host's cores shared; with --restarts in a copy of it that trains,
     and this process ends with the status of the last copy. All ranks call this."""
-    status = launch.keep()
+    status = start.keep(launch)
     if status is not None:
         raise SystemExit(status)
     if launch.deterministic:
@@ -45,7 +46,7 @@ def meet(launch: LaunchFlags) -> tuple[World, torch.device]:
     kind = device_type(launch.device)
     if kind == "cpu":
         memory.keep_freed()
-    world = launch.join(kind)
+    world = start.join(launch, kind)
     device = local_device(kind, world)
     share_cores(world)
     return world, device

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from partial_fc.comm import elastic
-from partial_fc.comm.auth import admission
-from partial_fc.comm.launch import full_cores
-from partial_fc.comm.launch.detect import Launch, StartError, devices_differ
+from partial_fc.comm.launch.detect import Launch, StartError, devices_differ, mpi_settings
 from partial_fc.comm.world import Op, World, pad_rows
 
 _LATER_S = 60.0  # from the watch's report to Gloo's own
@@ -34,7 +32,6 @@ class HorovodWorld(World):
         if comm_timeout_s and not any(name.startswith("HOROVOD_STALL_") for name in os.environ):
             # Horovod's own warning, which knows no steps, as a hint half-way to the watch's report.
             os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = str(max(60, math.ceil(comm_timeout_s / 2)))
-        before = admission.listening()
         if not elastic.active():
             # Gloo gives up after 30 s, where nobody tells it otherwise: it is for the watch to say who is missing.
             patience_s = comm_timeout_s + _LATER_S if comm_timeout_s else _FOR_EVER_S
@@ -43,13 +40,12 @@ class HorovodWorld(World):
             member = elastic.member()
             member.rendezvous(start_timeout_s)
             launch = member.launch
-        chosen = full_cores.settings(launch, len(os.sched_getaffinity(0)), os.environ)
+        chosen = mpi_settings(launch, len(os.sched_getaffinity(0)), os.environ)
         if chosen and launch.rank == 0:
             told = " ".join(f"{name}={value}" for name, value in chosen.items())
             print(f"{told}: the processes fill the cores, and who waits leaves its core to who computes", flush=True)
         os.environ.update(chosen)
         hvd.init()
-        opened = admission.opened_since(before)
         if (hvd.rank(), hvd.size()) != (launch.rank, launch.size):
             raise ValueError(
                 f"the launcher says rank {launch.rank} of {launch.size}, Horovod says {hvd.rank()} of {hvd.size()}: "
@@ -65,12 +61,6 @@ class HorovodWorld(World):
                 raise elastic.HostsChanged(f"going on without new processes: {problem}")
             raise StartError(f"{launch}: {problem}")
         super().__init__(launch)
-        # All ranks are connected, or (MPI) will be from these hosts; their sockets go on listening.
-        own = "".join(f"{address}\n" for address in admission.own_addresses())
-        told = hvd.allgather(torch.tensor(list(own.encode()), dtype=torch.uint8), name="comm/addresses")
-        self.host_addresses = sorted(set(bytes(told.tolist()).decode().split()))
-        driver = [elastic.member().store.driver[0]] if elastic.active() else []
-        admission.admit_only(opened, [*self.host_addresses, *driver])
         if elastic.active():
             elastic.member().world = self
 

@@ -12,9 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from partial_fc.comm import rendezvous
-from partial_fc.comm.auth import admission
-from partial_fc.comm.launch import interface
+from partial_fc.comm.launch import addresses, meet_ranks
 from partial_fc.comm.launch.detect import Launch, StartError
 from partial_fc.comm.world import Op, World, pad_rows
 
@@ -36,11 +34,10 @@ class TorchWorld(World):
         self, launch: Launch, device: str, comm_timeout_s: float, start_timeout_s: float, secret: str | None = None
     ):
         """Raises StartError where ranks do not find each other, or some would compute on GPUs and some on the CPU."""
-        store = rendezvous.meet(launch, start_timeout_s, device, secret)
+        store = meet_ranks.meet(launch, start_timeout_s, device, secret)
         if launch.local_size == launch.size and not os.environ.get("GLOO_SOCKET_IFNAME"):
             # Gloo takes the address of the host's own name, which may be one that others reach.
-            os.environ["GLOO_SOCKET_IFNAME"] = interface.loopback()
-        before = admission.listening()
+            os.environ["GLOO_SOCKET_IFNAME"] = addresses.loopback()
         try:
             dist.init_process_group(
                 # gloo stays beside NCCL for what lives on the host: barriers, counts, evaluation figures.
@@ -57,14 +54,10 @@ class TorchWorld(World):
                 f"{str(error).splitlines()[0]}. --network-interface NAME chooses the network that all hosts share (`ip "
                 "addr` lists them)"
             ) from error
-        # Gloo's ranks are all connected now, and their sockets go on listening for nobody.
-        hosts = rendezvous.addresses(store, launch)
-        admission.admit_only(admission.opened_since(before), hosts)
         # So far it was the time to connect, from now on it is that of a collective.
         timeout = timedelta(seconds=comm_timeout_s + _LATER_S) if comm_timeout_s else _FOR_EVER
         dist.distributed_c10d._set_pg_timeout(timeout)
         super().__init__(launch)
-        self.host_addresses = hosts
 
     def _all_reduce(self, t: Tensor, op: Op, name: str) -> Callable[[], Tensor]:
         work = dist.all_reduce(t, dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX, self._group, async_op=True)

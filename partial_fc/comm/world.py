@@ -16,11 +16,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from partial_fc.comm.auth import admission
-from partial_fc.comm.journal import Call, Journal
 from partial_fc.comm.launch.detect import Launch
-from partial_fc.comm.watch.status_server import Board, Endpoint
-from partial_fc.comm.watch.watchdog import Watch
+from partial_fc.comm.watch.status_server import Endpoint, StatusServer
+from partial_fc.comm.watch.watchdog import Call, Journal, Watch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,7 +97,6 @@ class World(ABC):
         self.traffic = Traffic()  # since the start
         self.seconds_waiting = 0.0  # since the start: time in which this process did nothing but wait
         self.journal = Journal(launch.rank, launch.size, self.backend)
-        self.host_addresses: list[str] = []  # of the hosts of all ranks; none: not known
         self._watch: Watch | None = None
 
     def __repr__(self) -> str:
@@ -131,15 +128,13 @@ class World(ABC):
             raise ValueError(f"a collective's timeout of {timeout_s} s; expected seconds, or 0 for no timeout")
         if self.size == 1 or timeout_s == 0:
             return
-        board = Board(self.size, self.local_size == self.size, network_interface) if self.rank == 0 else None
-        if board and self.host_addresses:
-            admission.admit_only([board.socket.fileno()], self.host_addresses)
-        text = json.dumps(asdict(board.endpoint)) if board else ""
+        server = StatusServer(self.size, self.local_size == self.size, network_interface) if self.rank == 0 else None
+        text = json.dumps(asdict(server.endpoint)) if server else ""
         import torch
 
         data = torch.tensor(list(text.encode()), dtype=torch.uint8)
-        received = self._all_gather(data, None, "comm/status_board")()
-        self._watch = Watch(self.journal, timeout_s, Endpoint(**json.loads(bytes(received.tolist()))), board)
+        received = self._all_gather(data, None, "comm/status_server")()
+        self._watch = Watch(self.journal, timeout_s, Endpoint(**json.loads(bytes(received.tolist()))), server)
 
     def failure(self, call: Call, error: RuntimeError) -> CollectiveError:
         """The error to raise instead of the backend's; the other ranks are asked where they are."""

@@ -12,11 +12,11 @@ os.environ.setdefault("OPENCV_LOG_LEVEL", "ERROR")
 import cv2  # noqa: E402
 import numpy as np  # noqa: E402
 from numpy.typing import NDArray  # noqa: E402
-from simplejpeg import decode_jpeg  # noqa: E402
+from simplejpeg import decode_jpeg, decode_jpeg_header  # noqa: E402
 
-from partial_fc.data.image_cost import check_cost  # noqa: E402
 from partial_fc.data.sample import BadRecord  # noqa: E402
 
+MAX_JPEG = 2**24  # pixels that a JPEG is decoded to; a larger one at a part of its width and height
 MAX_ASPECT = 64  # of an image that is made square
 # Those of OpenCV's formats that images come in. Each decoder more is one more that reads what strangers wrote.
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -43,11 +43,10 @@ def decode(content: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.u
 
     out: uint8 (H, W, 3). An image of just that size may be decoded into it, and is it, then; by simplejpeg where that
     gives the same bits.
-    A JPEG that would take more memory than its file is worth is decoded at a half, quarter or eighth of its width and
-    height (`check_cost`). BadRecord: another format, damaged, of more than MAX_PIXELS pixels, or more than its file is
-    worth all the same.
+    A JPEG of more than MAX_JPEG pixels is decoded at a half, quarter or eighth of its width and height: a photo of 24
+    megapixels gives one of 6. BadRecord: another format, damaged, or of more than MAX_PIXELS pixels.
     """
-    part = check_cost(content)
+    part = _jpeg_part(content)
     if out is not None and part == 1 and content.startswith(_PLAIN_JPEG) and _decode_into(content, out):
         return out
     if not content.startswith(tuple(_SIGNATURES)):
@@ -70,6 +69,20 @@ def decode(content: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.u
     if image is None:
         raise BadRecord(f"no image that OpenCV can read: {len(content)} bytes, starting {content[:8].hex(' ')}")
     return image
+
+
+def _jpeg_part(content: bytes) -> int:
+    """1, or 2, 4 or 8: of a large JPEG."""
+    if not content.startswith(b"\xff\xd8"):
+        return 1
+    try:
+        height, width, *_ = decode_jpeg_header(content)
+    except ValueError:
+        return 1  # OpenCV says what is wrong
+    for part in _FLAGS:
+        if height * width <= MAX_JPEG * part**2:
+            return part
+    raise BadRecord(f"JPEG of {width} x {height} pixels; at most {MAX_JPEG * part**2} can be read, at an eighth")
 
 
 def _decode_into(content: bytes, out: NDArray[np.uint8]) -> bool:

@@ -24,7 +24,7 @@ from partial_fc.data.transform import channels_first
 
 class Transform(Protocol):
     def __call__(self, sample: Sample, rng: np.random.Generator, out: NDArray | None = None, /) -> NDArray:
-        """An array of one fixed shape and dtype, channels last. Raises BadRecord.
+        """An array of one fixed shape and dtype; of images and clips channels last. Raises BadRecord.
 
         out: where it is wanted, once the first sample has told shape and dtype; returned where it was written to. rng:
         for this call only.
@@ -39,8 +39,8 @@ _log = logging.getLogger(__name__)
 class Batch(NamedTuple):
     """One rank's part of a step.
 
-    input_B: what the transform made, its last axis (channels) moved behind the batch's: (B, C, H, W) of images, (B, C,
-    T, H, W) of clips, channels-last in memory. label_B, key_B: int64. epoch: passes over the set after this batch, a
+    input_B: what the transform made; of images and clips the last axis (channels) moved behind the batch's: (B, C, H,
+    W), (B, C, T, H, W), channels-last in memory. label_B, key_B: int64. epoch: passes over the set after this batch, a
     fraction. position: samples consumed by all ranks after this batch; give it to a new Loader to continue here.
     num_global: samples of this batch on all ranks. ends_epoch: no update goes on beyond this batch.
     """

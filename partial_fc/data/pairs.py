@@ -62,14 +62,12 @@ def _shown(value: Any) -> str:
 
 
 def _image_bytes(path: str | os.PathLike[str], index: int, image: Any) -> bytes:
-    if isinstance(image, bytes):
-        return image
+    if isinstance(image, bytes | bytearray):
+        return bytes(image)
+    if isinstance(image, restricted_pickle.Array):
+        image = image.value
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 1:
         return image.tobytes()
-    if isinstance(image, restricted_pickle.Array) and isinstance(image.content, bytes):
-        image, content = image.value, image.content
-        if image.dtype == np.uint8 and image.ndim == 1:
-            return content  # not a copy: a file may name one content often
     raise ValueError(
         f"{path}, image {index} of pair {index // 2}: got {type(image).__name__}, expected a file as bytes"
     )

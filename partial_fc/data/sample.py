@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,12 +33,17 @@ class Frames(Protocol):
 
 
 class Sample(NamedTuple):
-    """image: an image file as bytes, pixels as uint8 (H, W, 3) RGB or (H, W, 1) grey, or the frames of a video. key:
-    what error messages call it."""
+    """data: whatever the transform takes: of a picture its file as bytes, pixels as uint8 (H, W, 3) RGB or (H, W, 1)
+    grey, or the frames of a video. key: what error messages call it."""
 
-    image: bytes | NDArray[np.uint8] | Frames
+    data: Any
     label: int
     key: int
+
+    @property
+    def image(self) -> bytes | NDArray[np.uint8] | Frames:
+        """The data of a sample that is a picture."""
+        return self.data
 
 
 def still(sample: Sample) -> bytes | NDArray[np.uint8]:
@@ -50,7 +55,8 @@ def still(sample: Sample) -> bytes | NDArray[np.uint8]:
 
 
 class Source(Protocol):
-    """Samples 0 to len - 1 in a fixed order. Every method may be called from several threads at once."""
+    """Samples 0 to len - 1 in a fixed order. Every method may be called from several threads at once. Those that have a
+    body here are good enough for samples in memory, whose source may inherit them."""
 
     @property
     def num_classes(self) -> int: ...
@@ -63,19 +69,19 @@ class Source(Protocol):
 
     def where(self, index: int) -> str:
         """File and key, for messages."""
-        ...
+        return f"sample {index}"
 
     def will_need(self, indices: Sequence[int]) -> None:
         """A hint that these samples are read next."""
-        ...
+        return
 
     def labels(self) -> NDArray[np.int64] | None:
-        """The labels of all samples, without reading images; None: they lie within the images' records."""
-        ...
+        """The labels of all samples, without reading the samples; None: they lie within these."""
+        return None
 
     def class_names(self) -> list[str] | None:
         """The names of the classes, by label, perhaps of the first ones only; None: they have only numbers."""
-        ...
+        return None
 
 
 @contextmanager

@@ -68,9 +68,11 @@ class ShortSideCrop:
 
 
 def channels_first(array_B: "Tensor") -> "Tensor":
-    """A batch of such arrays, (B, ..., C), as networks take it: a view (B, C, ...), channels-last in memory. Of one
+    """A batch of images or clips, (B, ..., C), as networks take it: a view (B, C, ...), channels-last in memory. Of one
     channel, which lies like that either way, the strides are the plain ones: with the others torch's convolutions round
-    several times as much."""
+    several times as much. What has fewer dimensions (tokens, vectors, sequences of these) stays as it is."""
+    if array_B.ndim < 4:
+        return array_B
     return array_B.squeeze(-1).unsqueeze(1) if array_B.shape[-1] == 1 else array_B.movedim(-1, 1)
 
 

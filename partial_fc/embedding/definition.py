@@ -14,9 +14,8 @@ def unit_embeddings(
 ) -> tuple[Tensor, Tensor]:
     """(embeddings of length 1 (I, D), mean length (I,) of what the network gave of an image), float64 on the host.
 
-    forward: uint8 RGB images (I, 3, H, W) on the host -> features (I, D), on any device, not normalised; the network
-    in evaluation mode. flip: the mirrored image counts too; off where it is of another class. No epsilon: where the
-    features have no direction, they are NaN or add up to length 0, the embedding is NaN.
+    forward: uint8 RGB images (I, 3, H, W) on the host -> features (I, D), not normalised; the network in evaluation
+    mode. flip: the mirrored image counts too; off where it is of another class. Features without a direction give NaN.
     """
     sum_ID, norm_I = sum_of_views(forward, image_I3HW, flip)
     return sum_ID / sum_ID.norm(dim=1, keepdim=True), norm_I

@@ -24,7 +24,7 @@ from partial_fc.embedding.model import EmbeddingModel
 from partial_fc.foreign.backbone_weights import read_weights
 from partial_fc.foreign.networks import Network, network_of
 from partial_fc.foreign.state_dicts import check_fits, fitting, misfits
-from partial_fc.models.inputs import FACE, InputContract, contract_of
+from partial_fc.models.inputs import FACE, Pixels, contract_of
 
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt")
 _EXPECTED = (
@@ -39,10 +39,9 @@ def load(
 ) -> EmbeddingModel:
     """The trained backbone at a path, ready to embed images.
 
-    image_size: pixels of a side, for files that do not say it; None: the largest that the weights' shapes fit (112 for
-    97 to 112). flip: add the mirrored image's embedding; None: what the file says, as it was trained, else yes.
-    Raises ValueError for a file that is damaged or of another kind of network, and for an image_size that is not the
-    file's.
+    image_size: pixels of a side, for files that do not say it; None: the largest that the weights fit. flip: add the
+    mirrored image's embedding; None: what the file says, else yes. Raises ValueError for a file that is damaged, of
+    another kind of network or of another image_size.
     """
     return find(Path(path), image_size, flip).model().to(device)
 
@@ -53,15 +52,16 @@ class Found:
 
     weights: dict[str, Tensor]
     network: Network
-    to_input: InputContract
+    to_input: Pixels
     flip: bool
     source: Path
     step: int | None
 
     def model(self) -> EmbeddingModel:
-        network = self.network
+        network, module = self.network, self.network.build("meta")  # a fresh one's weights would be drawn for nothing
+        module.load_state_dict({name: _fp32(t) for name, t in self.weights.items()}, assign=True)
         return EmbeddingModel(
-            self._module(),
+            module,
             network.name,
             network.embedding_size,
             network.image_size,
@@ -70,11 +70,6 @@ class Found:
             source=self.source,
             step=self.step,
         )
-
-    def _module(self) -> nn.Module:
-        module = self.network.build("meta")  # the weights of a fresh one would be drawn for nothing
-        module.load_state_dict({name: _fp32(t) for name, t in self.weights.items()}, assign=True)
-        return module
 
     def start(self, module: nn.Module, wanted: Network) -> None:
         """Gives the weights to a module, which is `wanted`, to train on from them. Raises ValueError where they are of
@@ -93,7 +88,7 @@ class Stored:
     weights: dict[str, Tensor]
     facts: dict[str, str]
 
-    def check_input(self, ours: InputContract) -> None:
+    def check_input(self, ours: Pixels) -> None:
         """Raises ValueError where the weights take other pixels than a network of ours."""
         theirs = contract_of(self.facts) or FACE
         if (theirs.mean, theirs.std, theirs.bgr) != (ours.mean, ours.std, ours.bgr):

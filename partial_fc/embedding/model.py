@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from partial_fc.data.sample import BadRecord
 from partial_fc.embedding.definition import sum_of_views, unit_embeddings
 from partial_fc.embedding.images import Image, batches, is_one, name_of, pixels_of
-from partial_fc.models.inputs import FACE, InputContract
+from partial_fc.models.inputs import FACE, Pixels
 
 
 class EmbeddingModel:
@@ -33,7 +33,7 @@ class EmbeddingModel:
         embedding_size: int,
         image_size: int,
         *,
-        to_input: InputContract = FACE,
+        to_input: Pixels = FACE,
         flip: bool = True,
         source: Path,
         step: int | None = None,
@@ -89,11 +89,10 @@ class EmbeddingModel:
     ) -> NDArray[np.float32]:
         """Embeddings of length 1, (N, D): their products are cosines.
 
-        images: paths, files' bytes, RGB pixels (uint8 (H, W, 3)) or Pillow's images, one or any number of them, read a
-        few batches ahead; of another size than the network takes, their shorter side is resized and the middle cut
-        out. batch_size: images of one call of the network; another one may change the last bits. flip: None: the
-        model's own. on_error: of an image that cannot be used: raise, a ValueError that names it; nan, its row is NaN.
-        Raises ValueError also where an embedding has no direction: the network has diverged.
+        images: paths, files' bytes, RGB pixels (uint8 (H, W, 3)) or Pillow's images, one or any number of them; of
+        another size than the network takes, their shorter side is resized and the middle cut out. batch_size: images of
+        one call of the network. flip: None: the model's own. on_error: of an image that cannot be used: raise, a
+        ValueError that names it; nan, its row is NaN. Raises ValueError where an embedding has no direction.
         """
         if batch_size < 1 or on_error not in ("raise", "nan"):
             raise ValueError(f"batch_size {batch_size}, on_error {on_error!r}; expected at least 1, 'raise' or 'nan'")

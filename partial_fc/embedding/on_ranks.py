@@ -37,12 +37,11 @@ def embedded(
     *,
     unit: bool = True,
 ) -> Iterator[Embedded]:
-    """On every rank, all images in order; the same bits for any number of ranks with as many threads each, since
-    every batch is composed alike.
+    """Embeds all images in order, for every rank; the same bits for any number of ranks, since every batch is composed
+    alike. unit: else of the length that the network gives.
 
-    unit: else of the length that the network gives. A collective with every piece: one all-gather of 4 D + 12 bytes an
-    image. Every rank must consume the whole iterator. Raises ValueError, on all ranks alike, where the network gives no
-    direction.
+    Each piece is one all-gather of 4 D + 12 bytes an image: every rank must consume the whole iterator. Raises
+    ValueError, on all ranks alike, where the network gives no direction.
     """
     num_batches = -(-len(source) // batch_size)
     mine = (

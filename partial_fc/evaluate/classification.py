@@ -50,6 +50,7 @@ class Classification:
         self.mistakes_M3 = torch.zeros(0, 3, dtype=torch.float64)
         self.num_correct = 0
         self.loss = math.nan  # mean cross-entropy
+        self._problem: Exception | None = None  # the first batch of this rank that cannot be read
 
     def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
         """Yields NAME/accuracy and NAME/topK. Two collectives. Raises ValueError for a sample that cannot be used,
@@ -57,13 +58,8 @@ class Classification:
         num_classes = self.source.num_classes
         cells = num_classes**2 if num_classes <= _MOST_CLASSES else 0
         counts = torch.zeros(cells + 5, dtype=torch.int64)  # then: loss, correct, among the top, not finite, unusable
-        mistakes, problem = [torch.zeros(0, 3, dtype=torch.float64)], None
-        num_batches = math.ceil(self.num_samples / self.batch_size)
-        for index_B, input_B, label_B, error in read_ahead(self._read, num_batches, world, self.name):
-            if error is not None:
-                problem = problem or error
-                counts[-1] += 1
-                continue
+        mistakes = [torch.zeros(0, 3, dtype=torch.float64)]
+        for index_B, input_B, label_B in self._batches(world, counts):
             logit_BC = forward(input_B).double().cpu()
             counts[-2] += int((~logit_BC.isfinite()).any(dim=1).sum())
             log_p_BC = logit_BC.log_softmax(1)
@@ -78,7 +74,7 @@ class Classification:
             rows = torch.stack((index_B.double(), prediction_B.double(), probability_B), dim=1)[~right_B]
             mistakes = [surest(torch.cat((*mistakes, rows)))]
         counts = world.all_reduce(counts, name=f"evaluate/{self.name}/counts")
-        self._check(counts, problem)
+        self._check(counts)
         self.mistakes_M3 = surest(world.all_gather(mistakes[0], name=f"evaluate/{self.name}/mistakes"))
         self.confusion_CC = counts[:cells].view(num_classes, num_classes) if cells else None
         self.num_correct, self.loss = int(counts[-4]), int(counts[-5]) * _LOSS_UNIT / self.num_samples
@@ -95,13 +91,29 @@ class Classification:
         ]
 
     def draw(self, folder: Path) -> None:
-        """mistakes.png: the surest mistakes, each with its label and what it was taken for; none, no picture."""
+        """mistakes.png: the surest mistakes, each with its label and what it was taken for; none, no picture, nor of
+        samples that are no pictures themselves."""
         path = folder / "mistakes.png"
         path.unlink(missing_ok=True)
+        if self._load(0)[0].ndim < 3:
+            return
         tiles = [self._tile(int(index), int(prediction)) for index, prediction, _ in self.mistakes_M3.tolist()]
         if not tiles:
             return
         pictures.write(path, pictures.sheet([pictures.Row("", tiles)]))
+
+    def _batches(self, world: World, counts: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """(sample numbers, inputs, labels) of this rank's batches; those that cannot be read are counted in the last of
+        `counts`."""
+        self._problem = None
+        for index_B, input_B, label_B, error in read_ahead(
+            self._read, math.ceil(self.num_items / self.batch_size), world, self.name
+        ):
+            if error is None:
+                yield index_B, input_B, label_B
+            else:
+                self._problem = self._problem or error
+                counts[-1] += 1
 
     def _read(self, batch: int) -> tuple[Tensor, Tensor, Tensor, Exception | None]:
         """(sample numbers, inputs, labels, what is wrong with them) of a batch."""
@@ -120,11 +132,9 @@ class Classification:
         with naming(self.source, index):
             return self.transform(sample, np.random.default_rng(index)), sample.label
 
-    def _check(self, counts: Tensor, problem: Exception | None) -> None:
+    def _check(self, counts: Tensor) -> None:
         if counts[-1]:
-            raise ValueError(
-                str(problem) if problem else f"{self.name}: another rank cannot read its samples, see there"
-            )
+            raise ValueError(str(self._problem or f"{self.name}: another rank cannot read its samples, see there"))
         if counts[-2]:
             raise FloatingPointError(
                 f"evaluation {self.name}: the output is not finite for {counts[-2]} of {self.num_samples} samples"

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from partial_fc.comm import World
+from partial_fc.evaluate.evaluation import own_part
 from partial_fc.evaluate.verification import wilson_interval
 
 FALSE_POSITIVE_RATES = ("1e-1", "1e-2", "1e-3", "1e-4")
@@ -35,10 +36,8 @@ class Found:
     cosine_PK: NDArray[np.float64]
 
     def values(self, name: str, ranks: tuple[int, ...] = (1, 5)) -> Iterator[tuple[str, float]]:
-        """("NAME/rank1", ...). Fractions of the probes with a mate. tpir@fpir=X: true positive identification rate, the
-        nearest class is right and at least as similar as the threshold at which a part X of the probes without a mate
-        is (wrongly) identified; NaN where there are fewer than 1 / X of those. map@r: mean average precision at R
-        (Musgrave et al., 2020)."""
+        """("NAME/rank1", ...): fractions of the probes with a mate. tpir@fpir=X: see `tpir_at`. map@r: mean average
+        precision at R (Musgrave et al., 2020)."""
         num_mates = int(self.has_mate_P.sum())
         for rank in ranks:
             right = int(((self.rank_P > 0) & (self.rank_P <= rank)).sum())
@@ -54,8 +53,8 @@ class Found:
             yield f"{name}/threshold@fpir={fpir}", threshold
 
     def tpir_at(self, fpir: float) -> tuple[float, float]:
-        """(TPIR, the cosine that must be exceeded) at the largest part of the probes without a mate that is at most
-        fpir; NaN where there are fewer than 1 / fpir of them."""
+        """(true positive identification rate, the cosine that must be exceeded), where at most a part fpir of the
+        probes without a mate is identified; NaN where there are fewer than 1 / fpir of them."""
         stranger = np.sort(self.cosine_PK[~self.has_mate_P, 0])[::-1]
         if not len(stranger) or 0 < fpir < 1 / len(stranger):
             return float("nan"), float("nan")
@@ -81,11 +80,10 @@ def search(
     """Searches each probe in the gallery; rows have length 1. Each rank searches its part of the probes; one collective
     of some 100 bytes a probe.
 
-    is_gallery: the probes are the gallery's images in its order, and none is its own neighbour. The average precision
-    of a probe with R images of its class in the gallery looks at its R nearest ones: the mean, over R places, of the
-    precision up to there where the image there is of the class, else 0. max_rank: of Found.rank_P. shown: K.
-    Memory: gallery and probes, 2 GB for a million of 512 floats, on the device too, and some 300 MB for a block.
-    Raises ValueError where no probe has a mate.
+    is_gallery: the probes are the gallery's images in its order, and none is its own neighbour. max_rank: of
+    Found.rank_P. shown: K. The average precision of a probe with R mates: the mean, over its R nearest places, of the
+    precision up to there where the image there is a mate, else 0. Memory: gallery and probes, on the device too, and
+    300 MB for a block. Raises ValueError where no probe has a mate.
     """
     classes, label_G = np.unique(gallery_label_G, return_inverse=True)
     count_C = np.bincount(label_G)
@@ -100,8 +98,7 @@ def search(
     kept = min(len(label_G), max((max_rank - 1) * int(count_C.max()) + 1, int(mates_P.max()), shown))
     rows = [torch.empty(0, 2 + 2 * shown, dtype=torch.float64)]
     gallery = torch.from_numpy(gallery_GD).to(device)
-    num_blocks = -(-len(probe_PD) // _PROBES_AT_ONCE)
-    for block in range(num_blocks * world.rank // world.size, num_blocks * (world.rank + 1) // world.size):
+    for block in own_part(-(-len(probe_PD) // _PROBES_AT_ONCE), world):
         some = slice(block * _PROBES_AT_ONCE, min((block + 1) * _PROBES_AT_ONCE, len(probe_PD)))
         itself = torch.arange(some.start, some.stop, device=device) if is_gallery else None
         cosine, index = nearest(torch.from_numpy(probe_PD[some]), gallery, kept, device, itself)

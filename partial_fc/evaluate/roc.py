@@ -64,14 +64,9 @@ class Roc:
         )
 
     def tar_at(self, far: float) -> float:
-        """The largest TAR at which FAR is at most `far`; at 0 the part of the genuine pairs that are closer than every
-        impostor pair.
-
-        NaN where 0 < far < 1 / num_impostors, which a set of so few impostors cannot tell from 0: TAR is no less there.
-        """
-        if 0 < far < 1 / self.num_impostors:
-            return float("nan")
-        return float(self.tar[np.searchsorted(self.far, far, side="right") - 1])
+        """The largest TAR at which FAR is at most `far`; NaN where the set is too small to tell, see threshold_at."""
+        point = self._point(far)
+        return float("nan") if point is None else float(self.tar[point])
 
     def best(self) -> Threshold:
         """The threshold at which most pairs are judged rightly; of equally good ones the strictest."""
@@ -79,10 +74,15 @@ class Roc:
         return self._threshold(int(np.argmax(right.round())))  # whole numbers, so that equal ones are equal
 
     def threshold_at(self, far: float) -> Threshold | None:
-        """The loosest threshold at which FAR is at most `far`; None where the set is too small to tell, see tar_at."""
+        """The loosest threshold at which FAR is at most `far`; None where 0 < far < 1 / num_impostors, which a set of
+        so few impostors cannot tell from 0."""
+        point = self._point(far)
+        return None if point is None else self._threshold(point)
+
+    def _point(self, far: float) -> int | None:
         if 0 < far < 1 / self.num_impostors:
             return None
-        return self._threshold(int(np.searchsorted(self.far, far, side="right")) - 1)
+        return int(np.searchsorted(self.far, far, side="right")) - 1
 
     def _threshold(self, point: int) -> Threshold:
         # Half-way to the next distance: as far as can be from pairs that the last bits of an embedding would change.

@@ -14,14 +14,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from partial_fc import terminal
 from partial_fc.comm import World
 from partial_fc.data import BadRecord
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.pairs import read_pairs
 from partial_fc.embedding.definition import unit_embeddings
-from partial_fc.evaluate.evaluation import Forward, read_ahead
+from partial_fc.embedding.images import batches
+from partial_fc.evaluate.evaluation import Forward, own_part
 from partial_fc.evaluate.roc import Roc, plot
 
 NUM_FOLDS = 10
@@ -43,12 +44,9 @@ class Verification:
     """One verification file (.bin of pairs), evaluated by all ranks together."""
 
     def __init__(self, path: Path, image_size: int, batch_size: int, flip: bool = True):
-        """Reads the file; nothing is decoded yet.
-
-        batch_size: images in one call of the network; an odd one is rounded down, since pairs stay together.
-        flip: add the embedding of the mirrored image; off where a mirrored image is of another class.
-        Raises ValueError for a file that cannot be evaluated.
-        """
+        """Reads the file; nothing is decoded yet. batch_size: images in one call of the network; an odd one is rounded
+        down, since pairs stay together. flip: of `unit_embeddings`. Raises ValueError for a file that cannot be
+        evaluated."""
         if batch_size < 2:
             raise ValueError(f"verification of {path}: batch size {batch_size}; a pair needs at least 2")
         self.path = Path(path)
@@ -62,28 +60,30 @@ class Verification:
         check_pairs(self.path, self.same_N)
 
     def run(self, embed: Forward, world: World) -> Iterator[tuple[str, float]]:
-        """Yields ("NAME/accuracy", ...) and so on: the same numbers on every rank, for any number of ranks.
-
-        embed: uint8 RGB images (I, 3, H, W) on the host -> embeddings (I, D), on any device, not normalised. It moves
-        the images, and the network must be in evaluation mode.
+        """Yields ("NAME/accuracy", ...) and so on; see `Evaluation.run`. embed: uint8 RGB images (I, 3, H, W) on the
+        host -> embeddings (I, D), on any device, not normalised.
 
         accuracy, accuracy_std: ten folds. accuracy_low, accuracy_high: its 95 % interval. tar@far=X: true accept rate
-        at false accept rate X over the whole set, from the exact distances; NaN where the set has fewer than 1 / X
-        impostor pairs. tar@far=0: below the first false accept; bounds those NaN from below. xnorm: mean length of the
-        embeddings before anything is added or normalised.
+        at false accept rate X over the whole set, see `Roc.tar_at`. xnorm: mean length of the network's outputs.
 
-        One collective: an all-gather of 16 bytes a pair. Every rank must consume the whole iterator. Raises ValueError,
-        on all ranks alike, for an image that cannot be used or an embedding that is not finite.
+        One collective: an all-gather of 16 bytes a pair. Raises ValueError, on all ranks alike, for an image that
+        cannot be used or an embedding that is not finite.
         """
         # The gathered rows are in the order of the file. Every batch is composed alike for any number of ranks, and so
         # is its result to the last bit.
-        num_batches = math.ceil(len(self.same_N) / self.pairs_per_batch)
+        size = 2 * self.pairs_per_batch
+        own = own_part(math.ceil(len(self.images) / size), world)
+        images = range(own.start * size, min(own.stop * size, len(self.images)))
+        read = batches(images, lambda image: decode(self.images[image]), self.image_size, size)
         rows = [torch.empty(0, 2, dtype=torch.float64)]
+        shown = world.rank == 0
         with torch.no_grad():
-            for image_I3HW, broken_n in read_ahead(self._decode, num_batches, world, self.name):
-                row_n2 = self._distances(embed, image_I3HW)
-                row_n2[broken_n] = torch.nan
-                rows.append(row_n2)
+            for image_I3HW, bad in terminal.bar(read, total=len(own), desc=self.name, shown=shown, leave=False):
+                unit_ID, norm_I = unit_embeddings(embed, image_I3HW, self.flip)
+                distance_n = (unit_ID[0::2] - unit_ID[1::2]).square().sum(1)
+                # Not raised here: the other ranks would wait for this one. `_check` raises it on all of them.
+                distance_n[[image // 2 for image in bad]] = torch.nan
+                rows.append(torch.stack((distance_n, (norm_I[0::2] + norm_I[1::2]) / 2), dim=1))
         distance_N, norm_N = world.all_gather(torch.cat(rows), name=f"evaluate/{self.name}").numpy().T
         self._check(distance_N)
 
@@ -94,26 +94,6 @@ class Verification:
         for far in FALSE_ACCEPT_RATES:
             yield f"{self.name}/tar@far={far}", self.roc.tar_at(float(far))
         yield f"{self.name}/xnorm", float(norm_N.mean())
-
-    def _decode(self, batch: int) -> tuple[Tensor, Tensor]:
-        """The images of a batch, uint8 (I, 3, H, W); which of its pairs hold a broken one, bool (I / 2,)."""
-        first = 2 * self.pairs_per_batch * batch
-        encoded = self.images[first : first + 2 * self.pairs_per_batch]
-        image_IHW3 = np.zeros((len(encoded), self.image_size, self.image_size, 3), dtype=np.uint8)
-        broken_n = torch.zeros(len(encoded) // 2, dtype=torch.bool)
-        for i, data in enumerate(encoded):
-            try:
-                image_IHW3[i] = fit(decode(data), self.image_size)
-            except BadRecord:
-                # Not raised here: the other ranks would wait for this one. `_check` raises it on all of them.
-                broken_n[i // 2] = True
-        return torch.from_numpy(image_IHW3).permute(0, 3, 1, 2).contiguous(), broken_n
-
-    def _distances(self, embed: Forward, image_I3HW: Tensor) -> Tensor:
-        """(n, 2) float64 on the host: squared distance and mean embedding length of the pairs of a batch."""
-        unit_ID, norm_I = unit_embeddings(embed, image_I3HW, self.flip)
-        distance_n = (unit_ID[0::2] - unit_ID[1::2]).square().sum(1)
-        return torch.stack((distance_n, (norm_I[0::2] + norm_I[1::2]) / 2), dim=1)
 
     def _check(self, distance_N: np.ndarray) -> None:
         bad = np.flatnonzero(~np.isfinite(distance_N))

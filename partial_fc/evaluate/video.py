@@ -3,7 +3,6 @@
 N videos, S segments of each, V crops of a segment, C classes.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
@@ -15,7 +14,7 @@ from partial_fc.comm import World
 from partial_fc.data.sample import Source, naming
 from partial_fc.data.video.transforms import ClipTransform
 from partial_fc.evaluate.classification import Classification, surest
-from partial_fc.evaluate.evaluation import Forward, read_ahead
+from partial_fc.evaluate.evaluation import Forward
 
 # Scores are added as whole multiples of this: whole numbers have one sum, whatever the order and the number of ranks.
 _UNIT = 2.0**-32
@@ -49,15 +48,10 @@ class VideoViews(Classification):
 
     def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
         """Yields NAME/accuracy and NAME/topK. One collective, of 8 N C bytes. Raises as Classification's."""
-        num_classes, problem = self.source.num_classes, None
+        num_classes = self.source.num_classes
         sums_NC = torch.zeros(self.num_samples * num_classes + 2, dtype=torch.int64)  # then: not finite, unusable
         counts, score_NC = sums_NC[-2:], sums_NC[:-2].view(self.num_samples, num_classes)
-        num_batches = math.ceil(self.num_items / self.batch_size)
-        for index_B, input_B, _, error in read_ahead(self._read, num_batches, world, self.name):
-            if error is not None:
-                problem = problem or error
-                counts[1] += 1
-                continue
+        for index_B, input_B, _ in self._batches(world, counts):
             # (B, C, V, T, H, W), as Classification puts the last axis second.
             clip_BV = input_B.movedim(1, 2).flatten(0, 1)
             output_BC = forward(clip_BV).double().cpu()
@@ -67,7 +61,7 @@ class VideoViews(Classification):
             whole_BC = (output_BC.nan_to_num(0).clamp(-_LARGEST, _LARGEST) / _UNIT).round().long()
             score_NC.index_add_(0, (index_B // self.num_segments).repeat_interleave(self.num_crops), whole_BC)
         sums_NC = world.all_reduce(sums_NC, name=f"evaluate/{self.name}/scores")
-        self._check(sums_NC, problem)
+        self._check(sums_NC)
         yield from self._measure(sums_NC[:-2].view(self.num_samples, num_classes))
 
     def _measure(self, score_NC: torch.Tensor) -> Iterator[tuple[str, float]]:

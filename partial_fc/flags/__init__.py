@@ -4,6 +4,8 @@ and how it trains (training.py). numbers.py has the ranges of numbers, command_l
 from tyro.conf import OmitArgPrefixes as Flags
 
 from partial_fc.flags.command_line import near, parse, told_as_usage, trainer
+from partial_fc.flags.facts import basic, facts
+from partial_fc.flags.head import HeadFlags
 from partial_fc.flags.launch import LaunchFlags
 from partial_fc.flags.numbers import check_numbers, flag, switch
 from partial_fc.flags.rendezvous import RendezvousFlags
@@ -25,12 +27,15 @@ __all__ = [
     "ExchangeFlags",
     "Flags",
     "GuardFlags",
+    "HeadFlags",
     "LaunchFlags",
     "OptimFlags",
     "RendezvousFlags",
     "RunFlags",
     "ScheduleFlags",
+    "basic",
     "check_numbers",
+    "facts",
     "flag",
     "flat",
     "is_given",

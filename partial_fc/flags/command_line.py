@@ -1,7 +1,8 @@
-"""A command line -> the dataclass whose fields are its flags: help, and what is wrong with it in our own words.
+"""A command line -> the dataclass whose fields are its flags.
 
-tyro reads it. What is added: `--help` shows the flags that matter and `--help-all` all of them, and an error is one
-line that names the flag as it was typed, and the nearest one where there is none.
+tyro reads it. What is added: `--help` shows the basic flags and `--help-all` all of them, and an error is one line that
+names the flag as it was typed, and the nearest one where there is none. tyro prints its own errors and exits; so what
+is wrong with a value takes the value's place until tyro is done.
 """
 
 import dataclasses
@@ -15,11 +16,10 @@ import types
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
-from tyro import _errors as refusals  # experimental there: setup.cfg names the one version that has been tried
-from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, StructConstructorSpec, StructTypeInfo
 
 from partial_fc.errors import UsageError
 from partial_fc.flags.numbers import check_numbers, flag
@@ -27,8 +27,12 @@ from partial_fc.flags.numbers import check_numbers, flag
 _T = TypeVar("_T")
 _Result = TypeVar("_Result")
 _LONGEST_HELP = 150  # characters, of two lines beside or below a flag
-_KINDS = {"INT": "a whole number", "FLOAT": "a number", "PATH": "a path", "STR": "a word"}
-_KINDS["{True,False}"] = "True or False"
+_KINDS = {
+    int: ("INT", "a whole number"),
+    float: ("FLOAT", "a number"),
+    str: ("STR", "a word"),
+    Path: ("PATH", "a path"),
+}
 # Of other programs, and exactly the same: theirs -> ours.
 _ALIASES = {"bs": "batch_size", "learning_rate": "lr", "wd": "weight_decay", "workers": "num_workers"}
 
@@ -51,49 +55,37 @@ def parse(
     what they are here. typed: the user's own words, where `given` is a translation of them, and renamed: theirs ->
     ours.
     """
-    arguments = ["--help" if word in ("--help-all", "--help_all") else word for word in given]
     fields = dict(_fields(flags))
-    aliases = {theirs: ours for theirs, ours in _ALIASES.items() if ours in fields and theirs not in fields}
-    if typed is not None:  # where a translation has counted with the flags already, they would come too late
-        aliases = {}
-    arguments = _in_our_words(arguments, fields, aliases)
-    paragraphs = [" ".join((flags.__doc__ or "").split())]
-    shown: Collection[str] = ()
+    # Where a translation has counted with the flags already, aliases would come too late.
+    aliases = {} if typed is not None else {a: b for a, b in _ALIASES.items() if b in fields and a not in fields}
+    line = _Line(fields, elsewhere or {}, given if typed is None else typed, {**aliases, **(renamed or {})})
+    paragraphs, basic = [" ".join((flags.__doc__ or "").split())], frozenset[str]()
     if matter and {"-h", "--help"} & set(given):
-        shown = matter
+        basic = frozenset(matter)
         paragraphs.append(f"These are the flags that matter; --help-all shows all {len(fields)}.")
     width = max(40, shutil.get_terminal_size().columns)  # what tyro draws its boxes in
     # tyro would join lines that begin with a letter.
-    lines = [textwrap.fill(text, width, initial_indent=" ", subsequent_indent=" ") for text in paragraphs]
-    description = "\n".join(lines)
-    reader = _Reader(flags, elsewhere or {}, given if typed is None else typed, {**aliases, **(renamed or {})})
-    with refusals.on_parse_error(reader.refuse), warnings.catch_warnings():
-        # Of a configuration's value that is no choice: refused below, unless a flag replaces it.
+    description = "\n".join(
+        textwrap.fill(text, width, initial_indent=" ", subsequent_indent=" ") for text in paragraphs
+    )
+    words = [_translated(word, aliases) for word in given]
+    line.check(words)
+    with warnings.catch_warnings():
+        # Of a default that is no value of its flag: it is refused here, unless the flag replaces it.
         warnings.filterwarnings("ignore", message="The field .* is annotated", module="tyro")
-        more: dict[str, Any] = {} if default is None else {"default": default}
-        try:
-            found = tyro.cli(
-                flags, args=arguments, prog=program, description=description, registry=_words(shown), **more
-            )
-            if not hasattr(flags, "__post_init__"):
-                check_numbers(found)
-        except ValueError as error:  # of tyro's caller above, or of the dataclass: what does not go together
-            raise UsageError(reader.as_typed(str(error))) from error
-    return found
-
-
-def _in_our_words(arguments: list[str], fields: Mapping[str, Any], aliases: Mapping[str, str]) -> list[str]:
-    """The arguments with our names for aliases, and Python's None for the `none` of a flag that has it."""
-    may_be_none = {flag(name) for name, kind in fields.items() if type(None) in get_args(_bare(kind))}
-    found: list[str] = []
-    for word in arguments:
-        name, equals, value = word.partition("=")
-        name = name.replace("_", "-") if name.startswith("--") else name
-        if name in map(flag, aliases):
-            word = f"{flag(aliases[name[2:].replace('-', '_')])}{equals}{value}"
-        elif word == "none" and found and found[-1].replace("_", "-") in may_be_none:
-            word = "None"
-        found.append(word)
+        found, unknown = tyro.cli(
+            flags,
+            args=words,
+            prog=program,
+            description=description,
+            default=tyro.MISSING_NONPROP if default is None else default,
+            return_unknown_args=True,
+            registry=_rules(basic, elsewhere or {}),
+        )
+    if unknown:
+        raise UsageError(f"{unknown[0]!r} belongs to no flag; every value follows its --flag")
+    if isinstance(found, _Mistake):
+        raise UsageError(line.as_typed(found.message))
     return found
 
 
@@ -123,177 +115,187 @@ def near(name: str, names: Collection[str]) -> str:
     return f"; did you mean {by_lower[found[0]]}?" if found else ""
 
 
-class _Reader:
-    """What is wrong with one command line, told."""
+def _translated(word: str, aliases: Mapping[str, str]) -> str:
+    """A word with our name for an alias, and --help for --help-all."""
+    name, equals, value = word.partition("=")
+    theirs = name.replace("-", "_").removeprefix("__")
+    if theirs in aliases:
+        return f"{flag(aliases[theirs])}{equals}{value}"
+    return "--help" if theirs == "help_all" else word
 
-    def __init__(self, flags: type, elsewhere: Mapping[str, str], typed: Sequence[str], renamed: Mapping[str, str]):
-        self.elsewhere, self.typed_words = elsewhere, typed
-        self.names = [known for field in _fields(flags) for known in _spellings(field)] + list(map(flag, renamed))
-        # A flag as messages have it -> as it stands on the command line.
-        self.typed: dict[str, str] = {}
-        of_ours = {other: flag(field[0]) for field in _fields(flags) for other in _spellings(field)}
+
+class _Mistake(NamedTuple):
+    """What stands for a value that cannot be. flag: it is missing, and required."""
+
+    message: str
+    flag: str = ""
+
+
+class _Line:
+    """The words of one command line, and its flags that are none."""
+
+    def __init__(
+        self, fields: Mapping[str, Any], elsewhere: Mapping[str, str], typed: Sequence[str], renamed: Mapping[str, str]
+    ) -> None:
+        self.elsewhere = elsewhere
+        self.field_of = {other: field for field in fields.items() for other in _spellings(field)}
+        self.names = [known.lstrip("-") for known in (*self.field_of, *map(flag, renamed))]
+        self.typed: dict[str, str] = {}  # a flag as messages have it -> as it stands on the command line
+        ours = {flag(theirs): flag(field) for theirs, field in renamed.items()}
         for word in (word.partition("=")[0] for word in typed if word.startswith("-")):
-            name = word.lstrip("-")
-            spellings = (name, name.replace("-", "_"), name.replace("_", "-"))
-            ours = flag(next((renamed[theirs] for theirs in spellings if theirs in renamed), name))
-            ours = ours if word.startswith("--") else word
-            if ours in of_ours:
-                self.typed[of_ours[ours]] = word
+            name = word.replace("_", "-")
+            if field := self.field_of.get(ours.get(name, name)):
+                self.typed[flag(field[0])] = word
 
     def as_typed(self, message: str) -> str:
         """A message in which the flags are spelt as the user spelt them."""
-        return re.sub(r"(?<![\w-])--[a-z][a-z0-9_-]*", lambda found: self.typed.get(found[0], found[0]), message)
+        return re.sub(r"(?<![\w-])--[a-z][a-z0-9_-]*", lambda match: self.typed.get(match[0], match[0]), message)
 
-    def refuse(self, event: refusals.ParseErrorEvent) -> None:
-        """Raises UsageError, or returns where tyro's own words have to do."""
-        match event:
-            case refusals.UnrecognizedArgs(tokens=tokens):
-                self._unknown(tokens)
-            case refusals.MissingArgs(unrecognized_tokens=[*tokens]) if tokens:
-                self._unknown(tokens)
-            case refusals.MissingArgs(missing_arguments=missing):
-                names = [_name(argument.arg) for argument in missing]
-                what = re.split(r"(?<=[.;:]) ", _help(missing[0].arg.field.helptext))[0].rstrip(".;:")
-                raise UsageError(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} missing: {what}")
-            case refusals.InvalidChoice(argument=argument, value=value, choices=choices):
-                known = ", ".join(choices)
-                hint = self.elsewhere.get(f"{argument.field.intern_name} {value.lower()}")
-                hint = f"; {hint}" if hint else near(value, choices)
-                raise UsageError(f"{self._typed(argument)} is {value}; expected one of {known}{hint}")
-            case refusals.BadValue(argument=argument, reason="too_few_values"):
-                many = argument.lowered.nargs
-                raise UsageError(f"{self._typed(argument)} needs {'a value' if many == 1 else f'{many} values'}")
-            case refusals.InstantiationFailure(argument=None, message=message):
-                raise UsageError(self.as_typed(message))
-            case refusals.InstantiationFailure(argument=argument) if argument is not None:
-                name = self._typed(argument)
-                kinds = str(argument.lowered.metavar).split()
-                expected = _KINDS.get(kinds[0], kinds[0])
-                if len(kinds) > 1:
-                    expected += f" {'or more' if kinds[1] == '...' else f'{len(kinds)} times'}"
-                raise UsageError(f"{name} is {self._value(name)}; expected {expected}")
+    def check(self, words: Sequence[str]) -> None:
+        """Raises UsageError for a flag that is none, or has no value."""
+        for word, following in zip(words, [*words[1:], "--"], strict=False):
+            name, equals, _ = word.partition("=")
+            if not re.match(r"--?[a-zA-Z]", name) or re.match(r"-(inf|nan)$|-h$|--help$|--tyro-", name):
+                continue
+            field = self.field_of.get(name.replace("_", "-"))
+            if field is None:
+                raise UsageError(self._unknown(name))
+            count = _Values.of(field[1]).number
+            if equals and not count:
+                raise UsageError(f"{name} takes no value; its other side is {flag(f'no_{field[0]}')}")
+            if count == 1 and not equals and re.match(r"--?[a-zA-Z]|--$", following):
+                raise UsageError(self.as_typed(f"{flag(field[0])} needs a value"))
 
-    def _unknown(self, tokens: list[str]) -> NoReturn:
-        wrong = next((token for token in tokens if token.startswith("-")), None)
-        if wrong is None:
-            raise UsageError(f"{tokens[0]!r} belongs to no flag; every value follows its --flag")
-        wrong = wrong.partition("=")[0]
-        name = wrong.lstrip("-").replace("_", "-")
+    def _unknown(self, word: str) -> str:
+        name = word.lstrip("-").replace("_", "-")
         if name in self.elsewhere:
-            raise UsageError(f"{wrong} is no flag here: {self.elsewhere[name]}")
-        names = [known.lstrip("-") for known in self.names]
-        if name in names:
-            raise UsageError(f"{wrong} takes another number of values (--help-all shows them)")
+            return f"{word} is no flag here: {self.elsewhere[name]}"
+        begun = [known for known in self.names if known.startswith(f"{name}-") or known.endswith(f"-{name}")]
         alias = flag(_ALIASES.get(name.replace("-", "_"), "")).lstrip("-")
-        begun = (
-            [alias]
-            if alias in names
-            else [known for known in names if known.startswith(f"{name}-") or known.endswith(f"-{name}")]
+        begun = [alias] if alias in self.names else begun
+        question = f"; did you mean {begun[0]}?" if begun else near(name, self.names)
+        question = question.replace("-", "_") if "_" in word else question
+        return f"{word} is no flag here{question.replace('did you mean ', 'did you mean --')} (--help-all lists them)"
+
+
+class _Values(NamedTuple):
+    """What follows a flag. kind: of each value; choices: by their names, where they are few; number: how many, 0: none,
+    -1: any number, in a tuple."""
+
+    kind: Any
+    choices: dict[str, Any]
+    number: int
+    optional: bool
+
+    @classmethod
+    def of(cls, kind: Any) -> "_Values":
+        bare = _bare(kind)
+        parts = get_args(bare) if get_origin(bare) in (Union, types.UnionType) else (bare,)
+        one, count = next(part for part in parts if part is not type(None)), int(bare is not bool)
+        if get_origin(one) is tuple:
+            count = -1 if Ellipsis in get_args(one) else len(get_args(one))
+            one = get_args(one)[0]
+        choices = get_args(one) if get_origin(one) is Literal else (True, False) if one is bool else ()
+        return cls(one, {str(choice): choice for choice in choices}, count, type(None) in parts)
+
+    def spec(self, name: str, elsewhere: Mapping[str, str]) -> PrimitiveConstructorSpec[Any]:
+        """How tyro reads and shows them."""
+        one = "{" + ",".join(self.choices) + "}" if self.choices else _KINDS[self.kind][0]
+        return PrimitiveConstructorSpec(
+            nargs=1 if self.number == 1 else "*",
+            metavar=f"{one} ..." if self.number < 0 else " ".join([one] * self.number),
+            instance_from_str=functools.partial(self.read, name, elsewhere),
+            is_instance=lambda value: True,
+            str_from_instance=lambda value: list(map(str, value)) if isinstance(value, tuple) else [str(value)],
         )
-        question = f"; did you mean {begun[0]}?" if begun else near(name, names)
-        question = question.replace("-", "_") if "_" in wrong else question
-        question = question.replace("did you mean ", "did you mean --")
-        raise UsageError(f"{wrong} is no flag here{question} (--help-all lists them)")
 
-    def _typed(self, argument: Any) -> str:
-        """The flag as it stands on the command line."""
-        return self.as_typed(_name(argument))
-
-    def _value(self, name: str) -> str:
-        for number, word in enumerate(self.typed_words):
-            if word.partition("=")[0] == name and "=" in word:
-                return word.partition("=")[2]
-            if word == name:
-                following = self.typed_words[number + 1 :]
-                end = next((n for n, other in enumerate(following) if other.startswith("--")), len(following))
-                return " ".join(following[:end])
-        return "what it is"
-
-
-def _name(argument: Any) -> str:
-    """A flag by its field's name, or the metavariable of an argument without one."""
-    if argument.is_positional():
-        return str(argument.lowered.metavar)
-    return flag(argument.field.intern_name)
+    def read(self, name: str, elsewhere: Mapping[str, str], words: list[str]) -> Any:
+        """The value, or what is wrong with it."""
+        if self.optional and words in (["none"], ["None"]):
+            return None
+        wrong = [word for word in words if word not in self.choices]
+        if self.choices and wrong:
+            hint = elsewhere.get(f"{name} {wrong[0].lower()}")
+            hint = f"; {hint}" if hint else near(wrong[0], self.choices)
+            return _Mistake(f"{flag(name)} is {wrong[0]}; expected one of {', '.join(self.choices)}{hint}")
+        try:
+            values = [self.choices[word] if self.choices else self.kind(word) for word in words]
+        except ValueError:
+            values = []
+        if len(values) != len(words) or self.number not in (-1, len(words)):
+            times = {-1: " or more", 1: ""}.get(self.number, f" {self.number} times")
+            return _Mistake(f"{flag(name)} is {' '.join(words)}; expected {_KINDS[self.kind][1]}{times}")
+        return values[0] if self.number == 1 else tuple(values)
 
 
-def _help(text: str | Callable[[], str | None] | None) -> str:
-    """One paragraph: where a docstring's lines end is not where the screen's do."""
-    return " ".join(((text() if callable(text) else text) or "").split())
-
-
-def _first_sentences(text: str) -> str:
-    """As much of a help text as two lines hold, and at least its first sentence."""
-    found = ""
-    for sentence in re.split(r"(?<=[.;]) (?=[A-Z0-9a-z-])", text):
-        if found and len(found) + len(sentence) > _LONGEST_HELP:
-            return f"{found.rstrip(';')}." if found[-1] == ";" else found
-        found = f"{found} {sentence}" if found else sentence
-    return found
-
-
-def _words(matter: Collection[str]) -> ConstructorRegistry:
-    """How fields are shown: paragraphs, `none` for None, and with `matter` only those fields, in short."""
-    registry, busy = ConstructorRegistry(), set[int]()
+def _rules(basic: Collection[str], elsewhere: Mapping[str, str]) -> ConstructorRegistry:
+    """How fields are read and shown: paragraphs, `none` for None, and with `basic` only those fields, in short."""
+    registry = ConstructorRegistry()
+    asking = False  # tyro's own rule, which is behind this one
 
     @registry.struct_rule
     def rule(info: StructTypeInfo) -> StructConstructorSpec | None:
-        if not dataclasses.is_dataclass(info.type) or id(info) in busy:
+        nonlocal asking
+        if asking or not dataclasses.is_dataclass(info.type):
             return None
-        busy.add(id(info))
+        asking = True
         try:
             spec = ConstructorRegistry.get_struct_spec(info)
         finally:
-            busy.discard(id(info))
+            asking = False
         assert isinstance(spec, StructConstructorSpec)
-        fields = []
-        for field in spec.fields:
-            kind: Any = field.type
-            if not dataclasses.is_dataclass(_bare(kind)):
-                if matter and field.name not in matter:
-                    kind = tyro.conf.Suppress[kind]  # type: ignore[misc]
-                kind = _tuple(kind, field.default) if get_origin(_bare(kind)) is tuple else _optional(kind)
-            text = functools.partial(_shown_help, field.helptext, bool(matter))
-            fields.append(dataclasses.replace(field, type=kind, helptext=text))
-        return dataclasses.replace(spec, fields=tuple(fields))
+        fields = [field if dataclasses.is_dataclass(_bare(field.type)) else shown(field) for field in spec.fields]
+
+        def instantiate(**values: Any) -> Any:
+            return _instantiated(spec.instantiate, values)
+
+        instantiate.__doc__ = info.type.__doc__  # the heading of a group
+        return StructConstructorSpec(instantiate, tuple(fields))
+
+    def shown(field: Any) -> Any:
+        kind, default, metadata = field.type, field.default, getattr(field.type, "__metadata__", ())
+        whole = " ".join(((field.helptext() if callable(field.helptext) else field.helptext) or "").split())
+        values = _Values.of(kind)
+        if values.number:
+            hint: Any = lambda label: f"(default: {'none' if label in ('', 'None') else label})"  # noqa: E731
+            if default in (tyro.MISSING, tyro.MISSING_NONPROP):
+                own = next((extra.metavar for extra in metadata if getattr(extra, "metavar", None)), field.name.upper())
+                name = own if tyro.conf.Positional in metadata else flag(field.name)
+                what = _sentences(whole, 0).partition(": ")[0].rstrip(".")
+                default, hint = _Mistake(f"missing: {what}", name), "(required)"
+            hint = "(default: none)" if default == () else hint
+            spec = [] if tyro.conf.UseAppendAction in metadata else [values.spec(field.name, elsewhere)]
+            kind = Annotated[kind, *spec, tyro.conf.arg(help_behavior_hint=hint)]
+        if basic and field.name not in basic:
+            kind = Annotated[kind, tyro.conf.Suppress]
+        helptext = (_sentences(whole, _LONGEST_HELP) if basic else whole) or None
+        return dataclasses.replace(field, type=kind, default=default, helptext=helptext)
 
     return registry
 
 
-def _shown_help(text: str | Callable[[], str | None] | None, short: bool) -> str | None:
-    whole = _help(text)
-    return (_first_sentences(whole) if short else whole) or None
+def _instantiated(make: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    """The dataclass, or what is wrong with it."""
+    mistakes = [value for value in values.values() if isinstance(value, _Mistake)]
+    if mistake := next((mistake for mistake in mistakes if not mistake.flag), None):
+        return mistake
+    if mistakes:
+        are = "is" if len(mistakes) == 1 else "are"
+        return _Mistake(f"{', '.join(mistake.flag for mistake in mistakes)} {are} {mistakes[0].message}")
+    try:
+        made = make(**values)
+        if not hasattr(made, "__post_init__"):
+            check_numbers(made)
+    except ValueError as error:
+        return _Mistake(str(error))
+    return made
 
 
-def _optional(kind: Any) -> Any:
-    """`X | None` shown as an X that is none, rather than as Python has it."""
-    union = _bare(kind)
-    inner = [part for part in get_args(union) if part is not type(None)]
-    if get_origin(union) not in (Union, types.UnionType) or len(inner) != 1 or len(get_args(union)) != 2:
-        return kind
-    if any(getattr(extra, "metavar", None) for extra in getattr(kind, "__metadata__", ())):
-        return kind
-    part, more = inner[0], ""
-    if get_origin(part) is tuple:
-        parts = get_args(part)
-        part, more = parts[0], " ..." if parts[-1] is Ellipsis else "*"
-    names = {int: "INT", float: "FLOAT", str: "STR", bool: "{True,False}"}
-    metavar = names.get(part, "PATH" if isinstance(part, type) else "")
-    if get_origin(part) is not None:
-        metavar = "{" + ",".join(map(str, get_args(part))) + "}"
-    if more == "*":
-        metavar, more = " ".join([metavar] * len(get_args(inner[0]))), ""
-    hint = lambda label: f"(default: {'none' if label == 'None' else label})"  # noqa: E731
-    return Annotated[kind, tyro.conf.arg(metavar=f"{metavar}{more}", help_behavior_hint=hint)]
-
-
-def _tuple(kind: Any, default: Any) -> Any:
-    """Any number of values; tyro shows no default as an empty one."""
-    missing = default in (tyro.MISSING, tyro.MISSING_NONPROP)
-    if default == () or (missing and get_args(_bare(kind))[-1] is Ellipsis):
-        hint = "(default: none)" if default == () else "(required)"
-        return Annotated[kind, tyro.conf.arg(help_behavior_hint=hint)]
-    return kind
+def _sentences(text: str, longest: int) -> str:
+    """As many sentences of a text as `longest` characters hold, and at least one."""
+    ends = [match.start() for match in re.finditer(r"(?<=[.;]) (?=[A-Z0-9a-z-])", text)] + [len(text)]
+    text = text[: max([ends[0], *(end for end in ends if end <= longest)])]
+    return f"{text[:-1]}." if text[-1:] == ";" else text
 
 
 def _bare(kind: Any) -> Any:
@@ -312,6 +314,8 @@ def _fields(flags: Any) -> Iterator[tuple[str, Any]]:
 def _spellings(field: tuple[str, Any]) -> Iterator[str]:
     """Of one flag: its name, its other names, and without what it turns off."""
     name, kind = field
+    if tyro.conf.Positional in getattr(kind, "__metadata__", ()):
+        return
     yield flag(name)
     if _bare(kind) is bool:
         yield flag(f"no_{name}")

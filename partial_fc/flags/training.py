@@ -13,9 +13,9 @@ import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from partial_fc.comm import elastic
+from partial_fc.flags.facts import Basic, Counts, In, MayChange, Refused, may_change
 from partial_fc.flags.numbers import BATCH, check_numbers, flag
 
 if TYPE_CHECKING:
@@ -25,20 +25,21 @@ NO_CHECKPOINT = ("auto", "same", "never")
 """What --resume may be, besides the folder of a checkpoint."""
 
 
+@may_change
 @dataclass(frozen=True, kw_only=True)
 class RunFlags:
     """Where a run is written, when it is saved, and what it goes on from."""
 
-    models_root: Path
+    models_root: Annotated[Path, Basic]
     """Where everything is written: model, checkpoints, logs, TensorBoard, loss.csv, result.json, pictures; by one run
     at a time. In the default DATA is the name of the data set (of --dataset, --config, or the data's path), NETWORK
     that of the network: runs/face-faces-r50."""
-    resume: str = "auto"
+    resume: Annotated[str, Basic] = "auto"
     """auto: go on from the newest checkpoint of --checkpoint-dir that is whole, if there are any; damaged ones are set
     aside. same: as auto, but only where it was trained with the same flags. never; or the DIR of a checkpoint: of an
     older one of this run, the newer ones are set aside. Flags that are others than then are named in the log, or
     refused."""
-    frequent: int = 20
+    frequent: Annotated[int, In(1)] = 20
     """Steps between two lines of the log. (The first ones come after 1, 2, 5 and 10 steps.)"""
     log_style: Literal["own", "insightface-mxnet"] = "own"
     """insightface-mxnet (recipe face): the lines of InsightFace's MXNet trainer, to the letter, on the terminal and in
@@ -55,7 +56,7 @@ class RunFlags:
     """Steps between two checkpoints, which are written while training goes on; 0: none but those that the recipe writes
     anyway, and the one at the end. (Of images that are made up none is written unless --models-root, --checkpoint-dir
     or another --checkpoint-every than the default asks for it.)"""
-    keep_checkpoints: int = 3
+    keep_checkpoints: Annotated[int, In(1)] = 3
     """Older ones are removed."""
     save_best: bool = True
     """A checkpoint also whenever an evaluation was the best so far (mean accuracy of all sets); the best one is kept
@@ -64,11 +65,11 @@ class RunFlags:
     """Steps between two copies of each process's share of the state in the memory of another host, from which a run
     goes on that loses a host (horovodrun --min-np ... --host-discovery-script ...); 0: it goes on from its last
     checkpoint. none: 100 where horovodrun runs so and the state is in memory, else 0."""
-    seed: int = 0
+    seed: Annotated[int, Counts] = 0
     """Start of everything that is random: equal seeds give equal runs, for any number of ranks."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, frequent=1, keep_checkpoints=1)
+        check_numbers(self)
         if self.wandb is not None and importlib.util.find_spec("wandb") is None:
             raise ValueError(
                 f"--wandb {self.wandb} needs the package wandb, which is not installed: `pip install wandb`, or leave "
@@ -81,6 +82,7 @@ class RunFlags:
         return self.checkpoint_dir or self.models_root / "checkpoints"
 
 
+@may_change
 @dataclass(frozen=True, kw_only=True)
 class GuardFlags:
     """What happens where numbers are not finite, and how replicas are watched."""
@@ -90,15 +92,15 @@ class GuardFlags:
     --models-root. stop: the run ends, the last checkpoint stands. skip: the update is made on no rank, and the run goes
     on; class centres then wait for the backbone's gradient in every step. rollback: back to the last checkpoint, and on
     with the data after the bad batch."""
-    max_skips: int = 10
+    max_skips: Annotated[int, In(1)] = 10
     """For skip: so many in a row, then it ends."""
-    max_rollbacks: int = 3
+    max_rollbacks: Annotated[int, In(1)] = 3
     """For rollback: so many, then it ends."""
     desync_every: int = 500
     """Steps between two checks that the backbone and its optimizer are the same bits on all ranks; 0: never."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, max_skips=1, max_rollbacks=1)
+        check_numbers(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,13 +110,13 @@ class ExchangeFlags:
     gradient_compression: Literal["none", "fp16", "bf16", "2bit", "powersgd"] = "none"
     """For slow links. fp16, bf16: half the bytes. 2bit (as MXNet has it), powersgd: far fewer; what a step leaves out
     goes with the next ones."""
-    compression_threshold: float | None = None
-    """For 2bit: what a value is sent as, in units of the gradient summed over the images; 0.5 when not given."""
-    compression_rank: int | None = None
+    compression_threshold: Annotated[float | None, In("(0, inf)")] = None
+    """For 2bit: what a value is sent as, in units of the gradient summed over the samples; 0.5 when not given."""
+    compression_rank: Annotated[int | None, In("[1, 65536]")] = None
     """For powersgd: rank of the matrices that are sent; 4 when not given."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, compression_threshold="(0, inf)", compression_rank="[1, 65536]")
+        check_numbers(self)
         for name, kind in (("compression_threshold", "2bit"), ("compression_rank", "powersgd")):
             value = getattr(self, name)
             if value is not None and self.gradient_compression != kind:
@@ -138,15 +140,17 @@ class ExchangeFlags:
 class OptimFlags:
     """Batches, the backbone's optimizer, and the precision it computes in."""
 
-    batch_size: int = 64
-    """Images of one process in one forward pass; see --accumulate."""
-    accumulate: int = 1
-    """Micro-batches of --batch-size images that make one update: what one batch of all of them would do (batch norm
+    batch_size: Annotated[int, In(BATCH), Basic] = 64
+    """Samples of one process in one forward pass; see --accumulate."""
+    accumulate: Annotated[int, In(BATCH)] = 1
+    """Micro-batches of --batch-size samples that make one update: what one batch of all of them would do (batch norm
     apart), in the memory of one. Steps, schedules and --max-steps count updates."""
-    optimizer: Literal["sgd", "adamw", "muon"] = "sgd"
+    optimizer: Annotated[Literal["sgd", "adamw", "muon"], Basic, Refused("its state is of no use to another one")] = (
+        "sgd"
+    )
     """What moves the backbone, and class centres where they have no other. muon: Muon for convolutions and matrices,
     AdamW for the rest and for centres, at AdamW's learning rate and decay."""
-    momentum: float = 0.9
+    momentum: Annotated[float, In("[0, 1)")] = 0.9
     """For sgd."""
     weight_decay: float = 5e-4
     """Decay of all parameters."""
@@ -154,33 +158,33 @@ class OptimFlags:
     """Largest norm of the whole gradient, over backbone and all shards of class centres; 0: any."""
     sync_bn: bool = False
     """Batch-norm statistics over all ranks: W ranks then do what one process does with the whole batch."""
-    precision: Literal["auto", "bf16", "fp16", "fp16-o2", "fp32", "fp64"] = "auto"
+    precision: Annotated[Literal["auto", "bf16", "fp16", "fp16-o2", "fp32", "fp64"], Basic] = "auto"
     """bf16, fp16: the backbone computes in 16 bits where that is safe (autocast, Apex's O1); fp16 with a loss scale.
     fp16-o2: its weights are float16, too, with fp32 masters (Apex's O2). auto: bf16 where the hardware has it, else
     fp32. A head with class centres multiplies bfloat16 numbers where the backbone computes in 16 bits and the hardware
     has them, and adds up in fp32. fp64: for checks, where rounding would hide whether two runs do the same."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, batch_size=BATCH, accumulate=BATCH, momentum="[0, 1)")
+        check_numbers(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleFlags:
     """How long a run is, and the course of its learning rate."""
 
-    lr: float = 0.1
+    lr: Annotated[float, Basic] = 0.1
     """Learning rate, for a global batch of --base-batch-size where --lr-scaling is linear."""
     lr_scaling: Literal["linear", "none"] = "linear"
     """linear: --lr times global batch / --base-batch-size; the arithmetic is printed."""
-    base_batch_size: int = 512
+    base_batch_size: Annotated[int, In(1)] = 512
     """The global batch that --lr is meant for."""
     lr_scheduler: Literal["step", "polynomial", "cosine", "constant"] = "polynomial"
     """Course of the rate after the warm-up."""
-    lr_steps: tuple[int, ...] = ()
+    lr_steps: Annotated[tuple[int, ...], In(1)] = ()
     """For `step`: the updates after which the rate falls (--lr-factor)."""
     lr_step_epochs: float = 0.0
     """For `step`, instead of --lr-steps: the rate falls again and again, each time after so many epochs."""
-    lr_factor: float = 0.1
+    lr_factor: Annotated[float, In("(0, 1)")] = 0.1
     """For `step`: what the rate is multiplied by."""
     lr_power: float = 1.0
     """For `polynomial`."""
@@ -190,21 +194,22 @@ class ScheduleFlags:
     """The same in epochs; added to --warmup-steps."""
     warmup_lr: float = 0.0
     """The rate of the first update of a warm-up. (Goyal et al. begin with --lr, before its scaling.)"""
-    epochs: float = 20.0
+    epochs: Annotated[float, In("(0, inf)"), Basic, MayChange] = 20.0
     """Passes over the data; may be a fraction."""
-    max_steps: int | None = None
+    max_steps: Annotated[int | None, In(1), Basic, MayChange] = None
     """Ends training after so many updates instead of --epochs."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, base_batch_size=1, max_steps=1, lr_steps=1, lr_factor="(0, 1)", epochs="(0, inf)")
+        check_numbers(self)
         if self.lr_steps and self.lr_step_epochs:
             raise ValueError("--lr-steps and --lr-step-epochs both say where the rate falls; give one of them")
 
 
-def notes(config: Any, world_size: int) -> Iterator[str]:
-    """What was asked for in the shared groups of a Config and makes no difference here."""
+def notes(config: Any, world_size: int, elastic: bool) -> Iterator[str]:
+    """What was asked for in the shared groups of a Config and makes no difference here. elastic: whether hosts may come
+    and go."""
     run, guards, kind = config.run, config.guards, config.exchange.gradient_compression
-    if run.commit_every and not elastic.active():
+    if run.commit_every and not elastic:
         yield (
             f"--commit-every {run.commit_every} without effect: there are no commits here; they are for horovodrun "
             "with --min-np and --host-discovery-script"

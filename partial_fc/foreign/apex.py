@@ -3,11 +3,8 @@
     {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "amp": amp.state_dict()}
 
 amp's part is {"loss_scaler0": {"loss_scale": x, "unskipped": n}}, n being the updates since the scale last
-changed; without loss scaling x is 1. The model's tensors are fp32 under every opt_level: under O2 Apex widens its
-float16 weights for the file; what is written here are the fp32 masters, of which those are the rounding. Models that
+changed; without loss scaling x is 1. The model's tensors are fp32 under every opt_level (here the masters). Models that
 were wrapped in DistributedDataParallel have "module." before each name.
-
-Files are read as tensors and plain values only (`partial_fc.foreign.torch_file`), so a foreign one cannot run code.
 """
 
 import math
@@ -48,10 +45,8 @@ def write(
     loss_scale: float = 1.0,
     unskipped: int = 0,
 ) -> None:
-    """model: fp32 weights (with fp16-o2 the masters) and the buffers, by name.
-
-    The file takes an old one's place at once. Raises ValueError for weights that are not fp32: Apex writes no others.
-    """
+    """Writes a file, in an old one's place at once. model: fp32 weights (with fp16-o2 the masters) and the buffers, by
+    name. Raises ValueError for weights that are not fp32: Apex writes no others."""
     for name, t in model.items():
         if t.is_floating_point() and t.dtype != torch.float32:
             raise ValueError(f"{path}: {name} is {t.dtype}; Apex's files hold fp32 weights")
@@ -121,19 +116,18 @@ def _state_names(optimizer: torch.optim.Optimizer) -> set[str]:
 
 def _scaler(path: Path, amp: Any) -> tuple[float, int]:
     """(loss scale, updates since it last changed)."""
-    what = f"{path}: its amp is {str(amp)[:200]}"
-    if isinstance(amp, dict) and "growth_tracker" in amp:
-        what += ", the state of torch's GradScaler, not Apex's"
-    try:
-        (name,) = amp
-        loss_scale, unskipped = float(amp[name]["loss_scale"]), int(amp[name]["unskipped"])
-    except (TypeError, ValueError, LookupError, RuntimeError, OverflowError):
-        name = ""
-    if name != "loss_scaler0":
-        raise ValueError(
-            f"{what}; expected {{'loss_scaler0': {{'loss_scale': x, 'unskipped': n}}}}, two numbers of the one loss "
-            "that there is here"
-        )
+    match amp:
+        case {"loss_scaler0": {"loss_scale": int() | float() as loss_scale, "unskipped": int() as unskipped}} if (
+            len(amp) == 1
+        ):
+            pass
+        case _:
+            of_torch = isinstance(amp, dict) and "growth_tracker" in amp
+            whose = ", the state of torch's GradScaler, not Apex's" if of_torch else ""
+            raise ValueError(
+                f"{path}: its amp is {str(amp)[:200]}{whose}; expected "
+                "{'loss_scaler0': {'loss_scale': x, 'unskipped': n}}, two numbers of the one loss that there is here"
+            )
     if not (math.isfinite(loss_scale) and loss_scale > 0 and unskipped >= 0):
         raise ValueError(f"{path}: loss scale {loss_scale}, unskipped {unskipped}; expected above 0, and 0 or more")
-    return loss_scale, unskipped
+    return float(loss_scale), unskipped

@@ -41,12 +41,8 @@ class RankCentres:
 
 def from_checkpoint(path: Path) -> RankCentres:
     """Reads the centres of a checkpoint_gpu_R.pt."""
-    checkpoint = torch_file.load(path)
-    if not isinstance(checkpoint, Mapping) or "state_dict_softmax_fc" not in checkpoint:
-        raise ValueError(f"{path} holds {_kind(checkpoint)}; expected a checkpoint with state_dict_softmax_fc")
+    checkpoint, states = _checkpoint(path, "state_dict_softmax_fc")
     centres = RankCentres(_centres(checkpoint["state_dict_softmax_fc"], path))
-    optimizer = checkpoint.get("state_optimizer")
-    states = parameter_states(optimizer, path) if optimizer else []
     # The centres are the last parameter of the last group, as its trainer says they must be.
     state = states[-1] if states else {}
     shape = centres.centre_LD.shape
@@ -81,13 +77,10 @@ def backbone_of(path: Path, parameters: Collection[str]) -> tuple[dict[str, Tens
     '<parameter>/<state>', {"epoch", "global_step"} as far as they are there).
 
     parameters: the names in the state dict that are parameters; the n-th of them is the optimizer's n-th."""
-    checkpoint = torch_file.load(path)
-    weights = checkpoint.get("state_dict_backbone") if isinstance(checkpoint, Mapping) else None
-    if not is_state_dict(weights):
-        raise ValueError(f"{path} has no state_dict_backbone of tensors")
-    weights = without_prefix(weights)
-    optimizer = checkpoint.get("state_optimizer")
-    states = parameter_states(optimizer, path) if optimizer else []
+    checkpoint, states = _checkpoint(path, "state_dict_backbone")
+    if not is_state_dict(checkpoint["state_dict_backbone"]):
+        raise ValueError(f"{path}: its state_dict_backbone is no dictionary of tensors")
+    weights = without_prefix(checkpoint["state_dict_backbone"])
     names = [name for name in weights if name in parameters]
     named = {}
     for number, (name, state) in enumerate(zip(names, states, strict=False)):
@@ -96,6 +89,15 @@ def backbone_of(path: Path, parameters: Collection[str]) -> tuple[dict[str, Tens
             named[f"{name}/{key}"] = value if isinstance(value, Tensor) else torch.tensor(float(value))
     facts = {key: checkpoint[key] for key in ("epoch", "global_step") if isinstance(checkpoint.get(key), int)}
     return weights, named, facts
+
+
+def _checkpoint(path: Path, part: str) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
+    """(a checkpoint_gpu_R.pt that has this part, its optimizer's state of each parameter)."""
+    checkpoint = torch_file.load(path)
+    if not isinstance(checkpoint, Mapping) or part not in checkpoint:
+        raise ValueError(f"{path} holds {_kind(checkpoint)}; expected a checkpoint with {part}")
+    optimizer = checkpoint.get("state_optimizer")
+    return checkpoint, parameter_states(optimizer, path) if optimizer else []
 
 
 def _centres(content: Any, path: Path) -> Tensor:

@@ -15,10 +15,9 @@ _KEYS = ("state_dict_backbone", "state_dict", "model_state_dict", "model")
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(state dict, what the file says of it) of a .safetensors file, or of one of torch.save's: a state dict
-    (arcface_torch's `model.pt` or `backbone.pth`, torchvision's), or a whole checkpoint (arcface_torch's
-    checkpoint_gpu_R.pt, Lightning's .ckpt), of which the backbone counts. Names come without what a wrapper or a larger
-    module puts before them. No code of a file is run. Raises ValueError for anything else."""
+    """(state dict, what the file says of it) of a .safetensors file, or of one of torch.save's: a state dict, or a
+    checkpoint, of which the backbone counts. Names come without what a wrapper or a larger module puts before them. No
+    code of a file is run. Raises ValueError for anything else."""
     if path.suffix == ".safetensors":
         check_regular(path)
         try:
@@ -40,11 +39,8 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def load_weights(model: nn.Module, path: str | Path, leave_out: str = "") -> None:
-    """Loads the weights of a file, in place. leave_out: names of the file that begin so are not wanted.
-
-    Names and shapes must be equal one to one; ValueError lists what is missing, unexpected or of another
-    shape, and then nothing has been loaded.
-    """
+    """Loads the weights of a file, in place, but for those whose names begin with leave_out. Raises ValueError, with
+    what is missing, unexpected or of another shape, before anything is loaded."""
     weights, _ = read_weights(Path(path))
     wanted = {name: t for name, t in weights.items() if not leave_out or not name.startswith(leave_out)}
     load_state(model, wanted, Path(path))

@@ -12,7 +12,7 @@ itself (_riv). A float16 parameter stands beside its fp32 master ("_fp32"), whic
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,10 @@ from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from partial_fc.data.databases import minidb, protobuf_messages
+from partial_fc.foreign.state_dicts import misfits
 
 _META, _READER, _ITERATION = "!!META_NET_DEF", "!!PREDICTOR_DBREADER", "optimizer_iteration"
 _CHUNK = 1_000_000  # values
-_SHOWN = 6
 _FLOAT, _INT64, _FLOAT16 = 1, 10, 12
 _BATCH_NORM = {"weight": "s", "bias": "b", "running_mean": "rm", "running_var": "riv"}
 _SUFFIXES = ("_w", "_b", "_s", "_rm", "_riv")  # of what a network is made of
@@ -100,38 +100,29 @@ def _batch_norm(name: str, blob: str) -> dict[str, str]:
 
 def read(path: Path, state: Mapping[str, Tensor]) -> Caffe2Model:
     """The file's values for a network whose own state dict is `state`, in its dtypes and on its devices. A network
-    without a last layer (for a head with class centres) leaves the file's out.
-
-    Raises ValueError, with what is missing, superfluous or of another shape, for a file of another network, and for one
-    that is damaged.
-    """
+    without a last layer (for a head with class centres) leaves the file's out. Raises ValueError for a file of another
+    network, with what differs, and for one that is damaged."""
     names, blobs = blob_names(state), _read_blobs(path)
-    expected = set(names.values())
+    expected = {blob: state[name] for name, blob in names.items()}
     last_layer = ("last_out_",) if "fc.weight" not in state else ()
-    others = [blob for blob in blobs if blob not in expected and not blob.startswith(last_layer)]
-    problems = {
-        "lacks": [blob for blob in names.values() if blob not in blobs],
-        "has besides": [blob for blob in others if blob.endswith(_SUFFIXES)],
-        "has in another shape": [
-            f"{blob} {blobs[blob].shape}, here {tuple(state[name].shape)}"
-            for name, blob in names.items()
-            if blob in blobs and blobs[blob].shape != tuple(state[name].shape)
-        ],
+    of_a_network = {
+        blob: t
+        for blob, t in blobs.items()
+        if blob in expected or (blob.endswith(_SUFFIXES) and not blob.startswith(last_layer))
     }
-    if any(problems.values()):
-        found = "; it ".join(f"{what} {_list(which)}" for what, which in problems.items() if which)
+    if problems := misfits(of_a_network, expected):
         raise ValueError(
-            f"{path} is of another network: it {found}. Compare --num_labels, --num_layers, --num_channels and "
+            f"{path} is of another network: {problems}. Compare --num_labels, --num_layers, --num_channels and "
             "--resnext_* with the run that wrote it"
         )
     momentum = {
-        f"{name}/momentum": _like(blobs[f"{blob}_momentum"], state[name])
+        f"{name}/momentum": blobs[f"{blob}_momentum"].to(state[name])
         for name, blob in names.items()
         if f"{blob}_momentum" in blobs
     }
-    iteration = int(blobs[_ITERATION].reshape(-1)[0]) if _ITERATION in blobs else None
-    taken = expected | {f"{blob}_momentum" for blob in expected} | {_ITERATION}
-    own = {name: _like(blobs[names[name]], t) if name in names else t for name, t in state.items()}
+    iteration = int(blobs[_ITERATION].flatten()[0]) if _ITERATION in blobs else None
+    taken = {*expected, *(f"{blob}_momentum" for blob in expected), _ITERATION}
+    own = {name: blobs[names[name]].to(t) if name in names else t for name, t in state.items()}
     return Caffe2Model(own, momentum, iteration, sorted(blobs.keys() - taken))
 
 
@@ -142,12 +133,9 @@ def write(
     iteration: int = 0,
     device: str = "gpu_0",
 ) -> None:
-    """state: a network's state dict. momentum: as `optim.backbone.named_state` gives that of RateInMomentum. device:
-    what Caffe2 writes before each name.
-
-    The file takes an old one's place at once. It has the net with which Caffe2's trainers load it, not the one that
-    predicts. Raises ValueError for momentum of another kind, which Caffe2 would take for its own.
-    """
+    """Writes a file that Caffe2's trainers load (without the net that predicts), in an old one's place at once.
+    momentum: as `optim.backbone.named_state` gives that of RateInMomentum. device: what Caffe2 writes before each name.
+    Raises ValueError for momentum of another kind."""
     names = blob_names(state)
     tensors = {f"{device}/{blob}": state[name] for name, blob in names.items()}
     for full_name, t in (momentum or {}).items():
@@ -165,17 +153,15 @@ def _pairs(tensors: Mapping[str, Tensor], iteration: int) -> Iterator[tuple[byte
         value = t.detach().to("cpu", torch.float32).numpy().astype("<f4", copy=False).reshape(-1)
         for number, begin in enumerate(range(0, len(value), _CHUNK)):
             piece = value[begin : begin + _CHUNK]
-            blob = _Blob(name=name, type="Tensor")
-            blob.tensor.dims.extend(t.shape)
-            blob.tensor.data_type, blob.tensor.name, blob.tensor.float_data = _FLOAT, name, piece.tobytes()
-            blob.tensor.segment.begin, blob.tensor.segment.end = begin, begin + len(piece)
-            yield f"{name}#%{number}".encode(), blob.SerializeToString()
-    blob = _Blob(name=_ITERATION, type="Tensor")
-    blob.tensor.dims.append(1)
-    blob.tensor.data_type, blob.tensor.name = _INT64, _ITERATION
-    blob.tensor.int64_data.append(iteration)
-    blob.tensor.segment.begin, blob.tensor.segment.end = 0, 1
-    yield f"{_ITERATION}#%0".encode(), blob.SerializeToString()
+            yield _record(name, number, t.shape, begin, len(piece), data_type=_FLOAT, float_data=piece.tobytes())
+    yield _record(_ITERATION, 0, (1,), 0, 1, data_type=_INT64, int64_data=[iteration])
+
+
+def _record(name: str, number: int, shape: Sequence[int], begin: int, count: int, **values: Any) -> tuple[bytes, bytes]:
+    """One piece of a blob: values begin to begin + count - 1."""
+    blob = _Blob(name=name, type="Tensor", tensor={"dims": shape, "name": name, **values})
+    blob.tensor.segment.begin, blob.tensor.segment.end = begin, begin + count
+    return f"{name}#%{number}".encode(), blob.SerializeToString()
 
 
 def _meta_net(names: Iterable[str]) -> bytes:
@@ -191,7 +177,7 @@ def _meta_net(names: Iterable[str]) -> bytes:
     return meta.SerializeToString()
 
 
-def _read_blobs(path: Path) -> dict[str, np.ndarray]:
+def _read_blobs(path: Path) -> dict[str, Tensor]:
     """Blob without its device -> its value; float16 ones where there is no fp32 master, widened."""
     values: dict[str, np.ndarray] = {}
     pieces: dict[str, list[tuple[int, int]]] = {}  # of each blob, in any order: Caffe2 writes them with many threads
@@ -224,7 +210,7 @@ def _read_blobs(path: Path) -> dict[str, np.ndarray]:
                 f"{path}: the pieces of {name}, {sorted(pieces[name])}, do not make up {value.size} values"
             )
     masters = {name: values.pop(f"{name}_fp32") for name in list(values) if f"{name}_fp32" in values}
-    return values | masters
+    return {name: torch.from_numpy(value) for name, value in (values | masters).items()}
 
 
 def _piece(path: Path, key: bytes, tensor: Any) -> np.ndarray | None:
@@ -240,12 +226,3 @@ def _piece(path: Path, key: bytes, tensor: Any) -> np.ndarray | None:
     if len(content) % dtype.itemsize:
         raise ValueError(f"{path}, key {key!r}: {len(content)} bytes are no row of {dtype.name} numbers")
     return np.frombuffer(content, dtype).astype(np.float32)
-
-
-def _like(value: np.ndarray, t: Tensor) -> Tensor:
-    return torch.from_numpy(value).to(t.device, t.dtype)
-
-
-def _list(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

@@ -6,10 +6,9 @@ of the network, running statistics included, sorted by the names that Gluon give
 own; with --freeze-bn among all that are called weight or bias. (Seen in the files of GluonCV 0.10.5 with MXNet 1.9.1.)
 """
 
-import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -114,6 +113,9 @@ class _Array:
     def __init__(self, *_: Any) -> None:
         self.state: Any = None
 
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
     def tensor(self, what: str) -> Tensor:
         match self.state:
             case {"handle": bytes() as content}:
@@ -121,11 +123,10 @@ class _Array:
         raise ValueError(f"{what}: an array without numbers")
 
 
-class _Other:
+class _Other(_Array):
     """Any other object: an optimizer, a schedule. Nothing of it is run."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.state = name, None
+    name = ""
 
 
 def _unpickled(path: Path) -> tuple[dict[int, tuple[_Array, ...]], int]:
@@ -145,49 +146,17 @@ def _unpickled(path: Path) -> tuple[dict[int, tuple[_Array, ...]], int]:
 
 
 def _is_state(state: tuple[Any, ...]) -> bool:
-    return len(state) in (1, 2) and all(isinstance(array, _Array) for array in state)
+    return len(state) in (1, 2) and all(type(array) is _Array for array in state)
 
 
 class _Unpickler(restricted_pickle.Unpickler):
-    """Of plain values, dictionaries with plain keys, arrays, and other objects as what they hold."""
+    """Of plain values, arrays, and other objects as what they hold."""
+
+    has_dictionaries = True
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         if (module, name) == ("mxnet.ndarray.ndarray", "NDArray"):
             return _Array
         if module.partition(".")[0] in ("mxnet", "gluoncv"):
-            return lambda *_: _Other(name)
+            return type("_Other", (_Other,), {"name": name})
         return super().find_class(module, name)
-
-    def _build(self) -> None:
-        if isinstance(self.stack[-2], _Array | _Other):
-            state = self.stack.pop()
-            self.stack[-1].state = state
-        else:
-            super()._build()
-
-    def _new_object(self) -> None:
-        arguments = self.stack.pop()
-        self.stack[-1] = self.stack[-1](*arguments)
-
-    def _set_item(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self._put([key, value])
-
-    def _set_items(self) -> None:
-        self._put(self.pop_mark())  # type: ignore[attr-defined]
-
-    def _put(self, items: list[Any]) -> None:
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            # The hash of tuples nested deeply enough overflows the stack.
-            if not isinstance(self.stack[-1], dict) or not isinstance(key, str | int | bytes):
-                raise ValueError(f"an item of a {type(self.stack[-1]).__name__}, by a {type(key).__name__}")
-            self.stack[-1][key] = value
-
-    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
-        **restricted_pickle.Unpickler.dispatch,
-        pickle.EMPTY_DICT[0]: pickle._Unpickler.dispatch[pickle.EMPTY_DICT[0]],
-        pickle.SETITEM[0]: _set_item,
-        pickle.SETITEMS[0]: _set_items,
-        pickle.NEWOBJ[0]: _new_object,
-        pickle.BUILD[0]: _build,
-    }

@@ -1,13 +1,13 @@
 """Backbones between MXNet's .params and our iresnet, so that both give the same embedding.
 
-Names go one to one (mxnet_names.py). Three things differ, and are put into the arrays:
+Names go one to one (mxnet_symbol.py). Three things differ, and are put into the arrays:
 
     fixed gammas          MXNet multiplies by 1 where fix_gamma is set, whatever the file holds: here the 1 is written
     input scale           theirs: (pixel - 127.5) / 128, in the graph; ours: / 127.5. The first convolution takes it
     batch norm's epsilon  theirs: 2e-5; ours: 1e-5. The running variance takes the difference
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from partial_fc.foreign import networks
-from partial_fc.foreign.mxnet_names import layer_name, mxnet_names
-from partial_fc.foreign.mxnet_symbol import Graph
+from partial_fc.foreign.mxnet_symbol import Graph, layer_name, mxnet_names
 from partial_fc.foreign.networks import DEPTHS, Network
 from partial_fc.foreign.state_dicts import check_fits
 from partial_fc.models.inputs import FACE
@@ -27,13 +26,7 @@ _FACE_STD = 127.5  # of FACE
 
 def network_of(arrays: Mapping[str, Tensor], path: Path, image_size: int | None = None) -> Network:
     """As networks.network_of; also refuses, with the reason, networks that are not the same on both sides."""
-    _check_kind(arrays, path)
-    return networks.network_of(arrays, path, image_size)
-
-
-def _check_kind(names: Iterable[str], path: Path) -> None:
-    """Raises ValueError, with the reason, for networks of InsightFace that are none of ours, or not on both sides."""
-    for name in names:
+    for name in arrays:
         if "_se_" in name:
             raise ValueError(f"{path} has squeeze-and-excitation units ({name}); the networks here have none")
         if "_dw_" in name or name.startswith(("layers.", "arg:conv_1_")):
@@ -41,6 +34,7 @@ def _check_kind(names: Iterable[str], path: Path) -> None:
                 f"{path} is a MobileFaceNet ({name}): MXNet's and ours are not the same network; expected one of "
                 f"{', '.join(DEPTHS)}"
             )
+    return networks.network_of(arrays, path, image_size)
 
 
 def from_mxnet(arrays: Mapping[str, Tensor], network: Network, graph: Graph, path: Path) -> tuple[State, list[str]]:
@@ -71,7 +65,8 @@ def to_mxnet(state: Mapping[str, Tensor], network: Network, path: Path) -> tuple
     where the state dict, of `path`, does not fit, or has another gamma than 1 where that graph fixes it."""
     graph, model = Graph(), network.build("meta")
     check_fits(state, model.state_dict(), path, network.name)
-    arrays = {theirs: state[name].float() for name, theirs in mxnet_names(state).items()}
+    names = mxnet_names(model)
+    arrays = {names[name]: t.float() for name, t in state.items() if name in names}
     num_negative = 0
     for layer, module in _batch_norms(model):
         norm = graph.batch_norm(layer_name(layer))
@@ -123,8 +118,8 @@ def embed_as_mxnet(
 
 def _under_our_names(arrays: Mapping[str, Tensor], network: Network, path: Path) -> State:
     """MXNet's arrays as they are, fp32. Raises ValueError where they do not fit."""
-    expected = network.build("meta").state_dict()
-    theirs = mxnet_names(expected)
+    model = network.build("meta")
+    expected, theirs = model.state_dict(), mxnet_names(model)
     check_fits(arrays, {theirs[name]: expected[name] for name in theirs}, path, f"{network.name} of MXNet")
     counts = {name: torch.zeros((), dtype=torch.int64) for name in expected if name not in theirs}
     return {name: arrays[theirs[name]].float() for name in theirs} | counts

@@ -1,22 +1,28 @@
-"""MXNet's symbol.json, without MXNet: what a graph does to its input and in its batch norms, and the graph of our
-iresnet as InsightFace's recipe has it (fresnet with unit 3, output 'FC'; read in symbol/resnet.py and symbol_utils.py).
+"""Our iresnet as InsightFace's MXNet recipe has it (fresnet with unit 3, output 'FC'): names of layers and arrays, and
+the graph in symbol.json, read and written without MXNet.
 
-A symbol is a list of nodes; an input is [node, output of it, version]. Nodes without an operator are arrays.
+A symbol is a list of nodes; an input is [node, output of it, version]. Nodes without an operator are arrays. (Read in
+recognition/arcface_mxnet/symbol/: fresnet.py, resnet.py, symbol_utils.py.)
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from partial_fc.files import read_text
-from partial_fc.foreign.mxnet_names import layer_name
 from partial_fc.models.iresnet import IResNet
 
 EMBEDDING = "fc1"  # the layer whose output it is
+# Layers and arrays that have another name there: of the network, of a block, of a batch norm or PReLU.
+_LAYERS = {"conv1": "conv0", "bn1": "bn0", "prelu": "relu0", "bn2": "bn1", "fc": "pre_fc1", "features": EMBEDDING}
+_IN_BLOCK = {"prelu": "relu1", "downsample.0": "conv1sc", "downsample.1": "sc"}
+_OF_NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_var"}
 _MEAN, _SCALE, _EPS = 127.5, 0.0078125, 2e-5
 _VERSION = ("int", 10901)
 
@@ -44,6 +50,33 @@ class Graph:
         if layer not in self.batch_norms:
             raise ValueError(f"the symbol has no BatchNorm called {layer!r}: is it the symbol of these arrays?")
         return self.batch_norms[layer]
+
+
+# ---- names
+
+
+def layer_name(layer: str) -> str:
+    """MXNet's name of a layer: "layer2.0.downsample.1" -> "stage2_unit1_sc"."""
+    if found := re.fullmatch(r"layer(\d+)\.(\d+)\.(.+)", layer):
+        return f"stage{found[1]}_unit{int(found[2]) + 1}_{_IN_BLOCK.get(found[3], found[3])}"
+    return _LAYERS[layer]
+
+
+def mxnet_names(model: nn.Module) -> dict[str, str]:
+    """The names in an iresnet's state dict -> "arg:..." or "aux:..." of MXNet, which has no num_batches_tracked."""
+    return {
+        f"{layer}.{array}": f"{'aux' if array.startswith('running') else 'arg'}:{layer_name(layer)}_{theirs}"
+        for layer, module in model.named_modules()
+        for array, theirs in _arrays(module)
+    }
+
+
+def _arrays(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """The arrays of a layer itself: (torch's name, MXNet's)."""
+    renamed = _OF_NORM if isinstance(module, _BatchNorm | nn.PReLU) else {}
+    for array, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+        if array != "num_batches_tracked":
+            yield array, renamed.get(array, array)
 
 
 # ---- reading
@@ -107,81 +140,57 @@ def symbol_json(model: IResNet, as_torch: bool = False) -> str:
 
     as_torch: of what the torch network computes: it takes what that takes, and its batch norms have their epsilon and
     every gamma."""
-    graph = _Writer(model if as_torch else None)
-    x = graph.add("null", "data", [])
+    nodes: list[dict[str, Any]] = []
+
+    def add(operator: str, name: str, *inputs: int, **attrs: object) -> int:
+        node: dict[str, Any] = {"op": operator, "name": name}
+        if attrs:
+            node["attrs"] = {key: str(value) for key, value in attrs.items()}
+        nodes.append({**node, "inputs": [[number, 0, 0] for number in inputs]})
+        return len(nodes) - 1
+
+    def add_layers(x: int, *names: str) -> int:
+        """Layers one after the other, each with its arrays."""
+        for name in names:
+            module, theirs = model.get_submodule(name), layer_name(name)
+            operator, attrs = _operator(module, None if as_torch else Graph().batch_norm(theirs))
+            x = add(operator, theirs, x, *[add("null", f"{theirs}_{array}") for _, array in _arrays(module)], **attrs)
+        return x
+
+    x = add("null", "data")
     if not as_torch:
-        x = graph.add("_minus_scalar", "_minusscalar0", [x], scalar=_MEAN)
-        x = graph.add("_mul_scalar", "_mulscalar0", [x], scalar=_SCALE)
-    x = graph.convolution(x, "conv1", model.conv1)
-    x = graph.batch_norm(x, "bn1")
-    x = graph.activation(x, "prelu", model.prelu)
-    for stage in model.stages:
-        for number, block in enumerate(getattr(model, stage)):
-            x = _block(graph, x, f"{stage}.{number}", block)
-    x = graph.batch_norm(x, "bn2")
-    width = {"num_hidden": model.fc.out_features}
-    x = graph.layer("FullyConnected", "fc", x, ("weight", "bias"), no_bias=False, **width)
-    x = graph.batch_norm(x, "features")
-    arrays = [number for number, node in enumerate(graph.nodes) if node["op"] == "null"]
+        x = add("_minus_scalar", "_minusscalar0", x, scalar=_MEAN)
+        x = add("_mul_scalar", "_mulscalar0", x, scalar=_SCALE)
+    x = add_layers(x, "conv1", "bn1", "prelu")
+    blocks = [f"{stage}.{number}" for stage in model.stages for number in range(len(getattr(model, stage)))]
+    for number, block in enumerate(blocks):
+        y = add_layers(x, *(f"{block}.{layer}" for layer in ("bn1", "conv1", "bn2", "prelu", "conv2", "bn3")))
+        if not isinstance(model.get_submodule(f"{block}.downsample"), nn.Identity):
+            x = add_layers(x, f"{block}.downsample.0", f"{block}.downsample.1")
+        x = add("elemwise_add", f"_plus{number}", y, x)
+    x = add_layers(x, "bn2", "fc", "features")
     symbol = {
-        "nodes": graph.nodes,
-        "arg_nodes": arrays,
-        "node_row_ptr": list(range(len(graph.nodes) + 1)),
+        "nodes": nodes,
+        "arg_nodes": [number for number, node in enumerate(nodes) if node["op"] == "null"],
+        "node_row_ptr": list(range(len(nodes) + 1)),
         "heads": [[x, 0, 0]],
         "attrs": {"mxnet_version": _VERSION},
     }
     return json.dumps(symbol, indent=2) + "\n"
 
 
-def _block(graph: "_Writer", x: int, name: str, block: Any) -> int:
-    y = graph.batch_norm(x, f"{name}.bn1")
-    y = graph.convolution(y, f"{name}.conv1", block.conv1)
-    y = graph.batch_norm(y, f"{name}.bn2")
-    y = graph.activation(y, f"{name}.prelu", block.prelu)
-    y = graph.convolution(y, f"{name}.conv2", block.conv2)
-    y = graph.batch_norm(y, f"{name}.bn3")
-    if not isinstance(block.downsample, nn.Identity):
-        x = graph.convolution(x, f"{name}.downsample.0", block.downsample[0])
-        x = graph.batch_norm(x, f"{name}.downsample.1")
-    sums = sum(node["op"] == "elemwise_add" for node in graph.nodes)
-    return graph.add("elemwise_add", f"_plus{sums}", [y, x])
-
-
-class _Writer:
-    """A graph that grows. Methods take and return numbers of nodes; layers go by our names. norms_of: whose batch norms
-    they are; None: InsightFace's."""
-
-    def __init__(self, norms_of: IResNet | None) -> None:
-        self._norms_of = norms_of
-        self.nodes: list[dict[str, Any]] = []
-
-    def add(self, operator: str, name: str, inputs: Sequence[int], **attrs: object) -> int:
-        node: dict[str, Any] = {"op": operator, "name": name}
-        if attrs:
-            node["attrs"] = {key: str(value) for key, value in attrs.items()}
-        self.nodes.append({**node, "inputs": [[number, 0, 0] for number in inputs]})
-        return len(self.nodes) - 1
-
-    def layer(self, operator: str, name: str, x: int, arrays: Sequence[str], **attrs: object) -> int:
-        """An operator with arrays of its own."""
-        theirs = layer_name(name)
-        return self.add(operator, theirs, [x, *(self.add("null", f"{theirs}_{a}", []) for a in arrays)], **attrs)
-
-    def convolution(self, x: int, name: str, module: nn.Conv2d) -> int:
-        sizes = {"kernel": module.kernel_size, "stride": module.stride, "pad": module.padding}
-        return self.layer("Convolution", name, x, ("weight",), num_filter=module.out_channels, no_bias=True, **sizes)
-
-    def batch_norm(self, x: int, name: str) -> int:
-        arrays = ("gamma", "beta", "moving_mean", "moving_var")
-        norm = Graph().batch_norm(layer_name(name))
-        if self._norms_of is not None:
-            layer = self._norms_of.get_submodule(name)
-            assert isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d))
-            norm = BatchNorm(layer.eps, fix_gamma=False)
-        return self.layer("BatchNorm", name, x, arrays, eps=norm.eps, momentum=0.9, fix_gamma=norm.fix_gamma)
-
-    def activation(self, x: int, name: str, module: nn.Module) -> int:
-        if isinstance(module, nn.PReLU):
-            return self.layer("LeakyReLU", name, x, ("gamma",), act_type="prelu")
-        assert isinstance(module, nn.ReLU)
-        return self.layer("Activation", name, x, (), act_type="relu")
+def _operator(module: nn.Module, norm: BatchNorm | None) -> tuple[str, dict[str, object]]:
+    """(MXNet's operator for a layer, its attributes). norm: what a batch norm computes; None: what torch's does."""
+    match module:
+        case nn.Conv2d():
+            sizes = {"kernel": module.kernel_size, "stride": module.stride, "pad": module.padding}
+            return "Convolution", {"num_filter": module.out_channels, "no_bias": True, **sizes}
+        case nn.Linear():
+            return "FullyConnected", {"no_bias": False, "num_hidden": module.out_features}
+        case _BatchNorm():
+            norm = norm or BatchNorm(module.eps, fix_gamma=False)
+            return "BatchNorm", {"eps": norm.eps, "momentum": 0.9, "fix_gamma": norm.fix_gamma}
+        case nn.PReLU():
+            return "LeakyReLU", {"act_type": "prelu"}
+    assert isinstance(module, nn.ReLU)
+    return "Activation", {"act_type": "relu"}

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from partial_fc import models
+from partial_fc.foreign.state_dicts import some
 from partial_fc.models import iresnet
 
 DEPTHS = {**iresnet.DEPTHS, **{name: depths for name, (depths, _) in iresnet.SMALL.items()}}
@@ -52,7 +53,7 @@ def network_of(arrays: Mapping[str, Tensor], path: Path, image_size: int | None 
     name = next((name for name, known in DEPTHS.items() if known == depths), None)
     if name is None:
         known = ", ".join(f"{name} {'-'.join(map(str, d))}" for name, d in DEPTHS.items())
-        found = f"stages of {'-'.join(map(str, depths))} blocks" if depths else f"names like {_some(arrays)}"
+        found = f"stages of {'-'.join(map(str, depths))} blocks" if depths else f"names like {some(list(arrays))}"
         raise ValueError(
             f"{path} is no network that is known here: {found}; expected the blocks of {known}, or a MobileFaceNet"
         )
@@ -63,8 +64,3 @@ def network_of(arrays: Mapping[str, Tensor], path: Path, image_size: int | None 
         width, halvings = (128, 3) if name in iresnet.SMALL else (512, 4)
         image_size = max(models.SMALLEST_IMAGE, math.isqrt(fc_DI.shape[1] // width) << halvings)
     return Network(name, len(fc_DI), image_size)
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:4]) if listed else "none"

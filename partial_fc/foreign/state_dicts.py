@@ -56,7 +56,7 @@ def misfits(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> st
         "unexpected": [name for name in weights if name not in expected],
         "of another shape or kind": reshaped,
     }
-    return "; ".join(f"{len(names)} {what}: {_some(names)}" for what, names in problems.items() if names)
+    return "; ".join(f"{len(names)} {what}: {some(names)}" for what, names in problems.items() if names)
 
 
 def fitting(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -95,6 +95,7 @@ def _kind(t: Tensor) -> str:
     return f"{tuple(t.shape)}{'' if t.is_floating_point() else ' complex' if t.is_complex() else ' of integers'}"
 
 
-def _some(names: list[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """The first names of a list, for a message."""
     more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{', '.join(names[:_SHOWN])}{more}"

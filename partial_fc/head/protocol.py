@@ -106,7 +106,10 @@ def check_head(head: Any) -> None:
     """Raises ValueError, which says what is missing, for a head that a run could not train or a checkpoint not hold."""
     kind = f"head {type(head).__name__}"
     _check_verbs(head, Head, kind)
-    tables = head.tables()
+    tables, state = head.tables(), head.state()
+    for method, value in (("tables", tables), ("state", state)):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{method}() of {kind} gives {value!r:.80}; expected a dict")
     for name, table in tables.items():
         _check_verbs(table, Table, f"table {name!r} of {kind}")
         if name != table.name or not is_table_name(name):
@@ -121,7 +124,7 @@ def check_head(head: Any) -> None:
                 f"would hold them. Add them under a name of their own (here {value.name!r})"
             )
     try:
-        json.dumps(head.state())
+        json.dumps(state)
     except (TypeError, ValueError) as error:
         raise ValueError(f"state() of {kind} is not JSON: {error}") from error
 

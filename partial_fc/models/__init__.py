@@ -24,10 +24,8 @@ def build(
 ) -> nn.Module:
     """A fresh backbone for square images of image_size pixels; torch's global generator seeds its weights.
 
-    name: r18, r34, r50, r100, r200 (iresnet), mbf (MobileFaceNet), tiny or mini (0.7 and 0.8 M parameters at 128
-    features; meant for 40 pixels on a CPU; mini takes two thirds of tiny's time). Its forward takes what `inputs.FACE`
-    makes of pixels and returns fp32 features, also under autocast. dropout: of the values that enter the last linear
-    layer.
+    name: one of NAMES (tiny and mini are meant for 40 pixels on a CPU). Its forward takes what `inputs.FACE` makes of
+    pixels and returns fp32 features, also under autocast. dropout: of the values that enter the last linear layer.
     Raises ValueError for what cannot be built.
     """
     if name not in NAMES:
@@ -47,12 +45,9 @@ def build(
 
 
 def keeps_fp32(model: nn.Module) -> set[nn.Module]:
-    """The layers of a model whose parameters stay fp32 where the others are made 16-bit (O2 in Apex).
-
-    All batch norms, since running statistics and small variances do not fit 16 bits; and what the model's class names
-    in its attribute KEEPS_FP32, with everything inside it. A model says with that attribute where its forward turns the
-    16-bit features into fp32. Images go in as the type of the first layer's weights.
-    """
+    """The layers of a model whose parameters stay fp32 where the others are made 16-bit (O2 in Apex): all batch norms,
+    since small variances do not fit 16 bits; and what the model's class names in its attribute KEEPS_FP32, from where
+    on its forward computes in fp32."""
     kept: set[nn.Module] = set()
     for module in model.modules():
         if isinstance(module, _BatchNorm):

@@ -15,10 +15,7 @@ NUM_CLASSES = 10
 
 class ConvNet(nn.Module):
     """image_B1HW (float, 0 to 1, H = W = 28) -> logit_BC, in the dtype of its input (autocast's under autocast).
-
-    Raises ValueError for images of another shape: the linear layer has one weight for each of the 7 x 7 places
-    that two halvings of 28 pixels leave.
-    """
+    Raises ValueError for images of another shape."""
 
     def __init__(self, num_classes: int = NUM_CLASSES):
         super().__init__()

@@ -1,16 +1,59 @@
-"""What a network takes: how pixels become its input. Saved with the model, so that whoever uses it does the same."""
+"""What a network takes: how a batch becomes its input. Saved with the model, so that whoever uses it does the same."""
 
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 
+class InputContract(Protocol):
+    """How a batch becomes what the network takes. Pixels and Unchanged are two of them."""
+
+    @property
+    def unit(self) -> str:
+        """What the log calls samples: "images", "samples"."""
+        ...
+
+    def __call__(self, data_B: Tensor, /) -> Tensor:
+        """data_B: as the loader gives it, on the device of the network."""
+        ...
+
+    def facts(self) -> dict[str, str]:
+        """The contract in strings, as model.safetensors and checkpoints have it."""
+        ...
+
+    def picture(self, data: Tensor, /) -> Tensor | None:
+        """One sample of a batch as a picture, (H, W, C); None: it is none."""
+        ...
+
+
 @dataclass(frozen=True)
-class InputContract:
+class Unchanged:
+    """Tokens, vectors, whatever the transform makes: the network takes them as they are. (Floating-point numbers come
+    in the dtype that --precision says, whole numbers as they are.)
+
+    description: shape and meaning in words, "int64 (N, 16), numbers of words, 0 where a text is shorter".
+    """
+
+    description: str
+    unit: str = "samples"
+
+    def __call__(self, data_B: Tensor) -> Tensor:
+        return data_B
+
+    def facts(self) -> dict[str, str]:
+        return {"input": self.description}
+
+    def picture(self, data: Tensor) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Pixels:
     """uint8 pixels -> float32 (pixel - mean) / std, with one number for all channels or one a channel.
 
     description: the same in words, for model.safetensors and for people. bgr: the network takes blue, green, red of
@@ -21,6 +64,8 @@ class InputContract:
     mean: float | tuple[float, ...]
     std: float | tuple[float, ...]
     bgr: bool = False
+
+    unit = "images"
 
     def __call__(self, pixel_B: Tensor) -> Tensor:
         """pixel_B: uint8 (B, C, ...) -> float32 of that shape. ValueError for another dtype: those pixels may be
@@ -37,6 +82,10 @@ class InputContract:
         numbers = {"mean": self.mean, "std": self.std, "bgr": self.bgr}
         return {"input": self.description, **{name: json.dumps(value) for name, value in numbers.items()}}
 
+    def picture(self, data: Tensor) -> Tensor:
+        """An image (C, H, W), or of a clip (C, T, H, W) the frame in the middle, as (H, W, C)."""
+        return (data[:, data.shape[1] // 2] if data.ndim == 4 else data).permute(1, 2, 0)
+
 
 def _per_channel(x: float | tuple[float, ...], like: Tensor) -> Tensor | float:
     if isinstance(x, float):
@@ -45,17 +94,17 @@ def _per_channel(x: float | tuple[float, ...], like: Tensor) -> Tensor | float:
 
 
 # As arcface_torch feeds its networks. (InsightFace's MXNet recipe divides by 128.)
-FACE = InputContract("float32 (N, 3, H, W), RGB, (pixel - 127.5) / 127.5", 127.5, 127.5)
-MNIST = InputContract("float32 (N, 1, 28, 28), white on black, pixel / 255", 0.0, 255.0)
+FACE = Pixels("float32 (N, 3, H, W), RGB, (pixel - 127.5) / 127.5", 127.5, 127.5)
+MNIST = Pixels("float32 (N, 1, 28, 28), white on black, pixel / 255", 0.0, 255.0)
 _IMAGENET = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 # As torchvision's ResNets were trained.
-TORCHVISION = InputContract("float32 (N, 3, H, W), RGB, (pixel - mean) / std of ImageNet", *_IMAGENET)
+TORCHVISION = Pixels("float32 (N, 3, H, W), RGB, (pixel - mean) / std of ImageNet", *_IMAGENET)
 # As GluonCV's networks for video were trained.
-CLIPS = InputContract("float32 (N, 3, T, H, W), RGB, (pixel - mean) / std of ImageNet", *_IMAGENET)
+CLIPS = Pixels("float32 (N, 3, T, H, W), RGB, (pixel - mean) / std of ImageNet", *_IMAGENET)
 _KNOWN = {contract.description: contract for contract in (FACE, MNIST, TORCHVISION, CLIPS)}
 
 
-def contract_of(facts: Mapping[str, str]) -> InputContract | None:
+def contract_of(facts: Mapping[str, str]) -> Pixels | None:
     """The contract that a file's strings say; None: they say nothing of it. Files of version 0.1 have the description
     alone. Raises ValueError for one that is not understood."""
     description = facts.get("input")
@@ -76,7 +125,7 @@ def contract_of(facts: Mapping[str, str]) -> InputContract | None:
     if not all(value > 0 for value in ([std] if isinstance(std, float) else std)):
         raise ValueError(f"its std is {facts['std']}; expected above 0")
     order = "BGR" if bgr else "RGB"
-    return InputContract(description or f"float32, {order}, (pixel - {mean}) / {std}", mean, std, bgr)
+    return Pixels(description or f"float32, {order}, (pixel - {mean}) / {std}", mean, std, bgr)
 
 
 def _numbers(text: str) -> float | tuple[float, ...]:

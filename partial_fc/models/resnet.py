@@ -1,8 +1,7 @@
 """ResNet and ResNeXt for ImageNet: Caffe2's, from resnet50_trainer and imagenet_trainer, and torchvision's.
 
 Both have the stride of a bottleneck on its 3x3 (ResNet "v1.5"). State-dict names are torchvision's, so its published
-weights load without a mapping; they want RGB, where Caffe2's networks have seen BGR. No block is shared with the face
-networks (iresnet.py): those normalise before the convolutions, have PReLU and nothing after the sum.
+weights load without a mapping; they want RGB, where Caffe2's networks have seen BGR.
 
 (He et al., 2015, https://arxiv.org/abs/1512.03385; Xie et al., 2016, https://arxiv.org/abs/1611.05431.)
 
@@ -86,11 +85,8 @@ NETWORKS: dict[str, tuple[type[BasicBlock | Bottleneck], tuple[int, ...]]] = {
 
 
 class ResNet(nn.Module):
-    """Normalised image_B3HW (float) -> logit_BC; with num_classes 0 the pooled feat_BD, which a Partial-FC head takes.
-
-    feature_width: D, 512 with 18 and 34 layers, else 2048. The last map is averaged whatever its size, so images of
-    any size fit.
-    """
+    """Normalised image_B3HW (float), of any size -> logit_BC; with num_classes 0 the pooled feat_BD, which a Partial-FC
+    head takes. feature_width: D, 512 with 18 and 34 layers, else 2048."""
 
     def __init__(
         self,
@@ -148,9 +144,8 @@ def build(
 ) -> ResNet:
     """A fresh network by torchvision's name; torch's global generator seeds its weights.
 
-    name: resnet18, resnet34, resnet50, resnet101 or resnet152. groups, width_per_group: ResNeXt's, such as 32 and 4
-    for 50 layers (25.0 M parameters) or 32 and 8 for 101. num_classes 0: features instead of logits.
-    Raises ValueError for what cannot be built.
+    name: one of NETWORKS. groups, width_per_group: ResNeXt's, such as 32 and 4 for 50 layers or 32 and 8 for 101.
+    num_classes 0: features instead of logits. Raises ValueError for what cannot be built.
     """
     if name not in NETWORKS:
         raise ValueError(f"unknown network {name!r}, expected one of {', '.join(NETWORKS)}")

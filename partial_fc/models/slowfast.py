@@ -4,8 +4,7 @@ Two ResNets with 3D convolutions see the same clip. The slow one sees few frames
 frames with an eighth of the channels. After the stem and the first three stages the fast maps, strided in time to as
 many frames as the slow ones have, are laid beside them. Both are averaged at the end.
 
-State-dict names are those of GluonCV's blocks (fast_res2.0.conv1), so its published parameters load by name; torch says
-weight and bias where a batch norm of Gluon's says gamma and beta.
+State-dict names are those of GluonCV's blocks (fast_res2.0.conv1), so its published parameters load by name.
 
 B clips, T frames (fast ones first, then slow ones), H = W pixels, C classes, D feature width.
 """
@@ -82,11 +81,8 @@ class Bottleneck(nn.Module):
 
 
 class SlowFast(nn.Module):
-    """Normalised clip_B3THW (float) -> logit_BC; with num_classes 0 the pooled feat_BD, which a Partial-FC head takes.
-
-    feature_width: D, 36 times the shape's width. Any H = W of at least 32 fits, as the last maps are averaged.
-    fast_alone: without the slow network and what leads to it; D is 4 times the width then.
-    """
+    """Normalised clip_B3THW (float), H = W of at least 32 -> logit_BC; with num_classes 0 the pooled feat_BD, which a
+    Partial-FC head takes. feature_width: D. fast_alone: without the slow network and what leads to it."""
 
     def __init__(self, shape: Shape, num_classes: int, dropout: float = _DROPOUT, fast_alone: bool = False):
         super().__init__()
@@ -119,8 +115,7 @@ class SlowFast(nn.Module):
         self._initialize()
 
     def _initialize(self) -> None:
-        """GluonCV's start values: MXNet's MSRAPrelu (normal, by the mean of fan in and fan out, for a slope of 0.25),
-        a last batch norm of 0 in each block, a normal last layer."""
+        """GluonCV's start values: MXNet's MSRAPrelu, a last batch norm of 0 in each block, a normal last layer."""
         for module in self.modules():
             if isinstance(module, nn.Conv3d):
                 fan_in, fan_out = nn.init._calculate_fan_in_and_fan_out(module.weight)
@@ -160,28 +155,22 @@ class SlowFast(nn.Module):
             clip_B3THW = clip_B3THW.contiguous()
         fast, slow = clip_B3THW.split((self.shape.fast_frames, self.shape.slow_frames), dim=2)
         fast = self.maxpool(self.relu(self.fast_bn1(self.fast_conv1(fast))))
-        if self.fast_alone:
-            for stage in _STAGES:
-                fast = getattr(self, f"fast_{stage}")(fast)
-            return self.fc(self.dp(fast.mean((2, 3, 4))))
-        slow = self.maxpool(self.relu(self.slow_bn1(self.slow_conv1(slow))))
-        before = "p1"
-        for stage in _STAGES:
-            slow = torch.cat((slow, getattr(self, f"lateral_{before}")(fast)), dim=1)
-            fast, slow = getattr(self, f"fast_{stage}")(fast), getattr(self, f"slow_{stage}")(slow)
-            before = stage
-        feat_BD = torch.cat((slow.mean((2, 3, 4)), fast.mean((2, 3, 4))), dim=1)
-        return self.fc(self.dp(feat_BD))
+        if not self.fast_alone:
+            slow = self.maxpool(self.relu(self.slow_bn1(self.slow_conv1(slow))))
+        for before, stage in zip(("p1", *_STAGES), _STAGES, strict=False):
+            if not self.fast_alone:
+                slow = torch.cat((slow, getattr(self, f"lateral_{before}")(fast)), dim=1)
+                slow = getattr(self, f"slow_{stage}")(slow)
+            fast = getattr(self, f"fast_{stage}")(fast)
+        maps = [fast] if self.fast_alone else [slow, fast]
+        return self.fc(self.dp(torch.cat([x.mean((2, 3, 4)) for x in maps], dim=1)))
 
 
 def build(
     name: str, num_classes: int = 400, width: int = 64, dropout: float = _DROPOUT, fast_alone: bool = False
 ) -> SlowFast:
-    """A fresh network by GluonCV's name (`SHAPES`); torch's global generator seeds its weights.
-
-    width: channels of the slow stem, a multiple of 8; 64 is the published one. num_classes 0: features instead of
-    logits. fast_alone: see SlowFast. Raises ValueError for what cannot be built.
-    """
+    """A fresh network by GluonCV's name (`SHAPES`); torch's global generator seeds its weights. width: channels of the
+    slow stem, a multiple of 8. Raises ValueError for what cannot be built."""
     if name not in SHAPES:
         raise ValueError(f"unknown network {name!r}, expected one of {', '.join(SHAPES)}")
     if width < _FAST_SHARE or width % _FAST_SHARE or num_classes < 0 or not 0 <= dropout < 1:

@@ -1,14 +1,11 @@
 """Everything that imports MXNet: `from partial_fc.mxnet import mx`, and nothing else does.
 
-MXNet 1.9.1 (2022, the last release) takes names from numpy that numpy has removed since. They are lent to it: put into
-numpy where they are missing, and taken out again once MXNet has been imported. Nothing that numpy has is replaced;
-afterwards other packages see numpy as it is, but for two names that MXNet also looks up later (_LOOKED_UP_LATER).
-Arrays cannot be lent a method, so the two functions of MXNet that call `tostring`, which numpy 2.3 removed, call
-`tobytes` here.
+MXNet 1.9.1 (2022, the last release) takes names from numpy that numpy has removed since. They are put into numpy where
+they are missing, and taken out again once MXNet has been imported, but for two that it also looks up later. Its two
+functions that call `tostring`, which numpy 2.3 removed, call `tobytes` here.
 
-Beside torch, MXNet takes as many threads as torch has. By itself it would set half of the cores, for itself and for
-torch, whose OpenMP it shares. torch comes first: Horovod's module for MXNet, imported before torch, shows MXNet's
-symbols to every library that is loaded later, and torch's import crashes. Servers and schedulers do without it.
+Beside torch, MXNet takes as many threads as torch has; by itself it would set half of the cores for both. torch comes
+first: imported after Horovod's module for MXNet it crashes. Servers and schedulers do without it.
 """
 
 import os

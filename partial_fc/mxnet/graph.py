@@ -5,16 +5,12 @@
     MXNet's gradients --added--> p.grad              by torch, as after any backward
     moving averages --copied--> module's buffers     after every backward, in which MXNet updates them
 
-The module's optimizer, gradient exchange, guards and checkpoints see a torch module and nothing of MXNet.
-
-The copy is not to be saved: a forward of evaluation leaves MXNet's convolution weights in the order of numbers that
-oneDNN likes, so what another library saw of them would be garbage afterwards. It takes 1 % of r50's time at a batch of
-4.
+The optimizer, gradient exchange, guards and checkpoints see a torch module and nothing of MXNet. The weights must be
+copies: a forward of evaluation leaves MXNet's in the order of numbers that oneDNN likes.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -27,10 +23,9 @@ from partial_fc.mxnet import mx
 class Graph:
     """A symbol with arrays of its own for one module's tensors.
 
-    symbol: from a variable `data` to one output. names: of the module's parameters and buffers -> the symbol's
-    arguments and auxiliary states, all of them. draws: whether an operator draws random numbers. variances_of_torch:
-    batch norms are to have torch's running variances, those of a batch over n - 1 (MXNet's: over n), with MXNet's
-    default momentum.
+    symbol: from a variable `data` to one output. names: of the module's parameters and buffers -> all of the symbol's
+    arguments and auxiliary states. draws: an operator draws random numbers. variances_of_torch: running variances are
+    of a batch over n - 1, as torch's (MXNet's: over n), with MXNet's default momentum.
     """
 
     def __init__(
@@ -78,7 +73,8 @@ class Graph:
         return _Forward.apply(self, tensors, (module.training, torch.is_grad_enabled()), image_B, *parameters)
 
     def forward(self, image_B: Tensor, training: bool, recording: bool) -> "mx.nd.NDArray":
-        with _mode(training, recording):
+        scope = mx.autograd.record if recording else mx.autograd.pause
+        with scope(train_mode=training):
             return self._block(to_mxnet(image_B))
 
     def backward(self, output_B: "mx.nd.NDArray", grad_B: Tensor, training: bool) -> list[Tensor]:
@@ -149,10 +145,3 @@ def to_mxnet(tensor: Tensor) -> "mx.nd.NDArray":
 def to_torch(array: "mx.nd.NDArray") -> Tensor:
     """The same memory, once what was to be computed there has been."""
     return dlpack.from_dlpack(array.to_dlpack_for_read())
-
-
-@contextmanager
-def _mode(training: bool, recording: bool) -> Iterator[None]:
-    scope = mx.autograd.record if recording else mx.autograd.pause
-    with scope(train_mode=training):
-        yield

@@ -1,12 +1,10 @@
 """MXNet's key-value stores (KVStore), opened so that a job that fails also ends.
 
-What 1.9.1 does, each of which was seen, and what is done about it here:
+What 1.9.1 does, and what is done about it here:
 
-- To free a distributed store is to wait for all other processes of the job, so a worker that raised never ended.
-  Here `close` frees it, and only a worker that has done its part calls that.
+- To free a distributed store waits for all other processes: only a worker that has done its part calls `close`.
 - `kvstore.create` waits for ever for a server that is missing. Here it has a deadline.
-- A name that it does not know, "horovod" among them, gives a store of one process, without a word. `joined` is given
-  names that its caller has checked.
+- A name that it does not know, "horovod" among them, gives a store of one process: the caller of `joined` checks it.
 - A distributed store with compression refuses `pushpull`, which is what Module calls. Here it is a push and a pull.
 - Work that is queued when Python ends is dropped, and the other workers wait for it: `joined` waits before it leaves.
 """
@@ -38,9 +36,8 @@ class Store(mx.kv.KVStore):
         self._apart = "dist" in self.type
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """On a distributed store of one CPU device a pull also writes into the array that was pushed: both share a
-        buffer. Each backward pass of Module writes its gradients anew, so that it loses nothing; gradients that are
-        added up (grad_req="add") would be lost."""
+        """A push and a pull where the store is distributed. (On one CPU device the pull also writes into the array that
+        was pushed, which Module's next backward pass writes anew.)"""
         if self._apart:
             self.push(key, value, priority)
             self.pull(key, value if out is None else out, priority)
@@ -74,11 +71,9 @@ class Job:
 
 @contextmanager
 def joined(name: str, start_timeout_s: float) -> Iterator[Job]:
-    """The job that this process is a worker of. name: of a store, or HOROVOD.
-
-    Raises ValueError where the process was not started for such a store. After an error within the block the process
-    must end by os._exit: the others wait for it, and only its end tells them.
-    """
+    """The job that this process is a worker of. name: of a store, or HOROVOD. Raises ValueError where the process was
+    not started for such a store. After an error within the block the process must end by os._exit: only its end tells
+    the others."""
     check_started_for(name)
     job = _with_horovod() if name == HOROVOD else _with_store(name, start_timeout_s)
     yield job
@@ -155,15 +150,11 @@ def absent(after_s: float, environ: Mapping[str, str] = os.environ) -> str:
     number = f"worker {environ['DMLC_TASK_ID']}" if "DMLC_TASK_ID" in environ else "a worker"
     try:
         with socket.create_connection((host, int(port)), timeout=3):
-            who = (
-                f"the scheduler at {host}:{port} answers, so that one or more of the {num_servers} server(s) and "
-                f"{num_workers} worker(s) are missing: look for the last lines of each; PS_VERBOSE=1 shows who came"
-            )
+            who = f"the scheduler at {host}:{port} answers, so that one or more of the {num_servers} server(s) and "
+            who += f"{num_workers} worker(s) are missing: look for the last lines of each; PS_VERBOSE=1 shows who came"
     except OSError as error:
-        who = (
-            f"the scheduler at {host}:{port} does not answer ({error.strerror or error}): did it start, and is that "
-            "address right?"
-        )
+        who = f"the scheduler at {host}:{port} does not answer ({error.strerror or error}): did it start, and is that "
+        who += "address right?"
     return f"{number} on {socket.gethostname()} waited {after_s:g} s (--start-timeout) for the rest of the job: {who}"
 
 

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from partial_fc.files import replacing
+from partial_fc.foreign import mxnet_ndarray
+from partial_fc.foreign.state_dicts import misfits
 from partial_fc.mxnet import mx
 
 # Optimizers to which fit.py hands --mom; the others have none, or another meaning of it.
@@ -21,7 +24,7 @@ Arrays = dict[str, Any]
 
 @contextmanager
 def log_lines(rank: int) -> Iterator[None]:
-    """What MXNet and the recipe say, with time and Node[rank], on stderr."""
+    """Logs what MXNet and the recipe say, with time and Node[rank], on stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(f"%(asctime)-15s Node[{rank}] %(message)s"))
     root = logging.getLogger()
@@ -87,8 +90,7 @@ def over_horovod(optimizer: str, options: dict[str, Any], weights: Arrays, batch
 
 
 def learning_rates(lr: float, factor: float, step_epochs: str, num_epochs: int, updates: int) -> Any:
-    """The schedule, None for a rate that stays. step_epochs: "10,20", epochs from which the rate is factor times what
-    it was, or "powP": polynomial, to 0 at the end. updates: how many an epoch has."""
+    """The schedule of --lr-step-epochs, None for a rate that stays. updates: how many an epoch has."""
     if factor >= 1:
         return None
     power = re.fullmatch(r"pow[- ]*(.+)", step_epochs)
@@ -126,11 +128,8 @@ def first_weights(symbol: Any, data: Any, how: Any, seed: int) -> Arrays:
 
 def metrics(top_k: int, losses: list[str]) -> Any:
     """accuracy, and what --top-k and --loss add."""
-    names: list[Any] = ["accuracy"]
-    if top_k:
-        names.append(mx.metric.create("top_k_accuracy", top_k=top_k))
-    names += [{"ce": "ce", "nll_loss": "nll_loss"}[loss] for loss in losses]
-    return mx.metric.create(names)
+    top = [mx.metric.create("top_k_accuracy", top_k=top_k)] if top_k else []
+    return mx.metric.create(["accuracy", *top, *losses])
 
 
 def checkpoint_prefix(prefix: str, rank: int) -> str:
@@ -154,29 +153,18 @@ def load(prefix: str, epoch: int, rank: int, expected: Arrays) -> Arrays:
     path = Path(f"{own if Path(f'{own}-{epoch:04d}.params').exists() else prefix}-{epoch:04d}.params")
     if not path.exists():
         raise ValueError(f"--load-epoch {epoch}: there is no {path}; --model-prefix {prefix} says where to look")
-    try:
-        found = mx.nd.load(str(path))
-    except mx.base.MXNetError as error:
-        raise ValueError(f"{path}: MXNet cannot read it: {str(error).strip().splitlines()[-1]}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: its arrays have no names; expected a file of Module's checkpoints")
-    arrays = {name.removeprefix("arg:"): array for name, array in found.items()}
-    shapes = {name: array.shape for name, array in arrays.items()}
-    wanted = {name: array.shape for name, array in expected.items()}
-    if shapes != wanted:
-        differing = sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name))
-        name = differing[0]
+    arrays = {name.removeprefix("arg:"): t for name, t in mxnet_ndarray.read(path).items()}
+    if problems := misfits(arrays, {name: torch.empty(array.shape) for name, array in expected.items()}):
         raise ValueError(
-            f"{path} is of another network: {len(differing)} of its arrays differ, the first, {name}, is "
-            f"{shapes.get(name, 'not there')}; expected {wanted.get(name, 'none')}. --network, --num-classes and the "
-            "images' size must be those that it was trained with"
+            f"{path} is of another network: {problems}. --network, --num-classes and the images' size must be those "
+            "that it was trained with"
         )
     logging.info("Loaded model %s", path)
-    return {name: arrays[name] for name in expected}
+    return {name: mx.nd.array(arrays[name].numpy()) for name in expected}
 
 
 def check_finite(epoch: int, arrays: Arrays) -> None:
-    """Raises FloatingPointError for weights that are no numbers, before they are saved."""
+    """Raises FloatingPointError for weights that are NaN or Inf, before they are saved."""
     for name, array in arrays.items():
         if not math.isfinite(float(mx.nd.sum(array).asscalar())):
             raise FloatingPointError(

@@ -11,12 +11,12 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from partial_fc.files import read_text
 from partial_fc.foreign import mxnet_ndarray
+from partial_fc.foreign.state_dicts import misfits, some
 from partial_fc.mxnet import mx
 from partial_fc.mxnet.graph import Graph
 
@@ -26,7 +26,6 @@ _LOSSES = {
     *("SVMOutput", "MakeLoss", "make_loss"),
 }
 _MULTIPLIERS = ("__lr_mult__", "lr_mult", "__wd_mult__", "wd_mult")
-_MOST_NAMES = 10  # in a message
 
 
 class SymbolNetwork(nn.Module):
@@ -85,20 +84,18 @@ def read_network(
     arguments = output.list_arguments()
     if "data" not in arguments:
         raise ValueError(
-            f"{where}: the network's input must be called data; its arguments are {_some(arguments)}. Rename the "
+            f"{where}: the network's input must be called data; its arguments are {some(arguments)}. Rename the "
             f"variable in {symbol_path}"
         )
     moving = {name for pair in _moving_averages(_nodes(output)) for name in pair}
     if other := [name for name in output.list_auxiliary_states() if name not in moving]:
-        raise ValueError(
-            f"{where}: auxiliary states of no batch norm, {_some(other)}: nothing here knows what they are"
-        )
+        raise ValueError(f"{where}: auxiliary states of no batch norm, {some(other)}: nothing here knows what they are")
     shapes, width = _shapes(output, where, image_size)
     arrays, left = _arrays(params_path, shapes, output.list_auxiliary_states(), where, image_size)
-    notes = [f"{params_path}: not used up to {_name(output)}: {_some(left)}"] if left else []
+    notes = [f"{params_path}: not used up to {_name(output)}: {some(left)}"] if left else []
     if names := sorted({name for name, _ in _multipliers(output)}):
         notes.append(
-            f"{symbol_path}: lr_mult and wd_mult, of {_some(names)}, are not followed, but that an lr_mult of 0 keeps "
+            f"{symbol_path}: lr_mult and wd_mult, of {some(names)}, are not followed, but that an lr_mult of 0 keeps "
             "an argument as it is"
         )
     network = SymbolNetwork(output, arrays)
@@ -125,7 +122,7 @@ def _output(symbol: "mx.sym.Symbol", name: str | None, path: Path, image_size: i
     if name is None:
         outputs = symbol.list_outputs()
         if len(outputs) > 1:
-            raise ValueError(f"{path} has {len(outputs)} outputs: {_some(outputs)}; say which one with --output-name")
+            raise ValueError(f"{path} has {len(outputs)} outputs: {some(outputs)}; say which one with --output-name")
         output = symbol.get_children()[0] if _operator(symbol) in _LOSSES else symbol
     else:
         internals = symbol.get_internals()
@@ -150,44 +147,30 @@ def _no_output(internals: "mx.sym.Symbol", name: str, path: Path, image_size: in
     wide = [o for o, shape in zip(outputs, shapes, strict=True) if o not in arrays and len(shape) == 2]
     near = difflib.get_close_matches(name, [o.removesuffix("_output") for o in outputs if o not in arrays], n=3)
     meant = f"; did you mean {' or '.join(near)}?" if near else "."
-    return f"{path} has no output {name}{meant} Those of two dimensions, as an embedding has: {_some(wide[::-1])}"
+    return f"{path} has no output {name}{meant} Those of two dimensions, as an embedding has: {some(wide[::-1])}"
 
 
 def _shapes(output: "mx.sym.Symbol", where: str, image_size: int) -> tuple[dict[str, tuple[int, ...]], int]:
-    """(shape of every array but data, the embedding's width), for any batch."""
-    found = []
-    for batch in (2, 3):
-        data = (batch, 3, image_size, image_size)
-        try:
-            with redirect_stdout(None):  # MXNet prints the shapes; the error says them
-                arguments, outputs, auxiliary = output.infer_shape(data=data)
-        except (mx.base.MXNetError, ValueError) as error:
-            raise ValueError(
-                f"{where}: does not take {data} images: {_brief(error)}. Is --image-size {image_size} the network's?"
-            ) from error
-        names = (*output.list_arguments(), *output.list_auxiliary_states())
-        if arguments is None or any(0 in shape for shape in (*arguments, *auxiliary)):
-            raise ValueError(f"{where}: the shapes of its arrays do not follow from that of data, {data}")
-        shapes = dict(zip(names, (*arguments, *auxiliary), strict=True))
-        del shapes["data"]
-        found.append(shapes)
-        if len(outputs[0]) != 2 or outputs[0][0] != batch:
-            raise ValueError(
-                f"{where}: gives {outputs[0]} for {data} images; expected ({batch}, width of the embedding). Name "
-                "another layer with --output-name"
-            )
-    if changed := [name for name in found[0] if found[0][name] != found[1][name]]:
-        raise ValueError(f"{where}: the shape of {_some(changed)} depends on the number of images; expected that it "
-                         "does not")  # fmt: skip
-    types = output.infer_type(data=np.float32)
-    if types[0] is not None:
-        all_types = zip(names, (*types[0], *types[2]), strict=True)
-        if other := [name for name, kind in all_types if kind is not np.float32]:
-            raise ValueError(
-                f"{where}: {_some(other)} are not float32 in the graph (a Cast?); MXNet {mx.__version__} computes "
-                "16-bit numbers on no CPU: save a network that was built with float32"
-            )
-    return found[0], outputs[0][1]
+    """(shape of every array but data, the embedding's width)."""
+    data = (2, 3, image_size, image_size)
+    try:
+        with redirect_stdout(None):  # MXNet prints the shapes; the error says them
+            arguments, outputs, auxiliary = output.infer_shape(data=data)
+    except (mx.base.MXNetError, ValueError) as error:
+        raise ValueError(
+            f"{where}: does not take {data} images: {_brief(error)}. Is --image-size {image_size} the network's?"
+        ) from error
+    if arguments is None or any(0 in shape for shape in (*arguments, *auxiliary)):
+        raise ValueError(f"{where}: the shapes of its arrays do not follow from that of data, {data}")
+    if len(outputs[0]) != 2 or outputs[0][0] != data[0]:
+        raise ValueError(
+            f"{where}: gives {outputs[0]} for {data} images; expected ({data[0]}, width of the embedding). Name "
+            "another layer with --output-name"
+        )
+    names = (*output.list_arguments(), *output.list_auxiliary_states())
+    shapes = dict(zip(names, (*arguments, *auxiliary), strict=True))
+    del shapes["data"]
+    return shapes, outputs[0][1]
 
 
 def _arrays(
@@ -197,28 +180,21 @@ def _arrays(
     given = mxnet_ndarray.read(path)
     if given and not any(name.startswith(("arg:", "aux:")) for name in given):
         raise ValueError(
-            f"{path}: its names, {_some(list(given))}, do not begin with arg: or aux:; expected a file of "
+            f"{path}: its names, {some(list(given))}, do not begin with arg: or aux:; expected a file of "
             "mx.model.save_checkpoint or HybridBlock.export (gluon's save_parameters writes no symbol's names)"
         )
-    arrays = {}
-    for name, shape in shapes.items():
-        full = f"{'aux' if name in auxiliary else 'arg'}:{name}"
-        if full not in given:
-            near = difflib.get_close_matches(full, given, n=1)
-            raise ValueError(f"{path} lacks {full}, which {where} needs{f'; it has {near[0]}' if near else ''}")
-        array = given.pop(full)
-        if tuple(array.shape) != shape:
-            raise ValueError(
-                f"{path}: {full} is {tuple(array.shape)}, expected {shape} by {where}, for images of --image-size "
-                f"{image_size}"
-            )
-        if array.dtype != torch.float32:
-            raise ValueError(
-                f"{path}: {full} is {array.dtype}, expected torch.float32; cast the network in MXNet "
-                "(net.cast('float32'), array.astype('float32')) and save it again"
-            )
-        arrays[name] = array.clone()  # which was the file's
-    return arrays, list(given)
+    of_ours = {f"{'aux' if name in auxiliary else 'arg'}:{name}": name for name in shapes}
+    arrays = {full: given[full] for full in of_ours if full in given}
+    expected = {full: torch.empty(shapes[name], device="meta") for full, name in of_ours.items()}
+    if problems := misfits(arrays, expected):
+        raise ValueError(f"{path} does not fit {where}, for images of --image-size {image_size}: {problems}")
+    if other := [full for full, array in arrays.items() if array.dtype != torch.float32]:
+        raise ValueError(
+            f"{path}: {other[0]} is {arrays[other[0]].dtype}, expected torch.float32; cast the network in MXNet "
+            "(net.cast('float32'), array.astype('float32')) and save it again"
+        )
+    # Copies of what is the file's.
+    return {of_ours[full]: array.clone() for full, array in arrays.items()}, [n for n in given if n not in of_ours]
 
 
 def _try(network: SymbolNetwork, where: str, image_size: int, width: int) -> None:
@@ -308,11 +284,6 @@ def _register(module: nn.Module, name: str, values: Tensor, trained: bool | None
 
 
 # ---- words
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _brief(error: Exception) -> str:

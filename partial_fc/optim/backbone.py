@@ -7,8 +7,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from partial_fc.optim.eager import eager
-from partial_fc.optim.muon import Muon
+from partial_fc.optim.muon import Muon, eager
 
 Kind = Literal["sgd", "adamw", "muon"]
 

@@ -1,16 +1,26 @@
-"""Muon: steps of a matrix whose directions all count alike."""
+"""Muon, an optimizer for matrices; and torch's optimizers without what only torch.compile needs."""
 
 import math
+from inspect import unwrap
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-
-from partial_fc.optim.eager import eager
 
 # The polynomial 3.4445 x - 4.775 x^3 + 2.0315 x^5, five times over, brings singular values from 0.004 to 1 to about 1.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ROUNDS = 5
 _MOMENTUM = 0.95
+_Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
+
+
+def eager(optimizer: type[_Optimizer]) -> type[_Optimizer]:
+    """The same arithmetic without the wrappers that torch.compile asks for: their first call imports torch._dynamo,
+    which takes each process of a run two seconds and some 200 MB."""
+    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    plain: dict[str, Any] = {name: unwrap(getattr(optimizer, name)) for name in names}
+    plain["step"] = torch.no_grad()(unwrap(optimizer.step))
+    return type(optimizer.__name__, (optimizer,), plain)
 
 
 _AdamW = eager(torch.optim.AdamW)
@@ -23,11 +33,9 @@ class Muon(_AdamW):  # type: ignore[misc, valid-type]
         u = orthogonal(0.95 m + 0.05 g)               u u^T = 1, about; a convolution is a matrix (out, in * places)
         w = w - lr * (weight_decay * w + 0.2 * sqrt(longer side) * u)
 
-    0.2 * sqrt(longer side): a number of w moves as far, in the root of the mean square, as AdamW moves it, so that one
-    learning rate and one weight decay do for both. (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon;
-    Liu et al., 2025, https://arxiv.org/abs/2502.16982.) As torch.optim.Muon with adjust_lr_fn="match_rms_adamw", which
-    takes matrices only and multiplies in bfloat16; here in the parameter's dtype.
-
+    By 0.2 * sqrt(longer side) w moves as far as AdamW would move it, so that one learning rate and one weight decay do
+    for both. (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon; Liu et al., 2025,
+    https://arxiv.org/abs/2502.16982.) As torch.optim.Muon with adjust_lr_fn="match_rms_adamw" (in the dtype of w).
     Replicas stay equal where processes multiply alike: on processors of one kind, with equal numbers of threads.
     """
 

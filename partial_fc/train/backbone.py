@@ -1,13 +1,4 @@
-"""The data-parallel half of a model, as the training loop sees it: TorchBackbone.
-
-The verbs are the seam: the loop knows no module, no optimizer and no precision beyond them, so that another engine can
-stand here.
-
-    zero, forward, backward (hold), wait     one update's gradients, summed over the ranks while backward runs
-    finite, undo, square_sum, scale, step    the verdict on it, and the update
-    train, evaluating                        the two modes; in the second, running statistics of all ranks together
-    state, local_state, load                 what a checkpoint keeps: equal on all ranks, and this rank's own
-"""
+"""The backbone (seams.py) made of a torch module: TorchBackbone."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -17,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from partial_fc import checkpoint
-from partial_fc.checkpoint.peer.recover import PeerCheckpoint
 from partial_fc.comm import World
 from partial_fc.evaluate.evaluation import Forward
 from partial_fc.models.inputs import InputContract
@@ -26,8 +16,7 @@ from partial_fc.optim.compression import Compressor
 from partial_fc.optim.gradient_sync import GradientSync, StepBytes
 from partial_fc.train.precision import LossScaler, Precision, Weights
 from partial_fc.train.running_statistics import RunningStatistics, joined_statistics
-
-Stored = checkpoint.Checkpoint | PeerCheckpoint  # what the ranks of an earlier world kept of one
+from partial_fc.train.seams import Stored
 
 
 class _Gradient(torch.autograd.Function):
@@ -46,7 +35,8 @@ class _Gradient(torch.autograd.Function):
 
 
 class TorchBackbone:
-    """A torch module with its precision, weights, optimizer and gradient exchange, and its input contract.
+    """A torch module with its precision, weights, optimizer and gradient exchange, and its input contract. The verbs
+    are those of seams.Backbone, which says what each is for.
 
     module: on its device, equal on all ranks (`broadcast_module`). contract: what model.safetensors says of the
     network; its "network" and sizes must be those of a checkpoint that is loaded.
@@ -64,6 +54,7 @@ class TorchBackbone:
     ):
         self.module, self.world, self.precision, self.to_input = module, world, precision, to_input
         self.device = precision.device
+        self.mode: str = precision.mode
         self.contract = {**contract, **to_input.facts()}
         # note: what a user should know of this precision on this machine.
         self.weights, self.note = precision.prepare(module)
@@ -76,23 +67,20 @@ class TorchBackbone:
 
     @property
     def scaler(self) -> LossScaler | None:
-        """The loss scale, in the modes that have one."""
         return self.precision.scaler
 
     # ---- one update
 
     def keep_statistics(self) -> None:
-        """From now on `undo` also brings back the running statistics of before the update."""
         self._statistics = RunningStatistics(self.module)
 
     def zero(self, num_samples: int) -> None:
-        """Before the first forward of an update over num_samples samples of all ranks."""
         self._statistics.keep()
         self._summed = False
         self.sync.zero(self.precision.loss_scale, num_samples)
 
     def forward(self, input_B: Tensor) -> Tensor:
-        """uint8 pixels (B, C, ...) -> the output as a leaf in the head's dtype: the two backwards part there."""
+        """A batch as the loader gives it -> the output as a leaf in the head's dtype: the two backwards part there."""
         self._output_B = self._forward(input_B)
         return self._output_B.detach().to(self.precision.parameter_dtype).requires_grad_()
 
@@ -104,39 +92,31 @@ class TorchBackbone:
         _Gradient.apply(output_B, (grad_B * self.precision.loss_scale).to(output_B.dtype)).backward()
 
     def hold(self) -> AbstractContextManager:
-        """Around the backward of every micro-batch but the last."""
         return self.sync.hold()
 
     def wait(self) -> None:
-        """Returns when the gradient is the sum over the ranks."""
         self.sync.wait()
         self._summed = True
 
     def finite(self) -> Tensor:
-        """Whether the summed gradient is finite: bool scalar, equal on all ranks where the sums are."""
         return self.sync.finite()
 
     @property
     def may_overflow(self) -> bool:
-        """Whether a finite gradient can become infinite on its way between the ranks."""
         return self.sync.may_overflow
 
     def square_sum(self) -> Tensor:
-        """Sum of squares of the summed gradient: float64 scalar."""
         return self.sync.square_sum()
 
     def scale(self, factor: float) -> None:
-        """Multiplies the summed gradient."""
         self.sync.scale(factor)
 
     def undo(self) -> None:
-        """The update is not made: running statistics and what a gradient compression remembers are as before it."""
         self._statistics.restore()
         if self._summed:
             self.sync.undo()
 
     def step(self, lr: float) -> None:
-        """The optimizer's update."""
         set_lr(self.optimizer, lr)
         self.optimizer.step()
         self.weights.publish()
@@ -144,13 +124,12 @@ class TorchBackbone:
             self.scaler.update(overflowed=False)
 
     def step_bytes(self) -> StepBytes:
-        """What the exchange of gradients took so far, a step."""
         return self.sync.step_bytes()
 
     def _forward(self, input_B: Tensor) -> Tensor:
-        pixel_B = input_B.to(self.device, non_blocking=True)
+        data_B = input_B.to(self.device, non_blocking=True)
         with self.precision.autocast():
-            return self.module(self.precision.as_input(self.to_input(pixel_B)))
+            return self.module(self.precision.as_input(self.to_input(data_B)))
 
     # ---- modes
 
@@ -159,8 +138,6 @@ class TorchBackbone:
 
     @contextmanager
     def evaluating(self) -> Iterator[Forward]:
-        """Inside, the model as it would be delivered; gives its forward: uint8 pixels (B, C, ...) on the host -> float
-        output. A collective."""
         self.module.eval()
         with joined_statistics(self.module, self.world), torch.no_grad():
             yield lambda input_B: self._forward(input_B).to(self.precision.parameter_dtype)
@@ -168,27 +145,20 @@ class TorchBackbone:
 
     # ---- state
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """(weights and running statistics of all ranks together, the optimizer's state by name), equal on all ranks;
-        no copies, but for the statistics. A collective."""
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+        """What only this rank has are its running statistics and the residuals of its gradient compression."""
         with joined_statistics(self.module, self.world):
             joined = checkpoint.copied(dict(self.module.named_buffers()))
         weights = {name: joined.get(name, t) for name, t in self.weights.state_dict().items()}
-        return weights, named_state(self.optimizer, self.weights)
-
-    def local_state(self) -> dict[str, Tensor]:
-        """What only this rank has, no copies: its running statistics, the residuals of its gradient compression."""
-        state = {f"buffer/{name}": t for name, t in self.module.named_buffers()}
-        return state | {f"exchange/{name}": t for name, t in self.sync.state().items()}
+        own = {f"buffer/{name}": t for name, t in self.module.named_buffers()}
+        own |= {f"exchange/{name}": t for name, t in self.sync.state().items()}
+        return weights, named_state(self.optimizer, self.weights), own
 
     def replicated(self) -> dict[str, Tensor]:
-        """By name, all that must be the same bits on every rank."""
-        state = {f"weight {name}": p for name, p in self.weights.named_parameters()}
+        state = {f"weight {name}": p.detach() for name, p in self.weights.named_parameters()}
         return state | {f"optimizer state {name}": t for name, t in named_state(self.optimizer, self.weights).items()}
 
     def load(self, found: Stored) -> list[str]:
-        """Takes over what a checkpoint has; what it does not have starts anew. Returns what a user should know. A
-        collective."""
         self.weights.load_state_dict(found.backbone())
         load_named_state(self.optimizer, self.weights, found.optimizer())
         buffers = dict(self.module.named_buffers())
@@ -207,23 +177,9 @@ class TorchBackbone:
             return []
         return [f"{found.folder} was trained with another --gradient-compression: its residuals are left out"]
 
-    # ---- a second look at numbers that are not finite (nan_report.py)
-
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, p.detach()) for name, p in self.weights.named_parameters())
-
-    @contextmanager
-    def statistics_kept(self) -> Iterator[None]:
-        """The running statistics are afterwards what they were."""
-        statistics = RunningStatistics(self.module)
-        try:
-            yield
-        finally:
-            statistics.restore()
+    # ---- a second look at an update whose numbers are not finite (guards/nan_report.py)
 
     def watch_outputs(self, input_B: Tensor, look: Callable[[str, str, Tensor], None]) -> None:
-        """A forward without gradients that shows every module's output, in order: look(name, kind, output)."""
-
         def hook(module: nn.Module, name: str, output: Any) -> None:
             if isinstance(output, Tensor):
                 look(name, type(module).__name__, output)
@@ -233,21 +189,28 @@ class TorchBackbone:
             for name, module in self.module.named_modules()
         ]
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self._statistics_kept():
                 self._forward(input_B)
         finally:
             for handle in handles:
                 handle.remove()
 
-    def gradients(self, input_B: Tensor, grad_B: Tensor) -> dict[str, Tensor]:
-        """This rank's part of the gradient for one micro-batch, in backward's order; p.grad stay as they are."""
+    def gradients(self, input_B: Tensor | None = None, grad_B: Tensor | None = None) -> dict[str, Tensor]:
+        """p.grad stay as they are."""
         named = [(name, p) for name, p in reversed(list(self.module.named_parameters())) if p.requires_grad]
-        output_B = self._forward(input_B)
-        given_B = (grad_B * self.precision.loss_scale).to(output_B.dtype)
-        grads = torch.autograd.grad(output_B, [p for _, p in named], given_B, allow_unused=True)
+        if input_B is None or grad_B is None:
+            return {name: self.sync.gradient_of[p] for name, p in named}
+        with self._statistics_kept():
+            output_B = self._forward(input_B)
+            given_B = (grad_B * self.precision.loss_scale).to(output_B.dtype)
+            grads = torch.autograd.grad(output_B, [p for _, p in named], given_B, allow_unused=True)
         return {name: g for (name, _), g in zip(named, grads, strict=True) if g is not None}
 
-    def summed_gradients(self) -> dict[str, Tensor]:
-        """The sums over the ranks, in backward's order."""
-        named = reversed(list(self.module.named_parameters()))
-        return {name: self.sync.gradient_of[p] for name, p in named if p.requires_grad}
+    @contextmanager
+    def _statistics_kept(self) -> Iterator[None]:
+        """The running statistics are afterwards what they were."""
+        statistics = RunningStatistics(self.module)
+        try:
+            yield
+        finally:
+            statistics.restore()

@@ -13,10 +13,10 @@ from partial_fc.evaluate import Evaluation
 from partial_fc.head import Head
 from partial_fc.optim.gradient_sync import StepBytes
 from partial_fc.optim.schedule import Continued, Schedule
-from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.guards.commits import Commits
 from partial_fc.train.record.boards import Wandb
 from partial_fc.train.record.log import StepLine
+from partial_fc.train.seams import Backbone, Hooks, RunState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,24 +54,12 @@ class Guards:
 
 
 @dataclass
-class RunState:
-    """Where a run stands. Equal on all ranks."""
-
-    step: int = 0
-    position: int = 0  # in the data: samples consumed by all ranks
-    num_overflows: int = 0  # updates that were not made, for a loss scale that was too large
-    left_out: list[tuple[int, int]] = field(default_factory=list)  # positions [from, to) that rollbacks went round
-    best: dict[str, float] = field(default_factory=dict)  # the highest score of each evaluated set
-    best_score: float = 0.0  # the highest mean of them
-
-
-@dataclass
 class Job:
     """What `train` uses up."""
 
     world: World
     loader: Loader
-    backbone: TorchBackbone
+    backbone: Backbone
     head: Head
     schedule: Schedule | Continued
     evaluations: Sequence[Evaluation]
@@ -85,6 +73,7 @@ class Job:
     logger: Logger
     seed: int
     facts: dict[str, Any]  # for checkpoints: recipe, network, configuration, versions
+    hooks: Hooks = field(default_factory=Hooks)
     class_names: list[str] | None = None
     wandb: Wandb | None = None  # of rank 0, with --wandb
 
@@ -97,7 +86,7 @@ class Outcome:
     in."""
 
     loss: float
-    images_per_s: float
+    samples_per_s: float
     evaluations: dict[str, float]
     stopped: int
     saved: bool

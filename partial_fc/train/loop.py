@@ -10,7 +10,7 @@ import torch
 
 from partial_fc import checkpoint, counter_rng
 from partial_fc.checkpoint.folders import folder_name
-from partial_fc.checkpoint.lock import LostOwner
+from partial_fc.checkpoint.lock import LostLock
 from partial_fc.comm.launch import restart_agent
 from partial_fc.files import warn_on_os_error
 from partial_fc.head import telemetry
@@ -31,7 +31,8 @@ def train(job: Job) -> Outcome:
     """Runs job's steps from where it stands to the schedule's end, evaluates, and writes the last checkpoint; ends
     early, with a checkpoint, where any rank was asked to by a signal (guards/signals.py). Raises elastic.HostsChanged,
     on all ranks, where these are to meet in another world."""
-    progress = Progress(job.models_root, job.world, job.line, job.at.step, job.at.position, job.wandb)
+    unit = job.backbone.to_input.unit
+    progress = Progress(job.models_root, job.world, job.line, job.at.step, job.at.position, job.wandb, unit)
     curve = Curve(job.models_root, job.world, job.at.step)
     with (
         StopSignals(job.world.rank, partial(checkpoint.newest, job.saver.root)) as signals,
@@ -51,9 +52,10 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
     evaluations: dict[str, float] = {}
     evaluated = saved = at.step if at.step == total_steps else -1
     loss, stopped = math.nan, 0
+    job.hooks.begin(at)
     backbone.train()
     job.commits.begin(
-        at.step, job.head, lambda can_copy: snapshot(job, copy=can_copy, checksums=True), state_bytes(job)
+        at.step, job.head, lambda can_copy: snapshot(job, copy=can_copy, checksums=True), partial(state_bytes, job)
     )
 
     while at.step < total_steps and not stopped:
@@ -82,11 +84,11 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
             curve.rewind(at.step)
             progress.rewind(at.step, at.position)
             continue
-        at.step += 1
+        at.step, at.lr = at.step + 1, lr
         at.position = batches[-1].position
         verdict = vote.result()
         restart_agent.step_done(at.step)
-        job.saver.settle(verdict.busy, verdict.failed)
+        job.saver.poll(verdict.busy, verdict.failed)
         if verdict.lost:
             raise save_beside(job)
         stopped = verdict.stop
@@ -114,9 +116,10 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
             compare_replicas(job)
         paused = time.perf_counter()
         score, is_best = None, False
-        ends_epoch = settings.each_epoch and batches[-1].ends_epoch
+        ends = batches[-1].ends_epoch
+        ends_epoch = settings.each_epoch and ends
         if (is_due(at.step, settings.evaluate_every) or ends_epoch) and not stopped:
-            evaluations = evaluate(job, progress)
+            evaluations = evaluate(job, progress, ends or at.step == total_steps)
             evaluated = at.step
             score, is_best = rate(job, evaluations)
             curve.redraw()
@@ -134,7 +137,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
 
     if not stopped:
         if evaluated != total_steps or not evaluations:
-            evaluations = evaluate(job, progress)
+            evaluations = evaluate(job, progress, ends=True)
         if saved != total_steps:
             save(job, rate(job, evaluations)[0])
     job.saver.finish()
@@ -146,7 +149,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
         curve.redraw(at_end=True)
     traffic = world.traffic.per_step(max(1, at.step - first_step))
     saved_at_end = not job.saver.last_failed
-    return Outcome(loss, progress.images_per_s, evaluations, stopped, saved_at_end, traffic, backbone.step_bytes())
+    return Outcome(loss, progress.samples_per_s, evaluations, stopped, saved_at_end, traffic, backbone.step_bytes())
 
 
 def is_due(step: int, every: int) -> bool:
@@ -169,8 +172,8 @@ def look_at_rows(job: Job, progress: Progress) -> None:
             )
 
 
-def evaluate(job: Job, progress: Progress) -> dict[str, float]:
-    """Runs all evaluations, on all ranks; remembers the best scores."""
+def evaluate(job: Job, progress: Progress, ends: bool) -> dict[str, float]:
+    """Runs all evaluations, on all ranks; remembers the best scores. ends: whether an epoch ends here, or the run."""
     values: dict[str, float] = {}
     scores: dict[str, float] = {}
     at, epoch = job.at, job.at.position / job.loader.order.num_samples
@@ -187,6 +190,8 @@ def evaluate(job: Job, progress: Progress) -> dict[str, float]:
             if job.world.rank == 0:
                 with warn_on_os_error(f"a picture below {job.models_root}"):
                     evaluation.draw(job.models_root)
+        if ends:
+            job.hooks.after_epoch(at, values)
     if scores:
         progress.evaluated(at.step, scores)
     return values
@@ -218,16 +223,17 @@ def save(job: Job, score: float | None = None) -> None:
     try:
         taken = snapshot(job, score, copy=job.saver.can_copy, behind=True)
     except MemoryError as error:
-        job.saver.begin_without(job.at.step, error)
+        job.saver.abort(job.at.step, error)
     else:
         job.saver.begin(taken, began)
+        job.hooks.after_checkpoint(taken)
 
 
-def save_beside(job: Job) -> LostOwner:
+def save_beside(job: Job) -> LostLock:
     """Another run has the folder: writes the state to one beside it, and returns the error to end with. A
     collective."""
     job.saver.finish()
-    why = job.saver.lost or LostOwner(f"{job.saver.root} is not this run's any more, another rank has found")
+    why = job.saver.lost or LostLock(f"{job.saver.root} is not this run's any more, another rank has found")
     if not job.settings.keep:
         return why
     root = job.models_root.with_name(f"{job.models_root.name}.lost-{job.commits.run}")
@@ -236,19 +242,18 @@ def save_beside(job: Job) -> LostOwner:
             saver.begin(snapshot(job, copy=False))
             saver.finish()
     except ValueError as error:
-        return LostOwner(f"{why}. The state of step {job.at.step} could not be saved elsewhere: {error}")
+        return LostLock(f"{why}. The state of step {job.at.step} could not be saved elsewhere: {error}")
     if saver.last_failed:
-        return LostOwner(f"{why}. The state of step {job.at.step} could not be saved in {root} either, see above")
-    return LostOwner(
+        return LostLock(f"{why}. The state of step {job.at.step} could not be saved in {root} either, see above")
+    return LostLock(
         f"{why}. The state of step {job.at.step} is in {root}: go on from it with --models-root NEW --resume "
         f"{saver.root / folder_name(job.at.step)}"
     )
 
 
 def state_bytes(job: Job) -> int:
-    """The bytes of a snapshot besides the head's."""
-    state = job.backbone.replicated() | job.backbone.local_state()
-    return sum(t.nbytes for t in state.values())
+    """The bytes of a snapshot besides the head's. A collective."""
+    return sum(t.nbytes for table in job.backbone.state() for t in table.values())
 
 
 def snapshot(job: Job, score: float | None = None, **how: Any) -> checkpoint.Snapshot:
@@ -266,5 +271,6 @@ def snapshot(job: Job, score: float | None = None, **how: Any) -> checkpoint.Sna
     }
     if scaler:
         facts["loss_scaler"] = scaler.state()
-    tables = *job.backbone.state(), job.backbone.local_state()
-    return checkpoint.capture(at.step, *tables, job.head, facts, world=job.world, class_names=job.class_names, **how)
+    return checkpoint.capture(
+        at.step, *job.backbone.state(), job.head, facts, world=job.world, class_names=job.class_names, **how
+    )

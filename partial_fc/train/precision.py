@@ -70,9 +70,9 @@ class Precision:
         dtype = self._autocast_dtype or torch.bfloat16
         return torch.autocast(self.device.type, dtype, enabled=self._autocast_dtype is not None)
 
-    def as_input(self, image_B: Tensor) -> Tensor:
-        """Normalised images in the dtype that the module takes."""
-        return image_B.to(self._input_dtype)
+    def as_input(self, data_B: Tensor) -> Tensor:
+        """Normalised images, vectors, in the dtype that the module takes; whole numbers (of words) as they are."""
+        return data_B.to(self._input_dtype) if data_B.is_floating_point() else data_B
 
 
 @dataclass
@@ -92,7 +92,7 @@ class LossScaler:
     TOO_SMALL = (
         "the gradient is not finite at loss scale 1, after one halving an update: it is not the scale. Usual causes: a "
         "learning rate that is too high (--lr, --warmup-steps), activations beyond what fp16 holds (try --precision "
-        "bf16 or fp32), or damaged images"
+        "bf16 or fp32), or damaged data"
     )
 
     def update(self, overflowed: bool) -> None:

@@ -6,39 +6,37 @@
 4. nothing.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from partial_fc import checkpoint, flags
 from partial_fc.checkpoint.class_names import check_class_names
 from partial_fc.checkpoint.consistency import check_replicas, newest_common, open_centres, open_checkpoint
 from partial_fc.checkpoint.folders import step_of
-from partial_fc.checkpoint.lock import Owner
-from partial_fc.checkpoint.peer.recover import PeerCheckpoint, recover
-from partial_fc.checkpoint.peer.transfer import all_gather_json
-from partial_fc.checkpoint.recovery import go_back_to, newest_whole
+from partial_fc.checkpoint.lock import FolderLock
+from partial_fc.checkpoint.peer import PeerCheckpoint, recover
+from partial_fc.checkpoint.recovery import go_back_to, latest_valid
 from partial_fc.checkpoint.rows_now import load_centres
-from partial_fc.comm import elastic
+from partial_fc.comm import all_gather_json, elastic
 from partial_fc.comm.launch.restart_agent import furthest_step
 from partial_fc.data import Source
 from partial_fc.head import check_head
-from partial_fc.train.backbone import Stored, TorchBackbone
 from partial_fc.train.begin.differences import compare
-from partial_fc.train.context import RunContext
-from partial_fc.train.job import Head, RunState
+from partial_fc.train.job import Head
+from partial_fc.train.seams import Backbone, RunState, Stored
+
+if TYPE_CHECKING:
+    from partial_fc.train.run import Run
 
 
 def resume(
-    run: RunContext,
-    backbone: TorchBackbone,
-    head: Head,
-    source: Source | None = None,
-    *,
-    head_centres: Path | None = None,
-    may_change: tuple[str, ...] = (),
+    run: Run, backbone: Backbone, head: Head, source: Source | None = None, *, head_centres: Path | None = None
 ) -> RunState:
     """Gives backbone and head the state that the run starts from. source: its classes must have the names that those of
-    the checkpoint have. may_change: the recipe's own flags that do not make another run of this one. A collective.
-    Raises ValueError, on all ranks, where the state is of another recipe, network or data, or the head lacks a verb."""
+    the checkpoint have. A collective. Raises ValueError, on all ranks, where the state is of another recipe, network
+    or data, or the head lacks a verb."""
     check_head(head)
     found: Stored | None = None
     on_disk: checkpoint.Checkpoint | None = None
@@ -46,7 +44,7 @@ def resume(
         on_disk = _newer_than_commits(run)
         found = recover(run.memory, run.world, run.config.run.checkpoints)
     if found is None:
-        found = _checkpoint(run, backbone, head, source, head_centres, may_change, on_disk)
+        found = _checkpoint(run, backbone, head, source, head_centres, on_disk)
     if found is None:
         return RunState()
     _load(run, found, backbone, head)
@@ -74,13 +72,13 @@ def state_of(found: Stored, source: Source | None = None) -> RunState:
 
 
 def restore(
-    run: RunContext, backbone: TorchBackbone, head: Head, saver: checkpoint.Saver, source: Source | None = None
+    run: Run, backbone: Backbone, head: Head, saver: checkpoint.Saver, source: Source | None = None
 ) -> tuple[int, int] | None:
     """Brings back the newest checkpoint of this run that is whole, or the one that it started from, while it runs.
     (Step, position in the data); none where there is neither. A collective."""
-    saver.come_to_rest()
+    saver.drain()
     given = _given(run)
-    found = newest_whole(run.config.run.checkpoints, run.world, _owner(run), _step_in(given), given)
+    found = latest_valid(run.config.run.checkpoints, run.world, _lock(run), _step_in(given), given)
     found = found or open_checkpoint(given, run.world)  # what is older there is of another run
     if found is None:
         return None
@@ -88,40 +86,39 @@ def restore(
     return found.step, _position(found, source)
 
 
-def _newer_than_commits(run: RunContext) -> checkpoint.Checkpoint | None:
+def _newer_than_commits(run: Run) -> checkpoint.Checkpoint | None:
     """The newest whole checkpoint that is newer than a commit in the memory of any rank; damaged ones are set aside, so
     that a commit counts more. None: there is none, or no commit. A collective."""
     oldest_W = all_gather_json(min((c.step for c in run.memory.commits), default=None), run.world, "resume/commits")
     kept = [step for step in oldest_W if step is not None]
     if not kept:
         return None
-    return newest_whole(run.config.run.checkpoints, run.world, _owner(run), min(kept), "what the ranks have in memory")
+    return latest_valid(run.config.run.checkpoints, run.world, _lock(run), min(kept), "what the ranks have in memory")
 
 
 def _checkpoint(
-    run: RunContext,
-    backbone: TorchBackbone,
+    run: Run,
+    backbone: Backbone,
     head: Head,
     source: Source | None,
     head_centres: Path | None,
-    may_change: tuple[str, ...],
     found: checkpoint.Checkpoint | None,
 ) -> checkpoint.Checkpoint | None:
     """The one to start from, whole, of this recipe and network and with the classes of this source. None: there is none
     to be gone on from, and the centres are those of head_centres, if given. found: the newest whole one of this run,
     where it is known. A collective."""
-    asked, root, world, owner = run.config.run.resume, run.config.run.checkpoints, run.world, _owner(run)
+    asked, root, world, lock = run.config.run.resume, run.config.run.checkpoints, run.world, _lock(run)
     given = _given(run)
     # A later world of the run, or a restart: what it has written since it began counts more than what it began from.
     healing = (
         asked in ("auto", "same")
-        or run.memory.age > 1
+        or run.memory.generation > 1
         or any(all_gather_json(furthest_step(), world, "resume/restart"))
     )
     if found is not None and found.step <= _step_in(given):
         found = None
     if found is None and healing:
-        found = newest_whole(root, world, owner, _step_in(given), given)
+        found = latest_valid(root, world, lock, _step_in(given), given)
     found = found or open_checkpoint(given, world)
     newest = None if healing else newest_common(root, world)
     goes_back = newest is not None and (found.step if found else -1) < step_of(newest)
@@ -139,7 +136,7 @@ def _checkpoint(
         for note in check_class_names(start, source) if source is not None and same_recipe else ():
             run.note(note)
     if found is not None:
-        _compare(run, found, backbone, head, may_change)
+        _compare(run, found, backbone, head)
         if asked == "same" and run.differences:
             raise ValueError(
                 f"{found.folder} is of another run (--resume same): it was trained with "
@@ -147,14 +144,14 @@ def _checkpoint(
             )
         found.check_has_backbone()
         if goes_back:
-            go_back_to(found, root, world, owner)
+            go_back_to(found, root, world, lock)
     elif centres is not None:
         load_centres(centres, head)
         run.logger.info(f"class centres from {centres.folder}")
     return found
 
 
-def _given(run: RunContext) -> Path | None:
+def _given(run: Run) -> Path | None:
     """The checkpoint that the user has named."""
     asked = run.config.run.resume
     return None if asked in flags.NO_CHECKPOINT else Path(asked)
@@ -165,17 +162,19 @@ def _step_in(folder: Path | None) -> int:
     return step_of(folder) if folder and folder.name.removeprefix("step-").isdecimal() else -1
 
 
-def _owner(run: RunContext) -> Owner | None:
+def _lock(run: Run) -> FolderLock | None:
     """This rank's record in the folder of the checkpoints, where it is the one that holds it."""
-    return run.memory.owners.get(run.config.run.checkpoints)
+    return run.memory.locks.get(run.config.run.checkpoints)
 
 
-def _compare(run: RunContext, found: Stored, backbone: TorchBackbone, head: Head, may_change: tuple[str, ...]) -> None:
+def _compare(run: Run, found: Stored, backbone: Backbone, head: Head) -> None:
     """Tells all that differs from the run that was saved. Raises ValueError where nothing can go on from it so."""
     values = flags.flat(run.config)
     table = head.tables().get("")
     num_classes = table.num_classes if table else None
-    differences = compare(found.manifest, run.recipe, backbone.contract, values, may_change, num_classes)
+    differences = compare(
+        found.manifest, run.recipe, backbone.contract, values, flags.facts(type(run.config)), num_classes
+    )
     differences.check(found.folder)
     run.differences = differences.allowed
     then = found.manifest.get("configuration", {})
@@ -184,7 +183,7 @@ def _compare(run: RunContext, found: Stored, backbone: TorchBackbone, head: Head
         run.note(f"{found.folder} was trained with {change}: allowed, but not the same run")
 
 
-def _load(run: RunContext, found: Stored, backbone: TorchBackbone, head: Head) -> None:
+def _load(run: Run, found: Stored, backbone: Backbone, head: Head) -> None:
     """What the checkpoint does not have starts anew, whatever the state was before."""
     notes = backbone.load(found)
     check_replicas(backbone.replicated(), run.world)

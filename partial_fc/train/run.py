@@ -1,67 +1,58 @@
 """What is around the loop, the same for every recipe: how a run starts, what it goes on from, what it leaves behind.
 
-    def main(arguments):
-        config, notes = parse(arguments)
-        status = launch(config, called=("faces", "r50"))    # begin/start.py, before torch is imported
-        if status is not None:
-            return status
-        return run_in_worlds("face", config, notes, train_here, called=("faces", "r50"))
-
-    def train_here(run):
+    def train_here(run):                                 # in each world, where hosts come and go
         source = run.open_data(...)                      # data
+        loader = run.loader(source, transform)
         backbone, head = run.backbone(...), ...          # model
-        with run.saver(checkpoint.Saver) as saver:
-            start = run.resume(backbone, head, saver)    # a checkpoint, or a fresh start
-            schedule = run.schedule(start, order)
-            if run.is_finished(start, schedule):
-                return 0
-            outcome = train(run.job(...))
-            return run.finish(job, outcome, {})
+        return run.train(backbone, head, loader, [evaluation])
 
-A Config has the flag groups launch, run, guards, exchange, optim and schedule (flags/). Where hosts come and go
-train_here is called anew in each world.
+`partial_fc.recipe.start` calls it. A Config has the flag groups launch, run, guards, exchange, optim and schedule
+(flags/).
 """
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from functools import partial
+from logging import Logger
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from partial_fc import checkpoint, flags
-from partial_fc.checkpoint.peer.commits import Memory
-from partial_fc.comm import elastic
-from partial_fc.comm.device import meet
+from partial_fc.checkpoint.class_names import names_of
+from partial_fc.checkpoint.peer import ProcessState
+from partial_fc.comm import World, elastic
+from partial_fc.comm.device import meet, versions
 from partial_fc.data import Loader, Source, Synthetic, open_on_all
 from partial_fc.data.loader import Transform
 from partial_fc.data.order import Order
 from partial_fc.evaluate import Evaluation
 from partial_fc.files import make_folders
-from partial_fc.head import check_head
+from partial_fc.head import PartialFC
+from partial_fc.machine import peak_bytes
 from partial_fc.models.inputs import InputContract
 from partial_fc.optim import backbone as torch_optim
 from partial_fc.optim.gradient_sync import broadcast_module
 from partial_fc.optim.schedule import Continued, Schedule, continued, linear_scaling
-from partial_fc.train import resume
+from partial_fc.train import loop, resume
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.batch_norm import convert
 from partial_fc.train.begin import run_folder
 from partial_fc.train.begin.start import is_asked_for, named
-from partial_fc.train.context import RunContext
 from partial_fc.train.guards.commits import Commits
-from partial_fc.train.job import Guards, Head, Job, Outcome, RunState, Settings
+from partial_fc.train.job import Guards, Head, Job, Outcome, Settings
 from partial_fc.train.precision import Mode, Precision, choose
 from partial_fc.train.record import header
 from partial_fc.train.record.boards import open_wandb
 from partial_fc.train.record.log import SecondFile, StepLine, open_files
-from partial_fc.train.results import write_results
+from partial_fc.train.seams import Backbone, Hooks, RunState
 
 S = TypeVar("S", bound=Source)
-V = TypeVar("V", bound=checkpoint.Saver)
 
 
 def run_in_worlds(
@@ -77,67 +68,112 @@ def run_in_worlds(
     hist: of the log, see `open_files`; only a recipe with such lines has --log-style. called: data set and network, for
     a --models-root that nobody has given. Where hosts come and go, anew in each world, with what the processes have
     kept."""
-    memory, asked = Memory(), is_asked_for(config)
+    memory, asked = ProcessState(), is_asked_for(config)
     config = named(config, called)
     if config.run.log_style != "own" and hist is None:
         raise ValueError(f"--log-style {config.run.log_style} is for recipe face; recipe {recipe} has lines of its own")
 
     def in_this_world() -> int:
         world, its_device = meet(config.launch)
-        held = run_folder.hold(config, world, memory)
+        held = run_folder.hold_folders(config, world, memory)
         logger = open_files(config.run.models_root, world, bare, hist)
         run = Run(recipe, config, world, its_device, logger, memory, keeps_made_up=asked)
         header.begin(run)
-        for note in (*held, *notes, *flags.notes(config, world.size)):
+        for note in (*held, *notes, *flags.notes(config, world.size, elastic.active())):
             run.note(note)
-        return train_here(run)
+        with run.parts:
+            return train_here(run)
 
     try:
         return elastic.run(in_this_world) or 0
     finally:
-        run_folder.let_go(memory)
+        run_folder.release_folders(memory)
 
 
-class Run(RunContext):
-    """One run in one world: the verbs of its start and end."""
+@dataclass
+class Run:
+    """One run in one world: what it is, and the verbs of its start and end.
+
+    config: of the recipe, with the shared flag groups. memory: what its process keeps from world to world.
+    """
+
+    recipe: str
+    config: Any
+    world: World
+    device: torch.device
+    logger: Logger
+    memory: ProcessState
+    versions: dict[str, str] = field(default_factory=versions)
+    # Whether no earlier world of this run has trained on the data: else no second look may end or hold up the run.
+    data_is_new: bool = True
+    # Whether checkpoints and weights are written; whether also where the images are made up.
+    keeps: bool = True
+    keeps_made_up: bool = True
+    # What is another one than in the run that this one goes on with, by flag.
+    differences: list[str] = field(default_factory=list)
+    # What --epochs and --max-steps were in that run.
+    length_before: dict[str, Any] = field(default_factory=dict)
+    unit: str = "samples"  # what the log calls samples, once the backbone is there
+    head_flags: flags.HeadFlags | None = None  # of the head, if `partial_fc` has made it
+    outcome: Outcome | None = None  # once it has trained
+    parts: ExitStack = field(default_factory=ExitStack)  # what is closed when the recipe returns
+    began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def root(self) -> Path:
+        return self.config.run.models_root
+
+    @property
+    def seconds(self) -> float:
+        """Since this process joined the world."""
+        return time.perf_counter() - self.began
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one update, of all ranks."""
+        return self.config.optim.batch_size * self.world.size * self.config.optim.accumulate
+
+    def note(self, text: str) -> None:
+        self.logger.info(f"note: {text}")
 
     # ---- data
 
     def open_data(self, opened: Callable[[], S]) -> S:
         """What every rank opens, once all have opened the same. Raises ValueError, on all ranks, where they have not. A
         collective."""
-        age_W = self.world.all_gather(torch.tensor([self.memory.age]), name="run/age").tolist()
-        self.data_is_new = not any(age_W)
-        source = open_on_all(opened, self.world, [age > 0 for age in age_W])
+        generation_W = self.world.all_gather(torch.tensor([self.memory.generation]), name="run/generation").tolist()
+        self.data_is_new = not any(generation_W)
+        source = open_on_all(opened, self.world, [generation > 0 for generation in generation_W])
         if isinstance(source, Synthetic) and not self.keeps_made_up:
             self.keeps = False
             self.note("the images are made up: no checkpoints or weights are written unless --models-root is given")
         return source  # type: ignore[return-value]
 
-    def loader(
-        self, source: Source, transform: Transform, start: RunState, order: Order | None = None, **more: Any
-    ) -> Loader:
-        """This rank's batches from where the run starts; more: of Loader."""
-        return Loader(
-            source,
-            transform,
-            order,
-            batch_size=self.config.optim.batch_size,
-            rank=self.world.rank,
-            world_size=self.world.size,
-            seed=self.config.run.seed,
-            position=start.position,
-            pin_memory=self.device.type == "cuda",
-            **more,
+    def loader(self, source: Source, transform: Transform, order: Order | None = None, **more: Any) -> Loader:
+        """This rank's batches, from the start of the data; `train` goes on from where the run stands. more: of
+        Loader. Closed at the end."""
+        return self.parts.enter_context(
+            Loader(
+                source,
+                transform,
+                order,
+                batch_size=self.config.optim.batch_size,
+                rank=self.world.rank,
+                world_size=self.world.size,
+                seed=self.config.run.seed,
+                pin_memory=self.device.type == "cuda",
+                **more,
+            )
         )
 
     # ---- start
 
-    def saver(self, kind: type[V]) -> AbstractContextManager[V]:
-        """What writes the checkpoints, below --checkpoint-dir; kind: checkpoint.Saver, or one of the recipe's own."""
+    def saver(self) -> checkpoint.Saver:
+        """What writes the checkpoints, below --checkpoint-dir. Closed at the end. A collective."""
         run = self.config.run
-        owner = self.memory.fences.get(run.checkpoints)
-        return closing(kind(run.checkpoints, self.world, run.keep_checkpoints, run.save_best, owner))
+        lock = self.memory.fences.get(run.checkpoints)
+        saver = checkpoint.Saver(run.checkpoints, self.world, run.keep_checkpoints, run.save_best, lock)
+        return self.parts.enter_context(closing(saver))
 
     def backbone(
         self,
@@ -161,6 +197,7 @@ class Run(RunContext):
         )
         exchange = self.config.exchange.build(self.config.run.seed)
         backbone = TorchBackbone(module, world, chosen, make, exchange, to_input, contract)
+        self.unit = to_input.unit
         self.logger.info(
             f"{contract['network']}: {sum(p.numel() for p in module.parameters()):,} parameters; precision "
             f"{chosen.mode}"
@@ -169,9 +206,27 @@ class Run(RunContext):
             self.note(backbone.note)
         return backbone
 
-    def resume(self, backbone: TorchBackbone, head: Head, source: Source | None = None, **more: Any) -> RunState:
+    def partial_fc(self, given: flags.HeadFlags, num_classes: int, embedding_size: int, backbone: Any) -> PartialFC:
+        """The sharded last layer that the flags describe, behind this backbone; what else they ask for, `train` does.
+        Closed at the end."""
+        optim, seed = self.config.optim, self.config.run.seed
+        head = given.build(num_classes, embedding_size, self.world, backbone.precision, optim, seed)
+        self.parts.enter_context(head)
+        self.head_flags = given
+        first, last = head.shard.start, head.shard.stop - 1
+        some = f"{last - first + 1} of {num_classes} classes" + (f", {first} to {last}" if last >= first else "")
+        self.logger.info(
+            f"this rank has the centres of {some if self.world.size > 1 else f'all {num_classes} classes'}; kernel "
+            f"{head.kernel.name}, operands {head.kernel.precision}, {head.optimizer}"
+        )
+        for note in given.notes(optim, head):
+            self.note(note)
+        return head
+
+    def resume(self, backbone: Backbone, head: Head, source: Source | None = None) -> RunState:
         """Gives backbone and head the state that the run starts from; see `resume.resume`."""
-        return resume.resume(self, backbone, head, source, **more)
+        centres = self.head_flags.head_centres if self.head_flags else None
+        return resume.resume(self, backbone, head, source, head_centres=centres)
 
     def lengths(self, order: Order) -> tuple[int, int]:
         """(updates of the run, updates of its warm-up). Raises ValueError where the second do not fit into the first,
@@ -188,10 +243,10 @@ class Run(RunContext):
             )
         return total, warmup
 
-    def schedule(self, start: RunState, order: Order) -> Schedule | Continued:
-        """The course of the learning rate from the start of the run to its end. Raises ValueError where the run starts
-        beyond that."""
-        course = self._course(order)
+    def schedule(self, start: RunState, order: Order, rates: flags.ScheduleFlags | None = None) -> Schedule | Continued:
+        """The course of the learning rate from the start of the run to its end. rates: where its course is other than
+        what the flags say. Raises ValueError where the run starts beyond that."""
+        course = self._course(order, rates or self.config.schedule)
         schedule = self._from(start, order, course)
         if start.step < schedule.total_steps:
             self._note_other_length(course, schedule, start.step, order)
@@ -233,19 +288,18 @@ class Run(RunContext):
         schedule = continued(course, start.step, order.updates_to(seen, total, self.global_batch), shift)
         left, like = schedule.total_steps - start.step, start.step + schedule.shift
         self.logger.info(
-            f"{seen:,} of {total:,.0f} images have been seen in {start.step} steps; with {self.global_batch} a "
+            f"{seen:,} of {total:,.0f} {self.unit} have been seen in {start.step} steps; with {self.global_batch} a "
             f"step {left} more steps remain, {schedule.total_steps} in all; learning rate {schedule.lr(start.step):g}, "
             f"as in step {like:.1f} of {course.total_steps} of this size"
         )
         return schedule
 
-    def _course(self, order: Order) -> Schedule:
-        given = self.config.schedule
+    def _course(self, order: Order, given: flags.ScheduleFlags) -> Schedule:
         steps_per_epoch = order.num_samples / self.global_batch
         total_steps, warmup_steps = self.lengths(order)
         micro_batches = f" x {self.config.optim.accumulate}" if self.config.optim.accumulate > 1 else ""
         self.logger.info(
-            f"{order.num_samples:,} images; global batch {self.world.size} x {self.config.optim.batch_size}"
+            f"{order.num_samples:,} {self.unit}; global batch {self.world.size} x {self.config.optim.batch_size}"
             f"{micro_batches} = {self.global_batch}; {steps_per_epoch:.1f} steps an epoch, {total_steps} steps in all"
         )
         lr = given.lr
@@ -255,7 +309,7 @@ class Run(RunContext):
         if given.lr_scheduler == "step" and given.lr_steps and self.global_batch != given.base_batch_size:
             self.note(
                 "--lr-steps and --max-steps count updates and are not scaled: this run's updates see "
-                f"{self.global_batch} images, those of the preset {given.base_batch_size}"
+                f"{self.global_batch} {self.unit}, those of the preset {given.base_batch_size}"
             )
         return Schedule(
             kind=given.lr_scheduler,
@@ -296,23 +350,49 @@ class Run(RunContext):
 
     # ---- train
 
-    def job(
+    def train(
         self,
-        loader: Loader,
-        backbone: TorchBackbone,
+        backbone: Backbone,
         head: Head,
-        schedule: Schedule | Continued,
-        evaluations: Sequence[Evaluation],
-        saver: checkpoint.Saver,
-        start: RunState,
-        line: StepLine,
+        loader: Loader,
+        evaluations: Sequence[Evaluation] = (),
         *,
-        class_names: list[str] | None = None,
-        in_memory: bool = True,
+        hooks: Hooks | None = None,
+        line: Callable[[int, int, int], StepLine] = StepLine,
+        start_from: Callable[[RunState], None] | None = None,
+        rates: flags.ScheduleFlags | None = None,
+        results: Callable[[Outcome], Mapping[str, Any]] | None = None,
+        deliver: Callable[..., Any] | None = None,
         **settings: Any,
-    ) -> Job:
-        """in_memory: whether the head's rows are, so that commits can be kept there, too. settings: of job.Settings,
-        besides those that the shared flags say. A collective."""
+    ) -> int:
+        """Goes on from where the run stands, trains to its end, writes checkpoints on the way and model.safetensors
+        and result.json at the end; returns the exit status. A collective.
+
+        line: of the log, from (--frequent, steps of the run, samples of an epoch). start_from: called with the state
+        before the first step, which the weights of another program may be put into. rates: see `schedule`. results:
+        what the recipe adds to result.json; not called where the run was stopped. deliver: see `finish`. settings:
+        of job.Settings, such as each_epoch=True: evaluate and save where an epoch ends."""
+        saver, order = self.saver(), loader.order
+        start = self.resume(backbone, head, loader.source)
+        if start_from:
+            start_from(start)
+        loader.seek(start.position)
+        schedule = self.schedule(start, order, rates)
+        if self.is_finished(start, schedule):
+            return 0
+        lines = line(self.config.run.frequent, schedule.total_steps, order.num_samples)
+        job = self._job(
+            settings, loader=loader, backbone=backbone, head=head, saver=saver, schedule=schedule, at=start,
+            evaluations=evaluations, line=lines, hooks=hooks or Hooks(),
+            class_names=names_of(loader.source, head.num_classes),
+        )  # fmt: skip
+        self.outcome = loop.train(job)
+        more = results(self.outcome) if results and not self.outcome.stopped else {}
+        return self.finish(job, self.outcome, more, deliver)
+
+    def _job(self, settings: Mapping[str, Any], *, loader: Loader, backbone: Backbone, head: Head,
+             saver: checkpoint.Saver, **parts: Any) -> Job:  # fmt: skip
+        """The parts and what the flags say. A collective."""
         config = self.config
         settings = {
             "accumulate": config.optim.accumulate,
@@ -321,23 +401,20 @@ class Run(RunContext):
             "checkpoint_every": config.run.checkpoint_every,
             "save_best": config.run.save_best,
             "keep": self.keeps,
+            **(self.head_flags.settings(config.schedule.lr) if self.head_flags else {}),
             **settings,
         }
-        check_head(head)
+        on_disk = any(table.rows.on_disk for table in head.tables().values())
         restore = partial(resume.restore, self, backbone, head, saver, loader.source)
         return Job(
             world=self.world,
             loader=loader,
             backbone=backbone,
             head=head,
-            schedule=schedule,
-            evaluations=evaluations,
             settings=Settings(**settings),
             guards=Guards(**dataclasses.asdict(config.guards), restore=restore),
             saver=saver,
-            commits=Commits(self.memory, self.world, self._commit_every(in_memory)),
-            at=start,
-            line=line,
+            commits=Commits(self.memory, self.world, self._commit_every(on_disk)),
             models_root=self.root,
             logger=self.logger,
             seed=config.run.seed,
@@ -347,16 +424,17 @@ class Run(RunContext):
                 "configuration": flags.flat(config),
                 "versions": self.versions,
             },
-            class_names=class_names,
             wandb=open_wandb(config.run.wandb, self.root, flags.flat(config), self.world),
+            **parts,
         )
 
-    def _commit_every(self, in_memory: bool) -> int:
-        """Steps between commits; 0: none. Only ranks that come and go go on from them."""
+    def _commit_every(self, on_disk: bool) -> int:
+        """Steps between commits; 0: none. Only ranks that come and go resume from them. on_disk: whether the head has
+        rows there, which then fit into no memory."""
         asked = self.config.run.commit_every
         if not elastic.active():
             return 0
-        return asked if asked is not None else 100 if in_memory else 0
+        return asked if asked is not None else 0 if on_disk else 100
 
     # ---- end
 
@@ -369,13 +447,13 @@ class Run(RunContext):
         if outcome.stopped:
             self.logger.info(f"stopped at step {job.at.step}, as asked; {self._where_to_go_on(job)}")
         else:
-            weights, _ = job.backbone.state()  # as evaluated: with the statistics of all ranks together
+            weights, *_ = job.backbone.state()  # as evaluated: with the statistics of all ranks together
             weights = {name: t.detach().cpu() for name, t in weights.items()}
             if self.world.rank == 0:
                 make_folders(self.root)  # somebody may have removed it
                 if self.keeps and deliver:
                     deliver(weights, self.root / "model")
-                write_results(self, job, outcome, weights, more)
+                self._write_results(job, outcome, weights, more)
             self.world.barrier(name="end")
             written = self.root / "result.json"
             # Where the folder is each host's own.
@@ -387,6 +465,34 @@ class Run(RunContext):
             )
         self.world.close()
         return outcome.stopped
+
+    def _write_results(self, job: Job, outcome: Outcome, weights: dict[str, Tensor], more: Mapping[str, Any]) -> None:
+        """model.safetensors, where the run keeps anything, and result.json."""
+        backbone = job.backbone
+        contract = {"recipe": self.recipe, **backbone.contract, "num_classes": str(job.head.num_classes)}
+        contract["step"] = str(job.at.step)
+        if self.keeps:
+            checkpoint.save_tensors(weights, self.root / "model.safetensors", contract)
+        result = {
+            "loss": outcome.loss,
+            "evaluations": outcome.evaluations,
+            "best": job.at.best,
+            **more,
+            f"{backbone.to_input.unit}_per_s": outcome.samples_per_s,
+            "seconds": self.seconds,
+            "peak_memory_bytes": peak_bytes(self.device),
+            "steps": job.at.step,
+            "skipped_updates": job.at.num_overflows,
+            "precision": backbone.mode,
+            "loss_scale": backbone.scaler.scale if backbone.scaler else 1.0,
+            "world_size": self.world.size,
+            "backend": self.world.backend,
+            "traffic_per_step": outcome.traffic,
+            "gradient_bytes_per_step": dataclasses.asdict(outcome.exchanged),
+            "configuration": flags.flat(self.config),
+            "versions": self.versions,
+        }
+        checkpoint.write_json(result, self.root / "result.json")
 
     def _where_to_go_on(self, job: Job) -> str:
         if not self.keeps:

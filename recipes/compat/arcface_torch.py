@@ -5,25 +5,22 @@
     config.network = "r50"
     config.warmup_epoch = config.num_epoch // 10
 
-The text is parsed, never executed: `read` returns what it assigns, `translate` turns that into the flags of
-recipe `face`. As in arcface_torch, a `base.py` in the same folder is read first (`load`).
+The text is parsed, never executed: `read` returns what it assigns, settings.py turns that into the flags of recipe
+`face`. As in arcface_torch, a `base.py` in the same folder is read first (`load`).
 """
 
 import ast
 import io
-import math
 import operator
 import tokenize
 from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
-from reprlib import Repr
 from typing import Any
 
 from partial_fc.files import read_bytes
 from partial_fc.flags import near
 
-from . import default_py
+from . import settings
 
 ALLOWED = (
     "allowed are: `from easydict import EasyDict as edict`, `config = edict()` or `edict({...})`, and assignments "
@@ -33,9 +30,6 @@ ALLOWED = (
 
 _MAX_INT = 2**63  # a few powers of powers fill any memory
 _MOST_BYTES = 1 << 16  # configurations have one or two thousand; a parsed text takes a hundred times its size
-_short = Repr()  # lists may hold one list often
-_short.maxlevel, _short.maxstring = 2, 200
-_shown = _short.repr
 
 _ARITHMETIC: dict[type[ast.operator | ast.unaryop], Callable[..., Any]] = {
     ast.UAdd: operator.pos,
@@ -51,8 +45,7 @@ _ARITHMETIC: dict[type[ast.operator | ast.unaryop], Callable[..., Any]] = {
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """A file and the base.py beside it -> flags of recipe `face`, notes for the user (see `translate`). The default.py
-    of Partial FC on MXNet is told by its names."""
+    """A file and the base.py beside it -> flags of recipe `face`, notes for the user (see `settings.translate`)."""
     path = Path(path)
     if not path.suffix and not path.exists():  # as arcface_torch's own command line has them
         path = path.with_name(f"{path.name}.py")
@@ -62,7 +55,7 @@ def load(path: Path) -> tuple[dict[str, Any], list[str]]:
     base = path.with_name("base.py")
     values = {**read(base), **read(path)} if base.exists() and base != path else read(path)
     try:
-        return default_py.translate(values) if default_py.is_meant(values, _known()) else translate(values)
+        return settings.translate(values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -105,7 +98,7 @@ class _Reader:
                     for target in targets:
                         self.assign(target, value)
                 case ast.FunctionDef(name="generate_config"):
-                    raise ValueError(f"{self.path}:{statement.lineno}: generate_config: {default_py.OF_A_FUNCTION}")
+                    raise ValueError(f"{self.path}:{statement.lineno}: generate_config: {settings.OF_A_FUNCTION}")
                 case _:
                     raise self.error(statement, "not plain data")
         if not self.config_name:
@@ -175,144 +168,3 @@ class _Reader:
     def error(self, node: ast.stmt | ast.expr, what: str) -> ValueError:
         text = (ast.get_source_segment(self.source, node) or "").partition("\n")[0][:200]
         return ValueError(f"{self.path}:{node.lineno}: `{text}`: {what}; {ALLOWED}")
-
-
-# arcface_torch's name -> the types of its value.
-_NUMBER = (int, float)
-_TYPES: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("network", "loss", "rec", "optimizer"), (str,)),
-    **dict.fromkeys(("image_size", "embedding_size", "num_classes", "num_image", "batch_size"), (int,)),
-    **dict.fromkeys(("gradient_acc", "num_epoch", "warmup_epoch", "seed", "num_workers"), (int,)),
-    **dict.fromkeys(("verbose", "frequent"), (int,)),
-    **dict.fromkeys(("sample_rate", "lr", "momentum", "weight_decay", "interclass_filtering_threshold"), _NUMBER),
-    **dict.fromkeys(("fp16", "resume"), (bool,)),
-    **dict.fromkeys(("margin_list", "val_targets"), (list, tuple)),
-    "output": (str, type(None)),
-}
-# Those that have another name here.
-_RENAMED = {
-    "num_image": "num_images",
-    "gradient_acc": "accumulate",
-    "num_epoch": "epochs",
-    "warmup_epoch": "warmup_epochs",
-    "output": "models_root",
-}
-
-# Would change what is learned, and is not there: key -> (the value that asks for nothing, remedy).
-_REFUSED = {"dali_aug": (False, "DALI's augmentations are not implemented; set it to False")}
-
-# Changes only how, not what, is learned: key -> (the value about which nothing need be said, note).
-_WITHOUT_MEANING = {
-    "dali": (False, "DALI is not used; OpenCV threads decode the records"),
-    "using_wandb": (False, "curves go to TensorBoard; --wandb PROJECT sends them to Weights & Biases, too"),
-}
-# Nothing need be said of these: checkpoints always hold all states; the others are read by arcface_torch only where
-# using_wandb is on. Their values, among them a key, are never printed.
-_SILENT = (
-    "save_all_states",
-    "wandb_key",
-    "wandb_entity",
-    "wandb_project",
-    "wandb_resume",
-    "wandb_log_all",
-    "suffix_run_name",
-    "save_artifacts",
-    "notes",
-)
-
-
-def _known() -> list[str]:
-    return [*_TYPES, *_REFUSED, *_WITHOUT_MEANING, *_SILENT]
-
-
-def translate(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """arcface_torch's keys -> (flags of recipe `face` by name, notes that the user should see once).
-
-    Besides the keys it fixes what arcface_torch always does: polynomial decay of power 1, scale 64, a learning rate
-    that is not scaled by the number of processes, and a gradient of the backbone, not of the centres, whose norm is at
-    most 5; where it samples, its quota. Raises ValueError for an unknown key, naming near ones, and for a setting that
-    changes what is learned and cannot be honoured.
-    """
-    known = _known()
-    flags: dict[str, Any] = {"lr_scheduler": "polynomial", "lr_scaling": "none", "clip": 5.0, "head_clip": math.inf}
-    notes: list[str] = []
-    for key, value in config.items():
-        if key not in known:
-            near = get_close_matches(key, known)
-            hint = f"; did you mean {' or '.join(near)}?" if near else f"; known are {', '.join(sorted(known))}"
-            raise ValueError(f"config.{key} is not a setting of arcface_torch that is known here{hint}")
-        neutral, words = (_REFUSED | _WITHOUT_MEANING).get(key, (value, ""))
-        if value != neutral and key in _REFUSED:
-            raise ValueError(f"config.{key} = {_shown(value)}: {words}")
-        if value != neutral:
-            notes.append(f"config.{key} has no effect: {words}")
-        if key in _TYPES:
-            types = _TYPES[key]
-            # A bool passes for an int in Python; nobody means that here.
-            if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-                raise ValueError(f"config.{key} = {_shown(value)}; expected {' or '.join(t.__name__ for t in types)}")
-            flags |= _flags(key, float(value) if types == _NUMBER else value, notes)
-    return flags, notes
-
-
-def _flags(key: str, value: Any, notes: list[str]) -> dict[str, Any]:
-    """The flags that one setting stands for."""
-    match key:
-        case "margin_list":
-            return _margins(value, notes)
-        case "sample_rate" if value < 1:
-            notes.append(
-                f"config.{key} = {value:g}: of all classes that take part, the batch's among them, as arcface_torch "
-                "counts (--quota insightface), but over the classes of all processes at once; --quota negatives, "
-                "otherwise the default here, has the batch's classes on top"
-            )
-            return {"sample_rate": value, "quota": "insightface"}
-        case "interclass_filtering_threshold" if value:
-            notes.append(
-                f"config.{key} = {value}: a class above it is left out of the row's softmax here; "
-                "arcface_torch keeps it, with the cosine 0"
-            )
-        case "rec" if value == "synthetic":
-            return {"dataset": value}
-        case "resume":
-            value = "auto" if value else "same"  # theirs loads no other run; what is this one's goes on
-        case "output" if value is None:
-            return {}
-        case "output":
-            notes.append(f"config.output = {_shown(value)}: this is where the run writes (--models-root names another)")
-        case "fp16":
-            if value:
-                notes.append(
-                    "config.fp16: 16 bits are bf16 where the hardware has them, and no loss scale is needed; "
-                    "--precision fp16 is arcface_torch's"
-                )
-            return {"precision": "auto" if value else "fp32"}
-        case "warmup_epoch":
-            value = max(0, value)  # some published configs say -1 where they mean none
-        case "val_targets":
-            if not all(isinstance(name, str) for name in value):
-                raise ValueError(f"config.{key} = {_shown(value)}; expected names of verification sets")
-            value = tuple(value)
-    return {_RENAMED.get(key, key): value}
-
-
-def _margins(margins: list[Any] | tuple[Any, ...], notes: list[str]) -> dict[str, Any]:
-    """(m1, m2, m3) of cos(m1 * angle + m2) - m3 -> the loss by name where it has one."""
-    if len(margins) != 3 or not all(isinstance(margin, int | float) for margin in margins):
-        raise ValueError(f"config.margin_list = {_shown(margins)}; expected three numbers (m1, m2, m3)")
-    m1, m2, m3 = (float(margin) for margin in margins)
-    if (m1, m3) == (1.0, 0.0) and m2 > 0:
-        notes.append(
-            f"config.margin_list = {margins!r}: the margin is differentiated here; arcface_torch leaves "
-            "its slope out, which is --loss arcface-straight-through"
-        )
-    if (m1, m2, m3) == (1.0, 0.5, 0.0):
-        return {"loss": "arcface", "scale": 64.0}
-    if (m1, m2, m3) == (1.0, 0.0, 0.4):
-        return {"loss": "cosface", "scale": 64.0}
-    if m3 > 0 and (m1, m2) != (1.0, 0.0):
-        notes.append(
-            f"config.margin_list = {margins!r}: all three margins are used; arcface_torch itself ignores "
-            "m1 and m2 where m3 is positive"
-        )
-    return {"loss": "combined", "margins": (m1, m2, m3), "scale": 64.0}

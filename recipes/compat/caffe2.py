@@ -11,6 +11,8 @@ from typing import Any
 
 from partial_fc import comm
 
+from .command_lines import count, local_processes, split
+
 # Theirs -> ours. (Flags of the same name and meaning are in recipes/imagenet.py.)
 RENAMED = {
     "base_learning_rate": "lr",
@@ -46,20 +48,13 @@ _LOGGED = (
 def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
     """(our arguments, notes for the user). The batch size, of this machine, becomes that of a process. Raises
     ValueError for values that cannot be."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in (*RENAMED, *_WITHOUT_EFFECT, "use_cpu", "gpus", "batch_size", "dtype", "model", "num_layers"):
-        more: dict[str, Any] = {"nargs": "?", "const": "True"} if name in _SWITCHES else {}
-        if name == "model":
-            more = {"nargs": "?", "const": "resnext"}
-        parser.add_argument(f"--{name}", *{f"--{name.replace('_', '-')}"} - {f"--{name}"}, **more)
-    try:
-        theirs, ours = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise ValueError(f"{error.argument_name}: {error.message}") from None
-    given = {name: value for name, value in vars(theirs).items() if value is not None}
+    options: dict[str, dict[str, Any]] = {name: {"nargs": "?", "const": "True"} for name in _SWITCHES}
+    options["model"] = {"nargs": "?", "const": "resnext"}
+    names = (*RENAMED, *_WITHOUT_EFFECT, "use_cpu", "gpus", "batch_size", "dtype", "model", "num_layers")
+    given, ours = split(arguments, names, options)
     given = {name: v for name, v in given.items() if name not in _SWITCHES or v.lower() not in _OFF}
     notes = [f"--{name} without effect: {why}" for name, why in _WITHOUT_EFFECT.items() if name in given]
-    gpus = _count(given, "num_gpus") if "num_gpus" in given else 1
+    gpus = count(given, "num_gpus") if "num_gpus" in given else 1
     if "gpus" in given:
         gpus = given["num_gpus"] = _choose_gpus(str(given["gpus"]), notes)
     for name in RENAMED.keys() & given.keys():
@@ -84,14 +79,8 @@ def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
             "--model, --num_layers: imagenet_trainer's networks, so --conventions torchvision, of Caffe2's pixels"
         )
     given.setdefault("batch_size", _BATCH_SIZE)
-    ours += ["--batch-size", str(_of_a_process(_count(given, "batch_size"), gpus))]
+    ours += ["--batch-size", str(_of_a_process(count(given, "batch_size"), gpus))]
     return ours, notes
-
-
-def local_processes(gpus: int) -> int:
-    """Processes of this machine: those that a launcher has started, or that are to be started."""
-    started = comm.detect()
-    return gpus if started.backend == "single" or started.is_host else started.local_size
 
 
 def _of_a_process(batch: int, gpus: int) -> int:
@@ -103,12 +92,6 @@ def _of_a_process(batch: int, gpus: int) -> int:
             f"{' or '.join(str(size) for size in (lower, lower + processes) if size)}"
         )
     return batch // processes
-
-
-def _count(given: dict[str, Any], name: str) -> int:
-    if not given[name].isdecimal() or int(given[name]) < 1:
-        raise ValueError(f"--{name} is {given[name]}; expected a whole number of at least 1")
-    return int(given[name])
 
 
 def _choose_gpus(text: str, notes: list[str]) -> int:

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 from partial_fc.flags import told_as_usage
 
-# Flags of train_mnist.py and fit.py that are not taken, or not with this value: why, and what to do.
-REFUSED = {
-    "kv-store dist": "MXNet takes it for dist_sync and forgets to divide by the number of workers; give dist_sync",
+# Flags that are not taken, or not with this value: why, and what to do.
+ELSEWHERE = {
+    "kv_store dist": "MXNet takes it for dist_sync and forgets to divide by the number of workers; give dist_sync",
     "dtype float16": "MXNet 1.9.1 has no float16 products on CPUs; recipe mnist on PyTorch has --precision fp16",
     "optimizer lbsgd": "it is left out; give sgd, and more workers for larger batches",
     "optimizer lbnag": "it is left out; give nag, and more workers for larger batches",
@@ -29,7 +29,7 @@ _ONLY_THERE = ("kv-store", "network", "disp-batches", "num-epochs", "model-prefi
 @told_as_usage
 def asked_for(arguments: list[str]) -> bool:
     """Whether --engine mxnet is among them. Raises ValueError for flags that need it where it is not."""
-    found = dict(pairs(arguments))
+    found = dict(_pairs(arguments))
     for name in _ONLY_THERE:
         if name in found and "engine" not in found:
             raise ValueError(
@@ -38,15 +38,7 @@ def asked_for(arguments: list[str]) -> bool:
     return found.get("engine") == "mxnet"
 
 
-def refuse(arguments: list[str]) -> None:
-    """Raises ValueError for a flag, or a value of one, that is in REFUSED."""
-    for name, value in pairs(arguments):
-        for flag, why in ((f"--{name}", REFUSED.get(name)), (f"--{name} {value}", REFUSED.get(f"{name} {value}"))):
-            if why:
-                raise ValueError(f"{flag}: {why}")
-
-
-def pairs(arguments: list[str]) -> Iterator[tuple[str, str]]:
+def _pairs(arguments: list[str]) -> Iterator[tuple[str, str]]:
     """(name, value) of each flag; the value is nothing where another flag follows."""
     for word, following in pairwise([*arguments, ""]):
         if word.startswith("--"):

@@ -5,12 +5,11 @@ anything here. (Flags of the same name and meaning are in recipes/kinetics.py.)
     python train.py kinetics   the same
 """
 
-import argparse
 from typing import Any
 
 from partial_fc import comm
 
-from .caffe2 import local_processes
+from .command_lines import count, local_processes, split
 
 # Theirs -> ours.
 RENAMED = {
@@ -54,30 +53,23 @@ _WORKERS = 4  # of a machine, where none are given
 
 def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
     """(our arguments, notes for the user). Raises ValueError for what cannot be."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    options: dict[str, dict[str, Any]] = {name: {"action": "store_true", "default": None} for name in _SWITCHES}
+    options["num-data-workers"] = {"short": "-j"}
     more = ("num-gpus", "num-data-workers", "kvstore", "dtype", "lr-mode", "scale-ratios", "new-step")
-    for name in dict.fromkeys((*RENAMED, *_WITHOUT_EFFECT, *_REFUSED, *_SWITCHES, *more)):
-        options: dict[str, Any] = {"action": "store_true", "default": None} if name in _SWITCHES else {}
-        names = [f"--{name}", *(["-j"] if name == "num-data-workers" else [])]
-        parser.add_argument(*names, dest=name, **options)
-    try:
-        theirs, ours = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise ValueError(f"{error.argument_name}: {error.message}") from None
-    given = {name: value for name, value in vars(theirs).items() if value is not None}
+    given, ours = split(arguments, (*RENAMED, *_WITHOUT_EFFECT, *_REFUSED, *_SWITCHES, *more), options)
     for name in _REFUSED.keys() & given.keys():
         raise ValueError(f"--{name}: {_REFUSED[name]}")
     notes = [f"--{name} without effect: {why}" for name, why in _WITHOUT_EFFECT.items() if name in given]
-    if "kvstore" in given:
-        notes.append(_kvstore(given["kvstore"]))
     for name in RENAMED.keys() & given.keys():
         ours += [f"--{RENAMED[name]}", given[name]]
+    if "kvstore" in given:
+        notes.append(_kvstore(given["kvstore"]))
     ours += _choices(given)
-    gpus = _count(given, "num-gpus", 0) if "num-gpus" in given else 1
+    gpus = count(given, "num-gpus", 0) if "num-gpus" in given else 1
     processes = local_processes(max(1, gpus))
     if "num-gpus" in given:
         ours += _processes(gpus, processes)
-    workers = _count(given, "num-data-workers", 0) if "num-data-workers" in given else _WORKERS
+    workers = count(given, "num-data-workers", 0) if "num-data-workers" in given else _WORKERS
     each = max(1, workers // processes)
     ours += ["--num-workers", str(each)]
     notes.append(
@@ -135,9 +127,3 @@ def _kvstore(name: str) -> str:
         f"--kvstore {name}: there are no servers; the processes add up their gradients by an all-reduce (NCCL, MPI or "
         "Gloo), which is the same update as dist_sync's"
     )
-
-
-def _count(given: dict[str, Any], name: str, least: int) -> int:
-    if not given[name].isdecimal() or int(given[name]) < least:
-        raise ValueError(f"--{name} is {given[name]}; expected a whole number of at least {least}")
-    return int(given[name])

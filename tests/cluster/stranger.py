@@ -2,11 +2,8 @@
 
 python -m tests.cluster.stranger put ADDRESS PORT FILE     asks the store there to create FILE; prints the HTTP status
 python -m tests.cluster.stranger look                      prints what a user of this host can see of an elastic job
-python -m tests.cluster.stranger throw SECONDS MESSAGES CONNECTIONS ADDRESS:PORT...    each so many, all at once, for so
-                                                           long; prints what came of it
 """
 
-import asyncio
 import base64
 import contextlib
 import http.client
@@ -14,12 +11,9 @@ import json
 import os
 import pickle
 import random
-import resource
 import socket
 import struct
 import sys
-import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +24,8 @@ HOSTILE = (
     b"",
     b"\n",
     b"[" * 100_000 + b"\n",
-    b'{"hello": "0", "state": {"rank": 0}}\n',
-    b'{"hello": ["0"], "state": 1}\n',
+    b'{"token": "0", "state": {"rank": 0}}\n',
+    b'{"token": ["0"], "state": 1}\n',
     b'{"nonce": "\\u001b[31m", "proof": "\xff"}\n',
     b'"\\ud800"\n',
     b"1e999999\n",
@@ -133,85 +127,8 @@ def _what(words: list[str], environ: dict[str, str]) -> str:
     return " ".join(words)[:80]
 
 
-async def _throw(seconds: float, num_messages: int, num_connections: int, targets: list[tuple[str, int]]) -> Counter:
-    """At each target at once: connections that are held, messages, and lines without an end."""
-    seen: Counter[str] = Counter()
-    until = time.monotonic() + seconds
-
-    async def connected(
-        target: tuple[str, int], patience_s: float
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        try:
-            async with asyncio.timeout(max(0.1, min(patience_s, until - time.monotonic()))):
-                connection = await asyncio.open_connection(*target)
-        except TimeoutError:
-            seen["no answer"] += 1
-        except OSError as error:
-            seen[error.strerror or str(error)] += 1
-            await asyncio.sleep(0.1)
-        else:
-            seen["connections"] += 1
-            return connection
-        return None
-
-    async def hold(target: tuple[str, int], number: int) -> None:
-        while time.monotonic() < until:
-            # Long enough for this loop, which has thousands to look after, all at first: an answer that it does not see
-            # in time would be counted as none.
-            connection = await connected(target, 20.0)
-            if connection is None:
-                continue
-            reader, writer = connection
-            with contextlib.suppress(OSError, TimeoutError):
-                async with asyncio.timeout(until - time.monotonic()):
-                    if number % 100 == 0:  # a line without an end
-                        while time.monotonic() < until:
-                            writer.write(b"[" * 65536)
-                            seen["bytes of endless lines"] += 65536
-                            await writer.drain()
-                            await asyncio.sleep(0)  # to drain what is taken at once lets nobody else work
-                    while await reader.read(4096):
-                        pass
-            writer.close()
-            await asyncio.sleep(0.1)
-
-    async def say(target: tuple[str, int], messages: list[bytes]) -> None:
-        while messages and time.monotonic() < until:
-            message = messages.pop()
-            connection = await connected(target, 3.0)
-            if connection is None:
-                seen["messages that nobody took"] += 1
-                continue
-            _, writer = connection
-            with contextlib.suppress(OSError, TimeoutError):
-                async with asyncio.timeout(5):
-                    writer.write(message)
-                    seen["messages"] += 1
-                    await writer.drain()
-            writer.close()
-
-    throwers = []
-    for target in targets:
-        messages = [HOSTILE[i % len(HOSTILE)] for i in range(num_messages)]
-        throwers += [hold(target, number) for number in range(num_connections)]
-        throwers += [say(target, messages) for _ in range(500)]
-    async with asyncio.timeout(seconds + 120):
-        await asyncio.gather(*throwers)
-    return seen
-
-
-def throw(seconds: float, num_messages: int, num_connections: int, targets: list[tuple[str, int]]) -> Counter:
-    """What came of it, counted."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return asyncio.run(_throw(seconds, num_messages, num_connections, targets))
-
-
 if __name__ == "__main__":
     if sys.argv[1] == "look":
         print(json.dumps(look()))
-    elif sys.argv[1] == "throw":
-        at = [(address, int(port)) for address, _, port in (word.rpartition(":") for word in sys.argv[5:])]
-        print(json.dumps(throw(float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), at)))
     else:
         print(put_exploit(sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])))

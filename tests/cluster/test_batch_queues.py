@@ -96,7 +96,8 @@ echo "left: $(qstat)$(pgrep -x sleep)."
 def test_the_ranks_of_srun(in_queue, tmp_path):
     """Two nodes, of which the first has two tasks; they find each other without a word more."""
     code = (
-        "from partial_fc.flags import LaunchFlags; import torch; world = LaunchFlags().join('cpu'); "
+        "from partial_fc.comm.launch import start; from partial_fc.flags import LaunchFlags; import torch; "
+        "world = start.join(LaunchFlags(), 'cpu'); "
         "t = world.all_reduce(torch.tensor([1 + world.rank]), name='sum').item(); "
         "print(f'rank {world.rank} of {world.size}, {world.local_rank} of {world.local_size}: {t}', flush=True)"
     )

@@ -30,8 +30,8 @@ def stranger(hosts: TwoHosts, env: dict[str, str], host: int, *words: object) ->
 
 
 def test_a_host_is_lost_and_comes_back(hosts, env, tmp_path):
-    """The one with rank 0, the status board and the log. On one host, what follows is what a run does that resumes from
-    the checkpoint of that step.
+    """The one with rank 0, the status server and the log. On one host, what follows is what a run does that resumes
+    from the checkpoint of that step.
 
     Before, a stranger tries to have horovodrun execute his code (CVE-2024-10190): its store refuses him, on the one
     address where it listens, and the token that he would need is on no command line."""

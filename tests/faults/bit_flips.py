@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from partial_fc.checkpoint.peer.commits import Commit, Memory, PeerCopies
-from partial_fc.checkpoint.peer.recover import recover
+from partial_fc.checkpoint.peer.commits import Commit, PeerCopies, ProcessState
+from partial_fc.checkpoint.peer.restore import recover
 from tests.unit.checkpoint.test_peer_commits import EVERY, commit, head_of, one_step, same, snapshot_of
 from tests.unit.thread_world import ThreadWorld, in_world
 
@@ -45,11 +45,11 @@ class Told(logging.Handler):
         _log.propagate = self._propagated
 
 
-def two_commits() -> list[Memory]:
+def two_commits() -> list[ProcessState]:
     """Of a world, by rank: each has two whole commits."""
 
-    def train(world: ThreadWorld) -> Memory:
-        head, memory = head_of(world), Memory()
+    def train(world: ThreadWorld) -> ProcessState:
+        head, memory = head_of(world), ProcessState()
         for _ in range(3):
             one_step(head, world)
         commit(memory, head, world)
@@ -60,12 +60,12 @@ def two_commits() -> list[Memory]:
     return in_world(SIZE, train)
 
 
-def copy_of(memory: Memory) -> Memory:
+def copy_of(memory: ProcessState) -> ProcessState:
     """With lists of its own; the tensors are the same."""
-    return Memory([dataclasses.replace(c, shares=dict(c.shares)) for c in memory.commits], memory.age)
+    return ProcessState([dataclasses.replace(c, shares=dict(c.shares)) for c in memory.commits], memory.generation)
 
 
-def go_on(memories: list[Memory]) -> list[dict[str, Any]] | None:
+def go_on(memories: list[ProcessState]) -> list[dict[str, Any]] | None:
     """What the ranks that are left go on with."""
 
     def act(world: ThreadWorld) -> dict[str, Any] | None:
@@ -92,7 +92,7 @@ def turn(draw: random.Random, tensors: dict[str, torch.Tensor]) -> tuple[str, to
     return name, data, at, bit
 
 
-def kept(memories: list[Memory], flips: int, draw: random.Random) -> int:
+def kept(memories: list[ProcessState], flips: int, draw: random.Random) -> int:
     """Bits of what is kept, up to four at a time. Returns how many."""
     expected: dict[tuple[tuple[int, ...], int], Any] = {}
     count = 0
@@ -177,7 +177,7 @@ def sent(flips: int, draw: random.Random) -> None:
         rank, after, bit = draw.randrange(SIZE), draw.randrange(600), draw.randrange(1 << 30)
 
         def train(world: ThreadWorld, rank=rank, after=after, bit=bit) -> tuple[list[int], int]:
-            head, memory = head_of(world), Memory()
+            head, memory = head_of(world), ProcessState()
             one_step(head, world)
             cable = Cable(world, "peer/share", rank, after, bit)
             before = PeerCopies(memory, world, EVERY)
@@ -198,9 +198,9 @@ def sent(flips: int, draw: random.Random) -> None:
         assert sum("the commit of step 2 is given up on all ranks" in line for line in told) == SIZE
 
 
-def recovered(memories: list[Memory], flips: int, draw: random.Random) -> None:
+def recovered(memories: list[ProcessState], flips: int, draw: random.Random) -> None:
     """Bits of what goes to a new rank in recovery: it is sent again."""
-    whole = go_on([Memory(), *map(copy_of, memories[1:])])
+    whole = go_on([ProcessState(), *map(copy_of, memories[1:])])
     assert whole is not None
     for _ in range(flips):
         name, after, bit = (
@@ -208,7 +208,7 @@ def recovered(memories: list[Memory], flips: int, draw: random.Random) -> None:
             draw.randrange(40),
             draw.randrange(1 << 30),
         )
-        left = [Memory(), *map(copy_of, memories[1:])]
+        left = [ProcessState(), *map(copy_of, memories[1:])]
 
         def act(world: ThreadWorld, name=name, after=after, bit=bit, left=left) -> dict[str, torch.Tensor]:
             cable, head = Cable(world, name, 0, after, bit), head_of(world)

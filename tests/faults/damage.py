@@ -26,11 +26,11 @@ import torch
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.folders import folder_name
-from partial_fc.checkpoint.peer.commits import Memory
+from partial_fc.checkpoint.peer.commits import ProcessState
 from partial_fc.head import AdaFace, HardNegatives, PartialFC
 from partial_fc.optim.backbone import named_state
 from partial_fc.train import loop, resume
-from partial_fc.train.begin.run_folder import hold, let_go
+from partial_fc.train.begin.run_folder import hold_folders, release_folders
 from partial_fc.train.job import Job
 from partial_fc.train.run import Run
 from recipes import face
@@ -90,12 +90,12 @@ def _config(root: Path) -> Any:
 def _held(world: ThreadWorld, root: Path) -> Iterator[Run]:
     """A run that has the folder."""
     job_log = job_of(world).logger
-    run = Run("face", _config(root), world, torch.device("cpu"), job_log, Memory(), versions={})
-    hold(run.config, world, run.memory)
+    run = Run("face", _config(root), world, torch.device("cpu"), job_log, ProcessState(), versions={})
+    hold_folders(run.config, world, run.memory)
     try:
         yield run
     finally:
-        let_go(run.memory)
+        release_folders(run.memory)
 
 
 def write(writers: Writers) -> None:
@@ -116,7 +116,7 @@ def write(writers: Writers) -> None:
 
 def _saver(run: Run) -> checkpoint.Saver:
     return checkpoint.Saver(
-        run.config.run.checkpoints, run.world, len(STEPS), True, run.memory.owners.get(run.config.run.checkpoints)
+        run.config.run.checkpoints, run.world, len(STEPS), True, run.memory.locks.get(run.config.run.checkpoints)
     )
 
 
@@ -150,7 +150,7 @@ def _state(job: Job) -> dict[str, Any]:
     assert isinstance(head, PartialFC)
     assert head.hard_negatives is not None
     tensors = {**backbone.weights.state_dict(), **named_state(backbone.optimizer, backbone.weights)}
-    tensors |= {**backbone.sync.state(), **backbone.local_state(), **head.row_state(), **head.hard_negatives.state()}
+    tensors |= {**backbone.sync.state(), **backbone.state()[2], **head.row_state(), **head.hard_negatives.state()}
     return {name: t.clone() for name, t in tensors.items()} | {"facts": head.facts(), "position": job.at.position}
 
 

@@ -3,7 +3,6 @@
 On a CUDA device, or, with TRITON_INTERPRET=1, on the CPU (tests/unit/kernels/test_triton.py does that).
 """
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -22,35 +21,19 @@ from partial_fc.head.rows import RowSGD, RowTable, Storage
 from partial_fc.head.sampling import BLOCK, Sampling
 from partial_fc.head.shard import Shard
 from partial_fc.head.softmax import Outcome, RowMath, Targets
+from tests.gpu.test_triton import DEVICE, pytestmark  # noqa: F401
+from tests.unit.kernels.test_cpu_rows import SHARD, G
+from tests.unit.kernels.test_cpu_rows import problem as on_host
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not INTERPRETED and not torch.cuda.is_available(), reason="no CUDA device, and TRITON_INTERPRET is not 1"
-    ),
-]
 FP32 = torch.float32
-G, L, D = 70, 300, 24
-SHARD = Shard(100, 100 + L, 500)
+D = 24
 
 
 def problem(sub_centres: int, sampled: bool, stored: torch.dtype) -> tuple[Tensor, Tensor, ActiveRows]:
-    """Features, labels of this shard's classes and of others, centres; some are 0, and some rows near to parallel."""
-    generator = torch.Generator().manual_seed(5)
-    feat_GD = torch.randn(G, D, generator=generator)
-    label_G = torch.randint(0, 500, (G,), generator=generator)
-    table = torch.randn(L * sub_centres, D, generator=generator) * 3
-    feat_GD[3] = 0.0
-    feat_GD[4:12] = table[(label_G[4:12] - SHARD.start).clamp(0, L - 1) * sub_centres] * 1.5
-    table[::37] = 0.0
-    rows = None
-    if sampled:
-        here = label_G[(label_G >= SHARD.start) & (label_G < SHARD.stop)] - SHARD.start
-        classes = torch.unique(torch.cat((here, torch.randperm(L, generator=generator)[:40])))
-        rows = (classes[:, None] * sub_centres + torch.arange(sub_centres)).flatten().to(DEVICE)
-    return feat_GD.to(DEVICE), label_G.to(DEVICE), ActiveRows(rows, None, table.to(stored).to(DEVICE), rows)
+    """The host's, on the device."""
+    feat_GD, label_G, active = on_host(D, sub_centres, sampled, stored)
+    rows, table, row_S = (None if t is None else t.to(DEVICE) for t in (active.rows, active.table, active.row_S))
+    return feat_GD.to(DEVICE), label_G.to(DEVICE), ActiveRows(rows, None, table, row_S)
 
 
 def go(rows: RowMath, feat_GD: Tensor, label_G: Tensor, active: ActiveRows, sub_centres: int, dtype: torch.dtype):

@@ -3,7 +3,6 @@
 On a CUDA device, or, with TRITON_INTERPRET=1, on the CPU (tests/unit/kernels/test_triton.py does that).
 """
 
-import os
 import warnings
 
 import pytest
@@ -13,18 +12,10 @@ pytest.importorskip("triton")
 
 from partial_fc.head import CosFace, PartialFC, Storage
 from partial_fc.head.kernels import triton_kernels, triton_pass
-from partial_fc.verbs.bench import step_counts
+from partial_fc.verbs.bench import plan
+from tests.gpu.test_triton import DEVICE, on_gpu, pytestmark  # noqa: F401
 from tests.unit.operations import Operations
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
-on_gpu = pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="no CUDA device")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not INTERPRETED and not torch.cuda.is_available(), reason="no CUDA device, and TRITON_INTERPRET is not 1"
-    ),
-]
 D = 32
 
 
@@ -80,8 +71,8 @@ def test_the_host_launches_what_is_planned(rate, chunks, most, monkeypatch):
         head.step(0.1)
     assert operations.count + len(launches.seen) <= most, (operations.names, launches.seen)
     assert operations.waits == {"tolist": 1}
-    once, each_chunk = step_counts.KERNEL_OPERATIONS["triton"]
-    assert most == step_counts.HOST_OPERATIONS["cuda"][rate < 1] + once + each_chunk * chunks
+    once, each_chunk = plan.KERNEL_OPERATIONS["triton"]
+    assert most == plan.HOST_OPERATIONS["cuda"][rate < 1] + once + each_chunk * chunks
 
 
 def test_steps_with_all_classes_differ_in_a_few_numbers(monkeypatch):

@@ -1,4 +1,4 @@
-"""The Triton kernel against its dense definition in float64.
+"""The Triton kernel against the plain one in float64.
 
 On a CUDA device, or, with TRITON_INTERPRET=1, on the CPU (tests/unit/kernels/test_triton.py does that).
 """
@@ -14,13 +14,13 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from partial_fc.head.kernels import LogitGrad, Logits, triton, triton_pass
+from partial_fc.head.kernels import LogitGrad, Logits, Sums, triton, triton_pass
 from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.kernels.triton import TritonKernel
 from partial_fc.head.margin import Negatives
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 on_gpu = pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="no CUDA device")
 pytestmark = [
     pytest.mark.gpu,
@@ -108,65 +108,34 @@ def problem(case: Case) -> tuple[Logits, LogitGrad]:
         case.sub_centres,
     )
     # As in a step: factor * exp(logit) is a share of the softmax, times scale / G.
-    denominator_G, _ = dense_sums(logits)
+    denominator_G = exact_sums(logits).denominator_G
     factor_G = torch.where(denominator_G > 0, case.scale / G / denominator_G, 0.0)
     factor_G[::5] = 0.0
     uniform_D = randn(D).to(DEVICE) / G if case.all else None
     return logits, LogitGrad(factor_G, -torch.rand(G, generator=generator).to(DEVICE) * case.scale / G, uniform_D)
 
 
-def dense_logits(logits: Logits, unit_GD: Tensor, hat_SD: Tensor) -> tuple[Tensor, Tensor]:
-    """(cos, logit) (G, S), -inf where left out, straight from the definition; differentiable."""
-    k, negatives = logits.sub_centres, logits.negatives
-    cos = unit_GD @ hat_SD.T
-    value = cos
-    if negatives.hard_G is not None:
-        hard = cos > negatives.hard_G[:, None]
-        value = torch.where(hard, cos * (negatives.hard_t + cos), cos)
-    logit = value * logits.scale
-    if logits.bias_S is not None:
-        logit = logit + logits.bias_S
-    if negatives.filter_above is not None:
-        logit = logit.masked_fill(cos > negatives.filter_above, -torch.inf)
-    class_S = torch.arange(len(hat_SD), device=cos.device) // k
-    target_class_G = torch.where(logits.target_G >= 0, logits.target_G // k, -1)
-    logit = logit.masked_fill(class_S[None, :] == target_class_G[:, None], -torch.inf)
-    if k > 1:
-        nearest = cos.detach().unflatten(1, (-1, k)).max(dim=2, keepdim=True).values
-        # Of equals (centres of length 0) the first.
-        equal = cos.detach().unflatten(1, (-1, k)) == nearest
-        first = equal & (equal.cumsum(dim=2) == 1)
-        logit = logit.masked_fill(~first.flatten(1), -torch.inf)
-    return cos, logit
+def exact(logits: Logits) -> Logits:
+    """For the plain kernel, which computes in the features' dtype throughout."""
+    hard_G = logits.negatives.hard_G
+    negatives = replace(logits.negatives, hard_G=None if hard_G is None else hard_G.double())
+    return replace(logits, unit_GD=logits.unit_GD.double(), negatives=negatives)
 
 
-def sampled_centres(logits: Logits) -> Tensor:
+def lengths(logits: Logits) -> Tensor:
+    """Of the sampled centres (S, 1)."""
     centre_LD = logits.centre_LD.double()
-    return (centre_LD if logits.row_S is None else centre_LD[logits.row_S]).requires_grad_()
+    return (centre_LD if logits.row_S is None else centre_LD[logits.row_S]).norm(dim=1, keepdim=True)
 
 
-def dense_sums(logits: Logits) -> tuple[Tensor, Tensor]:
-    """(denominator, weighted sum: the slope of the denominator by the feature, over scale * denominator)."""
-    unit_GD = logits.unit_GD.double().requires_grad_()
-    hat_SD = torch.nn.functional.normalize(sampled_centres(logits).detach(), eps=1e-300)
-    denominator_G = dense_logits(logits, unit_GD, hat_SD)[1].exp().sum(dim=1)
-    (slope_GD,) = torch.autograd.grad(denominator_G.sum(), unit_GD)
-    divisor_G = torch.where(denominator_G > 0, denominator_G * logits.scale, 1.0)
-    return denominator_G.detach(), slope_GD / divisor_G.detach()[:, None]
+def exact_sums(logits: Logits, **more: bool) -> Sums:
+    return PlainKernel().sums(exact(logits), **more)
 
 
-def dense_gradient(logits: Logits, logit_grad: LogitGrad) -> Tensor:
-    """Of a loss that has the gradient that `LogitGrad` describes."""
-    centre_SD = sampled_centres(logits)
-    hat_SD = torch.nn.functional.normalize(centre_SD, eps=1e-300)
-    cos, logit = dense_logits(logits, logits.unit_GD.double(), hat_SD)
-    loss = (logit_grad.factor_G / logits.scale * logit.exp().sum(dim=1)).sum()
-    inside = (logits.target_G >= 0).nonzero().squeeze(1)
-    loss = loss + (logit_grad.target_grad_G.double()[inside] * cos[inside, logits.target_G[inside]]).sum()
-    if logit_grad.uniform_D is not None:
-        loss = loss + (hat_SD @ logit_grad.uniform_D.double()).sum()
-    (grad,) = torch.autograd.grad(loss, centre_SD)
-    return grad.masked_fill(centre_SD.detach().norm(dim=1, keepdim=True) == 0, 0.0)
+def exact_gradient(logits: Logits, logit_grad: LogitGrad) -> Tensor:
+    uniform_D = None if logit_grad.uniform_D is None else logit_grad.uniform_D.double()
+    wide = replace(logit_grad, target_grad_G=logit_grad.target_grad_G.double(), uniform_D=uniform_D)
+    return gradient_of(PlainKernel(), exact(logits), wide)
 
 
 def gradient_of(kernel, logits: Logits, logit_grad: LogitGrad) -> Tensor:
@@ -191,66 +160,45 @@ def error(got: Tensor, expected: Tensor) -> float:
 def test_fp32_products_give_the_definition(case):
     logits, logit_grad = problem(case)
     kernel = TritonKernel("fp32")
-    sums = kernel.sums(logits, with_centre_sum=True)
-    denominator_G, weighted_sum_GD = dense_sums(logits)
+    sums, wanted = (make(logits, with_centre_sum=True) for make in (kernel.sums, exact_sums))
     close = 4e-7 * case.scale  # a cosine is right to a few 1e-8, and is multiplied by the scale
     assert sums.denominator_G.dtype == torch.float64
-    torch.testing.assert_close(sums.denominator_G, denominator_G, rtol=close, atol=0.0)
-    assert error(sums.weighted_sum_GD, weighted_sum_GD) < close
-    hat_SD = torch.nn.functional.normalize(sampled_centres(logits).detach())
-    torch.testing.assert_close(sums.centre_sum_D.double(), hat_SD.sum(dim=0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sums.denominator_G, wanted.denominator_G, rtol=close, atol=0.0)
+    assert error(sums.weighted_sum_GD, wanted.weighted_sum_GD) < close
+    torch.testing.assert_close(sums.centre_sum_D.double(), wanted.centre_sum_D, rtol=1e-5, atol=1e-5)
 
     grad_SD = gradient_of(kernel, logits, logit_grad)
     # By unit centre: those of the shortest centres would hide all others.
-    length = sampled_centres(logits).detach().norm(dim=1, keepdim=True)
-    assert error(grad_SD * length, dense_gradient(logits, logit_grad) * length) < close
+    length = lengths(logits)
+    assert error(grad_SD * length, exact_gradient(logits, logit_grad) * length) < close
 
 
-def rounded(x: Tensor) -> Tensor:
-    return x.float().bfloat16().double()
-
-
-def naive_bf16(logits: Logits, logit_grad: LogitGrad) -> tuple[Tensor, Tensor, Tensor]:
-    """Denominator, weighted sum, gradient by unit centre, as anyone would write them: bf16 where there is a product."""
-    length = sampled_centres(logits).detach().norm(dim=1, keepdim=True)
-    hat_SD = sampled_centres(logits).detach() / torch.where(length > 0, length, 1.0)
-    x_GD, low_SD = rounded(logits.unit_GD), rounded(hat_SD)
-    cos = (x_GD @ low_SD.T).requires_grad_()
-    # dense_logits with the cosines as leaf: products by unit vectors.
-    identity = torch.eye(cos.shape[1], dtype=cos.dtype, device=cos.device)
-    exp_GS = dense_logits(logits, cos, identity)[1].exp()
-    (slope_GS,) = torch.autograd.grad(exp_GS.sum() / logits.scale, cos)
-    denominator_G = exp_GS.detach().sum(dim=1)
-    divisor_G = torch.where(denominator_G > 0, denominator_G, 1.0)
-    weighted_sum_GD = rounded(slope_GS / divisor_G[:, None]) @ low_SD
-    weight_GS = slope_GS * logit_grad.factor_G[:, None]
-    inside = (logits.target_G >= 0).nonzero().squeeze(1)
-    weight_GS[inside, logits.target_G[inside]] = logit_grad.target_grad_G.double()[inside]
-    grad_SD = rounded(weight_GS).T @ x_GD
-    if logit_grad.uniform_D is not None:
-        grad_SD = grad_SD + logit_grad.uniform_D
-    grad_SD = grad_SD - hat_SD * (grad_SD * hat_SD).sum(dim=1, keepdim=True)
-    return denominator_G, weighted_sum_GD, grad_SD.masked_fill(length == 0, 0.0)
+def with_bf16_operands(logits: Logits) -> Logits:
+    """Features and unit centres rounded, for the plain kernel to compute exactly with."""
+    hat_LD = torch.nn.functional.normalize(logits.centre_LD.double())
+    unit_GD, hat_LD = (x.float().bfloat16().double() for x in (logits.unit_GD, hat_LD))
+    return replace(logits, unit_GD=unit_GD, centre_LD=hat_LD)
 
 
 # The rules have steps, where a rounded cosine may fall to the other side: no bound there.
 @pytest.mark.parametrize("case", [c for c in CASES if c.rule == "none" and c.sampled > 1], ids=str)
-def test_bf16_products_err_no_more_than_the_naive_ones(case):
+def test_bf16_products_err_at_most_twice_as_much_as_operands_rounded_once(case):
+    """Weights are rounded, too, before the second product."""
     logits, logit_grad = problem(replace(case, features=130))  # enough rows for errors to be alike on average
-    denominator_G, weighted_sum_GD = dense_sums(logits)
-    length = sampled_centres(logits).detach().norm(dim=1, keepdim=True)
-    grad_SD = dense_gradient(logits, logit_grad) * length
-    naive = naive_bf16(logits, logit_grad)
-    kernel = TritonKernel("bf16")
-    sums = kernel.sums(logits)
-    ours = (sums.denominator_G, sums.weighted_sum_GD, gradient_of(kernel, logits, logit_grad) * length)
-    # Logarithms: of numbers that are e^300 apart a norm sees the largest alone.
-    logs = [(d.log(), p, g) for d, p, g in (ours, naive, (denominator_G, weighted_sum_GD, grad_SD))]
-    # A row that one class dominates: its weight is 1, exact in the naive sum, and any number with rounding in ours.
+    kernel, low = TritonKernel("bf16"), with_bf16_operands(logits)
+    three = []
+    for sums, grad_SD, length in (
+        (kernel.sums(logits), gradient_of(kernel, logits, logit_grad), lengths(logits)),
+        (exact_sums(low), exact_gradient(low, logit_grad), lengths(low)),
+        (exact_sums(logits), exact_gradient(logits, logit_grad), lengths(logits)),
+    ):
+        # Logarithms: of numbers that are e^300 apart a norm sees the largest alone.
+        three.append((sums.denominator_G.log(), sums.weighted_sum_GD, grad_SD * length))
+    # A row that one class dominates: its weight is 1, exact there, and any number with rounding in ours.
     more = {"denominator": 1e-6, "weighted sum": 2.0**-9, "gradient": 1e-6}
-    for name, got, low, exact in zip(more, *logs, strict=True):
-        assert error(got, exact) <= 1.2 * error(low, exact) + more[name], name
-        assert error(got, exact) > 1e-7, f"{name}: these products were not in bf16"
+    for name, got, rounded, wanted in zip(more, *three, strict=True):
+        assert error(got, wanted) <= 2 * error(rounded, wanted) + more[name], name
+        assert error(got, wanted) > 1e-7, f"{name}: these products were not in bf16"
 
 
 # Chunks and products have nothing to do with each other: each precision once is enough, and three cases.
@@ -318,7 +266,8 @@ def counted(monkeypatch, name: str) -> list[str]:
 def test_gradients_are_at_right_angles_to_their_centres():
     logits, logit_grad = problem(Case(features=40, storage=torch.bfloat16))
     grad_SD = gradient_of(TritonKernel("bf16"), logits, logit_grad)
-    cos = torch.nn.functional.cosine_similarity(grad_SD.double(), sampled_centres(logits).detach(), eps=1e-300)
+    centre_SD = logits.centre_LD.double()
+    cos = torch.nn.functional.cosine_similarity(grad_SD.double(), centre_SD, eps=1e-300)
     assert cos.abs().max() < 1e-5
 
 
@@ -357,7 +306,7 @@ def test_where_everything_is_left_out_there_is_nothing():
         assert sums.denominator_G.count_nonzero() == 0
         assert sums.weighted_sum_GD.count_nonzero() == 0
         grad_SD = gradient_of(TritonKernel("fp32"), nothing, logit_grad)
-        assert error(grad_SD, dense_gradient(nothing, logit_grad)) < 1e-5
+        assert error(grad_SD, exact_gradient(nothing, logit_grad)) < 1e-5
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -370,11 +319,11 @@ def test_a_feature_opposite_to_all_centres_pushes_as_hard_as_it_should(precision
     unit_GD = torch.nn.functional.normalize(-direction_D + 0.002 * torch.randn(3, 16, generator=generator))
     target_G = torch.tensor([-1, -1, 0], device=DEVICE)
     logits = Logits(unit_GD.to(DEVICE), centre_LD, None, target_G, 64.0, Negatives())
-    denominator_G, _ = dense_sums(logits)
+    denominator_G = exact_sums(logits).denominator_G
     factor_G = multiplied * 64.0 / 3 / denominator_G
     assert (factor_G * math.exp(64.0 - triton.TOP_EXPONENT) > 2.0**120).all()  # where it was cut off once
     logit_grad = LogitGrad(factor_G, torch.zeros(3, device=DEVICE))
-    exact_SD = dense_gradient(logits, logit_grad)
+    exact_SD = exact_gradient(logits, logit_grad)
     assert exact_SD.norm() > multiplied
     found_SD = gradient_of(TritonKernel(precision), logits, logit_grad)
     assert error(found_SD, exact_SD) < {"fp32": 1e-4, "bf16": 0.2}[precision]
@@ -387,7 +336,7 @@ def test_the_only_class_is_the_rows_own():
     assert sums.denominator_G.count_nonzero() == 0
     assert sums.weighted_sum_GD.count_nonzero() == 0
     grad_SD = gradient_of(TritonKernel("fp32"), logits, logit_grad)
-    assert error(grad_SD, dense_gradient(logits, logit_grad)) < 1e-5
+    assert error(grad_SD, exact_gradient(logits, logit_grad)) < 1e-5
 
 
 def test_a_shard_without_classes():
@@ -407,7 +356,7 @@ def test_only_what_is_asked_for():
     sums = TritonKernel("fp32").sums(logits, with_weighted_sum=False)
     assert sums.weighted_sum_GD is None
     assert sums.centre_sum_D is None
-    torch.testing.assert_close(sums.denominator_G, dense_sums(logits)[0], rtol=1e-4, atol=0.0)
+    torch.testing.assert_close(sums.denominator_G, exact_sums(logits).denominator_G, rtol=1e-4, atol=0.0)
 
 
 def test_what_it_cannot_do_it_refuses():

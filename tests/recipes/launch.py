@@ -41,7 +41,7 @@ _PRELOADED = [
     "partial_fc.train.record.log_style",
     "partial_fc.train.run",
     "recipes.face_backbone",
-    "recipes.face_head",
+    "partial_fc.flags.head",
     "recipes.imagenet_epochs",
     "recipes.kinetics_epochs",
     "recipes.mnist_epochs",

@@ -3,26 +3,29 @@
 partial-fc train tests/recipes/two_heads.py --gpus 2 --folder DIR --models-root DIR --max-steps 8
 """
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
 from torch import Tensor, nn
 
-from partial_fc import checkpoint
 from partial_fc.comm import World
-from partial_fc.data import ImageFolder
-from partial_fc.data.transform import SquareImage
-from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
-from partial_fc.head import CosFace, PartialFC
-from partial_fc.models.inputs import FACE
-from partial_fc.train.begin.start import launch
-from partial_fc.train.loop import train
-from partial_fc.train.record.log import StepLine
-from partial_fc.train.run import Run, run_in_worlds
+from partial_fc.head import CosFace
+from partial_fc.recipe import (
+    FACE,
+    Flags,
+    ImageFolder,
+    OptimFlags,
+    PartialFC,
+    Run,
+    RunFlags,
+    ScheduleFlags,
+    SharedFlags,
+    SquareImage,
+    parse,
+    start,
+)
 
 SIZE = 6
 
@@ -82,38 +85,25 @@ class TwoHeads:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(SharedFlags):
     """Trains a linear layer below two heads on a folder of class folders."""
 
     folder: Path
     run: Flags[RunFlags] = RunFlags(models_root=Path("runs/two-heads"))
     optim: Flags[OptimFlags] = OptimFlags(batch_size=8, precision="fp32", weight_decay=0.0)
     schedule: Flags[ScheduleFlags] = ScheduleFlags(lr=0.01, lr_scaling="none")
-    guards: Flags[GuardFlags] = GuardFlags()
-    exchange: Flags[ExchangeFlags] = ExchangeFlags()
-    launch: Flags[LaunchFlags] = LaunchFlags()
 
 
 def train_here(run: Run) -> int:
     config = run.config
     source = run.open_data(lambda: ImageFolder(config.folder))
-    with ExitStack() as parts:
-        torch.manual_seed(config.run.seed)
-        module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, SIZE))
-        backbone = run.backbone(module, FACE, {"network": "linear"})
-        head = TwoHeads(source.num_classes, run.world, backbone.precision.parameter_dtype)
-        saver = parts.enter_context(run.saver(checkpoint.Saver))
-        start = run.resume(backbone, head, source)
-        loader = parts.enter_context(run.loader(source, SquareImage(16), start))
-        schedule = run.schedule(start, loader.order)
-        if run.is_finished(start, schedule):
-            return 0
-        line = StepLine(config.run.frequent, schedule.total_steps, len(source))
-        job = run.job(loader, backbone, head, schedule, [], saver, start, line, telemetry_every=2)
-        return run.finish(job, train(job), {})
+    loader = run.loader(source, SquareImage(16))
+    torch.manual_seed(config.run.seed)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, SIZE))
+    backbone = run.backbone(module, FACE, {"network": "linear"})
+    head = TwoHeads(source.num_classes, run.world, backbone.precision.parameter_dtype)
+    return run.train(backbone, head, loader, telemetry_every=2)
 
 
 def main(arguments: list[str]) -> int:
-    config = tyro.cli(Config, args=arguments)
-    status = launch(config)
-    return run_in_worlds("two-heads", config, [], train_here) if status is None else status
+    return start("two-heads", train_here, parse(Config, arguments, "two_heads.py"))

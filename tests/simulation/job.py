@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,11 @@ from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, Opti
 from partial_fc.head import PartialFC
 from partial_fc.head.class_rows import Column
 from partial_fc.head.shard import Shard
+from partial_fc.models.inputs import Unchanged
 from partial_fc.optim.gradient_sync import StepBytes
-from partial_fc.train import loop
 from partial_fc.train.record.log import StepLine
 from partial_fc.train.run import Run
+from partial_fc.train.seams import RunState
 from tests.simulation.cluster import Cluster
 from tests.simulation.disk import Path
 from tests.simulation.oracle import START, mix
@@ -86,17 +86,16 @@ class Backbone:
 
     device, scaler, may_overflow, note = torch.device("cpu"), None, False, ""
     contract = {"network": "number"}  # noqa: RUF012
-    precision = SimpleNamespace(mode="whole numbers", loss_scale=1.0)
+    to_input = Unchanged("whole numbers")
+    mode = "whole numbers"
 
     def __init__(self, world: Any):
         self.world, self.number, self.own = world, START, None
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
         joined = self.world.all_reduce(torch.tensor([self.number]), "max", name="sim/statistics")
-        return {"number": joined}, {"momentum": torch.tensor([mix(self.number, 7)])}
-
-    def local_state(self) -> dict[str, Tensor]:
-        return {"buffer/own": torch.tensor([mix(self.number, self.world.rank)])}
+        own = {"buffer/own": torch.tensor([mix(self.number, self.world.rank)])}
+        return {"number": joined}, {"momentum": torch.tensor([mix(self.number, 7)])}, own
 
     def replicated(self) -> dict[str, Tensor]:
         return {"number": torch.tensor([self.number])}
@@ -164,13 +163,14 @@ class Head(PartialFC):
     """The rows, and how many steps moved them."""
 
     rows: Rows = None  # type: ignore[assignment]
+    centres = property(lambda self: self.rows.row_L)
 
     def __init__(self, world: Any):
         self.world, self.num_classes, self.embedding_size, self.sub_centres = world, NUM_CLASSES, 1, 1
         self.shard = Shard.of(NUM_CLASSES, world.rank, world.size)
         self.rows = Rows(self.shard)
         self.hard_negatives, self.margin_state, self.optimizer, self.num_steps = None, {}, "adding", 0
-        self.name, self.last_step, self.centres = "", {}, self.rows.row_L
+        self.name, self.last_step = "", {}
 
     def facts(self) -> dict[str, Any]:
         return {"num_steps": self.num_steps, "row_seed": 1, "margin": {}, "schedule": {}}
@@ -192,28 +192,25 @@ class Recipe:
         oracle = self._cluster.oracle
         source = run.open_data(Numbers)  # type: ignore[type-var]
         backbone, head = Backbone(run.world), Head(run.world)
-        with run.saver(checkpoint.Saver) as saver:
-            start = run.resume(backbone, head, source)  # type: ignore[arg-type]
+
+        def resumed(start: RunState) -> None:
             oracle.resumed(
                 run.world.rank, start.step, start.position, backbone.number, head.rows.by_class(), backbone.own
             )
             assert head.num_steps == start.step
             assert len(head.rows.by_class()) == sum(start.step > c % 4 for c in range(head.rows.start, head.rows.stop))
-            with run.loader(source, _transform, start, InOrder(NUM_SAMPLES, 0), num_workers=0) as loader:
-                schedule = run.schedule(start, loader.order)
-                oracle.agree("the number of steps", -2, schedule.total_steps)
-                if run.is_finished(start, schedule):
-                    oracle.finished = backbone.number
-                    return 0
-                line = StepLine(1000, schedule.total_steps, NUM_SAMPLES)
-                job = run.job(loader, backbone, head, schedule, [], saver, start, line)  # type: ignore[arg-type]
-                outcome = loop.train(job)
-                status = run.finish(job, outcome, {})
-                if status:
-                    oracle.stopped(job.at.step)
-                else:
-                    oracle.finished = backbone.number
-                return status
+
+        def line(frequent: int, total_steps: int, num_samples: int) -> StepLine:
+            oracle.agree("the number of steps", -2, total_steps)
+            return StepLine(1000, total_steps, num_samples)
+
+        loader = run.loader(source, _transform, InOrder(NUM_SAMPLES, 0), num_workers=0)
+        status = run.train(backbone, head, loader, start_from=resumed, line=line)  # type: ignore[arg-type]
+        if status:
+            oracle.stopped(head.num_steps)
+        else:
+            oracle.finished = backbone.number
+        return status
 
     def update(self, job: Any, batches: Sequence[Any], lr: float, watch: object) -> float:
         """In place of the update of backbone and head."""

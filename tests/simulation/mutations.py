@@ -5,7 +5,7 @@ from typing import Any
 
 from partial_fc.checkpoint import folders, saver
 from partial_fc.checkpoint.peer import commits
-from partial_fc.checkpoint.peer import recover as recovery
+from partial_fc.checkpoint.peer import restore as recovery
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.comm.elastic import barrier, membership
 from partial_fc.train import resume
@@ -27,7 +27,7 @@ def _kept_at_once(copies: Any, *given: Any) -> None:
 
 def _always_first(memory: Any, world: Any, root: Any) -> Any:
     found = _recover(memory, world, root)
-    memory.age = 1
+    memory.generation = 1
     return found
 
 
@@ -58,14 +58,14 @@ def _waits_for_nobody(at: Any, arrive_s: float, silent_s: float) -> str:
 
 
 def _marked_early(here: Any, any_busy: bool, any_failed: bool) -> None:
-    _settle(here, here.busy, any_failed)
+    _poll(here, here.busy, any_failed)
 
 
 def _next_rank(host_W: Any) -> list[int]:
     return [(rank + 1) % len(host_W) for rank in range(len(host_W))]
 
 
-_recover, _resume, _settle = recovery.recover, resume.resume, saver.Saver.settle
+_recover, _resume, _poll = recovery.recover, resume.resume, saver.Saver.poll
 # By what they are called: where, which name, and what it means then.
 MUTATIONS: dict[str, list[Replacement]] = {
     "each world counts as the first": [(resume, "recover", _always_first)],
@@ -81,6 +81,6 @@ MUTATIONS: dict[str, list[Replacement]] = {
     "ranks leave without a commit": [(commits_of_loop.Commits, "leave", _leaves_at_once)],
     "the peer is on the same host": [(commits, "peers", _next_rank)],
     "nobody waits for the others of a new world": [(barrier.Barrier, "wait", _waits_for_nobody)],
-    "a checkpoint is marked when one rank has written": [(saver.Saver, "settle", _marked_early)],
+    "a checkpoint is marked when one rank has written": [(saver.Saver, "poll", _marked_early)],
     "checksums are not compared": [(Checkpoint, "check", lambda found, path: None)],
 }

@@ -14,7 +14,7 @@ import torch
 
 from partial_fc.checkpoint import folders
 from partial_fc.checkpoint.files import checksums_name
-from partial_fc.checkpoint.peer.commits import Commit, Memory
+from partial_fc.checkpoint.peer.commits import Commit, ProcessState
 from tests.simulation.disk import File, Path
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Whole:
     have no newer one."""
 
     step: int
-    age: int
+    generation: int
     keepers: tuple[set["Process"], ...]
     world: int
 
@@ -115,12 +115,12 @@ class Oracle:
 
     # ---- what a world goes on from
 
-    def recovering(self, memory: Memory) -> None:
+    def recovering(self, memory: ProcessState) -> None:
         """Before a rank looks what it has."""
         me = self.cluster.here
         assert me.comm is not None
         me.memory = memory
-        held = [(c.step, c.age, c.local.world_size, sorted(c.shares)) for c in memory.commits]
+        held = [(c.step, c.generation, c.local.world_size, sorted(c.shares)) for c in memory.commits]
         self._held.setdefault(me.comm.number, {})[me] = held
         self._newest_on_disk.setdefault(me.comm.number, self.newest_on_disk())
 
@@ -188,9 +188,13 @@ class Oracle:
         check(step >= disk, f"goes on from step {step}; a whole checkpoint of step {disk} is on the disk")
         held = self._held[comm.number]
         if len(held) == len(comm.members):
-            for number, age, size, _ in (each for commits in held.values() for each in commits):
+            for number, generation, size, _ in (each for commits in held.values() for each in commits):
                 ranks = {
-                    r for commits in held.values() for s, a, _, has in commits if (s, a) == (number, age) for r in has
+                    r
+                    for commits in held.values()
+                    for s, a, _, has in commits
+                    if (s, a) == (number, generation)
+                    for r in has
                 }
                 if ranks >= set(range(size)):
                     check(
@@ -212,7 +216,7 @@ class Oracle:
         peers = self._expected_peers([p.host.name for p in members])
         keepers = [(p, members[peer]) for p, peer in zip(members, peers, strict=True)]
         self._keeps_no_more(self.cluster.here, commit.step, comm.number)
-        self._whole.append(Whole(commit.step, commit.age, tuple(map(set, keepers)), comm.number))
+        self._whole.append(Whole(commit.step, commit.generation, tuple(map(set, keepers)), comm.number))
         del self._whole[:-50]
         for rank, (sender, keeper) in enumerate(keepers):
             if keeper is self.cluster.here is not sender:
@@ -221,13 +225,15 @@ class Oracle:
     def _keeps_no_more(self, process: "Process", step: int, world: int = 0) -> None:
         """What is older than this step, or of this one in earlier worlds, may be forgotten, and so what it goes on from
         when there is more than one commit of that step: a second loss before the next one is whole can cost all."""
-        held = {(commit.step, commit.age) for commit in process.memory.commits}
+        held = {(commit.step, commit.generation) for commit in process.memory.commits}
         for whole in self._whole:
-            if (whole.step, whole.world) < (step, world) or (whole.step == step and (step, whole.age) not in held):
+            if (whole.step, whole.world) < (step, world) or (
+                whole.step == step and (step, whole.generation) not in held
+            ):
                 for keepers in whole.keepers:
                     keepers.discard(process)
 
-    def _check_same(self, commit: Commit, rank: int, of_sender: Memory) -> None:
+    def _check_same(self, commit: Commit, rank: int, of_sender: ProcessState) -> None:
         """What is kept for a rank is what that took."""
         what = f"the commit of step {commit.step} counts as whole"
         check(rank in commit.shares, f"{what}; that of rank {rank} is not there")
@@ -243,8 +249,8 @@ class Oracle:
         gone = self._in_world.setdefault(("left", comm.number, step), set())
         gone.add(self.cluster.here)
         if len(gone) == len(comm.members) and commits_are_kept:
-            age = self.cluster.here.memory.commits[-1].age
-            self._whole.append(Whole(step, age, tuple({p} for p in comm.members), comm.number))
+            generation = self.cluster.here.memory.commits[-1].generation
+            self._whole.append(Whole(step, generation, tuple({p} for p in comm.members), comm.number))
 
     def _expected_peers(self, hosts: Sequence[str]) -> list[int]:
         """A rank of the next host; which, is found out from what the ranks say."""

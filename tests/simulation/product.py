@@ -24,7 +24,7 @@ import partial_fc.comm.horovod
 import partial_fc.files
 from partial_fc.checkpoint import files as checkpoint_files
 from partial_fc.checkpoint import folders, lock, read, recovery, rows, saver
-from partial_fc.checkpoint.peer import commits, recover, transfer
+from partial_fc.checkpoint.peer import commits, restore, transfer
 from partial_fc.comm import device
 from partial_fc.comm.elastic import barrier, membership
 from partial_fc.train import loop, resume, run
@@ -81,7 +81,7 @@ class StoreHere:
 class Silent:
     """Takes whatever is asked of it."""
 
-    images_per_s = 0.0
+    samples_per_s = 0.0
 
     def __init__(self, *_given: object):
         pass
@@ -172,7 +172,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
     made += [(module, "logging", _as_logging(cluster)) for module in (elastic_driver, registration, discovery)]
     made += [(module, "secrets", as_secrets) for module in (membership, saver, lock, run_folder)]
     made += [(module, "socket", as_socket) for module in (lock, commits_of_loop)]
-    made += [(module, "ThreadPoolExecutor", executor) for module in (saver, run_folder)]
+    made += [(module, "ThreadPoolExecutor", executor) for module in (saver,)]
     made += [(module, "available_memory_bytes", lambda: _MANY_BYTES) for module in (saver, commits)]
     made += [(module, "load_file", load_file) for module in (read, rows)]
     made += [(module, "request", request) for module in (membership, barrier)]
@@ -182,11 +182,11 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
     ]
     made += [
         (module, "read_bytes", lambda path, most_bytes: path.read_bytes())
-        for module in (partial_fc.files, checkpoint_files, read)
+        for module in (partial_fc.files, checkpoint_files)
     ]
     _refuse_bound_clocks({module for module, name, _ in made if name == "time"})
     # Some pieces a commit, and some messages a recovery.
-    made += [(module, "PIECE_BYTES", 64) for module in (commits, recover, transfer)]
+    made += [(module, "PIECE_BYTES", 64) for module in (commits, restore, transfer)]
     made += [
         (commits, "_SMALL_BYTES", 40),
         (membership, "gc", SimpleNamespace(collect=lambda: None)),
@@ -215,7 +215,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
         (run, "meet", meet),
         (run, "open_files", lambda *_: _log),
         (run, "header", Silent()),
-        (run, "write_results", write_results),
+        (run.Run, "_write_results", write_results),
         # Nothing draws random numbers here; to seed torch and to look for versions is half of the time.
         (loop, "torch", SimpleNamespace(manual_seed=lambda seed: None)),
         (device, "metadata", SimpleNamespace(version=lambda name: "0", PackageNotFoundError=KeyError)),

@@ -1,1 +1,6 @@
-"""Copies of the state in the memory of other hosts: commits, how they travel, and going on from them."""
+"""In-memory replicas of the state on other hosts: how they travel (commits.py), and recovery from them (restore.py)."""
+
+from partial_fc.checkpoint.peer.commits import PeerCopies, ProcessState
+from partial_fc.checkpoint.peer.restore import PeerCheckpoint, recover
+
+__all__ = ["PeerCheckpoint", "PeerCopies", "ProcessState", "recover"]

@@ -7,7 +7,7 @@ step is computed. A commit is whole when all ranks have all of it and every tens
 copy, is that of what came; the one before is kept until the next one begins.
 
 After the loss of a host the others have every class range among them: their own, and those that they keep for others
-(recover.py). Two neighbouring hosts lost at once, or the second one before the next commit is whole: then the newest
+(restore.py). Two neighbouring hosts lost at once, or the second one before the next commit is whole: then the newest
 checkpoint on disk is what is left. With one host the peer is the next rank, and the copy survives the loss of a
 process, not the host's.
 
@@ -26,11 +26,11 @@ from pathlib import Path
 import torch
 
 from partial_fc.checkpoint.files import as_json
-from partial_fc.checkpoint.lock import Fence, Owner
-from partial_fc.checkpoint.peer.transfer import PIECE_BYTES, ByteStream, all_gather_json, empty_share, outline
+from partial_fc.checkpoint.lock import Fence, FolderLock
+from partial_fc.checkpoint.peer.transfer import PIECE_BYTES, ByteStream, empty_share, outline
 from partial_fc.checkpoint.rows import class_bytes
 from partial_fc.checkpoint.snapshot import Snapshot
-from partial_fc.comm import Work, World
+from partial_fc.comm import Work, World, all_gather_json
 from partial_fc.comm.watch.report import ranks_in_words
 from partial_fc.head.protocol import Head
 from partial_fc.memory import available_memory_bytes, refusals
@@ -47,7 +47,7 @@ class Commit:
 
     step: int
     # Which world took it, counted from 0; ranks are numbered as there.
-    age: int
+    generation: int
     local: Snapshot
     # By rank: its own share, and those that it keeps for others, as far as they have come.
     shares: dict[int, Snapshot]
@@ -59,17 +59,17 @@ class Commit:
 
 
 @dataclass
-class Memory:
+class ProcessState:
     """What a process keeps from one world to the next. A new process has none of it."""
 
     # By rising step: the last whole ones, two at most, and one under way.
     commits: list[Commit] = field(default_factory=list)
     # How many worlds the run has had before.
-    age: int = 0
+    generation: int = 0
     # What the run is called in the records that say whose a folder is; "": it has not begun.
     run: str = ""
     # By folder: the records that this process keeps; and the records, whoever keeps them.
-    owners: dict[Path, Owner] = field(default_factory=dict)
+    locks: dict[Path, FolderLock] = field(default_factory=dict)
     fences: dict[Path, Fence] = field(default_factory=dict)
 
 
@@ -103,7 +103,7 @@ class PeerCopies:
         copies.begin(snapshot)        # or why there is none
     """
 
-    def __init__(self, memory: Memory, world: World, every: int):
+    def __init__(self, memory: ProcessState, world: World, every: int):
         """every: steps from one commit to the next. A collective."""
         self._memory, self._world, self._every = memory, world, every
         host = int(identity()[:15], 16)
@@ -195,7 +195,7 @@ class PeerCopies:
             return
         assert taken.is_copy
         manifest = as_json(taken.manifest).encode()
-        self._commit = Commit(taken.step, self._memory.age, taken, {rank: taken}, manifest, zlib.crc32(manifest))
+        self._commit = Commit(taken.step, self._memory.generation, taken, {rank: taken}, manifest, zlib.crc32(manifest))
         self._memory.commits = [*self._memory.commits[-1:], self._commit]
         self._outgoing = outgoing
         self._incoming = {other: (share, ByteStream(share.own)) for other, share in shares.items()}

@@ -1,6 +1,5 @@
 """How what only one rank has goes to others: as a run of bytes, sent in pieces and put together there."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import Tensor
 from partial_fc.checkpoint import crc32
 from partial_fc.checkpoint.rows import Part
 from partial_fc.checkpoint.snapshot import Snapshot, TableShare
-from partial_fc.comm import World
+from partial_fc.comm import World, all_gather_json
 
 # At most so much of a rank is on its way at a time.
 PIECE_BYTES = 16 << 20
@@ -99,14 +98,6 @@ def shapes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 def empty(shaped: Mapping[str, Any]) -> dict[str, Tensor]:
     """Room for what `shapes` describes."""
     return {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, (dtype, shape) in shaped.items()}
-
-
-def all_gather_json(value: Any, world: World, name: str) -> list[Any]:
-    """What each rank gives, as JSON, by rank. A collective."""
-    text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
-    size_W = world.all_gather(torch.tensor([len(text)]), name=f"{name}/size").tolist()
-    texts = world.start_all_gather(text, size_W, name=name).wait()
-    return [json.loads(bytes(part.tolist())) for part in texts.split(size_W)]
 
 
 def broadcast_tensors(tensors: Mapping[str, Tensor] | None, root: int, world: World, name: str) -> dict[str, Tensor]:

@@ -1,2 +1,2 @@
-"""What keeps those away who do not belong to a run (SECURITY.md): the kernel by their address (admission.py), rank 0 by
-what they say (hello.py, gate.py)."""
+"""Who is let in where ranks meet and report: the handshake proves that both sides know the run's secret, the
+limiter bounds what anybody may cost before that (SECURITY.md)."""

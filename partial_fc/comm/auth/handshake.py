@@ -1,12 +1,13 @@
-"""Where the ranks of a launch over torch.distributed knock before they meet: rank 0 answers there whoever knows the
-run's secret with the port of its store, and has the kernel let his host in (admission.py). Messages are JSON, a line
-each; the secret itself is never sent, both sides prove that they know it (HMAC-SHA-256, RFC 2104):
+"""The handshake by which ranks that start over torch.distributed get the port of rank 0's store.
+
+Rank 0 answers at the master's address and port. Messages are JSON, a line each. The secret is never sent: both sides
+prove that they know it (HMAC-SHA-256, RFC 2104).
 
     rank 0 -> rank   {"nonce": a}
     rank -> rank 0   {"nonce": b, "proof": of "rank", a, b}
     rank 0 -> rank   {"port": p, "proof": of "rank 0", a, b, p}      or   {"wrong": "secret"}
 
-Without a secret, anybody passes who speaks this; the gate is closed once all ranks are there.
+Without a secret, whoever speaks this protocol gets the port. Rank 0 stops to answer when all ranks have come.
 """
 
 import asyncio
@@ -17,52 +18,44 @@ import secrets
 import socket
 import stat
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from partial_fc.comm.auth.admission import admit_only
-from partial_fc.comm.auth.limiter import HELLO_BYTES, HELLO_S, Porch, end, read_line
+from partial_fc.comm.auth.limiter import PRE_AUTH_BYTES, PRE_AUTH_S, Limiter, end, read_line
 
 SECRET = "PARTIAL_FC_SECRET"  # by those of our launchers that start all ranks: for the ranks, in their environment
 _FEWEST_CHARACTERS = 16
 
 
 class NotRank0(Exception):
-    """Whoever listens there is not the rank 0 of this run; says why."""
+    """The process that listens there is not rank 0 of this run; the message says why."""
 
 
 class NoAnswer(OSError):
-    """Somebody listens there, and says nothing, or not all."""
+    """A process listens there, and sends nothing, or not everything."""
 
 
-class Gate:
-    """Rank 0's end, in a thread until `close`."""
+class Handshake:
+    """Rank 0's side, in a thread until `close`."""
 
-    def __init__(self, listening: socket.socket, store: socket.socket, secret: str, size: int):
-        """listening: where the ranks knock. store: that of the store, which answers only hosts that were let in. Both
-        are closed here, the store's for us alone: it has a descriptor of its own."""
+    def __init__(self, listening: socket.socket, store_port: int, secret: str, size: int):
+        """listening: where the ranks connect; it is closed here."""
         self._listening = listening
-        self._store = store
+        self._store_port = store_port
         self._secret = secret
-        own = store.getsockname()[0]
-        self._hosts = set() if own in ("0.0.0.0", "::") else {own}
-        self._porch = Porch(size + 16)
-        admit_only([store.fileno()], self._hosts)
+        self._limiter = Limiter(size + 16)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="gate", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="handshake", daemon=True)
         self._thread.start()
 
-    def close(self, hosts: Iterable[str] = ()) -> None:
-        """Answers nobody any more; the store answers these, and no others that came."""
-        admit_only([self._store.fileno()], hosts)
-        self._store.close()
+    def close(self) -> None:
+        """Answers nobody any more."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(asyncio.start_server(self._answer, sock=self._listening, limit=HELLO_BYTES))
+        self._loop.run_until_complete(asyncio.start_server(self._answer, sock=self._listening, limit=PRE_AUTH_BYTES))
         self._loop.run_forever()
         self._listening.close()
         end(self._loop)
@@ -70,30 +63,27 @@ class Gate:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         ours = secrets.token_hex(16)
         try:
-            with self._porch.waiting(writer):
+            with self._limiter.waiting(writer):
                 _write(writer, {"nonce": ours})
-                line = await asyncio.wait_for(read_line(reader, HELLO_BYTES), HELLO_S)
+                line = await asyncio.wait_for(read_line(reader, PRE_AUTH_BYTES), PRE_AUTH_S)
                 told = json.loads(line)
                 knows = hmac.compare_digest(_proof(self._secret, "rank", ours, told["nonce"]), told["proof"].encode())
             if knows:
-                self._hosts.add(writer.get_extra_info("peername")[0].removeprefix("::ffff:"))
-                admit_only([self._store.fileno()], self._hosts)
-                port = self._store.getsockname()[1]
-                proof = _proof(self._secret, "rank 0", ours, told["nonce"], str(port)).decode()
-                _write(writer, {"port": port, "proof": proof})
+                proof = _proof(self._secret, "rank 0", ours, told["nonce"], str(self._store_port)).decode()
+                _write(writer, {"port": self._store_port, "proof": proof})
             else:
                 _write(writer, {"wrong": "secret"})
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            pass  # a stranger, or a rank that has ended
+            pass  # another program, or a rank that has ended
         finally:
             writer.close()
 
 
-def knock(address: str, port: int, secret: str, timeout_s: float) -> int:
-    """The port of rank 0's store. Raises OSError where nobody listens, of these NoAnswer where somebody says nothing;
-    NotRank0 where he says something else."""
+def connect(address: str, port: int, secret: str, timeout_s: float) -> int:
+    """Returns the port of rank 0's store. Raises OSError where nobody listens, of these NoAnswer where the other side
+    says nothing; NotRank0 where it says something else."""
     with socket.create_connection((address, port), timeout_s) as connection, connection.makefile("rb") as lines:
-        connection.settimeout(min(timeout_s, HELLO_S))
+        connection.settimeout(min(timeout_s, PRE_AUTH_S))
         theirs, ours = _text(_read(lines), "nonce"), secrets.token_hex(16)
         proof = _proof(secret, "rank", theirs, ours).decode()
         connection.sendall(json.dumps({"nonce": ours, "proof": proof}).encode() + b"\n")
@@ -108,7 +98,7 @@ def knock(address: str, port: int, secret: str, timeout_s: float) -> int:
 
 
 def read_secret(path: Path) -> str:
-    """Of a file that is its owner's alone. Raises ValueError for any other."""
+    """Reads the secret from a file that only its owner may read. Raises ValueError for any other file."""
     remedy = f"`(umask 077; head -c 32 /dev/urandom | base64 > {path})` makes one; copy it to every host"
     try:
         status = path.stat()
@@ -134,9 +124,9 @@ def _write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
 
 
 def _read(lines: Any) -> dict[str, Any]:
-    """Raises NoAnswer where nothing comes, NotRank0 for what no gate says."""
+    """The next message. Raises NoAnswer where nothing comes, NotRank0 where it is no message of this protocol."""
     try:
-        line = lines.readline(HELLO_BYTES)
+        line = lines.readline(PRE_AUTH_BYTES)
     except OSError as error:
         raise NoAnswer(f"no answer ({error})") from None
     if not line:

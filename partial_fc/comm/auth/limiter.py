@@ -1,40 +1,39 @@
-"""What somebody who has just connected may cost: so many at a time, and each so many bytes and seconds, until he has
-said who he is."""
+"""Limits what connections may cost before they have authenticated: how many there are, their bytes and seconds."""
 
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-HELLO_BYTES, HELLO_S = 4096, 2.0
-LINE_BYTES = 64 << 20  # of the longest line between those who know each other, the observations of very many ranks
+PRE_AUTH_BYTES, PRE_AUTH_S = 4096, 2.0
+LINE_BYTES = 64 << 20  # of the longest line after that: the states of very many ranks
 
 
-class Porch:
-    """Those who have connected and not yet said who they are. Where they are too many, the one who has been there for
-    longest goes: whoever belongs here has said so within a moment."""
+class Limiter:
+    """The connections that have not authenticated yet. Where there are too many, the oldest is closed: a process of
+    this run authenticates within a moment."""
 
     def __init__(self, most: int):
         self._most = most
-        self._here: dict[asyncio.StreamWriter, None] = {}
+        self._waiting: dict[asyncio.StreamWriter, None] = {}
 
     @contextmanager
     def waiting(self, writer: asyncio.StreamWriter) -> Iterator[None]:
-        """For as long as he has not been let in, which the end of the block says."""
-        if len(self._here) >= self._most:
-            oldest = next(iter(self._here))
-            del self._here[oldest]
+        """The connection counts as one that has not authenticated, until the end of the block."""
+        if len(self._waiting) >= self._most:
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
             oldest.transport.abort()
-        self._here[writer] = None
+        self._waiting[writer] = None
         try:
             yield
         finally:
-            self._here.pop(writer, None)
+            self._waiting.pop(writer, None)
 
 
 def end(loop: asyncio.AbstractEventLoop) -> None:
-    """Closes a loop that runs no more. What is still under way in it comes to its end first: it would complain on the
-    terminal of a loop that is closed."""
+    """Closes a loop that runs no more. Its tasks are cancelled first: they would complain on the terminal about a
+    closed loop."""
     loop.set_exception_handler(_but_for_cancellation)
     left = asyncio.all_tasks(loop)
     for task in left:
@@ -51,7 +50,7 @@ def _but_for_cancellation(loop: asyncio.AbstractEventLoop, context: dict[str, An
 
 
 async def read_line(reader: asyncio.StreamReader, most_bytes: int) -> bytes:
-    """The next line; nothing at the end. The reader's own limit (HELLO_BYTES) may be smaller: it says how much waits
+    """The next line; nothing at the end. The reader's own limit (PRE_AUTH_BYTES) may be smaller: it says how much waits
     unread. Raises ValueError for a line that is longer than most_bytes."""
     parts: list[bytes] = []
     num_bytes = 0

@@ -81,7 +81,7 @@ class Member:
     store: Store  # passes on what it does not know to the driver's own
     name: bytes = field(default_factory=lambda: secrets.token_hex(8).encode())  # at the barrier
     has_assignment: bool = True  # that nobody has used yet: the first one comes with the environment
-    is_restart: bool = False  # its keeper has started it in the place of one that was in a world, and has not asked yet
+    is_restart: bool = False  # it follows a worker that was in a world, and has not asked yet
     world: World | None = None
     recovery: Recovery | None = None  # until all is restored
     last_step: float = field(default_factory=lambda: time.monotonic())  # when it was done
@@ -129,7 +129,7 @@ class Member:
                 "cannot be reached from here. The others go on if it can be from theirs; else start the job again, it "
                 "goes on from its newest checkpoint"
             ) from error
-        self._leave_note(met=True)
+        self._hand_over(met=True)
         self.store.assignment = ",".join(map(str, self.assignment)).encode()
         for name, value in zip(_RANK_VARIABLES, self.assignment, strict=True):
             os.environ[name] = str(value)
@@ -157,7 +157,7 @@ class Member:
                     time.sleep(_ASK_AGAIN_S)
                     continue
                 self.assignment, self.is_restart = answer, False
-            self._leave_note(met=False)
+            self._hand_over(met=False)
             self.has_assignment = False
             if self.assignment[0] < 0:
                 raise Evicted(f"{self.host}, process {self.local_rank}: not part of the job any more")
@@ -192,14 +192,14 @@ class Member:
         _, answer = request(self.store.driver, "GET", path, remind=remind)
         return tuple(int(number) for number in answer.split(b","))
 
-    def _leave_note(self, met: bool) -> None:
-        """For the one that its keeper starts where this process is killed. met: the ranks have met."""
-        restart_agent.leave_note(json.dumps([self.name.decode(), self.assignment, met]).encode())
+    def _hand_over(self, met: bool) -> None:
+        """For the worker that follows if this process is killed. met: the ranks have met."""
+        restart_agent.hand_over(json.dumps([self.name.decode(), self.assignment, met]).encode())
 
-    def take_place(self, note: bytes) -> None:
-        """Goes on for a process that its keeper saw end. Horovod's driver does not know of that: where the ranks had
+    def take_place(self, handover: bytes) -> None:
+        """Continues for a worker that has ended. Horovod's driver does not know of that: where the ranks had
         met, this one asks it for a rank as the others do; where not, they wait for it at the barrier."""
-        name, assignment, met = json.loads(note)
+        name, assignment, met = json.loads(handover)
         self.assignment, self.has_assignment, self.is_restart = tuple(assignment), not met, met
         if met:  # the name that stands in this world's store
             self.name = name.encode()
@@ -224,8 +224,8 @@ def member() -> Member:
         assignment = tuple(int(e[name]) for name in _RANK_VARIABLES)
         driver = e[_ADDRESS], int(e[_PORT])
         _member = Member(e["HOROVOD_HOSTNAME"], assignment[2], assignment, Store(driver))
-        if note := restart_agent.note():
-            _member.take_place(note)
+        if handover := restart_agent.handover():
+            _member.take_place(handover)
         e[_ADDRESS], e[_PORT] = "127.0.0.1", str(_member.store.server_port)
         left_out = [f"{name}={e.pop(name)}" for name in _CRASHES if name in e]
         if left_out and assignment[0] == 0:

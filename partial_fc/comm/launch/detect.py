@@ -14,6 +14,7 @@ PARENT = "PARTIAL_FC_PARENT"
 LISTENING_SOCKET = "PARTIAL_FC_LISTENING_SOCKET"
 # By `partial-fc launch`: its own name.
 LAUNCHER = "PARTIAL_FC_LAUNCHER"
+MPI_YIELD = "OMPI_MCA_mpi_yield_when_idle"
 
 
 class StartError(ConnectionError):
@@ -70,6 +71,18 @@ def started_here(environ: Mapping[str, str] = os.environ) -> bool:
 def has_agent(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether torchrun keeps torch.distributed's store, at which anybody may speak."""
     return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def mpi_settings(launch: Launch, num_cores: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables to set before MPI starts in this process, so that processes that fill a host's cores yield them while
+    they wait: MPI polls, and keeps a core busy with it. num_cores: that this process may use. What the user has set
+    stays. (mpirun does the same where there are more processes than slots; it knows nothing of threads.)"""
+    if "OMPI_COMM_WORLD_LOCAL_SIZE" not in environ or environ.get(MPI_YIELD):
+        return {}
+    # Without the variable processes divide the cores among them; "4,2" is OpenMP's for nested threads.
+    given = environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    num_threads = integer("OMP_NUM_THREADS", given) if given else max(1, num_cores // launch.local_size)
+    return {MPI_YIELD: "1"} if launch.local_size * num_threads >= num_cores else {}
 
 
 def devices_differ(devices: Sequence[str]) -> str:

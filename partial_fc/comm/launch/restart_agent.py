@@ -1,12 +1,12 @@
-"""The keeper of a rank (`--restarts N`): a process that has loaded what training needs, has a copy of itself train, and
-where that copy fails, the next one, at once: without a shell, ssh, or an import.
+"""The restart agent of a rank (`--restarts N`): a process that has imported all that training needs, forks the worker
+that trains, and forks the next one where that fails: at once, without a shell, ssh, or an import.
 
-Each rank has one, and none knows of another. Where a rank is gone, its connections are closed: the collectives of all
-others fail, each ends, and its keeper starts the next; they meet as at the start, and go on from the newest checkpoint.
-(Where horovodrun lets ranks come and go the others stay: the driver does not learn of it, the copy meets them as one
-who was lost for a moment, and gets the state from their memory.)
-What a copy gets is environment, flags and modules of the start. A keeper itself has no thread, GPU or folder, and no
-socket (the one that rank 0 was started with is its first copy's alone).
+Each rank has one, and none knows of another. If a worker is lost, its connections close, so the collectives of the
+others fail and they end, too. Their agents fork new workers, which meet as at the start and resume from the newest
+checkpoint. (Under elastic horovodrun the others stay: the driver does not learn of the loss, the new worker joins them
+as one that was away for a moment, and gets the state from their memory.)
+A worker gets the environment, flags and modules of the start. An agent has no thread, GPU, folder or socket (the socket
+that rank 0 was started with is for its first worker only).
 """
 
 import ctypes
@@ -34,90 +34,91 @@ _PAUSE_S = 1.0  # after the second failure in a row without a new step; then twi
 _POLL_S = 0.1
 _ORPHAN_GRACE_S = 600  # for the last checkpoint, where the launcher was killed
 
-# What a keeper and its copies have in common: the furthest step that one of them has done, and a note of so many bytes.
+# Shared by an agent and its workers: the furthest step that one of them has done, and a handover of so many bytes.
 _page: mmap.mmap | None = None
 _HEAD = struct.Struct("qq")
 
 
 def step_done(step: int) -> None:
-    """Tells the keeper, if there is one, that there is progress."""
+    """Tells the agent, if there is one, that there is progress."""
     if _page is not None and step > furthest_step():
         struct.pack_into("q", _page, 0, step)
 
 
 def furthest_step() -> int:
-    """That the copies of this rank's keeper have done; 0: none, or there is no keeper."""
+    """The furthest step that workers of this rank have done; 0: none, or there is no agent."""
     return _HEAD.unpack_from(_page)[0] if _page is not None else 0
 
 
-def leave_note(text: bytes) -> None:
-    """For the copy that follows, if this one has a keeper: up to a kilobyte."""
+def hand_over(text: bytes) -> None:
+    """Leaves up to a kilobyte for the next worker, if there is an agent."""
     if _page is not None:
         _page[_HEAD.size : _HEAD.size + len(text)] = text
         struct.pack_into("q", _page, 8, len(text))
 
 
-def note() -> bytes:
-    """What the copy before this one, or one before that, has left."""
+def handover() -> bytes:
+    """What the worker before this one, or one before that, has handed over."""
     if _page is None:
         return b""
     return _page[_HEAD.size : _HEAD.size + _HEAD.unpack_from(_page)[1]]
 
 
 def keep(restarts: int, rank: int, with_launcher: bool) -> int | None:
-    """Makes this process a keeper. Returns None in each copy, which is to train, and in the keeper, when all is over,
-    the exit status to end with. In a copy nothing is done.
+    """Makes this process a restart agent. Returns None in each worker, which is to train, and in the agent, when all is
+    over, the exit status to end with. In a worker it does nothing.
 
-    restarts: so many at most. with_launcher: it ends with the process that has started this one. To be called when all
-    is imported, and nothing is open."""
+    restarts: so many at most. with_launcher: it ends with the process that has started this one. Call it when
+    everything is imported, and nothing is open."""
     global _page
     if _page is not None:
         return None
     _page = mmap.mmap(-1, mmap.PAGESIZE)
-    return _Keeper(restarts, rank, with_launcher).run()
+    return _RestartAgent(restarts, rank, with_launcher).run()
 
 
-class _Keeper:
+class _RestartAgent:
     def __init__(self, restarts: int, rank: int, with_launcher: bool):
         self._restarts = restarts
         self._rank = rank
         self._launcher = os.getppid()
-        self._copy = 0
+        self._worker = 0
         self._asked = 0  # the first signal that came
         self._fruitless = 0  # failures in a row
         if with_launcher:
             spawn.end_with(self._launcher)
 
     def run(self) -> int | None:
-        keeper, name, handlers = os.getpid(), _name(), {number: signal.getsignal(number) for number in _PASSED_ON}
+        agent, name, handlers = os.getpid(), _name(), {number: signal.getsignal(number) for number in _PASSED_ON}
         _set_name(NAME)
         for number, handler in handlers.items():
             if handler is not signal.SIG_IGN:  # as under nohup
                 signal.signal(number, self._pass_on)
         for restart in itertools.count():
             before = furthest_step()
-            # One that comes in between is for the copy, too.
+            # A signal that comes in between is for the worker, too.
             signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
-            self._copy = os.fork()
-            if not self._copy:
+            self._worker = os.fork()
+            if not self._worker:
                 output.queue_again()
                 _set_name(name)
                 for number, handler in handlers.items():
                     signal.signal(number, handler)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
-                spawn.stay_with_parent(keeper)
+                spawn.stay_with_parent(agent)
                 return None
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
             if listening := os.environ.pop(LISTENING_SOCKET, None):
                 os.close(int(listening))
-            code = os.waitstatus_to_exitcode(os.waitpid(self._copy, 0)[1])
-            self._copy = 0
+            code = os.waitstatus_to_exitcode(os.waitpid(self._worker, 0)[1])
+            self._worker = 0
             if not self._goes_on(code, restart, before):
                 return code if code >= 0 else 128 - code
         raise AssertionError("count() has no end")
 
     def _goes_on(self, code: int, restart: int, before: int) -> bool:
-        """Whether another copy follows, and when it is time for it. before: the furthest step when this one began."""
+        """Whether another worker follows; waits until it is time for it. before: the furthest step when this one
+        began."""
         if code in _FINAL or self._asked:
             return False
         furthest = furthest_step()
@@ -145,11 +146,11 @@ class _Keeper:
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         self._asked = self._asked or number
-        if self._copy:
+        if self._worker:
             with suppress(ProcessLookupError):
-                os.kill(self._copy, number)
+                os.kill(self._worker, number)
         if os.getppid() != self._launcher:
-            signal.alarm(_ORPHAN_GRACE_S)  # ends the keeper, and so its copy: what hangs does not hear SIGTERM
+            signal.alarm(_ORPHAN_GRACE_S)  # ends the agent, and so its worker: what hangs does not hear SIGTERM
 
 
 def _name() -> str:

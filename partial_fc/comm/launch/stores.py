@@ -1,8 +1,7 @@
 """Stores in which hosts without a launcher find each other: a key of a Redis server, or a folder that all of them see.
 
-Both are stores of torch.distributed (its documentation says what the verbs do), for few keys and short values. Nothing
-that is read is unpickled. PyTorch's own FileStore is not used: 2.13's waits for ever, whatever its timeout, at a file
-that holds anything else, such as half a record from a full disk, and needs locks that network folders may lack.
+Both are for few keys and short values, and speak as torch.distributed's stores do as far as they speak. Nothing that is
+read is unpickled.
 """
 
 import os
@@ -14,12 +13,9 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
-
-import torch.distributed as dist
 
 from partial_fc.comm.launch.detect import StartError
 
@@ -27,71 +23,42 @@ if TYPE_CHECKING:
     import redis
 
 EXPIRE_S = 60  # from when the last process that refreshes it has ended without removing it to the key's end
-_POLL_S = 0.02
 _ANSWER_S = 5.0  # of the server
-_CONNECT_S = 10.0  # a server runs before the processes do: whoever misspells its name need not wait for long
+_CONNECT_S = 10.0  # a server runs before the processes do: a wrong name need not wait for long
 _MOST_BYTES = 1 << 16
 
 
-class _Polled(dist.Store):
-    """What the stores have in common: they ask again and again."""
+class Store:
+    """What both have in common. Its verbs raise `errors` where the server or the disk fails."""
 
     name: str
     """What it is and where, for messages."""
     leftover: str
     """How what a killed run has left in it goes, for messages."""
     errors: tuple[type[Exception], ...] = (OSError,)
-    """What its verbs raise where the server or the disk fails."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._timeout = timedelta(seconds=300)  # as that of PyTorch's stores
+    def set(self, key: str, value: str | bytes) -> None:
+        raise NotImplementedError
 
-    @property
-    def timeout(self) -> timedelta:
-        return self._timeout
+    def read(self, key: str) -> bytes | None:
+        """Its value; None: it is not there."""
+        raise NotImplementedError
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout
+    def compare_set(self, key: str, expected: str, desired: str | bytes) -> bytes:
+        """Sets a key that is not there, which is all that may be expected (""). Returns its value then."""
+        raise NotImplementedError
 
-    def get(self, key: str) -> bytes:
-        """Raises dist.DistStoreError where it is not there in time."""
-        self.wait([key])
-        value = self.read(key)
-        if value is None:
-            raise dist.DistStoreError(f"{self.name}: {key} was removed")
-        return value
+    def delete_key(self, key: str) -> bool:
+        raise NotImplementedError
 
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Raises dist.DistStoreError where they are not all there in time."""
-        seconds = (timeout or self._timeout).total_seconds()
-        deadline = time.monotonic() + seconds
-        while not self.check(keys):
-            if time.monotonic() > deadline:
-                raise dist.DistStoreError(f"{self.name}: {', '.join(keys)} not there after {seconds:g} s")
-            time.sleep(_POLL_S)
+    def close(self) -> None:
+        raise NotImplementedError
 
     def check(self, keys: Sequence[str]) -> bool:
         return all(self.read(key) is not None for key in keys)
 
-    def read(self, key: str) -> bytes | None:
-        """Its value, without waiting."""
-        raise NotImplementedError
 
-
-# What compare_set does, in one step of the server.
-_COMPARE_SET = """
-local found = redis.call('HGET', KEYS[1], ARGV[1])
-if found == ARGV[2] or (not found and ARGV[2] == '') then
-    redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
-    redis.call('EXPIRE', KEYS[1], ARGV[4])
-    return ARGV[3]
-end
-return found or ARGV[2]
-"""
-
-
-class RedisStore(_Polled):
+class RedisStore(Store):
     """A hash of a Redis server under the key partial-fc:RUN_ID: the keys of the store are its fields.
 
     It expires, which a thread puts off until `close`.
@@ -100,7 +67,6 @@ class RedisStore(_Polled):
     def __init__(self, client: "redis.Redis", run_id: str, expire_s: int = EXPIRE_S):
         from redis import RedisError
 
-        super().__init__()
         self.errors = (RedisError, OSError)
         self._client = client
         self._expire_s = expire_s
@@ -122,15 +88,12 @@ class RedisStore(_Polled):
         value: bytes | None = self._client.hget(self.key, key)  # type: ignore[assignment]
         return value
 
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        arguments = (key, expected, desired, str(self._expire_s))
-        return self._client.eval(_COMPARE_SET, 1, self.key, *arguments)
-
-    def add(self, key: str, amount: int) -> int:
+    def compare_set(self, key: str, expected: str, desired: str | bytes) -> bytes:
         with self._client.pipeline(transaction=True) as steps:
-            steps.hincrby(self.key, key, amount)
+            steps.hsetnx(self.key, key, desired)
             steps.expire(self.key, self._expire_s)
-            return steps.execute()[0]
+            steps.hget(self.key, key)
+            return steps.execute()[2]
 
     def delete_key(self, key: str) -> bool:
         """The hash goes with its last field."""
@@ -153,15 +116,13 @@ class RedisStore(_Polled):
                 answered = False
 
 
-class FolderStore(_Polled):
+class FolderStore(Store):
     """The folder partial-fc-RUN_ID in a folder that all hosts see, with a file for each key; only its owner may enter.
 
-    Values are never changed: `compare_set` is for keys that are not there, and there is no `add`, for which network
-    folders would need locks. Raises StartError where the folder belongs to another user.
+    Raises StartError where the folder belongs to another user.
     """
 
     def __init__(self, shared: Path, run_id: str):
-        super().__init__()
         self._prefix = f".{secrets.token_hex(8)}-"
         self.folder = shared / f"partial-fc-{quote(run_id, safe='')}"
         self.name = f"folder {self.folder}"
@@ -182,9 +143,7 @@ class FolderStore(_Polled):
         with open(descriptor, "rb") as file:
             return file.read(_MOST_BYTES)
 
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        if expected:
-            raise NotImplementedError("FolderStore sets only keys that are not there")
+    def compare_set(self, key: str, expected: str, desired: str | bytes) -> bytes:
         written = self._written(desired)
         try:
             while True:

@@ -48,49 +48,49 @@ class Query:
     ordered: bool = False  # torch.distributed matches collectives by their order, Horovod by name
 
 
-# never: did not reach the board; left: closed its world; lost: the connection broke without that
+# never: did not reach the server; left: closed its world; lost: the connection broke without that
 Link = Literal["open", "left", "lost", "never"]
 
 
 @dataclass
-class Observation:
-    """A rank as the status board of rank 0 sees it, ages by the board's own clock."""
+class PeerState:
+    """A rank as the status server of rank 0 sees it, ages by the server's own clock."""
 
     rank: int
     link: Link
     age_s: float = 0.0  # of its last message, or of the end of its connection
     answered: bool = False
     state: RankState | None = None  # the newest one
-    farewell: str = ""  # why it left
+    goodbye: str = ""  # why it left
 
 
-def hang_report(query: Query, observations: Sequence[Observation] | None, why_rank_0_left: str = "") -> str:
+def hang_report(query: Query, peer_states: Sequence[PeerState] | None, why_rank_0_left: str = "") -> str:
     """Says which collective, which step, which ranks are missing and where they are, and what to look at.
 
-    observations: None where the board does not answer, as rank 0 then does not either. why_rank_0_left: what it said
+    peer_states: None where the server does not answer, as rank 0 then does not either. why_rank_0_left: what it said
     when it left, if it did.
     """
     head = (
         f"collective {query.name} has not finished after {query.waited_s:.0f} s. Step {query.step}; "
         f"call {query.nth} of that name, collective number {query.number} of rank {query.rank}"
     )
-    if observations is None:
+    if peer_states is None:
         return f"{head}\n{_no_board(why_rank_0_left)}"
-    lines, ranks = _lines(query, observations)
+    lines, ranks = _lines(query, peer_states)
     return "\n  ".join([head, *lines, f"what to look at: {_advice(ranks)}"])
 
 
 def failure_report(
-    query: Query, observations: Sequence[Observation] | None, backend_error: str, why_rank_0_left: str = ""
+    query: Query, peer_states: Sequence[PeerState] | None, backend_error: str, why_rank_0_left: str = ""
 ) -> str:
     """Says the same as `hang_report` about a collective that the backend gave up."""
     head = (
         f"collective {query.name} failed on rank {query.rank}, step {query.step}, call {query.nth} of that "
         f"name: {backend_error}"
     )
-    if observations is None:
+    if peer_states is None:
         return f"{head}\n{_no_board(why_rank_0_left)}"
-    lines, ranks = _lines(query, [s for s in observations if s.rank != query.rank])
+    lines, ranks = _lines(query, [s for s in peer_states if s.rank != query.rank])
     if first := [*ranks["left"], *ranks["lost"], *ranks["silent"]]:
         lines.append(f"look first at the output and the host of {ranks_in_words(first)}")
     return "\n  ".join([head, *lines])
@@ -101,17 +101,17 @@ def _no_board(why_rank_0_left: str) -> str:
     if why_rank_0_left:
         state = f"has left ({why_rank_0_left})"
     return (
-        f"  missing: rank 0, whose process keeps the status board and {state}\n"
+        f"  missing: rank 0, whose process keeps the status server and {state}\n"
         "  nothing is known of the other ranks\n"
         "  what to look at: the output of rank 0 and its host (dmesg: killed for its memory?)"
     )
 
 
-def _lines(query: Query, observations: Sequence[Observation]) -> tuple[list[str], dict[Doing, list[int]]]:
+def _lines(query: Query, peer_states: Sequence[PeerState]) -> tuple[list[str], dict[Doing, list[int]]]:
     """(a line on each rank that does not wait in this collective, one on those that do; the ranks by what they do)."""
     lines: list[str] = []
     ranks: dict[Doing, list[int]] = defaultdict(list)
-    for s in observations:
+    for s in peer_states:
         doing, words = _about(query, s)
         ranks[doing].append(s.rank)
         if doing != "waiting":
@@ -124,16 +124,16 @@ def _lines(query: Query, observations: Sequence[Observation]) -> tuple[list[str]
     return lines, ranks
 
 
-def _about(query: Query, s: Observation) -> tuple[Doing, str]:
+def _about(query: Query, s: PeerState) -> tuple[Doing, str]:
     """(what the rank does, in words)."""
     state = s.state
     if s.link == "never":
-        return "unknown", "has never reached the status board of rank 0, so nothing is known of it"
+        return "unknown", "has never reached the status server of rank 0, so nothing is known of it"
     if state and state.failed:
         ended = "" if s.link == "open" else ", and it has ended"
         return "failed too", f"its backend gave up collective {state.failed}{ended}"
     if s.link == "left":
-        return "left", f"has left {s.age_s:.0f} s ago ({s.farewell}). {_last_known(state)}"
+        return "left", f"has left {s.age_s:.0f} s ago ({s.goodbye}). {_last_known(state)}"
     if s.link == "lost":
         return "lost", (
             f"no longer there: its process ended, or its host went away, {s.age_s:.0f} s ago. {_last_known(state)}"
@@ -168,7 +168,7 @@ def _position(state: RankState) -> str:
 
 
 def _last_known(state: RankState | None) -> str:
-    """The newest state that the board has got, which may be seconds old."""
+    """The newest state that the server has got, which may be seconds old."""
     return f"When it was last heard of: {_position(state)}." if state else "It never said where it was."
 
 
@@ -188,7 +188,7 @@ def _advice(ranks: dict[Doing, list[int]]) -> str:
             "checkpoint? If that is meant to take so long, give a longer --comm-timeout"
         )
     if ranks["unknown"]:
-        return "the ranks that never reached the status board; give --network-interface if hosts have several"
+        return "the ranks that never reached the status server; give --network-interface if hosts have several"
     return (
         "every rank has called it, so the transfer stands still: the network between the hosts (firewall, "
         "--network-interface), or tensors of different sizes on different ranks"

@@ -1,11 +1,11 @@
-"""The status board: every rank keeps a connection to rank 0, sends its state now and then, and answers queries.
+"""The status server: every rank keeps a connection to rank 0, sends its state now and then, and answers queries.
 
-The operating system closes the connections of a process that dies, so the board knows of that at once. A stopped
+The operating system closes the connections of a process that dies, so the server knows of that at once. A stopped
 process, or a host whose cable was pulled, does not answer. Messages are JSON, one a line.
 
-    rank -> board   {"hello": token, "state": {...}}   {"state": {...}}   {"ask": {...}}   {"reported": ""}
+    rank -> server   {"token": token, "state": {...}}   {"state": {...}}   {"ask": {...}}   {"reported": ""}
                     {"answer": n, "state": {...}}   {"bye": why}
-    board -> rank   {"welcome": token}   {"query": {...}, "answer": n}   {"observations": [...]}   {"asked_by": r}
+    server -> rank   {"welcome": token}   {"query": {...}, "answer": n}   {"peer_states": [...]}   {"asked_by": r}
                     {"end": r}   {"rank_0_leaves": why}
 """
 
@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import resource
 import secrets
 import socket
@@ -21,9 +20,9 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from partial_fc.comm.auth.limiter import HELLO_BYTES, HELLO_S, LINE_BYTES, Porch, read_line
-from partial_fc.comm.launch import interface
-from partial_fc.comm.watch.report import Link, Observation, RankState
+from partial_fc.comm.auth.limiter import LINE_BYTES, PRE_AUTH_BYTES, PRE_AUTH_S, Limiter, read_line
+from partial_fc.comm.launch import addresses
+from partial_fc.comm.watch.report import Link, PeerState, RankState
 
 ANSWER_S = 3.0  # a rank that has not answered by then gives no sign of life
 _log = logging.getLogger("partial_fc")
@@ -31,7 +30,7 @@ _log = logging.getLogger("partial_fc")
 
 @dataclass
 class Endpoint:
-    """Where the other ranks reach the board."""
+    """Where the other ranks reach the server."""
 
     port: int
     token: str  # a connection that does not start with it is closed
@@ -40,7 +39,7 @@ class Endpoint:
 
 @dataclass
 class _Client:
-    """A rank, and its connection to the board."""
+    """A rank, and its connection to the server."""
 
     rank: int
     link: Link = "never"
@@ -48,17 +47,17 @@ class _Client:
     heard: float = field(default_factory=time.monotonic)  # when it sent something, or its connection ended
     newest: dict[str, Any] | None = None  # its state
     answer: dict[str, Any] | None = None  # its state with the answer to the query that is being asked
-    farewell: str = ""
+    goodbye: str = ""
 
-    def observe(self) -> Observation:
+    def peer_state(self) -> PeerState:
         given = self.answer or self.newest
         state = RankState(**given) if given else None
         age_s = time.monotonic() - self.heard
-        return Observation(self.rank, self.link, age_s, self.answer is not None, state, self.farewell)
+        return PeerState(self.rank, self.link, age_s, self.answer is not None, state, self.goodbye)
 
 
-class Board:
-    """The board itself, in a thread of rank 0 until its process ends: other ranks may still ask when rank 0 has closed
+class StatusServer:
+    """The server itself, in a thread of rank 0 until its process ends: other ranks may still ask when rank 0 has closed
     its world."""
 
     def __init__(self, size: int, one_host: bool, network_interface: str | None = None):
@@ -67,20 +66,20 @@ class Board:
         self._asking = asyncio.Lock()  # one query after the other
         self._num_asked = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._porch = Porch(size + 16)
-        addresses = ["127.0.0.1"] if one_host else local_addresses(network_interface)
+        self._limiter = Limiter(size + 16)
+        own = ["127.0.0.1"] if one_host else addresses.reachable(network_interface)
         # Those of a network that was named: nobody is invited to any other.
-        self.socket = socket.create_server((addresses[0] if len(addresses) == 1 else "", 0), backlog=min(size, 1024))
-        self.endpoint = Endpoint(self.socket.getsockname()[1], secrets.token_hex(16), addresses)
+        self.socket = socket.create_server((own[0] if len(own) == 1 else "", 0), backlog=min(size, 1024))
+        self.endpoint = Endpoint(self.socket.getsockname()[1], secrets.token_hex(16), own)
         _allow_open_files(size + 256)
 
     async def serve(self) -> None:
-        self._server = await asyncio.start_server(self._on_connect, sock=self.socket, limit=HELLO_BYTES)
+        self._server = await asyncio.start_server(self._on_connect, sock=self.socket, limit=PRE_AUTH_BYTES)
 
     async def _on_connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client: _Client | None = None
         try:
-            with self._porch.waiting(writer):
+            with self._limiter.waiting(writer):
                 state = await self._admit(reader)
             if state is None:
                 return
@@ -95,20 +94,20 @@ class Board:
             pass  # the connection broke, which is noted below
         except Exception:
             who = f"rank {client.rank}" if client else "a rank that came"
-            _log.exception(f"the status board lets {who} go by a fault of its own; reports may take it for ended")
+            _log.exception(f"the status server lets {who} go by a fault of its own; reports may take it for ended")
         finally:
             if client and client.writer is writer:
                 client.writer = None
                 client.heard = time.monotonic()
-                client.link = "left" if client.farewell else "lost"
+                client.link = "left" if client.goodbye else "lost"
             writer.close()
 
     async def _admit(self, reader: asyncio.StreamReader) -> dict[str, Any] | None:
         """The state of a rank that knows the token; None where somebody does not, or sends something else."""
         try:
-            hello = json.loads(await asyncio.wait_for(read_line(reader, HELLO_BYTES), HELLO_S))
-            has_token = secrets.compare_digest(hello["hello"].encode(), self.endpoint.token.encode())
-            state = hello["state"]
+            greeting = json.loads(await asyncio.wait_for(read_line(reader, PRE_AUTH_BYTES), PRE_AUTH_S))
+            has_token = secrets.compare_digest(greeting["token"].encode(), self.endpoint.token.encode())
+            state = greeting["state"]
             is_rank = type(state["rank"]) is int and 0 <= state["rank"] < len(self._clients)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
@@ -125,15 +124,15 @@ class Board:
             task = asyncio.get_running_loop().create_task(self._ask(client, message["ask"]))
             self._tasks.add(task)  # the loop alone would not keep it alive
             task.add_done_callback(self._tasks.discard)
-            log_fault_of(task, "the status board did not answer a query by a fault of its own")
+            log_fault_of(task, "the status server did not answer a query by a fault of its own")
         elif "reported" in message:
             for other in self._clients:
                 send(other.writer, {"end": client.rank})
         elif "bye" in message:
-            client.farewell = message["bye"]
+            client.goodbye = message["bye"]
 
     def announce_exit_of_rank_0(self, why: str) -> None:
-        """Tells the others why rank 0 leaves: with its process the board ends, and nobody can ask any more."""
+        """Tells the others why rank 0 leaves: with its process the server ends, and nobody can ask any more."""
         for client in self._clients[1:]:
             send(client.writer, {"rank_0_leaves": why})
 
@@ -153,7 +152,7 @@ class Board:
                 async with asyncio.timeout(ANSWER_S):
                     while any(other.link == "open" and other.answer is None for other in asked):
                         await asyncio.sleep(0.01)
-            send(client.writer, {"observations": [asdict(other.observe()) for other in self._clients]})
+            send(client.writer, {"peer_states": [asdict(other.peer_state()) for other in self._clients]})
 
 
 def send(writer: asyncio.StreamWriter | None, message: dict[str, Any]) -> None:
@@ -173,18 +172,18 @@ def log_fault_of(task: asyncio.Task[None], words: str) -> None:
     task.add_done_callback(on_end)
 
 
-def parse_observations(answer: dict[str, Any] | None) -> list[Observation] | None:
-    """Decodes the observations that the board sent; None where it did not."""
+def parse_peer_states(answer: dict[str, Any] | None) -> list[PeerState] | None:
+    """Decodes what the server sent; None where it did not."""
     if answer is None:
         return None
-    given = answer["observations"]
-    return [Observation(**{**s, "state": RankState(**s["state"]) if s["state"] else None}) for s in given]
+    given = answer["peer_states"]
+    return [PeerState(**{**s, "state": RankState(**s["state"]) if s["state"] else None}) for s in given]
 
 
 async def join(
     endpoint: Endpoint, state: RankState, seconds: float
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-    """Connects to the board at the first of its addresses that answers; None where none does.
+    """Connects to the server at the first of its addresses that answers; None where none does.
 
     A host may have addresses that mean another host elsewhere (a container's bridge), hence the token both ways.
     """
@@ -192,32 +191,14 @@ async def join(
         writer = None
         try:
             async with asyncio.timeout(seconds):
-                reader, writer = await asyncio.open_connection(address, endpoint.port, limit=HELLO_BYTES)
-                send(writer, {"hello": endpoint.token, "state": asdict(state)})
-                if json.loads(await read_line(reader, HELLO_BYTES))["welcome"] == endpoint.token:
+                reader, writer = await asyncio.open_connection(address, endpoint.port, limit=PRE_AUTH_BYTES)
+                send(writer, {"token": endpoint.token, "state": asdict(state)})
+                if json.loads(await read_line(reader, PRE_AUTH_BYTES))["welcome"] == endpoint.token:
                     return reader, writer
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             if writer is not None:
                 writer.close()
     return None
-
-
-def local_addresses(network_interface: str | None = None) -> list[str]:
-    """The addresses by which other hosts may reach this one, the likely ones first. network_interface: the only one to
-    be used; so is that which the launcher or the user has named in the environment, or where all have found rank 0."""
-    if network_interface:
-        return [interface.address_of(network_interface)]
-    address = interface.addresses()
-    named = ",".join(os.environ.get(variable, "") for variable in interface.VARIABLES).split(",")
-    chosen = dict.fromkeys(address.get(name.removeprefix("=")) for name in named)
-    found = [a for a in chosen if a and not a.startswith("127.")]
-    if not found:
-        with contextlib.suppress(OSError):
-            found = [socket.gethostbyname(os.environ.get("MASTER_ADDR", ""))]
-    if len(found) == 1 and found[0] in address.values() and not found[0].startswith("127."):
-        return found
-    found += [a for a in (*address.values(), socket.gethostname()) if a and a not in found]
-    return [a for a in found if not a.startswith(("127.", "0.")) and a != "localhost"] or ["127.0.0.1"]
 
 
 def _allow_open_files(num: int) -> None:

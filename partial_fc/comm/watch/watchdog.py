@@ -1,8 +1,8 @@
 """Ends a process whose collective does not finish, and reports which ranks are missing.
 
-One thread a process. It reads once a second in the journal what this process waits for, and keeps a connection to the
-status board of rank 0 (board.py). After `timeout_s` in one collective it asks the board where the others are. The first
-rank that asks prints the report; all ranks write their Python stacks to their logs, and end.
+One thread a process. Once a second it reads from the journal what this process waits for. It keeps a connection to the
+status server of rank 0 (status_server.py). After `timeout_s` in one collective it asks the server where the others are.
+The first rank that asks prints the report. All ranks write their Python stacks to their logs, and end.
 """
 
 import asyncio
@@ -17,31 +17,77 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from partial_fc import output
 from partial_fc.comm.auth.limiter import LINE_BYTES, end, read_line
-from partial_fc.comm.journal import Call, Journal
 from partial_fc.comm.launch.detect import StartError
-from partial_fc.comm.watch.report import Observation, Query, RankState, failure_report, hang_report
+from partial_fc.comm.watch.report import PeerState, Query, RankState, failure_report, hang_report
 from partial_fc.comm.watch.stacks import code_of_main_thread, emit, stacks
-from partial_fc.comm.watch.status_server import ANSWER_S, Board, Endpoint, join, log_fault_of, parse_observations, send
+from partial_fc.comm.watch.status_server import (
+    ANSWER_S,
+    Endpoint,
+    StatusServer,
+    join,
+    log_fault_of,
+    parse_peer_states,
+    send,
+)
 
 EXIT_STATUS = 1
 THREAD_NAME = "comm-watch"
 _CONNECT_S = 5.0
 _FIRST_CONNECTION_S = 2.0  # waited for at the start, so that a rank which ends at once has been there
-_GIVE_A_WARNING = 3  # failures to reach the board
+_GIVE_A_WARNING = 3  # failures to reach the server
 _log = logging.getLogger("partial_fc")
 _open_watches: "set[Watch]" = set()
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One collective of this rank."""
+
+    name: str
+    nth: int  # among those of this name, from 1: by (name, nth) ranks mean the same collective
+    number: int  # among all collectives of this rank, from 1: what torch.distributed matches by
+    waited_s: float = -1.0  # measured by the watch, which has not seen it yet
+    done: Callable[[], bool] | None = None  # set where a GPU goes on with it after the host has waited
+
+
+class Journal:
+    """Written by the threads that communicate, read by the one that watches them. No locks: each write is one
+    operation on a dict or set, which the interpreter does not interrupt."""
+
+    def __init__(self, rank: int = 0, size: int = 1, backend: str = "single") -> None:
+        self.rank = rank
+        self.size = size
+        self.backend = backend
+        self.step = 0  # the update that is being made, from 1
+        self.num_started = 0
+        self.newest: Call | None = None
+        self.newest_of: dict[str, Call] = {}  # by name
+        self.in_flight: set[Call] = set()  # whose start or end some thread waits for
+
+    def begin(self, name: str) -> Call:
+        """Notes that a collective is handed to the backend, which may already block."""
+        before = self.newest_of.get(name)
+        self.num_started += 1
+        call = Call(name, before.nth + 1 if before else 1, self.num_started)
+        self.newest = self.newest_of[name] = call
+        self.in_flight.add(call)
+        return call
+
+    def oldest_in_flight(self) -> Call | None:
+        """The call that was started first of those that some thread waits for."""
+        return min(list(self.in_flight), key=lambda call: call.number, default=None)
 
 
 class Watch:
     """The thread that watches this process's collectives."""
 
-    def __init__(self, journal: Journal, timeout_s: float, endpoint: Endpoint, board: Board | None = None):
-        """endpoint: of the status board; board: the board itself, on rank 0, whose thread serves it.
+    def __init__(self, journal: Journal, timeout_s: float, endpoint: Endpoint, server: StatusServer | None = None):
+        """endpoint: of the status server; server: the server itself, on rank 0, whose thread serves it.
 
         Raises StartError where the thread cannot start."""
         self._journal = journal
@@ -49,7 +95,7 @@ class Watch:
         self._tick_s = min(1.0, timeout_s / 8)
         self._state_every_s = max(2.0, journal.size / 200)  # rank 0 reads at most 200 states a second
         self._endpoint = endpoint
-        self._board = board
+        self._server = server
         self._host, self._process = socket.gethostname(), os.getpid()
         self._writer: asyncio.StreamWriter | None = None
         self._asking = asyncio.Lock()
@@ -75,35 +121,35 @@ class Watch:
         atexit.register(_on_interpreter_exit)  # after the backend's own handlers, so it is called before them
 
     def close(self, why: str = "it closed its world") -> None:
-        """Tells the board that this rank leaves, and why, so that it is not missing. The thread ends, but for rank 0's,
-        which serves the board."""
+        """Tells the server that this rank leaves, and why, so that it is not missing. The thread ends, except rank
+        0's, which runs the server."""
         if self._is_closed or os.getpid() != self._process:
             return
         self._is_closed = True
         _open_watches.discard(self)
-        # Shorter than a person notices; what the board does not learn in that time it learns from the connection.
+        # Shorter than a person notices; what the server does not learn in that time it learns from the connection.
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(self._leave(why), self._loop).result(5.0)
-        if self._board is None:
+        if self._server is None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(5.0)
 
     def describe_failure(self, call: Call, backend_error: str) -> str:
-        """The message of the error to raise where the backend gave a collective up. Asks the board, which takes seconds
-        at most."""
+        """The message of the error to raise where the backend gave a collective up. Asks the server, which takes
+        seconds at most."""
         if self._ending:
             # The backend noticed that another rank has ended, as this one will at once: all has been said.
             time.sleep(5 * ANSWER_S)
         self._failed = call.name, self._journal.num_started
         _log.error(f"collective {call.name} failed, step {self._journal.step}: {backend_error}; asking the other ranks")
         query = self._query(call, hangs=False)
-        return failure_report(query, self.observe(call), backend_error, self._why_rank_0_left)
+        return failure_report(query, self.peer_states(call), backend_error, self._why_rank_0_left)
 
-    def observe(self, call: Call) -> list[Observation] | None:
-        """Where all ranks are with respect to a collective; None where the board does not answer."""
+    def peer_states(self, call: Call) -> list[PeerState] | None:
+        """Where all ranks are with respect to a collective; None where the server does not answer."""
         asking = asyncio.run_coroutine_threadsafe(self._ask(self._query(call, hangs=False)), self._loop)
         try:
-            return parse_observations(asking.result(2 * ANSWER_S))
+            return parse_peer_states(asking.result(2 * ANSWER_S))
         except TimeoutError:
             return None
 
@@ -114,8 +160,8 @@ class Watch:
         end(self._loop)
 
     async def _start(self) -> list[asyncio.Task[None]]:
-        if self._board:
-            await self._board.serve()
+        if self._server:
+            await self._server.serve()
         tasks = [self._loop.create_task(part()) for part in (self._keep_connected, self._measure_waits)]
         for task in tasks:
             log_fault_of(
@@ -125,8 +171,8 @@ class Watch:
         return tasks
 
     async def _leave(self, why: str) -> None:
-        if self._board:
-            self._board.announce_exit_of_rank_0(why)
+        if self._server:
+            self._server.announce_exit_of_rank_0(why)
         if self._writer is not None:
             send(self._writer, {"state": asdict(self._state())})
             send(self._writer, {"bye": why})
@@ -149,7 +195,7 @@ class Watch:
                 if failures == _GIVE_A_WARNING:
                     i = self._endpoint
                     _log.warning(
-                        f"cannot reach the status board of rank 0 at {' or '.join(i.addresses)}, port {i.port}: a "
+                        f"cannot reach the status server of rank 0 at {' or '.join(i.addresses)}, port {i.port}: a "
                         "report of a hanging collective would not know where this rank is; "
                         "give --network-interface, or open the firewall"
                     )
@@ -215,9 +261,9 @@ class Watch:
         answer = await self._ask(query)
         if answer and "asked_by" in answer:
             self._prepare_to_exit(query)
-            await asyncio.Event().wait()  # the board says when to end, or the timer of _prepare_to_exit
+            await asyncio.Event().wait()  # the server says when to end, or the timer of _prepare_to_exit
         self._prepare_to_exit(query)
-        report = hang_report(query, parse_observations(answer), self._why_rank_0_left)
+        report = hang_report(query, parse_peer_states(answer), self._why_rank_0_left)
         emit(self._journal.rank, report, THREAD_NAME)
         if self._writer:
             send(self._writer, {"reported": ""})
@@ -226,7 +272,7 @@ class Watch:
         os._exit(EXIT_STATUS)
 
     async def _ask(self, query: Query) -> dict[str, Any] | None:
-        """Asks the board where all ranks are; None where it does not answer. Where a rank reports a hang already, the
+        """Asks the server where all ranks are; None where it does not answer. Where a rank reports a hang already, the
         answer is "asked_by" that rank."""
         async with self._asking:
             if self._writer is None:

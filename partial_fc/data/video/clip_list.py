@@ -1,4 +1,4 @@
-"""Videos named by a list of GluonCV's: `path num_frames label` a line."""
+"""Videos named by a list of GluonCV's, read and written: `path num_frames label` a line."""
 
 import os
 import socket

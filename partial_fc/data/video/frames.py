@@ -26,11 +26,7 @@ except ModuleNotFoundError as error:
 Choose = Callable[[int], Sequence[int]]
 Pixels = NDArray[np.uint8]
 _IMAGE = "img_{:05d}.jpg"
-_HEADERS = 1 << 16  # that a demuxer may put before packets
 _FRAME_PIXELS = 1 << 24
-# Of all frames that are decoded for one clip: ten seconds of 1080p in a file without bytes, and 256 for each.
-# A frame that repeats the one before takes ten bytes and as long as any.
-_PIXELS, _PIXELS_OF_A_BYTE = 1 << 29, 256
 _MOST_KEPT = 64 << 20  # bytes of a file whose packets are kept in memory between the two looks at them
 
 
@@ -45,13 +41,10 @@ class FrameFolder:
         for number in sorted(set(choose(self.num_frames))):
             name = _IMAGE.format(number + 1)
             try:
-                content = read_bytes(self.path / name, MAX_FILE_BYTES)
-            except OSError as error:
-                what = "not found" if isinstance(error, FileNotFoundError) else error.strerror
-                raise BadRecord(f"{name}: {what}; the list says {self.num_frames} frames") from None
-            try:
-                image = decode(content)
-            except BadRecord as error:
+                image = decode(read_bytes(self.path / name, MAX_FILE_BYTES))
+            except FileNotFoundError:
+                raise BadRecord(f"{name}: not found; the list says {self.num_frames} frames") from None
+            except (OSError, BadRecord) as error:
                 raise BadRecord(f"{name}: {error}") from None
             self.num_decoded += 1
             yield number, image
@@ -77,9 +70,8 @@ class VideoFile:
     """A video file, of any kind that FFmpeg reads.
 
     Frames are numbered by the presentation times of all packets, which are read without decoding: time x rate would be
-    wrong where the rate varies, and packets lie in the order of decoding, not of showing. Decoding begins at the last
-    key frame that is not after the first wanted frame, and ends with the last wanted one; only wanted frames become
-    RGB. The loader has its threads, one video each, so the decoder has none of its own.
+    wrong where the rate varies. Decoding begins at the last key frame that is not after the first wanted frame, and
+    ends with the last wanted one; only wanted frames become RGB. The decoder has no threads: the loader has them.
     """
 
     def __init__(self, path: Path):
@@ -104,12 +96,9 @@ class VideoFile:
 
     def _read(self, container: InputContainer, stream: VideoStream, choose: Choose) -> Iterator[tuple[int, Pixels]]:
         keep = container.size <= _MOST_KEPT
-        packets, seen, num_bytes = [], [], 0
+        packets, seen = [], []
         for packet in container.demux(stream):
             if packet.size:
-                num_bytes += packet.size
-                if num_bytes > 2 * container.size + _HEADERS:
-                    raise BadRecord(f"its packets lie on one another: {num_bytes:,} bytes of {container.size:,}")
                 seen.append((packet.pts, packet.is_keyframe, packet.is_discard))
                 if packet.is_corrupt:
                     raise BadRecord(f"packet {len(seen)} is damaged or cut short")
@@ -133,14 +122,10 @@ class VideoFile:
     ) -> Iterator[tuple[int, Pixels]]:
         left = iter(wanted)
         looking_for = next(left)
-        budget = _PIXELS + _PIXELS_OF_A_BYTE * self.path.stat().st_size
         _check_pixels(stream.codec_context.width, stream.codec_context.height)
         for counted, frame in enumerate(_frames(stream.codec_context, packets)):
             self.num_decoded += 1
             _check_pixels(frame.width, frame.height)
-            budget -= frame.width * frame.height
-            if budget < 0:
-                raise BadRecord(f"{counted + 1} frames of {frame.width} x {frame.height} pixels in too few bytes")
             number = counted
             if index.number_of is not None:
                 number = -1 if frame.pts is None else index.number_of.get(frame.pts, -1)

@@ -1,6 +1,8 @@
 """What a Loader makes of a video: (sample, rng, out) -> uint8 (T, H, W, 3), the fast frames, then the slow ones.
 
-GluonCV's augmentations v1 to v4 (gluoncv/data/transforms/video.py, v0.8.0). All of them are: make the frame so large,
+Which frames make a clip: a window of consecutive ones is chosen; of it the fast network sees every second frame, the
+slow one every sixteenth, each the last of its group. What is made of them: GluonCV's augmentations v1 to v4
+(gluoncv/data/video_custom/classification.py, transforms/video.py, v0.8.0). All of them are: make the frame so large,
 cut a rectangle out, make that a square, perhaps mirror it; drawn once a clip.
 """
 
@@ -17,7 +19,6 @@ from numpy.typing import NDArray
 
 from partial_fc.data.decode import check_proportions
 from partial_fc.data.sample import BadRecord, Frames, Sample
-from partial_fc.data.video.clips import Window
 
 Pixels = NDArray[np.uint8]
 Augmentation = Literal["v1", "v2", "v3", "v4"]
@@ -28,6 +29,65 @@ _Plan = tuple[tuple[int, int] | None, list["_Cut"]]
 # Where a crop may be, in quarters of the room it has: (down, right).
 _PLACES = [(0, 0), (0, 4), (4, 0), (4, 4), (2, 2)]
 _MORE_PLACES = [(0, 2), (4, 2), (2, 0), (2, 4), (1, 1), (1, 3), (3, 1), (3, 3)]
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window of `length` frames, of which one in fast_stride and one in slow_stride are seen. Raises ValueError for
+    strides that do not go into each other."""
+
+    length: int = 64
+    fast_stride: int = 2
+    slow_stride: int = 16
+
+    def __post_init__(self) -> None:
+        if min(self.length, self.fast_stride, self.slow_stride) < 1 or self.slow_stride % self.fast_stride:
+            raise ValueError(
+                f"a window of {self.length} frames with strides {self.slow_stride} (slow) and {self.fast_stride} "
+                "(fast): expected 1 or more, and a slow stride that is a multiple of the fast one "
+                "(--new-length, --slow-temporal-stride, --fast-temporal-stride)"
+            )
+        if not self.num_slow:
+            raise ValueError(
+                f"a window of {self.length} frames has no slow frame: --slow-temporal-stride is {self.slow_stride}"
+            )
+
+    @property
+    def num_fast(self) -> int:
+        return self.length // self.fast_stride
+
+    @property
+    def num_slow(self) -> int:
+        return self.length // self.slow_stride
+
+    @property
+    def num_frames(self) -> int:
+        """Of a clip."""
+        return self.num_fast + self.num_slow
+
+    def offsets(self) -> list[int]:
+        """In the window: the fast frames, then the slow ones."""
+        return [
+            offset
+            for stride in (self.fast_stride, self.slow_stride)
+            for offset in range(stride - 1, self.length // stride * stride, stride)
+        ]
+
+    def numbers(self, start: int, num_frames: int) -> list[int]:
+        """The clip's frames, from 0, for a window that starts there. A video that ends within it repeats its last frame
+        but one: GluonCV's reader stops there."""
+        last = max(start, num_frames - 2)
+        return [min(start + offset, last) for offset in self.offsets()]
+
+    def random_start(self, num_frames: int, rng: np.random.Generator) -> int:
+        """Any at which the window is whole; 0 for a shorter video."""
+        return int(rng.integers(0, max(1, num_frames - self.length + 1)))
+
+    def segment_start(self, num_frames: int, segment: int = 0, num_segments: int = 1) -> int:
+        """The middle one of the starts that a segment of the video has; several segments of a video that has fewer
+        starts share some. 0 where the window is as long as the video, or longer."""
+        tick = max(0, num_frames - self.length + 1) / num_segments
+        return int(tick / 2 + tick * segment)
 
 
 class _Cut(NamedTuple):

@@ -15,9 +15,15 @@ as fp16. Beyond that another kind takes less.
 from collections.abc import Callable
 from typing import Literal
 
-from partial_fc.optim.compression.base import Compressor, GradientScale, merge_residuals
+from partial_fc.optim.compression.base import (
+    BFloat16,
+    Compressor,
+    Float16,
+    GradientScale,
+    NoCompression,
+    merge_residuals,
+)
 from partial_fc.optim.compression.bucket import Bucket
-from partial_fc.optim.compression.low_precision import BFloat16, Float16, NoCompression
 from partial_fc.optim.compression.powersgd import PowerSGD
 from partial_fc.optim.compression.two_bit import TwoBit
 

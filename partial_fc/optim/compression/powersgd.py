@@ -30,9 +30,8 @@ class PowerSGD(Compressor):
     2. Q = M^T P is summed over the ranks. The sum of the gradients is P Q^T; the residual is M - P (the local Q)^T.
 
     Two all-reduces a bucket. Parameters of one dimension, and matrices that P and Q would not make smaller, are exact:
-    they travel with P. The paper subtracts the mean of all ranks' Q instead of the local one: the residuals' total is
-    the same, a larger part of it on each rank. QR rounds differently on other kinds of processors: ranks need the same
-    kind to have the same bits.
+    they travel with P. (The paper subtracts the mean of all ranks' Q: the residuals' total is the same.) QR rounds
+    differently on other kinds of processors: ranks need the same kind to have the same bits.
     Memory: two residuals a value, the present one and the one that `undo` goes back to.
     """
 

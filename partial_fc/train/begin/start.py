@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from partial_fc import comm
-from partial_fc.checkpoint.lock import look
+from partial_fc.checkpoint.lock import check_free
 from partial_fc.comm import elastic
+from partial_fc.comm.launch import start
 from partial_fc.flags import RunFlags
 
 
@@ -23,10 +24,8 @@ def launch(config: Any, called: tuple[str | Path, str] | None = None) -> int | N
         return 0
     # Once per host. Where ranks come and go, the run that is there may be the one that this process is to join.
     if not (elastic.active() or comm.started_here()) and comm.detect().local_rank == 0:
-        look(roots(config))
-    rendezvous = getattr(config, "rendezvous", None)
-    status = rendezvous.start(config.launch) if rendezvous else None
-    return config.launch.start() if status is None else status
+        check_free(roots(config))
+    return start.start(config.launch, getattr(config, "rendezvous", None))
 
 
 def roots(config: Any) -> list[Path]:

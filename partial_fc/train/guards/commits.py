@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from partial_fc.checkpoint import Snapshot
-from partial_fc.checkpoint.peer.commits import Memory, PeerCopies
+from partial_fc.checkpoint.peer import PeerCopies, ProcessState
 from partial_fc.comm import World, elastic
 from partial_fc.head import Head
 
@@ -16,7 +16,7 @@ _log = logging.getLogger("partial_fc")
 class Commits:
     """The commits of one world. Where hosts do not come and go, its methods do nothing."""
 
-    def __init__(self, memory: Memory, world: World, every: int):
+    def __init__(self, memory: ProcessState, world: World, every: int):
         """every: steps from one commit to the next; 0: none. A collective."""
         self._world, self._memory = world, memory
         self._member = elastic.member() if elastic.active() else None
@@ -36,11 +36,13 @@ class Commits:
     def are_kept(self) -> bool:
         return self._copies is not None
 
-    def begin(self, step: int, head: Head, take: Callable[[Callable[[int], bool]], Snapshot], more_bytes: int) -> None:
+    def begin(
+        self, step: int, head: Head, take: Callable[[Callable[[int], bool]], Snapshot], more_bytes: Callable[[], int]
+    ) -> None:
         """Before the first step of a world: fewer ranks than before have what there is. Where one has too little
         memory, the first world of a run raises ValueError, on all ranks, and later ones go on without commits. take:
         makes a snapshot of everything, a copy, if it may be of so many bytes; else, and where there is no memory for
-        it, MemoryError; a collective, also then. more_bytes: of a snapshot besides the head's."""
+        it, MemoryError; a collective, also then. more_bytes: of a snapshot besides the head's; a collective, too."""
         self._take = take
         summary = self._member.recovery_summary() if self._member else ""
         if summary:
@@ -50,8 +52,8 @@ class Commits:
                 f"rank 0 is on {socket.gethostname()}: what it writes (log, loss.csv, TensorBoard, results) goes "
                 "on below its --models-root"
             )
-        short = self._copies.too_little_memory(head, more_bytes) if self._copies else ""
-        if short and self._memory.age <= 1:
+        short = self._copies.too_little_memory(head, more_bytes()) if self._copies else ""
+        if short and self._memory.generation <= 1:
             raise ValueError(
                 f"{short}: --commit-every 0 goes without them, and a lost host then costs the steps since the last "
                 "checkpoint"

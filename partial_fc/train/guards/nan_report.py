@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from partial_fc import counter_rng
-from partial_fc.checkpoint.peer.transfer import all_gather_json
+from partial_fc.comm import all_gather_json
 from partial_fc.files import warn_on_os_error
 from partial_fc.train.guards.policy import Attempt
 from partial_fc.train.job import Job
@@ -70,8 +70,9 @@ class _Look:
 
 
 def _look_at_state(job: Job, look: _Look) -> None:
-    for name, weight in job.backbone.named_weights():
-        look.at("weights", name, weight, f"weight {name}")
+    for name, t in job.backbone.replicated().items():
+        if name.startswith("weight "):
+            look.at("weights", name.removeprefix("weight "), t, name)
     for name, table in job.head.tables().items():
         classes, where = ", ".join(map(str, table.non_finite_classes())), f" in table {name}" if name else ""
         look.next([f"the centres of classes {classes}{where}"] if classes else [])
@@ -84,9 +85,8 @@ def _second_forward(job: Job, attempt: Attempt, look: _Look) -> None:
 
     passes = list(zip(attempt.passes, attempt.batches, strict=False))  # the last batches may not have come so far
     _draw_the_same(job)
-    with job.backbone.statistics_kept():
-        for _, batch in passes:
-            job.backbone.watch_outputs(batch.input_B, look_at_output)
+    for _, batch in passes:
+        job.backbone.watch_outputs(batch.input_B, look_at_output)
     for one, batch in passes:  # what a second forward does not explain
         bad_B = (~one.output_B.detach().isfinite().all(dim=1)).cpu()
         again = (
@@ -103,15 +103,14 @@ def _second_forward(job: Job, attempt: Attempt, look: _Look) -> None:
 def _second_backward(job: Job, attempt: Attempt, look: _Look) -> None:
     """This rank's part of the gradient, which the sum over the ranks has taken the place of; then the sum."""
     _draw_the_same(job)
-    with job.backbone.statistics_kept():
-        for number, (one, batch) in enumerate(zip(attempt.passes, attempt.batches, strict=False)):
-            grad_B = one.output_B.grad
-            if grad_B is None:  # backward did not come so far, on no rank
-                continue
-            look.at("feature gradient", str(number), grad_B, "the gradient of the features")
-            for name, g in job.backbone.gradients(batch.input_B, grad_B).items():
-                look.at("gradients of this rank", name, g, f"the gradient of {name}")
-    for name, g in job.backbone.summed_gradients().items():
+    for number, (one, batch) in enumerate(zip(attempt.passes, attempt.batches, strict=False)):
+        grad_B = one.output_B.grad
+        if grad_B is None:  # backward did not come so far, on no rank
+            continue
+        look.at("feature gradient", str(number), grad_B, "the gradient of the features")
+        for name, g in job.backbone.gradients(batch.input_B, grad_B).items():
+            look.at("gradients of this rank", name, g, f"the gradient of {name}")
+    for name, g in job.backbone.gradients().items():
         look.at("summed gradients", name, g, f"the sum over the ranks of the gradient of {name}")
 
 
@@ -138,21 +137,25 @@ def _write_down(job: Job, attempt: Attempt, symptom: str, look: _Look, path: Pat
         "symptom": symptom,
         "first_on_this_rank": look.first[1] if look.first else None,
         "loss": attempt.loss if math.isfinite(attempt.loss) else str(attempt.loss),  # JSON has no NaN
-        "loss_scale": job.backbone.precision.loss_scale,
+        "loss_scale": job.backbone.scaler.scale if job.backbone.scaler else 1.0,
         "position": attempt.batches[-1].position,
         "micro_batches": [
-            {
-                "keys": batch.key_B.tolist(),
-                "labels": batch.label_B.tolist(),
-                "pixel_mean": _rounded(batch.input_B.flatten(1).float().mean(dim=1)),
-                "pixel_spread": _rounded(batch.input_B.flatten(1).float().std(dim=1)),
-            }
+            {"keys": batch.key_B.tolist(), "labels": batch.label_B.tolist(), **_of_inputs(job, batch.input_B)}
             for batch in attempt.batches
         ],
         "largest": {name: group if name == "outputs" else _worst(group) for name, group in look.largest.items()},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+
+
+def _of_inputs(job: Job, input_B: Tensor) -> dict[str, list[float]]:
+    """Mean and spread of each sample; nothing of numbers that count or name something."""
+    is_picture = job.backbone.to_input.picture(input_B[0]) is not None
+    if not is_picture and not input_B.is_floating_point():
+        return {}
+    name, values = "pixel" if is_picture else "input", input_B.reshape(len(input_B), -1).float()
+    return {f"{name}_mean": _rounded(values.mean(dim=1)), f"{name}_spread": _rounded(values.std(dim=1))}
 
 
 def _worst(group: dict[str, Any]) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def _warn(job: Job, message: str) -> None:
 def weights_are_finite(job: Job) -> bool:
     """Whether the backbone's weights, and the centres that the last passes saw, are finite on all ranks. A
     collective."""
-    fine = all(bool(p.isfinite().all()) for _, p in job.backbone.named_weights())
+    fine = all(bool(t.isfinite().all()) for name, t in job.backbone.replicated().items() if name.startswith("weight "))
     fine = fine and not any(table.non_finite_classes() for table in job.head.tables().values())
     broken = torch.tensor([int(not fine)])
     return not job.world.all_reduce(broken, "max", name="train/weights").item()

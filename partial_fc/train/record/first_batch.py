@@ -16,10 +16,13 @@ NUM_TILES, ACROSS = 24, 8
 
 def write(job: Job, batch: Batch) -> None:
     """Writes rank 0's first batch in this process: tiles without words, ACROSS in a row, and first_batch.json with the
-    label, class name and key of each."""
+    label, class name and key of each. Nothing of samples that are no pictures."""
     if job.world.rank != 0:
         return
-    tiles = [tile(image) for image in batch.input_B[:NUM_TILES]]
+    shown = [job.backbone.to_input.picture(data) for data in batch.input_B[:NUM_TILES]]
+    tiles = [tile(picture) for picture in shown if picture is not None]
+    if not tiles:
+        return
     names = job.class_names
     rows = [
         {"label": label, "name": names[label] if names else None, "key": key}
@@ -31,11 +34,9 @@ def write(job: Job, batch: Batch) -> None:
             partial.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
-def tile(image: torch.Tensor) -> NDArray[np.uint8]:
-    """Makes a tile of one input, (C, H, W); of a clip, (C, T, H, W), of the frame in the middle."""
-    if image.ndim == 4:
-        image = image[:, image.shape[1] // 2]
-    pixels = image.permute(1, 2, 0).numpy()
+def tile(picture: torch.Tensor) -> NDArray[np.uint8]:
+    """Makes a tile of (H, W, C)."""
+    pixels = picture.numpy()
     if pixels.dtype != np.uint8:  # an engine of its own scale
         low, high = float(pixels.min()), float(pixels.max())
         pixels = ((pixels - low) * (255 / (high - low or 1.0))).astype(np.uint8)

@@ -7,16 +7,18 @@ import textwrap
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from partial_fc import checkpoint, flags
 from partial_fc.files import warn_on_os_error
-from partial_fc.train.context import RunContext
+
+if TYPE_CHECKING:
+    from partial_fc.train.run import Run
 
 _WIDE = 96  # with its indent it fits into 100 columns
 
 
-def begin(run: RunContext) -> None:
+def begin(run: "Run") -> None:
     """Says who runs what, and what of it is not as by default; rank 0 writes models_root/configuration.json."""
     path = run.root / "configuration.json"
     versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
@@ -62,7 +64,7 @@ def changed(config: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
-def write(run: RunContext, path: Path) -> None:
+def write(run: "Run", path: Path) -> None:
     """The file: what a report, or a person, wants to know of how the run was started last."""
     given = {name: value for values in changed(run.config).values() for name, value in values.items()}
     checkpoint.write_json(

@@ -98,11 +98,12 @@ class Interval:
     """What the steps since the line before it were like. words: rates, shares of the time, time that is left."""
 
     mean_loss: float
-    images_per_s: float  # of all ranks
-    images_per_s_per_rank: float
+    samples_per_s: float  # of all ranks
+    samples_per_s_per_rank: float
     words: str
     seconds_left: float = 0.0
     loss_scale: float | None = None  # now; none: there is none
+    unit: str = "images"  # what the samples are called
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,8 @@ class StepLine:
 
     def short(self, step: int, since: Interval) -> str:
         """What fits on a terminal: at most 80 columns, each fact once."""
-        speed = f"{since.images_per_s:.{0 if since.images_per_s >= 10 else 1}f} img/s"
+        unit = "img" if since.unit == "images" else since.unit
+        speed = f"{since.samples_per_s:.{0 if since.samples_per_s >= 10 else 1}f} {unit}/s"
         minutes, seconds = divmod(round(since.seconds_left), 60)
         hours, minutes = divmod(minutes, 60)
         left = f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

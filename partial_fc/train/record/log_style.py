@@ -37,7 +37,7 @@ class SpeedLine(StepLine):
         epoch = position / self.num_samples
         more = since.words.partition(", ")[2]  # the speed of all ranks has been said
         text = (
-            f"Speed {since.images_per_s:.2f} samples/sec   Loss {since.mean_loss:.4f}   LearningRate {lr:.6f}   "
+            f"Speed {since.samples_per_s:.2f} samples/sec   Loss {since.mean_loss:.4f}   LearningRate {lr:.6f}   "
             f"Epoch: {int(epoch)}   Global Step: {step}   {scale}Required: {since.seconds_left / 3600:.0f} hours | "
             f"step {step}/{self.total_steps} epoch {epoch:.2f} | {more}"
         )
@@ -54,7 +54,7 @@ class IterLine(StepLine):
 
     def text(self, step: int, position: int, loss: float, lr: float, since: Interval) -> str:
         return (
-            f"Iter:{step} Rank:{since.images_per_s_per_rank:.2f} it/sec Total:{since.images_per_s:.2f} it/sec "
+            f"Iter:{step} Rank:{since.samples_per_s_per_rank:.2f} it/sec Total:{since.samples_per_s:.2f} it/sec "
             f"[{position // self.num_samples}][loss]:{since.mean_loss:.2f} "
         )
 

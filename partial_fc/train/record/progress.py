@@ -21,11 +21,19 @@ class Progress:
     """The lines of a run, with rates since the line before; a bar and the boards on rank 0."""
 
     def __init__(
-        self, models_root: Path, world: World, line: StepLine, step: int, position: int, wandb: Wandb | None = None
+        self,
+        models_root: Path,
+        world: World,
+        line: StepLine,
+        step: int,
+        position: int,
+        wandb: Wandb | None = None,
+        unit: str = "images",
     ):
-        """step, position: where the run begins."""
+        """step, position: where the run begins. unit: what the samples are called."""
         self._world = world
         self._line = line
+        self._unit = unit
         self._board = TensorBoard(models_root / "tensorboard", world)
         self._history = HistoryFile(models_root, world)
         self._wandb = wandb
@@ -34,14 +42,14 @@ class Progress:
         watched = world.rank == 0 and terminal.is_watched()  # else its lines do
         self._bar = terminal.bar(total=line.total_steps, desc="train", initial=step, unit="step", shown=watched)
         self._warm = False  # the first intervals hold the warming up of caches and threads
-        self._num_images = 0
+        self._num_samples = 0
         self._seconds = 0.0
         self._restart(step, position)
 
     @property
-    def images_per_s(self) -> float:
+    def samples_per_s(self) -> float:
         """The rate of all ranks, over all reported intervals but those of the first steps."""
-        return self._num_images / self._seconds if self._seconds else 0.0
+        return self._num_samples / self._seconds if self._seconds else 0.0
 
     def advance(self, loss: float) -> None:
         """Moves the bar: one step is done."""
@@ -71,20 +79,20 @@ class Progress:
     ) -> None:
         """Writes the line after update number `step` (counted from 1)."""
         seconds = time.perf_counter() - self._last_time - self._paused
-        steps, images = step - self._last_step, position - self._last_position
-        rate = images / seconds
+        steps, samples = step - self._last_step, position - self._last_position
+        rate = samples / seconds
         if self._warm or step == self._line.total_steps:
-            self._num_images += images
+            self._num_samples += samples
             self._seconds += seconds
         self._warm = step - self._first_step >= _WARM_STEPS
         seconds_left = (self._line.total_steps - step) * seconds / steps
         left = timedelta(seconds=round(seconds_left))
         spent = ", ".join(f"{part} {share:.0%}" for part, share in shares.items())
         per_rank = rate / self._world.size
-        words = f"{rate:.0f} images/s, {per_rank:.0f} per rank | {spent} | {left} left"
-        since = Interval(self._loss_sum / steps, rate, per_rank, words, seconds_left, loss_scale)
+        words = f"{rate:.0f} {self._unit}/s, {per_rank:.0f} per rank | {spent} | {left} left"
+        since = Interval(self._loss_sum / steps, rate, per_rank, words, seconds_left, loss_scale, self._unit)
         _log.info(self._line.text(step, position, loss, lr, since))
-        values = {"train/loss": loss, "train/lr": lr, "train/epoch": epoch, "speed/images_per_s": rate}
+        values = {"train/loss": loss, "train/lr": lr, "train/epoch": epoch, f"speed/{self._unit}_per_s": rate}
         if loss_scale is not None:
             values["train/loss_scale"] = loss_scale
         self.scalars(step, values | {f"time/{part}": share for part, share in shares.items()})

@@ -1,10 +1,9 @@
 """Two heads without processes, `plain` and `torch`: what the head of this project is measured against, never used to
 train.
 
-Both hold all of their classes in one process and know of no other. Where several processes are measured, each trains
-its own share of the classes with the whole batch, and nothing is exchanged: a bound from below for the time that a
-sharded program around them would take. With a sample rate they train the rows that take part in a step, and the others
-rest, as in PartialFC; the classes of the batch come on top of the rate.
+Both hold all of their classes in one process. Where several processes are measured, each trains its own share of the
+classes with the whole batch, and nothing is exchanged: a lower bound. With a sample rate they train the rows that take
+part in a step, as PartialFC; the classes of the batch come on top of the rate.
 """
 
 import math
@@ -20,11 +19,40 @@ from partial_fc.head import CombinedMargin
 MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4  # those of RowSGD
 
 
-class LocalHead(ABC):
+class Baseline(ABC):
     """Centres (dtype) of one process under torch.optim.SGD. precision "bf16": operands of the products are bfloat16,
     also where centres are stored in fp32."""
 
     sum_dtype = torch.float32
+    weight_LD: Tensor
+    optimizer: torch.optim.Optimizer
+    num_rows: int  # S: of the last step
+
+    def __init__(self, margin: CombinedMargin, sample_rate: float, precision: str):
+        self.margin, self.sample_rate, self.precision = margin, sample_rate, precision
+
+    @abstractmethod
+    def __call__(self, feat_BD: Tensor, label_B: Tensor) -> Tensor:
+        """The mean loss over the batch, a scalar."""
+
+    def step(self, lr: float) -> None:
+        self.optimizer.param_groups[0]["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @property
+    def logit_dtype(self) -> torch.dtype:
+        """What the first products are rounded to."""
+        return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
+    @property
+    def num_local(self) -> int:
+        """L: the classes of this process."""
+        return len(self.weight_LD)
+
+
+class LocalHead(Baseline):
+    """A head that knows of no other process."""
 
     def __init__(
         self,
@@ -36,14 +64,14 @@ class LocalHead(ABC):
         precision: str = "fp32",
         dtype: torch.dtype = torch.float32,
     ):
-        self.margin, self.sample_rate, self.precision = margin, sample_rate, precision
+        super().__init__(margin, sample_rate, precision)
         self.weight_LD = torch.empty(num_classes, embedding_size, device=device, dtype=dtype).normal_(0, 0.01)
         self.momentum_LD = torch.zeros_like(self.weight_LD)
         self.index_S: Tensor | None = None  # the rows of this step; None: all
         self._take(self.weight_LD, self.momentum_LD)
 
     def _take(self, weight_SD: Tensor, momentum_SD: Tensor) -> None:
-        self.parameter_SD = nn.Parameter(weight_SD)
+        self.parameter_SD, self.num_rows = nn.Parameter(weight_SD), len(weight_SD)
         # One pass over centres, gradient and momentum. Not of bf16: on a CPU torch 2.13 makes wrong centres so.
         fused = weight_SD.dtype == torch.float32
         self.optimizer = torch.optim.SGD(
@@ -65,30 +93,13 @@ class LocalHead(ABC):
 
     @abstractmethod
     def loss(self, feat_GD: Tensor, weight_SD: Tensor, label_G: Tensor) -> Tensor:
-        """The mean over the batch, a scalar."""
+        """The same for chosen rows."""
 
     def step(self, lr: float) -> None:
-        self.optimizer.param_groups[0]["lr"] = lr
-        self.optimizer.step()
-        self.parameter_SD.grad = None
+        super().step(lr)
         if self.index_S is not None:
             self.weight_LD.index_copy_(0, self.index_S, self.parameter_SD.detach())
             self.momentum_LD.index_copy_(0, self.index_S, self.optimizer.state[self.parameter_SD]["momentum_buffer"])
-
-    @property
-    def logit_dtype(self) -> torch.dtype:
-        """What the first products are rounded to."""
-        return torch.bfloat16 if self.precision == "bf16" else torch.float32
-
-    @property
-    def num_local(self) -> int:
-        """L: the classes of this process."""
-        return len(self.weight_LD)
-
-    @property
-    def num_rows(self) -> int:
-        """S: the rows of the last step."""
-        return len(self.parameter_SD)
 
 
 class PlainHead(LocalHead):

@@ -165,9 +165,9 @@ def _sides(
     sides |= loaders(source, transform, options.threads, count, batch_size)
     if not isinstance(source, RecordSource):
         return sides, ["ImageRecordIter of MXNet is left out: it reads .rec files only"]
-    command = [sys.executable, "-m", __spec__.name, str(source.reader.rec_path), str(size), str(batch_size)]
     num_labels = len(source.reader.read_sample(int(source.reader.keys[-1]))[0].label)
-    command += [str(int(options.mirror)), str(count), str(num_labels)]
+    asked = {"rec": str(source.reader.rec_path), "size": size, "batch_size": batch_size, "mirrored": options.mirror}
+    command = [sys.executable, "-m", __spec__.name, json.dumps({**asked, "count": count, "width": num_labels})]
     problem = _image_record_iter(command)
     if isinstance(problem, str):
         return sides, [f"ImageRecordIter of MXNet is left out: {problem}"]
@@ -236,21 +236,21 @@ def _image_record_iter(command: list[str]) -> Any:
     return Speed(*json.loads(done.stdout.splitlines()[-1]))
 
 
-def _main(rec_path: str, size: str, batch_size: str, mirrored: str, count: str, width: str) -> None:
+def _main(rec: str, size: int, batch_size: int, mirrored: bool, count: int, width: int) -> None:
     from partial_fc.mxnet import mx
 
     batches = mx.io.ImageRecordIter(
-        path_imgrec=rec_path,
-        path_imgidx=str(Path(rec_path).with_suffix(".idx")),
-        data_shape=(3, int(size), int(size)),
-        batch_size=int(batch_size),
-        label_width=int(width),
-        rand_mirror=bool(int(mirrored)),
+        path_imgrec=rec,
+        path_imgidx=str(Path(rec).with_suffix(".idx")),
+        data_shape=(3, size, size),
+        batch_size=batch_size,
+        label_width=width,
+        rand_mirror=mirrored,
         shuffle=True,
         preprocess_threads=1,
         verbose=False,
     )
-    num = max(1, int(count) // int(batch_size))
+    num = max(1, count // batch_size)
 
     def take() -> None:
         for _ in range(num):
@@ -263,9 +263,9 @@ def _main(rec_path: str, size: str, batch_size: str, mirrored: str, count: str, 
 
     take()
     speed = timed(take)
-    share = int(count) / (num * int(batch_size))
+    share = count / (num * batch_size)
     print(json.dumps([speed.wall_s * share, speed.cpu_s * share]))
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    _main(**json.loads(sys.argv[1]))

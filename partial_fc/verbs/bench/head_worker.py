@@ -20,12 +20,12 @@ from partial_fc.head import CosFace, PartialFC, Shard, Storage
 from partial_fc.head.kernels import AutoPrecision, Precision, choose
 from partial_fc.head.kernels.cpu import CpuKernel
 from partial_fc.machine import PeakMemory, Rates, measure_rates, synchronise
-from partial_fc.verbs.bench.baselines import LocalHead, PlainHead, TorchHead
+from partial_fc.verbs.bench.baselines import Baseline, LocalHead, PlainHead, TorchHead
 from partial_fc.verbs.bench.head import LINE, OURS, REFUSAL, HeadOptions
 from partial_fc.verbs.bench.insightface_style import InsightFaceStyleHead
 from partial_fc.verbs.bench.plan import DTYPES, OPTIMIZERS
 
-Head = PartialFC | LocalHead | InsightFaceStyleHead
+Head = PartialFC | Baseline
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -111,7 +111,7 @@ def _bound(head: Head, side: Side, options: HeadOptions, rows: int, step_s: floa
     moves."""
     precision = head.kernel.precision if isinstance(head, PartialFC) else head.precision
     gflop = 6 * options.batch * options.dim * rows / 1e9
-    kept = _kept_bytes(head) / max(1, len(head.shard) if not isinstance(head, LocalHead) else head.num_local)
+    kept = _kept_bytes(head) / max(1, len(head.shard) if isinstance(head, PartialFC) else head.num_local)
     row_bytes = options.dim * DTYPES[side.dtype].itemsize + 2 * kept
     products_s, bytes_s = gflop / rates.gflops[precision], rows * row_bytes / 1e9 / rates.gbytes_per_s
     return {

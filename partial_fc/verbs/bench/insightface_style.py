@@ -1,13 +1,11 @@
 """The textbook sharded softmax, as users of InsightFace run it: what the head of this project is measured against,
 never used to train.
 
-Written from the published descriptions of Partial FC (https://arxiv.org/abs/2010.05222) and of what its well-known
-implementation does in a step: float32 logits of all sampled classes held at once, in three or four tensors (clamped,
-scaled, softmax in place, gradients), torch.topk over random numbers made on the CPU to sample, three reductions for
-the softmax, a dense gradient over all local rows, and a dense SGD with momentum over them. With precision "bf16" the
-logits' products are under torch.autocast, and what follows is float32, as there. One difference: the classes of the
-batch come on top of the sample rate, as in PartialFC, so that all sides train equally many rows; InsightFace counts
-them within it.
+Written from the published descriptions of Partial FC (https://arxiv.org/abs/2010.05222) and of a step of its well-known
+implementation: float32 logits of all sampled classes at once, in three or four tensors, torch.topk over random numbers
+made on the CPU to sample, three reductions for the softmax, a dense gradient over all local rows, and a dense SGD with
+momentum over them. "bf16": the logits' products under torch.autocast. One difference: the classes of the batch come on
+top of the sample rate, as in PartialFC, so that all sides train equally many rows.
 """
 
 import torch
@@ -16,12 +14,11 @@ from torch.nn import functional
 
 from partial_fc.comm import World
 from partial_fc.head import CombinedMargin, Shard
+from partial_fc.verbs.bench.baselines import MOMENTUM, WEIGHT_DECAY, Baseline
 
 
-class InsightFaceStyleHead:
+class InsightFaceStyleHead(Baseline):
     """Same interface and same mathematics as PartialFC with CosFace, but for which rows the optimizer moves: all."""
-
-    sum_dtype = torch.float32
 
     def __init__(
         self,
@@ -34,15 +31,12 @@ class InsightFaceStyleHead:
         precision: str = "fp32",
         dtype: torch.dtype = torch.float32,
     ):
-        self.precision = precision
+        super().__init__(margin, sample_rate, precision)
         self.world = world
-        self.margin = margin
-        self.sample_rate = sample_rate
         self.shard = Shard.of(num_classes, world.rank, world.size)
         weight_LD = torch.empty(len(self.shard), embedding_size, device=device, dtype=dtype).normal_(0, 0.01)
         self.weight_LD = nn.Parameter(weight_LD)
-        self.optimizer = torch.optim.SGD([self.weight_LD], lr=0.0, momentum=0.9, weight_decay=5e-4)
-        self.num_rows = len(self.shard)  # S: of the last step
+        self.optimizer = torch.optim.SGD([self.weight_LD], lr=0.0, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
 
     def __call__(self, feat_BD: Tensor, label_B: Tensor) -> Tensor:
         feat_GD = _GatherSum.apply(feat_BD, self.world)
@@ -63,16 +57,6 @@ class InsightFaceStyleHead:
         minus_m3 = logit_GS.new_full((), -self.margin.m3)
         logit_GS = logit_GS.index_put_((own, local_G[own]), minus_m3, accumulate=True)
         return _CrossEntropy.apply(logit_GS * self.margin.scale, local_G, self.world)
-
-    def step(self, lr: float) -> None:
-        self.optimizer.param_groups[0]["lr"] = lr
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    @property
-    def logit_dtype(self) -> torch.dtype:
-        """What the first products are rounded to."""
-        return torch.bfloat16 if self.precision == "bf16" else torch.float32
 
     def _sample(self, local_G: Tensor) -> tuple[Tensor, Tensor]:
         positive = local_G[local_G >= 0].unique()

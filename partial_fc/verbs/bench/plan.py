@@ -8,17 +8,65 @@ They take options that leave nothing open (no "auto").
 import bisect
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from partial_fc.head.kernels import cpu, plain, triton_bytes
-from partial_fc.head.rows import Storage
+from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD, Storage
 from partial_fc.machine import Rates
-from partial_fc.verbs.bench import step_counts
 from partial_fc.verbs.bench.plan_report import PlanOptions
-from partial_fc.verbs.bench.step_counts import OPTIMIZERS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+OPTIMIZERS: dict[str, type] = {"sgd": RowSGD, "adamw": RowAdamW, "adagrad": RowAdagrad, "adam": RowAdam}
+
+# ---- counts: operations of a step, by whether classes are sampled where that matters, and bytes read plus written
+
+# (tests/unit/head/test_step_counts.py compares them with real steps; what the kernels that move rows themselves read
+# and write: kernels/triton_bytes.py.)
+
+# Beside the kernel: gathering, checks, choosing of rows, targets, loss, the way back. (On a GPU kernels do most of it.
+# On a CPU, where waiting for a number costs nothing, a step is drawn by itself, with many small operations.)
+HOST_OPERATIONS = {"cuda": {False: 15, True: 17}, "cpu": {False: 57, True: 245}}
+# Of a kernel, its update of the rows included: whatever the classes, and for each chunk of them.
+KERNEL_OPERATIONS = {"cpu": (30, 0), "triton": (8, 5), "plain": (0, 71)}
+# Of `RowTable.update`, for each chunk, and for each table in bfloat16 besides.
+_UPDATE_OPERATIONS = {"sgd": 7, "adamw": 21, "adagrad": 12, "adam": 22}
+_ROUNDING_OPERATIONS = 53
+
+# Bytes of one number of a row (in place a number counts twice): in the mathematics of each optimizer, whose operations
+# are torch's own (rows/optimizers.py).
+_STEP = {"sgd": 44, "adamw": 92, "adagrad": 36, "adam": 44}
+# From how a table is stored to float32, and back: of rows that stand together, and of chosen ones.
+_LOAD: dict[Any, dict[bool, int]] = {
+    torch.float32: {False: 0, True: 8},
+    torch.bfloat16: {False: 6, True: 10},
+    torch.float16: {False: 6, True: 10},
+}
+_STORE: dict[Any, dict[bool, int]] = {
+    torch.float32: {False: 0, True: 8},
+    torch.bfloat16: {False: 120, True: 120},  # 116 of them for the noise, and the rounding with it
+    torch.float16: {False: 6, True: 10},
+}
+# In both passes of the plain kernel, once the centres are float32.
+_PLAIN_PASSES = 76
+
+
+def update_operations(optimizer: str, storage: Storage) -> int:
+    """Of one chunk in `RowTable.update`: where no kernel moves the rows itself."""
+    return _UPDATE_OPERATIONS[optimizer] + _ROUNDING_OPERATIONS * _tables(optimizer, storage).count(torch.bfloat16)
+
+
+def update_bytes(optimizer: str, storage: Storage, sampled: bool) -> int:
+    """Of one number of an active row in `RowTable.update`."""
+    tables = _tables(optimizer, storage)
+    return _STEP[optimizer] + sum(_LOAD[dtype][sampled] + _STORE[dtype][sampled] for dtype in tables)
+
+
+def _tables(optimizer: str, storage: Storage) -> list[torch.dtype]:
+    """The dtypes of the tables as wide as a feature."""
+    wide = list(OPTIMIZERS[optimizer]().state_widths().values()).count("row")
+    return [storage.dtype, *[storage.state_dtype or storage.dtype] * wide]
 
 
 # ---- memory
@@ -43,16 +91,16 @@ def kept_bytes(workload: PlanOptions) -> dict[str, int]:
 
 def kernel_bytes(workload: PlanOptions) -> int:
     """Bytes that a kernel works in, whatever the number of classes."""
+    operand = DTYPES[workload.precision].itemsize
     if workload.impl == "triton":
         rows, kept = _chunk_rows(workload), _taken_over(workload)
         weights = kept + (rows if kept < workload.sampled else 0)
-        return weights * workload.batch * DTYPES[workload.precision].itemsize + rows * workload.dim * 4
+        return weights * workload.batch * operand + rows * workload.dim * 4
     if workload.impl == "cpu":
         # Packed features for all threads; the features' gradient of each, and the chunk of centres in its cache.
-        common = 2 * workload.batch * workload.dim * DTYPES[workload.precision].itemsize
-        each = workload.batch * workload.dim * 4 + _CACHE_BYTES
+        common, each = 2 * workload.batch * workload.dim * operand, workload.batch * workload.dim * 4 + _CACHE_BYTES
         # Rows move where their gradients are formed, which are never stored.
-        return common + workload.threads * each + _taken_over(workload) * _exp_bytes(workload) * _padded_batch(workload)
+        return common + workload.threads * each + _taken_over(workload) * operand * _padded_batch(workload)
     rows = _chunk_rows(workload)
     # A chunk and the rest of the one before: eight tensors like its centres in float32, five like its logits, a mask.
     return rows * (8 * workload.dim * 4 + workload.batch * (5 * 4 + 1))
@@ -83,11 +131,7 @@ def _taken_over(workload: PlanOptions) -> int:
     if workload.impl != "cpu":
         return 0
     room = cpu.exp_cache_bytes(workload.local_classes * workload.dim * DTYPES[workload.dtype].itemsize)
-    return min(workload.sampled, room // (_exp_bytes(workload) * _padded_batch(workload)))
-
-
-def _exp_bytes(workload: PlanOptions) -> int:
-    return 2 if workload.precision == "bf16" else 4
+    return min(workload.sampled, room // (DTYPES[workload.precision].itemsize * _padded_batch(workload)))
 
 
 def memory(workload: PlanOptions) -> dict[str, int]:
@@ -174,14 +218,14 @@ def traffic_bytes(workload: PlanOptions) -> float:
     fused = triton_bytes.update_bytes(OPTIMIZERS[workload.optimizer](), storage)
     sampled = workload.sample_rate < 1
     if workload.impl == "plain":
-        of_number = step_counts.plain_pass_bytes(storage, sampled)
-        of_number += step_counts.update_bytes(workload.optimizer, storage, sampled)
+        of_number = _PLAIN_PASSES + 2 * _LOAD[storage.dtype][sampled]
+        of_number += update_bytes(workload.optimizer, storage, sampled)
     elif _moves_rows(workload):
         # Read for the logits; read and written, with the state, where the gradient is formed.
         of_number = storage.dtype.itemsize + fused.element
     else:
         # Read for the logits twice; the gradient is written and read by what follows.
-        of_number = 2 * storage.dtype.itemsize + 4 + step_counts.update_bytes(workload.optimizer, storage, sampled)
+        of_number = 2 * storage.dtype.itemsize + 4 + update_bytes(workload.optimizer, storage, sampled)
     number_of_row = 8 if sampled else 0
     return workload.sampled * (float(of_number) * workload.dim + fused.row + number_of_row)
 
@@ -204,19 +248,19 @@ def exponentials_bytes(workload: PlanOptions) -> float:
 
 def operations(workload: PlanOptions) -> float:
     """Operations that the host launches in a step of one rank, one after the other."""
-    once = step_counts.KERNEL_OPERATIONS[workload.impl][0]
-    return step_counts.HOST_OPERATIONS[workload.device][workload.sample_rate < 1] + once + _chunk_operations(workload)
+    once = KERNEL_OPERATIONS[workload.impl][0]
+    return HOST_OPERATIONS[workload.device][workload.sample_rate < 1] + once + _chunk_operations(workload)
 
 
 def _chunk_operations(workload: PlanOptions) -> int:
-    """The operations that grow with the number of rows."""
-    count, each_chunk = 0, step_counts.KERNEL_OPERATIONS[workload.impl][1]
+    """Those of them that grow with the number of rows."""
+    count, each_chunk = 0, KERNEL_OPERATIONS[workload.impl][1]
     if each_chunk:
         count += each_chunk * math.ceil(workload.sampled / max(1, _chunk_rows(workload)))
     if not _moves_rows(workload):
         storage = Storage(DTYPES[workload.dtype], DTYPES[workload.state_dtype])
         rows = max(1, (1 << 17 if workload.device == "cpu" else 1 << 24) // workload.dim)  # rows/table.py
-        count += step_counts.update_operations(workload.optimizer, storage) * math.ceil(workload.sampled / rows)
+        count += update_operations(workload.optimizer, storage) * math.ceil(workload.sampled / rows)
     return count
 
 

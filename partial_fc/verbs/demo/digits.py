@@ -1,13 +1,10 @@
 """`partial-fc data digits`: real handwritten digits as MNIST's four files, for machines that have no MNIST.
 
-scikit-learn carries 1,797 scans of 8 x 8 pixels (the test set of UCI's "Optical recognition of handwritten digits", by
-13 people, https://archive.ics.uci.edu/dataset/80). They are drawn larger, so that they look like MNIST: white on black,
-20 pixels high, their centre of mass in the middle of 28 x 28.
+scikit-learn carries 1,797 scans of 8 x 8 pixels (UCI, 13 people, https://archive.ics.uci.edu/dataset/80). They are
+drawn larger, as MNIST: white on black, 20 pixels high, their centre of mass in the middle of 28 x 28.
 
-The split is fixed: scans 0 to 1,286 train, 1,287 to 1,796 test, in scikit-learn's order. That order shows forms of
-about 130 digits that begin alike (0 to 9, three times), and the split is where one begins, so the test digits are
-from four forms of their own. Nobody wrote down who filled in which form, and there are 14 of them for 13 people: a
-writer may be in both parts.
+The split is fixed: scans 0 to 1,286 train, 1,287 to 1,796 test, in scikit-learn's order, which shows forms of about
+130 digits; the test digits are from four forms of their own. (14 forms, 13 people: a writer may be in both parts.)
 """
 
 from dataclasses import dataclass

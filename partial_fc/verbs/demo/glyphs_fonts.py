@@ -88,9 +88,8 @@ def choose(
 ) -> tuple[list[int], list[int]]:
     """(characters of the classes in class order, characters held out for the tests).
 
-    Both are drawn first from the characters that stand in all Chinese typefaces; the others follow when those
-    are used up. The held-out ones depend on the seed and their own number only, so sets of any num_classes
-    are tested on the same characters, and the classes of a smaller set are the first classes of a larger one.
+    Both are drawn first from the characters that stand in all Chinese typefaces. The held-out ones depend on the seed
+    and their own number only, and the classes of a smaller set are the first classes of a larger one.
     """
     whole = [code for code, indices in typefaces.items() if set(CHINESE) <= set(indices)]
     rest = [code for code, indices in typefaces.items() if not set(CHINESE) <= set(indices)]

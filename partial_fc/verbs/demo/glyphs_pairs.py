@@ -1,8 +1,7 @@
 """Which pairs of glyph images the verification sets hold.
 
-All three sets are of characters never trained on. Half of the pairs show one character twice, half two
-characters; each of the ten folds holds as many of one kind as of the other. The two images of a pair are
-always in two typefaces, in both kinds, so the typeface says nothing about the answer.
+All three sets are of characters never trained on. Half of the pairs show one character twice, in each of the ten folds;
+the two images of a pair are always in two typefaces, so that the typeface says nothing about the answer.
 - unseen: any two of the trained typefaces; the second character is drawn at random.
 - unseen_font: the first image is in the typeface never trained on, the second in a trained one.
 - lookalike: as unseen, but the two characters of a pair are among each other's most similar ones.
@@ -35,11 +34,8 @@ Typefaces = Mapping[int, tuple[int, ...]]
 def choose_pairs(
     name: str, typefaces: Typefaces, num_pairs: int, seed: int, shape_NTP: NDArray[np.float32]
 ) -> list[Pair]:
-    """The pairs of one of SETS in file order: fold by fold, first the genuine pairs, then the impostors.
-
-    typefaces: the held-out characters and the typefaces that draw each. shape_NTP: what `lookalikes` takes.
-    num_pairs: a multiple of 20. The choice is a function of (name, seed, typefaces).
-    """
+    """The pairs of one of SETS in file order: fold by fold, first the genuine pairs, then the impostors; a function of
+    (name, seed, typefaces). typefaces: those that draw each held-out character. num_pairs: a multiple of 20."""
     use = 1 + SETS.index(name)
     rng = np.random.default_rng((seed, use))
     codes = list(typefaces)

@@ -80,11 +80,8 @@ def drawing(pen: Pen, code: int, typeface: int) -> NDArray[np.uint8]:
 
 
 def distort(ink: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
-    """A clean drawing -> a grey image of half its width, dark on light, uint8 (size, size).
-
-    Turned by up to 6 degrees, slanted, scaled by 0.86 to 1.06 in each direction, moved by up to 4 % of the width,
-    strokes blurred and made heavier or lighter, on paper of varying brightness and contrast, with noise.
-    """
+    """A clean drawing -> a grey image of half its width, dark on light, uint8 (size, size): turned, slanted, scaled,
+    moved, strokes blurred and made heavier or lighter, on paper of varying brightness and contrast, with noise."""
     size = len(ink) // 2
     u = rng.random(11)
     sigma = (0.8 + 0.7 * u[0]) * size / 40

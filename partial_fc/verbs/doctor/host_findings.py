@@ -141,10 +141,6 @@ def _network(host: str, facts: dict[str, Any]) -> Iterator[HostFinding]:
             used.add(route["interface"])
     if used:
         yield _interface(host, facts["interfaces"], used)
-    if error := facts.get("socket_filters_error"):  # (a host with an older checkout, which is said, does not know)
-        remedy = "keep strangers from these ports by other means (SECURITY.md), or give this user CAP_NET_ADMIN"
-        observed = f"{error}: the run's sockets will answer any host"
-        yield HostFinding("warning", host, "socket filters", observed, remedy)
 
 
 def _interface(host: str, interfaces: dict[str, dict[str, Any]], used: set[str]) -> HostFinding:

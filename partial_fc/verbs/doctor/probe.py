@@ -32,7 +32,7 @@ from typing import Any
 
 import psutil
 
-from partial_fc.comm.auth.admission import filters_error
+from partial_fc.comm.launch import addresses
 from partial_fc.memory import available_memory_bytes
 
 # Before the line that is meant: what login scripts print comes first.
@@ -64,7 +64,6 @@ def facts(checkout: str, models_root: str, peers: list[str]) -> dict[str, Any]:
         "shm_bytes": shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0,
         "disk": _disk(Path(models_root)),
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE),
-        "socket_filters_error": filters_error(),
         "interfaces": interfaces,
         "own_address": _address(socket.gethostname()),
         "routes": {peer: _route(peer, interfaces) for peer in peers},
@@ -149,15 +148,11 @@ def _disk(path: Path) -> dict[str, Any]:
 def _interfaces() -> dict[str, dict[str, Any]]:
     """Returns the interfaces that are up and have an IPv4 address. mbps: what the link says of itself; 0 where it says
     nothing."""
-    addresses = {
-        name: [entry.address for entry in entries if entry.family == socket.AF_INET]
-        for name, entries in psutil.net_if_addrs().items()
-    }
-    links = psutil.net_if_stats()
+    address = addresses.by_interface()
     return {
-        name: {"address": addresses[name][0], "mbps": link.speed}
-        for name, link in links.items()
-        if link.isup and addresses.get(name)
+        name: {"address": address[name], "mbps": link.speed}
+        for name, link in psutil.net_if_stats().items()
+        if link.isup and address.get(name)
     }
 
 
@@ -173,12 +168,10 @@ def _route(peer: str, interfaces: dict[str, dict[str, Any]]) -> dict[str, str]:
     address = _address(peer)
     if not address:
         return {"error": f"cannot resolve {peer}"}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        try:
-            s.connect((address, 9))
-        except OSError as error:
-            return {"address": address, "error": error.strerror or str(error)}
-        source = s.getsockname()[0]
+    try:
+        source = addresses.towards(address)
+    except OSError as error:
+        return {"address": address, "error": error.strerror or str(error)}
     names = [name for name, interface in interfaces.items() if interface["address"] == source]
     return {"address": address, "source": source, "interface": names[0] if names else ""}
 

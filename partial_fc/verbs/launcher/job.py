@@ -14,13 +14,13 @@ from partial_fc.verbs.doctor.hosts import Host
 from partial_fc.verbs.launcher import host_file, shell
 from partial_fc.verbs.launcher.options import OURS, LaunchOptions
 
-SECRET = "PARTIAL_FC_SECRET"  # of the ranks that meet (comm/strangers/gate.py)
+SECRET = "PARTIAL_FC_SECRET"  # of the ranks that meet (comm/auth/handshake.py)
 LAUNCHER = "PARTIAL_FC_LAUNCHER"  # tells a torch rank what has started it, for messages (comm/launch/detect.py)
 
 # What other hosts get of the environment here; they have their own HOME, LANG and the like.
 _FORWARDED = (
     *("DMLC_*", "PS_*", "MXNET_*", "OMP_*", "MKL_*", "KMP_*", "NCCL_*", "GLOO_*", "TORCH_*", "PYTORCH_*"),
-    *("LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "PARTIAL_FC_ADMIT", "PARTIAL_FC_TRACE"),
+    *("LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "PARTIAL_FC_TRACE"),
 )
 # launch.py forwards them too, for data on S3. They are on no command line.
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
@@ -158,16 +158,9 @@ def _here(host: Host) -> bool:
 def _own_address(options: LaunchOptions, hosts: Sequence[Host], interface: str) -> str:
     """Where the scheduler, which is here, listens."""
     if interface:
-        from partial_fc.comm.launch.interface import addresses  # whose package takes long to import
+        from partial_fc.comm.launch import addresses  # whose package takes long to import
 
-        found = addresses()
-        if not found.get(interface):
-            usable = ", ".join(f"{name} ({ip})" for name, ip in found.items() if ip)
-            raise ValueError(
-                f"DMLC_INTERFACE={interface}: {socket.gethostname()}, where the scheduler is to listen, has "
-                f"no such interface with an IPv4 address; there are {usable}"
-            )
-        return found[interface]
+        return addresses.address_of(interface, "DMLC_INTERFACE=")
     if options.launcher in ("sge", "yarn"):
         return host_file.source_address("198.51.100.1")  # any: where the default route leads
     return host_file.own_address(hosts)

@@ -158,7 +158,7 @@ def _mxnet_itself(symbol: Path | None, params: Path) -> "dict[str, Callable[[Ten
     if symbol is None:
         return {}
     try:
-        from partial_fc.mxnet.embed import embed
+        from partial_fc.mxnet.backbone import embed
     except ModuleNotFoundError as error:
         print(f"note: not compared with MXNet itself: {error}")
         return {}

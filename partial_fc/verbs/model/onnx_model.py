@@ -17,14 +17,13 @@ from torch import Tensor, nn
 
 from partial_fc import __version__
 from partial_fc.embedding.model import EmbeddingModel
-from partial_fc.models.inputs import FACE, InputContract
+from partial_fc.models.inputs import FACE, Pixels
 
 INPUT, OUTPUT = "input", "embedding"
 # onnxruntime has it since 1.14, of early 2023.
 _OPSET = 18
 _PIXELS = "float32 (N, 3, H, W), RGB, pixel, 0 to 255"
 _NEEDED = "`pip install onnx onnxscript onnxruntime`"
-_QUIET = ("torch.onnx", "onnxscript", "onnx_ir", "root")
 
 
 class _FromPixels(nn.Module):
@@ -33,7 +32,7 @@ class _FromPixels(nn.Module):
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, network: nn.Module, contract: InputContract):
+    def __init__(self, network: nn.Module, contract: Pixels):
         super().__init__()
         self.network = network
         self.bgr = contract.bgr
@@ -48,7 +47,7 @@ class _FromPixels(nn.Module):
         return self.network(values.flip(1) if self.bgr else values)
 
 
-def takes_pixels(contract: InputContract) -> bool:
+def takes_pixels(contract: Pixels) -> bool:
     """Tells whether the exported network takes pixels, 0 to 255. InsightFace's ArcFaceONNX feeds (pixel - 127.5) /
     127.5 to a network whose first eight nodes do not subtract and multiply, and pixels to one whose nodes do."""
     return (contract.mean, contract.std, contract.bgr) != (FACE.mean, FACE.std, FACE.bgr)
@@ -79,7 +78,7 @@ def write(model: EmbeddingModel, path: Path) -> None:
     if pixels:
         _name_scaling(proto)
     del proto.metadata_props[:]
-    taken = InputContract(_PIXELS, 0.0, 1.0) if pixels else contract
+    taken = Pixels(_PIXELS, 0.0, 1.0) if pixels else contract
     onnx.helper.set_model_props(proto, {**model.facts(), **taken.facts()})
     proto.producer_name, proto.producer_version = "partial-fc", __version__
     onnx.checker.check_model(proto)
@@ -134,7 +133,7 @@ def write_int8(source: Path, path: Path, batches: Iterator[NDArray[np.float32]])
         prepared.unlink(missing_ok=True)
 
 
-def forward_of(path: Path, contract: InputContract, threads: int = 0) -> Callable[[Tensor], Tensor]:
+def forward_of(path: Path, contract: Pixels, threads: int = 0) -> Callable[[Tensor], Tensor]:
     """uint8 RGB images (I, 3, H, W) -> features (I, D), computed by onnxruntime on the CPU."""
     runtime = _package("onnxruntime")
     options = runtime.SessionOptions()
@@ -148,7 +147,7 @@ def forward_of(path: Path, contract: InputContract, threads: int = 0) -> Callabl
     return forward
 
 
-def to_array(image_I3HW: Tensor, contract: InputContract) -> NDArray[np.float32]:
+def to_array(image_I3HW: Tensor, contract: Pixels) -> NDArray[np.float32]:
     """Makes the exported network's input of uint8 images."""
     values = image_I3HW.float() if takes_pixels(contract) else contract(image_I3HW)
     return values.contiguous().numpy()
@@ -164,13 +163,11 @@ def _package(name: str) -> Any:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the advice of the exporter's parts to those who write them."""
-    before = {name: logging.getLogger(name).level for name in _QUIET}
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        for name in before:
-            logging.getLogger(name).setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)
+        logging.disable(before)

@@ -7,10 +7,9 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.verbs.report.style import NUM_COLOURS  # .c0, .c1 ...
-
 Points = Sequence[tuple[float, float]] | NDArray[np.float64]
 
+NUM_COLOURS = 8  # of style.css: .c0, .c1 ...
 _WIDE, _HIGH = 760, 270
 # Room for letters twice as large, which the page has where it is narrow.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 96, 48, 18, 58

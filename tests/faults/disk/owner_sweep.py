@@ -17,7 +17,7 @@ class OwnerSweep(Sweep):
         lock._STALE_S, lock._POLL_S = 0.02, 0.002  # a record that the power cut off is nobody's soon
         self.root = disk.below / "a"
         self.ground.place({"a": None})
-        self.forked(lambda: lock.take(self.root, "gone"))
+        self.forked(lambda: lock.acquire(self.root, "gone"))
         self.start = self.ground.read()
 
     def act(self) -> list[str]:
@@ -34,11 +34,11 @@ class OwnerSweep(Sweep):
         return said
 
     def _act(self) -> None:
-        mine, _ = lock.take(self.root, "run")
+        mine, _ = lock.acquire(self.root, "run")
         mine.check()
-        lock._rewrite(mine._path, mine._record, 1)
+        lock._rewrite(mine.find(), mine.record, 1)
         mine.stop()
-        again, _ = lock.take(self.root, "run")
+        again, _ = lock.acquire(self.root, "run")
         again.check()
         again.release()
 
@@ -52,7 +52,7 @@ class OwnerSweep(Sweep):
         self.recover(tree, ended=False)
 
     def recover(self, tree: Tree, ended: bool) -> None:
-        mine, _ = lock.take(self.root, "next")
+        mine, _ = lock.acquire(self.root, "next")
         mine.check()
         records = [path for path in self.ground.read() if "owner-" in path]
         if len(records) != 1:

@@ -2,17 +2,16 @@
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import torch
 
 from partial_fc.checkpoint import Saver, Snapshot, capture
 from partial_fc.checkpoint.folders import folder_name, mark, prune, unmark
-from partial_fc.checkpoint.lock import Fence, Owner, take
-from partial_fc.checkpoint.peer.transfer import all_gather_json
+from partial_fc.checkpoint.lock import Fence, FolderLock, Record, acquire
 from partial_fc.checkpoint.saver import ranks_beside
-from partial_fc.comm import World
+from partial_fc.comm import World, all_gather_json
 from partial_fc.errors import describe
 from partial_fc.files import make_folders
 from partial_fc.head import PartialFC
@@ -129,20 +128,20 @@ class Ranks:
         if owner:
             owner.release()
 
-    def _start(self, world: World, what: Saves) -> tuple[Owner | None, Saver]:
+    def _start(self, world: World, what: Saves) -> tuple[FolderLock | None, Saver]:
         root = self.roots[world.rank]
         keeper = ranks_beside(root, world)[0]
         owner, problem = None, ""
         if keeper == world.rank:
             try:
-                owner, _ = take(root, f"run{world.rank}")
+                owner, _ = acquire(root, f"run{world.rank}")
             except OSError as error:
                 problem = describe(error)
-        said_W = all_gather_json([problem, owner.facts if owner else []], world, "t/owner")
+        said_W = all_gather_json([problem, asdict(owner.record) if owner else {}], world, "t/owner")
         try:
             if any(said for said, _ in said_W):
                 raise ValueError(problem or "another rank")
-            return owner, Saver(root, world, what.keep, owner=owner or Fence.of_facts(root, said_W[keeper][1]))
+            return owner, Saver(root, world, what.keep, lock=owner or Fence(root, Record(**said_W[keeper][1])))
         except ValueError:
             if owner:
                 owner.release()
@@ -152,7 +151,7 @@ class Ranks:
         """What the threads do, one after the other: in a folder where it is only asked what becomes of it."""
         for root in self.roots:
             make_folders(root)
-        owners = [take(root, "again")[0] for root in dict.fromkeys(self.roots)]
+        owners = [acquire(root, "again")[0] for root in dict.fromkeys(self.roots)]
         leads = [self.roots.index(root) == rank for rank, root in enumerate(self.roots)]
         folders = [root / folder_name(what.step) for root in self.roots]
         for folder in dict.fromkeys(folders):

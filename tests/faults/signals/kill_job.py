@@ -26,14 +26,14 @@ def main(arguments: list[str]) -> int:
     from recipes import face
 
     if launch.backend != "single":
-        gone, take, train_here = lock.gone, lock.take, face.train_here
+        sightings, acquire, train_here = lock.sightings, lock.acquire, face.train_here
 
         def looked(*words: Any) -> Any:
             _write(here / f"looked-{launch.rank}", str(time.monotonic()))
-            return gone(*words)
+            return sightings(*words)
 
-        def held(*words: Any) -> tuple[lock.Owner, str]:
-            taken = take(*words)
+        def held(*words: Any) -> tuple[lock.FolderLock, str]:
+            taken = acquire(*words)
             _write(here / f"held-{launch.rank}", str(time.monotonic()))
             return taken
 
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
             finally:
                 Loader.__next__ = unpaced  # type: ignore[method-assign]
 
-        lock.gone, lock.take, face.train_here = looked, held, paced
+        lock.sightings, lock.acquire, face.train_here = looked, held, paced
     return face.main(arguments)
 
 

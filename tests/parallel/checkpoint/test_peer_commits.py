@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from partial_fc import checkpoint
-from partial_fc.checkpoint.peer.commits import Memory, PeerCopies
-from partial_fc.checkpoint.peer.recover import recover
+from partial_fc.checkpoint.peer.commits import PeerCopies, ProcessState
+from partial_fc.checkpoint.peer.restore import recover
 from partial_fc.head import CosFace, PartialFC
 
 C, D = 1000, 16
@@ -26,7 +26,7 @@ def step(head, world) -> None:
 def test_a_rank_that_has_forgotten_all_gets_it_from_the_others(world, tmp_path):
     if world.size == 1:
         pytest.skip("needs two ranks")
-    head, memory = head_of(world, seed=0), Memory()
+    head, memory = head_of(world, seed=0), ProcessState()
     step(head, world)
     local = {"exchange/residual/w": torch.full((3,), 0.1 + world.rank), "buffer/n": torch.tensor(world.rank)}
     tables = {"w": torch.arange(4.0)}, {"m/w": torch.ones(4).bfloat16()}, local
@@ -42,7 +42,7 @@ def test_a_rank_that_has_forgotten_all_gets_it_from_the_others(world, tmp_path):
         steps += 1
     assert steps >= 2
     if world.rank == world.size - 1:
-        memory = Memory()
+        memory = ProcessState()
 
     recovered = recover(memory, world, tmp_path)
     assert recovered is not None

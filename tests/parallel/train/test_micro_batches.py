@@ -103,11 +103,6 @@ def test_a_bad_label_is_named_before_any_micro_batch(world):
         head.prepare(label)
 
 
-def test_margins_that_learn_from_whole_batches_are_refused(world):
-    with pytest.raises(ValueError, match="AdaFace keeps averages"):
-        PartialFC(CLASSES, D, AdaFace(), world=world).prepare(torch.tensor([1]))
-
-
 @pytest.mark.parametrize("margin", [CosFace(), AdaFace()], ids=["cosface", "adaface"])
 def test_a_discarded_step_leaves_nothing_behind(world, margin):
     """As if its batch had never been: the next step draws the same negatives and does the same."""

@@ -53,9 +53,7 @@ def test_the_module_whose_output_was_first_is_named(world, folder, mode):
     before = everything(job)
     text = message_of(job, batches, world)
     assert text.startswith("the loss is nan at step 1 (usual causes: ")
-    assert (
-        f"The first tensor that is not finite, on rank {last}: the output of module 2 (ReLU): 1 of 216 values" in text
-    )
+    assert f"on rank {last}: the output of module 2 (ReLU): 1 of 216 values" in text
     assert "Nothing was updated in this step" in text
     assert "ROOT/non-finite/step-00000001-rank-*.json" in text
     for a, b in zip([*job.backbone.weights.state_dict().values()][-2:], before[-3:-1], strict=True):
@@ -203,17 +201,6 @@ def test_a_skipped_update_leaves_no_trace(world, folder, how, compression, accum
     allowed = 0.0 if world.size < 3 else 1e-5  # Horovod's order of three summands
     for a, b in zip(all_of(disturbed), all_of(plain), strict=True):
         torch.testing.assert_close(a, b, rtol=allowed, atol=allowed)
-
-
-def test_too_many_skips_in_a_row_end_the_run(world, folder):
-    job = job_of(world)
-    job.models_root = folder
-    job.guards.on_nan, job.guards.max_skips = "skip", 2
-    spoil_output(job, 0, 0)
-    for _ in range(2):
-        make(job, micro_batches(world, 0, 1))
-    with pytest.raises(NonFinite, match=r"2 updates before it were left out as well.*--max-skips"):
-        make(job, micro_batches(world, 0, 1))
 
 
 # ---- with a loss scale

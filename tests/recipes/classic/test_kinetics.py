@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import signal
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,13 +19,12 @@ from partial_fc.train.guards.commits import Commits
 from partial_fc.train.guards.signals import EXIT_PREEMPTED
 from recipes.kinetics_epochs import ClipLine
 from tests.recipes.conftest import losses, reported, result
-from tests.recipes.launch import forked, here, several
+from tests.recipes.launch import here, several
 from tests.recipes.several import Given
 from tests.unit import videos
 from tests.unit.gluon_states import LR, write_states
 
 R50, N, BATCH = "slowfast_4x16_resnet50_kinetics400", 10, 4
-UPDATES = 3  # of the first epoch; its last batch goes on into the second one
 SMALL = (
     f"--dataset kinetics400 --model {R50} --width 8 --slowfast --video-loader --use-decord --num-classes 2 "
     "--new-height 32 --new-width 40 --input-size 32 --scale-ratios 1.0,0.8 --num-data-workers 1 --num-gpus 0 "
@@ -110,20 +108,6 @@ def test_a_run_that_is_stopped_goes_on(one, data, tmp_path, monkeypatch):
     assert result(tmp_path)["evaluations"] == result(one)["evaluations"]
 
 
-def test_a_run_that_is_killed_goes_on(one, data, tmp_path):
-    given = words(tmp_path, data, "--checkpoint-every 1")
-    process = forked(Given("recipes.kinetics", given), tmp_path / "output")
-    while not any(tmp_path.glob("checkpoints/*/COMPLETE")):
-        assert process.is_alive(), (tmp_path / "output").read_text()
-        time.sleep(0.005)
-    process.kill()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    assert not (tmp_path / "result.json").exists()
-    assert here("recipes.kinetics", given) == 0
-    assert losses(tmp_path) == losses(one)
-
-
 def test_another_world_goes_on_from_the_commit(one, data, tmp_path, monkeypatch):
     """What horovodrun's elastic mode asks of a recipe: that its training is called again, with what was kept. (Lost
     hosts, in earnest: tests/cluster.)"""
@@ -137,7 +121,7 @@ def test_another_world_goes_on_from_the_commit(one, data, tmp_path, monkeypatch)
     class Changes(Commits):
         def __init__(self, memory, world, every):
             super().__init__(memory, world, 2)  # of one process they would be none
-            worlds.append(memory.age)
+            worlds.append(memory.generation)
 
         hosts_changed = property(lambda self: len(worlds) == 1)
 
@@ -166,9 +150,8 @@ def test_finished_weights_are_measured_in_several_views(one, data, tmp_path, cap
 
 
 @pytest.mark.mxnet
-def test_momentum_of_gluoncv_is_gone_on_with(one, data, tmp_path):
+def test_momentum_of_gluoncv_is_gone_on_with(mx, one, data, tmp_path):
     """At the epoch that was asked for."""
-    mx = pytest.importorskip("partial_fc.mxnet").mx
     (best,) = one.glob("*-best.params")
     model = slowfast.build(R50, 2, width=8)
     gluoncv.load(model, best)
@@ -183,21 +166,14 @@ def test_momentum_of_gluoncv_is_gone_on_with(one, data, tmp_path):
         torch.testing.assert_close(after[name], p - 0.81 * LR * 0.25)
 
 
-def test_two_processes_do_what_one_does(one, data, tmp_path):
+def test_two_processes_do_what_one_does(data, tmp_path):
     exact = "--precision fp64 --sync-bn --dropout 0 --check-data off --lr 0.001 --warmup-epochs 0 --num-epochs 1"
     assert here("recipes.kinetics", words(tmp_path / "one", data, exact)) == 0
     two = words(tmp_path / "two", data, exact, batch=BATCH // 2)
-    best = f"--eval --resume-params {next(one.glob('*-best.params'))}"
-    wide = words(tmp_path / "views", data, f"{best} --num-segments 3 --three-crop --view-scores probabilities")
-    printed = several([Given("recipes.kinetics", two), Given("recipes.kinetics", wide)])
+    several([Given("recipes.kinetics", two)])
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
-    assert (
-        result(tmp_path / "two")["evaluations"]["val/accuracy"]
-        == result(tmp_path / "one")["evaluations"]["val/accuracy"]
-    )
-    assert here("recipes.kinetics", wide) == 0
-    (accuracy,) = re.findall(r"\[test\]\[0\] accuracy (\d\.\d+)", printed)
-    assert f"accuracy {accuracy}" in (tmp_path / "views/train.log").read_text().splitlines()[-1]
+    both, alone = (result(tmp_path / name)["evaluations"]["val/accuracy"] for name in ("two", "one"))
+    assert both == alone
 
 
 def test_batch_norms_that_stay_as_they_are(data, tmp_path):

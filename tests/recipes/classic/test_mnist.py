@@ -1,7 +1,6 @@
 """Recipe `mnist` as its users start it, in one process, on some of scikit-learn's digits."""
 
 import json
-import math
 import re
 import shutil
 
@@ -19,7 +18,6 @@ from partial_fc.models.convnet import ConvNet
 from partial_fc.pictures import CAPTION_LINE, GAP, SIDE
 from partial_fc.train import loop
 from partial_fc.train import update as updates
-from partial_fc.verbs.demo.digits import load
 from tests.recipes.classic.mnist_job import (
     GLOBAL_BATCH,
     NUM_TEST,
@@ -29,7 +27,6 @@ from tests.recipes.classic.mnist_job import (
     make_old,
     reference,
     train_here,
-    write_set,
 )
 from tests.recipes.conftest import losses, reported, result
 from tests.recipes.faults import put_in
@@ -117,73 +114,12 @@ def test_resume_continues_bit_by_bit(digits, tmp_path, flags, capfd):
     assert (parts / "result.json").read_text() == finished
 
 
-def test_accumulated_batches_are_one_large_one(tmp_path):
-    """All images are the same one, so that batch norm sees the same in every batch, however it is cut."""
-    found = load()["train"]
-    same = np.repeat(found.image_NHW[:1], 84, 0), np.full(84, 3, np.uint8)
-    data = write_set(tmp_path / "data", train=same, t10k=same)
-    for number, more in enumerate(("--momentum 0.9", "--gradient-compression 2bit --compression-threshold 0.01")):
-        one, four = tmp_path / f"one{number}", tmp_path / f"four{number}"
-        train_here(data, one, f"--precision fp64 --batch-size 32 --lr 0.001 {more}")
-        train_here(data, four, f"--precision fp64 --batch-size 8 --accumulate 4 --lr 0.001 {more}")
-        assert len(losses(one)) == 6  # 32, 32 and 20 images, twice
-        assert losses(four) == pytest.approx(losses(one), rel=1e-7)
-        weights = load_file(one / "model.safetensors")
-        assert_same_weights(four, {name: weights[name] for name, _ in ConvNet().named_parameters()}, 1e-8)
-        assert losses(one)[-1] < losses(one)[0]
-
-
-def test_reading_processes_change_nothing(digits, tmp_path):
-    train_here(digits, tmp_path / "none", "--epochs 1")
-    train_here(digits, tmp_path / "two", "--epochs 1 --n_workers 2")
-    assert losses(tmp_path / "two") == losses(tmp_path / "none")
-
-
-def test_orders_of_epochs_differ_and_depend_on_the_seed(digits, tmp_path):
-    for seed in (0, 1):
-        train_here(digits, tmp_path / str(seed), f"--lr 0 --seed {seed}")
-    first, second = losses(tmp_path / "0")[:7], losses(tmp_path / "0")[7:]
-    assert first != second  # with --lr 0 only the order is another one
-    assert first != losses(tmp_path / "1")[:7]
-
-
-def test_half_the_bits_learn_as_fp32(digits, tmp_path):
-    """(The other precisions: tests/parallel/train/test_update.py.)"""
-    for mode in ("fp32", "fp16-o2"):
-        train_here(digits, tmp_path / mode, f"--epochs 8 --lr 0.01 --momentum 0.9 --precision {mode}")
-    wide, narrow = (result(tmp_path / mode) for mode in ("fp32", "fp16-o2"))
-    assert wide["test_accuracy"] > 0.8
-    assert narrow["test_accuracy"] > wide["test_accuracy"] - 0.06  # 6 of 101 images
-    curves = [losses(tmp_path / mode) for mode in ("fp32", "fp16-o2")]
-    assert np.mean(curves[1][-7:]) < np.mean(curves[0][-7:]) + 0.1
-    assert curves[0] != curves[1]
-    weights = load_file(tmp_path / "fp16-o2" / "model.safetensors")
-    assert {t.dtype for name, t in weights.items() if "num_batches" not in name} == {torch.float32}
-
-
 @pytest.fixture
 def put_in_faults(monkeypatch):
     """put_in_faults("nan@5"), for this test."""
     for module, name in ((updates, "forward_backward"), (loop, "update")):
         monkeypatch.setattr(module, name, getattr(module, name))  # and back, after what `put_in` does
     return lambda faults: put_in(faults, is_last=True)
-
-
-def test_it_has_what_the_loop_has(digits, tmp_path, put_in_faults):
-    """A batch that is left out, checkpoints within epochs, going back to one of them."""
-    put_in_faults("nan@5")
-    train_here(digits, tmp_path / "skip", "--on-nan skip --checkpoint-every 3 --keep-checkpoints 9 --epochs 1")
-    curve = losses(tmp_path / "skip")
-    assert [step for step, loss in enumerate(curve, 1) if math.isnan(loss)] == [5]
-    assert [path.parent.name[-1] for path in sorted((tmp_path / "skip").glob("checkpoints/*/COMPLETE"))] == list("367")
-    assert (tmp_path / "skip/non-finite/step-00000005-rank-00000.json").exists()
-
-    put_in_faults("nan@5")
-    train_here(digits, tmp_path / "rollback", "--on-nan rollback --checkpoint-every 3 --max-steps 7")
-    manifest = json.loads((tmp_path / "rollback/checkpoints/step-00000007/manifest.json").read_text())
-    assert manifest["left_out"] == [[3 * GLOBAL_BATCH, 5 * GLOBAL_BATCH]]
-    assert losses(tmp_path / "rollback")[:3] == curve[:3]
-    assert manifest["position"] == NUM_TRAIN + 2 * GLOBAL_BATCH  # the epoch ended with its seventh batch
 
 
 def test_a_checkpoint_of_version_0_1_goes_on(digits, tmp_path, put_in_faults):
@@ -245,27 +181,3 @@ def test_apex_file_is_written_and_started_from(digits, tmp_path, capfd):
     torch.save({"model": {}}, file)
     with pytest.raises(ValueError, match="expected Apex's three parts"):
         train_here(digits, tmp_path / "third", f"--load-amp {file}")
-
-
-def test_loss_scale_of_apexs_file_falls_until_gradients_fit(digits, tmp_path, capfd):
-    torch.manual_seed(0)
-    net = ConvNet()
-    file = tmp_path / "amp_checkpoint.pt"
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
-    apex.write(file, net.state_dict(), optimizer, 2.0**24, 1999)
-    train_here(digits, tmp_path / "fp16", f"--precision fp16 --load-amp {file}")
-    found = result(tmp_path / "fp16")
-    assert found["loss_scale"] == 2.0 ** (24 - found["skipped_updates"])
-    assert found["skipped_updates"] >= 3
-    assert capfd.readouterr().out.count("a gradient overflowed") == found["skipped_updates"]
-    # Updates that were not made left nothing behind: up to the first one made, losses are those at rate 0.
-    train_here(digits, tmp_path / "still", f"--precision fp16 --load-amp {file} --lr 0")
-    first = next(
-        i for i, (a, b) in enumerate(zip(losses(tmp_path / "fp16"), losses(tmp_path / "still"), strict=False)) if a != b
-    )
-    assert first > 3
-    weights = load_file(tmp_path / "fp16" / "model.safetensors")
-    assert all(t.isfinite().all() for t in weights.values())
-
-    train_here(digits, tmp_path / "fp32", f"--load-amp {file}")
-    assert "has loss scale 1.67772e+07; this run, --precision fp32, has none" in capfd.readouterr().out

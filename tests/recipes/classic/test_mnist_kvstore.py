@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from partial_fc.data.idx import read_set
-from partial_fc.errors import UsageError
 from partial_fc.optim.compression.two_bit import decode, encode_
 from recipes import mnist
-from recipes.compat.fit_py import REFUSED, asked_for
+from recipes.compat.fit_py import ELSEWHERE, asked_for
 from recipes.mnist_kvstore import parse
 from tests.recipes.classic import kvstore_job
 from tests.recipes.classic.mnist_job import NUM_TRAIN
@@ -24,46 +23,13 @@ from tests.recipes.conftest import LAUNCHERS, run
 FIVE = "--num-examples 150 --num-epochs 1 --backbone lenet --lr 0.02"
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--kv-store dits_sync", "dist_sync"),
-        ("--gpus 0;2", "--gpus '0;2': expected numbers with commas"),
-        ("--gpus 0,0", "--gpus 0,0 names a GPU twice"),
-        ("--gpus 0,2 --cpus 2", "both name devices"),
-        ("--cpus 2 --work-load-list 3,1,1", "--work-load-list 3,1,1 for 2 device(s); expected one for each"),
-        ("--cpus 2 --work-load-list 3,0", "--work-load-list 3,0: expected numbers above 0"),
-        ("--cpus 3 --batch-size 2", "--batch-size 2 for 3 devices"),
-        ("--kv-store horovod --cpus 2", "one process a device"),
-        ("--kv-store nccl", "--kv-store nccl adds up on GPUs"),
-        (
-            "--kv-store local --gc-type 2bit",
-            "--gc-type 2bit: --kv-store local has no compression; device and dist_* have",
-        ),
-        ("--gc-type 2bit --gc-threshold 0", "--gc-threshold is 0.0"),
-        ("--gc-threshold 0.1", "--gc-threshold 0.1 goes with --gc-type 2bit"),
-        ("--lr-step-epochs 20,10", "--lr-step-epochs 20,10: expected epochs from 1 on"),
-        ("--lr-step-epochs soon", "--lr-step-epochs 'soon': expected epochs"),
-        ("--top-k 10", "--top-k 10 of 10 classes is always right"),
-        ("--loss mse", "--loss mse: expected ce"),
-        ("--load-epoch 3", "--load-epoch 3 needs --model-prefix"),
-        ("--model-prefix m --load-epoch 20", "--load-epoch 20 of --num-epochs 20: nothing is left"),
-        ("--start-timeout 0", "--start-timeout is 0.0"),
-    ],
-)
-def test_flags_that_make_no_sense(flags, message):
-    with pytest.raises(UsageError) as refused:
-        parse(shlex.split(flags))
-    assert message in str(refused.value)
-
-
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", ELSEWHERE)
 def test_what_mxnet_has_and_this_has_not_is_said(name):
-    flag, _, value = f"--{name}".partition(" ")
-    for words in ([flag, value], [f"{flag.replace('-', '_').replace('__', '--')}={value}"]):
-        with pytest.raises(ValueError, match=re.escape(f"{flag} {value}".strip())) as refused:
-            parse(words)
-        assert REFUSED[name] in str(refused.value)
+    flag, _, value = name.partition(" ")
+    for spelling in (flag.replace("_", "-"), flag.replace("-", "_")):
+        with pytest.raises(ValueError, match=f"--{spelling} ") as refused:
+            parse([f"--{spelling}", *value.split()])
+        assert ELSEWHERE[name] in str(refused.value)
 
 
 def test_defaults_are_those_of_train_mnist():
@@ -78,12 +44,6 @@ def test_defaults_are_those_of_train_mnist():
     assert not asked_for(["--engine", "torch", "--lr", "mxnet"])
     with pytest.raises(ValueError, match=r"--kv-store is of MXNet's train_mnist\.py: add --engine mxnet"):
         mnist.main(["--kv_store=dist_sync"])
-
-
-@pytest.fixture(scope="module")
-def mx():
-    # After torch, whose libraries it would otherwise replace. Not at the top: it stays for every later test.
-    return pytest.importorskip("partial_fc.mxnet").mx
 
 
 def train(data: Path, prefix: Path, flags: str) -> dict[str, np.ndarray]:
@@ -108,15 +68,15 @@ def assert_close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], 
 def test_equals_module_by_hand(mx, digits, tmp_path, capfd):
     """Two epochs of a Module whose updates are written out: sums over the batch over its size, decay of weights alone,
     momentum that carries the rate, a rate that falls after an epoch."""
-    from partial_fc.mxnet import digit_batches, digit_networks, module_fit
+    from partial_fc.mxnet import digits, module_fit
 
     found = train(digits, tmp_path / "m", "--network mlp --batch-size 32 --num-epochs 2 --lr-step-epochs 1 --loss ce")
     printed = capfd.readouterr().err
     images = read_set(digits, "train")
-    symbol = digit_networks.build("mlp", 10)
+    symbol = digits.network("mlp", 10)
     module = mx.mod.Module(symbol)
     module.bind([("data", (32, 1, 28, 28))], [("softmax_label", (32,))])
-    start = digit_batches.DigitBatches(images, lambda _: digit_batches.in_order(NUM_TRAIN, 32))
+    start = digits.DigitBatches(images, lambda _: digits.in_order(NUM_TRAIN, 32))
     drawn = module_fit.first_weights(symbol, start, module_fit.initializer("default"), 0)
     for weight in (drawn["fc1_weight"], drawn["fc2_weight"], drawn["fc3_weight"]):
         assert weight.asnumpy().std() == pytest.approx((2 / weight.shape[1]) ** 0.5, rel=0.1)
@@ -124,7 +84,7 @@ def test_equals_module_by_hand(mx, digits, tmp_path, capfd):
     momentum = {name: np.zeros_like(array) for name, array in held.items()}
     seen = []
     for epoch, lr in enumerate((0.05, 0.005)):
-        order_TB = digit_batches.shuffled(NUM_TRAIN, 5, 32, 0, 1, 0, epoch)
+        order_TB = digits.shuffled(NUM_TRAIN, 5, 32, 0, 1, 0, epoch)
         seen.append(order_TB.flatten()[:NUM_TRAIN])
         for index_B in order_TB:
             module.set_params({name: mx.nd.array(array) for name, array in held.items()}, {}, force_init=True)
@@ -152,15 +112,15 @@ def test_equals_module_by_hand(mx, digits, tmp_path, capfd):
 
 @pytest.mark.mxnet
 def test_names_and_sizes_are_those_of_mxnets_networks(mx):
-    from partial_fc.mxnet import digit_networks
+    from partial_fc.mxnet import digits
 
     counts = {}
     for network in ("lenet", "mlp"):
-        symbol = digit_networks.build(network, 10)
+        symbol = digits.network(network, 10)
         shapes, _, _ = symbol.infer_shape(data=(2, 1, 28, 28), softmax_label=(2,))
         counts[network] = sum(map(np.prod, shapes[1:-1]))
     assert counts == {"lenet": 431_080, "mlp": 109_386}
-    names = digit_networks.build("lenet", 10).list_arguments()
+    names = digits.network("lenet", 10).list_arguments()
     layers = ("convolution0", "convolution1", "fullyconnected0", "fullyconnected1")
     assert names == ["data", *(f"{layer}_{kind}" for layer in layers for kind in ("weight", "bias")), "softmax_label"]
 
@@ -193,9 +153,7 @@ def test_an_interrupted_run_goes_on(mx, digits, tmp_path):
         "parts-0002.params", "parts-0004.params", "parts-symbol.json",
     ]  # fmt: skip
     assert all(np.array_equal(parts[name], whole[name]) for name in whole)
-    with pytest.raises(
-        ValueError, match=r"parts-0002.params is of another network: .* convolution0_bias, is not there"
-    ):
+    with pytest.raises(ValueError, match=r"parts-0002.params .* convolution0_weight"):
         train(digits, tmp_path / "parts", "--network lenet --load-epoch 2")
     with pytest.raises(ValueError, match=r"--load-epoch 3: there is no .*/parts-0003.params"):
         train(digits, tmp_path / "parts", "--load-epoch 3")

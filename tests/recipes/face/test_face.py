@@ -77,7 +77,7 @@ def test_the_log_says_who_what_and_where_the_time_went(launched):
 
 def test_learns_to_tell_unseen_characters_apart(glyphs, tmp_path):
     """Sampled negatives, bf16, two ranks: the losses fall, accuracy is far above chance (0.5)."""
-    flags = "--max-steps 120 --batch-size 32 --sample-rate 0.5 --precision bf16 --verbose 60 --frequent 20"
+    flags = "--max-steps 120 --batch-size 32 --sample-rate 0.5 --precision bf16 --verbose 120 --frequent 20"
     flags += " --log-style insightface-mxnet"
     train_several({tmp_path: f"--dataset glyphs --rec {glyphs} {flags}"})
     curve = losses(tmp_path)
@@ -182,11 +182,7 @@ def test_a_million_classes_without_data(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("", "--rec DIR is missing"),
         ("--rec nowhere", "nowhere not found"),
-        ("--dataset emor", "did you mean emore?"),
-        ("--sampel-rate 0.1", "--sample-rate"),
-        ("--rec . --batch-size 0", "--batch-size is 0"),
         ("--dataset 100w --loss combined", "--margins m1 m2 m3"),
         ("--dataset glyphs --rec GLYPHS --loss arcface", "add --margins None"),
         ("--dataset 100w --num-classes 3 --image-size 4", "image size 4 is too small"),

@@ -22,11 +22,6 @@ CURVE = (
 
 
 @pytest.fixture(scope="module")
-def mx():
-    return pytest.importorskip("partial_fc.mxnet").mx
-
-
-@pytest.fixture(scope="module")
 def images(tmp_path_factory):
     """32 classes of ten images of noise: two epochs of them are never learned by heart."""
     folder, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)

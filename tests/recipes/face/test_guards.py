@@ -22,8 +22,6 @@ RUNS = {  # name -> faults, flags
     "too many skips": ("nan@9 nan@10 nan@11", "--on-nan skip --max-skips 2"),
     "rollback": ("nan@9", "--on-nan rollback --sample-rate 0.5"),
     "rollback of files": ("nan@9", "--on-nan rollback --sample-rate 0.5 --centre-place disk --centre-path ROWS"),
-    "too many rollbacks": ("nan@9,9", "--on-nan rollback --max-rollbacks 2"),
-    "nowhere to go back to": ("nan@3", "--on-nan rollback"),
     "desync": ("bit@6", "--desync-every 4"),
     "spike": ("spike@12", ""),
 }
@@ -101,16 +99,6 @@ def test_rollback_goes_on_from_the_checkpoint_with_the_data_after_the_bad_batch(
 
 def test_centres_in_files_go_back_like_others(runs):
     assert rows(runs["rollback of files"][0]) == rows(runs["rollback"][0])
-
-
-def test_rollbacks_end(runs):
-    root, ended = runs["too many rollbacks"]
-    assert "the loss is nan at step 9" in ended[0]
-    assert "The run has gone back 2 times already" in ended[0]
-    assert log(root).count("Back from step 9 to the checkpoint of step 5") == 2
-    _, ended = runs["nowhere to go back to"]
-    assert "the loss is nan at step 3" in ended[1]
-    assert "--on-nan rollback: there is no checkpoint yet to go back to" in ended[1]
 
 
 def test_replicas_that_part_end_the_run_on_all_ranks(runs):

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import tyro
 
+from partial_fc.comm.launch import start
 from partial_fc.flags import Flags, LaunchFlags, RendezvousFlags
 
 
@@ -27,12 +28,10 @@ def main(arguments: list[str]) -> int:
     if "--data-dir" in arguments:
         return train(arguments)
     job = tyro.cli(Sum, args=arguments)
-    status = job.rendezvous.start(job.launch)
-    if status is None:
-        status = job.launch.start()
+    status = start.start(job.launch, job.rendezvous)
     if status is not None:
         return status
-    world = job.launch.join("cpu")
+    world = start.join(job.launch, "cpu")
     total = world.all_reduce(torch.tensor([1 + world.rank]), name="sum").item()
     print(f"rank {world.rank} of {world.size}, {world.local_rank} of {world.local_size} here: {total}", flush=True)
     if world.rank == job.stop:

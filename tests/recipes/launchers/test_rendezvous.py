@@ -1,5 +1,5 @@
 """Commands that are typed on several hosts find each other through Redis or a folder, and train. (The hosts are this
-one; tests/cluster has two. What may go wrong as they meet: tests/unit/comm/test_meeting.py.)"""
+one; tests/cluster has two. What may go wrong as they meet: tests/unit/comm/test_meet_nodes.py.)"""
 
 import os
 import signal
@@ -155,7 +155,7 @@ def test_over_tls(tmp_path):
 
 
 def test_a_stopped_process_is_reported(started, redis):
-    """The status board and the watch work as under any launcher."""
+    """The status server and the watch work as under any launcher."""
     flags = ["--run_id", "hang", *redis, "--comm-timeout", "3", "--stop", "1"]
     first, _ = [started(*command) for command in shards(2, *flags)]
     status, printed = ended(first)[0]

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from partial_fc.comm import Launch, StartError, rendezvous
-from partial_fc.comm.launch import spawn
+from partial_fc.comm import Launch, StartError
+from partial_fc.comm.launch import meet_ranks, spawn, start
 from partial_fc.flags import LaunchFlags
 
 ROOT = Path(__file__).parents[3]
@@ -23,16 +23,17 @@ ROOT = Path(__file__).parents[3]
 JOB = """
 import os, time
 import torch, tyro
+from partial_fc.comm.launch import start
 from partial_fc.flags import LaunchFlags
 
 def job(what: str = "sum", *, launch: tyro.conf.OmitArgPrefixes[LaunchFlags] = LaunchFlags()):
-    status = launch.start()
+    status = start.start(launch)
     if status is not None:
         return status
     if what == "sleep":
         print("pid", os.getpid(), flush=True)
         time.sleep(100)
-    world = launch.join("cpu")
+    world = start.join(launch, "cpu")
     total = world.all_reduce(torch.tensor([1 + world.rank]), name="sum").item()
     print(f"rank {world.rank} of {world.size}, {world.local_rank} of {world.local_size} here: {total}")
     world.close()
@@ -100,7 +101,7 @@ def test_two_processes_of_one_host_which_partial_fc_launch_calls_one_worker(job,
     for name, value in worker.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(sys, "orig_argv", job)
-    assert LaunchFlags(gpus=2).start() == 0
+    assert start.start(LaunchFlags(gpus=2)) == 0
     lines = ["rank 0 of 2, 0 of 2 here: 3", "rank 1 of 2, 1 of 2 here: 3"]
     if not torch.cuda.is_available():
         lines.insert(0, "no GPU here: 2 processes on the CPU, over gloo")
@@ -230,9 +231,9 @@ def test_a_signal_that_comes_twice_at_once_is_one(once_all_listen):
 def test_a_master_address_without_a_port_is_where_rank_0_is_reached(monkeypatch):
     with spawn._listen("127.0.0.2") as listening:
         port = listening.getsockname()[1]
-        monkeypatch.setenv(rendezvous.LISTENING_SOCKET, str(os.dup(listening.fileno())))
-        store = rendezvous.meet(launch(0, 1, port, "127.0.0.2"), 20)
-    assert store.get("verdict") == b"all here"
+        monkeypatch.setenv(meet_ranks.LISTENING_SOCKET, str(os.dup(listening.fileno())))
+        store = meet_ranks.meet(launch(0, 1, port, "127.0.0.2"), 20)
+    assert store.get("outcome") == b"all here"
 
 
 @pytest.mark.parametrize("address", ["192.0.2.77", "no-such-host.invalid"])
@@ -243,10 +244,10 @@ def test_a_master_address_that_is_not_of_the_only_host_is_refused(address):
 
 @pytest.fixture(autouse=True)
 def _no_stores(monkeypatch):
-    monkeypatch.setattr(rendezvous, "_stores", {})
-    monkeypatch.setattr(rendezvous, "_num_meetings", 0)
-    monkeypatch.setattr(rendezvous, "_LINGER_S", 0.5)
-    monkeypatch.setattr(rendezvous, "_LATER_S", 1.0)
+    monkeypatch.setattr(meet_ranks, "_stores", {})
+    monkeypatch.setattr(meet_ranks, "_num_meetings", 0)
+    monkeypatch.setattr(meet_ranks, "_LINGER_S", 0.5)
+    monkeypatch.setattr(meet_ranks, "_LATER_S", 1.0)
 
 
 def launch(rank: int, size: int, port: int, address: str = "127.0.0.1") -> Launch:
@@ -259,7 +260,7 @@ def outcomes(launches: list[Launch], timeout_s: float, on_gpu: tuple[int, ...] =
 
     def meet(one: Launch, to_us) -> None:
         try:
-            rendezvous.meet(one, timeout_s, "cuda" if one.rank in on_gpu else "cpu")
+            meet_ranks.meet(one, timeout_s, "cuda" if one.rank in on_gpu else "cpu")
             to_us.send("")
         except StartError as error:
             to_us.send(str(error))
@@ -296,10 +297,10 @@ def test_a_master_that_is_not_there_is_an_error_in_time():
     port = free_port()
     started = time.monotonic()
     with pytest.raises(StartError, match=rf"nobody listens at 127.0.0.1:{port} after 0.5 s: Connection refused"):
-        rendezvous.meet(launch(1, 2, port), 0.5)
+        meet_ranks.meet(launch(1, 2, port), 0.5)
     assert time.monotonic() - started < 30
     with pytest.raises(StartError, match="does not know the name"):
-        rendezvous.meet(launch(1, 2, port, "no-such-host.invalid"), 0.5)
+        meet_ranks.meet(launch(1, 2, port, "no-such-host.invalid"), 0.5)
 
 
 def test_a_master_that_says_nothing_is_an_error_in_time():
@@ -307,7 +308,7 @@ def test_a_master_that_says_nothing_is_an_error_in_time():
         socket.create_server(("127.0.0.1", 0)) as other,
         pytest.raises(StartError, match="it is not the store of a rank 0"),
     ):
-        rendezvous.meet(launch(1, 2, other.getsockname()[1]), 0.5)
+        meet_ranks.meet(launch(1, 2, other.getsockname()[1]), 0.5)
 
 
 def test_a_port_that_is_taken_is_an_error_at_once():
@@ -315,7 +316,7 @@ def test_a_port_that_is_taken_is_an_error_at_once():
         socket.create_server(("127.0.0.1", 0)) as other,
         pytest.raises(StartError, match=rf"cannot listen at port {other.getsockname()[1]}.*another job"),
     ):
-        rendezvous.meet(launch(0, 2, other.getsockname()[1]), 20)
+        meet_ranks.meet(launch(0, 2, other.getsockname()[1]), 20)
 
 
 def test_rank_0_names_the_ranks_that_did_not_come_and_the_others_hear_it():
@@ -328,7 +329,7 @@ def test_rank_0_names_the_ranks_that_did_not_come_and_the_others_hear_it():
 
 def test_rank_0_says_when_the_master_address_is_not_its_own():
     with pytest.raises(StartError, match=r"rank 1 did not come.*192\.0\.2\.77 is no address of"):
-        rendezvous.meet(launch(0, 2, free_port(), "192.0.2.77"), 0.5)
+        meet_ranks.meet(launch(0, 2, free_port(), "192.0.2.77"), 0.5)
 
 
 def test_nodes_that_were_given_different_sizes_are_told_so():
@@ -349,9 +350,9 @@ def test_two_nodes_with_one_number_are_told_so():
 def test_a_job_that_runs_is_left_alone_by_a_second_one_on_its_port(monkeypatch):
     """Once its ranks are there nobody is let in any more: the port is free."""
     port = free_port()
-    running = rendezvous.meet(launch(0, 1, port), 20)
-    monkeypatch.setattr(rendezvous, "_stores", {})
+    running = meet_ranks.meet(launch(0, 1, port), 20)
+    monkeypatch.setattr(meet_ranks, "_stores", {})
     with pytest.raises(StartError, match="nobody listens"):
-        rendezvous.meet(launch(1, 2, port), 0.5)
+        meet_ranks.meet(launch(1, 2, port), 0.5)
     assert outcomes([launch(0, 1, port)], 20) == [""]
-    assert running.get("verdict") == b"all here"
+    assert running.get("outcome") == b"all here"

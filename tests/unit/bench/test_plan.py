@@ -93,14 +93,6 @@ def test_rows_that_lie_elsewhere_need_little_here():
         assert sum(plan.memory(apart).values()) < 0.1 * everything
 
 
-def test_rows_that_lie_elsewhere_have_a_way_to_go():
-    machine = Machine(Rates({"bf16": 1e6}, 1000.0, math.inf), 0.5, 10.0, 1e-5, place_gbytes_per_s=2.0)
-    far = plan.head_seconds(workload(place="disk", sample_rate=0.1), machine)
-    one = sum(plan.row_bytes(workload()).values())
-    assert far["rows from and to their place"] == pytest.approx(workload(sample_rate=0.1).sampled * one / 2e9)
-    assert plan.head_seconds(workload(sample_rate=0.1), machine)["rows from and to their place"] == 0
-
-
 def test_time_follows_from_the_rates():
     machine = Machine(Rates({"bf16": 1e6}, 1000.0, math.inf), 0.5, 10.0, 1e-5)
     full = plan.head_seconds(workload(gpus=1, impl="plain"), machine)
@@ -204,12 +196,3 @@ def test_json_can_be_read_back_as_rates(monkeypatch, capsys, tmp_path):
     (tmp_path / "rates.json").write_text(json.dumps(found))
     again = plan_report.make(PlanOptions(1_000_000, gpus=4, device="cuda", rates=tmp_path / "rates.json"))
     assert again == found
-
-
-def test_the_table_says_all_of_it(capsys):
-    plan_report.report(replace(ELSEWHERE, memory="80GiB", step_ms=20.0, backbone_parameters=10**7))
-    said = capsys.readouterr().out
-    found = plan_report.make(replace(ELSEWHERE, memory="80GiB", step_ms=20.0, backbone_parameters=10**7))
-    for name in (*found["memory"], *found["collectives"], "products", "links", *found["verdict"]):
-        assert name in said
-    assert "  exponentials  " not in said, "of that machine they are not known"

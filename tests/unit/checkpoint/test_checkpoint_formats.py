@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from partial_fc import checkpoint
-from partial_fc.checkpoint.peer.commits import Memory, PeerCopies
-from partial_fc.checkpoint.peer.recover import recover
+from partial_fc.checkpoint.peer.commits import PeerCopies, ProcessState
+from partial_fc.checkpoint.peer.restore import recover
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CrossEntropy, HardNegatives, PartialFC, Storage
 from partial_fc.verbs.checkpoint.reshard import ReshardOptions, reshard
@@ -111,12 +111,12 @@ def test_a_head_without_rows_has_no_part_of_a_checkpoint(tmp_path):
 
 def test_a_head_without_rows_has_commits(tmp_path):
     def act(world):
-        memory = Memory()
+        memory = ProcessState()
         copies = PeerCopies(memory, world, every=4)
         assert copies.too_little_memory(NO_ROWS) == ""
         copies.begin(taken(world, 5))
         copies.finish()
-        recovered = recover(memory if world.rank else Memory(), world, tmp_path)
+        recovered = recover(memory if world.rank else ProcessState(), world, tmp_path)
         assert recovered.load_head(NO_ROWS) == []
         return recovered.step, recovered.backbone()["w"].tolist(), recovered.manifest
 

@@ -13,10 +13,10 @@ import torch
 
 from partial_fc import checkpoint, files
 from partial_fc.checkpoint import folders
-from partial_fc.checkpoint.folders import DAMAGED, prune, set_aside
-from partial_fc.checkpoint.lock import LostOwner, Owner, _text, take
+from partial_fc.checkpoint.folders import DAMAGED, prune, quarantine
+from partial_fc.checkpoint.lock import FolderLock, LostLock, _text, acquire
 from partial_fc.checkpoint.peer.commits import PeerCopies
-from partial_fc.checkpoint.recovery import newest_whole
+from partial_fc.checkpoint.recovery import latest_valid
 from partial_fc.comm import elastic
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.verbs.checkpoint.inspect import InspectOptions, inspect
@@ -35,17 +35,17 @@ def root(tmp_path, monkeypatch):
 
 @pytest.fixture
 def owner(root):
-    owner, _ = take(root, "this")
+    owner, _ = acquire(root, "this")
     yield owner
     owner.release()
 
 
-def go_on(root: Path, owner: Owner | None, size: int = 2, **more) -> list[int | str]:
+def go_on(root: Path, owner: FolderLock | None, size: int = 2, **more) -> list[int | str]:
     """The step that each rank goes on from, or what it is told."""
 
     def act(world) -> int | str:
         try:
-            found = newest_whole(root, world, owner if world.rank == 0 else None, **more)
+            found = latest_valid(root, world, owner if world.rank == 0 else None, **more)
         except ValueError as error:
             return str(error)
         return found.step if found else -1
@@ -184,7 +184,7 @@ def test_an_error_of_the_disk_is_no_damage(root, owner, monkeypatch):
 
     def act(world) -> str:
         with pytest.raises(ValueError) as raised:
-            newest_whole(root, world, owner if world.rank == 0 else None)
+            latest_valid(root, world, owner if world.rank == 0 else None)
         return str(raised.value)
 
     monkeypatch.setattr("partial_fc.checkpoint.read.sha256", sha256)
@@ -215,8 +215,8 @@ def test_what_cannot_be_renamed_is_passed_over(root, owner, monkeypatch, caplog)
 def test_nothing_is_renamed_where_the_folder_is_not_this_run_s(root, owner):
     flip(file(root, 30, "backbone.*"))
     owner.stop()
-    (root / "owner-1.json").write_bytes(_text(replace(owner._record, run="second"), 0))
-    with pytest.raises(LostOwner):
+    (root / "owner-1.json").write_bytes(_text(replace(owner.record, run="second"), 0))
+    with pytest.raises(LostLock):
         owner.check()
     one, two = go_on(root, owner)
     assert one == two
@@ -235,7 +235,7 @@ def test_a_commit_in_memory_counts_more_than_a_damaged_checkpoint(root, owner, m
     def act(world) -> tuple[int, float]:
         run = run_of(world, config)
         if world.rank == 0:
-            run.memory.owners[root] = owner
+            run.memory.locks[root] = owner
         backbone, head = parts_of(world)
         weights = {name: torch.full_like(t, 25.0) for name, t in backbone.weights.state_dict().items()}
         facts = {"position": 25, "best": {}, "configuration": {}}
@@ -274,7 +274,7 @@ def test_a_run_goes_back_where_it_is_told_to(root, owner, where):
     def act(world) -> float:
         run = run_of(world, config)
         if world.rank == 0:
-            run.memory.owners[root] = owner
+            run.memory.locks[root] = owner
         backbone, head = parts_of(world)
         if where == "elsewhere":
             with pytest.raises(ValueError, match="step-00000030 is ahead of where this run would start"):
@@ -315,7 +315,7 @@ def test_damaged_ones_are_not_among_those_that_are_kept(root):
 
 
 def test_what_is_set_aside_is_no_checkpoint_for_the_tools(root, capsys):
-    set_aside(root / "step-00000030", DAMAGED)
+    quarantine(root / "step-00000030", DAMAGED)
     assert checkpoint.newest(root) == root / "step-00000020"
     assert verify(VerifyOptions((root,))) == 0
     assert f"{root}/step-00000030.damaged: set aside, not looked at" in capsys.readouterr().out

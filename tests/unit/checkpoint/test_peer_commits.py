@@ -8,9 +8,9 @@ import torch
 from partial_fc import checkpoint
 from partial_fc.checkpoint import folders
 from partial_fc.checkpoint.peer import commits, transfer
-from partial_fc.checkpoint.peer import recover as recovery
-from partial_fc.checkpoint.peer.commits import Commit, Memory, PeerCopies, peers
-from partial_fc.checkpoint.peer.recover import choose, recover
+from partial_fc.checkpoint.peer import restore as recovery
+from partial_fc.checkpoint.peer.commits import Commit, PeerCopies, ProcessState, peers
+from partial_fc.checkpoint.peer.restore import choose, recover
 from partial_fc.checkpoint.rows import Part, class_bytes, cut
 from partial_fc.head import CosFace, HardNegatives, PartialFC
 from partial_fc.head.rows import RowAdamW
@@ -120,7 +120,7 @@ def test_what_the_others_have_is_what_a_checkpoint_of_that_step_has(tmp_path, mo
     folder = tmp_path / folders.folder_name(3)
 
     def before(world):
-        head, memory = head_of(world), Memory()
+        head, memory = head_of(world), ProcessState()
         for _ in range(3):
             one_step(head, world)
         snapshot = commit(memory, head, world)
@@ -130,7 +130,7 @@ def test_what_the_others_have_is_what_a_checkpoint_of_that_step_has(tmp_path, mo
     memories = in_world(len(host_W), before)
     folders.mark(folder, 3, range(len(host_W)))
     left = [memory for host, memory in zip(host_W, memories, strict=True) if host not in lost]
-    left = (left + [Memory() for _ in range(size)])[:size]
+    left = (left + [ProcessState() for _ in range(size)])[:size]
 
     def after(world):
         recovered, found = recover(left[world.rank], world, tmp_path / "none"), checkpoint.Checkpoint(folder)
@@ -174,14 +174,14 @@ def test_hosts_go_and_come_and_go(tmp_path):
 
         return in_world(len(memories), train)
 
-    memories = [Memory() for _ in range(3)]
+    memories = [ProcessState() for _ in range(3)]
     found = act(memories)
-    for age, (kept, new) in enumerate((((0, 1), 0), ((1,), 2), ((0, 2), 0)), start=2):
+    for generation, (kept, new) in enumerate((((0, 1), 0), ((1,), 2), ((0, 2), 0)), start=2):
         committed = [snapshot for _, _, snapshot in found]
-        memories = [memories[rank] for rank in kept] + [Memory() for _ in range(new)]
+        memories = [memories[rank] for rank in kept] + [ProcessState() for _ in range(new)]
         found = act(memories)
         assert {step for step, _, _ in found} == {committed[0].step}
-        assert {memory.age for memory in memories} == {age}
+        assert {memory.generation for memory in memories} == {generation}
         whole = {name: torch.cat([rows[name] for _, rows, _ in found]) for name in found[0][1]}
         for part in (part for snapshot in committed for part in snapshot.tables[""].parts):
             at_M = part.class_N
@@ -190,8 +190,8 @@ def test_hosts_go_and_come_and_go(tmp_path):
 
 
 def test_the_newest_commit_that_is_whole_somewhere_counts():
-    def held(step, age, size, *ranks):
-        return {"step": step, "age": age, "world_size": size, "ranks": list(ranks), "leads": True}
+    def held(step, generation, size, *ranks):
+        return {"step": step, "generation": generation, "world_size": size, "ranks": list(ranks), "leads": True}
 
     first = held(100, 0, 3, 0, 2), held(100, 0, 3, 1, 0)
     assert choose([[first[0]], [first[1]]]).holder_W == [0, 1, 0]
@@ -202,7 +202,7 @@ def test_the_newest_commit_that_is_whole_somewhere_counts():
     assert choose([[], []]) is None
     again = held(100, 1, 2, 0), held(100, 1, 2, 1)
     found = choose([[], [first[0], again[0]], [first[1], again[1]]])
-    assert (found.age, found.holder_W, found.root) == (1, [1, 2], 1)
+    assert (found.generation, found.holder_W, found.root) == (1, [1, 2], 1)
 
 
 def test_a_newer_checkpoint_on_disk_counts_more_than_memory(tmp_path):
@@ -212,7 +212,7 @@ def test_a_newer_checkpoint_on_disk_counts_more_than_memory(tmp_path):
         folders.mark(folder, step, [0])
 
     def act(world):
-        head, memory = head_of(world), Memory()
+        head, memory = head_of(world), ProcessState()
         for _ in range(3):
             one_step(head, world)
         commit(memory, head, world)
@@ -244,12 +244,12 @@ def test_too_little_memory_is_an_error_at_the_start_and_later_goes_without(monke
     monkeypatch.setattr(commits, "_MEMORY_SHARE", 0.0)
 
     def act(world):
-        head, memory = head_of(world), Memory(age=1)
+        head, memory = head_of(world), ProcessState(generation=1)
         one_step(head, world)
         first, later = (Commits(memory, world, EVERY) for _ in range(2))
         with pytest.raises(ValueError, match="--commit-every 0 goes without") if size > 1 else nullcontext():
             first.begin(1, head, lambda _: snapshot_of(head, world), 0)
-        memory.age, memory.commits = 2, [Commit(0, 1, snapshot_of(head, world), {})]
+        memory.generation, memory.commits = 2, [Commit(0, 1, snapshot_of(head, world), {})]
         later.begin(1, head, lambda _: snapshot_of(head, world), 0)
         for step in range(EVERY):
             later.start_step()
@@ -269,7 +269,7 @@ def test_a_commit_that_is_held_makes_room_for_the_next(monkeypatch):
     monkeypatch.setattr(commits, "_MEMORY_SHARE", 1.0)
 
     def act(world):
-        head, memory = head_of(world), Memory()
+        head, memory = head_of(world), ProcessState()
         assert len(head.centres) == len(head.shard)
         free[:] = [1.5 * C * class_bytes(head.rows) * world.local_size]  # each rank keeps the shares of both
         short = [PeerCopies(memory, world, EVERY).too_little_memory(head)]

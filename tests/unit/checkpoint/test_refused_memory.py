@@ -11,7 +11,7 @@ from torch import Tensor
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint import folders
-from partial_fc.checkpoint.peer.commits import Memory, PeerCopies
+from partial_fc.checkpoint.peer.commits import PeerCopies, ProcessState
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.memory import refusals
@@ -55,7 +55,7 @@ def test_a_rank_without_memory_for_a_snapshot_costs_that_checkpoint_on_all(tmp_p
         saver = checkpoint.Saver(tmp_path, world, keep=2)
         for step in (1, 2, 3):
             if step == 2 and world.rank == 1:
-                saver.begin_without(step, MemoryError("no memory for 7 MB"))
+                saver.abort(step, MemoryError("no memory for 7 MB"))
             else:
                 saver.begin(checkpoint.capture(step, {}, {}, {}, head, {}, world=world))
             saver.finish()
@@ -76,7 +76,7 @@ def test_a_commit_that_one_rank_has_no_memory_for_is_given_up_on_all_and_the_nex
     """Rank 1 is refused its own copy, or rank 0, which keeps its share, the room for that."""
 
     def act(world):
-        head, memory = PartialFC(11, 6, CosFace(), world=world), Memory()
+        head, memory = PartialFC(11, 6, CosFace(), world=world), ProcessState()
         own = {"buffer/b": huge()} if world.rank == 1 else {}
         copies = PeerCopies(memory, world, every=1)
         if refused == "the copy":
@@ -106,7 +106,7 @@ def test_a_commit_is_not_begun_where_what_is_free_would_not_hold_it(monkeypatch)
     """The older commit, which goes for it, makes room."""
 
     def act(world):
-        head, memory = PartialFC(11, 6, CosFace(), world=world), Memory()
+        head, memory = PartialFC(11, 6, CosFace(), world=world), ProcessState()
         copies = PeerCopies(memory, world, every=1)
         assert len(head.centres)  # makes them all
         for step in (1, 2):

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from partial_fc import checkpoint
 from partial_fc.checkpoint.files import save_tensors, sha256
 from partial_fc.checkpoint.folders import prune
-from partial_fc.checkpoint.lock import LostOwner, _text, take
+from partial_fc.checkpoint.lock import LostLock, _text, acquire
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC, Storage
 from tests.unit.full_disk import full_disk
@@ -114,17 +114,17 @@ def test_a_copy_is_made_once(device):
 
 def test_it_counts_when_all_have_written_and_is_marked_once(saver, head):
     saver.begin(snapshot(head, 3))
-    saver.settle(any_busy=True, any_failed=False)
+    saver.poll(any_busy=True, any_failed=False)
     saver._wait()
     assert saver.under_way
     assert checkpoint.newest(saver.root) is None  # others may still write
-    saver.settle(any_busy=False, any_failed=False)
+    saver.poll(any_busy=False, any_failed=False)
     saver._wait()
     assert checkpoint.newest(saver.root) == saver.root / "step-00000003"
     assert saver.under_way  # until all have marked it
     with pytest.raises(ValueError, match="step 3 is still under way"):
         saver.begin(snapshot(head, 4))
-    saver.settle(any_busy=False, any_failed=False)
+    saver.poll(any_busy=False, any_failed=False)
     assert not saver.under_way
 
 
@@ -150,9 +150,9 @@ def test_who_was_cut_off_leaves_the_checkpoint_of_the_others_alone(tmp_path, hea
         (tmp_path / name).write_text(text)
 
     def check() -> None:
-        raise LostOwner("another run's")
+        raise LostLock("another run's")
 
-    with pytest.raises(LostOwner):
+    with pytest.raises(LostLock):
         snapshot(head, 3).write(tmp_path, True, check)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == whole
 
@@ -180,7 +180,7 @@ def test_a_disk_that_is_gone_ends_no_training(saver, head, begun, caplog, monkey
     with monkeypatch.context() as patched:
         patched.setattr(Path, "exists", gone)
         if begun:
-            saver.settle(any_busy=False, any_failed=True)
+            saver.poll(any_busy=False, any_failed=True)
         else:
             saver.begin(snapshot(head, 4))
     assert saver.last_failed
@@ -194,7 +194,7 @@ def test_a_disk_that_is_gone_ends_no_training(saver, head, begun, caplog, monkey
 def test_what_another_rank_cannot_write_does_not_count(saver, head):
     saver.begin(snapshot(head, 3))
     saver._wait()
-    saver.settle(any_busy=False, any_failed=True)
+    saver.poll(any_busy=False, any_failed=True)
     assert saver.last_failed
     assert checkpoint.newest(saver.root) is None
 
@@ -268,14 +268,14 @@ def test_a_copy_that_does_not_fit_is_not_made_and_that_is_said_once(saver, head,
 
 def test_in_a_folder_that_is_another_run_s_nothing_is_marked_or_removed(tmp_path, head):
     """What was complete stays, and is not taken back, either."""
-    owner, _ = take(tmp_path, "first")
-    with closing(checkpoint.Saver(tmp_path, SingleWorld(), keep=1, owner=owner)) as saver:
+    owner, _ = acquire(tmp_path, "first")
+    with closing(checkpoint.Saver(tmp_path, SingleWorld(), keep=1, lock=owner)) as saver:
         save(saver, head, 1)
-        other = replace(owner._record, run="second")
+        other = replace(owner.record, run="second")
         (tmp_path / "owner-1.json").write_bytes(_text(other, 0))
         for step in (1, 2):
             save(saver, head, step)
             assert saver.last_failed
-            assert isinstance(saver.lost, LostOwner)
+            assert isinstance(saver.lost, LostLock)
     assert [folder.name for folder in checkpoint.complete(tmp_path)] == ["step-00000001"]
     owner.stop()

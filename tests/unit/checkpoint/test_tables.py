@@ -9,8 +9,8 @@ import torch
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.folders import mark
-from partial_fc.checkpoint.peer.commits import Memory, PeerCopies
-from partial_fc.checkpoint.peer.recover import recover
+from partial_fc.checkpoint.peer.commits import PeerCopies, ProcessState
+from partial_fc.checkpoint.peer.restore import recover
 from partial_fc.checkpoint.read import Damaged
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, CrossEntropy, HardNegatives, PartialFC, check_head
@@ -185,7 +185,7 @@ def test_a_manifest_that_says_nonsense_of_its_tables_is_refused(stored, said):
 @pytest.mark.parametrize(("size", "lost"), [(2, None), (1, 1), (3, 0)])
 def test_commits_have_every_table(tmp_path, size, lost):
     """Copies travel while the head is trained on; then a rank of two is lost, and there are `size` ranks."""
-    memories = [Memory() for _ in range(2)]
+    memories = [ProcessState() for _ in range(2)]
 
     def commit(world):
         head, copies = trained(world), PeerCopies(memories[world.rank], world, every=4)
@@ -198,7 +198,7 @@ def test_commits_have_every_table(tmp_path, size, lost):
 
     in_world(2, commit)
     left = [memory for rank, memory in enumerate(memories) if rank != lost]
-    left = (left + [Memory() for _ in range(size)])[:size]
+    left = (left + [ProcessState() for _ in range(size)])[:size]
 
     def resume(world):
         head, found = head_of(world), recover(left[world.rank], world, tmp_path)
@@ -238,6 +238,10 @@ def test_a_head_whose_tables_would_be_lost_is_refused():
     renamed.tables = lambda: {"coarse": renamed.fine, "pairs": renamed.pairs}
     with pytest.raises(ValueError, match="gives 'coarse' for the table with name 'fine'"):
         check_head(renamed)
+    listed = TwoHeads(C, world)
+    listed.tables = lambda: [listed.fine, listed.pairs]
+    with pytest.raises(ValueError, match=r"of head TwoHeads gives .*; expected a dict"):
+        check_head(listed)
     silent = TwoHeads(C, world)
     silent.state = lambda: {"scale": torch.ones(1)}
     with pytest.raises(ValueError, match="of head TwoHeads is not JSON"):

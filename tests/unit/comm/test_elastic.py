@@ -212,9 +212,9 @@ def test_who_is_started_in_the_place_of_a_killed_one_goes_on_for_it(driver, monk
     if met:
         meet_all(first, second)
         threading.Timer(0.2, lambda: driver.new_world(a="1,2,0,1,1,2", b="0,2,0,1,0,2")).start()
-    second._leave_note(met)
+    second._hand_over(met)
     successor = member(driver, "b", 9, 9, 0, 1, 9, 9)  # as its environment says
-    successor.take_place(restart_agent.note())
+    successor.take_place(restart_agent.handover())
     meet_all(first, successor)
     assert [m.launch.rank for m in (first, successor)] == ([1, 0] if met else [0, 1])
     assert (successor.name == second.name, successor.is_restart, driver.open.is_set()) == (met, False, met)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from partial_fc.comm import Launch, detect, device
-from partial_fc.comm.launch import interface
-from partial_fc.comm.launch.detect import devices_differ
+from partial_fc.comm.launch import addresses, start
+from partial_fc.comm.launch.detect import MPI_YIELD, devices_differ, mpi_settings
 from partial_fc.flags import LaunchFlags
 
 TORCHRUN = {
@@ -104,7 +104,7 @@ def test_launch_flags_that_make_no_sense(flags, message):
 @pytest.fixture
 def environ(monkeypatch):
     """The environment of this process, without what a launcher set."""
-    for name in (*TORCHRUN, *HOROVODRUN, *MPIRUN, "SLURM_STEP_ID", *interface.VARIABLES):
+    for name in (*TORCHRUN, *HOROVODRUN, *MPIRUN, "SLURM_STEP_ID", *addresses.VARIABLES):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
@@ -115,22 +115,22 @@ def test_flags_that_start_processes_are_refused_under_another_launcher(environ, 
         environ.setenv(name, value)
     launcher = detect().launcher.split()[0]
     with pytest.raises(ValueError, match=rf"{launcher}.* has started this process as rank.*leave --gpus 2 away"):
-        LaunchFlags(gpus=2).start()
+        start.start(LaunchFlags(gpus=2))
     with pytest.raises(ValueError, match="--nodes 2, --nr 1, --master-addr a"):
-        LaunchFlags(nodes=2, nr=1, master_addr="a").start()
-    assert LaunchFlags(comm_timeout=5).start() is None
+        start.start(LaunchFlags(nodes=2, nr=1, master_addr="a"))
+    assert start.start(LaunchFlags(comm_timeout=5)) is None
 
 
 def test_one_process_starts_none_and_says_what_that_makes_useless(environ, capsys):
-    assert LaunchFlags().start() is None
+    assert start.start(LaunchFlags()) is None
     assert not capsys.readouterr().err
-    assert LaunchFlags(master_addr="10.0.0.1", master_port=8888).start() is None
+    assert start.start(LaunchFlags(master_addr="10.0.0.1", master_port=8888)) is None
     assert "--master-addr 10.0.0.1, --master-port 8888 without effect" in capsys.readouterr().err
 
 
 def test_a_network_interface_is_set_for_every_backend():
     environ = {"PATH": "/bin"}
-    interface.choose("lo", environ)
+    addresses.choose("lo", environ)
     assert environ == {
         "PATH": "/bin",
         "GLOO_SOCKET_IFNAME": "lo",
@@ -144,36 +144,36 @@ def test_a_network_interface_that_is_not_there_is_an_error_that_lists_the_others
     with pytest.raises(
         ValueError, match=r"--network-interface eth77: does not exist on .*; there are .*lo \(127\.0\.0\.1\)"
     ):
-        interface.choose("eth77", {})
+        addresses.choose("eth77", {})
 
 
-@pytest.mark.parametrize("name", interface.VARIABLES)
+@pytest.mark.parametrize("name", addresses.VARIABLES)
 def test_a_network_interface_must_not_contradict_the_environment(name):
     environ = {name: "eth77"}
     with pytest.raises(ValueError, match=f"says {name}=eth77"):
-        interface.choose("lo", environ)
+        addresses.choose("lo", environ)
     assert environ == {name: "eth77"}
-    interface.choose("lo", {name: "eth77,lo"})
+    addresses.choose("lo", {name: "eth77,lo"})
 
 
 @pytest.mark.parametrize(("said", "agrees"), [("=lo", True), ("^docker0,eth", True), ("^lo", False), ("=eth0", False)])
 def test_the_patterns_of_nccl(said, agrees):
     environ = {"NCCL_SOCKET_IFNAME": said}
     if agrees:
-        interface.choose("lo", environ)
+        addresses.choose("lo", environ)
         assert environ["NCCL_SOCKET_IFNAME"] == "=lo"
     else:
         with pytest.raises(ValueError, match="NCCL_SOCKET_IFNAME"):
-            interface.choose("lo", environ)
+            addresses.choose("lo", environ)
 
 
 def test_a_network_interface_without_an_ipv4_address_is_refused(monkeypatch):
     only_ipv6 = [SimpleNamespace(family=socket.AF_INET6, address="fe80::1")]
     some = {"ib0": only_ipv6, "lo": [*only_ipv6, SimpleNamespace(family=socket.AF_INET, address="127.0.0.1")]}
-    monkeypatch.setattr(interface.psutil, "net_if_addrs", lambda: some)
+    monkeypatch.setattr(addresses.psutil, "net_if_addrs", lambda: some)
     with pytest.raises(ValueError, match=r"ib0: has no IPv4 address on .*; there are lo \(127\.0\.0\.1\)$"):
-        interface.choose("ib0", {})
-    interface.choose("lo", {})
+        addresses.choose("ib0", {})
+    addresses.choose("lo", {})
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,28 @@ def test_a_recipe_joins_or_ends_with_the_status_of_those_it_started(environ, mon
     environ.setenv("OMP_NUM_THREADS", "1")
     world, its_device = device.join(LaunchFlags(device="cpu"))
     assert (world.backend, world.size, its_device) == ("single", 1, torch.device("cpu"))
-    monkeypatch.setattr(LaunchFlags, "start", lambda _: 3)
+    monkeypatch.setattr(start, "start", lambda _: 3)
     with pytest.raises(SystemExit) as end:
         device.join(LaunchFlags(device="cpu"))
     assert end.value.code == 3
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "num_processes", "threads", "yields"),
+    [
+        (2, 2, "1", True),
+        (16, 2, "1", False),
+        (16, 2, "8", True),
+        (16, 2, "8,2", True),
+        (16, 2, None, True),  # they divide the cores
+        (2, 1, "1", False),
+        (1, 4, None, True),
+    ],
+)
+def test_ranks_that_wait_in_mpi_leave_their_cores_where_all_are_in_use(num_cores, num_processes, threads, yields):
+    launch = Launch("horovod", 0, num_processes, 0, num_processes)
+    environ = {"OMPI_COMM_WORLD_LOCAL_SIZE": str(num_processes)} | ({"OMP_NUM_THREADS": threads} if threads else {})
+    assert mpi_settings(launch, num_cores, environ) == ({MPI_YIELD: "1"} if yields else {})
+    # The user's own word stays; so do processes that MPI has not started.
+    assert mpi_settings(launch, num_cores, environ | {MPI_YIELD: "0"}) == {}
+    assert mpi_settings(launch, num_cores, {"OMP_NUM_THREADS": "1"}) == {}

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import tyro
 
-from partial_fc.comm.launch import detect, meeting
+from partial_fc.comm.launch import detect, meet_nodes, start
 from partial_fc.flags import LaunchFlags, RendezvousFlags
-from partial_fc.flags import rendezvous as module
 
 HOROVODRUN = {
     "HOROVOD_RANK": "3",
@@ -71,20 +70,20 @@ def test_what_makes_no_sense_is_refused(given, message):
 )
 def test_what_does_not_go_together_is_refused(environ, words, launch, message):
     with pytest.raises(ValueError, match=message):
-        parse(words).start(launch)
+        start._start_shard(parse(words), launch)
 
 
 def test_one_shard_meets_nobody_and_writes_nothing(environ, tmp_path, capsys):
-    assert parse(f"--run_id x --file_store_path {tmp_path}").start(LaunchFlags(gpus=2)) is None
+    assert start._start_shard(parse(f"--run_id x --file_store_path {tmp_path}"), LaunchFlags(gpus=2)) is None
     assert list(tmp_path.iterdir()) == []
     assert not capsys.readouterr().err
-    assert parse("--redis_host nowhere.invalid").start(LaunchFlags()) is None
+    assert start._start_shard(parse("--redis_host nowhere.invalid"), LaunchFlags()) is None
     assert capsys.readouterr().err == "note: --redis-host without effect: one shard meets no others\n"
 
 
 def test_a_process_that_was_started_here_meets_nobody_again(environ):
     environ.setenv(detect.PARENT, "1")
-    assert parse("--num_shards 2 --run_id x --redis_host nowhere.invalid").start(LaunchFlags()) is None
+    assert start._start_shard(parse("--num_shards 2 --run_id x --redis_host nowhere.invalid"), LaunchFlags()) is None
 
 
 @pytest.mark.parametrize(
@@ -95,29 +94,29 @@ def test_under_a_launcher_shards_come_from_it(environ, capsys, launcher, variabl
     for name, value in variables.items():
         environ.setenv(name, value)
     for words in ("", "--run_id x", "--num_shards 2", "--num_shards 2 --shard_id 1"):
-        assert parse(words).start(LaunchFlags()) is None
+        assert start._start_shard(parse(words), LaunchFlags()) is None
     assert not capsys.readouterr().err
-    assert parse("--num_shards 2 --redis_host h").start(LaunchFlags()) is None
+    assert start._start_shard(parse("--num_shards 2 --redis_host h"), LaunchFlags()) is None
     assert "says where the others are" in capsys.readouterr().err
     for words in ("--num_shards 4", "--num_shards 3 --shard_id 2", "--num_shards 4 --shard_id 3"):
         with pytest.raises(
             ValueError, match=rf"--num-shards \d, but {launcher} has started this process as rank 3 of 4"
         ):
-            parse(words).start(LaunchFlags())
+            start._start_shard(parse(words), LaunchFlags())
 
 
 def test_gloo_listens_where_the_hosts_reach_each_other(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    met = meeting.Met("127.0.0.1", 1, "127.0.0.1", "secret")
-    told = module._environment(met, None)
+    peers = meet_nodes.Peers("127.0.0.1", 1, "127.0.0.1", "secret")
+    told = start._environment(peers, None)
     assert (told["GLOO_SOCKET_IFNAME"], told["PARTIAL_FC_SECRET"]) == ("lo", "secret")
-    assert "GLOO_SOCKET_IFNAME" not in module._environment(met, "eth0")  # the processes set it
+    assert "GLOO_SOCKET_IFNAME" not in start._environment(peers, "eth0")  # the processes set it
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    assert module._environment(met, None)["GLOO_SOCKET_IFNAME"] == "eth7"
+    assert start._environment(peers, None)["GLOO_SOCKET_IFNAME"] == "eth7"
 
 
 def test_a_port_that_is_taken_is_refused():
-    with module._listen("127.0.0.1", None) as taken:
+    with start._listen("127.0.0.1", None) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=f"--master-port {port}: cannot listen there"):
-            module._listen("127.0.0.1", port)
+            start._listen("127.0.0.1", port)

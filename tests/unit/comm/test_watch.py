@@ -1,5 +1,5 @@
-"""The words of a report from made-up boards; the board with several ranks in one process. (Launches that really hang:
-tests/recipes/launchers/test_hang_report.py.)"""
+"""The words of a report from made-up states; the status server with several ranks in one process. (Launches that really
+hang: tests/recipes/launchers/test_hang_report.py.)"""
 
 import json
 import logging
@@ -12,33 +12,33 @@ import pytest
 import torch
 
 from partial_fc import comm
-from partial_fc.comm.journal import Journal
-from partial_fc.comm.watch.report import MAX_LINES, Observation, Query, RankState, failure_report, hang_report
-from partial_fc.comm.watch.status_server import Board, local_addresses
-from partial_fc.comm.watch.watchdog import Watch
+from partial_fc.comm.launch import addresses
+from partial_fc.comm.watch.report import MAX_LINES, PeerState, Query, RankState, failure_report, hang_report
+from partial_fc.comm.watch.status_server import StatusServer
+from partial_fc.comm.watch.watchdog import Journal, Watch
 
 QUERY = Query(rank=0, name="head/sum", nth=12, number=40, step=12, waited_s=600.2, hangs=True)
 
 
-def waiting(rank: int, **more) -> Observation:
+def waiting(rank: int, **more) -> PeerState:
     state = RankState(rank, "gpu1", 100 + rank, 12, 40, "head/sum", "head/sum", 599.0, True, True, 40)
-    return Observation(rank, "open", 0.1, True, state, **more)
+    return PeerState(rank, "open", 0.1, True, state, **more)
 
 
-def computing(rank: int) -> Observation:
+def computing(rank: int) -> PeerState:
     state = RankState(rank, "gpu7", 4711, 11, 39, "backbone/gradient_3", has_started=False, code="decode.py:88 read")
-    return Observation(rank, "open", 0.1, True, state)
+    return PeerState(rank, "open", 0.1, True, state)
 
 
-def silent(rank: int) -> Observation:
-    return Observation(rank, "open", 597.0, False, RankState(rank, "gpu9", 5, 11, 38, "backbone/gradient_2"))
+def silent(rank: int) -> PeerState:
+    return PeerState(rank, "open", 597.0, False, RankState(rank, "gpu9", 5, 11, 38, "backbone/gradient_2"))
 
 
-def elsewhere(rank: int) -> Observation:
+def elsewhere(rank: int) -> PeerState:
     state = RankState(
         rank, "gpu2", 6, 12, 40, "evaluate/roc", "evaluate/roc", 598.0, has_started=False, code="loop.py:9 f"
     )
-    return Observation(rank, "open", 0.1, True, state)
+    return PeerState(rank, "open", 0.1, True, state)
 
 
 def test_hang_names_the_collective_the_step_and_who_has_not_started_it():
@@ -52,11 +52,11 @@ def test_hang_names_the_collective_the_step_and_who_has_not_started_it():
 
 
 def test_hang_tells_a_silent_rank_from_an_ended_one():
-    ended = Observation(3, "lost", 30.0, False, RankState(3, "gpu3", 7, 12, 39, "head/max"))
-    left = Observation(4, "left", 20.0, False, None, "its Python ended without closing the world; ValueError: key 17")
-    text = hang_report(QUERY, [waiting(0), silent(1), Observation(2, "never"), ended, left])
+    ended = PeerState(3, "lost", 30.0, False, RankState(3, "gpu3", 7, 12, 39, "head/max"))
+    left = PeerState(4, "left", 20.0, False, None, "its Python ended without closing the world; ValueError: key 17")
+    text = hang_report(QUERY, [waiting(0), silent(1), PeerState(2, "never"), ended, left])
     assert "missing: rank 1 (host gpu9, process 5): no sign of life for 597 s" in text
-    assert "unknown: rank 2: has never reached the status board" in text
+    assert "unknown: rank 2: has never reached the status server" in text
     assert "missing: rank 3 (host gpu3, process 7): no longer there" in text
     assert "step 12, last collective head/max, number 39" in text
     assert "missing: rank 4: has left 20 s ago (its Python ended without closing the world; ValueError: key 17)" in text
@@ -97,7 +97,7 @@ def test_a_rank_that_is_done_with_it_and_goes_on_is_not_missing():
 def test_hang_without_an_answer_from_the_board_blames_rank_0():
     text = hang_report(Query(**{**vars(QUERY), "rank": 2}), None)
     assert "collective head/sum has not finished after 600 s. Step 12" in text
-    assert "missing: rank 0, whose process keeps the status board" in text
+    assert "missing: rank 0, whose process keeps the status server" in text
 
 
 def test_what_rank_0_said_when_it_left_is_passed_on():
@@ -105,7 +105,7 @@ def test_what_rank_0_said_when_it_left_is_passed_on():
         hang_report(QUERY, None, "it failed; OSError: disk full"),
         failure_report(QUERY, None, "Connection closed", "it failed; OSError: disk full"),
     ):
-        assert "rank 0, whose process keeps the status board and has left (it failed; OSError: disk full)" in report
+        assert "rank 0, whose process keeps the status server and has left (it failed; OSError: disk full)" in report
 
 
 def test_a_thousand_missing_ranks_do_not_make_a_thousand_lines():
@@ -116,8 +116,8 @@ def test_a_thousand_missing_ranks_do_not_make_a_thousand_lines():
 
 
 def test_failure_names_who_ended_first_and_not_those_that_failed_with_it():
-    failed_too = Observation(1, "left", 0.0, False, RankState(1, "gpu1", 5, failed="head/sum"), "CollectiveError")
-    killed = Observation(2, "lost", 0.2, False, RankState(2, "gpu7", 4711, 11, 39, "backbone/gradient_3"))
+    failed_too = PeerState(1, "left", 0.0, False, RankState(1, "gpu1", 5, failed="head/sum"), "CollectiveError")
+    killed = PeerState(2, "lost", 0.2, False, RankState(2, "gpu7", 4711, 11, 39, "backbone/gradient_3"))
     text = failure_report(QUERY, [waiting(0), failed_too, killed], "Connection closed by peer")
     assert all(words in text for words in ("head/sum failed on rank 0, step 12, call 12", "Connection closed"))
     assert (
@@ -127,7 +127,7 @@ def test_failure_names_who_ended_first_and_not_those_that_failed_with_it():
     assert text.endswith("look first at the output and the host of rank 2")
 
 
-# ---- the board
+# ---- the server
 
 
 def a_journal(rank: int, size: int) -> Journal:
@@ -139,21 +139,21 @@ def a_journal(rank: int, size: int) -> Journal:
 @pytest.fixture
 def watches() -> Iterator[list[Watch]]:
     """Ranks 0 to 2 of 4, of which the last never comes."""
-    board = Board(4, one_host=True)
-    made = [Watch(a_journal(rank, 4), 600.0, board.endpoint, board if rank == 0 else None) for rank in range(3)]
+    server = StatusServer(4, one_host=True)
+    made = [Watch(a_journal(rank, 4), 600.0, server.endpoint, server if rank == 0 else None) for rank in range(3)]
     yield made
     for watch in reversed(made):
         watch.close()
 
 
-def look_until(watch: Watch, links: list[str]) -> list[Observation]:
+def look_until(watch: Watch, links: list[str]) -> list[PeerState]:
     """Connections come and go in their own time."""
     call = watch._journal.newest_of.get("t/a") or watch._journal.begin("t/a")
     for _ in range(500):
-        seen = watch.observe(call)
+        seen = watch.peer_states(call)
         if seen and [s.link for s in seen] == links:
             return seen
-    raise AssertionError(f"expected {links}, the board shows {seen}")
+    raise AssertionError(f"expected {links}, the server shows {seen}")
 
 
 def test_every_rank_is_asked_for_its_place(watches):
@@ -170,13 +170,13 @@ def test_every_rank_is_asked_for_its_place(watches):
 
 def test_what_a_rank_says_later_does_not_cover_its_answer(watches):
     look_until(watches[0], ["open", "open", "open", "never"])
-    hello = {"hello": watches[0]._endpoint.token, "state": asdict(RankState(3))}
+    greeting = {"token": watches[0]._endpoint.token, "state": asdict(RankState(3))}
     with socket.create_connection(("127.0.0.1", watches[0]._endpoint.port), 5.0) as client:
         lines = client.makefile("rwb", buffering=0)
-        lines.write(json.dumps(hello).encode() + b"\n")
+        lines.write(json.dumps(greeting).encode() + b"\n")
         assert "welcome" in json.loads(lines.readline())
-        found: list[list[Observation] | None] = []
-        asks = threading.Thread(target=lambda: found.append(watches[0].observe(watches[0]._journal.begin("t/b"))))
+        found: list[list[PeerState] | None] = []
+        asks = threading.Thread(target=lambda: found.append(watches[0].peer_states(watches[0]._journal.begin("t/b"))))
         asks.start()
         number = json.loads(lines.readline())["answer"]
         late, answer = ({"answer": n, "state": asdict(RankState(3, step=n, has_started=True))} for n in (-1, number))
@@ -192,7 +192,7 @@ def test_any_rank_may_ask_and_reads_who_has_left(watches):
     look_until(watches[2], ["open", "open", "open", "never"])
     watches[1].close("it closed its world")
     seen = look_until(watches[2], ["open", "left", "open", "never"])
-    assert seen[1].farewell == "it closed its world"
+    assert seen[1].goodbye == "it closed its world"
 
 
 def test_a_rank_can_ask_after_rank_0_has_left(watches):
@@ -202,11 +202,11 @@ def test_a_rank_can_ask_after_rank_0_has_left(watches):
 
 
 def test_a_stranger_is_not_let_in():
-    board = Board(2, one_host=True)
-    watch = Watch(a_journal(0, 2), 600.0, board.endpoint, board)
+    server = StatusServer(2, one_host=True)
+    watch = Watch(a_journal(0, 2), 600.0, server.endpoint, server)
     look_until(watch, ["open", "never"])
-    with socket.create_connection(("127.0.0.1", board.endpoint.port), 5.0) as stranger:
-        stranger.sendall(b'{"hello": "1234", "state": {"rank": 1}}\n')
+    with socket.create_connection(("127.0.0.1", server.endpoint.port), 5.0) as stranger:
+        stranger.sendall(b'{"token": "1234", "state": {"rank": 1}}\n')
         assert stranger.recv(100) == b""
     look_until(watch, ["open", "never"])
     watch.close()
@@ -214,13 +214,13 @@ def test_a_stranger_is_not_let_in():
 
 def test_a_fault_of_the_board_is_told_and_not_taken_for_a_stranger(monkeypatch, caplog):
     monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
-    board = Board(2, one_host=True)
-    watch = Watch(a_journal(0, 2), 600.0, board.endpoint, board)
+    server = StatusServer(2, one_host=True)
+    watch = Watch(a_journal(0, 2), 600.0, server.endpoint, server)
     look_until(watch, ["open", "never"])
-    hello = {"hello": board.endpoint.token, "state": {"rank": 1}}
-    with socket.create_connection(("127.0.0.1", board.endpoint.port), 5.0) as client:
-        client.sendall(json.dumps(hello).encode() + b'\n{"ask": {"without": "hangs"}}\n[17\n')
-        while client.recv(1000):  # until the board hangs up
+    greeting = {"token": server.endpoint.token, "state": {"rank": 1}}
+    with socket.create_connection(("127.0.0.1", server.endpoint.port), 5.0) as client:
+        client.sendall(json.dumps(greeting).encode() + b'\n{"ask": {"without": "hangs"}}\n[17\n')
+        while client.recv(1000):  # until the server hangs up
             pass
     look_until(watch, ["open", "lost"])
     watch.close()
@@ -234,10 +234,10 @@ def test_a_watch_that_does_not_start_is_an_error(monkeypatch):
     async def fails(*_, **__):
         raise OSError(24, "Too many open files")
 
-    board = Board(2, one_host=True)
+    server = StatusServer(2, one_host=True)
     monkeypatch.setattr("asyncio.start_server", fails)
     with pytest.raises(comm.StartError, match=r"watch over collectives does not start: .*Too many open files"):
-        Watch(a_journal(0, 2), 600.0, board.endpoint, board)
+        Watch(a_journal(0, 2), 600.0, server.endpoint, server)
 
 
 def test_report_failure_reaches_the_board_and_those_of_rank_0_the_others(watches, monkeypatch):
@@ -245,7 +245,7 @@ def test_report_failure_reaches_the_board_and_those_of_rank_0_the_others(watches
     monkeypatch.setattr("partial_fc.comm.watch.watchdog._open_watches", {watches[1]})
     comm.report_failure(ValueError("record 17\nis damaged"))
     seen = look_until(watches[2], ["open", "left", "open", "never"])
-    assert seen[1].farewell == "it failed; ValueError: record 17 is damaged"
+    assert seen[1].goodbye == "it failed; ValueError: record 17 is damaged"
     monkeypatch.setattr("partial_fc.comm.watch.watchdog._open_watches", {watches[0]})
     comm.report_failure(KeyboardInterrupt())
     look_until(watches[2], ["left", "left", "open", "never"])
@@ -273,8 +273,8 @@ def test_a_watch_that_fails_says_so(monkeypatch, caplog):
 
     monkeypatch.setattr(Watch, "_count_waiting", fails)
     monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
-    board = Board(1, one_host=True)
-    watch = Watch(a_journal(0, 1), 0.08, board.endpoint, board)  # looks every 10 ms
+    server = StatusServer(1, one_host=True)
+    watch = Watch(a_journal(0, 1), 0.08, server.endpoint, server)  # looks every 10 ms
     for _ in range(500):
         if caplog.records:
             break
@@ -294,10 +294,10 @@ def test_journal_numbers_calls_by_name_and_in_all():
 
 
 def test_addresses_of_an_interface():
-    assert local_addresses("lo") == ["127.0.0.1"]
-    assert local_addresses()
+    assert addresses.reachable("lo") == ["127.0.0.1"]
+    assert addresses.reachable()
     with pytest.raises(ValueError, match="--network-interface nowhere0: does not exist on"):
-        local_addresses("nowhere0")
+        addresses.reachable("nowhere0")
 
 
 @pytest.mark.parametrize("timeout_s", [-1.0, float("nan"), float("inf")])

@@ -38,21 +38,6 @@ def test_the_frames_of_a_window(start, num_frames):
     assert Window(slow_stride=8).numbers(start, num_frames) == gluoncv_numbers(start, num_frames, 8)
 
 
-def gluoncv_starts(num_frames: int, num_segments: int, window: int = 64) -> list[int]:
-    """Of a test, stated in whole numbers: the floor of (2 i + 1) (n - window + 1) / (2 S); all 0 in shorter videos."""
-    num_starts = num_frames - (window - 1)
-    if num_starts <= 0:
-        return [0] * num_segments
-    return [(2 * i + 1) * num_starts // (2 * num_segments) for i in range(num_segments)]
-
-
-def test_the_windows_of_a_test_spread_as_soon_as_a_video_is_longer_than_one():
-    for num_frames in (1, *range(60, 90), 300):
-        starts = [Window().segment_start(num_frames, i, 10) for i in range(10)]
-        assert starts == gluoncv_starts(num_frames, 10), num_frames
-    assert [Window().segment_start(68, i, 10) for i in range(10)] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
-
-
 def test_where_windows_begin():
     window, rng = Window(), np.random.default_rng(0)
     assert window.offsets() == [*range(1, 64, 2), 15, 31, 47, 63]
@@ -193,9 +178,7 @@ def test_lists_that_say_something_else(line, message, tmp_path):
 def test_videos_that_are_not_here_are_named_with_the_host(folder):
     source = ClipList(folder / "list.txt", folder / "elsewhere", 2, videos=True)
     here = re.escape(socket.gethostname())
-    with pytest.raises(
-        ValueError, match=rf"^{here}: of 3 files of .*list\.txt that were looked for, 3 are not there, "
-    ):
+    with pytest.raises(ValueError, match=rf"^{here}: of 3 files of .*list\.txt .* 3 are not there"):
         source.check_present(3)
     ClipList(folder / "list.txt", folder, 2, videos=True).check_present(100)
 

@@ -76,9 +76,7 @@ def test_swapped_files(folder):
     kept = images.read_bytes()
     images.write_bytes(labels.read_bytes())
     labels.write_bytes(kept)
-    with pytest.raises(
-        ValueError, match=r"train-images-idx3-ubyte: expected images.* got labels: are two files swapped"
-    ):
+    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte: .*swapped"):
         read_set(folder, "train")
 
 
@@ -106,13 +104,6 @@ def test_damaged_images(folder, content, message):
 def test_as_many_labels_as_images(folder):
     (folder / "train-labels-idx1-ubyte").write_bytes(by_the_format(LABELS[:4]))
     with pytest.raises(ValueError, match=r"has 5 images but .*train-labels-idx1-ubyte 4 labels"):
-        read_set(folder, "train")
-
-
-def test_no_images(folder):
-    for name, array in zip(names("train"), (IMAGES, LABELS), strict=True):
-        (folder / name).write_bytes(by_the_format(array[:0]))
-    with pytest.raises(ValueError, match=r"images of shape \(0, 3, 2\)"):
         read_set(folder, "train")
 
 

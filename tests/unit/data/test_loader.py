@@ -58,12 +58,6 @@ def test_every_epoch_holds_every_sample_once_in_its_own_order() -> None:
     assert seen != keys(take(loader_of(Numbers(10), batch_size=4, seed=1), 10))
 
 
-@pytest.mark.parametrize("num_samples", [1, 2, 3, 101])
-def test_a_batch_may_hold_several_epochs(num_samples: int) -> None:
-    order = sample_order(torch.arange(3 * num_samples), num_samples, seed=5).view(3, num_samples)
-    assert order.sort(dim=1).values.tolist() == [list(range(num_samples))] * 3
-
-
 @pytest.mark.parametrize(("world_size", "batch_size"), [(1, 12), (2, 6), (3, 4), (12, 1)])
 def test_order_does_not_depend_on_the_number_of_ranks(world_size: int, batch_size: int) -> None:
     ranks = [

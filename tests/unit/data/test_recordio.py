@@ -2,15 +2,17 @@
 
 import os
 import struct
+import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from partial_fc.data import record_files, recordio
-from partial_fc.data.recordio import RecordReader, RecordWriter, pack, unpack
+from partial_fc.data.recordio import RecordReader, RecordSource, RecordWriter, pack, unpack, write_index
 from partial_fc.data.sample import BadRecord
 from tests.unit.mxnet_recordio import mxnet_pack
 
@@ -57,8 +59,7 @@ def test_bytes_equal_mxnets(tmp_path: Path) -> None:
 
 
 @pytest.mark.mxnet
-def test_mxnet_reads_ours_and_we_read_theirs(tmp_path: Path) -> None:
-    mx = pytest.importorskip("partial_fc.mxnet").mx
+def test_mxnet_reads_ours_and_we_read_theirs(mx, tmp_path: Path) -> None:
     theirs = RecordReader(mxnet_write(tmp_path / "theirs.rec", PAYLOADS))
     ours = write(tmp_path / "ours.rec", PAYLOADS)
     mxnet_reader = mx.recordio.MXIndexedRecordIO(str(ours.with_suffix(".idx")), str(ours), "r")
@@ -69,8 +70,7 @@ def test_mxnet_reads_ours_and_we_read_theirs(tmp_path: Path) -> None:
 
 @pytest.mark.mxnet
 @pytest.mark.parametrize("label", [3, 7.5, [2.0], [5.0, 1.0], [1.0, 2.0, 3.0, 4.0]])
-def test_label_header_equals_mxnets(label: float | list[float]) -> None:
-    mx = pytest.importorskip("partial_fc.mxnet").mx
+def test_label_header_equals_mxnets(mx, label: float | list[float]) -> None:
     theirs = mxnet_pack(label, b"image", 11, 12)
     assert pack(label, b"image", 11, 12) == theirs
     header, content = unpack(theirs)
@@ -242,3 +242,55 @@ def test_read_ahead_covers_the_records(tmp_path: Path, monkeypatch: pytest.Monke
     begin, end = pieces[0][0], sum(pieces[-1])
     assert begin == reader._offsets[10]
     assert end >= reader._offsets[19] + 1900
+
+
+# ---- files that once gave a wrong label
+
+
+def frame(content: bytes, part: int = 0) -> bytes:
+    return struct.pack("<II", recordio.MAGIC, part << 29 | len(content)) + content + bytes(-len(content) % 4)
+
+
+def test_a_label_that_its_record_does_not_hold(tmp_path):
+    """A record of 8 bytes: its label was taken from the record behind it."""
+    path = tmp_path / "train.rec"
+    path.write_bytes(frame(struct.pack("<If", 0, 3.0)) + frame(pack(5.0, b"image")))
+    path.with_suffix(".idx").write_text("0\t0\n1\t16\n")
+    with RecordReader(path) as reader:
+        assert reader.first_labels(np.array([1])).tolist() == [5.0]
+        with pytest.raises(BadRecord, match=r"train\.rec, key 0: label header cut off: got 8 bytes"):
+            reader.first_labels(np.array([0, 1]))
+
+
+def test_a_label_that_is_a_signalling_nan(tmp_path):
+    """NumPy warned."""
+    path = tmp_path / "train.rec"
+    path.write_bytes(frame(struct.pack("<II16x", 0, 0x7FA00000) + b"image"))
+    path.with_suffix(".idx").write_text("0\t0\n")
+    (tmp_path / "property").write_text("2,8,8")
+    with warnings.catch_warnings(), closing(RecordSource(tmp_path)) as source:
+        warnings.simplefilter("error")
+        with pytest.raises(BadRecord, match=r"train\.rec, key 0: label nan"):
+            source.labels()
+
+
+def test_a_label_behind_a_magic_number(tmp_path):
+    """The header's id is the magic number, so the record is split within its header, before its one label."""
+    head, tail = struct.pack("<If", 1, 0.0), struct.pack("<If", 0, 7.0)
+    path = tmp_path / "train.rec"
+    path.write_bytes(frame(head, 1) + frame(tail, 3))
+    path.with_suffix(".idx").write_text("0\t0\n")
+    with RecordReader(path) as reader, pytest.raises(BadRecord, match="label header cut off"):
+        reader.first_labels(np.array([0]))
+    path.write_bytes(frame(head, 1) + frame(bytes(12) + struct.pack("<f", 7.0), 3))
+    with RecordReader(path) as reader:
+        assert reader.first_labels(np.array([0])).tolist() == [7.0]
+
+
+@pytest.mark.parametrize("parts", [(2,), (3,), (0, 3), (1, 1, 3), (1, 0), (5,)])
+def test_parts_that_do_not_follow_each_other_get_no_index(tmp_path, parts):
+    path = tmp_path / "train.rec"
+    path.write_bytes(b"".join(frame(bytes(32), part) for part in parts))
+    with pytest.raises(BadRecord, match="no whole frame here"):
+        write_index(path)
+    assert not path.with_suffix(".idx").exists()

@@ -9,7 +9,7 @@ from torch import nn
 from partial_fc.data import BadRecord
 from partial_fc.data.sample import Sample
 from partial_fc.data.transform import ShortSideCrop
-from partial_fc.models.inputs import TORCHVISION, InputContract
+from partial_fc.models.inputs import TORCHVISION, Pixels
 from recipes.imagenet_epochs import _batch_statistics
 
 SIZES = [(40, 60), (60, 40), (41, 67), (24, 24), (7, 11), (11, 7), (24, 37), (300, 25)]
@@ -84,13 +84,13 @@ def test_an_image_that_is_all_length():
 
 def test_what_the_network_gets():
     pixel_B = torch.arange(2 * 3 * 2, dtype=torch.uint8).view(2, 3, 2, 1)
-    caffe2 = InputContract("BGR", (1.0, 2.0, 3.0), (2.0, 4.0, 8.0), bgr=True)(pixel_B)
+    caffe2 = Pixels("BGR", (1.0, 2.0, 3.0), (2.0, 4.0, 8.0), bgr=True)(pixel_B)
     for channel, (theirs, mean, std) in enumerate(((2, 1, 2), (1, 2, 4), (0, 3, 8))):
         assert torch.equal(caffe2[:, channel], (pixel_B[:, theirs].float() - mean) / std)
     rgb = TORCHVISION(pixel_B)
     for channel, (mean, std) in enumerate(((0.485, 0.229), (0.456, 0.224), (0.406, 0.225))):
         torch.testing.assert_close(rgb[:, channel], (pixel_B[:, channel].float() / 255 - mean) / std)
-    clip = InputContract("BGR", (1.0, 2.0, 3.0), (1.0, 1.0, 1.0), bgr=True)(pixel_B.unsqueeze(2))
+    clip = Pixels("BGR", (1.0, 2.0, 3.0), (1.0, 1.0, 1.0), bgr=True)(pixel_B.unsqueeze(2))
     assert clip.shape == (2, 3, 1, 2, 1)
     assert clip[0, 0, 0, 0, 0] == pixel_B[0, 2, 0, 0] - 1
 

@@ -12,27 +12,12 @@ from partial_fc.data import BadRecord, ImageFolder, RecordSource, Synthetic, ope
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.recordio import Header, RecordWriter, _image_keys, pack, read_property
 from partial_fc.embedding.sources import open_images
+from tests.unit.doctor_sets import records as insightface_records
 from tests.unit.mxnet_recordio import mxnet_pack
 
 
 def jpeg(value: int, size: int = 8) -> bytes:
     return cv2.imencode(".jpg", np.full((size, size, 3), value, np.uint8))[1].tobytes()
-
-
-def insightface_records(counts: list[int]) -> dict[int, bytes]:
-    """Key -> record in the layout of InsightFace, one identity per count."""
-    records = {}
-    end = [1, *np.cumsum([1, *counts[:-1]]).tolist()]
-    starts = np.cumsum([1, *counts]).tolist()
-    for label, count in enumerate(counts):
-        for key in range(starts[label], starts[label] + count):
-            records[key] = pack([label, 1.0], jpeg(key))
-    first = starts[-1]
-    records[0] = pack([first, first + len(counts)], b"")
-    for label in range(len(counts)):
-        records[first + label] = pack([starts[label], starts[label + 1]], b"")
-    assert end[0] == 1
-    return records
 
 
 def write(folder: Path, records: dict[int, bytes]) -> Path:
@@ -45,8 +30,7 @@ def write(folder: Path, records: dict[int, bytes]) -> Path:
 
 @pytest.mark.mxnet
 @pytest.mark.parametrize("hole", [None, 3])
-def test_insightface_layout_as_mxnet_writes_it(tmp_path: Path, hole: int | None) -> None:
-    mx = pytest.importorskip("partial_fc.mxnet").mx
+def test_insightface_layout_as_mxnet_writes_it(mx, tmp_path: Path, hole: int | None) -> None:
     writer = mx.recordio.MXIndexedRecordIO(str(tmp_path / "train.idx"), str(tmp_path / "train.rec"), "w")
     images = {1: 0, 2: 0, 3: 1, 4: 2, 5: 2, 6: 2}
     for key, label in images.items():
@@ -69,8 +53,7 @@ def test_insightface_layout_as_mxnet_writes_it(tmp_path: Path, hole: int | None)
 
 
 @pytest.mark.mxnet
-def test_im2rec_layout_as_mxnet_writes_it(tmp_path: Path) -> None:
-    mx = pytest.importorskip("partial_fc.mxnet").mx
+def test_im2rec_layout_as_mxnet_writes_it(mx, tmp_path: Path) -> None:
     writer = mx.recordio.MXIndexedRecordIO(str(tmp_path / "train.idx"), str(tmp_path / "train.rec"), "w")
     for key in (2, 0, 1):  # im2rec shuffles
         writer.write_idx(key, mxnet_pack(key * 5, jpeg(key), key))
@@ -111,7 +94,7 @@ def test_first_identity_beyond_float32(num_images: int) -> None:
 
 
 def test_wrong_identity_headers(tmp_path: Path) -> None:
-    records = insightface_records([2, 1, 3])
+    records = insightface_records((2, 1, 3))
     write(tmp_path, {key: record for key, record in records.items() if key != 9})
     with pytest.raises(ValueError, match=r"key 0: header \[7.0, 10.0\], but .* ends with key 8"):
         RecordSource(tmp_path)
@@ -124,7 +107,7 @@ def test_wrong_identity_headers(tmp_path: Path) -> None:
 
 
 def test_property_that_disagrees_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write(tmp_path, insightface_records([2, 1, 3]))
+    write(tmp_path, insightface_records((2, 1, 3)))
     (tmp_path / "property").write_text("4,112,112")
     with caplog.at_level(logging.WARNING):
         assert RecordSource(tmp_path).num_classes == 4

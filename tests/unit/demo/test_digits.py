@@ -4,7 +4,6 @@ import gzip
 import hashlib
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 
@@ -35,11 +34,6 @@ def test_every_scan_is_in_one_of_the_two_sets(folder, scans):
     assert set(test.label_N) == set(range(10))
 
 
-def test_split_is_where_a_form_begins(scans):
-    """Forms begin with 0 to 9, three times; the text says that the split is at such a place."""
-    np.testing.assert_array_equal(scans.target[NUM_TRAIN : NUM_TRAIN + 20], list(range(10)) * 2)
-
-
 def test_looks_like_mnist(folder):
     """28 x 28, white on black, and as MNIST's description says the centre of mass in the middle."""
     image_NHW = read_set(folder, "train").image_NHW
@@ -52,20 +46,6 @@ def test_looks_like_mnist(folder):
     for axis in (1, 2):
         centre_N = (image_NHW.sum(axis=3 - axis) * (np.arange(28) + 0.5)).sum(axis=1) / mass_N
         assert np.abs(centre_N - 14).max() <= 0.5
-
-
-def test_enlarging_equals_opencvs_cubic_but_for_the_edge(scans):
-    """OpenCV's cubic has another coefficient and repeats the edge; inside, both draw the same digit."""
-    scan_N88 = scans.images[:50].astype(np.int64)
-    for scan, ours in zip(scan_N88, enlarge(scan_N88), strict=True):
-        theirs = cv2.resize(scan.astype(np.float64), (20, 20), interpolation=cv2.INTER_CUBIC)
-        rows, columns = (np.flatnonzero(ours.any(axis)) for axis in (1, 0))
-        best = max(
-            np.corrcoef(theirs.ravel(), ours[top : top + 20, left : left + 20].ravel())[0, 1]
-            for top in range(max(0, rows[-1] - 19), min(8, rows[0]) + 1)
-            for left in range(max(0, columns[-1] - 19), min(8, columns[0]) + 1)
-        )
-        assert best > 0.98
 
 
 def test_same_bytes_on_every_machine():
@@ -82,12 +62,6 @@ def test_plain_files_hold_the_same_and_writing_again_gives_the_same_bytes(folder
             compressed = (folder / f"{name}.gz").read_bytes()
             assert gzip.decompress(compressed) == (tmp_path / "plain" / name).read_bytes()
             assert compressed == (tmp_path / "again" / f"{name}.gz").read_bytes()
-
-
-def test_picture(folder):
-    sheet = cv2.imread(str(folder / "digits.png"))
-    assert sheet.shape == (10 * 28 * 2, 20 * 28 * 2, 3)
-    assert sheet.any(axis=(1, 2)).mean() > 0.5
 
 
 def test_existing_files_are_left_alone(folder):

@@ -15,9 +15,9 @@ from partial_fc.data.pairs import read_pairs
 from partial_fc.data.recordio import RecordReader, unpack
 from partial_fc.verbs.demo import glyphs
 from partial_fc.verbs.demo.glyphs import GlyphOptions, build
-from partial_fc.verbs.demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, Font, characters, choose, find_fonts
+from partial_fc.verbs.demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, Font, choose, find_fonts
 from partial_fc.verbs.demo.glyphs_pairs import SETS, lookalikes
-from partial_fc.verbs.demo.glyphs_render import Glyph, Pen, drawing, workers
+from partial_fc.verbs.demo.glyphs_render import Pen, drawing, workers
 
 pytestmark = pytest.mark.slow
 
@@ -69,14 +69,6 @@ def test_a_larger_set_from_more_processes_starts_with_the_same_bytes(folder: Pat
         assert all(ours.read(key) == theirs.read(key) for key in range(1, 1 + 12 * 7 * 2))
 
 
-def test_another_seed_gives_other_characters(fonts: list[Font]) -> None:
-    standing = characters(fonts)
-    classes, unseen = choose(standing, 200, 100, seed=0)
-    other_classes, other_unseen = choose(standing, 200, 100, seed=1)
-    assert len(set(classes) & set(other_classes)) < 20
-    assert len(set(unseen) & set(other_unseen)) < 20
-
-
 # ---- the training set
 
 
@@ -100,13 +92,6 @@ def test_records_are_those_of_insightface(folder: Path) -> None:
             next_image = stop
         assert next_image == first_class
     assert (folder / "property").read_text() == "12,40,40\n"
-
-
-def test_the_loader_s_source_reads_it(folder: Path) -> None:
-    source = RecordSource(folder)
-    assert source.num_classes == 12
-    assert len(source) == len((folder / "train.lst").read_text().splitlines()) == 12 * 7 * 2
-    np.testing.assert_array_equal(source.labels(), np.repeat(np.arange(12), 7 * 2))
 
 
 def test_no_image_is_blank_or_cut(folder: Path) -> None:
@@ -180,15 +165,6 @@ def test_lookalikes_are_the_nearest_ones() -> None:
     }
 
 
-def test_lookalikes_overlap_more_than_strangers(folder: Path, pen: Pen) -> None:
-    means = {}
-    for name in ("unseen", "lookalike"):
-        pairs = [line for line in read_pair_list(folder, name) if line[4] == "different"]
-        shapes = [[pen.shape(Glyph(ord(line[i]), 0)) for i in (0, 2)] for line in pairs]
-        means[name] = np.mean([a @ b for a, b in shapes])
-    assert means["lookalike"] > means["unseen"] + 0.05
-
-
 # ---- fonts and what they lack
 
 
@@ -204,12 +180,6 @@ def test_a_typeface_is_used_only_for_what_it_draws(pen: Pen) -> None:
     assert drawn[0x4E00] == CHINESE
 
 
-def test_characters_need_five_typefaces() -> None:
-    held = [{1, 2}, {1, 2}, {1, 2}, {1, 2}, {2}, {3}]
-    fonts = [Font(Path("x"), 0, "1", frozenset(codes)) for codes in held]
-    assert characters(fonts) == {2: (0, 1, 2, 3, 4)}
-
-
 def test_characters_of_all_chinese_typefaces_come_first() -> None:
     standing = {code: CHINESE if code % 2 else CHINESE[:5] for code in range(100)}
     classes, unseen = choose(standing, num_classes=70, num_unseen=20, seed=0)
@@ -220,14 +190,6 @@ def test_characters_of_all_chinese_typefaces_come_first() -> None:
         choose(standing, num_classes=81, num_unseen=20, seed=0)
     with pytest.raises(ValueError, match="only 50 characters"):
         choose(standing, num_classes=1, num_unseen=51, seed=0)
-
-
-def test_ranges_and_scripts(fonts: list[Font]) -> None:
-    """The issue's count, for the versions of Debian 12; other versions may only have more."""
-    standing = characters(fonts)
-    assert len(standing) >= 38_694
-    assert sum(set(CHINESE) <= set(places) for places in standing.values()) >= 18_366
-    assert all(NEVER_TRAINED not in standing[code] for code in range(0xAC00, 0xD7A4))
 
 
 def test_missing_fonts_name_their_packages(tmp_path: Path) -> None:
@@ -271,11 +233,3 @@ def test_other_options_or_damage_are_errors(folder: Path, tmp_path: Path) -> Non
     (copy / "manifest.json").unlink()
     with pytest.raises(ValueError, match="is no glyph set"):
         build(replace(SMALL, out=copy))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("pairs", 6010), ("num_classes", 0), ("quality", 101), ("num_unseen", 100), ("image_size", 8)]
-)
-def test_options_are_checked(field: str, value: int) -> None:
-    with pytest.raises(ValueError, match=field.replace("_", "-")):
-        GlyphOptions(out=Path("x"), **{field: value})

@@ -21,12 +21,6 @@ def test_what_moves(motion, value, sign):
     assert all(np.ptp(getattr(path, name)) == 0 for name in still)
 
 
-def test_speeds_change_both_ways():
-    for motion, sign in (("speeding_up", 1), ("slowing_down", -1)):
-        path = _path(motion, 72, 80, np.random.default_rng(0))
-        assert (np.sign(np.diff(np.hypot(np.diff(path.x), np.diff(path.y)))) == sign).all()
-
-
 def test_a_moment_says_nothing_of_the_class():
     """Of each motion the same range of sizes and brightness."""
     for motion in MOTIONS:

@@ -1,7 +1,6 @@
 """Against slow, direct versions of the published protocol, and for several ranks against one."""
 
 import math
-from threading import Barrier, Thread
 
 import cv2
 import numpy as np
@@ -12,6 +11,7 @@ from partial_fc.comm import SingleWorld
 from partial_fc.data.pairs import read_pairs, write_pairs
 from partial_fc.evaluate import Roc, Verification, plot
 from partial_fc.evaluate.verification import fold_accuracy, wilson_interval
+from tests.unit.thread_world import in_world
 
 SIZE = 12
 
@@ -91,35 +91,13 @@ def embed():
     return network
 
 
-class RankOf:
-    """One rank of a world made of threads; knows only what Verification needs."""
+def errors_of_three_ranks(path, embed, **options) -> list[str]:
+    def work(world):
+        with pytest.raises(ValueError) as error:
+            list(Verification(path, SIZE, 8, **options).run(embed, world))
+        return str(error.value)
 
-    def __init__(self, rank, size, parts, barrier):
-        self.rank, self.size, self.parts, self.barrier = rank, size, parts, barrier
-
-    def all_gather(self, t, *, name):
-        self.parts[self.rank] = t
-        self.barrier.wait(timeout=20)
-        return torch.cat(self.parts)
-
-
-def run_on_ranks(size, path, batch_size, embed, **options):
-    """What each rank yields, or the error that it raises."""
-    parts, barrier, results = [None] * size, Barrier(size), [None] * size
-
-    def work(rank):
-        try:
-            verification = Verification(path, SIZE, batch_size, **options)
-            results[rank] = dict(verification.run(embed, RankOf(rank, size, parts, barrier)))
-        except Exception as error:
-            results[rank] = error
-
-    threads = [Thread(target=work, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    return in_world(3, work)
 
 
 # Numerics
@@ -135,14 +113,6 @@ def test_fold_accuracy_equals_the_loops(num_pairs, seed):
     accuracy = fold_accuracy(distances, same)
     assert (accuracy.mean, accuracy.std) == pytest.approx(slow_accuracy(distances, same), abs=1e-15)
     assert accuracy.low < accuracy.mean < accuracy.high or accuracy.mean in (0, 1)
-
-
-def test_fold_accuracy_of_sorted_kinds():
-    # All genuine pairs first: some folds have no impostor at all.
-    same = np.arange(40) < 20
-    distances = np.where(same, 0.5, 2.0)
-    assert fold_accuracy(distances, same).mean == 1.0
-    assert fold_accuracy(2.5 - distances, same).mean == slow_accuracy(2.5 - distances, same)[0]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -169,14 +139,6 @@ def test_a_false_accept_rate_below_one_impostor_is_not_measured():
     assert roc.tar_at(1 / 2000) == 1.0
     assert math.isnan(roc.tar_at(1e-4))
     assert roc.tar_at(0.0) == 1.0
-
-
-def test_far_at_exactly_one_impostor():
-    same = np.array([False, *[True] * 4, *[False] * 999])
-    distances = np.arange(1004) / 1004
-    roc = Roc.from_distances(distances, same, 0.5)
-    assert roc.tar_at(1e-3) == 1.0  # one of 1,000 impostors may be accepted
-    assert roc.tar_at(0.0) == 0.0
 
 
 @pytest.mark.parametrize("kind", [True, False])
@@ -216,17 +178,6 @@ def test_equals_the_description(tmp_path, embed, num_pairs, batch_size, flip):
     assert 0.5 < mean < 1.0  # the set is neither hopeless nor trivial, so that mistakes would show
 
 
-@pytest.mark.parametrize("size", [2, 3, 7])
-@pytest.mark.parametrize("batch_size", [7, 16, 200])
-def test_any_number_of_ranks_gives_the_same_bits(tmp_path, embed, size, batch_size):
-    make_set(tmp_path / "set.bin", 61)
-    (one,) = run_on_ranks(1, tmp_path / "set.bin", batch_size, embed)
-    several = run_on_ranks(size, tmp_path / "set.bin", batch_size, embed)
-    assert len(one) == 8
-    for result in several:
-        np.testing.assert_equal(result, one)  # NaN equals NaN here
-
-
 def test_one_collective_and_no_gradients(tmp_path, embed):
     make_set(tmp_path / "set.bin", 21)
     world = SingleWorld()
@@ -250,9 +201,8 @@ def test_bad_embedding_is_an_error_on_every_rank(tmp_path, embed, bad):
         feat_ID[(image_I3HW == target).flatten(1).all(1)] = bad
         return feat_ID
 
-    for error in run_on_ranks(3, tmp_path / "set.bin", 8, sick, flip=False):
-        assert isinstance(error, ValueError)
-        assert "set.bin: pair 17 of 30 (1 bad in all): an embedding is not finite or has length 0" in str(error)
+    for error in errors_of_three_ranks(tmp_path / "set.bin", sick, flip=False):
+        assert "set.bin: pair 17 of 30 (1 bad in all): an embedding" in error
 
 
 @pytest.mark.parametrize(
@@ -268,29 +218,24 @@ def test_broken_image_is_an_error_on_every_rank(tmp_path, embed, content, words)
     encoded, same = read_pairs(tmp_path / "set.bin")
     encoded[2 * 11] = content
     write_pairs(tmp_path / "set.bin", encoded, same.tolist())
-    for error in run_on_ranks(3, tmp_path / "set.bin", 8, embed):
-        assert isinstance(error, ValueError)
-        assert f"set.bin: pair 11 of 30 (1 bad in all): image 22 cannot be used: {words}" in str(error)
+    for error in errors_of_three_ranks(tmp_path / "set.bin", embed):
+        assert f"set.bin: pair 11 of 30 (1 bad in all): image 22 cannot be used: {words}" in error
 
 
-def test_too_few_pairs(tmp_path):
-    make_set(tmp_path / "set.bin", 9)
-    with pytest.raises(ValueError, match=r"set\.bin: 9 pairs; 10 folds"):
-        Verification(tmp_path / "set.bin", SIZE, 8)
-
-
-def test_one_kind_only(tmp_path):
-    make_set(tmp_path / "set.bin", 20)
+@pytest.mark.parametrize(
+    ("num_pairs", "kinds", "batch_size", "message"),
+    [
+        (9, 2, 8, r"set\.bin: 9 pairs; 10 folds"),
+        (20, 1, 8, r"set\.bin: all 20 pairs are of one kind"),
+        (20, 2, 1, "batch size 1"),
+    ],
+)
+def test_sets_that_cannot_be_evaluated(tmp_path, num_pairs, kinds, batch_size, message):
+    make_set(tmp_path / "set.bin", num_pairs)
     encoded, same = read_pairs(tmp_path / "set.bin")
-    write_pairs(tmp_path / "set.bin", encoded, [True] * len(same))
-    with pytest.raises(ValueError, match=r"set\.bin: all 20 pairs are of one kind"):
-        Verification(tmp_path / "set.bin", SIZE, 8)
-
-
-def test_batch_without_a_pair(tmp_path):
-    make_set(tmp_path / "set.bin", 20)
-    with pytest.raises(ValueError, match="batch size 1"):
-        Verification(tmp_path / "set.bin", SIZE, 1)
+    write_pairs(tmp_path / "set.bin", encoded, same.tolist() if kinds == 2 else [True] * num_pairs)
+    with pytest.raises(ValueError, match=message):
+        Verification(tmp_path / "set.bin", SIZE, batch_size)
 
 
 # The picture
@@ -313,15 +258,3 @@ def test_plot_draws_every_curve(tmp_path):
     assert (both == BLUE).all(2).sum() > 200
     assert (both == ORANGE).all(2).sum() > 200
     assert (one == ORANGE).all(2).sum() == 0
-
-
-def test_plot_of_perfect_separation(tmp_path):
-    same = np.arange(20) < 10
-    plot({"easy": Roc.from_distances(np.where(same, 0.1, 2.0), same, 1.0)}, tmp_path / "easy.png")
-    # No FAR lies between 0 and 1, yet the line along the top must be there.
-    assert (cv2.imread(str(tmp_path / "easy.png")) == BLUE).all(2).sum() > 500
-
-
-def test_nothing_to_plot(tmp_path):
-    with pytest.raises(ValueError, match="no ROC"):
-        plot({}, tmp_path / "roc.png")

@@ -5,7 +5,6 @@ import torch
 
 from partial_fc.head import hard_negatives, reference
 from partial_fc.head.hard_negatives import HardNegatives
-from partial_fc.head.sampling import Sampling
 from partial_fc.head.shard import Shard
 
 C, D = 3000, 16
@@ -41,26 +40,6 @@ def test_lists_are_the_nearest_of_other_classes(monkeypatch, chunk, k):
             found = lists.classes(label[None], everything(num_classes))
             assert torch.equal(found, cos_GC[g].topk(k).indices.sort().values)
             assert label not in found
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_twins_are_found_through_the_samples_and_then_stay(size):
-    unit_GD, label_G, centre_CD = problem()
-    sampling = Sampling(C, 0.1, seed=0)
-    twins = set((C - 1 - label_G).tolist())
-    found: set[int] = set()
-    for rank in range(size):
-        shard = Shard.of(C, rank, size)
-        lists = HardNegatives(C, k=2, every=1)
-        for step in range(20):  # two rounds: all centres have been candidates
-            mine = label_G[(label_G >= shard.start) & (label_G < shard.stop)]
-            more = torch.cat((mine, lists.classes(label_G, shard)))
-            class_S = torch.unique(torch.cat((sampling.negatives(step, shard), more)))
-            lists.learn(label_G, unit_GD, centre_CD[shard.start : shard.stop], class_S - shard.start, class_S, step)
-        here = set(lists.classes(label_G, shard).tolist())
-        assert all(shard.start <= c < shard.stop for c in here)
-        found |= here
-    assert twins <= found
 
 
 def test_a_centre_that_moves_away_is_forgotten():
@@ -132,16 +111,6 @@ def test_fewer_candidates_than_k_and_none():
     assert lists.classes(torch.tensor([2]), Shard.of(C, 2, 3)).tolist() == []
     lists.learn(label_G, unit_GD, centre_CD[:0], few[:0], few[:0], step=0)
     assert lists.classes(torch.tensor([2]), everything()).tolist() == [1, 7], "nothing to compare with: unchanged"
-
-
-def test_state_goes_through_load():
-    unit_GD, label_G, centre_CD = problem()
-    first, second = HardNegatives(C, 3), HardNegatives(C, 3)
-    first.learn(label_G, unit_GD, centre_CD, None, torch.arange(C), step=0)
-    second.load_state({name: tensor.clone() for name, tensor in first.state().items()})
-    assert torch.equal(first.classes(label_G, everything()), second.classes(label_G, everything()))
-    with pytest.raises(ValueError, match="k, capacity and the number of classes"):
-        HardNegatives(C, 4).load_state(first.state())
 
 
 @pytest.mark.parametrize("options", [{"k": 0}, {"k": 1, "every": 0}, {"k": 1, "capacity": 0}])

@@ -8,7 +8,6 @@ from partial_fc.head.active_rows import insert
 from partial_fc.head.quota import within_quota
 from partial_fc.head.sampling import BLOCK, Sampling
 from partial_fc.head.shard import Shard
-from tests.unit.thread_world import ThreadWorld, in_world
 
 D = 8
 
@@ -75,42 +74,6 @@ def test_the_other_classes_are_negatives_equally_often():
     expected = num_steps * (100 - 80) / 320
     assert abs(count[others].mean() - expected) < 1e-3
     assert (count[others] - expected).abs().max() < 5 * expected**0.5
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_ranks_that_go_on_from_a_state_train_as_one_that_never_stopped(size):
-    """Losses, and so centres: in float64, to rounding."""
-    rows = 12
-
-    def batch(step: int):
-        generator = torch.Generator().manual_seed(step)
-        return torch.randn(rows, D, generator=generator), torch.randint(97, (rows,), generator=generator)
-
-    def head(world) -> PartialFC:
-        return PartialFC(97, D, CosFace(16.0), 0.2, world, seed=7, dtype=torch.float64, quota="insightface")
-
-    def steps(head: PartialFC, first: int, last: int) -> list[float]:
-        each = rows // head.world.size
-        own = slice(head.world.rank * each, (head.world.rank + 1) * each)
-        losses = []
-        for step in range(first, last):
-            feat, label = batch(step)
-            loss = head(feat[own].double().requires_grad_(), label[own])
-            loss.backward()
-            assert sum(len(part.rows) for part in head.pending) <= 20
-            head.step(0.1)
-            losses.append(loss.item())
-        return losses
-
-    def stopped(world: ThreadWorld) -> list[float]:
-        before, after = head(world), head(world)
-        losses = steps(before, 0, 4)
-        after.load_state_dict(before.state_dict())
-        return losses + steps(after, 4, 8)
-
-    wanted = in_world(1, lambda world: steps(head(world), 0, 8))[0]
-    for losses in in_world(size, stopped):
-        assert losses == pytest.approx(wanted, rel=1e-12)
 
 
 def test_hard_negatives_come_on_top_and_a_correction_is_refused():

@@ -217,21 +217,6 @@ def test_rounding_is_unbiased_and_goes_to_a_neighbour():
     assert torch.equal(round_stochastically(exact, torch.arange(len(x)), 7).float(), exact)
 
 
-def test_updates_too_small_for_bfloat16_add_up(make):
-    """400 steps of 1/5000 of the value: rounding to nearest would not move it at all."""
-    ours = make(optimizer=RowSGD(0.0, 0.0), dtype=BF16)
-    ours.load_row_state({**ours.row_state(), "centres": torch.ones(L, D)})
-    for step in range(400):
-        ours.fetch(None, step)
-        ours.update(None, 0, L, torch.full((L, D), 2e-4), 1.0, step)
-    assert abs(ours.centre_LD.double().mean() - (1 - 0.08)) < 2e-3
-
-
-def test_different_steps_and_tensors_round_apart():
-    keys = {counter_rng.rounding_key(seed, stream, step) for seed in (0, 1) for stream in (0, 1) for step in range(50)}
-    assert len(keys) == 200
-
-
 def test_catching_up_rounds_with_the_noise_of_the_last_missed_step(make):
     """The noise of the step at hand is for the update that follows: the same twice would not be independent."""
     ours, wide = (make(optimizer=RowSGD(0.9, 0.1), dtype=dtype, catch_up="exact") for dtype in (BF16, torch.float32))
@@ -246,30 +231,6 @@ def test_catching_up_rounds_with_the_noise_of_the_last_missed_step(make):
             wide.row_state()[name][row], row + FIRST, counter_rng.rounding_key(SEED, stream, 2)
         )
         assert torch.equal(ours.row_state()[name][row], expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, BF16])
-def test_a_fused_update_needs_the_tables_and_the_keys(make, dtype):
-    """A step written out here leaves the bits that `update` leaves."""
-    optimizer = RowSGD(0.9, 0.01)
-    updated, fused = (make(optimizer=optimizer, dtype=dtype, catch_up="exact") for _ in range(2))
-    for step in range(4):
-        row_S = drawn(step)
-        grad = torch.randn(len(row_S), D, generator=torch.Generator().manual_seed(step))
-        for ours in (updated, fused):
-            ours.fetch(row_S, step)
-        updated.update(row_S, 0, len(row_S), grad.clone(), 0.1, step)
-        keys, tables = fused.begin_fused_update(0.1, step), fused.row_state()
-        centre, momentum = (tables[name][row_S].float() for name in ("centres", "momentum"))
-        momentum = momentum.mul_(0.9).add_(grad.add_(centre, alpha=0.01))
-        centre.add_(momentum, alpha=-0.1)
-        for name, rows in (("centres", centre), ("momentum", momentum)):
-            if dtype == BF16:
-                rows = round_stochastically(rows, row_S + fused.first_row, keys[name])
-            tables[name][row_S] = rows
-        tables["touched"][row_S] = step + 1
-    for name, rows in updated.row_state().items():
-        assert torch.equal(fused.row_state()[name], rows), name
 
 
 # ---- disk

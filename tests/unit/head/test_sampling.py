@@ -133,17 +133,6 @@ def test_the_steps_of_different_rounds_are_unrelated():
     assert (overlap[apart] - chance).abs().max() < 6 * chance**0.5
 
 
-def test_corrected_sums_over_a_round_have_the_sum_over_all_classes_as_their_mean():
-    num_classes, rate = BLOCK + 80, 0.1
-    sampling = Sampling(num_classes, rate, 5)
-    value_C = torch.rand(num_classes, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 8
-    sums = []
-    for step in range(200):
-        class_S = drawn(sampling, step)
-        sums.append((value_C[class_S] / rate).sum().item())
-    assert abs(sum(sums) / len(sums) / value_C.sum().item() - 1) < 0.002
-
-
 def test_a_step_does_not_need_the_steps_before_it():
     sampling = Sampling(12345, 0.1, 0)
     in_order = [drawn(sampling, step) for step in range(30)]

@@ -5,7 +5,7 @@ import torch
 
 from partial_fc.head import CosFace, PartialFC, RowSGD, Storage
 from partial_fc.head.rows import RowTable
-from partial_fc.verbs.bench import plan, step_counts
+from partial_fc.verbs.bench import plan
 from partial_fc.verbs.bench.plan_report import PlanOptions
 from tests.unit.operations import Operations
 
@@ -16,9 +16,9 @@ NAMES = {FP32: "fp32", BF16: "bf16"}
 
 @pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize("dtypes", [(FP32, FP32), (BF16, BF16), (BF16, FP32), (FP16, FP32)], ids=str)
-@pytest.mark.parametrize("optimizer", step_counts.OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", plan.OPTIMIZERS)
 def test_an_update_moves_the_bytes_that_are_planned(optimizer, dtypes, sampled):
-    table = RowTable(0, ROWS, D, 0, step_counts.OPTIMIZERS[optimizer](), Storage(*dtypes), "cpu")
+    table = RowTable(0, ROWS, D, 0, plan.OPTIMIZERS[optimizer](), Storage(*dtypes), "cpu")
     table.all_rows()
     row = torch.arange(0, ROWS, 2) if sampled else None
     size = ROWS // 2 if sampled else 512  # one chunk
@@ -26,10 +26,10 @@ def test_an_update_moves_the_bytes_that_are_planned(optimizer, dtypes, sampled):
     gradient = torch.randn(size, D)
     with Operations() as operations:
         table.update(row, 0, size, gradient, 0.1, 0)
-    planned = step_counts.update_bytes(optimizer, table.storage, sampled)
+    planned = plan.update_bytes(optimizer, table.storage, sampled)
     assert operations.num_bytes / (size * D) == pytest.approx(planned, rel=0.02)
     if not sampled and FP16 not in dtypes:
-        assert operations.count == step_counts.update_operations(optimizer, table.storage)
+        assert operations.count == plan.update_operations(optimizer, table.storage)
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.5])

@@ -33,11 +33,11 @@ def test_the_locks_have_hashes_the_versions_tested_together_and_all_that_setup_c
     here = {name.split("==")[0]: name.split("==")[1].split("+")[0] for name in locked}
     assert not {name for name in here.keys() & tested.keys() if here[name] != tested[name]}, "make lock"
     wanted = {canonicalize_name(Requirement(line).name) for line in lock.wanted()}
-    assert not (wanted | {*lock.FOR_HOROVOD, *lock.FOR_MXNET, "horovod", "mxnet", "atheris"}) - here.keys(), "make lock"
+    assert not (wanted | {*lock.FOR_HOROVOD, *lock.FOR_MXNET, "horovod", "mxnet"}) - here.keys(), "make lock"
 
 
 def test_set_up_takes_nothing_from_an_index_without_a_hash():
-    for path in ("scripts/setup.sh", "scripts/build_horovod.sh", "scripts/torture.sh"):
+    for path in ("scripts/setup.sh", "scripts/build_horovod.sh"):
         text = re.sub(r"^\s*#.*\n", "", (ROOT / path).read_text(), flags=re.MULTILINE).replace("\\\n", " ")
         for line in re.findall(r".*(?:pip|\{pip\[@\]\}\")\s+(?:install|download|wheel)\b.*", text):
             # Our own sources, and the wheel that was just built of Horovod's.

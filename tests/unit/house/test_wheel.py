@@ -1,19 +1,28 @@
 """`pip install .` somewhere else: the wheel has everything, and only under our name."""
 
+import json
+import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
+import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from partial_fc.head.kernels.cpu import load
+from tests.recipes.test_new_recipe import class_folders
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
+ENVIRON = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
 PARTS = ("partial_fc", "recipes", "setup.cfg", "setup.py", "pyproject.toml", "README.md")
 
 
@@ -87,3 +96,73 @@ def test_the_first_step_compiles_the_kernel_into_an_empty_cache(environment, tmp
 def test_its_command_line(environment):
     assert "checkpoint verify" in run(environment / "bin/partial-fc", "--help", PATH="/usr/bin:/bin")
     assert "--sample-rate" in run(environment / "bin/partial-fc", "train", "face", "--help", PATH="/usr/bin:/bin")
+
+
+# ---- the recipes of docs/recipes.md, as they stand there
+
+
+@pytest.fixture(scope="module")
+def recipes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with both, and data for them."""
+    folder = tmp_path_factory.mktemp("recipes")
+    programs = re.findall(r"```python\n(.*?)```", (ROOT / "docs/recipes.md").read_text(), re.DOTALL)
+    for name, program, most_lines in zip(("folders.py", "titles.py"), programs, (60, 120), strict=True):
+        assert len(program.splitlines()) <= most_lines
+        (folder / name).write_text(program)
+    for split in ("photos", "test-photos"):
+        class_folders(folder / split)
+    words = [f"word{number}" for number in range(40)]
+    for seed, split in enumerate(("train", "test")):
+        rng = np.random.default_rng(seed)
+        # Each class has words of its own, among those that all have.
+        lines = [f"c{label}\town{label} {' '.join(rng.choice(words, 3))} own{label}" for label in range(30)] * 4
+        (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def command(environment: Path, words: str) -> list[str]:
+    return [str(environment / "bin/partial-fc"), "train", *words.split()]
+
+
+def result(root: Path) -> dict[str, Any]:
+    return json.loads((root / "result.json").read_text())
+
+
+def test_the_recipe_for_pictures(environment, recipes, monkeypatch):
+    monkeypatch.chdir(recipes)
+    run(
+        *command(environment, "./folders.py --folder photos --test-folder test-photos --batch-size 8 --epochs 4"),
+        **ENVIRON,
+    )
+    found = result(recipes / "runs/folders")
+    assert found["evaluations"]["test/accuracy"] > 0.5
+    assert found["images_per_s"] > 0
+    assert (recipes / "runs/folders/first_batch.png").exists()
+
+
+def test_the_recipe_for_texts_is_killed_and_goes_on(environment, recipes, monkeypatch):
+    monkeypatch.chdir(recipes)
+    flags = "--titles train.tsv --test-titles test.tsv --gpus 2 --sample-rate 0.5 --max-steps 300 --checkpoint-every 10"
+    run(*command(environment, f"./titles.py {flags} --models-root whole"), **ENVIRON)
+    again = command(environment, f"./titles.py {flags} --models-root killed")
+    killed = subprocess.Popen(
+        again, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRON
+    )
+    until = time.monotonic() + 120
+    while not (recipes / "killed/checkpoints/step-00000020/COMPLETE").exists():
+        assert killed.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.002)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert not (recipes / "killed/result.json").exists()
+    run(*again, **ENVIRON)
+    log = (recipes / "killed/logs/rank-0000.log").read_text()
+    assert "resumed from" in log
+    assert "samples/s" in log
+    assert "images" not in log
+    assert (recipes / "killed/loss.csv").read_bytes() == (recipes / "whole/loss.csv").read_bytes()
+    assert result(recipes / "killed")["evaluations"] == result(recipes / "whole")["evaluations"]
+    assert result(recipes / "whole")["evaluations"]["recall@1"] > 0.9
+    assert result(recipes / "whole")["samples_per_s"] > 0
+    assert not (recipes / "whole/first_batch.png").exists()

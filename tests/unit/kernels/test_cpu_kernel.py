@@ -456,13 +456,6 @@ def test_amx_that_the_operating_system_withholds_is_not_used(monkeypatch, torch_
         assert cpu.best_variant() == "avx512_bf16"
 
 
-@pytest.mark.skipif("amx_tile" in PROCESSOR, reason="has AMX")
-def test_amx_by_name_is_an_error_where_there_is_none():
-    if "amx" in VARIANTS:
-        with pytest.raises(RuntimeError, match="does not let this process use AMX tiles"):
-            CpuKernel("bf16", "amx")
-
-
 def test_the_front_door():
     cpu = torch.device("cpu")
     assert choose("auto", cpu, torch.float32, "bf16").name == "cpu"

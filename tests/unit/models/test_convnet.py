@@ -7,23 +7,6 @@ from torch import nn
 from partial_fc.models.convnet import ConvNet
 
 
-def test_parameters_are_the_tutorials():
-    shapes = {name: tuple(p.shape) for name, p in ConvNet().named_parameters()}
-    assert shapes == {
-        "layer1.0.weight": (16, 1, 5, 5),
-        "layer1.0.bias": (16,),
-        "layer1.1.weight": (16,),
-        "layer1.1.bias": (16,),
-        "layer2.0.weight": (32, 16, 5, 5),
-        "layer2.0.bias": (32,),
-        "layer2.1.weight": (32,),
-        "layer2.1.bias": (32,),
-        "fc.weight": (10, 1568),
-        "fc.bias": (10,),
-    }
-    assert sum(p.numel() for p in ConvNet().parameters()) == 29_034
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_equals_the_tutorials_sequence(training):
     """Written as the tutorial's text describes it, with torch's functions."""

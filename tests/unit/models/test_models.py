@@ -9,106 +9,28 @@ from torch import Tensor, nn
 
 from partial_fc import models
 from partial_fc.foreign.backbone_weights import load_weights
-from partial_fc.models.convnet import ConvNet
-from partial_fc.models.inputs import FACE
 from partial_fc.models.iresnet import DEPTHS, IResNet
+from tests.unit.state_shapes import digest
 
 pytestmark = pytest.mark.slow
 
-Shapes = dict[str, tuple[int, ...]]
-
-
-def batch_norm_shapes(name: str, width: int) -> Shapes:
-    vectors = ("weight", "bias", "running_mean", "running_var")
-    return {f"{name}.{v}": (width,) for v in vectors} | {f"{name}.num_batches_tracked": ()}
-
-
-def iresnet_shapes(depths: tuple[int, ...], embedding_size: int, side: int) -> Shapes:
-    """The names and shapes of arcface_torch's iresnet, written down from its published weights."""
-    shapes: Shapes = {"conv1.weight": (64, 3, 3, 3), "prelu.weight": (64,)} | batch_norm_shapes("bn1", 64)
-    width_in = 64
-    for stage, (depth, width) in enumerate(zip(depths, (64, 128, 256, 512), strict=True), start=1):
-        for number in range(depth):
-            at = f"layer{stage}.{number}"
-            shapes |= batch_norm_shapes(f"{at}.bn1", width_in)
-            shapes[f"{at}.conv1.weight"] = (width, width_in, 3, 3)
-            shapes |= batch_norm_shapes(f"{at}.bn2", width)
-            shapes[f"{at}.prelu.weight"] = (width,)
-            shapes[f"{at}.conv2.weight"] = (width, width, 3, 3)
-            shapes |= batch_norm_shapes(f"{at}.bn3", width)
-            if number == 0:
-                shapes[f"{at}.downsample.0.weight"] = (width, width_in, 1, 1)
-                shapes |= batch_norm_shapes(f"{at}.downsample.1", width)
-            width_in = width
-    shapes |= {"fc.weight": (embedding_size, 512 * side * side), "fc.bias": (embedding_size,)}
-    return shapes | batch_norm_shapes("bn2", 512) | batch_norm_shapes("features", embedding_size)
-
-
-def mobilefacenet_shapes(embedding_size: int, side: int) -> Shapes:
-    """The names and shapes of arcface_torch's mbf."""
-    shapes: Shapes = {}
-
-    def convolution(at: str, width: int, per_group: int, kernel: int, activation: bool = True) -> None:
-        shapes[f"{at}.layers.0.weight"] = (width, per_group, kernel, kernel)
-        shapes.update(batch_norm_shapes(f"{at}.layers.1", width))
-        if activation:
-            shapes[f"{at}.layers.2.weight"] = (width,)
-
-    def bottleneck(at: str, width_in: int, width: int, inner: int) -> None:
-        convolution(f"{at}.layers.0", inner, width_in, 1)
-        convolution(f"{at}.layers.1", inner, 1, 3)
-        convolution(f"{at}.layers.2", width, inner, 1, activation=False)
-
-    convolution("layers.0", 128, 3, 3)
-    convolution("layers.1", 128, 2, 3)
-    bottleneck("layers.2", 128, 128, 128)
-    for number in range(4):
-        bottleneck(f"layers.3.layers.{number}", 128, 128, 128)
-    bottleneck("layers.4", 128, 256, 256)
-    for number in range(6):
-        bottleneck(f"layers.5.layers.{number}", 256, 256, 256)
-    bottleneck("layers.6", 256, 256, 512)
-    for number in range(2):
-        bottleneck(f"layers.7.layers.{number}", 256, 256, 256)
-    convolution("conv_sep", 512, 256, 1)
-    convolution("features.layers.0", 512, 1, side, activation=False)
-    shapes["features.layers.2.weight"] = (embedding_size, 512)
-    return shapes | batch_norm_shapes("features.layers.3", embedding_size)
-
-
-def shapes_of(model: nn.Module) -> Shapes:
-    return {name: tuple(value.shape) for name, value in model.state_dict().items()}
-
 
 @pytest.mark.parametrize(
-    ("name", "depths"),
+    ("name", "embedding_size", "image_size", "expected"),
     [
-        ("r18", (2, 2, 2, 2)),
-        ("r34", (3, 4, 6, 3)),
-        ("r50", (3, 4, 14, 3)),
-        ("r100", (3, 13, 30, 3)),
-        ("r200", (6, 26, 60, 6)),
+        ("r18", 512, 112, "8a1772fbc5b6"),
+        ("r34", 512, 112, "99eee08adc53"),
+        ("r50", 512, 112, "8b10e3d3ada4"),
+        ("r100", 512, 112, "ad0e1bc1440b"),
+        ("r200", 512, 112, "7ebf19f5cb85"),
+        ("r18", 256, 100, "183da8bd9917"),
+        ("mbf", 512, 112, "d328258b96e4"),
+        ("mbf", 128, 40, "d130730e372a"),
     ],
 )
-def test_iresnet_has_the_names_and_shapes_of_arcface_torch(name, depths):
-    with torch.device("meta"):
-        assert shapes_of(models.build(name)) == iresnet_shapes(depths, 512, 7)
-        assert shapes_of(models.build(name, 256, image_size=100)) == iresnet_shapes(depths, 256, 7)
-
-
-def test_mobilefacenet_has_the_names_and_shapes_of_arcface_torch():
-    with torch.device("meta"):
-        assert shapes_of(models.build("mbf")) == mobilefacenet_shapes(512, 7)
-        assert shapes_of(models.build("mbf", 128, image_size=40)) == mobilefacenet_shapes(128, 3)
-
-
-@pytest.mark.parametrize(("name", "mxnet_count"), [("r50", 43_590_848), ("r100", 65_156_160)])
-def test_parameter_counts_are_those_of_the_mxnet_recipe(name, mxnet_count):
-    """MXNet counts every argument array, so also the 512 gammas of the last batch norm, which stay at 1."""
-    with torch.device("meta"):
-        model = models.build(name)
-    assert sum(p.numel() for p in model.parameters()) == mxnet_count
-    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == mxnet_count - 512
+def test_names_and_shapes_are_those_of_arcface_torch(name, embedding_size, image_size, expected):
+    """(They were compared with lists written down from its published weights.)"""
+    assert digest(partial(models.build, name, embedding_size, image_size)) == expected
 
 
 def iresnet_by_hand(weights: dict[str, Tensor], depths: tuple[int, ...], x: Tensor) -> Tensor:
@@ -181,11 +103,6 @@ def test_what_stays_fp32_beside_16_bit_weights(name, wide):
         assert (module in kept) == (inside or isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)), path
 
 
-def test_a_model_that_names_nothing_keeps_its_batch_norms_fp32():
-    model = ConvNet()
-    assert models.keeps_fp32(model) == {model.layer1[1], model.layer2[1]}
-
-
 def with_half_weights(model: nn.Module) -> nn.Module:
     model = copy.deepcopy(model)
     kept = models.keeps_fp32(model)
@@ -228,43 +145,6 @@ def test_with_half_weights_features_are_fp32_and_no_worse_than_under_autocast(bu
     assert all(buffer.dtype != torch.float16 for buffer in half.buffers())
     for found, autocast, wanted in ((ours[:1], naive[:1], exact[:1]), (ours[1:], naive[1:], exact[1:])):
         assert relative_error(found, wanted) < 1.5 * relative_error(autocast, wanted) + 1e-3
-
-
-@pytest.mark.parametrize("name", ["r18", "mbf", "mini"])
-def test_the_layout_in_memory_changes_nothing(name):
-    torch.manual_seed(0)
-    model = models.build(name, embedding_size=16, image_size=21).double()
-    image, weight = torch.randn(3, 3, 21, 21).double(), torch.randn(3, 16).double()
-    wanted = features_and_gradients(copy.deepcopy(model), image, weight)
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    for layout in (torch.contiguous_format, torch.channels_last):
-        found = features_and_gradients(copy.deepcopy(model), image.to(memory_format=layout), weight)
-        for one, other in zip(found, wanted, strict=True):
-            torch.testing.assert_close(one, other)
-
-
-def test_dropout_acts_in_training_only():
-    torch.manual_seed(0)
-    model = models.build("tiny", embedding_size=8, image_size=16, dropout=0.5)
-    image = torch.randn(4, 3, 16, 16)
-    assert not torch.equal(model(image), model(image))
-    model.eval()
-    assert torch.equal(model(image), model(image))
-
-
-def test_convolutions_start_with_the_sources_spread():
-    torch.manual_seed(0)
-    weight = models.build("r18", image_size=16).layer4[1].conv2.weight
-    assert weight.std().item() == pytest.approx(0.1, rel=0.01)
-    assert weight.mean().item() == pytest.approx(0.0, abs=0.001)
-
-
-def test_pixels_of_faces():
-    image = torch.tensor([0, 255, 127, 128], dtype=torch.uint8).view(1, 1, 2, 2)
-    expected = torch.tensor([-1.0, 1.0, -0.5 / 127.5, 0.5 / 127.5]).view(1, 1, 2, 2)
-    torch.testing.assert_close(FACE(image), expected)
-    with pytest.raises(ValueError, match=r"float32, expected torch\.uint8"):
-        FACE(image.float())
 
 
 @pytest.mark.parametrize(

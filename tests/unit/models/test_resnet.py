@@ -1,85 +1,35 @@
 """The ImageNet networks against torchvision's structure, written out from its documentation."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from partial_fc import models
 from partial_fc.models import resnet
-
-Shapes = dict[str, tuple[int, ...]]
-
-# Parameters at 1000 classes, from torchvision's table of weights.
-NUM_PARAMETERS = {
-    "resnet18": 11_689_512,
-    "resnet34": 21_797_672,
-    "resnet50": 25_557_032,
-    "resnet101": 44_549_160,
-    "resnet152": 60_192_808,
-}
-
-
-def batch_norm_shapes(name: str, width: int) -> Shapes:
-    vectors = ("weight", "bias", "running_mean", "running_var")
-    return {f"{name}.{v}": (width,) for v in vectors} | {f"{name}.num_batches_tracked": ()}
-
-
-def torchvision_shapes(depths: tuple[int, ...], bottleneck: bool, groups: int = 1, base: int = 64) -> Shapes:
-    """The names and shapes of the published state dicts."""
-    shapes: Shapes = {"conv1.weight": (64, 3, 7, 7)} | batch_norm_shapes("bn1", 64)
-    width_in = 64
-    for stage, depth in enumerate(depths):
-        width = 64 * 2**stage
-        inner, out = (width * base // 64 * groups, width * 4) if bottleneck else (width, width)
-        for number in range(depth):
-            at = f"layer{stage + 1}.{number}"
-            if bottleneck:
-                kernels = [(inner, width_in, 1), (inner, inner // groups, 3), (out, inner, 1)]
-            else:
-                kernels = [(inner, width_in, 3), (out, inner, 3)]
-            for place, (rows, columns, kernel) in enumerate(kernels, start=1):
-                shapes[f"{at}.conv{place}.weight"] = (rows, columns, kernel, kernel)
-                shapes |= batch_norm_shapes(f"{at}.bn{place}", rows)
-            if number == 0 and width_in != out:
-                shapes[f"{at}.downsample.0.weight"] = (out, width_in, 1, 1)
-                shapes |= batch_norm_shapes(f"{at}.downsample.1", out)
-            width_in = out
-    return shapes | {"fc.weight": (1000, width_in), "fc.bias": (1000,)}
-
-
-def shapes_of(model: nn.Module) -> Shapes:
-    return {name: tuple(value.shape) for name, value in model.state_dict().items()}
-
-
-@pytest.mark.parametrize("name", NUM_PARAMETERS)
-def test_names_and_shapes_are_torchvisions(name):
-    with torch.device("meta"):
-        model = resnet.build(name)
-    depths = resnet.NETWORKS[name][1]
-    assert shapes_of(model) == torchvision_shapes(depths, bottleneck=name not in ("resnet18", "resnet34"))
-    assert sum(p.numel() for p in model.parameters()) == NUM_PARAMETERS[name]
+from tests.unit.state_shapes import digest
 
 
 @pytest.mark.parametrize(
-    ("name", "groups", "base", "num_parameters"),
-    [("resnet50", 32, 4, 25_028_904), ("resnet101", 32, 8, 88_791_336), ("resnet101", 64, 4, 83_455_272)],
+    ("name", "groups", "base", "expected", "num_parameters"),
+    [
+        ("resnet18", 1, 64, "46bd7814ec81", 11_689_512),
+        ("resnet34", 1, 64, "31dac9343b6d", 21_797_672),
+        ("resnet50", 1, 64, "eeb21a877a75", 25_557_032),
+        ("resnet101", 1, 64, "13188e030a74", 44_549_160),
+        ("resnet152", 1, 64, "0dcb7c814afa", 60_192_808),
+        ("resnet50", 32, 4, "526e2c866246", 25_028_904),
+        ("resnet101", 32, 8, "c8a00da5b30d", 88_791_336),
+        ("resnet101", 64, 4, "ec344d12f020", 83_455_272),
+    ],
 )
-def test_resnext_is_torchvisions(name, groups, base, num_parameters):
+def test_names_shapes_and_counts_are_torchvisions(name, groups, base, expected, num_parameters):
+    """Counts are of torchvision's table of weights. (The digests are of its documented names and shapes.)"""
+    build = partial(resnet.build, name, groups=groups, width_per_group=base)
+    assert digest(build) == expected
     with torch.device("meta"):
-        model = resnet.build(name, groups=groups, width_per_group=base)
-    assert shapes_of(model) == torchvision_shapes(resnet.NETWORKS[name][1], True, groups, base)
-    assert sum(p.numel() for p in model.parameters()) == num_parameters
-
-
-def test_published_weights_load_strictly():
-    """Older files of torchvision's know no num_batches_tracked."""
-    model = resnet.build("resnet18")
-    published = {name: torch.full_like(value, 2) for name, value in model.state_dict().items()}
-    assert model.load_state_dict(published, strict=True)
-    assert model.load_state_dict({n: t for n, t in published.items() if "tracked" not in n}, strict=True)
-    assert model.layer4[1].bn2.running_var.unique().tolist() == [2.0]
+        assert sum(p.numel() for p in build().parameters()) == num_parameters
 
 
 @pytest.mark.parametrize("details", [resnet.TORCHVISION, resnet.CAFFE2])
@@ -141,20 +91,6 @@ def test_caffe2s_maps_are_those_of_its_trainer():
     assert sides == [114, 56, 28, 14, 7]
 
 
-@pytest.mark.parametrize("details", [resnet.TORCHVISION, resnet.CAFFE2])
-@pytest.mark.parametrize("side", [56, 33])
-def test_small_images_fit(details, side):
-    model = resnet.build("resnet18", 10, in_channels=1, details=details)
-    assert model(torch.rand(2, 1, side, side)).shape == (2, 10)
-
-
-def test_features_for_a_head_with_class_centres():
-    model = resnet.build("resnet18", num_classes=0)
-    assert model.feature_width == 512
-    assert model(torch.rand(2, 3, 40, 40)).shape == (2, 512)
-    assert not [name for name in model.state_dict() if name.startswith("fc")]
-
-
 def test_start_values_are_caffe2s():
     torch.manual_seed(0)
     model = resnet.build("resnet50", 1000)
@@ -166,11 +102,6 @@ def test_start_values_are_caffe2s():
     assert model.fc.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.01)
     assert not model.fc.bias.any()
     assert model.layer1[0].bn3.weight.unique().tolist() == [1.0]
-
-
-def test_activation_checkpointing_knows_its_blocks():
-    model = resnet.build("resnet50")
-    assert sum(isinstance(module, models.BLOCKS) for module in model.modules()) == 16
 
 
 @pytest.mark.parametrize(

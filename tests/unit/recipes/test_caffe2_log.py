@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from partial_fc.train.record.caffe2_log import Caffe2Log, first_start
+from partial_fc.train.seams import RunState
 from recipes import imagenet
-from recipes.imagenet_epochs import EpochEnd
+from recipes.imagenet_epochs import Caffe2Files, LastUpdate
 from tests.unit.thread_world import ThreadWorld, in_world
 
 STARTED = datetime(2017, 4, 11, 14, 16, 17)
@@ -123,17 +124,20 @@ def test_every_host_has_the_rows_of_its_first_process(tmp_path, monkeypatch):
         world.local_rank, world.local_size = world.rank % 2, 2
         (root := tmp_path / f"root-{world.rank}").mkdir()
         (root / "started.txt").write_text(f"2017-04-11T14:16:{17 + world.rank}\n")
-        order, start = SimpleNamespace(num_samples=24), SimpleNamespace(position=24, step=3)
+        order, state = SimpleNamespace(num_samples=24), RunState(position=24, step=3)
         run = SimpleNamespace(config=config, device=torch.device("cpu"), root=root, world=world, global_batch=8,
                               logger=logging.getLogger("test"))  # fmt: skip
         head = SimpleNamespace(
             last_step={"correct_B": torch.tensor([1, world.rank == 0])},
             row_losses=lambda batch, size: torch.full((size,), 2.0 + world.rank),
         )
-        schedule = SimpleNamespace(lr=lambda step: step / 100)
-        end = EpochEnd(run, head, None, schedule, order, start, ARGUMENTS)  # type: ignore[arg-type]
-        values = dict(end.run(None, world))  # type: ignore[arg-type]
-        assert end.lines(6, 2.0, values, {})[0].startswith("Finished epoch 2; Training loss: ")
+        last = LastUpdate(head, config.optim.batch_size, run.device)  # type: ignore[arg-type]
+        files = Caffe2Files(run, order, last, None, ARGUMENTS)  # type: ignore[arg-type]
+        files.begin(state)
+        values = dict(last.run(None, world))  # type: ignore[arg-type]
+        assert last.lines(6, 2.0, values, {})[0].startswith("Finished epoch 2; Training loss: ")
+        state.position, state.step, state.lr = 48, 6, 0.05
+        files.after_epoch(state, values)
 
     in_world(4, of_rank)
     name = "resnet50_gpu2_b4_L7_lr0.10_v2_20170411_141617"

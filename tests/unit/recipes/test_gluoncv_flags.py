@@ -7,7 +7,6 @@ import pytest
 
 from partial_fc import flags
 from partial_fc.errors import UsageError
-from partial_fc.models import slowfast
 from recipes import kinetics
 
 R50 = "slowfast_4x16_resnet50_kinetics400"
@@ -29,11 +28,6 @@ def parsed(words: str) -> tuple[dict, list[str]]:
     return flags.flat(config), notes
 
 
-def refused(words: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        parsed(words)
-
-
 def test_the_command_of_the_tutorial():
     values, notes = parsed(TUTORIAL)
     expected = {
@@ -52,8 +46,6 @@ def test_the_command_of_the_tutorial():
 def test_the_name_for_other_class_counts_is_the_same_network():
     values, _ = parsed(f"{LISTS.replace('kinetics400', 'custom')} --dataset custom --num-classes 7")
     assert (values["model"], values["num_classes"]) == ("slowfast_4x16_resnet50_custom", 7)
-    assert slowfast.SHAPES[values["model"]] == slowfast.SHAPES[R50]
-    refused(LISTS.replace("_kinetics400", "_sthsthv2"), "expected one of .*slowfast_4x16_resnet50_custom")
 
 
 def test_flags_that_do_nothing_are_said_to():
@@ -81,7 +73,8 @@ def test_under_a_launcher(monkeypatch):
         monkeypatch.setenv(name, value)
     values, _ = parsed(TUTORIAL)
     assert (values["gpus"], values["num_workers"]) == (1, 4)
-    refused(TUTORIAL.replace("--num-gpus 8", "--num-gpus 4"), "has started 8 processes on this machine")
+    with pytest.raises(UsageError, match="has started 8 processes"):
+        parsed(TUTORIAL.replace("--num-gpus 8", "--num-gpus 4"))
     # `partial-fc launch -n 4 -H host.txt`, as in the tutorial: a worker is a machine, and starts its processes itself.
     monkeypatch.setenv("PARTIAL_FC_LAUNCHER", "partial-fc launch")
     monkeypatch.setenv("LOCAL_RANK", "0")
@@ -109,29 +102,5 @@ def test_what_their_flags_become(theirs, name, value):
     assert parsed(f"{LISTS} --{theirs}")[0][name] == value
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--kvstore dist_async_device", "dist_async_device: each worker .* Take --kvstore dist_sync_device"),
-        ("--use-tsn", "--use-tsn: there are no temporal segment networks"),
-        ("--use-pretrained", "give the published file with --resume-params"),
-        ("--new-step 2", "--new-step is 2"),
-        ("--lr-mode linear", "--lr-mode is linear; expected step, cosine, poly"),
-        ("--num-data-workers x", "--num-data-workers is x"),
-        ("--slow-temporal-stride 8", "gives 32 and 8 frames; .* takes 32 and 4: --new-length 64"),
-        ("--num-segments 10", "are for --eval"),
-        ("--logging-file a/b.log", "it is put inside --save-dir"),
-        ("--lr-decay-epoch x", "expected epochs, as in 40,60"),
-        ("--resume-states f.states", "give the .params, too"),
-        ("--resume-params f --resume-states f --optimizer adamw", "is momentum, which --optimizer sgd has"),
-        ("--resume-epoch 3", "--resume-epoch 3 of --num-epochs 3, counted from 0"),
-    ],
-)
-def test_what_cannot_be(words, message, capsys):
-    refused(f"{LISTS} {words}", message)
-
-
-def test_lists_that_are_missing():
-    refused(f"--model {R50} --train-list t.txt", "--val-list is missing; without one, --train-only")
+def test_train_only_needs_no_list_to_test_on():
     assert parsed(f"--model {R50} --train-list t.txt --train-only")[0]["train_only"]
-    refused(f"--model {R50} --val-list v.txt", "--train-list is missing")

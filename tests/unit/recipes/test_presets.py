@@ -30,17 +30,6 @@ def test_published_numbers():
     assert got == expected
 
 
-@pytest.mark.parametrize("name", presets.PRESETS)
-def test_schedule_is_complete(name):
-    preset = presets.get(name)
-    if preset["lr_scheduler"] == "step":
-        steps = preset["lr_steps"]
-        assert list(steps) == sorted(set(steps))
-        assert 0 < steps[0] <= steps[-1] < preset["max_steps"]
-    else:
-        assert not {"lr_steps", "max_steps"} & preset.keys()
-
-
 def test_glyphs_are_not_mirrored():
     glyphs = presets.get("glyphs")
     assert not glyphs["mirror"]
@@ -48,15 +37,8 @@ def test_glyphs_are_not_mirrored():
     assert not any("mirror" in preset for name, preset in presets.PRESETS.items() if name != "glyphs")
 
 
-def test_synthetic_presets_verify_nothing():
-    assert set(presets.SYNTHETIC) == {"100w", "1000w", "2000w", "3000w", "10000w", "synthetic"}
-    assert not any("val_targets" in preset for preset in presets.SYNTHETIC.values())
-
-
 def test_unknown_name_lists_the_known():
-    with pytest.raises(
-        ValueError, match=r"--dataset is glint; expected custom or one of .*glint360k_8GPU.*did you mean glint360k_"
-    ):
+    with pytest.raises(ValueError, match=r"--dataset is glint; .*glint360k_8GPU.*did you mean glint360k_"):
         presets.get("glint")
 
 

@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partial_fc import comm, models
+from partial_fc import models
 from partial_fc.models.convnet import ConvNet
 from partial_fc.models.iresnet import DEPTHS, IResNet
 from partial_fc.train import activation_checkpointing
-from partial_fc.train.batch_norm import convert
 
 pytestmark = pytest.mark.slow
 
@@ -95,35 +94,6 @@ def test_in_every_precision(name, mode):
 def test_frozen_batch_norms():
     plain, recomputed = backbone("tiny").eval(), activation_checkpointing.enable(backbone("tiny").eval())
     assert_same_bits(steps(recomputed), steps(plain))
-
-
-def test_batch_norms_over_the_global_batch():
-    world = comm.init()
-    plain = convert(backbone("tiny"), world)
-    recomputed = activation_checkpointing.enable(convert(backbone("tiny"), world))
-    assert_same_bits(steps(recomputed), steps(plain))
-    plain, recomputed = halved(convert(backbone("tiny"), world)), halved(convert(backbone("tiny"), world))
-    assert_same_bits(steps(activation_checkpointing.enable(recomputed)), steps(plain))
-    later = convert(activation_checkpointing.enable(backbone("tiny")), world)  # in the other order
-    assert_same_bits(steps(later), steps(convert(backbone("tiny"), world)))
-
-
-def gradient_and_statistics(model: nn.Module, num_backwards: int) -> tuple[Tensor, Tensor]:
-    torch.manual_seed(2)
-    loss = model(torch.randn(B, 3, SIDE, SIDE)).square().sum()
-    for number in range(num_backwards):
-        loss.backward(retain_graph=number + 1 < num_backwards)
-    weight = model.get_parameter("layer1.0.conv1.weight")
-    assert weight.grad is not None
-    return weight.grad, model.get_buffer("layer1.0.bn2.running_var")
-
-
-def test_a_second_backward_over_one_graph_counts_no_batch_either():
-    model = activation_checkpointing.enable(backbone("tiny"))
-    once, statistics_once = gradient_and_statistics(copy.deepcopy(model), 1)
-    twice, statistics_twice = gradient_and_statistics(model, 2)
-    assert torch.equal(twice, 2 * once)
-    assert torch.equal(statistics_twice, statistics_once)
 
 
 def test_an_overflow_leaves_the_same_running_statistics():

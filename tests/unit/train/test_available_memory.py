@@ -1,5 +1,6 @@
 """Free memory is the container's where a container has less than the machine: cgroups v1 and v2."""
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,22 @@ from partial_fc.memory import _memory_cgroups, available_memory_bytes
 GB = 10**9
 V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
 V2 = "memory.max", "memory.current", "inactive_file"
+
+# Two blocks of 64 MB, one after the other, all of whose pages are written to; pages that the kernel had to give.
+KEEPS = """
+import json, resource
+import numpy as np
+from partial_fc import memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.empty(2**26, np.uint8).fill(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+memory.keep_freed()
+faults()
+print(json.dumps(faults()))
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -117,3 +134,9 @@ def test_a_checkpoint_is_written_where_its_copy_would_be_killed(tmp_path):
         limited.rmdir()
     assert done.returncode == 0, f"status {done.returncode} (-9: killed): {done.stderr[-500:]}"
     assert done.stdout.split() == ["False", "step-00000001"]
+
+
+def test_a_large_block_that_is_freed_serves_the_next_one():
+    environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", KEEPS], env=environ, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) < 100  # 16,384 pages of 4 kB otherwise, or 32 of 2 MB

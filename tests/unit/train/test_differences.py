@@ -25,7 +25,18 @@ CONTRACT = {
     kinetics: {"network": "model", "width": "width"},
     mnist: {},
 }  # fmt: skip
-MAY_CHANGE = {face: face._MAY_CHANGE, imagenet: imagenet._MAY_CHANGE, kinetics: kinetics._MAY_CHANGE, mnist: ()}
+# Besides those of the groups that say how and where a run is trained.
+HEAD = "head_impl head_centres centre_place centre_path telemetry_every"
+MAY_CHANGE = {
+    face: f"{HEAD} config num_workers max_bad_records check_data val_targets pretrained pretrained_partial "
+    "activation_checkpointing channels_last engine params",
+    imagenet: f"{HEAD} num_workers max_bad_records check_data test_data load_model_path save_model_name pretrained "
+    "leveldb_shadow channels_last",
+    kinetics: "num_workers prefetch_ratio max_bad_records check_data data_dir val_data_dir val_list logging_file "
+    "save_frequency resume_params resume_states resume_epoch train_only eval num_segments three_crop view_scores "
+    "channels_last_3d lr_steps",
+    mnist: "n_workers load_amp save_amp data_dir",
+}
 # Besides the contract's.
 REFUSED = {
     face: {"num_classes", "sub_centres", "optimizer", "head_optimizer", "head_catch_up"},
@@ -71,7 +82,7 @@ def told(recipe: Any, then: dict[str, Any], now: dict[str, Any]) -> Any:
 
     name = recipe.__name__.rpartition(".")[2]
     manifest = {"recipe": name, "contract": contract(then), "configuration": json.loads(json.dumps(then, default=str))}
-    return compare(manifest, name, contract(now), now, MAY_CHANGE[recipe])
+    return compare(manifest, name, contract(now), now, flags.facts(recipe.Config))
 
 
 @RECIPES
@@ -81,9 +92,9 @@ def test_every_flag_is_refused_with_both_values_or_named_or_free(recipe):
     assert values.keys() == kinds.keys()
     if "num_classes" in values:
         values["num_classes"] = values["num_classes"] or 5
-    groups = (flags.LaunchFlags, flags.RunFlags, flags.GuardFlags)
-    free = {name for group in groups for name in group.__dataclass_fields__} - {"seed"}
-    free |= {"epochs", "max_steps", *MAY_CHANGE[recipe]}
+    groups = (flags.LaunchFlags, flags.RunFlags, flags.GuardFlags, flags.RendezvousFlags)
+    free = {name for group in groups for name in group.__dataclass_fields__} - {"seed", "num_shards"}
+    free |= {"epochs", "max_steps", *MAY_CHANGE[recipe].split()}
     refused = REFUSED[recipe] | set(CONTRACT[recipe].values())
     assert not told(recipe, values, values).refused + told(recipe, values, values).allowed
     for name, value in values.items():
@@ -134,8 +145,8 @@ def test_other_classes_are_refused_whoever_counts_them():
     """None of the flags says how many there are: the data does."""
     values = flags.flat(parsed(face))
     manifest = {"recipe": "face", "configuration": values, "num_classes": 60}
-    assert not compare(manifest, "face", {}, values, num_classes=60).refused
-    (refused,) = compare(manifest, "face", {}, values, num_classes=61).refused
+    assert not compare(manifest, "face", {}, values, {}, num_classes=60).refused
+    (refused,) = compare(manifest, "face", {}, values, {}, num_classes=61).refused
     assert "--num-classes 60, this run has 61" in refused
 
 
@@ -149,4 +160,4 @@ def test_a_run_from_before_a_flag_did_without_it():
 def test_a_manifest_that_says_nothing_refuses_nothing():
     """As that of imported centres."""
     values = flags.flat(parsed(face))
-    assert compare({}, "face", {"network": "r50"}, values, num_classes=5).__dict__ == {"refused": [], "allowed": []}
+    assert compare({}, "face", {"network": "r50"}, values, {}, num_classes=5).__dict__ == {"refused": [], "allowed": []}

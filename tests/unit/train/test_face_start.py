@@ -11,7 +11,7 @@ from torch import nn
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.folders import folder_name, mark
-from partial_fc.checkpoint.peer.commits import Memory
+from partial_fc.checkpoint.peer.commits import ProcessState
 from partial_fc.comm import SingleWorld, elastic
 from partial_fc.data import Synthetic
 from partial_fc.head import CosFace, PartialFC
@@ -43,8 +43,16 @@ def config_of(root: Path, **flags: object) -> face.Config:
     return face.parse([f"--{name}={value}" for name, value in words.items()])[0]
 
 
-def run_of(world, config: face.Config, age: int = 0, recipe: str = "face") -> Run:
-    return Run(recipe, config, world, torch.device("cpu"), logging.getLogger("test"), Memory(age=age), versions={})
+def run_of(world, config: face.Config, generation: int = 0, recipe: str = "face") -> Run:
+    return Run(
+        recipe,
+        config,
+        world,
+        torch.device("cpu"),
+        logging.getLogger("test"),
+        ProcessState(generation=generation),
+        versions={},
+    )
 
 
 def write(root: Path, *steps: int, **facts: object) -> None:
@@ -80,7 +88,7 @@ def test_a_world_after_the_first_without_commits(tmp_path, monkeypatch, asked, o
 
     def begin(world):
         backbone, head = parts_of(world)
-        run = run_of(world, config, age=1 - world.rank)
+        run = run_of(world, config, generation=1 - world.rank)
         start = run.resume(backbone, head, Synthetic(C, 8, 10))
         with closing(checkpoint.Saver(config.run.checkpoints, world, keep=3)) as saver:
             back = restore(run, backbone, head, saver)

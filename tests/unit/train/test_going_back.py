@@ -12,7 +12,7 @@ from torch import Tensor
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.folders import mark
-from partial_fc.checkpoint.peer.commits import Memory
+from partial_fc.checkpoint.peer.commits import ProcessState
 from partial_fc.comm import SingleWorld
 from partial_fc.flags import RunFlags
 from partial_fc.head import AdaFace, CosFace, HardNegatives, PartialFC
@@ -35,7 +35,7 @@ def job(compression: str) -> Job:
 def go_back(job: Job, folder: Path) -> tuple[int, int] | None:
     flags = RunFlags(models_root=folder.parent / "run", resume=str(folder))
     log = logging.getLogger("test")
-    run = Run("face", SimpleNamespace(run=flags), job.world, job.backbone.device, log, Memory(), versions={})
+    run = Run("face", SimpleNamespace(run=flags), job.world, job.backbone.device, log, ProcessState(), versions={})
     with closing(checkpoint.Saver(flags.checkpoints, job.world, keep=3)) as saver:
         return restore(run, job.backbone, job.head, saver)
 

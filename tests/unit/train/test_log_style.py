@@ -2,6 +2,8 @@
 
 import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -27,6 +29,19 @@ class Set:
     name = "lfw"
 
 
+@contextmanager
+def opened(*given, **more) -> Iterator[logging.Logger]:
+    """A rank's log, closed at the end."""
+    logger = open_files(*given, **more)
+    try:
+        yield logger
+    finally:
+        for handler in logger.handlers[:]:
+            logger.removeHandler(handler)
+            handler.close()
+        logger.propagate = True
+
+
 def test_lines_to_the_letter():
     line = THEIRS.line(20, 90, 1000)
     assert [step for step in range(1, 91) if line.due(step, 0)] == [20, 40, 60, 80]
@@ -42,17 +57,11 @@ def test_lines_to_the_letter():
 @pytest.mark.parametrize("scale", [None, 65536.0])
 def test_parsers_of_arcface_torch_read_training_log(tmp_path, capsys, scale):
     """... and the terminal has each fact once, in lines that fit."""
-    logger = open_files(tmp_path, OneOf(0, 1), hist=OWN.hist)
     since = Interval(12.34561, 2411.314, 1205.657, "12 left", 5760.0, scale)
-    try:
+    with opened(tmp_path, OneOf(0, 1), hist=OWN.hist) as logger:
         logger.info(OWN.line(100, 51300, 1000).text(100, 2560, 1.0, 0.1, since))
         for line in OWN.verifications([Set()]).lines(2000, 1.5, VALUES, {"lfw": 0.99533}):
             logger.info(line)
-    finally:
-        for handler in logger.handlers[:]:
-            logger.removeHandler(handler)
-            handler.close()
-        logger.propagate = True
     speed, *evaluation, summary = (tmp_path / "training.log").read_text().splitlines()
     found = SPEED.match(speed)
     assert found
@@ -78,15 +87,9 @@ def test_a_long_run_of_a_fast_machine_fits_on_a_terminal(line):
 
 def test_the_terminal_says_how_bad_and_of_whom_a_warning_is(tmp_path, capsys):
     for rank in (0, 1):
-        logger = open_files(tmp_path, OneOf(rank, 2))
-        try:
+        with opened(tmp_path, OneOf(rank, 2)) as logger:
             logger.info("a note")
             logger.warning("disk full")
-        finally:
-            for handler in logger.handlers[:]:
-                logger.removeHandler(handler)
-                handler.close()
-            logger.propagate = True
     assert capsys.readouterr().out == "a note\nwarning: disk full\nrank 1: warning: disk full\n"
     assert " rank 1 W disk full" in (tmp_path / "logs/rank-0001.log").read_text()
 
@@ -122,27 +125,15 @@ def test_a_host_whose_command_was_typed_there_shows_its_lines(
         monkeypatch.setenv("PARTIAL_FC_PARENT", "1")
     world = OneOf(2, 4)
     world.local_rank = local_rank
-    logger = open_files(tmp_path, world)
-    try:
+    with opened(tmp_path, world) as logger:
         logger.info("a")
-    finally:
-        for handler in logger.handlers[:]:
-            logger.removeHandler(handler)
-            handler.close()
-        logger.propagate = True
     assert capsys.readouterr().out[-2:] == shown
 
 
 @pytest.mark.parametrize("rank", [0, 3])
 def test_every_line_of_every_rank_is_in_its_file(tmp_path, capsys, rank):
-    logger = open_files(tmp_path, OneOf(rank, 4), hist=THEIRS.hist)
-    try:
+    with opened(tmp_path, OneOf(rank, 4), hist=THEIRS.hist) as logger:
         logger.info("Iter:20 ")
-    finally:
-        for handler in logger.handlers[:]:
-            logger.removeHandler(handler)
-            handler.close()
-        logger.propagate = True
     written = (tmp_path / f"{rank}_hist.log").read_text()
     assert re.fullmatch(rf"rank-id:{rank}:\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d,\d{{3}}-Iter:20 \n", written)
     assert capsys.readouterr().out == (written if rank == 0 else "")

@@ -33,24 +33,6 @@ def gradients_of(named, seed):
     }
 
 
-def test_is_one_power_iteration_with_error_feedback():
-    """Against the projection on the columns of M Q, taken by least squares."""
-    named = parameters()
-    sync = sync_of(named)
-    shape = (33, 17)
-    owed, q = torch.zeros(shape, dtype=torch.float64), sync.state()["q/fc.weight"]
-    for step in range(6):
-        gradients = gradients_of(named, step)
-        one_update(named, sync, gradients, loss_scale=8.0)
-        m = owed + gradients["fc.weight"]
-        p = m @ q
-        sent = p @ torch.linalg.lstsq(p, m).solution
-        torch.testing.assert_close(named["fc.weight"].grad, sent, rtol=1e-10, atol=1e-10)
-        owed = m - sent
-        torch.testing.assert_close(sync.state()["residual/fc.weight"], owed, rtol=1e-10, atol=1e-10)
-        q = (m.T @ torch.linalg.qr(p).Q).contiguous()
-
-
 def test_vectors_and_what_would_not_shrink_are_exact():
     """6 x 9 with 4 columns each would be 60 numbers instead of 54."""
     named = parameters()
@@ -88,23 +70,6 @@ def test_gradient_zero_and_of_less_rank_stay_finite():
     assert all(t.isfinite().all() for t in sync.state().values())
     one_update(named, sync, {name: torch.ones_like(p) for name, p in named.items()})
     torch.testing.assert_close(named["fc.weight"].grad, torch.ones(33, 17))
-
-
-def test_warm_start_finds_the_largest_directions():
-    """The same gradient again and again, without error feedback's help: the best approximation of that rank."""
-    named = parameters()
-    sync = sync_of(named, rank=2)
-    u, _, v = torch.linalg.svd(torch.randn(33, 17, dtype=torch.float64), full_matrices=False)
-    spectrum = 0.5 ** torch.arange(17, dtype=torch.float64)
-    gradients = gradients_of(named, 0) | {"fc.weight": u @ torch.diag(spectrum) @ v}
-    for _ in range(20):
-        one_update(named, sync, gradients)
-        owes_nothing = {
-            name: torch.zeros_like(t) if name.startswith("residual/") else t for name, t in sync.state().items()
-        }
-        sync.load_state(owes_nothing)
-    best = u[:, :2] @ torch.diag(spectrum[:2]) @ v[:2]
-    torch.testing.assert_close(named["fc.weight"].grad, best, rtol=0, atol=1e-6)
 
 
 def test_first_guess_depends_on_seed_and_name_only():
@@ -160,8 +125,3 @@ def test_a_kind_that_remembers_nothing_refuses_a_state():
     sync.load_state(sync.state())
     with pytest.raises(ValueError, match=r"compression none: the state has \['q/a'\], expected \[\]"):
         sync.load_state({"q/a": torch.zeros(1)})
-
-
-def test_a_rank_below_1_is_refused():
-    with pytest.raises(ValueError, match="rank 0 of powersgd"):
-        build_compressor("powersgd", rank=0)

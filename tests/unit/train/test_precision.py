@@ -51,6 +51,16 @@ def test_dtypes_of_a_mode(mode, parameter, buffer):
     assert (precision.scaler is not None) == mode.startswith("fp16")
 
 
+@pytest.mark.parametrize("mode", ["fp32", "bf16", "fp16", "fp16-o2", "fp64"])
+def test_numbers_of_words_stay_what_they_are(mode):
+    """float16 has no 2819."""
+    token_BT = torch.tensor([[2819, 0], [2**40 + 1, 7]])
+    given = Precision(mode, CPU).as_input(token_BT)
+    assert given.dtype == torch.int64
+    assert torch.equal(given, token_BT)
+    assert Precision(mode, CPU).as_input(torch.rand(2, 3)).is_floating_point()
+
+
 def test_the_loss_scale_follows_apex():
     """Start 2^16; halved by an overflow; doubled after 2,000 clean updates in a row; at most 2^24."""
     scaler = LossScaler()

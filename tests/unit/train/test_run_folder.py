@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from partial_fc.checkpoint.lock import InUse, LostOwner, gone, take
-from partial_fc.checkpoint.peer.commits import Memory
+from partial_fc.checkpoint.lock import InUse, LostLock, acquire, sightings
+from partial_fc.checkpoint.peer.commits import ProcessState
 from partial_fc.train.begin import run_folder
-from partial_fc.train.begin.run_folder import hold, let_go
+from partial_fc.train.begin.run_folder import hold_folders, release_folders
 from partial_fc.train.begin.start import is_asked_for, launch, named
 from recipes import face, imagenet, kinetics, mnist
 from tests.unit.thread_world import in_world
@@ -71,15 +71,15 @@ def config_of(root: Path, **more: object):
 def test_all_ranks_are_told_whose_the_folder_is(tmp_path):
     """Also that of the checkpoints alone; and a folder is free again where the other one is another run's."""
     (tmp_path / "shared").mkdir()
-    holder, _ = take(tmp_path / "shared", "another")
+    holder, _ = acquire(tmp_path / "shared", "another")
 
     config = config_of(tmp_path / "run", checkpoint_dir=tmp_path / "shared")
 
     def begin(world) -> str:
-        memory = Memory()
+        memory = ProcessState()
         with pytest.raises(ValueError) as refused:
-            hold(config, world, memory)
-        let_go(memory)
+            hold_folders(config, world, memory)
+        release_folders(memory)
         return str(refused.value)
 
     said = in_world(3, begin)
@@ -91,7 +91,7 @@ def test_all_ranks_are_told_whose_the_folder_is(tmp_path):
 
 def test_a_run_that_is_there_is_seen_before_torch_is_imported(tmp_path):
     """By the process that would start the others, too."""
-    holder, _ = take(tmp_path, "another")
+    holder, _ = acquire(tmp_path, "another")
     with pytest.raises(InUse, match=f"process {os.getpid()} on"):
         launch(mnist.parse(["--models-root", str(tmp_path), "--gpus", "2"]))
     holder.release()
@@ -108,21 +108,21 @@ assert "torch" not in sys.modules
 def test_in_a_later_world_the_folder_is_the_run_s_own(tmp_path):
     """With a rank that was there before, which is another one now, and one that has only come."""
     config = config_of(tmp_path)
-    first, second, new = Memory(), Memory(), Memory()
-    in_world(2, lambda world: hold(config, world, (first, second)[world.rank]))
+    first, second, new = ProcessState(), ProcessState(), ProcessState()
+    in_world(2, lambda world: hold_folders(config, world, (first, second)[world.rank]))
     assert first.run == second.run
-    assert first.owners
-    assert not second.owners
+    assert first.locks
+    assert not second.locks
     cut_off = second.fences[tmp_path]
     cut_off.check()
-    first.owners[tmp_path].stop()  # its host is gone
-    assert in_world(2, lambda world: hold(config, world, (new, second)[world.rank])) == [[], []]
+    first.locks[tmp_path].stop()  # its host is gone
+    assert in_world(2, lambda world: hold_folders(config, world, (new, second)[world.rank])) == [[], []]
     assert new.run == second.run
     for memory in (new, second):
         memory.fences[tmp_path].check()
-    with pytest.raises(LostOwner):
+    with pytest.raises(LostLock):
         cut_off.check()
-    let_go(new)
+    release_folders(new)
     assert [path.name for path in tmp_path.rglob("owner-*")] == []
 
 
@@ -130,33 +130,33 @@ def test_of_two_that_begin_at_once_one_gets_both_folders(tmp_path, monkeypatch):
     """Also where what one has for its checkpoints is the other one's for all else. Both find nobody there, and each
     asks for its first folder before anybody asks for a second one."""
     meeting, begun = threading.Barrier(2, timeout=20), set()
-    looking = threading.Barrier(4, timeout=20)  # each looks into two folders
+    looking = threading.Barrier(2, timeout=20)
 
-    def see(root, run):
-        found = gone(root, run)
+    def see(root):
+        seen = sightings(root)
         looking.wait()
-        return found
+        return seen
 
     def meet(root, run, *known):
         try:
-            return take(root, run, *known)
+            return acquire(root, run, *known)
         finally:
             if run not in begun:
                 begun.add(run)
                 meeting.wait()
 
-    monkeypatch.setattr(run_folder, "gone", see)
-    monkeypatch.setattr(run_folder, "take", meet)
+    monkeypatch.setattr(run_folder, "sightings", see)
+    monkeypatch.setattr(run_folder, "acquire", meet)
 
     def begin(config) -> str:
-        memory = Memory()
+        memory = ProcessState()
         try:
-            in_world(1, lambda world: hold(config, world, memory))
+            in_world(1, lambda world: hold_folders(config, world, memory))
             said = "trains"
         except ValueError as refused:
             said = str(refused)
         meeting.wait()
-        let_go(memory)
+        release_folders(memory)
         return said
 
     a, b = tmp_path / "a", tmp_path / "b"

@@ -142,16 +142,6 @@ def wait_for(path: Path, num_lines: int = 0) -> None:
         time.sleep(0.02)
 
 
-def test_a_signal_is_passed_on_as_one_that_leaves_time_for_a_checkpoint(start, tmp_path):
-    plan = "0 trap 'touch $here/got; exit 75' USR1; touch $here/up; while :; do sleep 0.02; done\n"
-    process = start(plan, "--restarts", "3")
-    wait_for(tmp_path / "bin/up")
-    process.send_signal(signal.SIGUSR1)
-    status, _, calls = outcome(process, tmp_path)
-    assert (status, len(calls)) == (75, 1)
-    assert (tmp_path / "bin/got").exists()
-
-
 def test_a_second_sigterm_does_not_wait_unless_it_comes_together_with_the_first(start, tmp_path):
     """As those of timeout(1), which sends one to the command and one to its process group."""
     plan = "0 trap 'touch $here/got' USR1; trap 'exit 143' TERM; touch $here/up; while :; do sleep 0.02; done\n"
@@ -179,16 +169,6 @@ def test_ctrl_c_leaves_time_for_a_checkpoint_and_the_second_does_not(start, tmp_
     process.send_signal(signal.SIGINT)
     status, _, calls = outcome(process, tmp_path)
     assert (status, len(calls)) == (130, 1)
-
-
-def test_when_the_script_is_killed_what_it_started_is_asked_to_end(start, tmp_path):
-    if shutil.which("setpriv") is None:
-        pytest.skip("no setpriv here")
-    plan = "0 trap 'touch $here/got; exit 75' USR1; touch $here/up; while :; do sleep 0.02; done\n"
-    process = start(plan, "--restarts", "3")
-    wait_for(tmp_path / "bin/up")
-    process.kill()
-    wait_for(tmp_path / "bin/got")
 
 
 def test_a_closed_terminal_which_may_tell_it_twice_leaves_time_for_a_checkpoint(start, tmp_path):

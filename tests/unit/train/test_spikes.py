@@ -80,11 +80,6 @@ def test_a_spike_is_told_once_and_with_its_numbers():
     assert found.spread == pytest.approx(0.3, rel=0.2)
 
 
-def test_a_level_that_stays_is_one_spike():
-    losses = np.concatenate((2 + 0.1 * noise(8, 500), 9 + 0.1 * noise(9, 1000)))
-    assert spikes_of(losses) == [500]
-
-
 def test_nothing_is_far_before_enough_is_known_and_what_is_not_finite_does_not_count():
     assert spikes_of([1.0] * (LEAST - 1) + [100.0]) == []
     assert spikes_of([1.0] * LEAST + [100.0]) == [LEAST]

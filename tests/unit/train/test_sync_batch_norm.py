@@ -1,6 +1,4 @@
 import copy
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -8,36 +6,7 @@ from torch import Tensor, nn
 
 from partial_fc.comm import SingleWorld
 from partial_fc.train.batch_norm import GlobalBatchNorm, convert
-
-
-class Ring:
-    """What the ranks of a fake world share: each thread is a rank."""
-
-    def __init__(self, size: int):
-        self.barrier = threading.Barrier(size, timeout=20)
-        self.parts: list[Tensor] = [torch.empty(0)] * size
-        self.names: list[list[str]] = [[] for _ in range(size)]
-
-
-class ThreadWorld:
-    def __init__(self, ring: Ring, rank: int):
-        self.ring, self.rank, self.size = ring, rank, len(ring.parts)
-
-    def all_reduce(self, t: Tensor, op: str = "sum", *, name: str) -> Tensor:
-        assert op == "sum"
-        self.ring.names[self.rank].append(name)
-        self.ring.parts[self.rank] = t
-        self.ring.barrier.wait()
-        total = torch.stack(self.ring.parts).sum(0)
-        self.ring.barrier.wait()
-        return total
-
-
-def on_ranks(size: int, job) -> tuple[list, Ring]:
-    """job(world) on each rank of a fake world, and what they said to each other."""
-    ring = Ring(size)
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(lambda rank: job(ThreadWorld(ring, rank)), range(size))), ring
+from tests.unit.thread_world import Meeting, ThreadWorld, in_world
 
 
 def network() -> nn.Sequential:
@@ -74,7 +43,7 @@ def test_ranks_together_equal_one_batch_norm_over_the_whole_batch(rows):
         results = [step(local, x[mine] + shift, weight[mine]) for shift in (0, 1)]
         return local, results
 
-    ranks, _ = on_ranks(len(rows), job)
+    ranks = in_world(len(rows), job)
     for shift in (0, 1):  # two steps, so that gradients and running statistics accumulate
         y, x_grad = step(dense, x + shift, weight)
         torch.testing.assert_close(torch.cat([results[shift][0] for _, results in ranks]), y)
@@ -92,10 +61,13 @@ def test_ranks_together_equal_one_batch_norm_over_the_whole_batch(rows):
 
 
 def test_two_collectives_a_layer_named_after_its_path():
-    _, ring = on_ranks(2, lambda world: step(convert(network(), world), torch.randn(2, 3, 6, 6), torch.randn(2, 7)))
+    def job(world):
+        step(convert(network(), world), torch.randn(2, 3, 6, 6), torch.randn(2, 7))
+        return world.traffic.calls
+
     forward = [f"sync_bn/{path}/forward" for path in (0, 2, 6)]
     backward = [f"sync_bn/{path}/backward" for path in (6, 2, 0)]
-    assert ring.names == [forward + backward] * 2
+    assert [list(calls.items()) for calls in in_world(2, job)] == [[(name, 1) for name in forward + backward]] * 2
 
 
 def test_a_mean_far_from_zero_keeps_the_digits():
@@ -105,7 +77,7 @@ def test_a_mean_far_from_zero_keeps_the_digits():
         norm = convert(nn.BatchNorm1d(4, momentum=1.0), world)
         return norm(x[32 * world.rank :][:32]), norm.running_var
 
-    ranks, _ = on_ranks(2, job)
+    ranks = in_world(2, job)
     exact = x.double()
     torch.testing.assert_close(ranks[0][1].double(), exact.var(0), rtol=1e-5, atol=0)
     expected = (exact - exact.mean(0)) / (exact.var(0, correction=0) + 1e-5).sqrt()
@@ -121,7 +93,7 @@ def test_bfloat16_is_summed_in_float32():
         mine = slice(0, 200) if world.rank == 0 else slice(200, 301)
         return step(convert(nn.BatchNorm2d(4), world), x[mine], weight[mine])
 
-    ranks, _ = on_ranks(2, job)
+    ranks = in_world(2, job)
     y_exact, grad_exact = step(nn.BatchNorm2d(4).double(), x.double(), weight.double())
     y_naive, grad_naive = step(nn.BatchNorm2d(4), x, weight)
     for number, (exact, naive) in enumerate([(y_exact, y_naive), (grad_exact, grad_naive)]):
@@ -133,7 +105,7 @@ def test_bfloat16_is_summed_in_float32():
 def test_state_dict_and_parameters_are_the_same_objects():
     model = network()
     before = model.state_dict(keep_vars=True)
-    after = convert(model, ThreadWorld(Ring(2), 0)).state_dict(keep_vars=True)
+    after = convert(model, ThreadWorld(0, Meeting(2))).state_dict(keep_vars=True)
     assert list(before) == list(after)
     assert all(before[name] is after[name] for name in before)
     assert [type(module) for module in model][::2] == [GlobalBatchNorm, GlobalBatchNorm, nn.Flatten, GlobalBatchNorm]
@@ -142,11 +114,11 @@ def test_state_dict_and_parameters_are_the_same_objects():
 def test_eval_uses_running_statistics_without_collectives():
     dense = network()
     dense(torch.randn(4, 3, 6, 6))
-    ring = Ring(2)
-    shared = convert(copy.deepcopy(dense), ThreadWorld(ring, 0)).eval()
+    world = ThreadWorld(0, Meeting(2))
+    shared = convert(copy.deepcopy(dense), world).eval()
     x = torch.randn(3, 3, 6, 6)
     assert torch.equal(shared(x), dense.eval()(x))
-    assert ring.names == [[], []]
+    assert not world.traffic.calls
 
 
 def test_a_world_of_one_equals_an_ordinary_batch_norm():
@@ -163,16 +135,16 @@ def test_one_value_in_the_global_batch_is_an_error_on_every_rank():
             norm(torch.randn(1 - world.rank, 4))
         return True
 
-    assert on_ranks(2, job)[0] == [True, True]
+    assert in_world(2, job) == [True, True]
 
 
 @pytest.mark.parametrize("options", [{"affine": False}, {"track_running_stats": False}, {"momentum": None}])
 def test_a_norm_of_another_kind_is_named(options):
     with pytest.raises(ValueError, match="0: cannot share BatchNorm2d"):
-        convert(nn.Sequential(nn.BatchNorm2d(3, **options)), ThreadWorld(Ring(2), 0))
+        convert(nn.Sequential(nn.BatchNorm2d(3, **options)), ThreadWorld(0, Meeting(2)))
 
 
 def test_a_wrong_shape_names_the_layer():
-    model = convert(nn.Sequential(nn.BatchNorm2d(3)), ThreadWorld(Ring(2), 0))
+    model = convert(nn.Sequential(nn.BatchNorm2d(3)), ThreadWorld(0, Meeting(2)))
     with pytest.raises(ValueError, match=r"0: got input \(2, 5, 4, 4\), expected \(batch, 3, \.\.\.\)"):
         model(torch.randn(2, 5, 4, 4))

@@ -36,15 +36,6 @@ def test_vector_of_mxnet():
     assert decode(code, 0.5)[:6].tolist() == [0.5, -0.5, 0.0, 0.5, -0.5, 0.5]
 
 
-def test_two_workers_of_mxnet():
-    """What MXNet 1.9.1's dist_sync store answered to three pushes of g by one worker and 2g by the other."""
-    g = filled_up([0.2, 0.6, -0.5, 1.7])
-    residuals = [torch.zeros(16), torch.zeros(16)]
-    for pulled in ((0, 1, -1, 1), (0.5, 1, -1, 1), (1, 1, -1, 1)):
-        codes = [encode_(r.add_(factor * g), 0.5) for factor, r in zip((1, 2), residuals, strict=True)]
-        assert (decode(codes[0], 0.5) + decode(codes[1], 0.5))[:4].tolist() == list(pulled)
-
-
 @given(st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=40), st.sampled_from([0.5, 0.25, 1.0]))
 def test_codes_and_residuals_follow_the_rule(values, t):
     owed = filled_up(values)
@@ -76,16 +67,6 @@ def test_what_is_not_finite_arrives_as_nan(value):
     assert decoded.nan_to_num(7.0).tolist() == [0.0, 0.5, 7.0, -0.5] + [0.0] * 12
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_threshold_that_binary_numbers_lack_owes_what_it_did_not_send(dtype):
-    g = torch.linspace(-0.29, 0.29, 64, dtype=dtype)
-    owed, sent = torch.zeros_like(g), torch.zeros_like(g)
-    for _ in range(50):
-        sent += decode(encode_(owed.add_(g), 0.3), 0.3, dtype)
-    torch.testing.assert_close(sent + owed, 50 * g, rtol=0, atol=1000 * torch.finfo(dtype).eps)
-    assert owed.abs().max() < 0.3  # while no gradient is above the threshold
-
-
 def sync_of(*shapes, **options) -> tuple[dict[str, nn.Parameter], GradientSync]:
     named = {f"p{i}": nn.Parameter(torch.zeros(shape)) for i, shape in enumerate(shapes)}
     compressor = build_compressor("2bit", threshold=0.5)
@@ -96,17 +77,6 @@ def one_update(named, sync, gradient_of_mean, global_batch, loss_scale=1.0):
     sync.zero(loss_scale, global_batch)
     (loss_scale * sum((p * gradient_of_mean).sum() for p in named.values())).backward()
     sync.wait()
-
-
-def test_unit_is_the_gradient_summed_over_images_without_the_loss_scale():
-    """0.125 of the mean over 4 images is 0.5 of their sum: just enough for the threshold."""
-    named, sync = sync_of((3, 5), (7,))
-    one_update(named, sync, gradient_of_mean=0.125, global_batch=4, loss_scale=1024.0)
-    for name, p in named.items():
-        assert torch.equal(p.grad, torch.full_like(p, 0.125))
-        assert torch.count_nonzero(sync.state()[f"residual/{name}"]) == 0
-    one_update(named, sync, gradient_of_mean=0.12, global_batch=4)
-    assert all(torch.count_nonzero(p.grad) == 0 for p in named.values())
 
 
 def test_bytes_are_a_sixteenth_and_whole_words_a_parameter():

@@ -272,10 +272,7 @@ def test_lists_of_hard_negatives_are_left_out(tmp_path, capsys):
         (lambda a, b: classes.add(AddOptions(a, b, ("x", "x"))), "'x' is there already"),
         (lambda a, b: classes.add(AddOptions(a, b, ("x=nowhere",))), "nowhere: expected a folder"),
         (lambda a, b: classes.add(AddOptions(a, b, ("x=nowhere.npy",))), "nowhere.npy: no .npy file"),
-        (
-            lambda a, b: classes.merge_classes(MergeClassesOptions(a, into="ada", out=b, names=("ada",))),
-            "at least one, and not itself",
-        ),
+        (lambda a, b: classes.merge_classes(MergeClassesOptions(a, b, "ada", ("ada",))), "not itself"),
         (lambda a, b: classes.rename(RenameOptions(a, b, ("ada",))), "expected OLD=NEW"),
         (lambda a, b: classes.rename(RenameOptions(a, b, ("ada=bob",))), "would both be called 'bob'"),
         (lambda a, b: classes.rename(RenameOptions(a, b)), "no class gets another name"),

@@ -125,15 +125,6 @@ def test_whole_photos_and_turned_ones(tmp_path, capsys):
     assert f"{tmp_path}/0/0.jpg, class 0, height 320, width 240" in out
 
 
-def test_images_that_are_not_square(tmp_path, capsys):
-    for seed in range(4):
-        (tmp_path / f"{seed % 2}").mkdir(exist_ok=True)
-        photo = cv2.resize(np.random.default_rng(seed).integers(0, 256, (6, 6, 3), np.uint8), (24, 32))
-        (tmp_path / f"{seed % 2}/{seed}.png").write_bytes(cv2.imencode(".png", photo)[1].tobytes())
-    assert examine(tmp_path) == (0, {})
-    assert "32 x 24: 4. Most are not square" in capsys.readouterr().out
-
-
 def test_images_without_class_folders(tmp_path):
     for seed in range(3):
         (tmp_path / f"{seed}.jpg").write_bytes(picture(seed))

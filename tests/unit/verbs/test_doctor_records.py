@@ -7,8 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
-from partial_fc.data.check.recordio import Records
-from partial_fc.data.recordio import RecordReader, pack
+from partial_fc.data.recordio import pack
 from tests.unit.doctor_sets import examine, picture, records, write
 
 MAGIC = (0xCED7230A).to_bytes(4, "little")
@@ -82,11 +81,6 @@ def test_labels_and_ranges_that_are_none(tmp_path, key, record, expected):
     status, found = examine(write(tmp_path / "set", {**records(), key: record}), images=False)
     assert {finding: f["places"][0]["key"] for finding, f in found.items()} == expected
     assert status == 1
-
-
-def test_a_few_images_class_after_class(tmp_path, capsys):
-    assert examine(write(tmp_path / "set", records((5, 4)), "2,24,24\n")) == (0, {})
-    assert "class after class" in capsys.readouterr().out
 
 
 def test_remarks_about_what_no_pixel_depends_on(tmp_path, monkeypatch):
@@ -198,16 +192,6 @@ def test_rubbish_between_records_and_a_damaged_length(tmp_path):
     status, found = examine(folder, images=False)
     assert status == 1
     assert [place["key"] for place in found["record-overlap"]["places"]] == [3]
-
-
-def test_split_records_are_read_whole(tmp_path):
-    content = b"x" * 8 + MAGIC + b"y" * 8 + MAGIC + MAGIC + b"z"
-    folder = write(tmp_path / "set", {0: pack(0, content), 1: pack(0, picture(1))})
-    ours = Records(folder / "train.rec")
-    assert [ours.read(0), ours.read(1)] == [content, picture(1)]
-    with RecordReader(folder / "train.rec") as reader:
-        assert reader.read(0).endswith(content)
-    assert not ours.findings
 
 
 @pytest.mark.parametrize("num_bytes", [0, 8, 31])

@@ -126,7 +126,7 @@ def test_what_does_not_go_together_is_refused(capsys, words, says):
 def test_an_interface_that_this_host_does_not_have(capsys, monkeypatch):
     monkeypatch.setenv("DMLC_INTERFACE", "eth77")
     assert launch(["-n", "1", "--launcher", "local", "true"]) == 2
-    assert re.search(r"DMLC_INTERFACE=eth77: .* has no such interface .*lo \(127\.0\.0\.1\)", capsys.readouterr().err)
+    assert re.search(r"DMLC_INTERFACE=eth77: does not exist on .*lo \(127\.0\.0\.1\)", capsys.readouterr().err)
 
 
 def test_what_would_go_over_ssh(hosts, capsys, monkeypatch):

@@ -42,9 +42,8 @@ def test_insightface_layout(tmp_path: Path) -> None:
 
 
 @pytest.mark.mxnet
-def test_mxnet_iterates_over_what_we_pack(tmp_path: Path) -> None:
+def test_mxnet_iterates_over_what_we_pack(mx, tmp_path: Path) -> None:
     """The way InsightFace's FaceImageIter walks a set: record 0, identity records, images."""
-    mx = pytest.importorskip("partial_fc.mxnet").mx
     make_images(tmp_path / "in", COUNTS)
     pack_images(PackOptions(tmp_path / "in", tmp_path / "out", image_size=8))
     record = mx.recordio.MXIndexedRecordIO(str(tmp_path / "out/train.idx"), str(tmp_path / "out/train.rec"), "r")
@@ -62,8 +61,7 @@ def test_mxnet_iterates_over_what_we_pack(tmp_path: Path) -> None:
 
 
 @pytest.mark.mxnet
-def test_plain_layout_feeds_mxnets_image_iterator(tmp_path: Path) -> None:
-    mx = pytest.importorskip("partial_fc.mxnet").mx
+def test_plain_layout_feeds_mxnets_image_iterator(mx, tmp_path: Path) -> None:
     make_images(tmp_path / "in", COUNTS)
     pack_images(PackOptions(tmp_path / "in", tmp_path / "out", image_size=8, plain=True))
     batch = mx.io.ImageRecordIter(

@@ -11,15 +11,9 @@ import pytest
 from partial_fc.data.decode import decode
 from partial_fc.data.pairs import read_pairs, write_pairs
 from partial_fc.verbs.data.draw_pairs import PairsOptions, draw_pairs, make_pairs
+from tests.unit.verbs.test_pack import make_images
 
 IMAGES = [b"\xff\xd8 one", b"two\x00", b"", bytes(range(256))]
-
-
-def make_images(root: Path, counts: list[int]) -> None:
-    """ROOT/classC/N.png, 12 x 12: each image one grey value of its own."""
-    for value, (label, number) in enumerate((c, n) for c, count in enumerate(counts) for n in range(count)):
-        (root / f"class{label}").mkdir(parents=True, exist_ok=True)
-        cv2.imwrite(str(root / f"class{label}/{number}.png"), np.full((12, 12, 3), 7 * value, np.uint8))
 
 
 def test_what_we_write_insightface_reads(tmp_path: Path) -> None:
@@ -82,7 +76,8 @@ def test_code_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [
         ((IMAGES, [True]), "got 4 images for 1 pairs"),
         (([], []), "got 0 images for 0 pairs"),
-        ({"images": []}, "EMPTY_DICT at byte"),
+        ({"images": []}, "EMPTY_DICT"),
+        ("images", "got a str"),
         ((IMAGES, 3), "expected two lists"),
         ((IMAGES, [0, 2]), r"issame holds \[0, 2\]"),
         ((IMAGES, [b"0", b"1"]), "expected booleans only"),
@@ -162,3 +157,11 @@ def test_bad_pair_lists(tmp_path: Path) -> None:
     path.write_text("a.png b 1\n")
     with pytest.raises(ValueError, match=r"/b: no image that OpenCV can read"):
         make_pairs(PairsOptions(path, tmp_path / "a.bin"))
+
+
+def test_a_key_that_is_nested_without_end_is_refused(tmp_path):
+    """To hash it would take C's stack and end the process."""
+    nested = b"\x80\x02}q\x00" + b")" + b"\x85" * 1_000_000 + b"K\x01s."  # {((((...),),),): 1}
+    (tmp_path / "set.bin").write_bytes(nested)
+    with pytest.raises(ValueError, match=r"set\.bin.*EMPTY_DICT"):
+        read_pairs(tmp_path / "set.bin")

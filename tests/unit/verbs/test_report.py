@@ -5,6 +5,7 @@ import logging
 import re
 import shutil
 from html.parser import HTMLParser
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+import partial_fc
 from partial_fc.comm import SingleWorld
 from partial_fc.data import Batch
+from partial_fc.models.inputs import FACE
 from partial_fc.train.record import first_batch
 from partial_fc.train.record.curve import Curve
 from partial_fc.train.record.log import StepLine, open_files
@@ -23,7 +26,6 @@ from partial_fc.verbs.report.charts import line_chart
 from partial_fc.verbs.report.command import ReportOptions, report
 from partial_fc.verbs.report.page import page
 from partial_fc.verbs.report.run_facts import read_run
-from partial_fc.verbs.report.style import STYLE
 
 EVIL = "<script>alert('1\" & x')</script>"
 VOID = {"meta", "img", "line", "circle", "polyline", "polygon", "rect", "br"}
@@ -85,7 +87,9 @@ def run(tmp_path):
     start = {"recipe": "face", "command": ["train.py", "face", "--rec", EVIL], "world_size": 1}
     start |= {"configuration": values, "differs": {"rec": EVIL}, "versions": {"torch": "2"}}
     (root / "configuration.json").write_text(json.dumps(start))
-    job: Any = SimpleNamespace(models_root=root, world=SingleWorld(), class_names=["a", EVIL])
+    job: Any = SimpleNamespace(
+        models_root=root, world=SingleWorld(), class_names=["a", EVIL], backbone=SimpleNamespace(to_input=FACE)
+    )
     image = torch.arange(3 * 10 * 20, dtype=torch.uint8).reshape(1, 3, 10, 20).repeat(9, 1, 1, 1)
     label = torch.tensor([1] + [0] * 8)
     first_batch.write(job, Batch(image, label, torch.arange(9), 0.0, 9, 9))
@@ -138,7 +142,8 @@ def test_what_is_evaluated_anew_has_one_picture(run):
 
 def test_letters_of_charts_can_be_read_on_a_phone():
     """Charts are as wide as the screen: their letters shrink with them."""
-    (letters_px,) = re.findall(r"@media \(max-width: 600px\) \{ svg text \{ font-size: (\d+)px", STYLE)
+    style = (Path(partial_fc.__file__).parent / "verbs/report/style.css").read_text()
+    (letters_px,) = re.findall(r"@media \(max-width: 600px\) \{ svg text \{ font-size: (\d+)px", style)
     (chart_px,) = re.findall(r'viewBox="0 0 (\d+) ', line_chart({"a": [(1, 2.0), (2, 3.0)]}, "loss"))
     assert int(letters_px) * 358 / int(chart_px) >= 9  # 390 px less the page's margins
 

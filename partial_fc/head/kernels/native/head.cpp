@@ -14,7 +14,6 @@
 #include "passes.h"
 #include "optimizers.h"
 #include "rows.h"
-#include "crc.h"
 
 #include <cerrno>
 #include <cstddef>
@@ -149,17 +148,8 @@ EXPORT const char* head_best() {
 #endif
     return "portable";
 }
-// CRC-32 of n bytes that follow those of `crc`; width: 512, 128 or 8, at most head_crc32_width().
-EXPORT uint32_t head_crc32(uint32_t crc, const void* data, int64_t n, int32_t width) {
-    return crc::update<false>(crc, (const uint8_t*)data, n, width, nullptr);
-}
-// The same, of bytes that are copied at the same time; the places do not overlap.
-EXPORT uint32_t head_copy_crc32(uint32_t crc, void* to, const void* from, int64_t n, int32_t width) {
-    return crc::update<true>(crc, (const uint8_t*)from, n, width, (uint8_t*)to);
-}
 // n rows of a table to places in another one.
 EXPORT void head_copy_rows(void* to, const void* from, int64_t row_bytes, const int64_t* to_row, const int64_t* from_row, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         std::memcpy((char*)to + to_row[i] * row_bytes, (const char*)from + from_row[i] * row_bytes, row_bytes);
 }
-EXPORT int32_t head_crc32_width() { return crc::best_width(); }

@@ -1,0 +1,103 @@
+"""The addresses and network interfaces of this host: by which its processes talk, and by which others reach it."""
+
+import os
+import socket
+from collections.abc import MutableMapping
+from contextlib import suppress
+
+import psutil
+
+# What each library reads when it starts; Horovod has one for its own Gloo, and leaves the rest to NCCL and MPI.
+VARIABLES = ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
+
+
+def choose(interface: str, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Makes every backend that starts later in this process use this network interface.
+
+    Raises ValueError as `address_of`, and where a variable already says another one: horovodrun and clusters set them,
+    and half of the processes must not follow one and half the other.
+    """
+    address_of(interface)
+    for name in VARIABLES:
+        value = environ.get(name)
+        if value and not _allows(value, interface):
+            raise ValueError(
+                f"--network-interface {interface}, but the environment of {socket.gethostname()} says {name}={value}; "
+                "unset it, or leave the flag away. (horovodrun sets it: give it --network-interfaces instead)"
+            )
+    for name in VARIABLES:
+        # NCCL takes a bare name for the beginning of one: eth1 would also mean eth10.
+        environ[name] = f"={interface}" if name == "NCCL_SOCKET_IFNAME" else interface
+
+
+def by_interface() -> dict[str, str]:
+    """The first IPv4 address of each interface of this host; "" where it has none."""
+    return {
+        name: next((entry.address for entry in entries if entry.family == socket.AF_INET), "")
+        for name, entries in psutil.net_if_addrs().items()
+    }
+
+
+def address_of(interface: str, asked_by: str = "--network-interface ") -> str:
+    """The interface's address. Raises ValueError, which lists the others, where this host has no such interface, or one
+    without an IPv4 address. asked_by: the flag or variable that names it."""
+    address = by_interface()
+    if not address.get(interface):
+        state = "has no IPv4 address" if interface in address else "does not exist"
+        usable = ", ".join(f"{name} ({ip})" for name, ip in address.items() if ip)
+        raise ValueError(f"{asked_by}{interface}: {state} on {socket.gethostname()}; there are {usable}")
+    return address[interface]
+
+
+def interface_of(address: str) -> str | None:
+    """The name of the interface that has this address."""
+    entries = psutil.net_if_addrs().items()
+    return next((name for name, each in entries if any(entry.address == address for entry in each)), None)
+
+
+def loopback() -> str:
+    """The interface by which this host speaks to itself alone."""
+    return next((name for name, address in by_interface().items() if address.startswith("127.")), "lo")
+
+
+def reachable(interface: str | None = None) -> list[str]:
+    """The addresses by which other hosts may reach this one, the likely ones first. interface: the only one to be used;
+    so is that which the launcher or the user has named in the environment, or where all have found rank 0."""
+    if interface:
+        return [address_of(interface)]
+    address = by_interface()
+    named = ",".join(os.environ.get(variable, "") for variable in VARIABLES).split(",")
+    chosen = dict.fromkeys(address.get(name.removeprefix("=")) for name in named)
+    found = [a for a in chosen if a and not a.startswith("127.")]
+    if not found:
+        with suppress(OSError):
+            found = [socket.gethostbyname(os.environ.get("MASTER_ADDR", ""))]
+    if len(found) == 1 and found[0] in address.values() and not found[0].startswith("127."):
+        return found
+    found += [a for a in (*address.values(), socket.gethostname()) if a and a not in found]
+    return [a for a in found if not a.startswith(("127.", "0.")) and a != "localhost"] or ["127.0.0.1"]
+
+
+def is_local(address: str) -> bool:
+    """Whether a socket of this host can be bound to it."""
+    try:
+        family, kind, protocol, _, resolved = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as trial:
+            trial.bind(resolved)
+    except OSError:
+        return False
+    return True
+
+
+def towards(destination: str) -> str:
+    """The address from which this host's packets to that IPv4 address would leave; nothing is sent. Raises OSError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
+        trial.connect((destination, 9))
+        return trial.getsockname()[0]
+
+
+def _allows(value: str, interface: str) -> bool:
+    """Whether `interface` is among those named: "eth0,eth1"; for NCCL also "=eth0" (exactly) and "^lo" (all but)."""
+    if value.startswith("^"):
+        return not any(interface.startswith(name) for name in value[1:].removeprefix("=").split(","))
+    return interface in value.removeprefix("=").split(",")

@@ -1,0 +1,224 @@
+"""The ranks of a launch over torch.distributed meet at the store of rank 0, or each says why they did not.
+
+1. every rank shakes hands at the launch's master address, where rank 0 tells who knows the run's secret where its store
+   is (auth/handshake.py), and connects to that; under torchrun the store is its agent's, at the master address itself
+2. every rank writes the size of its launch, the kind of device that it computes on, and claims its number: two jobs
+   that meet by mistake differ in the one or claim the other twice
+3. rank 0 sees all ranks there, with one kind of device: the outcome is "all here". It answers no handshakes any more
+"""
+
+import os
+import socket
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from partial_fc import printable
+from partial_fc.comm.auth.handshake import SECRET, Handshake, NoAnswer, NotRank0, connect
+from partial_fc.comm.launch import addresses
+from partial_fc.comm.launch.detect import LISTENING_SOCKET, Launch, StartError, devices_differ, has_agent
+from partial_fc.comm.launch.rendezvous import ALL_HERE, Rendezvous
+
+_RETRY_S = 0.025  # to the second try to reach rank 0; then longer each time
+_LINGER_S = 1.0  # rank 0 stays after a failure, for the others to read the outcome: the store ends with it
+_LATER_S = 10.0  # the others wait so much longer: rank 0 knows best who is missing
+
+_stores: dict[tuple[str, int], dist.Store] = {}
+_num_meetings = 0
+
+
+def meet(launch: Launch, timeout_s: float, device: str = "cpu", secret: str | None = None) -> dist.Store:
+    """The store of this launch, once all its ranks are there. device: "cpu" or "cuda", equal on all of them; so is the
+    secret, None: that of the environment, if any.
+
+    Raises StartError after timeout_s seconds at the latest (ranks other than 0: up to 10 more, so that rank 0 can say
+    who is missing); at once where ranks contradict each other.
+    """
+    global _num_meetings
+    started, address, handshake = time.monotonic(), (launch.master_addr, launch.master_port), None
+    if address not in _stores:
+        secret = os.environ.get(SECRET, "") if secret is None else secret
+        _stores[address], handshake = _open(launch, timeout_s, secret)
+    _num_meetings += 1
+    # torchrun's agent keeps its store when it starts failed processes again: they must not read what the first wrote.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"attempt {attempt}, meeting {_num_meetings}", _stores[address])
+    try:
+        left_s = max(1.0, started + timeout_s - time.monotonic())
+        outcome = _Ranks(store, launch, device, timeout_s).outcome_of_all(left_s)
+    except dist.DistError as error:
+        raise StartError(
+            f"{launch}: the store at {_where(launch)} went away while the ranks gathered: has rank 0 ended? Its "
+            f"messages say why ({_first_line(error)})"
+        ) from None
+    if handshake:
+        handshake.close()
+    if outcome != ALL_HERE:
+        if launch.rank == 0:
+            time.sleep(_LINGER_S)
+        raise StartError(f"{launch}: {printable.name(outcome[:4000])}")
+    return store
+
+
+class _Ranks(Rendezvous):
+    """One rank among those that gather."""
+
+    def __init__(self, store: dist.Store, launch: Launch, device: str, timeout_s: float):
+        super().__init__(store, "rank", launch.rank, launch.size, str(launch), _where(launch), timeout_s)
+        self._launch, self._device = launch, device
+
+    def outcome_of_all(self, left_s: float) -> str:
+        """left_s: what is left of timeout_s."""
+        if problem := self._claim():
+            self.decide(problem)
+            return problem  # where a job runs already, its outcome is "all here": the newcomer alone fails
+        leads = self._launch.rank == 0
+        return self.wait(left_s if leads else left_s + _LATER_S, notice=leads)
+
+    def look(self) -> str:
+        if self._launch.rank != 0 or not self.store.check(self.keys):
+            return ""
+        devices = self.store.multi_get([f"device of {rank}" for rank in self.keys])
+        return devices_differ([device.decode() for device in devices]) or ALL_HERE
+
+    def _claim(self) -> str:
+        """Writes this rank's number, size and device; returns what is wrong, or nothing."""
+        launch, host = self._launch, socket.gethostname()
+        process = f"{host} (process {os.getpid()})"
+        local_size = f"{launch.size} processes, says {self.own_key} on {host}"
+        first_size = self.store.compare_set("size", "", local_size).decode()
+        if first_size.split()[0] != str(launch.size):
+            return (
+                f"the ranks disagree on how many there are: {first_size}; {local_size}. Give every node the same "
+                "--nodes and --gpus, and every job a port of its own"
+            )
+        self.store.set(f"device of {self.own_key}", self._device)
+        holder = self.claim(process).decode()
+        if holder != process:
+            return (
+                f"{self.own_key} is there twice: {holder} and {process}. Two nodes with the same --nr? Or two jobs "
+                "with the same master address and port? Give each job a port of its own"
+            )
+        return ""
+
+    def described(self, claim: bytes, key: str) -> str:
+        return f"{key}: {claim.decode()}"
+
+    def remedy(self, absent: list[str]) -> str:
+        launch = self._launch
+        text = (
+            "Was the command started on every node, each with its own --nr, all with the same master address and port, "
+            "and do their messages say why they ended?"
+        )
+        if launch.rank == 0 and not addresses.is_local(launch.master_addr):
+            text += f" {launch.master_addr} is no address of {socket.gethostname()}, where rank 0 runs."
+        elif launch.master_addr in ("localhost", "127.0.0.1", "::1") and launch.size > launch.local_size:
+            text += f" {launch.master_addr} means every host itself: other hosts need the address of this one."
+        return text
+
+
+# ---- the store
+
+
+def _open(launch: Launch, timeout_s: float, secret: str) -> tuple[dist.Store, Handshake | None]:
+    """The store, and the handshake that leads to it, on rank 0."""
+    if launch.rank == 0 and not has_agent():
+        return _host(launch, timeout_s, secret)
+    port = launch.master_port if has_agent() else _ask_rank_0(launch, timeout_s, secret)
+    left = timedelta(seconds=max(1.0, timeout_s))
+    try:
+        return dist.TCPStore(launch.master_addr, port, None, False, left), None
+    except dist.DistError as error:
+        raise _not_rank_0(launch, timeout_s, _first_line(error)) from None
+
+
+def _host(launch: Launch, timeout_s: float, secret: str) -> tuple[dist.Store, Handshake]:
+    """Rank 0's store, at a port of its own, and the handshake that leads to it, at the master's."""
+    given = os.environ.pop(LISTENING_SOCKET, None)
+    try:
+        listening = socket.socket(fileno=int(given)) if given else _listen(launch)
+        own = listening.getsockname()[0]
+        store_socket = _server(own, 0)
+    except OSError as error:
+        raise StartError(
+            f"{launch}: cannot listen at port {launch.master_port} ({_first_line(error)}). Does another job or "
+            "program use it? Choose another one (--master-port or MASTER_PORT), the same on all nodes"
+        ) from None
+    port = store_socket.getsockname()[1]
+    handshake = Handshake(listening, port, secret, launch.size)
+    address = "127.0.0.1" if own in ("0.0.0.0", "::") else own
+    left, descriptor = timedelta(seconds=timeout_s), store_socket.detach()
+    return dist.TCPStore(
+        address, port, None, True, left, wait_for_workers=False, master_listen_fd=descriptor
+    ), handshake
+
+
+def _listen(launch: Launch) -> socket.socket:
+    """At the master address alone; at all where that is none of this host (behind address translation, or by mistake,
+    which shows later), or its name means the loopback here and this host elsewhere, as Debian writes it."""
+    name = launch.master_addr
+    try:
+        resolved = {entry[4][0] for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        resolved = set()
+    loops = any(str(address).startswith("127.") or address == "::1" for address in resolved)
+    if resolved and not (loops and name not in (*resolved, "localhost")):
+        address = str(min(resolved, key=lambda a: ":" in str(a)))  # IPv4, where it has both
+        if addresses.is_local(address):
+            return _server(address, launch.master_port)
+    return _server("", launch.master_port)
+
+
+def _server(address: str, port: int) -> socket.socket:
+    if address in ("", "::") and socket.has_dualstack_ipv6():
+        return socket.create_server(("::", port), family=socket.AF_INET6, backlog=128, dualstack_ipv6=True)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=128)
+
+
+def _ask_rank_0(launch: Launch, timeout_s: float, secret: str) -> int:
+    """The port of the store, once rank 0 answers at the master's address. Raises StartError."""
+    deadline, pause_s = time.monotonic() + timeout_s, _RETRY_S
+    problem, silent = "no answer", False
+    while (left := deadline - time.monotonic()) > 0:
+        silent = False
+        try:
+            return connect(launch.master_addr, launch.master_port, secret, left)
+        except NotRank0 as error:
+            raise _not_rank_0(launch, timeout_s, str(error)) from None
+        except NoAnswer as error:
+            problem, silent = str(error), True
+        except TimeoutError:
+            problem = "no answer: is a firewall between the hosts, or the address wrong?"
+        except socket.gaierror as error:
+            problem = f"this host does not know the name ({error.strerror})"
+        except OSError as error:
+            problem = error.strerror or str(error)
+        # Rank 0 may be there in a moment: one that was started again, at the same time.
+        pause_s = min(0.2, 1.3 * pause_s)
+        time.sleep(max(0.0, min(pause_s, deadline - time.monotonic())))
+    if silent:
+        raise _not_rank_0(launch, timeout_s, problem)
+    here = " That address is this host itself." if addresses.is_local(launch.master_addr) else ""
+    raise StartError(
+        f"{launch}: nobody listens at {_where(launch)} after {timeout_s:g} s: {problem}.{here} The master "
+        "address is that of the host where rank 0 runs (--nr 0), as the other hosts reach it; the port is the same on "
+        "all nodes. Was rank 0 started, and has it ended with an error?"
+    )
+
+
+def _not_rank_0(launch: Launch, timeout_s: float, why: str) -> StartError:
+    return StartError(
+        f"{launch}: something listens at {_where(launch)}, but it is not the store of a rank 0 of this run ({why}; "
+        f"waited {timeout_s:g} s at most). Is the port that of another program? Choose another one, the same on all "
+        "nodes"
+    )
+
+
+def _where(launch: Launch) -> str:
+    return f"{launch.master_addr}:{launch.master_port}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0][:200]

@@ -1,0 +1,249 @@
+"""Starts, restarts and joins the processes of a run, as its flags ask: all that LaunchFlags and RendezvousFlags cause.
+
+    status = start(config.launch, config.rendezvous)    # here without another launcher: the processes of this host
+    status = keep(config.launch)                        # --restarts: a restart agent above the process that trains
+    world = join(config.launch, "cpu")                  # in a process that trains
+
+A status ends the process that gets it; None means that it goes on.
+"""
+
+import importlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import FrameType
+
+from partial_fc import comm
+from partial_fc.comm import World, elastic
+from partial_fc.comm.auth.handshake import SECRET
+from partial_fc.comm.launch import addresses, meet_nodes, restart_agent, spawn, stores
+from partial_fc.findings import counted
+from partial_fc.flags import LaunchFlags, RendezvousFlags, flag, is_given
+
+
+def start(launch: LaunchFlags, rendezvous: RendezvousFlags | None = None) -> int | None:
+    """Starts the processes of this host where the flags ask for them, each with the command line of this process, and
+    waits for their end; with --num-shards once the hosts have met.
+
+    Returns the exit status to end with; None: this process is itself one of those that train. Raises ValueError where
+    the flags contradict each other or the launcher that has started this process, StartError where hosts do not meet.
+    """
+    status = _start_shard(rendezvous, launch) if rendezvous else None
+    return _start_node(launch) if status is None else status
+
+
+def _start_node(launch: LaunchFlags) -> int | None:
+    """--nodes and --gpus."""
+    if comm.started_here():
+        if not launch.restarts:
+            spawn.stay_with_parent()
+        return None
+    by = comm.detect()
+    static = by.backend == "horovod" and not elastic.active()
+    if launch.restarts and (static or by.launcher == "torchrun"):
+        instead = "torchrun --max-restarts" if by.backend == "torch" else "bash run.sh --restarts"
+        raise ValueError(
+            f"--restarts {launch.restarts} under {by.launcher}, which starts processes itself: use `{instead} N`"
+        )
+    if by.launcher in spawn.LEAVES_BEHIND and not launch.restarts:
+        spawn.stay_with_parent()
+    given = [name for name in ("nodes", "gpus", "nr", "master_addr", "master_port") if is_given(launch, name)]
+    flags = ", ".join(f"{flag(name)} {getattr(launch, name)}" for name in given)
+    if given == ["gpus"] and by.is_host:
+        return _spawn(launch.gpus, by.size, by.rank, by.master_addr, by.master_port)
+    if given and by.backend != "single":
+        raise ValueError(
+            f"{by.launcher} has started this process as rank {by.rank} of {by.size}, and says itself where the others "
+            f"are: leave {flags} away, or start without {by.launcher}"
+        )
+    if launch.nodes == launch.gpus == 1:
+        if given:
+            print(f"note: {flags} without effect: one process, which needs no others", file=sys.stderr)
+        return None
+    port = launch.master_port or (8888 if launch.nodes > 1 else None)
+    return _spawn(launch.gpus, launch.nodes, launch.nr, launch.master_addr or "127.0.0.1", port)
+
+
+def _spawn(gpus: int, nodes: int, nr: int, master_addr: str, master_port: int | None) -> int:
+    print(f"starting {counted(gpus, 'process')}", file=sys.stderr, flush=True)
+    command = [sys.executable, *sys.orig_argv[1:]]
+    return spawn.run(command, nodes=nodes, gpus=gpus, nr=nr, master_addr=master_addr, master_port=master_port)
+
+
+def keep(launch: LaunchFlags) -> int | None:
+    """With --restarts, makes this process the restart agent of the one that trains, which is a fork of it. Returns None
+    in that one, and in the agent the exit status to end with. Call it when everything is imported."""
+    if not launch.restarts:
+        return None
+    by = comm.detect()
+    if by.backend == "horovod":
+        importlib.import_module("partial_fc.comm.horovod")
+    return restart_agent.keep(launch.restarts, by.rank, comm.started_here() or by.launcher in spawn.LEAVES_BEHIND)
+
+
+def join(launch: LaunchFlags, device_type: str) -> World:
+    """Meets the other processes of this launch. device_type: "cpu" or "cuda"."""
+    world = comm.init(
+        device_type,
+        comm_timeout_s=launch.comm_timeout,
+        start_timeout_s=launch.start_timeout,
+        network_interface=launch.network_interface,
+        secret_file=launch.secret_file,
+    )
+    if world.rank == 0:
+        _print_notes(launch, world)
+    return world
+
+
+def _print_notes(launch: LaunchFlags, world: World) -> None:
+    """Prints which of the given flags have no effect in this world."""
+    import torch
+
+    if world.backend == "torch" and world.size > 1 and not torch.cuda.is_available():
+        print(f"no GPU here: {world.size} processes on the CPU, over gloo", flush=True)
+    names = ("network_interface", "comm_timeout", "start_timeout", "secret_file")
+    vain = {
+        "single": dict.fromkeys(names, "one process"),
+        "horovod": {
+            "start_timeout": "" if elastic.active() else "Horovod's launcher has its own --start-timeout",
+            "secret_file": "horovodrun makes a token of its own, mpirun asks for none",
+        },
+        "torch": {"secret_file": "torchrun keeps the store, and lets anybody in" if comm.has_agent() else ""},
+    }
+    for name, why in vain[world.backend].items():
+        if why and is_given(launch, name):
+            print(f"note: {flag(name)} without effect: {why}", file=sys.stderr, flush=True)
+
+
+# ---- hosts without a launcher: --num-shards
+
+
+def _start_shard(rendezvous: RendezvousFlags, launch: LaunchFlags) -> int | None:
+    """Meets the other hosts, then starts this one's processes. With one shard, and under a launcher, it meets nobody
+    and writes nothing."""
+    if comm.started_here():
+        return None
+    by = comm.detect()
+    if by.backend != "single":
+        _compare(rendezvous, by)
+    if rendezvous.num_shards == 1 or by.backend != "single":
+        # The folder is also where Caffe2's command lines have their checkpoints, and a run id is only a name.
+        given = [name for name in ("redis_host", "redis_password_file", "redis_tls") if is_given(rendezvous, name)]
+        if given:
+            why = f"{by.launcher} says where the others are" if by.launcher else "one shard meets no others"
+            print(f"note: {', '.join(map(flag, given))} without effect: {why}", file=sys.stderr, flush=True)
+        return None
+    if rendezvous.run_id is None:
+        raise ValueError(
+            f"--num-shards {rendezvous.num_shards} needs --run-id: a name for this run, the same on all hosts, for "
+            "example --run-id resnet-1"
+        )
+    for name in ("nodes", "nr", "master_addr"):
+        if is_given(launch, name):
+            raise ValueError(f"{flag(name)} and --num-shards are two ways to start a run: give one of them")
+    with _ended_by_signals():
+        return _run_shard(rendezvous, launch, rendezvous.run_id)
+
+
+def _run_shard(rendezvous: RendezvousFlags, launch: LaunchFlags, run_id: str) -> int:
+    reachable = addresses.reachable(launch.network_interface)
+    listens = rendezvous.shard_id == 0
+    address = reachable[0] if launch.network_interface else ""
+    with _listen(address, launch.master_port) if listens else nullcontext() as listening:
+        own = reachable if listens else []
+        me = meet_nodes.Node.here(rendezvous.shard_id, rendezvous.num_shards, launch.gpus, own, listening)
+        store = _open_store(rendezvous, run_id, launch.start_timeout)
+        with meet_nodes.meet(store, me, listening, launch.start_timeout) as peers:
+            return spawn.run(
+                [sys.executable, *sys.orig_argv[1:]],
+                nodes=rendezvous.num_shards,
+                gpus=launch.gpus,
+                nr=rendezvous.shard_id,
+                master_addr=peers.master_addr,
+                master_port=peers.master_port,
+                listening=listening,
+                environ=_environment(peers, launch.network_interface),
+            )
+
+
+def _compare(rendezvous: RendezvousFlags, by: comm.Launch) -> None:
+    """Raises ValueError where the flags say something else than the launcher."""
+    hosts = {"num_shards": by.size // by.local_size, "shard_id": by.rank // by.local_size}
+    for name, value in hosts.items():
+        if is_given(rendezvous, name) and getattr(rendezvous, name) != value:
+            raise ValueError(
+                f"{flag(name)} {getattr(rendezvous, name)}, but {by.launcher} has started this process as rank "
+                f"{by.rank} of {by.size}, {by.local_size} on each host, which makes it {value}: leave --num-shards "
+                f"and --shard-id away, or start without {by.launcher}"
+            )
+
+
+def _open_store(flags: RendezvousFlags, run_id: str, timeout_s: float) -> stores.Store:
+    if flags.redis_host is None:
+        return stores.open_folder(flags.file_store_path, run_id)
+    try:
+        import redis  # noqa: F401
+    except ImportError:
+        raise ValueError(
+            "--redis-host needs the package redis: `pip install redis` on each host, or let them meet in a folder "
+            "(--file-store-path)"
+        ) from None
+    password = os.environ.get("REDIS_PASSWORD")
+    if flags.redis_password_file is not None:
+        password = flags.redis_password_file.read_text(encoding="utf-8").strip("\r\n")
+    return stores.open_redis(
+        flags.redis_host,
+        flags.redis_port,
+        run_id,
+        timeout_s,
+        username=os.environ.get("REDIS_USERNAME"),
+        password=password,
+        ssl=flags.redis_tls,
+        ssl_ca_certs=_text(flags.redis_ca),
+        ssl_certfile=_text(flags.redis_cert),
+        ssl_keyfile=_text(flags.redis_key),
+    )
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _listen(address: str, port: int | None) -> socket.socket:
+    """The socket that rank 0 gets: nobody else can take its port meanwhile."""
+    try:
+        return socket.create_server((address, port or 0), backlog=128)
+    except OSError as error:
+        raise ValueError(f"--master-port {port}: cannot listen there on {socket.gethostname()}: {error}") from None
+
+
+def _environment(peers: meet_nodes.Peers, network_interface: str | None) -> dict[str, str]:
+    """The environment of the processes. Gloo is to listen where this host and shard 0 have just reached each other: it
+    would otherwise take the address of the host's own name, which on Debian is 127.0.1.1."""
+    environ = {**os.environ, SECRET: peers.secret}
+    if network_interface is None and (interface := addresses.interface_of(peers.own_addr)):
+        environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    return environ
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Within the block a scheduler's signal raises SystemExit, so that nothing is left behind."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {
+        number: signal.signal(number, end)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,86 @@
+"""Everything that a recipe is made of, in one import (docs/recipes.md):
+
+    from partial_fc.recipe import CrossEntropy, ImageFolder, Run, SharedFlags, parse, start
+
+What needs torch is imported when its name is asked for: a recipe that imports such names where it trains shows its help
+within a second.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partial_fc.flags import (  # noqa: F401
+    ExchangeFlags,
+    Flags,
+    GuardFlags,
+    HeadFlags,
+    LaunchFlags,
+    OptimFlags,
+    RunFlags,
+    ScheduleFlags,
+    basic,
+    check_numbers,
+    parse,
+)
+from partial_fc.flags.facts import Basic, In, MayChange, Refused  # noqa: F401
+from partial_fc.on_demand import on_demand
+from partial_fc.train.begin.start import launch
+
+if TYPE_CHECKING:
+    from partial_fc.data import BadRecord, ImageFolder, Sample, Source  # noqa: F401
+    from partial_fc.data.order import Keyed, Order  # noqa: F401
+    from partial_fc.data.transform import ShortSideCrop, SquareImage, mirror  # noqa: F401
+    from partial_fc.evaluate import Classification, Evaluation  # noqa: F401
+    from partial_fc.evaluate.evaluation import Forward  # noqa: F401
+    from partial_fc.head import CrossEntropy, PartialFC  # noqa: F401
+    from partial_fc.models.inputs import FACE, MNIST, TORCHVISION, Pixels, Unchanged  # noqa: F401
+    from partial_fc.train.record.log import SecondFile
+    from partial_fc.train.run import Run
+    from partial_fc.train.seams import Backbone, Hooks, RunState  # noqa: F401
+
+_ON_DEMAND = {
+    "data": "BadRecord ImageFolder Sample Source",
+    "data.order": "Keyed Order",
+    "data.transform": "ShortSideCrop SquareImage mirror",
+    "evaluate": "Classification Evaluation",
+    "evaluate.evaluation": "Forward",
+    "head": "CrossEntropy PartialFC",
+    "models.inputs": "FACE MNIST TORCHVISION Pixels Unchanged",
+    "train.record.log": "StepLine",
+    "train.run": "Run run_in_worlds",
+    "train.seams": "Backbone Hooks RunState",
+}
+__getattr__ = on_demand("partial_fc", {name: module for module, names in _ON_DEMAND.items() for name in names.split()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedFlags:
+    """The flag groups of every recipe, for a Config to inherit; it has `run`, with its own folder, besides."""
+
+    optim: Flags[OptimFlags] = OptimFlags()
+    schedule: Flags[ScheduleFlags] = ScheduleFlags()
+    guards: Flags[GuardFlags] = GuardFlags()
+    exchange: Flags[ExchangeFlags] = ExchangeFlags()
+    launch: Flags[LaunchFlags] = LaunchFlags()
+
+
+def start(
+    name: str,
+    train_here: Callable[["Run"], int],
+    config: Any,
+    notes: Sequence[str] = (),
+    *,
+    called: tuple[str | Path, str] | None = None,
+    bare: bool = False,
+    hist: Callable[[], "SecondFile"] | None = None,
+) -> int:
+    """Starts the processes that the flags ask for, and calls train_here in each of those that train, anew in each world
+    where hosts come and go. Returns the exit status. The others: see `run_in_worlds`."""
+    status = launch(config, called)
+    if status is not None:
+        return status
+    from partial_fc.train.run import run_in_worlds
+
+    return run_in_worlds(name, config, notes, train_here, bare, hist and hist(), called)

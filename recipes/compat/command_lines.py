@@ -1,0 +1,37 @@
+"""What the command lines of several other trainers have in common."""
+
+import argparse
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from partial_fc import comm
+
+
+def split(
+    arguments: list[str], names: Iterable[str], options: Mapping[str, Mapping[str, Any]]
+) -> tuple[dict[str, Any], list[str]]:
+    """(values of those of their flags that are given, by name; the other words). options: argparse's, of flags that
+    take no value or need not; "short": a second spelling. Raises ValueError for a flag whose value is missing."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in dict.fromkeys(names):
+        more = dict(options.get(name, {}))
+        spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}", more.pop("short", f"--{name}")))
+        parser.add_argument(*spellings, dest=name, **more)
+    try:
+        theirs, others = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise ValueError(f"{error.argument_name}: {error.message}") from None
+    return {name: value for name, value in vars(theirs).items() if value is not None}, others
+
+
+def count(given: Mapping[str, Any], name: str, least: int = 1) -> int:
+    """A whole number among the values. Raises ValueError for anything else."""
+    if not given[name].isdecimal() or int(given[name]) < least:
+        raise ValueError(f"--{name} is {given[name]}; expected a whole number of at least {least}")
+    return int(given[name])
+
+
+def local_processes(gpus: int) -> int:
+    """Processes of this machine: those that a launcher has started, or that are to be started."""
+    started = comm.detect()
+    return gpus if started.backend == "single" or started.is_host else started.local_size

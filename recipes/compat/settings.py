@@ -1,0 +1,221 @@
+"""Settings of InsightFace's trainers as flags of recipe `face`: arcface_torch's, and those of Partial FC on MXNet
+(default.py, an EasyDict of other names).
+
+    config.lr = 0.1                         arcface_torch
+    config.backbone_lr = 0.1                partial_fc/mxnet's default.py
+
+(Names and values: InsightFace's recognition/arcface_torch/configs and recognition/partial_fc/mxnet/default.py.)
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from reprlib import Repr
+from typing import Any
+
+_short = Repr()  # lists may hold one list often
+_short.maxlevel, _short.maxstring = 2, 200
+_shown = _short.repr
+
+_Types = tuple[type, ...]
+_INT, _TEXT, _BOOL, _LIST = (int,), (str,), (bool,), (list, tuple)
+_NUMBER: _Types = (int, float)
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """The settings of one trainer, by name. always: flags for what it always does. taken: (our name, types of its
+    value). refused: (the only value that can be honoured, why another one cannot). without_effect: (the value about
+    which nothing need be said, why it has none); of `silent` nothing is ever said, nor printed."""
+
+    name: str
+    always: Mapping[str, Any]
+    taken: Mapping[str, tuple[str, _Types]]
+    refused: Mapping[str, tuple[Any, str]]
+    without_effect: Mapping[str, tuple[Any, str]]
+    silent: Iterable[str] = ()
+
+    @property
+    def known(self) -> set[str]:
+        return {*self.taken, *self.refused, *self.without_effect, *self.silent}
+
+
+def _same(names: str, types: _Types) -> dict[str, tuple[str, _Types]]:
+    """Settings that have the same name here."""
+    return {name: (name, types) for name in names.split()}
+
+
+ARCFACE_TORCH = Trainer(
+    "arcface_torch",
+    # Polynomial decay of power 1, a rate that is not scaled by the number of processes, and a gradient of the
+    # backbone, not of the centres, whose norm is at most 5.
+    {"lr_scheduler": "polynomial", "lr_scaling": "none", "clip": 5.0, "head_clip": math.inf},
+    {
+        **_same("network loss rec optimizer", _TEXT),
+        **_same("image_size embedding_size num_classes batch_size seed num_workers verbose frequent", _INT),
+        **_same("sample_rate lr momentum weight_decay interclass_filtering_threshold", _NUMBER),
+        "num_image": ("num_images", _INT),
+        "gradient_acc": ("accumulate", _INT),
+        "num_epoch": ("epochs", _INT),
+        "warmup_epoch": ("warmup_epochs", _INT),
+        "fp16": ("precision", _BOOL),
+        "resume": ("resume", _BOOL),
+        "margin_list": ("margins", _LIST),
+        "val_targets": ("val_targets", _LIST),
+        "output": ("models_root", (str, type(None))),
+    },
+    {"dali_aug": (False, "DALI's augmentations are not implemented; set it to False")},
+    {
+        "dali": (False, "DALI is not used; OpenCV threads decode the records"),
+        "using_wandb": (False, "curves go to TensorBoard; --wandb PROJECT sends them to Weights & Biases, too"),
+    },
+    # Checkpoints always hold all states; the others are read only where using_wandb is on, and one is a key.
+    ("save_all_states", "wandb_key", "wandb_entity", "wandb_project", "wandb_resume", "wandb_log_all",
+     "suffix_run_name", "save_artifacts", "notes"),
+)  # fmt: skip
+_MARGINS = ("loss_m1", "loss_m2", "loss_m3")
+_FIXED = {"bn_mom": 0.9, "net_se": 0, "net_act": "prelu", "net_unit": 3, "net_input": 1, "net_output": "FC"}
+DEFAULT_PY = Trainer(
+    "partial_fc/mxnet's default.py",
+    {"lr_scaling": "none"},
+    {
+        **_same("embedding_size image_size batch_size num_classes frequent verbose", _INT),
+        **_same("rec", _TEXT),
+        **_same("val_targets", _LIST),
+        "backbone_lr": ("lr", _NUMBER),
+        "memory_bank_lr": ("head_lr", _NUMBER),
+        "sample_ratio": ("sample_rate", _NUMBER),
+        "loss_s": ("scale", _NUMBER),
+        "max_update": ("max_steps", _INT),
+        "num_layers": ("network", _INT),
+        "lr_steps": ("lr_steps", _TEXT),
+        "fp16": ("precision", _BOOL),
+        "debug": ("dataset", (bool, int)),
+    },
+    {
+        **{name: (value, f"the networks here have {value!r}") for name, value in _FIXED.items()},
+        "net_name": ("resnet", "the networks here have 'resnet' (of fresnext there is no code in InsightFace either)"),
+    },
+    {"workspace": (None, "it is cuDNN's, under MXNet"), "memonger": (None, "--activation-checkpointing is like it")},
+    _MARGINS,  # translated together
+)
+OF_A_FUNCTION = (
+    "a function is not run, and it has no values of its own: what it sets are presets here, `--dataset emore --rec DIR "
+    "--network r100 --loss cosface` (webface, glint360k_8GPU, 100w ...). Leave --config out, or leave the function out "
+    "of the file"
+)
+
+
+def translate(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Settings of the trainer that their names tell -> (flags of recipe `face` by name, notes that the user should see
+    once). Raises ValueError for an unknown setting, naming near ones, for a value of another type, and for one that
+    changes what is learned and cannot be honoured."""
+    trainer = DEFAULT_PY if DEFAULT_PY.known.intersection(config) - ARCFACE_TORCH.known else ARCFACE_TORCH
+    known = sorted(trainer.known)
+    flags, notes = dict(trainer.always), list[str]()
+    for key, value in config.items():
+        if key not in known:
+            near = get_close_matches(key, known)
+            hint = f"; did you mean {' or '.join(near)}?" if near else f"; known are {', '.join(known)}"
+            raise ValueError(f"config.{key} is not a setting of {trainer.name} that is known here{hint}")
+        neutral, words = {**trainer.refused, **trainer.without_effect}.get(key, (value, ""))
+        if value != neutral and key in trainer.refused:
+            raise ValueError(f"config.{key} = {_shown(value)}: {words}")
+        if value != neutral:
+            notes.append(f"config.{key} has no effect: {words}")
+        if key in trainer.taken:
+            name, types = trainer.taken[key]
+            if not _is_a(value, types):
+                raise ValueError(f"config.{key} = {_shown(value)}; expected {' or '.join(t.__name__ for t in types)}")
+            flags |= _flags(trainer, key, name, float(value) if types == _NUMBER else value, notes)
+    if given := [config[name] for name in _MARGINS if name in config]:
+        flags |= _margins("config.loss_m1, loss_m2, loss_m3", given)
+    return flags, notes
+
+
+def _is_a(value: Any, types: _Types) -> bool:
+    # A bool passes for an int in Python; nobody means that here.
+    return isinstance(value, types) and (bool in types or not isinstance(value, bool))
+
+
+def _flags(trainer: Trainer, key: str, name: str, value: Any, notes: list[str]) -> dict[str, Any]:
+    """The flags that one setting stands for. name: ours."""
+    match name:
+        case "margins":
+            return _arcface_torch_margins(value, notes)
+        case "sample_rate" if value < 1:
+            notes.append(
+                f"config.{key} = {value:g}: of all classes that take part, the batch's among them, as {trainer.name} "
+                "counts (--quota insightface), but over the classes of all processes at once; --quota negatives, "
+                "otherwise the default here, has the batch's classes on top"
+            )
+            return {name: value, "quota": "insightface"}
+        case "interclass_filtering_threshold" if value:
+            notes.append(
+                f"config.{key} = {value}: a class above it is left out of the row's softmax here; "
+                "arcface_torch keeps it, with the cosine 0"
+            )
+        case "rec" if value == "synthetic":
+            return {"dataset": value}
+        case "dataset":
+            return {name: "synthetic"} if value else {}
+        case "resume":
+            value = "auto" if value else "same"  # theirs loads no other run; what is this one's goes on
+        case "models_root" if value is None:
+            return {}
+        case "models_root":
+            notes.append(f"config.output = {_shown(value)}: this is where the run writes (--models-root names another)")
+        case "precision" if value and trainer is ARCFACE_TORCH:
+            notes.append(
+                "config.fp16: 16 bits are bf16 where the hardware has them, and no loss scale is needed; "
+                "--precision fp16 is arcface_torch's"
+            )
+            value = "auto"
+        case "precision":
+            value = "fp16" if value else "fp32"
+        case "warmup_epochs":
+            value = max(0, value)  # some published configs say -1 where they mean none
+        case "lr_steps":
+            words = value.split(",")
+            if not all(word.strip().isdecimal() for word in words):
+                raise ValueError(f"config.{key} = {_shown(value)}; expected updates, as in '100000,160000'")
+            return {"lr_scheduler": "step", name: tuple(int(word) for word in words)}
+        case "network" if key == "num_layers":
+            if value not in (50, 100):
+                raise ValueError(
+                    f"config.{key} = {value}: expected 50 or 100 (r122 has no code in InsightFace either; r18, r34 and "
+                    "r200 are --network's)"
+                )
+            value = f"r{value}"
+        case "val_targets":
+            if not all(isinstance(target, str) for target in value):
+                raise ValueError(f"config.{key} = {_shown(value)}; expected names of verification sets")
+            value = tuple(value)
+    return {name: value}
+
+
+def _arcface_torch_margins(margins: Any, notes: list[str]) -> dict[str, Any]:
+    """margin_list, with the scale that arcface_torch always has."""
+    flags = _margins(f"config.margin_list = {_shown(margins)}", margins)
+    m1, m2, m3 = margins
+    if (m1, m3) == (1.0, 0.0) and m2 > 0:
+        notes.append(
+            f"config.margin_list = {margins!r}: the margin is differentiated here; arcface_torch leaves "
+            "its slope out, which is --loss arcface-straight-through"
+        )
+    elif m3 > 0 and (m1, m2) != (1.0, 0.0):
+        notes.append(
+            f"config.margin_list = {margins!r}: all three margins are used; arcface_torch itself ignores "
+            "m1 and m2 where m3 is positive"
+        )
+    return {**flags, "scale": 64.0}
+
+
+def _margins(what: str, given: Any) -> dict[str, Any]:
+    """The loss with the margins (m1, m2, m3), by name where it has one."""
+    if len(given) != 3 or not all(_is_a(m, _NUMBER) for m in given):
+        raise ValueError(f"{what}; expected three numbers (m1, m2, m3) of cos(m1 * angle + m2) - m3")
+    margins = tuple(float(m) for m in given)
+    named = {(1.0, 0.5, 0.0): "arcface", (1.0, 0.0, 0.4): "cosface"}
+    return {"loss": named[margins]} if margins in named else {"loss": "combined", "margins": margins}

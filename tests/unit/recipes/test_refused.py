@@ -1,0 +1,134 @@
+"""Command lines that each recipe refuses before anything is read, by the names of their flags. (Numbers that have no
+meaning: tests/unit/house/test_command_line.py, for every flag of every recipe.)"""
+
+import shlex
+
+import pytest
+
+from partial_fc.errors import UsageError
+from recipes import face, imagenet, kinetics, mnist, mnist_kvstore
+
+R50 = "slowfast_4x16_resnet50_kinetics400"
+# What is right by itself -> what is added to it, and what the refusal names.
+FACE = """
+    --label-smoothing 0.1 --interclass-filtering-threshold 0.4 | --label-smoothing with --interclass
+    --label-smoothing 0.1 --sub-centres 2 | --label-smoothing with --sub-centres
+    --label-smoothing 0.1 --loss curricularface | --label-smoothing with CurricularFace
+    --label-smoothing 0.1 --sampling-correction --sample-rate 0.5 | --label-smoothing with --sampling-correction
+    --sampling-correction | --sampling-correction without sampling
+    --sampling-correction --sample-rate 0.5 --quota insightface | --sampling-correction with --quota insightface
+    --quota theirs --sample-rate 0.5 | --quota
+    --hard-negatives 4 | --hard-negatives without sampling
+    --hard-negatives-every 5 --sample-rate 0.5 | --hard-negatives-every without --hard-negatives
+    --centre-place disk | --centre-place disk and --centre-path DIR go together
+    --centre-path rows | --centre-place disk and --centre-path DIR go together
+    --centre-place disk --centre-path setup.cfg | --centre-path setup.cfg is a file
+    --centre-state-dtype bf16 --head-optimizer adagrad | with --head-optimizer adagrad
+    --centre-dtype fp16 --head-optimizer adamw | AdamW with its state in fp16
+    --centre-state-dtype fp16 --optimizer adamw | AdamW with its state in fp16
+    --head-optimizer nesterov --momentum 0 | nesterov with momentum 0
+    --head-lr 0.1 --lr 0 | --head-lr 0.1 with --lr 0
+    --precision fp64 --centre-dtype bf16 | --precision fp64
+    --precision fp64 --head-impl cpu | --head-impl cpu
+    --head-impl triton --device cpu | --head-impl triton with --device cpu
+    --head-impl cpu --device cuda | --head-impl cpu with --device cuda
+    --head-centres a --resume b | --head-centres with --resume b
+"""
+ON_MXNET = """
+    --precision bf16 | --precision bf16 with --engine mxnet
+    --precision fp64 | --precision fp64 with --engine mxnet
+    --sync-bn | --sync-bn with --engine mxnet
+    --dropout 0.4 | --dropout 0.4 with --engine mxnet
+    --activation-checkpointing | --activation-checkpointing with --engine mxnet
+    --device cuda | --device cuda with --engine mxnet
+    --network mbf | --network mbf with --engine mxnet
+    --symbol net-symbol.json | give both, or none
+    --symbol s.json --params p.params --engine torch | add --engine mxnet
+    --symbol s.json --params p.params --pretrained x.pt | leave one of the two out
+    --output-name fc1 | --output-name is about --symbol
+    --input-std 128 | --input-std is about --symbol
+    --symbol s.json --params p.params --input-std 0 | --input-std is 0
+"""
+MNIST = """
+    --compression-rank 2 | --compression-rank goes with --gradient-compression powersgd
+    --load-amp a.pt --resume b | --load-amp a.pt and --resume b
+    --save-amp a.pt --precision fp64 | Apex's files hold fp32
+"""
+KVSTORE = """
+    --kv-store dits_sync | dist_sync
+    --gpus "0;2" | --gpus '0;2'
+    --gpus 0,0 | --gpus 0,0
+    --gpus 0,2 --cpus 2 | both name devices
+    --cpus 2 --work-load-list 3,1,1 | --work-load-list 3,1,1 for 2 device(s)
+    --cpus 2 --work-load-list 3,0 | --work-load-list 3,0
+    --cpus 3 --batch-size 2 | --batch-size 2 for 3 devices
+    --kv-store horovod --cpus 2 | one process a device
+    --kv-store nccl | --kv-store nccl
+    --kv-store local --gc-type 2bit | --kv-store local has no compression
+    --gc-threshold 0.1 | --gc-threshold 0.1 goes with --gc-type 2bit
+    --lr-step-epochs 20,10 | --lr-step-epochs 20,10
+    --lr-step-epochs soon | --lr-step-epochs 'soon'
+    --top-k 10 | --top-k 10 of 10
+    --loss mse | expected ce
+    --load-epoch 3 | --load-epoch 3 needs --model-prefix
+    --model-prefix m --load-epoch 20 | --load-epoch 20 of --num-epochs 20
+"""
+IMAGENET = """
+    --num_label 10 | did you mean --num_labels?
+    --resize 200 | --resize 200 is smaller than the crop, --image_size 227
+    --num_channels 1 | --num_channels is 1; expected one of 3
+    --batch_size 1 | --sync-bn
+    --num_gpus 3 --batch_size 64 | 63 or 66
+    --num_gpus 3 --batch_size 2 | try 3
+    --num_gpus 0 | --num_gpus is 0
+    --batch_size 1.5 | --batch_size is 1.5
+    --gpus 0,a | --gpus is '0,a'
+    --dtype double | --dtype is double; expected float or float16
+    --dtype | --dtype: expected one argument
+    --model shufflenet | --model shufflenet
+    --pretrained a --load_model_path b | both say where to start
+    --num_shards 2 --shard_id 2 | shards are numbered from 0 to 1
+    --num_layers 20 | resnet20; expected one of resnet18
+    --head partial-fc --recipe-version caffe2 --test_data t | Caffe2 has no such last layer
+    --scale 30 --sample-rate 0.5 | --scale, --sample-rate without --head partial-fc
+    --recipe-version caffe2 --test_epoch_size 8 | 100 batches
+    --save_model_name m --network resnet18 | .mdl
+    --save_model_name m --network resnet34 --head partial-fc | .mdl
+    --save_model_name m --optimizer adamw | momentum of sgd
+"""
+KINETICS = """
+    --kvstore dist_async_device | Take --kvstore dist_sync_device
+    --use-tsn | --use-tsn
+    --use-pretrained | --resume-params
+    --new-step 2 | --new-step is 2
+    --lr-mode linear | --lr-mode is linear; expected step, cosine, poly
+    --num-data-workers x | --num-data-workers is x
+    --slow-temporal-stride 8 | takes 32 and 4: --new-length 64
+    --num-segments 10 | --eval
+    --logging-file a/b.log | --save-dir
+    --lr-decay-epoch x | 40,60
+    --resume-states f.states | .params
+    --resume-params f --resume-states f --optimizer adamw | --optimizer sgd
+    --resume-epoch 3 | --resume-epoch 3 of --num-epochs 3
+    --model slowfast_4x16_resnet50_sthsthv2 | slowfast_4x16_resnet50_custom
+"""
+RECIPES = {
+    "face": (face.parse, "--dataset synthetic --num-classes 50", FACE),
+    "face on mxnet": (face.parse, "--dataset 100w --engine mxnet", ON_MXNET),
+    "mnist": (mnist.parse, "", MNIST),
+    "mnist on mxnet": (mnist_kvstore.parse, "", KVSTORE),
+    "imagenet": (imagenet.parse, "--train_data db", IMAGENET),
+    "kinetics": (kinetics.parse, f"--model {R50} --train-list t.txt --val-list v.txt", KINETICS),
+    "kinetics, no test": (kinetics.parse, f"--model {R50} --train-list t.txt", "| --val-list is missing"),
+    "kinetics, no data": (kinetics.parse, f"--model {R50} --val-list v.txt", "| --train-list is missing"),
+}
+CASES = [(recipe, line) for recipe, (_, _, lines) in RECIPES.items() for line in lines.strip().splitlines()]
+
+
+@pytest.mark.parametrize(("recipe", "line"), CASES)
+def test_flags_that_make_no_sense(recipe, line):
+    parse, right, _ = RECIPES[recipe]
+    flags, _, named = line.partition("|")
+    with pytest.raises(UsageError) as refused:
+        parse(shlex.split(f"{right} {flags}"))
+    assert named.strip() in str(refused.value)
