@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from partial_fc.comm import World
-from partial_fc.head.active_rows import ActiveRows, Chosen, RowSelector
 from partial_fc.head.gather import Arrived, Gather, GlobalBatch
+from partial_fc.head.selection.active_rows import ActiveRows, Chosen, RowSelector
 
 
 class Batches:

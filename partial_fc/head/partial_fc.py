@@ -23,28 +23,28 @@ from torch import Tensor
 
 from partial_fc.comm import SingleWorld, World
 from partial_fc.head import kernels, predict
-from partial_fc.head.active_rows import ActiveRows, RowSelector
 from partial_fc.head.backward import Backward, Loss
 from partial_fc.head.batches import Batches, class_numbers
 from partial_fc.head.class_rows import ClassRows
-from partial_fc.head.hard_negatives import HardNegatives
-from partial_fc.head.inputs import device_of, margin_of, rows_of, world_of
+from partial_fc.head.interop.inputs import device_of, margin_of, rows_of, world_of
+from partial_fc.head.interop.module import HeadModule
 from partial_fc.head.kernels import Logits
 from partial_fc.head.margin import Margin
-from partial_fc.head.module import HeadModule
 from partial_fc.head.options import check_options
 from partial_fc.head.pending import DeferredGradient, Pending
 from partial_fc.head.protocol import scope
 from partial_fc.head.rows import RowOptimizer, RowSGD, RowTable, Storage
-from partial_fc.head.sampling import Quota, Sampling
+from partial_fc.head.selection.active_rows import ActiveRows, RowSelector
+from partial_fc.head.selection.hard_negatives import HardNegatives
+from partial_fc.head.selection.sampling import Quota, Sampling
 from partial_fc.head.shard import Shard
 from partial_fc.head.softmax import RowMath, own_arithmetic
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from partial_fc.head.optimizer import HeadOptimizer
-    from partial_fc.head.sharded import ShardedState
+    from partial_fc.head.interop.optimizer import HeadOptimizer
+    from partial_fc.head.interop.sharded import ShardedState
 
 
 class PartialFC(HeadModule):
@@ -301,13 +301,13 @@ class PartialFC(HeadModule):
 
     def sharded(self) -> "ShardedState":
         """The state for torch.distributed.checkpoint, which any number of ranks loads (head/sharded.py)."""
-        from partial_fc.head.sharded import ShardedState
+        from partial_fc.head.interop.sharded import ShardedState
 
         return ShardedState(self)
 
     def as_optimizer(self, lr: float) -> "HeadOptimizer":
         """A torch.optim.Optimizer whose `step` moves the centres, for schedulers, GradScaler and frameworks."""
-        from partial_fc.head.optimizer import HeadOptimizer
+        from partial_fc.head.interop.optimizer import HeadOptimizer
 
         return HeadOptimizer(self, lr)
 

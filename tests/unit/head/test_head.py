@@ -8,7 +8,7 @@ import torch
 
 from partial_fc.head import ArcFace, CosFace, PartialFC, Softmax, Storage, reference
 from partial_fc.head.rows import RowAdamW, RowSGD, RowTable
-from partial_fc.head.sampling import Sampling
+from partial_fc.head.selection.sampling import Sampling
 
 D = 16
 

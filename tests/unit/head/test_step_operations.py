@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from partial_fc.head import CosFace, PartialFC
-from partial_fc.head.sampling import BLOCK
+from partial_fc.head.selection.sampling import BLOCK
 from tests.unit.operations import Operations
 from tests.unit.thread_world import in_world
 

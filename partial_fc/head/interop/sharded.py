@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 if TYPE_CHECKING:
-    from partial_fc.head.module import HeadModule
+    from partial_fc.head.interop.module import HeadModule
 
 
 class RowShard(Tensor):

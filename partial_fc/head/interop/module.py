@@ -22,9 +22,9 @@ from partial_fc.head.shard import Shard
 
 if TYPE_CHECKING:
     from partial_fc.head.class_rows import ClassRows
-    from partial_fc.head.hard_negatives import HardNegatives
     from partial_fc.head.pending import Pending
     from partial_fc.head.rows import RowTable
+    from partial_fc.head.selection.hard_negatives import HardNegatives
 
 _EXTRA = "_extra_state"
 _RANGE = re.compile(r"classes_(\d+)_(\d+)\.")
