@@ -17,11 +17,11 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 STEPS = 6
-PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
+ONE, DDP, FSDP = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
 
 
 def run(folder: Path, num_steps: int) -> list[float]:
-    (folder / "train.py").write_text(PROGRAMS[0])
+    (folder / "train.py").write_text(DDP)
     printed = ranks(2, program, folder, str(num_steps))  # also what goes to stderr
     return [float(loss) for loss in re.findall(r"^\d+ (\S+)$", printed, re.MULTILINE)]
 
@@ -53,13 +53,20 @@ def dense_losses() -> list[float]:
     return losses
 
 
+def test_the_shortest_program_has_sixteen_lines_and_runs():
+    assert len(ONE.splitlines()) <= 16
+    found: dict[str, torch.Tensor] = {}
+    exec(ONE, found)
+    assert found["nearest"].shape == (64, 5)
+
+
 def test_the_page_trains_as_one_process_would_also_after_a_restart(tmp_path):
     losses = run(tmp_path, STEPS // 2) + run(tmp_path, STEPS)
     assert losses == pytest.approx(dense_losses(), rel=1e-5)
 
 
 def test_a_sharded_checkpoint_resumes_on_another_number_of_ranks(tmp_path):
-    (tmp_path / "train.py").write_text(PROGRAMS[1])
+    (tmp_path / "train.py").write_text(FSDP)
 
     def losses(folder: str, size: int, num_steps: int) -> list[float]:
         printed = ranks(size, program, tmp_path, folder, str(num_steps))
