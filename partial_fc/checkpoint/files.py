@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ _PIECE_BYTES = 8 << 20
 
 def save_tensors(tensors: Mapping[str, "Tensor"], path: Path, metadata: Mapping[str, str] | None = None) -> str:
     """Writes a safetensors file; returns its SHA-256 in hex. Contiguous CPU tensors are not copied, others one at a
-    time, and most of the work does not block other threads. Raises OSError with the path."""
+    time into one buffer, and most of the work does not block other threads. Raises OSError with the path."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     # The widest dtype first, so that all are aligned.
@@ -41,14 +41,21 @@ def save_tensors(tensors: Mapping[str, "Tensor"], path: Path, metadata: Mapping[
         header[name] = {"dtype": _DTYPES[str(t.dtype)], "shape": list(t.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    pieces = (memoryview(_bytes(t)) for _, t in ordered)
-    return write(path, chain((memoryview(len(text).to_bytes(8, "little") + text),), pieces))
+    start = memoryview(len(text).to_bytes(8, "little") + text)
+    return write(path, chain((start,), _contents([t.detach() for _, t in ordered])))
 
 
-def _bytes(t: "Tensor") -> Any:
-    import torch  # takes seconds to import
+def _contents(tensors: Sequence["Tensor"]) -> Iterator[memoryview]:
+    """Yields the bytes of each tensor; those of non-contiguous or device tensors are valid until the next one.
+    (The C library would keep the memory of copies: ten were seen at once.)"""
+    import torch  # takes seconds, and a search for checkpoints does without
 
-    return t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    lies_here = [t.is_contiguous() and t.device.type == "cpu" for t in tensors]
+    most_bytes = max((t.nbytes for t, here in zip(tensors, lies_here, strict=True) if not here), default=0)
+    buffer = torch.empty(most_bytes, dtype=torch.uint8)
+    for t, here in zip(tensors, lies_here, strict=True):
+        whole = t if here else buffer[: t.nbytes].view(t.dtype).view(t.shape).copy_(t)
+        yield memoryview(whole.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def write(path: Path, contents: Iterable[memoryview | bytes]) -> str:

@@ -409,7 +409,7 @@ class Run:
             settings=Settings(**settings),
             guards=Guards(**dataclasses.asdict(config.guards), restore=restore),
             saver=saver,
-            commits=Commits(self.memory, self.world, self._commit_every(on_disk)),
+            commits=Commits(self.memory, self.world, self._commit_every(in_memory=not on_disk)),
             models_root=self.root,
             logger=self.logger,
             seed=config.run.seed,
@@ -423,12 +423,12 @@ class Run:
             **parts,
         )
 
-    def _commit_every(self, on_disk: bool) -> int:
-        """Returns the steps between commits; 0: none (the run is not elastic). on_disk: the head exceeds memory."""
+    def _commit_every(self, in_memory: bool) -> int:
+        """Returns the steps between commits; 0: none (not elastic). in_memory: the head's rows are, not on disk."""
         asked = self.config.run.commit_every
         if not elastic.active():
             return 0
-        return asked if asked is not None else 0 if on_disk else 100
+        return asked if asked is not None else 100 if in_memory else 0
 
     # ---- end
 

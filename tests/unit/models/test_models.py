@@ -147,14 +147,6 @@ def test_with_half_weights_features_are_fp32_and_no_worse_than_under_autocast(bu
         assert relative_error(found, wanted) < 1.5 * relative_error(autocast, wanted) + 1e-3
 
 
-def test_pixels_of_faces():
-    image = torch.tensor([0, 255, 127, 128], dtype=torch.uint8).view(1, 1, 2, 2)
-    expected = torch.tensor([-1.0, 1.0, -0.5 / 127.5, 0.5 / 127.5]).view(1, 1, 2, 2)
-    torch.testing.assert_close(FACE(image), expected)
-    with pytest.raises(ValueError, match=r"float32, expected torch\.uint8"):
-        FACE(image.float())
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
