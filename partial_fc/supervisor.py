@@ -50,7 +50,7 @@ class Command:
     prefix: str = ""
     """Before each of its lines."""
     helper: bool = False
-    """Serves the others, and ends after them."""
+    """Serves the others, and is ended after them."""
     lifeline: str | None = None
     """The first line of standard input of a shell, perhaps on another host (launcher/shell.py), that the command line
     leads to. Signals follow, a line each; at the end of input the shell ends what it has started."""

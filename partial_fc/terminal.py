@@ -112,7 +112,7 @@ def _behind() -> int:
 
 
 def _of_mpirun(environ: Mapping[str, str]) -> int:
-    """Returns those of horovodrun or mpirun, from their own descriptors, if they are on this host."""
+    """Returns the columns of horovodrun's or mpirun's terminal, from their descriptors, if they are on this host."""
     if "HOROVOD_RANK" not in environ and "OMPI_COMM_WORLD_RANK" not in environ:
         return 0
     process = os.getppid()
