@@ -1,6 +1,6 @@
 """The lock that makes one run the owner of its folder: a record in it, which the run refreshes.
 
-owner-1.json    run, host, process, since when, a counter that its process increments every second
+    owner-1.json    run, host, process, since when, a counter that its process increments every second
 
 File locks may be missing on network folders; instead, of several processes that create a file, one succeeds. A record
 is stale if its process has ended (seen on its own host) or its counter has not changed for ten seconds (seen from other

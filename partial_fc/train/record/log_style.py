@@ -13,7 +13,7 @@ there is a loss scale; the loss is the mean since the line before. The terminal 
 init_logging in utils/utils_logging.py, CallBackLogging and CallBackVerification in utils/utils_callbacks.py, of
 recognition/arcface_torch.)
 
-insightface-mxnet: exactly the log of its MXNet trainer (set_logger in recognition/partial_fc/mxnet/ train_memory.py,
+insightface-mxnet: exactly the log of its MXNet trainer (set_logger in recognition/partial_fc/mxnet/train_memory.py,
 CallBackLogging and CallBackVertification in callbacks.py):
 
     rank-id:0:2026-11-22 21:40:05,123-Iter:20 Rank:391.20 it/sec Total:782.41 it/sec [0][loss]:43.12
