@@ -116,11 +116,11 @@ def test_names_and_sizes_are_those_of_mxnets_networks(mx):
 
     counts = {}
     for network in ("lenet", "mlp"):
-        symbol = of_mxnet.network(network, 10)
+        symbol = digits.network(network, 10)
         shapes, _, _ = symbol.infer_shape(data=(2, 1, 28, 28), softmax_label=(2,))
         counts[network] = sum(map(np.prod, shapes[1:-1]))
     assert counts == {"lenet": 431_080, "mlp": 109_386}
-    names = of_mxnet.network("lenet", 10).list_arguments()
+    names = digits.network("lenet", 10).list_arguments()
     layers = ("convolution0", "convolution1", "fullyconnected0", "fullyconnected1")
     assert names == ["data", *(f"{layer}_{kind}" for layer in layers for kind in ("weight", "bias")), "softmax_label"]
 
