@@ -113,6 +113,7 @@ def test_equals_module_by_hand(mx, digits, tmp_path, capfd):
 
 @pytest.mark.mxnet
 def test_names_and_sizes_are_those_of_mxnets_networks(mx):
+    from partial_fc.mxnet import digits
 
     counts = {}
     for network in ("lenet", "mlp"):
