@@ -2,11 +2,11 @@
 
 Behaviour of 1.9.1, and the remedy here:
 
-- Freeing a distributed store waits for all other processes: only a worker that has finished calls `close`. -
-`kvstore.create` waits forever for a missing server. Here it has a deadline. - An unknown name, "horovod" among them,
-gives a store of one process: the caller of `joined` checks it. - A distributed store with compression refuses
-`pushpull`, which Module calls. Here it is a push and a pull. - Operations queued when Python ends are dropped, and the
-other workers wait for them: `joined` waits before it returns.
+- Freeing a distributed store waits for all other processes: only a worker that has finished calls `close`.
+- `kvstore.create` waits forever for a missing server. Here it has a deadline.
+- An unknown name, "horovod" among them, gives a store of one process: the caller of `joined` checks it.
+- A distributed store with compression refuses `pushpull`, which Module calls. Here it is a push and a pull.
+- Operations queued when Python ends are dropped, and the other workers wait for them: `joined` waits before it returns.
 """
 
 import os
