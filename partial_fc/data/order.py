@@ -3,12 +3,12 @@
 A position counts samples over all epochs and all ranks: epoch e holds positions e * N to (e + 1) * N - 1, N being the
 size of the set. The state of training is one position, from which any number of ranks can continue.
 
-  Keyed        shuffled by a keyed permutation: nothing is stored, every batch is full, batches cross epoch boundaries
-  Blocks       nearly as well shuffled, and read in contiguous pieces of disk or network
-  Sharded      in source order; host k of S takes k, k + S, k + 2S, ... (Caffe2's readers)
-  PerEpoch     torch's DistributedSampler: reshuffled each epoch, padded with repeated samples until all ranks have
-               equally many; an epoch's last batch may be smaller, by the same on every rank
-  Epochs       another order, with epochs of a given size
+    Keyed        shuffled by a keyed permutation: nothing is stored, every batch is full, batches cross epoch boundaries
+    Blocks       nearly as well shuffled, and read in contiguous pieces of disk or network
+    Sharded      in source order; host k of S takes k, k + S, k + 2S, ... (Caffe2's readers)
+    PerEpoch     torch's DistributedSampler: reshuffled each epoch, padded with repeated samples until all ranks have
+                 equally many; an epoch's last batch may be smaller, by the same on every rank
+    Epochs       another order, with epochs of a given size
 
 B samples of this rank, W ranks.
 """

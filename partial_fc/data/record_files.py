@@ -1,15 +1,15 @@
 """The two files of a RecordIO set: the frames of NAME.rec and the index NAME.idx, independent of the records' contents.
 
 NAME.rec is a sequence of frames, each starting at a multiple of 4 bytes, little-endian:
-  uint32 0xCED7230A | uint32 part << 29 | length | payload | zeros up to a multiple of 4
+    uint32 0xCED7230A | uint32 part << 29 | length | payload | zeros up to a multiple of 4
 part is 0 for a whole record. A payload with the magic number at a multiple of 4 would confuse a scanner, so the writer
 splits it there and omits those 4 bytes: parts 1, 2, ..., 2, 3, which the reader joins with the magic number between
 them. Source of the format: dmlc-core `recordio.h`, `recordio.cc`.
 
 NAME.idx is text, one line a record: `key<TAB>offset of its first frame`. A large one gets a binary copy for fast
 opening, NAME.idx.cache, rewritten when the size or time of NAME.idx changes:
-  8 bytes "PFCIDX01" | five u64: size of NAME.idx, its time in ns, R, CRC-32 of what follows, bytes of it
-  int64 offset (R,) | int64 key (R,), omitted if the keys are 0, 1, ..., R - 1
+    8 bytes "PFCIDX01" | five u64: size of NAME.idx, its time in ns, R, CRC-32 of what follows, bytes of it
+    int64 offset (R,) | int64 key (R,), omitted if the keys are 0, 1, ..., R - 1
 
 F frames, R records.
 """

@@ -1,6 +1,6 @@
 """Caffe2's minidb files (.mdl checkpoints, `--db_type minidb`): a sequence of key-value pairs.
 
-  repeated: [int32 length of the key][int32 length of the value][key][value], little-endian, nothing aligned
+    repeated: [int32 length of the key][int32 length of the value][key][value], little-endian, nothing aligned
 
 (Field order: MiniDBTransaction::Put in caffe2/core/db.cc, which writes native byte order; x86 and ARM are
 little-endian.)

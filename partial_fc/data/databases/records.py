@@ -3,10 +3,10 @@
 Two messages occur, and each parses as the other without an error, empty. The first byte tells them apart, record by
 record: TensorProtos has one field, number 1 of bytes (0x0a); in a Datum that number is an integer.
 
-  Datum         encoded: an image file. Otherwise uint8 (C, H, W), C 1 or 3, BGR.
-  TensorProtos  image, label, perhaps a box. Image: STRING, an image file; BYTE, uint8 (H, W, 3) BGR, (H, W, 1), (H,
-                W), or (1, H, W), as make_mnist_db --channel_first writes it. Label: INT32, INT64 or FLOAT, one
-                number. Box: INT32, ymin, xmin, height, width: the part of the image to use.
+    Datum         encoded: an image file. Otherwise uint8 (C, H, W), C 1 or 3, BGR.
+    TensorProtos  image, label, perhaps a box. Image: STRING, an image file; BYTE, uint8 (H, W, 3) BGR, (H, W, 1), (H,
+                  W), or (1, H, W), as make_mnist_db --channel_first writes it. Label: INT32, INT64 or FLOAT, one
+                  number. Box: INT32, ymin, xmin, height, width: the part of the image to use.
 
 (As in Caffe2's caffe2/image/image_input_op.h.)
 """
