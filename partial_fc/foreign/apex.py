@@ -1,6 +1,6 @@
 """Apex's `amp_checkpoint.pt`, as its documentation (https://nvidia.github.io/apex/amp.html) tells users to write it:
 
-  {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "amp": amp.state_dict()}
+    {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "amp": amp.state_dict()}
 
 amp's part is {"loss_scaler0": {"loss_scale": x, "unskipped": n}}, n being the updates since the scale last changed;
 without loss scaling x is 1. The model's tensors are fp32 under every opt_level (here the masters). Models wrapped in

@@ -1,9 +1,9 @@
 """Reader of class centres in files of arcface_torch (InsightFace's PyTorch trainer), in all its versions:
 
-  checkpoint_gpu_R.pt              partial_fc_v2.py: backbone, rank R's centres, the optimizer of both
-  softmax_fc_gpu_R.pt              between the two: rank R's centres
-  rank_R_softmax_weight.pt, rank_R_softmax_weight_mom.pt
-                                   partial_fc.py, the first: rank R's centres, and their momentum
+    checkpoint_gpu_R.pt              partial_fc_v2.py: backbone, rank R's centres, the optimizer of both
+    softmax_fc_gpu_R.pt              between the two: rank R's centres
+    rank_R_softmax_weight.pt, rank_R_softmax_weight_mom.pt
+                                     partial_fc.py, the first: rank R's centres, and their momentum
 
 No code in a file is executed (torch_file.py).
 """

@@ -2,7 +2,7 @@
 
 A minidb file: "!!META_NET_DEF" first, a serialized MetaNetDef (the nets that load the rest), then blobs by name,
 
-  gpu_0/comp_3_conv_2_w#%0 -> BlobProto {name, type "Tensor", tensor: TensorProto {dims, data_type, segment, data}}
+    gpu_0/comp_3_conv_2_w#%0 -> BlobProto {name, type "Tensor", tensor: TensorProto {dims, data_type, segment, data}}
 
 in pieces of a million values numbered after "#%": parameters, running statistics, momentum ("_momentum"), and the
 number of updates ("optimizer_iteration"). Running statistics are a mean (_rm) and, despite its name, the variance

@@ -2,9 +2,9 @@
 
 Names map one to one (mxnet_symbol.py). Three differences are folded into the arrays:
 
-  fixed gammas          with fix_gamma MXNet multiplies by 1, whatever the file holds: here the 1 is written
-  input scale           theirs: (pixel - 127.5) / 128, in the graph; ours: / 127.5. The first convolution absorbs it
-  batch norm's epsilon  theirs: 2e-5; ours: 1e-5. The running variance absorbs the difference
+    fixed gammas          with fix_gamma MXNet multiplies by 1, whatever the file holds: here the 1 is written
+    input scale           theirs: (pixel - 127.5) / 128, in the graph; ours: / 127.5. The first convolution absorbs it
+    batch norm's epsilon  theirs: 2e-5; ours: 1e-5. The running variance absorbs the difference
 """
 
 from collections.abc import Mapping

@@ -1,10 +1,10 @@
 """Reader and writer of mxnet.nd.save files without MXNet, which is retired: lists of dense arrays, with or without
 names.
 
-  u64 0x112, u64 0, u64 number of arrays; then each:
-    u32 magic (0xF993FAC9; 0xF993FACA under numpy semantics), i32 storage type (0 dense), i32 dimensions, i64 each,
-    i32 device type, i32 device number, i32 dtype, the numbers; little-endian throughout, nothing aligned
-  u64 number of names (0 or as many as arrays), each u64 length and bytes
+    u64 0x112, u64 0, u64 number of arrays; then each:
+        u32 magic (0xF993FAC9; 0xF993FACA under numpy semantics), i32 storage type (0 dense), i32 dimensions, i64 each,
+        i32 device type, i32 device number, i32 dtype, the numbers; little-endian throughout, nothing aligned
+    u64 number of names (0 or as many as arrays), each u64 length and bytes
 
 (The order of fields is that of NDArray::Save in MXNet 1.9.1's src/ndarray/ndarray.cc.)
 """
