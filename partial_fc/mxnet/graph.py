@@ -1,9 +1,9 @@
 """Forward and backward of a symbol in MXNet, with weights that a torch module owns.
 
-  module's tensors --copied--> MXNet's arrays      before every forward
-  image, feature, gradients                        cross by DLPack, without a copy
-  MXNet's gradients --added--> p.grad              by torch, as after any backward
-  moving averages --copied--> module's buffers     after every backward, in which MXNet updates them
+    module's tensors --copied--> MXNet's arrays      before every forward
+    image, feature, gradients                        cross by DLPack, without a copy
+    MXNet's gradients --added--> p.grad              by torch, as after any backward
+    moving averages --copied--> module's buffers     after every backward, in which MXNet updates them
 
 The optimizer, gradient exchange, guards and checkpoints see a torch module and nothing of MXNet. The weights must be
 copies: an evaluation forward leaves MXNet's in oneDNN's memory layout.
