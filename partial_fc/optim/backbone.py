@@ -66,10 +66,10 @@ def _is_bias(name: str) -> bool:
 class RateInMomentum(torch.optim.Optimizer):
     """SGD whose momentum m holds steps, not gradients: each gradient keeps the learning rate of its own update.
 
-      g = gradient (each number within clip_value, unless that is 0) + weight_decay * w
-      m' = momentum * m + lr * g
-      w -= m'                                     MXNet's SGD
-      w -= (1 + momentum) * m' - momentum * m     with nesterov: Caffe2's MomentumSGDUpdate, MXNet's NAG
+        g = gradient (each number within clip_value, unless that is 0) + weight_decay * w
+        m' = momentum * m + lr * g
+        w -= m'                                     MXNet's SGD
+        w -= (1 + momentum) * m' - momentum * m     with nesterov: Caffe2's MomentumSGDUpdate, MXNet's NAG
 
     torch.optim.SGD multiplies the whole momentum by the current rate instead. The two are equal at a constant rate;
     when it falls to a tenth, torch's steps shrink at once, these within 1 / (1 - momentum) updates.

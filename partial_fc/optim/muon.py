@@ -29,9 +29,9 @@ _AdamW = eager(torch.optim.AdamW)
 class Muon(_AdamW):  # type: ignore[misc, valid-type]
     """Muon for convolutions and matrices of 4 inputs or more, AdamW for the other parameters.
 
-      m = 0.95 m + 0.05 g
-      u = orthogonal(0.95 m + 0.05 g)               u u^T = 1, about; a convolution is a matrix (out, in * positions)
-      w = w - lr * (weight_decay * w + 0.2 * sqrt(longer side) * u)
+        m = 0.95 m + 0.05 g
+        u = orthogonal(0.95 m + 0.05 g)               u u^T = 1, about; a convolution is a matrix (out, in * positions)
+        w = w - lr * (weight_decay * w + 0.2 * sqrt(longer side) * u)
 
     The factor 0.2 * sqrt(longer side) makes steps as long as AdamW's, so that both share learning rate and weight
     decay. (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon; Liu et al., 2025,

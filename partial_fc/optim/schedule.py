@@ -14,11 +14,11 @@ Kind = Literal["constant", "step", "polynomial", "cosine"]
 class Schedule:
     """A linear warm-up to `base_lr`, then one of four curves; w is warmup_steps, t total_steps, s the step:
 
-      s < w         warmup_start + (base_lr - warmup_start) * s / w
-      constant      base_lr
-      step          base_lr * factor ** (how many of `decay_steps` are <= s), or ** ((s + 1) // decay_every)
-      polynomial    base_lr * (1 - (s - w) / (t - w)) ** power
-      cosine        base_lr * (1 + cos(pi * (s - w) / (t - w))) / 2
+        s < w         warmup_start + (base_lr - warmup_start) * s / w
+        constant      base_lr
+        step          base_lr * factor ** (how many of `decay_steps` are <= s), or ** ((s + 1) // decay_every)
+        polynomial    base_lr * (1 - (s - w) / (t - w)) ** power
+        cosine        base_lr * (1 + cos(pi * (s - w) / (t - w))) / 2
 
     `decay_steps` count from the start of training, warm-up included, as InsightFace's: MXNet numbers its updates from 1
     and decays once num_update > 10, so 10 takes effect at the eleventh update, which is step 10 here. `decay_every` is

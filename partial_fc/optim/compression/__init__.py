@@ -1,11 +1,11 @@
 """Gradient compression: sums a bucket over the ranks exactly, or in fewer bytes.
 
-  kind       bytes handed in for n fp32 values   the sum is that of
-  none       4 n                                 the gradients
-  fp16       2 n                                 the gradients rounded to float16, added up in float16
-  bf16       2 n + 2 n / W                       the gradients rounded to bfloat16, added up in float32
-  2bit       n / 4                               -t, 0 or t a value; the rest is kept as residual (two_bit.py)
-  powersgd   4 r (a + b) for a matrix of a x b   matrices of rank r; the rest is kept, too (powersgd.py)
+    kind       bytes handed in for n fp32 values   the sum is that of
+    none       4 n                                 the gradients
+    fp16       2 n                                 the gradients rounded to float16, added up in float16
+    bf16       2 n + 2 n / W                       the gradients rounded to bfloat16, added up in float32
+    2bit       n / 4                               -t, 0 or t a value; the rest is kept as residual (two_bit.py)
+    powersgd   4 r (a + b) for a matrix of a x b   matrices of rank r; the rest is kept, too (powersgd.py)
 
 A rank's link carries 2 (W - 1) / W times the message of an all-reduce; bf16, with its two messages, as much as fp16.
 The codes of 2bit are gathered: W - 1 times the message, at W = 32 as much as fp32 and at W = 16 as much as fp16. For

@@ -26,8 +26,8 @@ class _Matrix:
 class PowerSGD(Compressor):
     """Approximates M, the gradient plus the residual, by P Q^T with `rank` columns each; the rest is the next residual.
 
-      1. P = M Q, with the previous update's Q, is summed over the ranks and orthonormalised.
-      2. Q = M^T P is summed over the ranks. The sum of the gradients is P Q^T; the residual is M - P (the local Q)^T.
+        1. P = M Q, with the previous update's Q, is summed over the ranks and orthonormalised.
+        2. Q = M^T P is summed over the ranks. The sum of the gradients is P Q^T; the residual is M - P (the local Q)^T.
 
     Two all-reduces a bucket. Vectors, and matrices that P and Q would not shrink, are exact: they are sent with P. (The
     paper subtracts the mean of all ranks' Q: the residuals' total is the same.) QR rounds differently on different
