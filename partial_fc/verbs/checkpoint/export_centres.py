@@ -1,6 +1,6 @@
 """`partial-fc checkpoint export`: the class centres of a checkpoint in InsightFace's MXNet format.
 
-  R_centers.param, R_centers_mom.param     of rank R of W: one array without a name, fp32 (ceil(C / W), D)
+    R_centers.param, R_centers_mom.param     of rank R of W: one array without a name, fp32 (ceil(C / W), D)
 
 (MemoryBank in recognition/partial_fc/mxnet/memory_bank.py. All ranks have equally many rows; rows after the last class
 are start values, there and here.)

@@ -1,6 +1,6 @@
 """The probe of `partial-fc doctor env`, run on each host (hosts.py): reports facts, measures speed.
 
-  python -m partial_fc.verbs.doctor.probe facts|serve|connect <<<'{"name of the argument": its value, ...}'
+    python -m partial_fc.verbs.doctor.probe facts|serve|connect <<<'{"name of the argument": its value, ...}'
 
 Arguments come from standard input, which no other user can read; the answer is a line of JSON after MARK.
 """

@@ -1,11 +1,11 @@
 """IJB-B and IJB-C, 1:1 and 1:N, in InsightFace's layout of crops and lists.
 
-  meta/ijbc_name_5pts_score.txt       image, five points (x y each), detector's score; one line an image
-  meta/ijbc_face_tid_mid.txt          image, template, media; the same images in the same order
-  meta/ijbc_template_pair_label.txt   template, template, 1: of one subject or 0
-  meta/ijbc_1N_gallery_G1.csv, _G2.csv   template, subject, ... below a header (IJB-B: S1, S2)
-  meta/ijbc_1N_probe_mixed.csv        the same
-  loose_crop/                         the images
+    meta/ijbc_name_5pts_score.txt       image, five points (x y each), detector's score; one line an image
+    meta/ijbc_face_tid_mid.txt          image, template, media; the same images in the same order
+    meta/ijbc_template_pair_label.txt   template, template, 1: of one subject or 0
+    meta/ijbc_1N_gallery_G1.csv, _G2.csv   template, subject, ... below a header (IJB-B: S1, S2)
+    meta/ijbc_1N_probe_mixed.csv        the same
+    loose_crop/                         the images
 
 A template is a set of images of one subject, from several media (photos, videos). Its feature is the sum over its media
 of the mean over the images of each, scaled to length 1 (Xie and Zisserman, 2018; InsightFace's evaluation). N images, D
