@@ -2,13 +2,13 @@
 In a checkout `python train.py` is the same.
 
 one process:
-    partial-fc train face --rec DIR
+  partial-fc train face --rec DIR
 two processes, one for each GPU, or on the CPU:
-    partial-fc train face --gpus 2 --rec DIR
-    horovodrun -np 2 -H localhost:2 partial-fc train face --rec DIR
-    torchrun --nproc_per_node=2 -m partial_fc train face --rec DIR
+  partial-fc train face --gpus 2 --rec DIR
+  horovodrun -np 2 -H localhost:2 partial-fc train face --rec DIR
+  torchrun --nproc_per_node=2 -m partial_fc train face --rec DIR
 a recipe of your own, a file with a function main(flags):
-    partial-fc train ./mine.py --rec DIR
+  partial-fc train ./mine.py --rec DIR
 """
 
 import ast
