@@ -1,5 +1,4 @@
-"""Measurements of this machine: rates of matrix products and memory (in a second), free memory, and this process's
-memory."""
+"""Measurements of this machine: rates of matrix products and memory (in a second), and memory in use."""
 
 import platform
 import re
@@ -87,9 +86,9 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def measure_rates(device: torch.device, batch: int, dim: int) -> Rates:
-    """Measures rates, the best of a few tries, as the machine is shared. The products are the head's, (batch, dim) with
-    (dim, 8192), and one of square matrices, whichever is faster. Without bf16 products the head's kernel rounds to bf16
-    and multiplies in fp32."""
+    """Measures rates, the best of a few tries, as the machine is shared. Products: the head's, (batch, dim) with (dim,
+    8192), and square ones, whichever is faster. Without bf16 the head's kernel rounds to bf16 and multiplies in
+    fp32."""
     side = 8192 if device.type == "cuda" else 1024
     shapes = ((batch, dim, 8192), (side, side, side))
     gflops = {"fp32": max(_product_gflops(shape, torch.float32, device) for shape in shapes)}

@@ -33,8 +33,7 @@ def loads(content: bytes, kind: "type[Unpickler] | None" = None) -> Any:
 
 
 def _check_hashed(content: bytes, has_dictionaries: bool) -> None:
-    """Raises UnpicklingError for a file that hashes possibly deeply nested tuples, which overflows C's stack and kills
-    the process."""
+    """Raises UnpicklingError for possibly deeply nested hashed tuples, which overflow C's stack: a crash."""
     refused = {"EMPTY_SET", "FROZENSET"} if has_dictionaries else {"EMPTY_SET", "FROZENSET", "DICT", "EMPTY_DICT"}
     num_tuples = 0
     try:

@@ -1,5 +1,4 @@
-"""End of an epoch in recipe imagenet: tests, Caffe2's CSV row and .mdl file, the end of a diverged run; and the start
-from an .mdl file."""
+"""End of an epoch in recipe imagenet: tests, Caffe2's CSV row and .mdl file; and the start from an .mdl file."""
 
 import re
 from collections.abc import Iterator, Mapping

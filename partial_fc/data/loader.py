@@ -24,11 +24,8 @@ from partial_fc.data.transform import channels_first
 
 class Transform(Protocol):
     def __call__(self, sample: Sample, rng: np.random.Generator, out: NDArray | None = None, /) -> NDArray:
-        """Makes an array of one fixed shape and dtype; images and clips channels last. Raises BadRecord.
-
-        out: the destination, once the first sample has set shape and dtype; returned if it was used. rng: for this call
-        only.
-        """
+        """Makes an array of one fixed shape and dtype; images and clips channels last. Raises BadRecord. out: the
+        destination, once the first sample has set shape and dtype; returned if it was used. rng: for this call."""
         ...
 
 
@@ -132,8 +129,7 @@ class Loader:
         return batch
 
     def next_update(self, accumulate: int) -> list[Batch]:
-        """Returns the micro-batches of one update: `accumulate`, or fewer before the end of an epoch that no update
-        crosses."""
+        """Returns the micro-batches of one update: `accumulate`, or fewer at the end of an epoch (ends_epoch)."""
         batches: list[Batch] = []
         while len(batches) < accumulate and not (batches and batches[-1].ends_epoch):
             batches.append(next(self))

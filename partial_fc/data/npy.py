@@ -26,15 +26,14 @@ _DAMAGED = (
 
 
 def read_npy(path: Path) -> NDArray[Any]:
-    """Reads an array of numbers, bools or texts. Raises ValueError, which names the file, for damage or other contents,
-    OSError as open does."""
+    """Reads an array of numbers, bools or texts. Raises ValueError, with the file's name, for anything else."""
     with open(path, "rb", opener=regular) as file:
         return _array(path, file, os.fstat(file.fileno()).st_size)
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """Reads the arrays of a numpy.savez file, by name. Raises as `read_npy`, also for compressed files, which can
-    expand a thousandfold."""
+    """Reads a numpy.savez file's arrays, by name. Raises as `read_npy`, also if compressed: that can expand a
+    thousandfold."""
     try:
         with open(path, "rb", opener=regular) as file, zipfile.ZipFile(file) as archive:
             if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):

@@ -46,8 +46,7 @@ class Order(Protocol):
         ...
 
     def updates_at(self, position: float, update_size: int) -> float:
-        """Returns how many updates of update_size samples a run from the start has made at a position; fractional
-        within an update."""
+        """Returns how many updates of update_size samples a run makes up to a position; fractional within an update."""
         ...
 
     def updates_to(self, start: int, stop: float, update_size: int) -> int:

@@ -88,8 +88,8 @@ class RecordFile:
         return FrameHeads(is_frame, (head >> 29).astype(np.uint8), (head & MAX_RECORD_BYTES).astype(np.int64))
 
     def walk(self, begin: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Yields (part, begin, end) of consecutive frames from `begin` on, while they are whole and end before `stop`.
-        17 million take 20 s."""
+        """Yields (part, begin, end) of consecutive whole frames from `begin` that end before `stop`: 17 million in 20
+        s."""
         at = begin
         while at + FRAME.size <= stop:
             magic, word = FRAME.unpack_from(self.map, at)

@@ -245,8 +245,7 @@ class RecordReader:
 
 
 def first_labels(file: RecordFile, offset_R: NDArray[np.int64]) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-    """Returns (flag, first label) from the first frame of the records at offsets; undefined if that does not hold the
-    whole header."""
+    """Returns (flag, first label) from the records' first frames; undefined if one does not hold the whole header."""
     words, first_R, last = file.words, offset_R // 4, file.size // 4 - 1
     flag_R = words[np.minimum(first_R + 2, last)]
     at_R = np.minimum(np.where(flag_R == 0, first_R + 3, first_R + 8), last)

@@ -1,5 +1,4 @@
-"""The definition of an embedding: f(image) + f(flipped image), scaled to length 1. I images of a batch, D feature
-width."""
+"""The definition of an embedding: f(image) + f(flipped image), scaled to length 1. I images, D feature width."""
 
 from collections.abc import Callable
 

@@ -72,8 +72,7 @@ class Found:
         )
 
     def start(self, module: nn.Module, wanted: Network) -> None:
-        """Loads the weights into a module, which is `wanted`, to continue training. Raises ValueError for another
-        network or size."""
+        """Loads the weights into a module, to continue training. Raises ValueError if it is not of network `wanted`."""
         shapes = {name: t.shape for name, t in self.weights.items()}
         if self.network.name != wanted.name or shapes != {name: t.shape for name, t in module.state_dict().items()}:
             raise ValueError(f"{self.source} is a backbone {self.network}; this run has {wanted}")
@@ -95,8 +94,7 @@ class Stored:
             raise ValueError(f"{self.source} takes {theirs.description}; this run's network takes {ours.description}")
 
     def start_partly(self, module: nn.Module) -> str:
-        """Loads the weights that match a name and shape of a module. Returns a sentence on what was left out. Raises
-        ValueError if none matches."""
+        """Loads the weights that match a module's; returns a sentence on the others. Raises ValueError if none do."""
         expected = module.state_dict()
         taken = fitting(self.weights, expected)
         problems = misfits(self.weights, expected)
@@ -154,8 +152,7 @@ def _of_checkpoint(stored: Checkpoint) -> Stored:
 
 
 def facts_of(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what a checkpoint's manifest states about its network, as model.safetensors does. Version 0.1 keeps it in
-    the flags."""
+    """Returns a manifest's facts about the network, as in model.safetensors. Version 0.1 keeps them in the flags."""
     given = manifest.get("configuration") or {}
     facts = {name: str(given[name]) for name in ("network", "embedding_size", "image_size") if given.get(name)}
     if type(given.get("mirror")) is bool:

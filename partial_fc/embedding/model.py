@@ -73,8 +73,7 @@ class EmbeddingModel:
 
     @torch.no_grad()
     def forward(self, image_I3HW: Tensor) -> Tensor:
-        """Maps uint8 RGB images (I, 3, H, W) on any device to features (I, D) on the model's, not normalised, without
-        flip."""
+        """Maps uint8 RGB images (I, 3, H, W) on any device to features (I, D), not normalised, without flip."""
         return self.network(self.to_input(image_I3HW.to(self.device, non_blocking=True)))
 
     def embed(

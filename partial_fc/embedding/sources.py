@@ -64,8 +64,7 @@ def _is_image(path: Path) -> bool:
 
 
 def _without_labels(path: Path) -> list[str]:
-    """Returns the paths in a list without labels, which its first line tells: the whole line is a file's path. Empty
-    for a list with labels."""
+    """Returns the paths in a list without labels, whose first line is a file's path; empty for other lists."""
     with open(path, encoding="utf-8", errors="surrogateescape", opener=regular) as file:
         lines = filter(None, (line.rstrip("\r\n") for line in file))
         first = next(lines, "")

@@ -25,8 +25,7 @@ _LOSS_UNIT, _LARGEST_LOSS = 2.0**-24, 2.0**12
 
 
 class Classification:
-    """Evaluates a set of labelled samples, each once and in the same batch for any number of ranks, so that results are
-    bit-identical."""
+    """Evaluates labelled samples, each once and in the same batch for any number of ranks: bit-identical results."""
 
     board = ""
 
@@ -39,8 +38,7 @@ class Classification:
         top: int = 5,
         limit: int | None = None,
     ):
-        """transform: as a Loader's, but deterministic. top: k of the second, top-k accuracy. limit: use only the first
-        samples."""
+        """transform: a Loader's, but deterministic. top: k of top-k accuracy. limit: use only the first samples."""
         self.name, self.source, self.transform, self.batch_size = name, source, transform, batch_size
         self.top = min(top, source.num_classes)
         self.num_samples = self.num_items = min(len(source), limit or len(source))  # an item is read as a whole
@@ -103,8 +101,7 @@ class Classification:
         pictures.write(path, pictures.sheet([pictures.Row("", tiles)]))
 
     def _batches(self, world: World, counts: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yields (sample numbers, inputs, labels) of this rank's batches; counts unusable ones in the last element of
-        `counts`."""
+        """Yields (sample numbers, inputs, labels) of this rank's batches; counts unusable ones in `counts[-1]`."""
         self._problem = None
         for index_B, input_B, label_B, error in read_ahead(
             self._read, math.ceil(self.num_items / self.batch_size), world, self.name

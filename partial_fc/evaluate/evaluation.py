@@ -15,8 +15,7 @@ Batch = TypeVar("Batch")
 
 
 class Evaluation(Protocol):
-    """Measures a model on all ranks together. A subclass implements `run`, and `scores` if it decides on the best
-    checkpoint."""
+    """Measures a model on all ranks together. Subclasses implement `run`, and `scores` for the best checkpoint."""
 
     board: str = ""  # prefix of its tags in TensorBoard
 
@@ -44,8 +43,7 @@ def own_part(count: int, world: World) -> range:
 
 
 def read_ahead(read: Callable[[int], Batch], num_batches: int, world: World, name: str) -> Iterator[Batch]:
-    """Yields read(b) of this rank's consecutive batches. A thread reads the next one while the network computes. name:
-    of rank 0's progress bar."""
+    """Yields read(b) of this rank's batches, read ahead by a thread. name: of rank 0's progress bar."""
     previous: Future[Batch] | None = None
     own = own_part(num_batches, world)
     shown = world.rank == 0

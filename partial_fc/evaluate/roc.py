@@ -73,8 +73,8 @@ class Roc:
         return self._threshold(int(np.argmax(right.round())))  # integers, so that ties compare equal
 
     def threshold_at(self, far: float) -> Threshold | None:
-        """Returns the loosest threshold at which FAR is at most `far`; None if 0 < far < 1 / num_impostors, which the
-        set cannot tell from 0."""
+        """Returns the loosest threshold with FAR of at most `far`; None if 0 < far < 1 / num_impostors, too small to
+        tell."""
         point = self._point(far)
         return None if point is None else self._threshold(point)
 
@@ -133,8 +133,7 @@ def plot(curves: Mapping[str, Roc], path: Path, marked: bool = False) -> None:
 
 
 def _mark(axes: Any, curves: Mapping[str, Roc], smallest_far: float) -> None:
-    """Marks the curves, in drawing order: points with their TAR at FAR 0.1, 0.01 ... as far as the set can tell; a star
-    at the best threshold."""
+    """Marks the curves, in drawing order: TAR at FAR 0.1, 0.01 ... if measurable; a star at the best threshold."""
     bottom, top = axes.get_ylim()
     apart = (top - bottom) / 40  # distance between two texts
     colours = [line.get_color() for line in axes.get_lines()]

@@ -68,8 +68,7 @@ class Verification:
         One collective: an all-gather of 16 bytes a pair. Raises ValueError, on all ranks alike, for an unusable image
         or a NaN or Inf embedding.
         """
-        # The gathered rows are in file order. The batches are the same for any number of ranks, and so are the results,
-        # bit for bit.
+        # The gathered rows are in file order. Batches and results are bit-identical for any number of ranks.
         size = 2 * self.pairs_per_batch
         own = own_part(math.ceil(len(self.images) / size), world)
         images = range(own.start * size, min(own.stop * size, len(self.images)))

@@ -77,9 +77,8 @@ def read(path: Path) -> ApexCheckpoint:
 
 
 def load_optimizer(checkpoint: ApexCheckpoint, optimizer: torch.optim.Optimizer) -> list[str]:
-    """Loads the file's buffers (momentum) into the optimizer, by parameter order, since the file has no names. Keeps
-    this run's rates and coefficients; returns a note for each that differs. Raises ValueError if the parameters do not
-    match."""
+    """Loads the file's buffers (momentum) by parameter order, since it has no names. Keeps this run's rates and
+    coefficients; returns a note for each that differs. Raises ValueError if the parameters do not match."""
     path, groups = checkpoint.path, optimizer.param_groups
     states = parameter_states(checkpoint.optimizer, path)
     parameters = [p for group in groups for p in group["params"]]

@@ -64,9 +64,8 @@ _MetaNet: Any = _CLASSES["MetaNet"]
 
 @dataclass(frozen=True)
 class Caffe2Model:
-    """A file's contents for a network. state: its whole state dict. momentum: '<parameter>/momentum' -> tensor, as in
-    `optim.backbone.RateInMomentum`. iteration: updates made, None if not stated. left_out: blobs outside the
-    network."""
+    """A file's contents for a network. state: its state dict. momentum: '<parameter>/momentum' -> tensor, as in
+    `optim.backbone.RateInMomentum`. iteration: updates made, if stated. left_out: blobs outside the network."""
 
     state: dict[str, Tensor]
     momentum: dict[str, Tensor]
@@ -133,9 +132,8 @@ def write(
     iteration: int = 0,
     device: str = "gpu_0",
 ) -> None:
-    """Writes a file that Caffe2's trainers load (without the prediction net), atomically. momentum: as
-    `optim.backbone.named_state` of RateInMomentum. device: Caffe2's prefix of each name. Raises ValueError for another
-    optimizer's momentum."""
+    """Writes a file that Caffe2's trainers load (without prediction net), atomically. momentum:
+    `optim.backbone.named_state` of RateInMomentum, else ValueError. device: Caffe2's prefix of each name."""
     names = blob_names(state)
     tensors = {f"{device}/{blob}": state[name] for name, blob in names.items()}
     for full_name, t in (momentum or {}).items():

@@ -79,8 +79,7 @@ class CentreFiles:
 
 
 def find(paths: Iterable[Path]) -> CentreFiles:
-    """Finds the files. paths: files, or folders to search. Raises ValueError for an unknown kind, mixed kinds, or a
-    missing rank."""
+    """Finds the files in paths and folders. Raises ValueError for an unknown kind, mixed kinds, or a missing rank."""
     listed = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
     for path in listed:
         if not path.exists():

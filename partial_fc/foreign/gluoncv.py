@@ -23,9 +23,8 @@ _OURS = {"gamma": "weight", "beta": "bias"}  # of a batch norm; running_mean and
 
 
 def load(model: nn.Module, path: Path, leave_out: str = "") -> list[str]:
-    """Loads a file's weights and running statistics. leave_out: prefix of names to skip, such as "fc." for other
-    classes. Returns the names of the model that keep their values. Raises ValueError for names or shapes that do not
-    match."""
+    """Loads a file's weights and running statistics. leave_out: prefix of names to skip, such as "fc.". Returns the
+    names of the model that keep their values. Raises ValueError for names or shapes that do not match."""
     found = {_our_name(name): t for name, t in mxnet_ndarray.read(path).items()}
     expected = {name: t for name, t in model.state_dict().items() if not name.endswith("num_batches_tracked")}
     left_out = [name for name in expected if leave_out and name.startswith(leave_out)]
@@ -62,8 +61,7 @@ class TrainerStates(NamedTuple):
 
 
 def read_states(model: nn.Module, path: Path) -> TrainerStates:
-    """Reads a .states file for this network's trained parameters. Raises ValueError for another network or optimizer,
-    or no such file."""
+    """Reads a .states file for this network's trained parameters. Raises ValueError for any other file."""
     states, num_updates = _unpickled(path)
     order = sorted(arrays(model), key=_gluons_name)
     layers = [name for name in order if name.endswith(("weight", "bias"))]

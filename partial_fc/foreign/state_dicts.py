@@ -65,8 +65,7 @@ def fitting(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> di
 
 
 def parameter_states(optimizer: Any, path: Path) -> list[dict[str, Any]]:
-    """Returns an optimizer state dict's entries per parameter, by torch's names, in order. Raises ValueError for
-    anything else."""
+    """Returns an optimizer state dict's entries per parameter, in order. Raises ValueError for anything else."""
     try:
         numbers = [number for group in optimizer["param_groups"] for number in group["params"]]
         states = [dict(optimizer["state"].get(number, {})) for number in numbers]

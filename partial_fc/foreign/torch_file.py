@@ -31,8 +31,7 @@ def load(path: str | Path) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Returns why a file is rejected: torch's message without its advice to run the file's code, and without its
-    preamble."""
+    """Returns why a file is rejected: torch's message without preamble and advice to run the file's code."""
     words = re.sub(r"\x1b\[\d*m", "", str(error)[:_MOST_SEARCHED])
     if asked := _CODE.search(words):
         return (

@@ -45,9 +45,8 @@ def build(
 
 
 def keeps_fp32(model: nn.Module) -> set[nn.Module]:
-    """Returns the layers whose parameters stay fp32 when the others become 16-bit (O2 in Apex): all batch norms, since
-    small variances do not fit 16 bits; and those in the model class's KEEPS_FP32, after which its forward computes in
-    fp32."""
+    """Returns the layers whose parameters stay fp32 when others become 16-bit (O2 in Apex): all batch norms, whose
+    small variances do not fit 16 bits; and those in KEEPS_FP32, after which forward computes in fp32."""
     kept: set[nn.Module] = set()
     for module in model.modules():
         if isinstance(module, _BatchNorm):

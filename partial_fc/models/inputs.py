@@ -67,8 +67,7 @@ class Pixels:
     unit = "images"
 
     def __call__(self, pixel_B: Tensor) -> Tensor:
-        """Converts uint8 (B, C, ...) to float32 of that shape. Raises ValueError for another dtype, which may be
-        normalised already."""
+        """Converts uint8 (B, C, ...) to float32. Raises ValueError for another dtype, perhaps normalised already."""
         if pixel_B.dtype != torch.uint8:
             raise ValueError(f"images are {pixel_B.dtype}, expected torch.uint8 pixels, 0 to 255")
         values = (pixel_B.flip(1) if self.bgr else pixel_B).float()

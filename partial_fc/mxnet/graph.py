@@ -96,8 +96,7 @@ class Graph:
                 tensor.add_(1)
 
     def _count(self, variance: str, image_shape: torch.Size) -> int:
-        """Returns over how many values per channel a batch norm takes this variance. Raises ValueError for one, as
-        torch does."""
+        """Returns the number of values in a channel's batch variance. Raises ValueError for one, as torch does."""
         if image_shape not in self._counts:
             internals = self.symbol.get_internals()
             shapes = dict(zip(internals.list_outputs(), internals.infer_shape(data=tuple(image_shape))[1], strict=True))
@@ -113,8 +112,7 @@ class Graph:
 
 
 class _Forward(torch.autograd.Function):
-    """forward: image_B and the parameters, copied to MXNet -> output_B; backward: the parameters' gradients, none for
-    the image."""
+    """forward: image_B and parameters (copied to MXNet) -> output_B; backward: the parameters' gradients only."""
 
     @staticmethod
     def forward(

@@ -77,8 +77,7 @@ def optimizer_options(
 
 
 def over_horovod(optimizer: str, options: dict[str, Any], weights: Arrays, batch_size: int) -> Any:
-    """Wraps the optimizer to use gradients averaged by Horovod; broadcasts rank 0's weights. weights: in the order of
-    the network's arguments."""
+    """Wraps the optimizer to average gradients by Horovod; broadcasts rank 0's weights, in argument order."""
     import horovod.mxnet as hvd
 
     hvd.broadcast_parameters(weights, root_rank=0)

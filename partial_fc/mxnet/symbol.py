@@ -69,9 +69,8 @@ class SymbolNetwork(nn.Module):
 def read_network(
     symbol_path: Path, params_path: Path, output_name: str | None, image_size: int
 ) -> tuple[SymbolNetwork, int, list[str]]:
-    """Reads the network for square RGB images, up to the output of that name (default: the only one, or a final loss
-    layer's input). Returns it, the embedding's width, and notes. Raises ValueError for a network that cannot be
-    trained."""
+    """Reads the network for square RGB images, up to the output `name` (default: the only one, or a final loss layer's
+    input). Returns it, the embedding's width, and notes. Raises ValueError if it is not trainable."""
     try:
         text = read_text(symbol_path)
         if not text.strip():

@@ -1,5 +1,4 @@
-"""The backbone's optimizer: torch's, Muon, or the SGD of Caffe2 and MXNet, with state by parameter name, independent of
-parameter order."""
+"""The backbone's optimizer: torch's, Muon, or the SGD of Caffe2 and MXNet, with state by parameter name."""
 
 from collections.abc import Iterable
 from typing import Literal, Protocol

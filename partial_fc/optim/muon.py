@@ -75,8 +75,7 @@ class Muon(_AdamW):  # type: ignore[misc, valid-type]
 
 
 def is_matrix(p: Tensor) -> bool:
-    """Tells whether Muon updates it: vectors, depthwise convolutions and layers on an image's colours have too few
-    directions."""
+    """Tells whether Muon updates it: not vectors, depthwise convolutions and layers on an image's colours."""
     return p.dim() > 1 and p.shape[1] > 3
 
 

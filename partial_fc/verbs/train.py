@@ -120,8 +120,7 @@ def usage() -> str:
 
 
 def recipes() -> dict[str, str]:
-    """Returns name -> first docstring line of each recipe file with a `main`. Imports nothing: torch alone would take
-    seconds."""
+    """Returns name -> first docstring line of each recipe file with a `main`, without imports (torch takes seconds)."""
     found = {}
     for path in sorted(_folder().glob("[!_]*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -1,5 +1,4 @@
-"""Other names of flags, settings and networks: those of InsightFace's trainers, arcface_torch and Partial FC on MXNet,
-and of most other trainers."""
+"""Other names of flags, settings and networks in InsightFace's and most other trainers."""
 
 # Theirs, with - for _ (or "flag value") -> ours, for the error message. docs/coming-from-insightface.md has all.
 ELSEWHERE = {

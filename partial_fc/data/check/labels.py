@@ -1,5 +1,4 @@
-"""Checks of labels and class folders: out of range, gaps, classes with one image or with nearly all. N samples, C
-classes."""
+"""Checks of labels and class folders: out of range, gaps, class sizes. N samples, C classes."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -126,8 +125,7 @@ def _check_classes(count_C: NDArray[np.int64], file: str, names: Sequence[str]) 
 
 
 def check_folders(source: Source, file: str = "") -> list[Finding]:
-    """Reports files of a class-folder set that are not read, and folder names that may be the same class; nothing for
-    other sources."""
+    """Reports ignored files of a class-folder set, and folder names that may be the same class; else nothing."""
     if not isinstance(source, ImageFolder):
         return []
     findings = []

@@ -26,11 +26,8 @@ class CannotCheck(ValueError):
 
 
 class Records:
-    """Reads images like data.RecordSource, from every record that is readable at all.
-
-    findings: faults of index and frames. Raises CannotCheck if the file is missing or empty, or if no index can be
-    read.
-    """
+    """Reads images like data.RecordSource, from every readable record. findings: faults of index and frames. Raises
+    CannotCheck if the file is missing or empty, or if no index can be read."""
 
     def __init__(self, rec_path: Path) -> None:
         self.path = rec_path

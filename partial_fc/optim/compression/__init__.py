@@ -34,8 +34,7 @@ __all__ = ["Bucket", "CompressionKind", "Compressor", "GradientScale", "build_co
 
 def build_compressor(kind: CompressionKind, *, threshold: float = 0.5, rank: int = 4, seed: int = 0) -> Compressor:
     """Returns a compressor, for one GradientSync. threshold: of 2bit, in units of the gradient summed over images;
-    rank: of powersgd's matrices; seed: of powersgd's first guess. Raises ValueError for an unknown kind or an invalid
-    number."""
+    rank, seed: powersgd's matrices and first guess. Raises ValueError for an unknown kind or an invalid number."""
     compressors: dict[str, Callable[[], Compressor]] = {
         "none": NoCompression,
         "fp16": Float16,

@@ -106,9 +106,8 @@ def _computed_in(head: Head, side: Side) -> dict[str, Any]:
 
 
 def _bound(head: Head, side: Side, options: HeadOptions, rows: int, step_s: float, rates: Rates) -> dict[str, Any]:
-    """Computes lower bounds of a step's time: the three products at torch.mm's rate, and the minimum traffic at a
-    copy's rate: of each active row its centre once for the logits, and centre and state read and written in the
-    update."""
+    """Computes lower bounds of a step's time: the products at torch.mm's rate, and the minimum traffic at a copy's
+    rate: active centres read for the logits; centre and state read and written in the update."""
     precision = head.kernel.precision if isinstance(head, PartialFC) else head.precision
     gflop = 6 * options.batch * options.dim * rows / 1e9
     kept = _kept_bytes(head) / max(1, len(head.shard) if isinstance(head, PartialFC) else head.num_local)

@@ -102,8 +102,7 @@ def kernel_bytes(workload: PlanOptions) -> int:
         # Rows are updated as soon as their gradients exist, which are never stored.
         return common + workload.threads * each + _taken_over(workload) * operand * _padded_batch(workload)
     rows = _chunk_rows(workload)
-    # A chunk and the remains of the previous one: eight tensors like its centres in float32, five like its logits, a
-    # mask.
+    # A chunk and the remains of the previous one: eight tensors like its float32 centres, five like its logits, a mask.
     return rows * (8 * workload.dim * 4 + workload.batch * (5 * 4 + 1))
 
 

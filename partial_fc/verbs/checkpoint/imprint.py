@@ -73,8 +73,7 @@ def directions(stored: Checkpoint, source: Source, labels: Iterable[int], max_ba
 
 
 def from_file(path: Path, width: int) -> Tensor:
-    """Returns the mean direction of embeddings in a .npy file, (D,) or (N, D) of any floating type. Raises ValueError
-    for anything else."""
+    """Returns the mean direction of a .npy file's embeddings, float (D,) or (N, D). Raises ValueError for others."""
     try:
         feat_ND = np.atleast_2d(read_npy(path))
     except OSError as error:

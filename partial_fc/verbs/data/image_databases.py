@@ -1,5 +1,4 @@
-"""`partial-fc data lmdb`, `partial-fc data leveldb`: write any source's images to a database for Caffe, Caffe2 and
-recipe imagenet."""
+"""`partial-fc data lmdb`, `partial-fc data leveldb`: write images to a database of Caffe's and Caffe2's."""
 
 import logging
 import os

@@ -77,8 +77,7 @@ class Host:
 
     @contextmanager
     def serving(self, seconds: float, address: str = "127.0.0.1") -> Iterator[dict[str, Any]]:
-        """Runs the probe's server there, inside the block, and yields port and token for one `connect` to the address.
-        Raises HostError."""
+        """Runs the probe's server there in the block; yields port and token for one `connect`. Raises HostError."""
         command, pipe = self.command(_python(_PROBE, ["serve"]), seconds), subprocess.PIPE
         with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
             assert process.stdin is not None

@@ -112,8 +112,7 @@ def _mpi_ssh(kind: str, places: Sequence[Host]) -> dict[str, str]:
 
 
 def _mpi_sessions(kind: str) -> dict[str, str]:
-    """Sets Open MPI's session folder: two concurrent mpirun, as for a job's servers and workers, delete each other's
-    empty /tmp/ompi.HOST.USER."""
+    """Sets Open MPI's session folder: concurrent mpirun delete each other's empty /tmp/ompi.HOST.USER."""
     if kind != "Open MPI" or any(os.environ.get(name) for name in ("TMPDIR", "OMPI_MCA_orte_tmpdir_base", _SESSIONS)):
         return {}
     return {_SESSIONS: f"/tmp/ompi.run.{secrets.token_hex(4)}"}

@@ -189,8 +189,7 @@ def _write_torch(found: _Source, path: Path, source: Path) -> None:
 
 
 def _compare(found: _Source, written: list[Path], output: Path) -> None:
-    """Embeds random images with source and result, and prints the smallest cosine. Raises ValueError if it is too
-    small."""
+    """Prints the smallest cosine of both models on random images. Raises ValueError if it is too small."""
     import torch
     from safetensors.torch import load_file
     from torch.nn.functional import cosine_similarity

@@ -104,8 +104,7 @@ def evaluate(options: EvaluateOptions) -> None:
 
 
 def output_folder(out: Path | None, model: Path, name: str) -> Path:
-    """Creates a verb's output folder: --out, or one beside the model, but not among checkpoints. Raises ValueError if
-    that fails."""
+    """Creates a verb's output folder: --out, or beside the model or its checkpoints. Raises ValueError if it fails."""
     beside = model if model.is_dir() else model.parent
     if is_step(beside):
         beside = beside.parent

@@ -24,8 +24,7 @@ _KINDS = {
 
 
 class PairList(NamedTuple):
-    """Pairs of files. images: each once, in order of first use; first_N, second_N: indices of pair n; same_N: of one
-    class."""
+    """Pairs of files. images: each once, by first use; first_N, second_N: indices; same_N: of one class."""
 
     images: ImageFiles
     first_N: NDArray[np.int64]

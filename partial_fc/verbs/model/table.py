@@ -82,8 +82,7 @@ class _Npz:
 
 
 class _Parquet:
-    """key: string, label: int64, embedding: list of D float32; class: string, if names are known. The model is in the
-    file's metadata."""
+    """key: string, label: int64, embedding: list of D float32; class: string, if known; the model in the metadata."""
 
     def __init__(self, opened: ExitStack, path: Path, layout: Layout):
         arrow = self._arrow = _pyarrow(path)

@@ -25,9 +25,8 @@ def line_chart(
     percent: bool = False,
     until: int = 0,
 ) -> str:
-    """Draws lines by name over steps. label: of the y axis. marks: a dot with its values at each point. band_N3: (step,
-    low, high) behind the first line. until: the axis goes from 0 to there. Values of a log axis are above 0; there is
-    at least one point."""
+    """Draws lines by name over steps, of at least one point. label: of the y axis. marks: a dot with its values at each
+    point. band_N3: (step, low, high) behind the first line. until: end of the x axis. Log axes need values above 0."""
     every = np.concatenate([np.asarray(points, dtype=np.float64).reshape(-1, 2) for points in series.values()])
     low, high = float(every[:, 1].min()), float(every[:, 1].max())
     first = 0.0 if until else float(every[:, 0].min())
