@@ -25,7 +25,7 @@ _FACE_STD = 127.5  # of FACE
 
 
 def network_of(arrays: Mapping[str, Tensor], path: Path, image_size: int | None = None) -> Network:
-    """As networks.network_of; also refuses, with the reason, networks that differ between both sides."""
+    """Calls networks.network_of; also refuses, with the reason, networks that differ between both sides."""
     for name in arrays:
         if "_se_" in name:
             raise ValueError(f"{path} has squeeze-and-excitation units ({name}); the networks here have none")

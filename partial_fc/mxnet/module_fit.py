@@ -69,7 +69,7 @@ def shares(batch_size: int, loads: list[float]) -> list[int]:
 def optimizer_options(
     optimizer: str, lr: float, momentum: float, wd: float, schedule: Any, begin_num_update: int
 ) -> dict[str, Any]:
-    """begin_num_update: updates before this start, from which the schedule continues."""
+    """Returns the optimizer's arguments. begin_num_update: updates before this start, for the schedule."""
     options = {"learning_rate": lr, "wd": wd, "lr_scheduler": schedule, "begin_num_update": begin_num_update}
     if optimizer in _WITH_MOMENTUM:
         options["momentum"] = momentum

@@ -53,7 +53,7 @@ def new_table(path: Path, layout: Layout) -> Iterator[Table]:
 
 
 class _Npz:
-    """keys (N,), labels (N,), embeddings (N, D) float32; class_names, by label, if known; model: JSON."""
+    """An .npz: keys (N,), labels (N,), embeddings (N, D) float32; class_names, by label, if known; model: JSON."""
 
     def __init__(self, opened: ExitStack, path: Path, layout: Layout):
         self._layout = layout
@@ -82,7 +82,7 @@ class _Npz:
 
 
 class _Parquet:
-    """key: string, label: int64, embedding: list of D float32; class: string, if known; the model in the metadata."""
+    """A .parquet: key string, label int64, embedding list of D float32, class string if known; model as metadata."""
 
     def __init__(self, opened: ExitStack, path: Path, layout: Layout):
         arrow = self._arrow = _pyarrow(path)

@@ -50,7 +50,7 @@ class Tile:
 
 @dataclass
 class RunFacts:
-    """values: the flags, by name; differs: those not at their default (None: unknown)."""
+    """The facts of a run. values: the flags, by name; differs: those not at their default (None: unknown)."""
 
     root: Path
     start: dict[str, Any]  # configuration.json

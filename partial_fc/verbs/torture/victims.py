@@ -18,7 +18,7 @@ MARK = "partial-fc torture: "
 _RANKS = tuple(
     name.encode() for name in ("HOROVOD_RANK=", "OMPI_COMM_WORLD_RANK=", "PMI_RANK=", "SLURM_PROCID=", "RANK=")
 )
-# The name of the restart agent of a rank (--restarts) (comm/launch/keeper.py): a launcher, it does not train.
+# The name of the restart agent of a rank (--restarts) (comm/launch/restart_agent.py): a launcher, it does not train.
 _KEEPER = "partial-fc keep"
 
 
