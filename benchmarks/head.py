@@ -5,8 +5,8 @@
     python -m benchmarks.head --batches 128 --rates 0.1 --keep DIR      some of the cells: each is a file of DIR
     python -m benchmarks.head --keep DIR --print     the tables of what was measured, nothing anew
 
-Markdown, to be put into the document as it is: processor, dtypes, rows of each side, the median ratio of the rounds
-and, in parentheses, the smallest and the largest. In each cell all sides run in turn, in processes of their own: this
+Markdown, to be put into the document as it is: processor, dtypes, rows of each side, the median ratio of the rounds,
+the smallest and the largest. In each cell all sides run in turn, in processes of their own: this
 head with fp32 operands and rows, this head with the operands of --precision auto and bf16 rows, and the others in fp32
 and, where this machine multiplies bfloat16 numbers, with such operands, too: the faster of both counts in the second
 table. A side that did not train as many rows as this head has no ratio.
@@ -16,6 +16,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
@@ -128,53 +129,51 @@ def tables(options: TableOptions, folder: Path) -> list[str]:
     lines = [f"### {any_run['instructions']} instructions, kernel {any_run['impl']}, torch {any_run['torch']}", ""]
     lines += [f"{any_cell['processor']}; {len(any_cell['rounds'])} round(s) in turn.", ""]
     for ours in ("fp32", "bf16 rows"):
-        lines += [*_heading(ours, any_run), *(_row(key, cell, ours) for key, cell in cells.items()), ""]
+        rows = [row for key, cell in cells.items() for row in _rows(key, cell, ours)]
+        lines += [*_heading(ours, any_run), *rows, ""]
     return lines
+
+
+_COLUMNS = (
+    *("rate", "batch", "classes", "side", "operands", "rows", "s", "times as long", "smallest", "largest", "GB"),
+    *("of torch.mm", "products, s", "bytes, s"),
+)
 
 
 def _heading(ours: str, any_run: Line) -> list[str]:
     what = "All sides: fp32 operands, centres, momentum and sums."
     if ours != "fp32":
         what = (
-            f"This head: {any_run['precision']} operands, bf16 centres and momentum, fp32 sums. The others: operands "
-            "as said, fp32 centres, momentum and sums (of `torch` with bf16 operands: bf16 sums)."
+            f"This head: {any_run['precision']} operands, bf16 centres and momentum, fp32 sums. The others: the faster "
+            "of their operands, fp32 centres, momentum and sums (of `torch` with bf16 operands: bf16 sums)."
         )
-    return [
-        what,
-        "",
-        "| rate | batch | classes | this head | products, bytes alone | of torch.mm, of the bound | "
-        + " | ".join(OTHERS)
-        + " |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    return [what, "", _line(_COLUMNS), _line(["---"] * len(_COLUMNS))]
 
 
-def _row(key: tuple[int, float], cell: dict[str, Any], ours: str) -> str:
+def _rows(key: tuple[int, float], cell: dict[str, Any], ours: str) -> list[str]:
+    """The lines of a cell: this head, then each other side with its faster operands."""
     (batch, rate), rounds, name = key, cell["rounds"], f"{OURS} {ours}"
-    line = compare(rounds, name, name)
-    others = []
+    sides = {OURS: compare(rounds, name, name)}
     for side in OTHERS:
         kinds = ["fp32"] if ours == "fp32" else [p for p in ("fp32", "bf16") if f"{side} {p}" in rounds[0]]
-        found = min((compare(rounds, name, f"{side} {kind}") for kind in kinds), key=lambda f: f["step_s"])
-        said = f" {found['precision']}" if ours == "bf16 rows" else ""
-        others.append(f"{found['step_s']:.3g} s{said}, {_ratios(found)}; {found['rows']:,} rows")
-    cells: list[Any] = [
-        f"{rate:.1f}",
-        f"{batch:,}",
-        f"{cell['classes']:,}",
-        f"{line['step_s']:.3g} s, {line['added_bytes'] / 1e9:.2f} GB; {line['rows']:,} rows",
-        f"{line['products_s']:.3g} s, {line['bytes_s']:.3g} s",
-        f"{line['share_of_matmul']:.0%}, {line['share_of_bound']:.0%}",
-        *others,
-    ]
-    return "| " + " | ".join(cells) + " |"
+        sides[side] = min((compare(rounds, name, f"{side} {kind}") for kind in kinds), key=lambda f: f["step_s"])
+    lines = []
+    for side, found in sides.items():
+        ratios = ["", "", ""]
+        if side != OURS:
+            compared = "times_as_fast" in found
+            numbers = (found["times_as_fast"], *found["times_as_fast_range"]) if compared else ()
+            ratios = [f"{number:.3g}" for number in numbers] or ["not compared", "", ""]
+        own = ["", "", ""]
+        if side == OURS:
+            own = [f"{found['share_of_matmul']:.0%}", f"{found['products_s']:.3g}", f"{found['bytes_s']:.3g}"]
+        cells = [f"{rate:.1f}", f"{batch:,}", f"{cell['classes']:,}", side, found["precision"], f"{found['rows']:,}"]
+        lines.append(_line([*cells, f"{found['step_s']:.3g}", *ratios, f"{found['added_bytes'] / 1e9:.2f}", *own]))
+    return lines
 
 
-def _ratios(found: Line) -> str:
-    if "not_compared" in found:
-        return f"**not compared**: {found['not_compared']}"
-    low, high = found["times_as_fast_range"]
-    return f"**{found['times_as_fast']:.3g}** ({low:.3g} to {high:.3g}), 1 / {found['memory_ratio']:.3g}"
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ from partial_fc.on_demand import on_demand
 
 if TYPE_CHECKING:
     from partial_fc.embedding.load import load
+    from partial_fc.head import PartialFC
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load"]
+__all__ = ["PartialFC", "__version__", "load"]
 
-__getattr__ = on_demand(__name__, {"load": "embedding.load"})
+__getattr__ = on_demand(__name__, {"load": "embedding.load", "PartialFC": "head"})

@@ -1,4 +1,4 @@
-"""What the user reads of an error that is not the program's own fault: what, where and what to do, on one line."""
+"""Errors of the user, printed on one line: what, where and what to do."""
 
 import errno
 import json
@@ -26,25 +26,25 @@ TO_DO = {
 
 
 class UsageError(ValueError):
-    """A command line that cannot be: told at once, with exit status 2, before anything is opened."""
+    """An invalid command line: reported with exit status 2, before anything is opened."""
 
 
 def report(program: str, error: Exception) -> None:
-    """Prints `error` on stderr, after the name of the command that failed: a trace would bury what it says. With
-    PARTIAL_FC_TRACE=1 in the environment it is raised again instead."""
+    """Prints `error` on stderr, after the name of the failed command, without a trace. With PARTIAL_FC_TRACE=1 in the
+    environment it is raised again instead."""
     if os.environ.get("PARTIAL_FC_TRACE"):
         raise error
     text = printable.lines(describe(error))
     print(f"{program}: {text}", file=sys.stderr, flush=True)
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        # What torchrun quotes in its summary (torch.distributed.elastic.multiprocessing.errors).
+        # Quoted by torchrun in its summary (torch.distributed.elastic.multiprocessing.errors).
         said = {"message": text, "extraInfo": {"timestamp": str(int(time.time()))}}
-        with suppress(OSError), replacing(Path(path)) as partial:  # it has been said; half a file would end torchrun
+        with suppress(OSError), replacing(Path(path)) as partial:  # printed already; a partial file would end torchrun
             partial.write_text(json.dumps({"message": said}))
 
 
 def describe(error: Exception) -> str:
-    """The error's own words; where they are the operating system's, which says what failed, also what to do."""
+    """Returns the error's message; for those of the operating system, with the remedy."""
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     where = f": {error.filename}" if error.filename else ""

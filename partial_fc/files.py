@@ -1,5 +1,4 @@
-"""Files that take the place of older ones at once, or not at all; those of others, which may be no files; names that
-are on the disk; modes."""
+"""Files: atomic and durable replacement, safe reads of untrusted paths, folders, and modes."""
 
 import contextlib
 import errno
@@ -14,18 +13,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 TEXT_BYTES = 4 << 30  # of a text that is read as a whole: a name each for a hundred million classes
-MANIFEST_BYTES = 2 << 20  # of a manifest, or another file of JSON: it takes up to thirty times as much when it is read
+MANIFEST_BYTES = 2 << 20  # of a manifest or other JSON, which takes up to thirty times as much memory when read
 _RATES = re.compile(rb'"rates": \[[-+0-9.eE,\s]*\]')  # of all steps (--head-catch-up exact), some 29 bytes each
-_RATES_BYTES = 128 << 20  # which take up to eight times as much when they are read
-NO_SUCH_FILE = (errno.EINVAL, errno.EFBIG, errno.EISDIR, errno.ELOOP)  # what `read_bytes` has against what is there
+_RATES_BYTES = 128 << 20  # which take up to eight times as much memory when read
+NO_SUCH_FILE = (errno.EINVAL, errno.EFBIG, errno.EISDIR, errno.ELOOP)  # errors of `read_bytes` for paths that exist
 PRIVATE = 0o077
-"""What a umask takes away, so that only the owner of a file can use it."""
+"""The umask by which only the owner can use a file."""
 
 
 def make_private() -> None:
-    """Lets this process, and those that it starts, create files and folders for their owner alone: they hold names of
-    people, and weights that were learned from them. PARTIAL_FC_UMASK in the environment, as umask(1) takes it, says
-    otherwise: 027 for a group that works together. Raises ValueError for one that is no such number."""
+    """Sets the umask of this process, and those that it starts, so that files and folders are their owner's alone: they
+    hold names of people, and weights learned from them. PARTIAL_FC_UMASK in the environment overrides it, as umask(1):
+    027 for a group that works together. Raises ValueError for an invalid one."""
     text = os.environ.get("PARTIAL_FC_UMASK")
     if text is None:
         os.umask(os.umask(PRIVATE) | PRIVATE)
@@ -36,11 +35,11 @@ def make_private() -> None:
 
 
 def in_cache(kind: str, name: str) -> Path:
-    """The path of a file in this user's cache, whether it exists or is still to be written: its folder exists.
+    """Returns the path of a file in this user's cache, existing or still to be written; creates its folder.
 
-    That is $XDG_CACHE_HOME/partial-fc/KIND, or ~/.cache/partial-fc/KIND. Where that cannot be written and does not have
-    the file, it is a folder of mode 700 in the temporary directory, and a RuntimeWarning says so.
-    Raises OSError where that folder is another user's."""
+    That is $XDG_CACHE_HOME/partial-fc/KIND, or ~/.cache/partial-fc/KIND. If that is not writable and lacks the file, it
+    is a folder of mode 700 in the temporary directory, with a RuntimeWarning. Raises OSError if it is another user's.
+    """
     try:
         path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "partial-fc" / kind / name
         if path.exists():
@@ -67,10 +66,10 @@ def in_cache(kind: str, name: str) -> Path:
 
 
 def regular(path: str | os.PathLike[str], flags: int) -> int:
-    """An `opener` for open(): of regular files, and links to such. A device may never end, a FIFO may never begin, and
-    to open one can have an effect. Raises OSError, as open does."""
+    """Opens regular files, and links to such, as the `opener` of open(). A device may never end, a FIFO may block, and
+    opening can have side effects. Raises OSError, as open does."""
     check_regular(path)
-    # Should it have become a FIFO since: not to wait for who writes to it.
+    # If it has become a FIFO meanwhile, do not block on it.
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         _check_regular(os.fstat(descriptor), path)
@@ -81,7 +80,7 @@ def regular(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
-    """Before a library opens a file by its name. Raises OSError for what `regular` does not open."""
+    """Raises OSError for what `regular` does not open, before a library opens a file by its name."""
     _check_regular(os.stat(path), path)
 
 
@@ -93,7 +92,7 @@ def _check_regular(status: os.stat_result, path: str | os.PathLike[str]) -> None
 
 
 def read_bytes(path: str | os.PathLike[str], most_bytes: int) -> bytes:
-    """All of a regular file. Raises OSError, as open does, for anything else, and for one that is larger."""
+    """Returns the contents of a regular file. Raises OSError for other files, larger ones, and as open does."""
     with about(path), open(path, "rb", opener=regular) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most_bytes:
@@ -102,8 +101,8 @@ def read_bytes(path: str | os.PathLike[str], most_bytes: int) -> bytes:
 
 
 def read_manifest(path: str | os.PathLike[str]) -> bytes:
-    """A checkpoint's manifest. Raises OSError as `read_bytes` does for one of more than MANIFEST_BYTES; lists of
-    learning rates, which grow with the run, do not count."""
+    """Returns a checkpoint's manifest. Raises OSError as `read_bytes` for more than MANIFEST_BYTES, without lists of
+    learning rates, which grow with the run."""
     content = read_bytes(path, MANIFEST_BYTES + _RATES_BYTES)
     if len(content) > MANIFEST_BYTES and (size := len(_RATES.sub(b"", content))) > MANIFEST_BYTES:
         more = f"has {size:,} bytes beside learning rates; at most {MANIFEST_BYTES:,} are read"
@@ -113,7 +112,7 @@ def read_manifest(path: str | os.PathLike[str]) -> bytes:
 
 def read_text(path: str | os.PathLike[str], most_bytes: int = TEXT_BYTES, encoding: str = "utf-8",
               errors: str = "strict") -> str:  # fmt: skip
-    """All of a regular file of text. Raises OSError as `read_bytes`, ValueError where it is no such text."""
+    """Returns a regular file's text. Raises OSError as `read_bytes`, ValueError for invalid text."""
     try:
         return read_bytes(path, most_bytes).decode(encoding, errors)
     except UnicodeDecodeError as error:
@@ -122,9 +121,9 @@ def read_text(path: str | os.PathLike[str], most_bytes: int = TEXT_BYTES, encodi
 
 @contextmanager
 def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
-    """Gives a name beside `path` to write to; when the block ends, that file takes the place of `path`, and if it
-    fails, vanishes. durable: it is on the disk before it has its name; the folder must be synced (`sync_folder`) before
-    the name can be relied on. Raises OSError with `path`.
+    """Yields a name beside `path` to write to; at the end of the block that file replaces `path`; if it fails, it is
+    removed. durable: synced before it gets its name; the folder must be synced (`sync_folder`) for the name to be
+    durable. Raises OSError with `path`.
 
         with replacing(path) as partial:
             partial.write_text("all of it")
@@ -136,7 +135,7 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
             _sync(partial, os.O_RDONLY)
         os.replace(partial, path)
     except BaseException as error:
-        # What a full disk needs most is room. Where that fails, too, what failed first is told.
+        # A full disk needs space. If the removal fails, too, the first error is raised.
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno and error.filename in (None, str(partial)):
@@ -145,20 +144,20 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
 
 
 def check_new(*paths: Path) -> None:
-    """Raises ValueError where there is something already: before work whose result would have no place."""
+    """Raises ValueError if the path exists: before work whose result could not be written."""
     for path in paths:
         if path.exists():
             raise ValueError(f"{path} exists; remove it or choose another name")
 
 
 def sync_folder(path: Path) -> None:
-    """Names given and taken in this folder are on the disk when this returns."""
+    """Syncs a folder, so that its names are on the disk."""
     _sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def make_folders(path: Path) -> None:
-    """Makes a folder, and those above it that are missing. All these names are on the disk when this returns, as far up
-    as its file system goes and folders may be read: one that was ended in here may have made some of them."""
+    """Creates a folder and its missing parents, and syncs their names up to the root of the file system, as far as
+    folders are readable, since an interrupted call may have created some of them."""
     path.mkdir(parents=True, exist_ok=True)
     path = path.resolve()
     device = path.stat().st_dev
@@ -170,7 +169,7 @@ def make_folders(path: Path) -> None:
 
 @contextmanager
 def about(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Errors of the system that do not say of which file they are, as those of reading and syncing, say this one."""
+    """Adds this file to errors of the system that name none, such as those of reading and syncing."""
     try:
         yield
     except OSError as error:
@@ -181,7 +180,7 @@ def about(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def warn_on_os_error(what: str) -> Iterator[None]:
-    """Makes errors of the system a warning, around the writing of what a run can do without."""
+    """Turns errors of the system into a warning, for writes that a run can do without."""
     try:
         yield
     except OSError as error:

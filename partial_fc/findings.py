@@ -1,4 +1,4 @@
-"""Findings of a check, and their report: for a person (the first places of each) and for a program (all, as JSON)."""
+"""Findings of a check, and their report: for people (the first places of each) and for programs (all, as JSON)."""
 
 import json
 import os
@@ -22,27 +22,26 @@ def _number_only(number: int) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Finding:
-    """One kind of fault or remark, with all its places. A place is a number until somebody reads it: of 17 million
-    there may be as many, and a Python object for each would not fit."""
+    """A fault or remark, with all its places. A place is a number until it is printed: there may be 17 million."""
 
     severity: Severity
     """error: training would fail, leave data out or learn something wrong. warning: look at it. info: good to know."""
     key: str
-    """The same in every run: what a program looks for."""
+    """Stable over runs, for programs."""
     what: str
-    """One sentence: what there is, what was expected, what to do."""
+    """One sentence: the fact, what was expected, the remedy."""
     count: int = 0
-    """How many records, classes ... are concerned; 0 where it is about the whole."""
+    """The number of records, classes ... concerned; 0 if it is about the whole."""
     places: NDArray[np.int64] | Sequence[int] = ()
     describe: Describe = _number_only
-    """What `describe(places[i])` says is the i-th place: names and values, {"key": 17, "class": 3}."""
+    """`describe(places[i])` names the i-th place: names and values, {"key": 17, "class": 3}."""
     file: str = ""
 
 
 def findings_at(
     severity: Severity, key: str, what: str, which: NDArray[Any], describe: Describe, file: str = ""
 ) -> list[Finding]:
-    """One finding about the places where `which` is set, or which it holds; none where there are none."""
+    """Returns one finding about the places at which `which` is set, or which it contains; [] if there are none."""
     places = np.flatnonzero(which) if which.dtype == np.bool_ else which
     return [Finding(severity, key, what, len(places), places, describe, file)] if len(places) else []
 
@@ -67,7 +66,7 @@ def place_text(place: Mapping[str, Any]) -> str:
 
 
 def text_lines(finding: Finding, shown: int) -> list[str]:
-    """For a terminal or a log: what it is, and the first places."""
+    """Returns lines for a terminal or a log: the finding, and its first places."""
     number = f" ({finding.count:,})" if finding.count else ""
     first = [f"    {place_text(finding.describe(int(place)))}" for place in finding.places[:shown]]
     more = len(finding.places) - len(first)
@@ -79,7 +78,7 @@ def text_lines(finding: Finding, shown: int) -> list[str]:
 
 
 def print_all(findings: Sequence[Finding], shown: int) -> None:
-    """The worst first; by file, where there are several."""
+    """Prints the findings, the worst first; by file, if there are several."""
     order = {"error": 0, "warning": 1, "info": 2}
     for file in dict.fromkeys(finding.file for finding in findings):
         print(f"\n{file}")
@@ -88,18 +87,18 @@ def print_all(findings: Sequence[Finding], shown: int) -> None:
 
 
 def check_writable(path: Path | None) -> None:
-    """Raises ValueError where no file can be written: rather before all is looked at than after."""
+    """Raises ValueError if the file cannot be written: before the check rather than after."""
     if path and (path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK)):
         raise ValueError(f"{path}: cannot be written; expected a file name in a folder that is there")
 
 
 def write_report(path: str | os.PathLike[str], summary: Mapping[str, Any], findings: Sequence[Finding]) -> None:
-    """JSON: the summary's own keys, and "findings": severity, key, what, count, file, places (all of them).
+    """Writes JSON: the summary's own keys, and "findings": severity, key, what, count, file, places (all of them).
 
-    Written place by place, so that a million of them need no memory; it takes an older report's place at once.
+    It is written place by place, to save memory, and replaces an older report atomically.
     """
     with replacing(Path(path)) as partial, partial.open("w") as out:
-        # Each object is written without its closing brace, then what a million places would not fit into.
+        # Each object is written without its closing brace, then the places one by one.
         out.write(f'{json.dumps(dict(summary))[:-1]}{", " if summary else ""}"findings": [')
         for number, finding in enumerate(findings):
             head = {name: getattr(finding, name) for name in ("severity", "key", "what", "count", "file")}

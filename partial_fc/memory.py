@@ -1,5 +1,4 @@
-"""How much memory a process can still take: the machine's, or what its container has left; that it keeps what it has,
-and how it is told that it gets no more. Needs no torch."""
+"""The memory that a process can still take, of its machine or container; allocator settings. Needs no torch."""
 
 import contextlib
 import ctypes
@@ -21,10 +20,9 @@ _MALLOC = (
 
 
 def keep_freed() -> None:
-    """From now on the C library keeps the memory that this process frees, for what it allocates next. A step on a CPU
-    allocates the same large tensors as the one before; glibc would give each back to the kernel and have it cleared
-    anew, a seventh to a quarter of the demo's time. What the environment says of it is left alone, as are other C
-    libraries."""
+    """Makes the C library keep the memory that this process frees, for its next allocations. A step on a CPU allocates
+    the same large tensors as the one before; glibc would return each to the kernel and have it cleared anew, 14 to 25 %
+    of the demo's time. Settings in the environment take precedence; other C libraries are not changed."""
     if platform.libc_ver()[0] != "glibc":
         return
     libc = ctypes.CDLL(None)
@@ -34,19 +32,18 @@ def keep_freed() -> None:
 
 
 def give_back_freed() -> None:
-    """The system gets what the C library has kept of freed memory (`keep_freed`): between two steps, what the
-    activations took. The next step takes it anew."""
+    """Gives the memory kept by `keep_freed` back to the system, between two steps that of the activations."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
 
 
-# What torch's allocators say, in a RuntimeError: DefaultCPUAllocator: can't allocate memory; CUDA out of memory.
+# Errors of torch's allocators, RuntimeErrors: DefaultCPUAllocator: can't allocate memory; CUDA out of memory.
 _REFUSED = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
 
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """Inside, memory that torch is refused is a MemoryError, as it is where Python or numpy are refused it."""
+    """Turns torch's out-of-memory errors in the block into MemoryError, which Python and numpy raise."""
     try:
         yield
     except RuntimeError as error:
@@ -56,14 +53,14 @@ def refusals() -> Iterator[None]:
 
 
 def available_memory_bytes(proc: Path = Path("/proc/self")) -> int:
-    """The memory that this process can still take without swapping or being killed: what the machine has free, and no
-    more than any memory cgroup that it is in has left (a container, a job of SLURM or Kubernetes)."""
+    """Returns the memory that this process can take without swapping or being killed: what the machine has free, and at
+    most what each of its memory cgroups has left (a container, a job of SLURM or Kubernetes)."""
     return max(0, min([psutil.virtual_memory().available, *_cgroup_bytes_left(proc)]))
 
 
 def _cgroup_bytes_left(proc: Path) -> Iterator[int]:
-    """The bytes that each memory cgroup of the process has left, those above it included. Pages of files that were not
-    used lately do not count as taken: the kernel takes them back."""
+    """Yields the bytes left in each memory cgroup of the process, and in those above. Pages of files not used lately
+    count as free: the kernel reclaims them."""
     for folder, top, (limit_file, usage_file, inactive_files) in _memory_cgroups(proc):
         for group in (folder, *folder.parents):
             limit, usage, stat = (_read(group / name) for name in (limit_file, usage_file, "memory.stat"))
@@ -80,7 +77,7 @@ _V2 = ("memory.max", "memory.current", "inactive_file")
 
 
 def _memory_cgroups(proc: Path) -> Iterator[tuple[Path, Path, tuple[str, str, str]]]:
-    """(folder of the process's memory cgroup, the topmost that can be seen, _V1 or _V2) (man 5 proc)."""
+    """Yields (folder of the process's memory cgroup, the topmost visible folder, _V1 or _V2) (man 5 proc)."""
     # By controller; v2 has one path for all of them, after an empty name.
     paths: dict[str, Path] = {}
     for line in _read(proc / "cgroup").splitlines():
@@ -100,7 +97,7 @@ def _memory_cgroups(proc: Path) -> Iterator[tuple[Path, Path, tuple[str, str, st
 
 
 def _read(path: Path) -> str:
-    """A file of the kernel; "" where there is none, or none that may be read."""
+    """Returns a file of the kernel; "" if it is missing or unreadable."""
     try:
         return path.read_text().strip()
     except (FileNotFoundError, PermissionError, NotADirectoryError):

@@ -1,8 +1,7 @@
-"""Printing that never delays or ends the process that prints.
+"""Output that never delays or ends the process that prints.
 
 A terminal may be closed, the reader of a pipe may stall or be gone, the disk with the log may be full. Bytes for
-descriptors 1 and 2 are therefore queued, up to a limit, and a thread writes them; what cannot be written is dropped,
-and counted where writing works again.
+descriptors 1 and 2 are therefore queued, up to a limit, and written by a thread; what fails is dropped and counted.
 """
 
 import atexit
@@ -15,25 +14,25 @@ import threading
 import time
 from collections import deque
 
-_ROOM_BYTES = 1 << 20  # that may wait for a slow reader
-_STALLED_S = 1.0  # without a piece that was taken: the reader is not only slow
-DRAIN_S = 5.0  # at the end, for a reader who takes nothing any more
+_ROOM_BYTES = 1 << 20  # the most that may wait for a slow reader
+_STALLED_S = 1.0  # without any progress: the reader is not merely slow
+DRAIN_S = 5.0  # at the end, for a reader without progress
 
 
 class _Writer:
-    """The queue of this process, and the thread that empties it. One for both descriptors: their order is kept."""
+    """The queue of this process, and the thread that empties it; one for both descriptors, to keep their order."""
 
     def __init__(self) -> None:
         self._queue: deque[tuple[int, bytes]] = deque()
         self._waiting_bytes = 0
         self._dropped_bytes = 0
         self._written_at = 0.0  # the last piece, monotonic
-        self._given_up = False  # a drain has waited in vain, and nothing was written since
+        self._given_up = False  # a drain has timed out, and nothing was written since
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def write(self, descriptor: int, data: bytes) -> None:
-        # A signal's handler may come here while its thread holds the lock, so no call stands within a +=.
+        # A signal's handler may interrupt its thread while that holds the lock, so no call is inside a +=.
         num_bytes = len(data)
         with self._changed:
             if self._waiting_bytes + num_bytes > _ROOM_BYTES:
@@ -48,11 +47,11 @@ class _Writer:
 
     @property
     def busy(self) -> bool:
-        """Whether much waits for a reader who is only slow."""
+        """Returns whether much is queued for a reader who is only slow."""
         return self._waiting_bytes > _ROOM_BYTES // 2 and time.monotonic() < self._written_at + _STALLED_S
 
     def drain(self, timeout_s: float) -> None:
-        """Returns when all is written, or nothing was for timeout_s; the next one after that waits for nothing."""
+        """Returns when all is written, or nothing was for timeout_s; the next call after that does not wait."""
         with self._changed:
             while (waiting := self._waiting_bytes) and not self._given_up:
                 self._changed.wait(timeout_s)
@@ -77,13 +76,13 @@ class _Writer:
 
 
 def _write(descriptor: int, data: bytes) -> int:
-    """Returns how many bytes were written before the descriptor refused."""
+    """Returns the number of bytes written before the descriptor refused."""
     done = 0
     while done < len(data):
         try:
             done += os.write(descriptor, data[done:])
         except OSError:
-            # EPIPE, EIO, ENOSPC: there is nobody to tell. The next piece is tried again: room may come back.
+            # EPIPE, EIO, ENOSPC cannot be reported. The next piece is tried again: space may be freed.
             break
     return done
 
@@ -92,7 +91,7 @@ _writer: _Writer | None = _Writer()
 
 
 def _after_fork() -> None:
-    """A forked process has no thread, and may end without a word (multiprocessing): it writes at once."""
+    """Makes a forked process write directly: it has no thread, and may end without notice (multiprocessing)."""
     global _writer
     _writer = None
 
@@ -101,14 +100,14 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def queue_again() -> None:
-    """For a forked process that trains: it gets a queue and a thread of its own."""
+    """Gives a forked process that trains a queue and a thread of its own."""
     global _writer
     if _writer is None:
         _writer = _Writer()
 
 
 def write(descriptor: int, data: bytes) -> None:
-    """Has the bytes written to descriptor 1 or 2; never raises, never waits."""
+    """Queues the bytes for descriptor 1 or 2; never raises, never waits."""
     if _writer is None:
         _write(descriptor, data)
     elif data:
@@ -116,19 +115,18 @@ def write(descriptor: int, data: bytes) -> None:
 
 
 def busy() -> bool:
-    """Whether who passes on what others print should leave it with them for a moment: the reader is slow. False where
-    he takes nothing any more."""
+    """Returns whether the reader is slow, and others' output is better not read now. False if it takes nothing."""
     return _writer is not None and _writer.busy
 
 
 def drain(timeout_s: float = DRAIN_S) -> None:
-    """Waits until all is written, but not longer than timeout_s for a reader who takes nothing. Before os._exit."""
+    """Waits until all is written, at most timeout_s without progress. For use before os._exit."""
     if _writer is not None:
         _writer.drain(timeout_s)
 
 
 class _Stream(io.RawIOBase):
-    """A file that `write` writes to."""
+    """A file object for `write`."""
 
     def __init__(self, descriptor: int):
         self._descriptor = descriptor
@@ -149,7 +147,7 @@ class _Stream(io.RawIOBase):
 
 
 def open_closed() -> None:
-    """Opens /dev/null where descriptor 0, 1 or 2 is closed, so that none becomes that of a checkpoint's file."""
+    """Opens /dev/null for descriptors 0, 1 and 2 that are closed, so that no checkpoint's file gets one of them."""
     for descriptor, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
         try:
             os.fstat(descriptor)
@@ -160,9 +158,10 @@ def open_closed() -> None:
 
 
 def detach() -> None:
-    """From here on sys.stdout and sys.stderr are written by `write`, and show what their encoding lacks as \\N escapes.
+    """Routes sys.stdout and sys.stderr through `write`; characters that their encoding lacks become backslash escapes.
 
-    Streams that somebody has replaced (a notebook, pytest) stay."""
+    Streams that were replaced (by a notebook, pytest) stay.
+    """
     open_closed()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     queue_again()

@@ -1,5 +1,5 @@
-"""What others called a thing, made fit to be shown: names of classes, files and hosts may hold what moves a terminal's
-cursor, sets its title, or turns a line of a log or table into two."""
+"""Escapes for names of classes, files and hosts, which may hold characters that move a terminal's cursor, set its
+title, or split a line of a log or table."""
 
 import logging
 import sys
@@ -7,8 +7,8 @@ import traceback
 import warnings
 from typing import TextIO
 
-# C0 and C1, DEL, line and paragraph separators, and what makes a text run backwards; halves of surrogate pairs, by
-# which Python has the bytes of a file's name that are not UTF-8.
+# C0 and C1, DEL, line and paragraph separators, and right-to-left controls; halves of surrogate pairs, by which Python
+# represents file names that are not UTF-8.
 _CONTROLS = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
 _ESCAPED = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _CONTROLS}
 _ESCAPED |= {ord("\t"): "\\t", ord("\n"): "\\n", ord("\r"): "\\r"}
@@ -16,17 +16,17 @@ _LINES = {code: text for code, text in _ESCAPED.items() if chr(code) not in "\t\
 
 
 def name(text: object) -> str:
-    """A name as one word of a line or one field of a table: what is not to be shown as backslash escapes."""
+    """Returns a name as one word of a line or one field of a table, with unsafe characters as backslash escapes."""
     return str(text).translate(_ESCAPED).encode("utf-8", "backslashreplace").decode()
 
 
 def lines(text: object) -> str:
-    """The same for a message or a page, which keeps its ends of lines and tabs."""
+    """Returns a message or a page, escaped alike, but with its line ends and tabs."""
     return str(text).translate(_LINES).encode("utf-8", "backslashreplace").decode()
 
 
 class Formatter(logging.Formatter):
-    """A log record's text through `lines`."""
+    """Escapes a log record's text by `lines`."""
 
     def format(self, record: logging.LogRecord) -> str:
         return lines(super().format(record))
@@ -36,8 +36,7 @@ _format_warning = warnings.formatwarning
 
 
 def clean_stderr() -> None:
-    """From now on what Python itself prints on stderr goes through `lines`: warnings, log records without a handler,
-    and the trace of an uncaught error."""
+    """Routes Python's output on stderr (warnings, log records without a handler, uncaught errors) through `lines`."""
     warnings.formatwarning = lambda *args, **options: lines(_format_warning(*args, **options))
     if logging.lastResort:
         logging.lastResort.setFormatter(Formatter())
@@ -45,7 +44,7 @@ def clean_stderr() -> None:
 
 
 class Lines:
-    """A stream of text, for people, to which everything goes through `lines`."""
+    """A text stream for people, escaped by `lines`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

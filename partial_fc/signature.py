@@ -1,15 +1,14 @@
 """Signatures of requests to the store of horovodrun: HMAC-SHA-256 (RFC 2104) with the token of the job, which is never
-sent. Who reads requests off the network can neither make one nor send one again.
+sent. An eavesdropper can neither forge nor replay requests.
 
     Horovod-Store-Signature: SENDER NUMBER DIGEST MAC
 
 SENDER is a random name of the sending process, NUMBER counts its requests, DIGEST is the SHA-256 of the body, and MAC
 is that of "SENDER NUMBER DIGEST METHOD URL". A server checks MAC before it reads the body, and takes each number of a
-sender once. It keeps the last ones only, as IPsec does (RFC 4303, 3.4.3): a request that WINDOW others have overtaken
-is refused.
+sender once. It keeps the last ones only, as IPsec does (RFC 4303, 3.4.3): a request overtaken by WINDOW others is
+refused.
 
-patches/horovod/signed-store.patch has Horovod's Python call this module, and its C++ write the same header. The token
-is that of this process' environment.
+patches/horovod/signed-store.patch has Horovod's Python call this module, and its C++ write the same header.
 """
 
 import hashlib
@@ -30,20 +29,20 @@ _receiving = threading.Lock()
 
 
 def make_token() -> None:
-    """Sets the token where the environment has none: 256 bits as hexadecimal digits."""
+    """Sets the token if the environment has none: 256 bits as hexadecimal digits."""
     if not os.environ.get(TOKEN):
         os.environ[TOKEN] = secrets.token_hex(32)
 
 
 def headers(method: str, url: str, body: bytes | None) -> dict[str, str]:
-    """The header that signs a request. url: http://ADDRESS:PORT/PATH."""
-    # Processes that were forked from this one have its name, and count by themselves.
+    """Returns the header that signs a request. url: http://ADDRESS:PORT/PATH."""
+    # Forked processes get a name of their own, and count their own requests.
     signed = f"{_sender}{os.getpid():x} {next(_numbers)} {hashlib.sha256(body or b'').hexdigest()}"
     return {HEADER: f"{signed} {_mac(signed, method, url)}"}
 
 
 def is_right(request: BaseHTTPRequestHandler) -> bool:
-    """Whether a request, its headers read, is signed, was sent to this server, and is no repetition."""
+    """Returns whether a request, its headers read, is signed, sent to this server, and not replayed."""
     signed, _, mac = request.headers.get(HEADER, "").rpartition(" ")
     address, port = request.connection.getsockname()[:2]
     expected = _mac(signed, request.command, f"http://{address}:{port}{request.path}")
@@ -55,13 +54,13 @@ def is_right(request: BaseHTTPRequestHandler) -> bool:
 
 
 def is_right_body(request: BaseHTTPRequestHandler, body: bytes) -> bool:
-    """Whether this is the body of a request whose header `is_right`."""
+    """Returns whether this is the body of a request whose header `is_right`."""
     digest = request.headers[HEADER].split(" ")[2]
     return hmac.compare_digest(hashlib.sha256(body).hexdigest(), digest)
 
 
 def derived_key(purpose: str) -> bytes:
-    """32 bytes that whoever knows the token can compute: keys need not be sent."""
+    """Returns 32 bytes derived from the token, so that keys need not be sent."""
     return hmac.digest(os.environ[TOKEN].encode(), purpose.encode(), "sha256")
 
 

@@ -1,7 +1,7 @@
-"""Starts processes, passes on what they print and the signals that arrive, and sees to it that they end together.
+"""The supervisor of processes: starts them, passes on their output and signals, and ends them together.
 
-For `--gpus` (comm/launch/spawn.py), whose processes are this host's, and for `partial-fc launch` (launcher/), whose
-processes may be behind ssh or mpirun. Nothing here imports torch.
+Used by `--gpus` (comm/launch/spawn.py), for this host's processes, and `partial-fc launch` (launcher/), for processes
+possibly behind ssh or mpirun. Does not import torch.
 """
 
 import math
@@ -21,48 +21,48 @@ from partial_fc import output
 
 _POLL_S = 0.1
 _PAUSE_S = 0.01  # for a slow reader
-_LONGEST_LINE = 1 << 16  # bytes; what is longer is passed on in pieces
-FAILURE_GRACE_S = 5.0  # from SIGTERM to SIGKILL when another process has failed: there is nothing left to save
-# When a scheduler ends the run, which writes a checkpoint first; a second signal ends it at once.
+_LONGEST_LINE = 1 << 16  # bytes; longer ones are passed on in pieces
+FAILURE_GRACE_S = 5.0  # from SIGTERM to SIGKILL when another process has failed: nothing is left to save
+# For a scheduler's SIGTERM: the run writes a checkpoint first; a second signal ends it at once.
 _SIGNAL_GRACE_S = {signal.SIGTERM: 600.0, signal.SIGUSR1: math.inf}
-INTERRUPT_GRACE_S = 600.0  # for Ctrl-C, and a terminal that is closed; jobs of ours write a checkpoint, too
-_LEAVING_GRACE_S = 30.0  # from the first rank that ends pre-empted to the last: they end together
-_HELPER_GRACE_S = 10.0  # from the end of all that have work to do to that of those that serve them
+INTERRUPT_GRACE_S = 600.0  # for Ctrl-C, and a closed terminal; our jobs write a checkpoint, too
+_LEAVING_GRACE_S = 30.0  # from the first rank that ends pre-empted to the last
+_HELPER_GRACE_S = 10.0  # from the end of all workers to that of their helpers
 _BEAT_S = 5.0
-# Within so many seconds further signals belong to the first: timeout(1) and schedulers send theirs to the command and
-# to its process group, so that the command gets two.
+# Further signals within so many seconds belong to the first: timeout(1) and schedulers send theirs to the command and
+# to its process group, so that it arrives twice.
 _TOGETHER_S = 1.0
-_LOST_S = 5.0  # from SIGKILL, sent through the lifeline, to the end of what it leads through
+_LOST_S = 5.0  # from SIGKILL, sent through the lifeline, to the end of the local process
 PREEMPTED = os.EX_TEMPFAIL  # exit status of a rank that was asked to end, and has written a checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A process to be started. Its environment is `environ`; its standard input is empty, or the lifeline."""
+    """A process to start. `environ` is its environment; its standard input is empty, or the lifeline."""
 
     name: str
-    """For messages: "rank 1"."""
+    """Name in messages: "rank 1"."""
     words: Sequence[str]
     environ: Mapping[str, str | int] = field(default_factory=lambda: os.environ)
     host: str = field(default_factory=socket.gethostname)
-    """Where it computes, for messages."""
+    """Its host, for messages."""
     pass_fds: Sequence[int] = ()
     prefix: str = ""
     """Before each of its lines."""
     helper: bool = False
-    """It serves the others: not waited for when they have ended."""
+    """Serves the others, and is ended after them."""
     lifeline: str | None = None
-    """Where the command line only leads to a shell, perhaps on another host (launcher/shell.py): the first line of that
-    shell's standard input. Signals follow, a line each; it ends what it has started at the end of its input."""
+    """The first line of standard input of a shell, perhaps on another host (launcher/shell.py), that the command line
+    leads to. Signals follow, a line each; at the end of input the shell ends what it has started."""
     beats: bool = False
-    """Something is to arrive through the lifeline every few seconds: a cable that breaks is seen at its far end."""
+    """Whether to write to the lifeline every few seconds, so that the far end detects a broken connection."""
     pause_s: float = 0.0
-    """Before it is started: sshd refuses who comes in crowds."""
+    """The pause before its start: sshd refuses many connections at once."""
 
 
 @dataclass
 class _Process:
-    """A process that was started. Its lines are passed on whole, so that those of two do not mix."""
+    """A started process. Its lines are passed on whole, so that those of two processes do not mix."""
 
     command: Command
     popen: subprocess.Popen[bytes]
@@ -70,7 +70,7 @@ class _Process:
     killed_at: float = math.inf
 
     def send(self, number: int, with_children: bool = True) -> None:
-        """Sends a signal to the process, and to whatever it has started itself."""
+        """Sends a signal to the process, or also to the processes that it has started."""
         if self.popen.stdin is not None:
             self.write(f"{signal.Signals(number).name.removeprefix('SIG')}{' -' if with_children else ''}\n")
             if number == signal.SIGKILL:
@@ -83,20 +83,20 @@ class _Process:
                 self.popen.send_signal(number)
 
     def write(self, text: str) -> None:
-        """Says something through the lifeline, if it still holds."""
+        """Writes to the lifeline, if it is open."""
         assert self.popen.stdin is not None
         with suppress(OSError, ValueError):
             os.write(self.popen.stdin.fileno(), text.encode())
 
-    def let_go(self) -> None:
-        """Closes the lifeline of a process that has ended: what is left of it at the other end ends too."""
+    def close_lifeline(self) -> None:
+        """Closes the lifeline of a process that has ended, which ends what is left at the other end."""
         if self.popen.stdin is not None and not self.popen.stdin.closed:
             self.popen.stdin.close()
 
     def _cut_off(self) -> None:
-        self.let_go()
+        self.close_lifeline()
         self.killed_at = min(self.killed_at, time.monotonic())
-        if time.monotonic() > self.killed_at + _LOST_S:  # ssh without a cable
+        if time.monotonic() > self.killed_at + _LOST_S:  # ssh after a broken connection
             with suppress(ProcessLookupError):
                 os.killpg(self.popen.pid, signal.SIGKILL)
 
@@ -107,14 +107,14 @@ def run(
     interrupt_grace_s: float = INTERRUPT_GRACE_S,
     started: Callable[[], None] = lambda: None,
 ) -> int:
-    """Starts them all, calls `started`, and waits for their end.
+    """Starts all commands, calls `started`, and waits for their end.
 
-    Returns 0, or the status of the one that failed first (128 + n for signal n, as a shell has it); the others are
-    then ended. Signals are passed on to all but helpers; PREEMPTED where all that did not end with 0 answer them so.
-    Helpers are ended when the others have been through for some seconds. Nothing is left, whatever happens here.
+    Returns 0, or the status of the one that failed first (128 + n for signal n, as a shell has it); the others are then
+    ended. Signals are passed on to all but helpers; returns PREEMPTED if all that did not end with 0 end so. Helpers
+    are ended some seconds after the others. No process is left, whatever happens here.
     """
     processes: list[_Process] = []
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # what cannot be printed ends nobody: output.py
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # unprintable output ends no process: output.py
     with _signals() as received:
         try:
             for command in commands:
@@ -129,13 +129,13 @@ def run(
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """The signals that arrive within the block."""
+    """Yields the list of signals that arrive within the block."""
     received: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
         received.append(number)
 
-    # What is ignored stays so: nohup ignores SIGHUP, a shell's background job SIGINT.
+    # Ignored signals stay ignored: nohup ignores SIGHUP, a shell's background job SIGINT.
     before = {
         number: signal.signal(number, note)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -157,7 +157,7 @@ def _start(command: Command) -> _Process:
         stderr=subprocess.PIPE,
         bufsize=0,
         pass_fds=command.pass_fds,
-        process_group=0,  # Ctrl-C in a terminal then reaches only us, and they get it from us, once
+        process_group=0,  # Ctrl-C in a terminal then reaches only us, and we pass it on once
     )
     process = _Process(command, popen)
     if command.lifeline is not None:
@@ -168,7 +168,7 @@ def _start(command: Command) -> _Process:
 
 
 def _end(processes: Sequence[_Process]) -> None:
-    """Whatever runs still is killed."""
+    """Kills all that still run."""
     for process in processes:
         process.send(signal.SIGKILL)
     for process in processes:
@@ -180,7 +180,7 @@ def _end(processes: Sequence[_Process]) -> None:
 
 
 class _Supervision:
-    """What is known of processes that run together, until all have ended."""
+    """The state of processes that run together, until all have ended."""
 
     def __init__(
         self, processes: list[_Process], received: list[int], failure_grace_s: float, interrupt_grace_s: float
@@ -192,7 +192,7 @@ class _Supervision:
         self.interrupt_grace_s = interrupt_grace_s
         self.status = 0  # of the process that failed first
         self.requested = 0  # 128 + the first signal that arrived
-        self.requested_until = 0.0  # so long further ones belong to the first
+        self.requested_until = 0.0  # further signals until then belong to the first
         self.expected = {0, PREEMPTED}  # ways to end that are no failure
         self.kill_at = math.inf
         self.end_helpers_at = math.inf
@@ -226,23 +226,23 @@ class _Supervision:
     def _result(self) -> int:
         statuses = {process.popen.returncode for process in self._workers(self.processes)} - {0}
         if not statuses and not self.status and self.requested - 128 in _SIGNAL_GRACE_S:
-            return 0  # asked when there was nothing left to stop
+            return 0  # signalled when nothing was left to stop
         if statuses == {PREEMPTED} and not self.status:
             return PREEMPTED
         return self.status or self.requested or max(map(_shell_status, statuses), default=0)
 
     def _look(self) -> None:
-        """Sees who has ended; the first that has failed ends the others."""
+        """Checks which processes have ended; the first failure ends the others."""
         ended = [process for process in self.running if process.popen.poll() is not None]
         self.running = [process for process in self.running if process not in ended]
         for process in ended:
-            process.let_go()
+            process.close_lifeline()
         asked = [process for process in ended if process.command.helper] if self.helpers_asked else []
         failed = [p for p in ended if p.popen.returncode not in self.expected and p not in asked]
         if any(process.popen.returncode == PREEMPTED for process in ended):
             self.kill_at = min(self.kill_at, time.monotonic() + _LEAVING_GRACE_S)
         if failed and not self.status:
-            self._pass_on_all()  # what they printed comes first
+            self._pass_on_all()  # their output comes first
             _print_failures(failed, self.running)
             self.status = _shell_status(failed[0].popen.returncode)
             self.kill_at = time.monotonic() + self.failure_grace_s
@@ -254,17 +254,17 @@ class _Supervision:
             if now < self.requested_until:
                 continue
             grace_s = _SIGNAL_GRACE_S.get(signal.Signals(number), self.interrupt_grace_s)
-            # A second one: whoever sends it does not want to wait.
+            # A second signal: its sender does not want to wait.
             self.kill_at = now + (0.0 if self.requested else grace_s)
             self.requested_until = self.requested_until or now + _TOGETHER_S
             self.requested = self.requested or 128 + number
             self.expected |= {-number, 128 + number, self.requested}
-            # What a rank has started may be needed to write its checkpoint.
+            # The processes that a rank has started may be needed for its checkpoint.
             self._send(self._workers(self.running), number, with_children=number not in _SIGNAL_GRACE_S)
         self.received.clear()
 
     def _end_helpers(self) -> None:
-        """Ends those that serve the others, at once where these were stopped: then nobody has told them."""
+        """Ends the helpers, at once if the others were signalled: helpers get no signals."""
         if not self.running or self._workers(self.running) or self.helpers_asked:
             return
         now = time.monotonic()
@@ -296,7 +296,7 @@ class _Supervision:
             pass
 
     def _pass_on(self, timeout_s: float) -> bool:
-        """Prints the whole lines that have arrived. Returns whether anything had, or is left for a slow reader."""
+        """Prints the whole lines that have arrived. Returns whether any did, or are left for a slow reader."""
         if output.busy():
             time.sleep(_PAUSE_S)
             return True

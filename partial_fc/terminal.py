@@ -1,11 +1,10 @@
-"""What moves on a terminal: progress bars, and lines above them. The one place that knows how.
+"""Progress bars on a terminal, and lines above them: the only module for moving output.
 
-A bar is drawn where people look on: where our stderr is a terminal, or where a launcher reads what we print and passes
-it on to one. In a pipe or a file it is a line every 30 s, and none for what takes less.
+A bar is drawn if stderr is a terminal, or if a launcher passes our output on to one. In a pipe or a file it is a line
+every 30 s, and nothing for short tasks.
 
-Under a launcher everything goes through one pipe, our stdout, so that bar and lines keep their order, and each drawing
-ends with a carriage return: launchers pass on whole lines and what ends so, and a line of any process then begins at
-the left edge, where it erases the bar.
+Under a launcher everything goes through one pipe, our stdout, which keeps the order of bar and lines, and each drawing
+ends with a carriage return: launchers pass on whole lines and what ends so, and the next line erases the bar.
 """
 
 import functools
@@ -19,22 +18,21 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-WIDTH = "PARTIAL_FC_TERMINAL"  # from our launchers: the columns of their terminal; "": they have none
+WIDTH = "PARTIAL_FC_TERMINAL"  # from our launchers: the columns of their terminal; "": none
 _EVERY_S = 30.0  # between the lines in a pipe
 _AS_LINE = "{desc}: {n_fmt} of {total_fmt}, {remaining} left"
 _ERASE = "\033[K"
 _OTHER_LAUNCHERS = (b"horovodrun", b"mpirun", b"mpiexec", b"mpiexec.hydra", b"orterun")
-_BEFORE_LINES = "[1,12345]<stdout>:"  # theirs
+_BEFORE_LINES = "[1,12345]<stdout>:"  # the launcher's
 
 
 def told(prefix: str = "") -> dict[str, str]:
-    """The variable by which a launcher tells a process whose lines it passes on of its terminal. prefix: what it puts
-    before each line."""
+    """Returns the variable that describes a launcher's terminal to its processes. prefix: printed before each line."""
     return {WIDTH: str(_columns(1) - len(prefix)) if os.isatty(1) and os.isatty(2) else ""}
 
 
 def is_watched() -> bool:
-    """Whether a bar moves: somebody looks on."""
+    """Returns whether a bar is drawn."""
     return (sys.stderr is not None and sys.stderr.isatty()) or _behind() > 0
 
 
@@ -47,13 +45,13 @@ def bar(
     stream: TextIO | None = None,
     **more: Any,
 ) -> "tqdm[Any]":
-    """A bar over `total`, or over the items that are gone through. One of a part takes the place of that of the whole.
-    shown: False on all ranks but the one that draws. stream: instead of stderr. more: of tqdm."""
-    from tqdm import tqdm  # launchers do without
+    """Returns a bar over `total`, or over the items as they are iterated. A nested bar replaces the outer one. shown:
+    False on all ranks but the one that draws. stream: instead of stderr. more: of tqdm."""
+    from tqdm import tqdm  # launchers do not need it
 
     stream = stream or sys.stderr
     given = {"total": total, "desc": desc, "position": 0, "miniters": 1, **more}
-    if not shown or stream is None:  # who closed it hears nothing
+    if not shown or stream is None:  # the terminal was closed
         return tqdm(items, disable=True, **given)
     if stream.isatty():
         return tqdm(items, file=stream, dynamic_ncols=True, **given)
@@ -65,7 +63,7 @@ def bar(
 
 
 def say(text: str) -> None:
-    """Prints whole lines without tearing a bar apart, in one write: launchers put the rank before each piece."""
+    """Prints whole lines without breaking a bar, in one write: launchers put the rank before each piece."""
     from tqdm import tqdm
 
     if _behind():
@@ -101,12 +99,12 @@ class _AsLines(_Through):
 
 @functools.cache
 def _behind() -> int:
-    """The columns of the terminal that a launcher passes our stdout on to; 0: there is none."""
+    """Returns the columns of the terminal that a launcher passes our stdout on to; 0: there is none."""
     try:
         mode = os.fstat(1).st_mode
     except OSError:
         return 0
-    if stat.S_ISREG(mode):  # redirected by the command itself; Open MPI's is a terminal of its own, others' a pipe
+    if stat.S_ISREG(mode):  # redirected by the command; Open MPI's is a terminal of its own, others' a pipe
         return 0
     if (columns := os.environ.get(WIDTH)) is not None:
         return max(0, int(columns)) if columns.isdecimal() else 0
@@ -114,7 +112,7 @@ def _behind() -> int:
 
 
 def _of_mpirun(environ: Mapping[str, str]) -> int:
-    """horovodrun and mpirun tell nothing: their own descriptors do, where they are on this host."""
+    """Returns the columns of horovodrun's or mpirun's terminal, from their descriptors, if they are on this host."""
     if "HOROVOD_RANK" not in environ and "OMPI_COMM_WORLD_RANK" not in environ:
         return 0
     process = os.getppid()
@@ -126,7 +124,7 @@ def _of_mpirun(environ: Mapping[str, str]) -> int:
                 return _of_descriptors(folder / "fd")
             process = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError):
-            return 0  # another user's, or it has just ended
+            return 0  # another user's, or just ended
     return 0
 
 

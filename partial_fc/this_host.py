@@ -1,4 +1,4 @@
-"""Tells this host from others."""
+"""The identity of this host."""
 
 import hashlib
 import os
@@ -7,9 +7,8 @@ from pathlib import Path
 
 
 def identity() -> str:
-    """32 hex digits: the same for all processes of a host until it is started anew, and others on another host, also on
-    one of the same name. Machines that were resumed from one snapshot have one identity where name and network cards
-    are the same, too."""
+    """Returns 32 hex digits: the same for all processes of a host until it reboots, and different on other hosts, also
+    on one of the same name. Machines resumed from one snapshot share it if name and network cards are the same, too."""
     facts = [socket.gethostname(), Path("/proc/sys/kernel/random/boot_id").read_text().strip()]
     facts += _text(Path("/etc/machine-id"))
     network = Path("/sys/class/net")
@@ -21,7 +20,7 @@ def identity() -> str:
 
 
 def _text(path: Path) -> list[str]:
-    """What is in the file; nothing where a container, say, does not show it."""
+    """Returns the file's text; [] if it is hidden, as in some containers."""
     try:
         return [path.read_text().strip()]
     except OSError:

@@ -15,11 +15,10 @@ models_root/checkpoints/step-00001000/
     rank-00000-of-00002.sha256       the checksums of what that rank wrote: `sha256sum -c rank-*.sha256`
     COMPLETE                         written last; a folder without it does not count
 
-A rank's share is taken at once (snapshot.py), written in the background (saver.py) and found again (folders.py,
-consistency.py, read.py). What is equal on all ranks is written by one rank of each folder, so that it is on every host
-where hosts do not share one. rows.py has the one description of rows, how they are cut into files and read back;
-head_state.py the rest of the head. peer/ keeps copies in the memory of other hosts, verbs/checkpoint is `partial-fc
-checkpoint`.
+A rank's share is copied (snapshot.py), written in the background (saver.py) and read again (folders.py, consistency.py,
+read.py). One rank of each folder writes what is equal on all ranks, so that every host has it even if hosts do not
+share a folder. rows.py describes rows, their files and their reader; head_state.py the rest of the head. peer/ keeps
+replicas in the memory of other hosts; verbs/checkpoint is `partial-fc checkpoint`.
 """
 
 from typing import TYPE_CHECKING

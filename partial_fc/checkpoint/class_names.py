@@ -1,4 +1,4 @@
-"""Names of classes, by which people and data sets know them, where the head knows numbers."""
+"""The names of classes, as people and data sets know them, for the class numbers of the head."""
 
 import os
 from pathlib import Path
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def names_of(source: "Source", num_classes: int) -> list[str] | None:
-    """One name for each class of a head that learns from this source; None: the source knows none. Classes beyond the
-    source's are called by their number. What a line of UTF-8 cannot hold is escaped."""
+    """Returns a name for each class of a head that learns from this source; None if the source has none. Classes beyond
+    the source's are named by number. Characters that a line of UTF-8 cannot hold are escaped."""
     names = source.class_names()
     if names is None:
         return None
@@ -26,8 +26,8 @@ def _line(name: str) -> str:
 
 
 def check_class_names(checkpoint: Checkpoint, source: "Source") -> list[str]:
-    """Checks that the class numbers of a checkpoint mean the same as those of the data that training goes on with.
-    Returns notes where that cannot be told. Raises ValueError, with the first difference, where they do not."""
+    """Checks that class numbers mean the same in the checkpoint and in the data to resume with. Returns notes if that
+    is unknown. Raises ValueError with the first difference."""
     stored, names = checkpoint.class_names, source.class_names()
     if stored is None and names is None:
         return []
@@ -50,7 +50,7 @@ def check_class_names(checkpoint: Checkpoint, source: "Source") -> list[str]:
 
 
 def read_names(path: Path) -> list[str]:
-    """One a line. Raises ValueError where the file cannot be read as that."""
+    """Returns the names, one a line. Raises ValueError for an unreadable file."""
     try:
         lines = read_text(path).replace("\r\n", "\n").split("\n")
     except OSError as error:

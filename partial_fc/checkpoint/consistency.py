@@ -1,5 +1,4 @@
-"""Whether all ranks have the same: checkpoints to start from, as folders of one name on several hosts need not be the
-same; and the bits of backbone and optimizer state."""
+"""Agreement of all ranks, on the checkpoint to start from (hosts may have different ones) and on replicated state."""
 
 import json
 import zlib
@@ -18,9 +17,9 @@ from partial_fc.comm.watch.report import ranks_in_words
 
 
 def common(root: Path, world: World, after: int = -1, needed: bool = True) -> dict[int, Path]:
-    """The checkpoints below root, of more steps than `after`, that count for all ranks, where each host has a root of
-    its own, too: this rank's folders by rising step. A collective. Raises ValueError, on all ranks, where one cannot
-    look there, and, if some are needed, where some ranks have such and there is none that all have."""
+    """Returns the complete checkpoints below root with more steps than `after` that all ranks have: this rank's folders
+    by rising step. A collective. Raises ValueError, on all ranks, if one cannot read its root, or, if `needed`, if some
+    ranks have checkpoints but none is common to all."""
     folders: dict[int, Path] = {}
     problem = None
     try:
@@ -45,13 +44,13 @@ def common(root: Path, world: World, after: int = -1, needed: bool = True) -> di
 
 
 def newest_common(root: Path, world: World) -> Path | None:
-    """The newest of `common`; None: no rank has any."""
+    """Returns the newest of `common`; None if no rank has any."""
     return next(reversed(common(root, world).values()), None)
 
 
 def open_checkpoint(folder: Path | None, world: World) -> Checkpoint | None:
-    """The checkpoint in this rank's folder, of which all that it reads is whole; None: it found none. Raises
-    ValueError, on all ranks, where one cannot be read or their steps differ. A collective."""
+    """Opens the checkpoint in this rank's folder, if all that it reads is valid; None if there is none. Raises
+    ValueError, on all ranks, if one cannot be read or their steps differ. A collective."""
 
     def opened() -> Checkpoint | None:
         found = Checkpoint(folder) if folder else None
@@ -64,8 +63,8 @@ def open_checkpoint(folder: Path | None, world: World) -> Checkpoint | None:
 
 
 def open_centres(folder: Path, world: World) -> Checkpoint:
-    """folder: a checkpoint, or one whose newest counts. Raises ValueError, on all ranks, where one finds none with a
-    head, or another step than the others. A collective."""
+    """Opens a checkpoint that has a head. folder: the checkpoint, or a folder of which it is the newest. Raises
+    ValueError, on all ranks, if one finds none, or their steps differ. A collective."""
 
     def opened() -> Checkpoint:
         found = open_with_centres(folder, named=True)
@@ -78,8 +77,8 @@ def open_centres(folder: Path, world: World) -> Checkpoint:
 
 
 def same_checkpoint(opened: Callable[[], Checkpoint | None], remedy: str, world: World) -> Checkpoint | None:
-    """The checkpoint that this rank opens, once all have opened one of the same step, or none. Raises ValueError, on
-    all ranks, where one cannot (ValueError, OSError) or their steps differ. A collective."""
+    """Returns the checkpoint that this rank opens, once all have opened one of the same step, or none. Raises
+    ValueError, on all ranks, if opening fails on one (ValueError, OSError) or their steps differ. A collective."""
     checkpoint, problem = None, None
     try:
         checkpoint = opened()
@@ -99,8 +98,7 @@ def same_checkpoint(opened: Callable[[], Checkpoint | None], remedy: str, world:
 
 
 def check_replicas(state: Mapping[str, Tensor], world: World) -> None:
-    """Raises ValueError, on all ranks, where this state that training starts from (weights, optimizer state) differs
-    between them. A collective."""
+    """Raises ValueError, on all ranks, if this state (weights, optimizer) differs between them. A collective."""
     difference = compare_replicas(state, world, "checkpoint/replicas")
     if difference:
         raise ValueError(
@@ -110,11 +108,11 @@ def check_replicas(state: Mapping[str, Tensor], world: World) -> None:
 
 
 def compare_replicas(state: Mapping[str, Any], world: World, name: str) -> str | None:
-    """Which ranks hold other values than the others, and what differs first; None: all hold the same bits.
+    """Returns which ranks hold other values than the others, and the first difference; None if all hold the same bits.
 
-    state: tensors, and values as JSON has them, by name. A collective, of 8 bytes a rank; where the ranks differ
-    another one, of names and sums. It costs a pass of zlib's CRC over the bytes and, from a GPU, their way to the
-    host."""
+    state: tensors, and values as JSON has them, by name. A collective of 8 bytes a rank; if they differ, another one of
+    names and sums. It costs a CRC of all bytes and, from a GPU, their copy to the host.
+    """
     if world.size == 1:
         return None
     digests = {key: _digest(value) for key, value in state.items()}
@@ -133,12 +131,12 @@ def compare_replicas(state: Mapping[str, Any], world: World, name: str) -> str |
 def _digest(value: Any) -> int:
     if not isinstance(value, Tensor):
         return zlib.crc32(json.dumps(value, sort_keys=True).encode())
-    # As bytes: numpy does not know bfloat16.
+    # As bytes: numpy has no bfloat16.
     return zlib.crc32(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def _odd_ranks(state_W: list[Any]) -> str:
-    """Which ranks differ from most of them."""
+    """Describes which ranks differ from most of them."""
     most, count = Counter(state_W).most_common(1)[0]
     if 2 * count <= len(state_W):
         kinds = [ranks_in_words([r for r, s in enumerate(state_W) if s == one]) for one in dict.fromkeys(state_W)]

@@ -1,9 +1,9 @@
-"""Files of a checkpoint: whole or not there, on the disk when a call returns, with checksums."""
+"""Files of a checkpoint, written atomically, synced to disk, with checksums."""
 
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,30 +30,37 @@ _PIECE_BYTES = 8 << 20
 
 
 def save_tensors(tensors: Mapping[str, "Tensor"], path: Path, metadata: Mapping[str, str] | None = None) -> str:
-    """Writes a safetensors file; returns its SHA-256 in hex. Tensors on the CPU without gaps are not copied, the others
-    one at a time, and most of the work is done without holding up other threads. Raises OSError with the path."""
+    """Writes a safetensors file; returns its SHA-256 in hex. Contiguous CPU tensors are not copied, others one at a
+    time into one buffer, and most of the work does not block other threads. Raises OSError with the path."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
-    # The widest first, so that all of them are aligned.
+    # The widest dtype first, so that all are aligned.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     for name, t in ordered:
         begin, end = end, end + t.numel() * t.element_size()
         header[name] = {"dtype": _DTYPES[str(t.dtype)], "shape": list(t.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    pieces = (memoryview(_bytes(t)) for _, t in ordered)
-    return write(path, chain((memoryview(len(text).to_bytes(8, "little") + text),), pieces))
+    start = memoryview(len(text).to_bytes(8, "little") + text)
+    return write(path, chain((start,), _contents([t.detach() for _, t in ordered])))
 
 
-def _bytes(t: "Tensor") -> Any:
-    import torch  # seconds, which who only looks for checkpoints does without
+def _contents(tensors: Sequence["Tensor"]) -> Iterator[memoryview]:
+    """Yields the bytes of each tensor; those of non-contiguous or device tensors are valid until the next one.
+    (The C library would keep the memory of copies: ten were seen at once.)"""
+    import torch  # takes seconds, and a search for checkpoints does without
 
-    return t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    lies_here = [t.is_contiguous() and t.device.type == "cpu" for t in tensors]
+    most_bytes = max((t.nbytes for t, here in zip(tensors, lies_here, strict=True) if not here), default=0)
+    buffer = torch.empty(most_bytes, dtype=torch.uint8)
+    for t, here in zip(tensors, lies_here, strict=True):
+        whole = t if here else buffer[: t.nbytes].view(t.dtype).view(t.shape).copy_(t)
+        yield memoryview(whole.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def write(path: Path, contents: Iterable[memoryview | bytes]) -> str:
-    """Writes a file and returns its SHA-256 in hex. It has its name only when it is whole and on the disk; the folder
-    must be synced (`sync_folder`) before the name can be relied on. Raises OSError with the path."""
+    """Writes a file atomically, synced, and returns its SHA-256 in hex. The folder must be synced (`sync_folder`)
+    before the name is durable. Raises OSError with the path."""
     digest = hashlib.sha256()
     with replacing(path, durable=True) as partial, partial.open("wb", buffering=0) as file:
         for content in contents:
@@ -66,39 +73,39 @@ def write(path: Path, contents: Iterable[memoryview | bytes]) -> str:
 
 
 def write_lines(lines: Iterable[str], path: Path) -> str:
-    """Text, a line each; returns its SHA-256."""
+    """Writes lines of text; returns the SHA-256."""
     rest = iter(lines)
     return write(path, iter(lambda: "".join(f"{line}\n" for line in islice(rest, 10_000)).encode(), b""))
 
 
 def write_json(value: Any, path: Path) -> str:
-    """JSON, for people and scripts to read; returns its SHA-256. NaN and infinity, which JSON lacks, become null."""
+    """Writes readable JSON; returns its SHA-256. NaN and infinity, which JSON lacks, become null."""
     return write(path, (as_json(value).encode(),))
 
 
 def as_json(value: Any) -> str:
-    """The text that `write_json` writes."""
+    """Returns the text that `write_json` writes."""
     return json.dumps(_finite(value), indent=2, default=str, allow_nan=False) + "\n"
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file's contents, in hex."""
+    """Returns the SHA-256 of a file's contents, in hex."""
     with about(path), open(path, "rb", opener=regular) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checksums_name(rank: int, world_size: int) -> str:
-    """The file with the checksums of what this rank wrote."""
+    """Returns the name of the file with the checksums of this rank's files."""
     return f"rank-{rank:05d}-of-{world_size:05d}.sha256"
 
 
 def write_checksums(checksums: Mapping[str, str], path: Path) -> None:
-    """checksums: file name -> SHA-256 in hex."""
+    """Writes the list of checksums: file name -> SHA-256 in hex."""
     write(path, ("".join(f"{hexadecimal}  {name}\n" for name, hexadecimal in checksums.items()).encode(),))
 
 
 def read_checksums(path: Path) -> dict[str, str]:
-    """File name -> SHA-256 in hex. Raises ValueError, with the line, for anything else."""
+    """Reads file name -> SHA-256 in hex. Raises ValueError, with the line, for invalid files."""
     checksums = {}
     for number, line in enumerate(read_bytes(path, TEXT_BYTES).split(b"\n"), 1):
         if not line:

@@ -1,4 +1,4 @@
-"""The folders of checkpoints below a root: which are whole, which one to go on from, which may go."""
+"""The folders of checkpoints below a root: which are complete, which is the newest, which may be removed."""
 
 import errno
 import json
@@ -15,7 +15,7 @@ from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, about, read_manifest,
 MARKER = "COMPLETE"
 MANIFEST = "manifest.json"
 OLD_FORMAT = 3  # without checksums, running statistics of the ranks, and anything in the marker
-# What is set aside is called step-N and one of these words; of a second one with a number.
+# A quarantined folder is named step-N and one of these words, and a number if the name is taken.
 DAMAGED, LEFT = "damaged", "left"
 _ASIDE = re.compile(rf"step-\d+\.({DAMAGED}|{LEFT})(-\d+)?")
 _log = logging.getLogger("partial_fc")
@@ -26,9 +26,8 @@ def folder_name(step: int) -> str:
 
 
 def all_steps(root: Path) -> list[Path]:
-    """The folders of checkpoints below root, whole or not, by rising step. Those of other names (a copy,
-    step-00000100.bak) are not ours. Raises OSError where the root cannot be looked into: Path.glob would find nothing
-    there, and a run would begin anew."""
+    """Returns the folders of checkpoints below root, complete or not, by rising step; other names (step-00000100.bak)
+    are ignored. Raises OSError for an unreadable root, in which Path.glob would find nothing."""
     try:
         folders = [root / name for name in os.listdir(root) if name.startswith("step-")]
     except (FileNotFoundError, NotADirectoryError):
@@ -37,22 +36,22 @@ def all_steps(root: Path) -> list[Path]:
 
 
 def complete(root: Path) -> list[Path]:
-    """Those of `all_steps` that have their marker: they count, or are damaged (`healing.latest_valid` tells)."""
+    """Returns those of `all_steps` that have their marker; they may be damaged (`recovery.latest_valid` checks)."""
     return [folder for folder in all_steps(root) if (folder / MARKER).exists()]
 
 
 def newest(root: Path) -> Path | None:
-    """The complete checkpoint with the most steps below root."""
+    """Returns the complete checkpoint with the most steps below root."""
     return max(complete(root), key=step_of, default=None)
 
 
 def is_step(folder: Path) -> bool:
-    """Whether it is the folder of one checkpoint, whole or not, and no folder of such."""
+    """Returns whether this is the folder of one checkpoint, complete or not, rather than a folder of checkpoints."""
     return (folder / MANIFEST).exists() or (folder / MARKER).exists()
 
 
 def step_folder(folder: Path) -> Path:
-    """The folder itself, or the newest complete checkpoint in it. Raises ValueError where there is none."""
+    """Returns the folder itself, or the newest complete checkpoint in it. Raises ValueError if there is none."""
     if is_step(folder):
         return folder
     for root in (folder, folder / "checkpoints"):
@@ -65,7 +64,7 @@ def step_folder(folder: Path) -> Path:
 
 
 def steps_below(folder: Path) -> list[Path]:
-    """The folders of checkpoints, whole or not, in a folder of such; by name."""
+    """Returns the folders of checkpoints, complete or not, in this folder, by name."""
     for root in (folder, folder / "checkpoints"):
         steps = sorted(path for path in root.glob("step-*") if path.is_dir())
         if steps:
@@ -74,7 +73,7 @@ def steps_below(folder: Path) -> list[Path]:
 
 
 def step_of(folder: Path) -> int:
-    """The step that a folder's name says. Raises ValueError for another folder."""
+    """Returns the step in a folder's name. Raises ValueError for another folder."""
     return int(folder.name.removeprefix("step-"))
 
 
@@ -83,8 +82,8 @@ def _is_ours(folder: Path) -> bool:
 
 
 def only_one_is_unreadable(folder: Path, bad: Path) -> bool:
-    """Whether bad, which the disk does not read, is one file of a checkpoint whose other files can be read: their first
-    bytes tell, since a disk that is away, or broken as a whole, gives none of any."""
+    """Returns whether `bad`, which the disk cannot read, is one file of a checkpoint whose other files are readable, by
+    their first bytes; not so if the whole disk is away or broken."""
     try:
         beside = [folder / name for name in os.listdir(folder) if name != bad.name]
         for path in beside:
@@ -96,13 +95,13 @@ def only_one_is_unreadable(folder: Path, bad: Path) -> bool:
 
 
 def is_set_aside(folder: Path) -> bool:
-    """Whether its name is one that `quarantine` gives."""
+    """Returns whether its name is one that `quarantine` gives."""
     return _ASIDE.fullmatch(folder.name) is not None
 
 
 def quarantine(folder: Path, why: str) -> Path:
-    """Gives a checkpoint a name that is not ours, so that it is neither gone on from nor removed; nothing in it
-    changes. why: DAMAGED, or LEFT where a run goes back behind it. Returns the folder's new path. Raises OSError."""
+    """Renames a checkpoint so that no run resumes from it or removes it; its contents stay. why: DAMAGED, or LEFT if a
+    run goes back behind it. Returns the new path. Raises OSError."""
     names = (f"{folder.name}.{why}{f'-{number}' if number > 1 else ''}" for number in count(1))
     aside = next(path for name in names if not os.path.lexists(path := folder.with_name(name)))
     folder.rename(aside)
@@ -111,7 +110,7 @@ def quarantine(folder: Path, why: str) -> Path:
 
 
 def mark(folder: Path, step: int, ranks: Iterable[int]) -> None:
-    """Lets the folder count: all that these ranks have written there is on the disk."""
+    """Writes the marker: all that these ranks have written there is on the disk."""
     sync_folder(folder)
     write_json({"step": step, "ranks": list(ranks)}, folder / MARKER)
     sync_folder(folder)
@@ -119,16 +118,14 @@ def mark(folder: Path, step: int, ranks: Iterable[int]) -> None:
 
 
 def unmark(folder: Path) -> None:
-    """Lets the folder count no more. Where the marker is gone already, that need not be on the disk yet: the sync may
-    be what failed."""
+    """Removes the marker. If it is missing already, the removal may not be synced yet: the sync may be what failed."""
     if folder.exists():
         (folder / MARKER).unlink(missing_ok=True)
         sync_folder(folder)
 
 
 def best(root: Path, last: int | None = None) -> Path | None:
-    """The complete checkpoint with the highest score, of step `last` at most; the newest of equals. None where none was
-    scored."""
+    """Returns the complete checkpoint of the highest score, up to step `last`; the newest of equals; None: no score."""
     folders = [folder for folder in complete(root) if last is None or step_of(folder) <= last]
     scored = [(score, step_of(folder), folder) for folder in folders if (score := _score(folder)) is not None]
     return max(scored)[2] if scored else None
@@ -139,31 +136,30 @@ def _score(folder: Path) -> float | None:
     try:
         score = json.loads(read_manifest(path)).get("score")
     except (FileNotFoundError, ValueError, AttributeError, RecursionError) as error:
-        # Nothing can go on from it, so it may go. Where the disk fails (another OSError), nothing is known of it.
+        # No run can resume from it, so it may be removed. If the disk fails (another OSError), nothing is known of it.
         _log.warning(f"{path} is missing or damaged ({error}): its checkpoint counts as one without a score")
         return None
     return score if isinstance(score, int | float) else None
 
 
 def _looks_whole(folder: Path) -> bool:
-    """Whether marker and manifest say that it is of the step in its name: what can be seen of damage without reading
-    all of a checkpoint."""
+    """Returns whether marker and manifest match its step: the damage that shows without reading all files."""
     try:
         marker = read_text(folder / MARKER, MANIFEST_BYTES)
         manifest = json.loads(read_manifest(folder / MANIFEST))
         says_nothing = not marker and manifest["format"] == OLD_FORMAT
-        said = {manifest["step"], manifest["step"] if says_nothing else json.loads(marker)["step"]}
+        steps = {manifest["step"], manifest["step"] if says_nothing else json.loads(marker)["step"]}
     except OSError as error:
         if error.errno not in (errno.ENOENT, *NO_SUCH_FILE):
             raise
         return False
     except (ValueError, TypeError, KeyError, RecursionError):
         return False
-    return said == {step_of(folder)}
+    return steps == {step_of(folder)}
 
 
 def _remove(folder: Path) -> None:
-    """Errors say the whole path, as those of shutil.rmtree do not."""
+    """Removes the folder. Errors have the whole path, which those of shutil.rmtree lack."""
     for path in list(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
             _remove(path)
@@ -176,9 +172,8 @@ def prune(
     root: Path, keep: int, keep_best: bool, check: Callable[[], None] = lambda: None, last: int | None = None
 ) -> None:
     """Removes all but the newest `keep` complete checkpoints and, with keep_best, the one with the highest score; also
-    what a killed run has left of checkpoints before the newest complete one. Those with a damaged marker or manifest
-    are not counted. last: the step of this run's last one; what is ahead of it is not counted, and stays. check: called
-    before each is removed."""
+    remains of killed runs before the newest complete one. Those with a damaged marker or manifest do not count. last:
+    the step of this run's last one; later ones do not count, and stay. check: called before each is removed."""
     found = [folder for folder in complete(root) if last is None or step_of(folder) <= last]
     kept = list(filter(_looks_whole, found))[-keep:]
     oldest = step_of(kept[0]) if len(kept) == keep else -1
@@ -186,7 +181,7 @@ def prune(
     for folder in found:
         if step_of(folder) < oldest and folder != highest:
             check()
-            unmark(folder)  # first, so that half a folder never looks whole
+            unmark(folder)  # first, so that a partly removed folder is never complete
             _remove(folder)
     for folder in filter(_is_ours, root.glob("step-*")):
         if kept and step_of(folder) < step_of(kept[-1]) and not (folder / MARKER).exists():

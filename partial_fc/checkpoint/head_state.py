@@ -1,8 +1,8 @@
-"""The head's part of a checkpoint: what the manifest says of it, and how a head gets it back (files: rows.py).
+"""The head in a checkpoint: its facts in the manifest, and how a head loads them (files: rows.py).
 
-A head with one table without a name, as PartialFC is, has its facts among the manifest's own keys (format 4). Where
-tables have names, or the head has a state of its own, they are "tables", by name, and "head" is that state (format 5).
-Lists of hard negatives are a rank's own (the k nearest of its centres), so only the same number of ranks can use them.
+If a head has one unnamed table, as PartialFC has, its facts are the manifest's own keys (format 4). If tables have
+names, or the head a state of its own, they are in "tables", by name, and "head" is that state (format 5). A rank's
+lists of hard negatives (the k nearest of its centres) load only on the same number of ranks.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,8 +15,7 @@ from partial_fc.head.protocol import Head, Table, is_table_name, scope
 
 FORMAT, NAMED_FORMAT = 4, 5
 _COUNTS = ("num_classes", "embedding_size", "sub_centres")
-# What the manifest of a run with class centres says: numbers, from the least that they can be, and other values, of
-# which only those of the table's own "head" must be there.
+# Keys of a manifest with class centres: numbers with their minimum, and types, required only of the table's "head".
 _LEAST = {"world_size": 1, **dict.fromkeys(_COUNTS, 1), "hard_negatives": 0, "head.num_steps": 0}
 _KINDS = {"head.margin": dict, "head.schedule": dict, "head.row_seed": int}
 _KINDS |= {"configuration": dict, "history": list, "best": dict, "versions": dict}
@@ -24,7 +23,7 @@ _OF_RUN = ("world_size", "configuration", "history", "best", "versions")
 
 
 def facts_of(head: Head) -> dict[str, Any]:
-    """What the manifest says of the head, and its format."""
+    """Returns the head's facts for the manifest, and its format."""
     tables, state = {name: _facts_of(table) for name, table in head.tables().items()}, head.state()
     if not state and tables.keys() <= {""}:
         return {"format": FORMAT, **tables.get("", {})}
@@ -42,8 +41,7 @@ def _facts_of(table: Table) -> dict[str, Any]:
 
 
 def tables_in(manifest: dict[str, Any], where: str) -> dict[str, dict[str, Any]]:
-    """What the manifest says of each table of class centres, by name; {}: the head had none. Raises ValueError where
-    that cannot be."""
+    """Returns the manifest's facts of each table of class centres, by name; {} without a head. Raises ValueError."""
     tables: Any = {"": manifest} if "num_classes" in manifest else {}
     if manifest.get("format") == NAMED_FORMAT:
         tables, state = manifest.get("tables"), manifest.get("head")
@@ -59,20 +57,20 @@ def tables_in(manifest: dict[str, Any], where: str) -> dict[str, dict[str, Any]]
 def _check_facts(manifest: dict[str, Any], table: Any, begin: str) -> None:
     if not isinstance(table, dict):
         raise ValueError(f"{begin} {table!r}; expected its facts by name")
-    said, head = {name: manifest[name] for name in _OF_RUN if name in manifest} | table, table.get("head")
-    said |= {f"head.{name}": value for name, value in (head.items() if isinstance(head, dict) else ())}
+    facts, head = {name: manifest[name] for name in _OF_RUN if name in manifest} | table, table.get("head")
+    facts |= {f"head.{name}": value for name, value in (head.items() if isinstance(head, dict) else ())}
     for name, least in _LEAST.items():
-        value = said.get(name)
+        value = facts.get(name)
         if type(value) is not int or not least <= value < 1 << 62:
             raise ValueError(f"{begin} {name} is {value!r}; expected a whole number from {least}")
     for name, kind in _KINDS.items():
-        value = said.get(name)
-        if type(value) is not kind and (name in said or name.startswith("head.")):
+        value = facts.get(name)
+        if type(value) is not kind and (name in facts or name.startswith("head.")):
             raise ValueError(f"{begin} {name} is {value!r}; expected {kind.__name__}")
 
 
 def check_same_head(manifest: dict[str, Any], head: Head, where: str) -> dict[str, dict[str, Any]]:
-    """What the manifest says of each of the head's tables. Raises ValueError where a checkpoint is of another head."""
+    """Returns the manifest's facts of each of the head's tables. Raises ValueError for another head."""
     stored, tables = tables_in(manifest, where), head.tables()
     if tables and not stored:
         raise ValueError(f"{where} has no class centres: its manifest.json is of another recipe, or damaged")
@@ -100,13 +98,12 @@ def _in_words(tables: Iterable[str]) -> str:
 
 
 def state_in(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What the head remembers besides its tables, of a manifest whose `tables_in` are right."""
+    """Returns the head's state besides its tables, from a manifest that `tables_in` has checked."""
     return manifest["head"] if manifest["format"] == NAMED_FORMAT else {}
 
 
 def load(stored: Mapping[str, Any], rows: Rows, table: Table, where: str) -> list[str]:
-    """Gives a table what the manifest says of it and the rows of its class range. Returns what a user should know.
-    Raises ValueError where they are of another one."""
+    """Loads facts and rows of its class range into a table. Returns notes for the user. Raises ValueError."""
     notes = []
     if stored["head"]["margin"].keys() != table.facts()["margin"].keys():
         notes.append(f"{where} was trained with another margin: what this one remembers starts anew")
@@ -126,8 +123,7 @@ def hard_negatives_name(table: str, rank: int, world_size: int) -> str:
 def load_hard_negatives(
     stored: Mapping[str, Any], world_size: int, read: Callable[[], dict[str, Tensor]], table: Table, where: str
 ) -> list[str]:
-    """Gives a table this rank's lists of hard negatives, which `read` finds, where they are of as many ranks
-    (world_size) and as long. Returns what a user should know."""
+    """Loads this rank's lists of hard negatives, by `read`, if number of ranks and length match. Returns notes."""
     if table.hard_negatives is None:
         return []
     for then, now, what in (

@@ -1,13 +1,13 @@
-"""The lock that makes one run the owner of its folder: a record in it, which the run keeps alive.
+"""The lock that makes one run the owner of its folder: a record in it, which the run refreshes.
 
-    owner-1.json    run, host, process, since when, a counter that its process moves on every second
+    owner-1.json    run, host, process, since when, a counter that its process increments every second
 
-No file locks, which network folders may not have: of several processes that make a file, one succeeds. A record is
-stale where its process has ended (seen on its own host) or its counter has stood still for ten seconds (seen from
-elsewhere: no two clocks are compared). Who steals the folder makes the record with the next number, and then removes
-the stale one. One rank keeps the record; every rank reads it before it marks, writes or removes anything of a
-checkpoint: one that was stopped or cut off finds that of another run there, or of a later world of its own.
-A record that somebody has removed, and no run has replaced, is made anew: `rm -r` that makes room ends no run.
+File locks may be missing on network folders; instead, of several processes that create a file, one succeeds. A record
+is stale if its process has ended (seen on its own host) or its counter has not changed for ten seconds (seen from other
+hosts, without comparing clocks). To steal the folder, a run creates the record with the next number, and then removes
+the stale one. One rank refreshes the record; every rank reads it before it writes, marks or removes anything of a
+checkpoint: a rank that was stopped or cut off finds the record of another run, or of a later world. A record that was
+removed, and not replaced by another run's, is created again, so `rm -r` ends no run.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ from partial_fc.this_host import identity
 _log = logging.getLogger("partial_fc")
 _BEAT_S = 1.0
 _STALE_S = 10.0
-_LOOK_S = 2.0  # a beat, and what a busy host takes for it
+_LOOK_S = 2.0  # one second, and a busy host's delay
 _POLL_S = 0.2
-_WIDTH = 1024  # bytes of a record: rewritten in place, it is never longer or shorter than it was
+_WIDTH = 1024  # bytes of a record: rewritten in place, its length never changes
 
 Sightings = dict[Path, tuple[bytes | None, float]]
-"""Record -> what stood there when this process first saw it, and when that was."""
+"""Record -> its content when this process first saw it, and that time."""
 
 
 class InUse(ValueError):
@@ -43,20 +43,20 @@ class InUse(ValueError):
 
 
 class LostLock(ValueError):
-    """The folder is another run's now: nothing in it may be marked or removed any more."""
+    """Another run has taken the folder: nothing in it may be marked or removed."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a run says of itself."""
+    """The record of a run."""
 
     run: str
     host: str
     process: int
-    start: int  # of the process, in clock ticks since its host was: numbers of processes come again
-    machine: str  # the host, and the space in which it numbers processes
+    start: int  # of the process, in clock ticks since boot: process ids are reused
+    machine: str  # the host, and the process-id namespace
     since: str
-    world: int = 0  # where ranks come and go: how often this run has taken the record before
+    world: int = 0  # in elastic runs: how often this run has taken the record before
 
     @classmethod
     def here(cls, run: str) -> "Record":
@@ -68,25 +68,24 @@ class Record:
 
 
 class Fence:
-    """The record of a folder as the ranks of one world know it: who is cut off finds another one there."""
+    """The record of a folder as known to the ranks of one world: a rank that is cut off finds another one there."""
 
     lost: LostLock | None = None
-    """Why the folder is not this run's any more, where somebody has seen that."""
+    """Why the folder belongs to another run, if that was seen."""
 
     def __init__(self, root: Path, record: Record):
         self.root, self.record = root, record
 
     def check(self) -> None:
-        """Raises LostLock where the folder has another record than this world's; OSError where it has none, or cannot
-        be read."""
+        """Raises LostLock if the folder has another record than this world's, OSError if none that can be read."""
         self.find()
 
     def find(self) -> Path:
-        """Where the record is; raises as `check`."""
+        """Returns the record's path; raises as `check`."""
         records = {record: path for path in _records(self.root) if (record := _read(path))}
         if self.record in records:
             return records[self.record]
-        os.stat(self.root)  # a folder that is away, with its whole disk, is not lost
+        os.stat(self.root)  # a missing folder, with its whole disk, is not lost
         if records:
             raise LostLock(
                 f"{self.root} is not this run's any more: it is that of {list(records)[-1]}. Was this process stopped, "
@@ -96,13 +95,13 @@ class Fence:
         return self._missing()
 
     def _missing(self) -> Path:
-        """There is no record. Who does not keep it writes nothing until it is there again."""
+        """Raises OSError: the record is missing, and only the process that refreshes it may create it."""
         path = self.root / "owner-*.json"
         raise FileNotFoundError(errno.ENOENT, "the record of this run was removed", str(path))
 
 
 class FolderLock(Fence):
-    """This process's record in a folder, kept alive by a thread until `release`."""
+    """This process's record in a folder, refreshed by a thread until `release`."""
 
     def __init__(self, root: Path, record: Record):
         super().__init__(root, record)
@@ -111,11 +110,11 @@ class FolderLock(Fence):
         threading.Thread(target=self._beat, name="owner", daemon=True).start()
 
     def stop(self) -> None:
-        """The record stays; another process of this run keeps it from now on."""
+        """Stops refreshing; the record stays, for another process of this run."""
         self._ended.set()
 
     def release(self) -> None:
-        """The folder is free. A record that is not this process's stays."""
+        """Frees the folder. A record that is not this process's stays."""
         self.stop()
         try:
             with self._lock:
@@ -128,7 +127,7 @@ class FolderLock(Fence):
     def _beat(self) -> None:
         count = 0
         while not self._ended.wait(_BEAT_S):
-            with contextlib.suppress(OSError):  # `check` says so before anything comes of it
+            with contextlib.suppress(OSError):  # `check` reports it before it has effects
                 try:
                     path = self.find()
                 except LostLock as error:
@@ -138,10 +137,10 @@ class FolderLock(Fence):
                     _rewrite(path, self.record, count := count + 1)
 
     def _missing(self) -> Path:
-        """Makes the record anew."""
+        """Creates the record again."""
         with self._lock:
             made = None if self._ended.is_set() or _records(self.root) else _create(self.root, self.record)
-            if made and _records(self.root) != [made]:  # another run begins there: it removes its own, too, or stays
+            if made and _records(self.root) != [made]:  # another run starts there: it removes its own, too, or stays
                 made.unlink(missing_ok=True)
                 made = None
             if made is None:
@@ -151,14 +150,13 @@ class FolderLock(Fence):
 
 
 def sightings(root: Path) -> Sightings:
-    """The records that are in root now, for `acquire`: it need not wait as long then for those that stand still."""
+    """Returns the records in root, for `acquire`, which then waits less for stale ones."""
     return {path: (_content(path), time.monotonic()) for path in _records(root)}
 
 
 def acquire(root: Path, run: str, seen: Sightings | None = None) -> tuple[FolderLock, str]:
-    """(this process's record in root, what to tell the user). A record of the same run becomes this process's. Waits
-    for as long as records of other runs may be alive. Raises InUse where one is, OSError where the folder cannot be
-    written to."""
+    """Returns (this process's record in root, notes for the user). A record of the same run becomes this process's.
+    Waits while records of other runs may be live. Raises InUse if one is, OSError if the folder is not writable."""
     mine, seen = Record.here(run), seen or {}
     while True:
         stale = {}
@@ -170,16 +168,16 @@ def acquire(root: Path, run: str, seen: Sightings | None = None) -> tuple[Folder
                 return FolderLock(root, mine), ""
             stale[path] = _when_stale(path, *seen.get(path, (_content(path), time.monotonic())), _STALE_S)
         made = _create(root, mine)
-        # A number comes again where all were removed: what was judged has to be what stands there still.
+        # Numbers are reused after all records were removed: the content must be what was judged stale.
         others = [other for other in _records(root) if other != made]
         if made and all(other in stale and _read(other) == stale[other] for other in others):
             break
-        # Another one was as fast, or faster: it is there when we look again.
+        # Another process was as fast, or faster: the next look finds its record.
         seen = {}
         if made:
             made.unlink(missing_ok=True)
             time.sleep(secrets.randbelow(1000) / 1000)
-    # Only these: who comes now makes a record, too, sees this one and removes its own.
+    # Only these: a newcomer creates a record, too, sees this one and removes its own.
     left = [str(stale[other] or "a run") for other in others]
     for other in others:
         other.unlink(missing_ok=True)
@@ -187,16 +185,14 @@ def acquire(root: Path, run: str, seen: Sightings | None = None) -> tuple[Folder
 
 
 def check_free(roots: Iterable[Path]) -> None:
-    """Raises InUse where another run is seen to live in one of these folders: at once on its own host, else within
-    _LOOK_S. One that is not seen may yet be there: `acquire` knows. For the time before a run's ranks have met, when no
-    record can be its own."""
+    """Raises InUse if another run is seen alive in one of these folders: at once on its own host, else within _LOOK_S.
+    It may miss one, unlike `acquire`. For the time before a run's ranks have joined, when no record can be its own."""
     for path, (first, since) in {path: sight for root in roots for path, sight in sightings(root).items()}.items():
         _when_stale(path, first, since, _LOOK_S)
 
 
 def _when_stale(path: Path, first: bytes | None, since: float, patience_s: float) -> Record | None:
-    """Waits until a record is known to be stale, or gone, or has been what it was at first for patience_s. Returns what
-    it says. Raises InUse where it lives."""
+    """Waits until a record is stale, removed, or unchanged for patience_s. Returns it. Raises InUse if it is live."""
     record = None
     while (content := _content(path)) is not None:
         record = _parsed(content)
@@ -216,7 +212,7 @@ def _when_stale(path: Path, first: bytes | None, since: float, patience_s: float
 
 
 def _has_ended(record: Record) -> bool:
-    """Whether the process of a record of this host runs no more."""
+    """Returns whether the process of a record of this host has ended."""
     start = _start_of(record.process)
     if start is not None:
         return start != record.start
@@ -224,13 +220,13 @@ def _has_ended(record: Record) -> bool:
         os.kill(record.process, 0)
     except (ProcessLookupError, OverflowError):
         return True
-    except PermissionError:  # another user's, on a host that shows nobody others' processes
+    except PermissionError:  # another user's, if the host hides other users' processes
         return False
-    return True  # it has ended, and nobody has asked how
+    return True  # a zombie
 
 
 def _start_of(process: int) -> int | None:
-    """When it was started; None: there is none, or it has ended."""
+    """Returns the process's start time; None if it does not exist."""
     try:
         words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -246,7 +242,7 @@ def _machine() -> str:
 
 
 def _records(root: Path) -> list[Path]:
-    """By rising number."""
+    """Returns the records by rising number."""
     return sorted(filter(_number, root.glob("owner-*.json")), key=_number)
 
 
@@ -256,10 +252,10 @@ def _number(path: Path) -> int:
 
 
 def _create(root: Path, record: Record) -> Path | None:
-    """The record under the next number; None: somebody else has just made it."""
+    """Creates the record under the next number; returns None if another process was faster."""
     path = root / f"owner-{max(map(_number, _records(root)), default=0) + 1}.json"
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)  # by one process alone, over NFS, too
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)  # only one process can, over NFS too
     except FileExistsError:
         return None
     try:
@@ -272,7 +268,7 @@ def _create(root: Path, record: Record) -> Path | None:
 
 
 def _rewrite(path: Path, record: Record, count: int) -> None:
-    """In place: where the file is gone it is not made again."""
+    """Rewrites the record in place; a removed file is not created again."""
     _put(path, os.open(path, os.O_WRONLY), record, count)
 
 
@@ -287,12 +283,12 @@ def _put(path: Path, descriptor: int, record: Record, count: int) -> None:
 
 
 def _text(record: Record, count: int) -> bytes:
-    # As many bytes each time: who reads while it is written sees the counter before or after, or some of both.
+    # The length is constant: a concurrent reader sees the old counter, the new one, or a mixture.
     return json.dumps({**asdict(record), "alive": f"{count:012}"}).ljust(_WIDTH - 1).encode() + b"\n"
 
 
 def _content(path: Path) -> bytes | None:
-    """None: the file is gone."""
+    """Returns the file's content; None if it was removed."""
     try:
         with about(path), open(path, "rb", opener=regular) as file:
             return file.read(2 * _WIDTH)
@@ -305,7 +301,7 @@ def _read(path: Path) -> Record | None:
 
 
 def _parsed(content: bytes) -> Record | None:
-    """None: it is no record, or one that is just being made."""
+    """Returns the record; None if it is invalid or being created."""
     try:
         values = json.loads(content)
         record = Record(**{field.name: values[field.name] for field in fields(Record) if field.name in values})

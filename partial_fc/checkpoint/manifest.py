@@ -1,11 +1,10 @@
-"""What a manifest may say of a run, besides its head's facts: checked before any of it is used. Its checksum tells what
-was damaged, not what somebody has written there."""
+"""The valid values of a manifest, besides the head's facts: its checksum detects damage, not what somebody wrote."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 MOST_RANKS = 1 << 16
-_MOST = 1 << 53  # samples or steps: more than any run, less than where arithmetic on them ends
+_MOST = 1 << 53  # samples or steps: more than any run, and safe in arithmetic
 
 
 def _whole(value: Any) -> bool:
@@ -21,7 +20,7 @@ def _facts(value: Any) -> bool:
 
 
 def _position(value: Any) -> bool:
-    """Samples; recipe mnist of version 0.1 had more in it."""
+    """Returns whether it is a number of samples, or the position of recipe mnist of version 0.1, which had more."""
     old = _facts(value) and "best" in value and all(_whole(value.get(key)) for key in ("epoch", "update"))
     return _whole(value) or old
 
@@ -49,7 +48,7 @@ def _texts(value: Any) -> bool:
 
 
 _WHOLE = f"a whole number from 0 to {_MOST:,}"
-# Key -> what it may be, and in words. None is what JSON has for a number that is not finite, and for none.
+# Key -> valid values, and a description. None is JSON's NaN or infinity, or no value.
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "step": (_whole, _WHOLE),
     "world_size": (lambda value: type(value) is int and 0 <= value <= MOST_RANKS, f"at most {MOST_RANKS:,} ranks"),
@@ -68,7 +67,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def problem(manifest: Mapping[str, Any]) -> str:
-    """The first key that is not what it may be, and what was expected; "": none. Keys may be missing."""
+    """Returns the first invalid key, and what was expected; "" if none. Keys may be missing."""
     for key, (is_right, expected) in _RULES.items():
         if key in manifest and not is_right(manifest[key]):
             return f"{key} is {str(manifest[key])[:80]!r}; expected {expected}"

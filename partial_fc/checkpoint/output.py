@@ -1,4 +1,4 @@
-"""A new checkpoint, written by one process for as many ranks as one likes."""
+"""A new checkpoint, written by one process for any number of ranks."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ from partial_fc.head.shard import Shard
 
 @dataclass
 class Output:
-    """The folder of a checkpoint that is being written."""
+    """The folder of a checkpoint being written."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -37,7 +37,7 @@ class Output:
         self.checksums[0][name] = write_lines(lines, self.folder / name)
 
     def rows(self, rows: Rows, table: str = "") -> None:
-        """A whole table; rows: of all classes. One file's rows at a time are in memory."""
+        """Writes a whole table; rows: of all classes. One file's rows at a time are in memory."""
         with terminal.bar(total=rows.stop, unit="class", desc="head", leave=False) as bar:
             for rank in range(self.world_size):
                 shard = Shard.of(rows.stop, rank, self.world_size)
@@ -51,9 +51,8 @@ class Output:
 def new_checkpoint(
     folder: Path, manifest: dict[str, Any], class_names: list[str] | None, made_by: str
 ) -> Iterator[Output]:
-    """A folder that becomes a complete checkpoint when the `with` block ends, and vanishes if it fails. manifest: of
-    the new checkpoint; its world_size says for how many ranks. made_by: a line for its history. Raises ValueError where
-    the folder holds something."""
+    """Yields a folder that becomes a complete checkpoint when the `with` block ends, and is removed if it fails.
+    manifest: has the number of ranks. made_by: a line for its history. Raises ValueError if it is not empty."""
     existed = folder.exists()
     if existed and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"--out {folder} is there already; give a new folder")
@@ -71,8 +70,8 @@ def new_checkpoint(
             write_checksums(checksums, folder / checksums_name(rank, size))
         mark(folder, manifest["step"], range(size))
     except BaseException:
-        with contextlib.suppress(OSError):  # what failed first is told; what is left does not count, or is whole
-            unmark(folder)  # first, so that half a folder never looks whole
+        with contextlib.suppress(OSError):  # the first failure is reported; the remains are incomplete, or whole
+            unmark(folder)  # first, so that a partly removed folder is never complete
             for path in folder.iterdir():
                 path.unlink()
             if not existed:

@@ -1,4 +1,4 @@
-"""Reads checkpoints, by whatever number of ranks they were written, in one folder or in those of several hosts."""
+"""The reader of checkpoints, written by any number of ranks, in one folder or in those of several hosts."""
 
 import hashlib
 import json
@@ -28,29 +28,29 @@ from partial_fc.head.shard import Shard
 from partial_fc.optim.compression import merge_residuals
 
 _READABLE = (OLD_FORMAT, FORMAT, NAMED_FORMAT)
-_UNNAMED = 1 << 19  # classes; more only where the files have a byte for each
+_UNNAMED = 1 << 19  # classes; more only if the files have a byte for each
 _SAME = ("step", "world_size", "num_classes", "tables", "head", "position")  # in the folders of all hosts
 _OLDER = "; go on from another checkpoint (--resume DIR)"
 
 
 class Damaged(ValueError):
-    """A file of a checkpoint is missing, or is not what was written."""
+    """A file of a checkpoint is missing, or differs from what was written."""
 
     def __init__(self, what: str, to_do: str = ""):
-        """what: which file, and what is wrong with it, without what to do about it."""
+        """what: the file and its fault, without the remedy."""
         super().__init__(what + to_do)
         self.what = what
 
 
 class Checkpoint:
-    """One complete checkpoint, of which every file is compared with its checksum before anything of it is used."""
+    """A complete checkpoint; every file is compared with its checksum before it is used."""
 
     def __init__(self, folder: Path, *others: Path):
-        """others: the folders that other hosts have of it, where they do not share one. Raises ValueError for folders
-        that are not complete or not of one checkpoint, Damaged where what is read of them here is."""
+        """others: its folders on other hosts, if they do not share one. Raises ValueError for folders that are
+        incomplete or not of one checkpoint, Damaged for a damaged file that is read here."""
         self.folder, self.folders = folder, (folder, *others)
         self.where = ", ".join(map(str, self.folders))
-        self.checksums: dict[Path, str] = {}  # as the lists in the folders have them, SHA-256 in hex
+        self.checksums: dict[Path, str] = {}  # from the lists in the folders, SHA-256 in hex
         self._marked: list[Sequence[int]] = []  # by folder, the ranks whose files are there
         self._checked: set[Path] = set()
         manifests = [self._open(each) for each in self.folders]
@@ -69,12 +69,12 @@ class Checkpoint:
             marker = read_text(folder / MARKER, MANIFEST_BYTES, errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             raise ValueError(f"{folder} is no complete checkpoint: it has no file {MARKER}") from None
-        # Path.glob finds nothing where a folder may not be looked into.
+        # Path.glob finds nothing in an unreadable folder.
         names = sorted(name for name in os.listdir(folder) if fnmatch(name, "rank-*.sha256"))
         lists = {name: _listed(folder / name) for name in names}
         manifest = _manifest(folder, lists.values())
         ranks = _marked_ranks(folder / MARKER, marker, manifest)
-        if manifest["format"] == OLD_FORMAT and lists:  # which had none: it is the manifest that has changed
+        if manifest["format"] == OLD_FORMAT and lists:  # without one, the manifest has changed
             raise Damaged(
                 f"{folder / MANIFEST} says format {OLD_FORMAT}, which has no lists of checksums: here are {[*lists]}"
             )
@@ -92,13 +92,13 @@ class Checkpoint:
 
     @property
     def ranks(self) -> set[int]:
-        """Those whose files are in the folders."""
+        """Returns the ranks whose files are in the folders."""
         return set().union(*self._marked)
 
     # ---- files
 
     def check(self, path: Path) -> None:
-        """Raises Damaged where the file is not there, or not what was written; OSError where the disk cannot say."""
+        """Raises Damaged if the file is missing, or differs from what was written; OSError if the disk fails."""
         if not path.exists():
             raise Damaged(
                 f"{path} is missing",
@@ -113,8 +113,7 @@ class Checkpoint:
         self._checked.add(path)
 
     def check_share(self, rank: int, size: int) -> None:
-        """Checks all that this rank of `size` reads when it goes on from here. Raises as `check` does, and ValueError
-        where one of its classes is in no file."""
+        """Checks the files that this rank of `size` reads. Raises as `check`; ValueError if a class is in no file."""
         for path in self.checksums:
             if not path.exists():
                 self.check(path)
@@ -124,22 +123,21 @@ class Checkpoint:
         own.append(local_name(rank, self.world_size))
         for name in ("class-names.txt", "backbone.safetensors", "optimizer.safetensors", *(own if same_size else ())):
             self.path(name)
-        # Of another number of ranks, each takes its part of what all of them had.
+        # On another number of ranks, each takes its part of all residuals.
         for path in self.checksums if not same_size else ():
             if path.name.startswith("rank-"):
                 self.check(path)
         self.check_rows(rank, size)
 
     def check_rows(self, rank: int, size: int) -> None:
-        """`check_share`, of the head's rows alone."""
+        """Runs `check_share` for the head's rows alone."""
         for name, table in tables_in(self.manifest, self.where).items():
             shard = Shard.of(table["num_classes"], rank, size)
             for file in self.rows(shard.start, shard.stop, name).files:
                 self.check(file.path)
 
     def path(self, name: str) -> Path | None:
-        """The path of a file, checked; None: the checkpoint has none of that name. Raises Damaged for a damaged one,
-        and for one that is listed and missing."""
+        """Returns the checked path of a file; None if it never existed. Raises Damaged if it is damaged, or missing."""
         paths = [folder / name for folder in self.folders]
         path = next((path for path in paths if path.exists()), None)
         path = path or next((path for path in paths if path in self.checksums), None)
@@ -148,8 +146,8 @@ class Checkpoint:
         return path
 
     def load(self, name: str, optional: bool = False) -> dict[str, Tensor]:
-        """All tensors of a file, mapped from it. optional: none where the checkpoint has no such file. Raises
-        ValueError as `path` does, and for what is no safetensors file."""
+        """Returns all tensors of a file, memory-mapped. optional: {} if the checkpoint has no such file. Raises
+        ValueError as `path` does, and for an invalid safetensors file."""
         path = self.path(name)
         if path is None:
             if optional:
@@ -158,14 +156,14 @@ class Checkpoint:
         check_regular(path)
         try:
             return load_file(path)
-        except (SafetensorError, RuntimeError) as error:  # RuntimeError: torch's, where the disk fails
+        except (SafetensorError, RuntimeError) as error:  # RuntimeError: torch's, if the disk fails
             raise ValueError(f"{path} is no safetensors file, or cut short: {error}") from error
 
-    # ---- what is in them
+    # ---- contents
 
     @property
     def class_names(self) -> list[str] | None:
-        """The names of all classes, by number; None: they have none but their numbers."""
+        """Returns the names of all classes, by number; None if they have only numbers."""
         path = self.path("class-names.txt")
         if path is None:
             return None
@@ -175,7 +173,7 @@ class Checkpoint:
             raise ValueError(f"{path} is damaged: {error}") from None
 
     def names(self) -> list[str]:
-        """The names of all classes: their numbers, where they have no others. Of a head whose one table has no name."""
+        """Returns the names of all classes, by default their numbers. For a head with one unnamed table."""
         if named := self.class_names:
             return named
         num_classes = self.manifest["num_classes"]
@@ -194,45 +192,42 @@ class Checkpoint:
         return self.load("optimizer.safetensors")
 
     def local(self, rank: int) -> dict[str, Tensor]:
-        """What only this rank had (`Snapshot.local`)."""
+        """Returns the state of this rank alone (`Snapshot.local`)."""
         if self.manifest["format"] == OLD_FORMAT:
             residuals = self.load(f"exchange-{rank:05d}-of-{self.world_size:05d}.safetensors", optional=True)
             return {f"exchange/{name}": t for name, t in residuals.items()}
         return self.load(local_name(rank, self.world_size), optional=True)
 
     def exchange(self, world: World) -> dict[str, Tensor]:
-        """What this rank's gradient compression remembers. On another number of ranks each takes an equal part of all
-        residuals. Empty: the run had none."""
+        """Returns this rank's residuals of gradient compression; on another number of ranks a part of all. {}: none."""
         if self.world_size == world.size:
             return below("exchange/", self.local(world.rank))
         return self.merged_exchange(world.size)
 
     def merged_exchange(self, num_ranks: int) -> dict[str, Tensor]:
-        """What gradient compression remembers on each of another number of ranks."""
+        """Returns the residuals of each of another number of ranks."""
         states = []
         for rank in range(self.world_size):
             state = below("exchange/", self.local(rank))
-            if not state:  # no more than there are files, whatever the manifest counts
+            if not state:  # at most as many as there are files, whatever the manifest says
                 return {}
             states.append(state)
         return merge_residuals(states, num_ranks)
 
     def buffers(self, world: World) -> dict[str, Tensor]:
-        """The running statistics that this rank had; those of all ranks together are in the backbone, and are what
-        another number of ranks goes on with (empty here)."""
+        """Returns this rank's running statistics; {} on another number of ranks: the backbone's joint ones apply."""
         return below("buffer/", self.local(world.rank)) if self.world_size == world.size else {}
 
     def rows(self, start: int = 0, stop: int | None = None, table: str = "") -> StoredRows:
-        """A table's rows of classes [start, stop), from as many files as they lie in; stop None: to the last. Raises
-        ValueError where a class is in no file."""
+        """Returns a table's rows of classes [start, stop); stop None: to the last. Raises ValueError if one is
+        missing."""
         end = tables_in(self.manifest, self.where)[table]["num_classes"]
         files = part_files(self.folders, self.world_size, table)
         where = f"{self.where}, table {table}" if table else self.where
         return StoredRows(files, start, end if stop is None else stop, end, where, self.check)
 
     def load_head(self, head: Head) -> list[str]:
-        """Gives each table of the head the rows of its class range, of which one file's at a time are in memory.
-        Returns what the user should know: what could not be taken over."""
+        """Loads the rows of its class range into each table, file by file. Returns notes on what was not loaded."""
         stored, notes = check_same_head(self.manifest, head, self.where), []
         for name, table in head.tables().items():
             rows = self.rows(table.rows.start, table.rows.stop, name)
@@ -243,7 +238,7 @@ class Checkpoint:
         return notes
 
     def check_has_backbone(self) -> None:
-        """Raises ValueError for a checkpoint that holds centres alone: a run cannot resume from it."""
+        """Raises ValueError for a checkpoint of class centres alone: a run cannot resume from it."""
         if self.path("backbone.safetensors") is None:
             raise ValueError(
                 f"{self.folder} holds class centres without a backbone: start with --head-centres {self.folder} and "
@@ -252,8 +247,8 @@ class Checkpoint:
 
 
 def open_with_centres(*folders: Path, named: bool = False) -> Checkpoint:
-    """folders: those of a checkpoint, or roots whose newest counts. named: also one whose tables have names. Raises
-    ValueError where it has no centres, or others than these."""
+    """Opens a checkpoint that has class centres. folders: of it, or roots whose newest counts. named: accepts named
+    tables. Raises ValueError if it has no centres, or others than these."""
     checkpoint = Checkpoint(*map(step_folder, folders))
     tables = tables_in(checkpoint.manifest, checkpoint.where)
     if not tables:
@@ -267,7 +262,7 @@ def open_with_centres(*folders: Path, named: bool = False) -> Checkpoint:
 
 
 def _listed(path: Path) -> dict[str, str]:
-    """What a list of checksums says."""
+    """Returns the entries of a list of checksums."""
     try:
         return read_checksums(path)
     except ValueError as error:
@@ -284,8 +279,8 @@ def _compare(path: Path, actual: str, expected: str) -> None:
 
 
 def _manifest(folder: Path, lists: Iterable[dict[str, str]]) -> dict[str, Any]:
-    """What the manifest says. lists: of checksums beside it. Raises Damaged where it is not what was written,
-    ValueError where this version cannot read it."""
+    """Returns the manifest. lists: of checksums beside it. Raises Damaged if it differs from what was written,
+    ValueError if this version cannot read it."""
     path = folder / MANIFEST
     try:
         content = read_manifest(path)
@@ -295,7 +290,7 @@ def _manifest(folder: Path, lists: Iterable[dict[str, str]]) -> dict[str, Any]:
         if error.errno not in NO_SUCH_FILE:
             raise
         raise Damaged(f"{path} {error.strerror}", _OLDER) from None
-    # Before anything that it says counts: a format that this version does not know is no damage.
+    # First, as a format that this version does not know is no damage.
     for listed in lists:
         if MANIFEST in listed:
             _compare(path, hashlib.sha256(content).hexdigest(), listed[MANIFEST])
@@ -312,8 +307,7 @@ def _manifest(folder: Path, lists: Iterable[dict[str, str]]) -> dict[str, Any]:
 
 
 def _marked_ranks(path: Path, text: str, manifest: dict[str, Any]) -> Sequence[int]:
-    """The ranks whose files are in the folder, as its marker says. Raises Damaged where it does not fit the
-    manifest."""
+    """Returns the ranks whose files are in the folder, by its marker. Raises Damaged if it contradicts the manifest."""
     step, size = manifest["step"], manifest["world_size"]
     if manifest["format"] == OLD_FORMAT:
         if text:

@@ -1,9 +1,8 @@
-"""Going on past damage: the newest checkpoint that is whole on all ranks, and what becomes of those before which a run
-goes back.
+"""Recovery from damage: the newest checkpoint that is valid on all ranks, and the quarantine of newer ones.
 
-Every rank looks at all that it would read, and all hear what each has found. Nothing is renamed before it is known what
-the run goes on from: where nothing is whole, or a disk cannot be read, all is left as it was found. Of a run that is
-killed while it renames, the next one finds the rest damaged again.
+Every rank checks all that it would read, and the results are gathered. Nothing is renamed before the checkpoint to
+resume from is known: if none is valid, or a disk cannot be read, all folders stay as they are. If a run is killed while
+it renames, the next one finds the rest damaged again.
 """
 
 import contextlib
@@ -30,37 +29,38 @@ from partial_fc.comm import World, all_gather_json
 from partial_fc.errors import describe
 
 _log = logging.getLogger("partial_fc")
-_RETRIES_S = (1.0, 3.0, 6.0)  # before a file that the disk does not read (EIO) counts as damaged
+_RETRIES_S = (1.0, 3.0, 6.0)  # before a file that the disk cannot read (EIO) counts as damaged
 _WHOLE, _DAMAGED, _REFUSED, _UNREADABLE = "whole", "damaged", "refused", "unreadable"
 
 
 def latest_valid(
     root: Path, world: World, lock: FolderLock | None, after: int = -1, instead: object = None
 ) -> Checkpoint | None:
-    """The newest checkpoint below root that is whole on all ranks, of more steps than `after`; None: there is none.
-    Newer ones are set aside, by the ranks that hold an lock of root, and that is said. instead: what the run goes on
-    from where there is none, if it does.
+    """Returns the newest checkpoint below root that is valid on all ranks, of more steps than `after`; None if there is
+    none. Newer ones are quarantined, with a warning, by the ranks that hold the lock of root. instead: what the run
+    resumes from if there is none, if it can.
 
-    A collective. Raises ValueError, on all ranks: where there are some, nothing is whole and there is nothing instead;
-    where one cannot be read, which is no damage, or is not for these ranks; where a folder is another run's now."""
+    A collective. Raises ValueError, on all ranks: if there are some, none is valid and `instead` is empty; if one
+    cannot be read, which is no damage, or is not for these ranks; if a folder belongs to another run now.
+    """
     folders = common(root, world, after, needed=instead is None)
     found: Checkpoint | None = None
     damaged: dict[int, str] = {}
     for step, folder in reversed(folders.items()):
-        checkpoint, verdict = _look(folder, world)
-        verdict_W = all_gather_json(verdict, world, "checkpoint/whole")
-        kind, said = _worst(verdict_W)
+        checkpoint, finding = _look(folder, world)
+        finding_W = all_gather_json(finding, world, "checkpoint/whole")
+        kind, message = _worst(finding_W)
         if kind == _WHOLE:
             found = checkpoint
             break
         if kind == _REFUSED:
             older = max((folder for other, folder in folders.items() if other < step), default=None, key=step_of)
-            raise ValueError(said + (f". To go back to an older one: --resume {older}" if older else ""))
+            raise ValueError(message + (f". To go back to an older one: --resume {older}" if older else ""))
         if kind != _DAMAGED:
-            raise ValueError(said)
-        damaged[step] = said
+            raise ValueError(message)
+        damaged[step] = message
     if damaged and found is None and instead is None:
-        each = "; ".join(f"step {step}: {said}" for step, said in damaged.items())
+        each = "; ".join(f"step {step}: {message}" for step, message in damaged.items())
         raise ValueError(
             f"no checkpoint below {root} is whole, and all were left where they are. {each}. Bring the files back from "
             "a copy (`partial-fc checkpoint verify` names all that are damaged), go on from a checkpoint elsewhere "
@@ -68,13 +68,13 @@ def latest_valid(
         )
     if damaged:
         to = found.step if found else after
-        _say(world, logging.WARNING, [f"checkpoint of step {step}: {said}" for step, said in damaged.items()])
+        _say(world, logging.WARNING, [f"checkpoint of step {step}: {message}" for step, message in damaged.items()])
         moved = _quarantine(lambda: [folders[step] for step in damaged], DAMAGED, root, world, lock)
         lost = (
             f"{max(damaged) - to} step(s) that were trained are lost" if to >= 0 else "what was trained since is lost"
         )
         _say(world, logging.WARNING, [*moved, f"going on from {found.folder if found else instead}; {lost}"])
-    with contextlib.suppress(OSError):  # nothing hangs on these words
+    with contextlib.suppress(OSError):  # for messages only
         ahead = [folder for folder in all_steps(root) if found and step_of(folder) > found.step]
         unfinished = [folder for folder in ahead if step_of(folder) not in damaged]
         _say(world, logging.INFO, [f"{folder} is not complete on all ranks: passed over" for folder in unfinished])
@@ -82,8 +82,8 @@ def latest_valid(
 
 
 def go_back_to(found: Checkpoint, root: Path, world: World, lock: FolderLock | None) -> None:
-    """Sets aside the checkpoints below root that are ahead of the one that a run goes back to: they would count as the
-    newest. A collective. Raises ValueError, on all ranks, where a folder is another run's now."""
+    """Quarantines the checkpoints below root that are newer than the one that a run goes back to, as they would count
+    as the newest. A collective. Raises ValueError, on all ranks, if a folder belongs to another run now."""
 
     def ahead() -> list[Path]:
         return [folder for folder in complete(root) if step_of(folder) > found.step]
@@ -92,21 +92,20 @@ def go_back_to(found: Checkpoint, root: Path, world: World, lock: FolderLock | N
 
 
 def _look(folder: Path, world: World) -> tuple[Checkpoint | None, tuple[str, str]]:
-    """(The checkpoint, what this rank finds). A file that the disk does not read, also when it is asked again, is
-    damaged where it is the only one of its folder."""
+    """Returns (the checkpoint, this rank's finding). A file that stays unreadable is damaged if only one is."""
     for pause_s in (*_RETRIES_S, None):
-        checkpoint, (kind, said), unread = _look_once(folder, world)
+        checkpoint, (kind, message), unread = _look_once(folder, world)
         if unread is None or pause_s is None:
             break
-        _log.warning(f"{said}: trying again in {pause_s:g} s")
+        _log.warning(f"{message}: trying again in {pause_s:g} s")
         time.sleep(pause_s)
     if unread and only_one_is_unreadable(folder, unread):
         return None, (_DAMAGED, f"{unread} cannot be read ({os.strerror(errno.EIO)}), all beside it can")
-    return checkpoint, (kind, said)
+    return checkpoint, (kind, message)
 
 
 def _look_once(folder: Path, world: World) -> tuple[Checkpoint | None, tuple[str, str], Path | None]:
-    """As `_look`, and which file the disk does not read (EIO)."""
+    """Returns the same as `_look`, and the file that the disk cannot read (EIO)."""
     try:
         checkpoint = Checkpoint(folder)
         if checkpoint.step != step_of(folder):
@@ -122,30 +121,29 @@ def _look_once(folder: Path, world: World) -> tuple[Checkpoint | None, tuple[str
     return checkpoint, (_WHOLE, ""), None
 
 
-def _worst(verdict_W: Iterable[tuple[str, str]]) -> tuple[str, str]:
-    """What is to be made of what the ranks have found: the kind, and which rank says what."""
+def _worst(finding_W: Iterable[tuple[str, str]]) -> tuple[str, str]:
+    """Combines the ranks' findings: the kind, and the message with its rank."""
     by_kind: dict[str, list[tuple[int, str]]] = {}
-    for rank, (kind, said) in enumerate(verdict_W):
-        by_kind.setdefault(kind, []).append((rank, said))
+    for rank, (kind, message) in enumerate(finding_W):
+        by_kind.setdefault(kind, []).append((rank, message))
     kind = next(kind for kind in (_UNREADABLE, _DAMAGED, _REFUSED, _WHOLE) if kind in by_kind)
-    rank, said = by_kind[kind][0]
+    rank, message = by_kind[kind][0]
     others = len({text for _, text in by_kind[kind]}) - 1
     if kind == _DAMAGED:
-        return kind, f"{said} (rank {rank}{f'; other ranks find {others} more' if others else ''})"
+        return kind, f"{message} (rank {rank}{f'; other ranks find {others} more' if others else ''})"
     if kind == _UNREADABLE:
         return kind, (
-            f"rank {rank} cannot read a checkpoint: {said}. That is no damage, so nothing was set aside: start again "
-            "when the disk is there, or go back to an older one (--resume DIR)"
+            f"rank {rank} cannot read a checkpoint: {message}. That is no damage, so nothing was set aside: start "
+            "again when the disk is there, or go back to an older one (--resume DIR)"
         )
-    return kind, said
+    return kind, message
 
 
 def _quarantine(
     choose: Callable[[], Iterable[Path]], why: str, root: Path, world: World, lock: FolderLock | None
 ) -> list[str]:
-    """Renames those folders below root, where this rank holds it; returns what came of it, a line each, the same on all
-    ranks. One that cannot be renamed is passed over. A collective. Raises ValueError, on all ranks, where root is
-    another run's."""
+    """Quarantines those folders below root whose lock this rank holds; returns a line for each, the same on all ranks.
+    Skips one that cannot be renamed. A collective. Raises ValueError, on all ranks, if root is another run's."""
     lines: list[str] = []
     lost, folder = "", root
     try:
@@ -168,6 +166,6 @@ def _quarantine(
 
 
 def _say(world: World, level: int, lines: Iterable[str]) -> None:
-    """To every rank's log, and to the terminal once."""
+    """Logs the lines on every rank, and on the terminal once."""
     for line in lines:
         _log.log(level if world.rank == 0 else logging.INFO, line)

@@ -1,13 +1,11 @@
-"""Rows of classes, wherever they lie (in a head, in files, in a commit), in which parts they are stored, and the reader
-of those.
+"""Rows of classes (in a head, in files, in a commit), the parts in which they are stored, and the reader of those.
 
 A file holds the created classes of a class range [start, stop), which is in its name, and at most PART_BYTES of them:
-one tensor for each column (`Rows.columns`), as stored, and where some classes of the range were never created also
-"class", the numbers of those that are there. So a shard that fits into no memory is saved and loaded with one file's
-worth, and rows never created take nothing. Whoever reads takes the files that its own range overlaps, whichever ranks
-wrote them.
+one tensor for each column (`Rows.columns`), as stored, and, if some classes of the range were never created, their
+numbers as "class". So a shard larger than memory is saved and loaded one file at a time, and rows never created take no
+space. A reader takes the files that overlap its own range, whichever ranks wrote them.
 
-M classes asked for, N classes of a part that are created.
+M: classes asked for; N: classes of a part that are created.
 """
 
 import re
@@ -28,13 +26,13 @@ from partial_fc.head.class_rows import Column
 from partial_fc.head.protocol import scope
 
 PART_BYTES = 256 << 20
-_BLOCK = 1 << 16  # classes that are looked at together
+_BLOCK = 1 << 16  # classes that are checked together
 _CLASS = "class"
 _NAME = re.compile(r"head-(?:([A-Za-z]\w*)-)?(\d{5})-of-(\d{5})-classes-(\d{12})-(\d{12})\.safetensors")
 
 
 class Rows(Protocol):
-    """The rows of classes [start, stop); a class that no step has touched need not have been created."""
+    """The rows of classes [start, stop); a class that no step has touched need not be created."""
 
     @property
     def start(self) -> int: ...
@@ -46,20 +44,18 @@ class Rows(Protocol):
     def columns(self) -> dict[str, Column]: ...
 
     def created(self, start: int, stop: int) -> Tensor:
-        """Which of the classes [start, stop) have rows: bool (stop - start,)."""
+        """Returns which of the classes [start, stop) have rows: bool (stop - start,)."""
         ...
 
     def read(self, classes: Tensor | range) -> dict[str, Tensor]:
-        """The rows of created classes, in the order asked for: (M, ...) for each column. Those of a range may be views
-        of what changes."""
+        """Returns rows of created classes, in the given order: (M, ...) for each column, maybe views of live rows."""
         ...
 
 
 @dataclass
 class Part:
-    """The rows of classes [start, stop) as a file holds them. tensors: the columns, and "class", the numbers of the
-    created classes, ascending, where some of the range were never created. crcs: of the tensors, where they were asked
-    for when these were copied."""
+    """The rows of classes [start, stop) as a file holds them. tensors: the columns, and "class", the ascending numbers
+    of the created classes, if not all are. crcs: of the tensors, if asked for at the copy."""
 
     start: int
     stop: int
@@ -73,7 +69,7 @@ class Part:
 
     @property
     def class_N(self) -> Tensor:
-        """The numbers of the created classes."""
+        """Returns the numbers of the created classes."""
         return self.tensors[_CLASS] if _CLASS in self.tensors else torch.arange(self.start, self.stop)
 
     @property
@@ -98,7 +94,7 @@ class Part:
         return created_L
 
     def read(self, classes: Tensor | range, names: Collection[str] | None = None) -> dict[str, Tensor]:
-        """names: the columns to read; None: all."""
+        """Returns the rows of these classes. names: the columns to read; None: all."""
         class_M = class_numbers(classes)
         row_M = torch.searchsorted(self.tensors[_CLASS], class_M) if _CLASS in self.tensors else class_M - self.start
         index: Tensor | slice = row_M
@@ -107,7 +103,7 @@ class Part:
         return {name: t[index] for name, t in self.rows.items() if names is None or name in names}
 
     def problem(self) -> str | None:
-        """What is wrong with shapes and class numbers, if anything is."""
+        """Returns what is wrong with shapes and class numbers, if anything."""
         expected = self.stop - self.start
         if _CLASS in self.tensors:
             class_N = self.tensors[_CLASS]
@@ -128,16 +124,15 @@ def class_numbers(classes: Tensor | range) -> Tensor:
 
 
 def class_bytes(rows: Rows) -> int:
-    """The bytes that one class's rows take."""
+    """Returns the bytes of one class's rows."""
     return sum(column.num_bytes for column in rows.columns.values())
 
 
 def cut(
     rows: Rows, start: int, stop: int, most_bytes: int | None = None, copy: bool = False, checksums: bool = False
 ) -> Iterator[Part]:
-    """The created classes of [start, stop) in consecutive parts of at most most_bytes (None: PART_BYTES), on the CPU.
-    copy: in memory of their own; else a part may be a view, and is to be done with before the rows change. checksums:
-    the copies', too, made with them."""
+    """Yields the created classes of [start, stop) in consecutive parts of at most most_bytes (None: PART_BYTES), on the
+    CPU. copy: in memory of their own; else a part may be a view, valid until the rows change. checksums: with CRCs."""
     if start == stop:
         return
     most = max(1, (most_bytes or PART_BYTES) // max(1, class_bytes(rows)))
@@ -148,7 +143,7 @@ def cut(
         held, num_held = [*held, block_M], num_held + len(block_M)
         while num_held > most:
             class_M = torch.cat(held)
-            # A range goes on to the next created class that has no place in it.
+            # A range extends to the next created class that does not fit.
             end = int(class_M[most])
             yield _part(rows, begin, end, class_M[:most], copy, checksums)
             begin, held, num_held = end, [class_M[most:]], num_held - most
@@ -167,7 +162,7 @@ def _part(rows: Rows, start: int, stop: int, class_M: Tensor, copy: bool, checks
 
 
 def copied(t: Tensor) -> Tensor:
-    """A tensor in memory of its own, on the CPU; copied once, as training stands still for it."""
+    """Returns a tensor in memory of its own, on the CPU; copied once, as training waits for it."""
     return t.clone() if t.device.type == "cpu" else t.cpu()
 
 
@@ -188,12 +183,12 @@ class PartFile:
     stop: int
 
     def open(self) -> Part:
-        """The part, mapped from the file: nothing is read before it is used. Raises ValueError where the file is
-        damaged, or its shapes and class numbers do not fit together."""
+        """Opens the part, memory-mapped: data is read when it is used. Raises ValueError if the file is damaged, or its
+        shapes and class numbers do not match."""
         try:
             check_regular(self.path)
             tensors = load_file(self.path)
-        except (SafetensorError, OSError, RuntimeError) as error:  # RuntimeError: torch's, where the disk fails
+        except (SafetensorError, OSError, RuntimeError) as error:  # RuntimeError: torch's, if the disk fails
             raise ValueError(f"{self.path} is no safetensors file, or cut short: {error}") from error
         if "centres" not in tensors:
             raise ValueError(f"{self.path} holds {sorted(tensors)}; expected the centres, and their state by name")
@@ -205,8 +200,8 @@ class PartFile:
 
 
 def part_files(folders: Iterable[Path], world_size: int, table: str = "") -> list[PartFile]:
-    """The files with rows of this table that so many ranks have written into these folders, by rising class; those of
-    one name once, as the first of the folders has it."""
+    """Returns the files of this table's rows that so many ranks have written into these folders, by rising class; of
+    equal names, that of the first folder."""
     by_name: dict[str, PartFile] = {}
     for path in (path for folder in folders for path in folder.glob(f"head-*-of-{world_size:05d}-classes-*")):
         m = _NAME.fullmatch(path.name)
@@ -216,15 +211,14 @@ def part_files(folders: Iterable[Path], world_size: int, table: str = "") -> lis
 
 
 class StoredRows:
-    """The rows of classes [start, stop) from files, of which only what is asked for is read."""
+    """The rows of classes [start, stop) from files, read on demand."""
 
     def __init__(
         self, files: Iterable[PartFile], start: int, stop: int, end: int, where: str, check: Callable[[Path], object]
     ):
-        """files: by rising class, some maybe of other ranges. end: the number of all classes. where: what messages call
-        the checkpoint. check: is called with a file's path before anything of it is used. Raises ValueError where a
-        class is in no file or in two; reading does so for a file that does not fit to the others, and what `check`
-        raises."""
+        """files: by rising class, possibly also of other ranges. end: the number of all classes. where: the
+        checkpoint's name in messages. check: called with a file's path before it is used. Raises ValueError if a class
+        is in no file or in two; reading raises it if a file does not match the others, and what `check` raises."""
         self.start, self.stop = start, stop
         self.files = [file for file in files if file.start < stop and start < file.stop]
         first = min([start, *(file.start for file in self.files)])
@@ -240,7 +234,7 @@ class StoredRows:
         return self._read(self.files[0]).columns if self.files else {}
 
     def parts(self, files: Iterable[PartFile] | None = None) -> Iterator[Part]:
-        """What these files (None: all) hold, one after the other. Those of the last call stay open."""
+        """Yields the contents of these files (None: all), one after the other. The last call's files stay open."""
         before, self._open = self._open, {}
         for file in self.files if files is None else files:
             part = before.pop(file, None)
@@ -263,7 +257,7 @@ class StoredRows:
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
 
     def read(self, classes: Tensor | range, names: Collection[str] | None = None) -> dict[str, Tensor]:
-        """names: the columns to read; None: all."""
+        """Returns the rows of these classes. names: the columns to read; None: all."""
         class_M = class_numbers(classes)
         file_M = torch.searchsorted(self._start_F, class_M, right=True) - 1
         numbers = file_M.unique().tolist()
@@ -280,8 +274,7 @@ class StoredRows:
 
 
 def gaps(files: list[PartFile], start: int, stop: int, end: int) -> Iterator[str]:
-    """What is wrong with the class ranges of files, by rising class, that are to hold [start, stop), and none from
-    `end` on."""
+    """Yields what is wrong with the class ranges of files, by rising class, for [start, stop) of `end` classes."""
     elsewhere = "Where each host has a folder of its own, give the folders of all of them, or copy their files into one"
     reached = start
     for file in files:
@@ -297,7 +290,7 @@ def gaps(files: list[PartFile], start: int, stop: int, end: int) -> Iterator[str
 
 
 def mismatch(expected: dict[str, Column], actual: dict[str, Column], where: str, dtypes: bool = True) -> str | None:
-    """How columns differ from those expected, which are of `where`. dtypes: those count, too."""
+    """Returns how columns differ from those expected, which are of `where`. dtypes: compares those, too."""
     for name in sorted(expected.keys() | actual.keys()):
         one, two = expected.get(name), actual.get(name)
         if one != two and (dtypes or one is None or two is None or one.shape != two.shape):

@@ -1,8 +1,8 @@
-"""The rows of a checkpoint as they are after its last step, for readers that use centres as weights.
+"""The rows of a checkpoint as of its last step, for readers that use centres as weights.
 
-With --head-catch-up exact a stored row lags behind: it stands for the steps until it last took part, and what decay and
-momentum do to it after that is applied when it takes part again. Readers that do not train get their rows from here,
-as `PartialFC.centres` has them, by the learning rates in the manifest. Tools that copy rows copy what is stored.
+With --head-catch-up exact a stored row lags behind: decay and momentum of the steps since it last took part are applied
+when it takes part again. Readers that do not train get their rows from here, equal to `PartialFC.centres`, by the
+learning rates in the manifest. Tools that copy rows copy them as stored.
 """
 
 import math
@@ -21,14 +21,14 @@ from partial_fc.head.protocol import Head
 from partial_fc.head.rows import catch_up
 from partial_fc.head.rows.optimizers import from_repr
 
-_CHUNK = 1 << 20  # numbers of each column that are worked on at a time
+_CHUNK = 1 << 20  # numbers of each column that are processed at a time
 
 
 class RowsNow:
-    """Stored rows, each brought up to the checkpoint's last step when it is read. The files stay as they are."""
+    """Stored rows, each brought up to the checkpoint's last step when it is read. The files do not change."""
 
     def __init__(self, stored: StoredRows, schedule: dict[str, Any], where: str):
-        """schedule: of the manifest; {}: no row lags behind. Raises ValueError for one that cannot be."""
+        """schedule: of the manifest; {}: no row lags behind. Raises ValueError for an invalid one."""
         self.start, self.stop = stored.start, stored.stop
         self._stored, self._where = stored, where
         self._num_steps, self._catch_up = 0, None
@@ -51,20 +51,20 @@ class RowsNow:
         return self._stored.created(start, stop)
 
     def read(self, classes: Tensor | range, names: Collection[str] | None = None) -> dict[str, Tensor]:
-        """names: the columns to read; None: all."""
+        """Returns the rows of these classes. names: the columns to read; None: all."""
         if self._catch_up is None:
             return self._stored.read(classes, names)
         rows = self.now(self._stored.read(classes))
         return {name: t for name, t in rows.items() if names is None or name in names}
 
     def parts(self) -> Iterator[Part]:
-        """One file after the other."""
+        """Yields the rows, one file after the other."""
         for part in self._stored.parts():
             yield part if self._catch_up is None else replace(part, tensors={**part.tensors, **self.now(part.rows)})
 
     def now(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Rows as stored, all columns of them -> the same after all steps; copies where something has changed. Raises
-        ValueError where they stand for more steps than were made."""
+        """Converts rows as stored, all columns of them, to those after all steps; copies if something changes. Raises
+        ValueError if they stand for more steps than were made."""
         if self._catch_up is None or not len(rows["centres"]):
             return rows
         table = {name: t.reshape(-1, t.shape[-1]) for name, t in rows.items()}  # a row for each sub-centre
@@ -92,15 +92,14 @@ class RowsNow:
 
 
 def rows_now(checkpoint: Checkpoint, start: int = 0, stop: int | None = None, table: str = "") -> RowsNow:
-    """A table's rows of classes [start, stop) after the checkpoint's last step; stop None: to the last. Raises
-    ValueError as `Checkpoint.rows` does."""
+    """Returns a table's rows of classes [start, stop) after the last step; stop None: to the end. Raises ValueError."""
     facts = tables_in(checkpoint.manifest, checkpoint.where)[table]
     return RowsNow(checkpoint.rows(start, stop, table), facts["head"]["schedule"], checkpoint.where)
 
 
 def load_centres(checkpoint: Checkpoint, head: Head) -> None:
-    """Gives the head the centres of its class ranges and nothing else: their optimizer starts anew. Raises ValueError
-    where they are of another head, or a file is missing or damaged."""
+    """Loads only the centres of its class ranges into the head: optimizer state is initialised. Raises ValueError if
+    they are of another head, or a file is missing or damaged."""
     check_same_head(checkpoint.manifest, head, checkpoint.where)
     for name, table in head.tables().items():
         start, stop = table.rows.start, table.rows.stop

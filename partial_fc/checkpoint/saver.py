@@ -1,13 +1,13 @@
-"""Writes checkpoints in the background.
+"""The writer of checkpoints in the background.
 
-A checkpoint goes through two jobs, each done by all ranks in threads of their own while training goes on:
+A checkpoint takes two jobs, each done by all ranks in background threads during training:
 
     writing   every rank writes its files, with checksums, and has them on the disk
     marking   one rank of each folder writes COMPLETE there; older checkpoints may go once all have
 
-No thread speaks to another rank. Whether all ranks have done a job, and whether it failed on any, is said to the saver
-by the training thread, which finds out with the others. So where ranks see folders of their own
-instead of a shared one, a checkpoint is either whole in all of them or older ones are still there.
+The threads do not communicate with other ranks. The training thread, which exchanges the state of the jobs, tells the
+saver when all ranks have done a job, and if it failed on any. So if ranks have folders of their own, a checkpoint is
+either complete in all of them or older ones still exist.
 """
 
 import logging
@@ -39,13 +39,12 @@ class Saver:
         saver.poll(any_busy, any_failed)          # after every step, with what all ranks say of busy and failed
         saver.finish()                              # waits; a collective
 
-    What cannot be written is said in the log of the rank, its files are removed, and the checkpoint does not count;
-    those before it stand.
+    If a checkpoint cannot be written, the rank logs it and removes its files; earlier checkpoints stay.
     """
 
     def __init__(self, root: Path, world: World, keep: int, keep_best: bool = True, lock: Fence | None = None):
         """lock: the run's record in root, read again before anything there is marked, written or removed. Raises
-        ValueError, on all ranks, where one of them cannot write below root. A collective."""
+        ValueError, on all ranks, if one of them cannot write below root. A collective."""
         self.root = root
         self._lock, self._check = lock, lock.check if lock else lambda: None
         self._world = world
@@ -59,40 +58,39 @@ class Saver:
         self._step = 0
         self._began = self._pause_s = 0.0
         self._warned_of_memory = False
-        self.last_failed = False  # whether the last one that was begun could not be written, on any rank
+        self.last_failed = False  # whether the last checkpoint could not be written, on any rank
         self._lost: LostLock | None = None
 
     @property
     def under_way(self) -> bool:
-        """Whether a checkpoint has been begun and is neither whole nor given up; alike on all ranks."""
+        """Returns whether a checkpoint is begun and neither complete nor aborted; equal on all ranks."""
         return self._job is not None
 
     @property
     def busy(self) -> bool:
-        """Whether this rank's job is still being done."""
+        """Returns whether this rank's job is running."""
         return self._job is not None and not self._job.done()
 
     @property
     def failed(self) -> bool:
-        """Whether this rank's job could not be done."""
+        """Returns whether this rank's job failed."""
         return self._job is not None and self._job.done() and self._job.exception() is not None
 
     @property
     def lost(self) -> LostLock | None:
-        """Why this rank may not write below root any more, if it has found that another run has it."""
+        """Returns why this rank may not write below root any more, if it found another run's lock."""
         return self._lost or (self._lock.lost if self._lock else None)
 
     def any_lost(self) -> bool:
-        """Whether any rank has found so. A collective."""
+        """Returns whether any rank has lost the lock. A collective."""
         return self._any(self.lost is not None, "checkpoint/lost")
 
     def elsewhere(self, root: Path) -> "Saver":
-        """One that writes to another root, for the state of a run that has lost its folder. A collective."""
+        """Returns a saver for another root, for the state of a run that has lost its folder. A collective."""
         return Saver(root, self._world, keep=1)
 
     def can_copy(self, num_bytes: int) -> bool:
-        """Whether so many bytes of each rank fit into memory once more beside the training: then they can be written in
-        the background."""
+        """Returns whether num_bytes more of each rank fit into memory during training, for a background write."""
         available = available_memory_bytes()
         fits = num_bytes * self._world.local_size < _COPY_SHARE * available
         if not fits and not self._warned_of_memory:
@@ -105,9 +103,8 @@ class Saver:
         return fits
 
     def begin(self, snapshot: Snapshot, since: float | None = None) -> None:
-        """Starts to write; a snapshot that is no copy is written before this returns. since: when (perf_counter)
-        training was interrupted for it. Gives up at once where the disk does not let a folder of an earlier try at this
-        step be unmarked. A collective."""
+        """Starts to write; a snapshot that is no copy is written before this returns. since: when (perf_counter) it
+        interrupted training. Aborts if the marker of an earlier try at this step cannot be removed. A collective."""
         if self._begin(snapshot.step, since, None):
             self._job = self._thread.submit(self._write, snapshot)
             if not snapshot.is_copy:
@@ -115,7 +112,7 @@ class Saver:
             self._pause_s = time.perf_counter() - self._began
 
     def abort(self, step: int, error: MemoryError) -> None:
-        """As `begin`, on a rank that has no memory for a snapshot: the checkpoint is given up on all. A collective."""
+        """Takes the place of `begin` on a rank without memory for a snapshot: all ranks abort. A collective."""
         self._begin(step, None, error)
 
     def _begin(self, step: int, since: float | None, problem: Exception | None) -> bool:
@@ -125,14 +122,14 @@ class Saver:
         self._marking, self.last_failed = False, False
         self._began = time.perf_counter() if since is None else since
         problem = self._make_root() or self._unmark() or problem
-        # Nobody writes into a folder that still counts.
+        # A complete folder is never written into.
         if not self._any(problem is not None, "checkpoint/begin"):
             return True
         self._give_up(problem)
         return False
 
     def poll(self, any_busy: bool, any_failed: bool) -> None:
-        """any_busy, any_failed: what the ranks said of `busy` and `failed`, equal on all of them."""
+        """Advances the checkpoint. any_busy, any_failed: whether `busy` and `failed` hold on any rank, equal on all."""
         if self._job is None or any_busy:
             return
         error = self._job.exception()
@@ -152,18 +149,18 @@ class Saver:
             self._job = self._thread.submit(self._mark)
 
     def finish(self) -> None:
-        """Returns when the checkpoint under way is whole or given up. A collective."""
+        """Returns when the checkpoint under way is complete or aborted. A collective."""
         while self.under_way:
             self._wait()
             self.poll(False, self._any(self.failed, "checkpoint/failed"))
 
     def drain(self) -> None:
-        """`finish`, and older ones that may go are gone. A collective."""
+        """Runs `finish`, and waits for the removal of older checkpoints. A collective."""
         self.finish()
         self._thread.submit(int).result()
 
     def close(self) -> None:
-        """Waits for the thread; a checkpoint under way stays without its mark."""
+        """Waits for the thread; a checkpoint under way stays without its marker."""
         self._thread.shutdown()
 
     def _wait(self) -> None:
@@ -171,12 +168,11 @@ class Saver:
             self._job.exception()
 
     def _any(self, here: bool, name: str) -> bool:
-        """Whether any rank says True. A collective."""
+        """Returns whether `here` is true on any rank. A collective."""
         return bool(self._world.all_reduce(torch.tensor([float(here)]), "max", name=name).item())
 
     def _unmark(self) -> OSError | LostLock | None:
-        """Lets the folder, of an earlier try at this step, count no more. Returns the error of a disk that refuses: it
-        ends no training."""
+        """Removes the marker of an earlier try at this step. Returns the disk's error, which does not end training."""
         try:
             if self._leads:
                 self._check()
@@ -186,7 +182,7 @@ class Saver:
         return None
 
     def _make_root(self) -> OSError | None:
-        """Somebody may have removed it to make room."""
+        """Creates the root, which somebody may have removed to make room."""
         try:
             if not self.root.exists():
                 make_folders(self.root)
@@ -213,7 +209,7 @@ class Saver:
         self._job, self.last_failed = None, True
         if error is not None and not isinstance(error, OSError | MemoryError | LostLock):
             raise error
-        # Without the marker it does not count; what other ranks have written there is of no use.
+        # Without the marker the checkpoint does not count, and the files of other ranks are of no use.
         unmarking = self._unmark()
         error = error or unmarking
         if isinstance(error, LostLock):
@@ -250,8 +246,8 @@ def _prune(root: Path, keep: int, keep_best: bool, check: Callable[[], None], la
 
 
 def ranks_beside(root: Path, world: World) -> list[int]:
-    """The ranks whose `root` is the same folder as this rank's, by rising number. A collective. Raises ValueError, on
-    all ranks, where one cannot write there."""
+    """Returns the ranks whose `root` is the same folder as this rank's, by rising number. A collective. Raises
+    ValueError, on all ranks, if one cannot write there."""
     token = torch.tensor([secrets.randbits(62) if world.rank == 0 else 0])
     word = f".seen-by-{int(world.broadcast(token, name='checkpoint/token').item()):016x}"
     mine = root / f"{word}-{world.rank}"
@@ -268,7 +264,7 @@ def ranks_beside(root: Path, world: World) -> list[int]:
             seen = sorted(int(name.rpartition("-")[2]) for name in os.listdir(root) if name.startswith(f"{word}-"))
         except OSError as error:
             problem = error
-        # Also a barrier: no name goes before all have looked.
+        # Also a barrier: all look before any name is removed.
         bad = _who(problem, world, "checkpoint/seen")
     try:
         mine.unlink(missing_ok=True)
@@ -282,6 +278,6 @@ def ranks_beside(root: Path, world: World) -> list[int]:
 
 
 def _who(problem: OSError | None, world: World, name: str) -> list[int]:
-    """The ranks that have one. A collective."""
+    """Returns the ranks that have a problem. A collective."""
     has_W = world.all_gather(torch.tensor([int(problem is not None)]), name=name)
     return [int(rank) for rank in has_W.nonzero()]

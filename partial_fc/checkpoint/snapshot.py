@@ -1,4 +1,4 @@
-"""A rank's share of the state after an update: taken at once, written or kept while training goes on."""
+"""A rank's share of the state after an update, copied at once, then written or kept during training."""
 
 import contextlib
 import logging
@@ -20,8 +20,7 @@ from partial_fc.head.class_rows import ClassRows, CopiedRows
 from partial_fc.head.protocol import Head, scope
 from partial_fc.memory import available_memory_bytes, give_back_freed, refusals
 
-# Of memory that is free, what a part may take that is read while training stands still (of rows that are no views), and
-# what it may take in any case.
+# The fraction of free memory for a part that is read while training waits (of rows that are no views), and its minimum.
 _PART_SHARE, _LEAST_PART_BYTES = 1 / 16, 8 << 20
 REMEDY = "More processes or hosts have less each; --centre-place disk needs no copy of the centres"
 _log = logging.getLogger("partial_fc")
@@ -29,18 +28,18 @@ _log = logging.getLogger("partial_fc")
 
 @dataclass
 class TableShare:
-    """What one rank has of a table of class centres."""
+    """A rank's share of a table of class centres."""
 
-    # Where the snapshot is no copy these are cut as they are written.
+    # If the snapshot is no copy, the rows are cut as they are written.
     parts: Iterable[Part] = ()
     hard_negatives: dict[str, Tensor] = field(default_factory=dict)
-    # The parts, where they are still to be copied.
+    # The parts, if they are still to be copied.
     copying: CopiedRows | None = None
 
 
 @dataclass
 class Snapshot:
-    """One rank's share of the state after `step` updates, as tensors on the CPU."""
+    """A rank's share of the state after `step` updates, as tensors on the CPU."""
 
     rank: int
     world_size: int
@@ -49,19 +48,19 @@ class Snapshot:
     # Equal on all ranks, like the optimizer's state.
     backbone: dict[str, Tensor]
     optimizer: dict[str, Tensor]
-    # What only this rank has: running statistics, residuals of a compression.
+    # Of this rank alone: running statistics, residuals of a compression.
     local: dict[str, Tensor]
     # The head's tables by name.
     tables: dict[str, TableShare] = field(default_factory=dict)
     class_names: list[str] | None = None
     # Else the tensors above are views.
     is_copy: bool = True
-    # CRC-32 of the tensors of `own` and `replicated`, where they were asked for.
+    # CRC-32 of the tensors of `own` and `replicated`, if asked for.
     crcs: dict[str, int] = field(default_factory=dict)
 
     @property
     def own(self) -> dict[str, Tensor]:
-        """What only this rank has, by a name for messages."""
+        """Returns the state of this rank alone, by a name for messages."""
         found = _below("local/", self.local)
         for table, share in self.tables.items():
             found |= {_in_words(table, part, name): t for part in share.parts for name, t in part.tensors.items()}
@@ -70,36 +69,36 @@ class Snapshot:
 
     @property
     def replicated(self) -> dict[str, Tensor]:
-        """What is equal on all ranks, by a name for messages."""
+        """Returns the state that is equal on all ranks, by a name for messages."""
         return _below("backbone/", self.backbone) | _below("optimizer/", self.optimizer)
 
     def damaged(self, tensors: Mapping[str, Tensor]) -> list[str]:
-        """Which of these, of `own` or `replicated`, are not what they were when their CRCs were made."""
+        """Returns which of these tensors, of `own` or `replicated`, no longer match their CRCs."""
         return [name for name, t in tensors.items() if crc32.crc32(t) != self.crcs[name]]
 
     @property
     def num_bytes(self) -> int:
-        """The bytes that a copy keeps."""
+        """Returns the bytes of a copy."""
         shares = self.tables.values()
         kept = (self.backbone, self.optimizer, self.local, *(share.hard_negatives for share in shares))
         num_bytes = sum(t.nbytes for tensors in kept for t in tensors.values())
         return num_bytes + (sum(part.num_bytes for share in shares for part in share.parts) if self.is_copy else 0)
 
     def write(self, folder: Path, leads: bool, check: Callable[[], None] = lambda: None) -> int:
-        """Writes this rank's files, the checksums last; returns their bytes. leads: also what is equal on all ranks.
-        check: called before each is removed or written; a rank that was cut off may find the others' checkpoint of this
-        step there. Raises OSError, having removed what was written, MemoryError, and what check raises."""
+        """Writes this rank's files, the checksums last; returns their bytes. leads: also the replicated state. check:
+        called before each is removed or written, as a rank that was cut off may find others' files of this step. Raises
+        OSError, having removed what was written, MemoryError, and what check raises."""
         for share in self.tables.values():
             if share.copying is not None:
                 share.copying.finish()
         folder.mkdir(parents=True, exist_ok=True)
-        self.remove(folder, leads, check)  # of an earlier try at this step, which may have cut other ranges
+        self.remove(folder, leads, check)  # of an earlier try at this step, possibly with other ranges
         try:
             checksums = dict(self._write_files(folder, leads, check))
             check()
             write_checksums(checksums, folder / checksums_name(self.rank, self.world_size))
         except BaseException:
-            with contextlib.suppress(OSError):  # what failed first is told
+            with contextlib.suppress(OSError):  # the first failure is reported
                 self.remove(folder, leads, check)
             raise
         return sum((folder / name).stat().st_size for name in checksums)
@@ -127,7 +126,7 @@ class Snapshot:
             yield MANIFEST, write_json(self.manifest, folder / MANIFEST)
 
     def remove(self, folder: Path, leads: bool, check: Callable[[], None] = lambda: None) -> None:
-        """Removes this rank's files, also those of a try that did not end. check: called before each."""
+        """Removes this rank's files, also those of an incomplete try. check: called before each."""
         mine = f"-{self.rank:05d}-of-{self.world_size:05d}"
         names = [f"head*{mine}-*", f"rank{mine}.*"]
         if leads:
@@ -156,12 +155,11 @@ def capture(
     behind: bool = False,
     checksums: bool = False,
 ) -> Snapshot:
-    """The state as it is. backbone, optimizer, local: as in a Snapshot, no copies. facts: what else is to be
-    found again, as JSON (position, best scores, configuration). copy: into memory of its own, so that training may go
-    on, or what says of so many bytes whether they are; else to be written before it does, which is what becomes of a
-    copy that there is no memory for, too. behind: where they can be, rows are copied when the snapshot is written,
-    whatever training has made of them. checksums: also the copies' CRCs; there is no snapshot then that is no copy.
-    Raises MemoryError."""
+    """Captures the state. backbone, optimizer, local: as in a Snapshot, no copies. facts: for the manifest, as JSON
+    (position, best scores, configuration). copy: into memory of its own, so that training may continue, or a function
+    that says whether so many bytes may be; else, and if there is no memory for a copy, the snapshot must be written
+    before training continues. behind: if possible, rows are copied only when the snapshot is written, with the changes
+    made since. checksums: also the copies' CRCs; the snapshot is then always a copy. Raises MemoryError."""
     tables = head.tables()
     lists = {name: table.hard_negatives.state() for name, table in tables.items() if table.hard_negatives}
     tensors = dict(backbone), dict(optimizer), dict(local)
@@ -169,7 +167,7 @@ def capture(
     for rows in (table.rows for table in tables.values()):
         num_bytes += int(rows.created(rows.start, rows.stop).sum()) * class_bytes(rows)
     is_copy = copy if isinstance(copy, bool) else copy(num_bytes)
-    if any(table.rows.on_disk for table in tables.values()) and not checksums:  # there as they fit into no memory
+    if any(table.rows.on_disk for table in tables.values()) and not checksums:  # on disk, as they exceed memory
         is_copy = False
     if checksums and not is_copy:
         free = available_memory_bytes()
@@ -185,8 +183,8 @@ def capture(
             parts = _parts(table.rows, copying[name], is_copy, checksums, world.local_size)
             near = lists.get(name, {})
             shares[name] = TableShare(parts, copied(near) if is_copy else near, copying[name])
-        said = facts_of(head)
-        manifest = {"format": said.pop("format"), "step": step, "world_size": world.size, **said, **facts}
+        head_facts = facts_of(head)
+        manifest = {"format": head_facts.pop("format"), "step": step, "world_size": world.size, **head_facts, **facts}
         return Snapshot(world.rank, world.size, step, manifest, weights, state, own, shares, class_names, is_copy)
 
     problem = None
@@ -195,7 +193,7 @@ def capture(
             taken = take(is_copy)
     except MemoryError as error:
         problem = f"no memory for a copy of this rank's {num_bytes / 1e6:,.1f} MB: {error}"
-    # (What was copied until then is free again.)
+    # (The copies so far are freed.)
     if problem is not None:
         if checksums or not is_copy:
             raise MemoryError(problem)
@@ -223,12 +221,12 @@ def _parts(rows: ClassRows, copying: CopiedRows | None, copy: bool, checksums: b
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors in memory of their own, on the CPU."""
+    """Returns copies of the tensors, on the CPU."""
     return {name: stored.copied(t.detach()) for name, t in tensors.items()}
 
 
 def local_name(rank: int, world_size: int) -> str:
-    """The file of what only this rank has."""
+    """Returns the name of the file with the state of this rank alone."""
     return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
@@ -241,5 +239,5 @@ def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin so, without it: "buffer/" or "exchange/" of a rank's own."""
+    """Returns the tensors whose names start with "buffer/" or "exchange/", without that prefix."""
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -1,10 +1,10 @@
-"""Who we are and how we talk: the only place that knows Horovod or torch.distributed.
+"""The ranks of a run and their collectives: the only package that uses Horovod or torch.distributed.
 
     world = comm.init()
     total_GD = world.all_reduce(part_GD, name="head/sum")
     world.close()
 
-`init` looks at how this process was launched: horovodrun or mpirun -> Horovod; torchrun, srun or our own --nodes and
+`init` chooses the backend by the launcher: horovodrun or mpirun -> Horovod; torchrun, srun or our own --nodes and
 --gpus -> torch.distributed; neither -> one process, for which every collective is the identity.
 """
 
@@ -48,18 +48,18 @@ def init(
     network_interface: str | None = None,
     secret_file: Path | None = None,
 ) -> World:
-    """Join the other processes of this launch.
+    """Joins the other processes of this launch.
 
-    device: "cpu" or "cuda": where the tensors that will be exchanged live (torch.distributed picks gloo or NCCL
-    by it; Horovod decides by each tensor). Equal on all ranks.
-    comm_timeout_s: seconds that a collective may take before it counts as hung; 0: for ever.
-    start_timeout_s: seconds in which all ranks must have come together, over torch.distributed and where horovodrun
-    lets them come and go. (Else horovodrun has its own --start-timeout.)
-    network_interface: where hosts have several networks, the name of the one to use.
-    secret_file: where torch.distributed's ranks meet, of which each host has a copy; a rank without it is not let in.
+    device: "cpu" or "cuda": the device of the tensors to exchange (torch.distributed then takes gloo or NCCL; Horovod
+    decides for each tensor). Equal on all ranks.
+    comm_timeout_s: seconds that a collective may take before it counts as hung; 0: no limit.
+    start_timeout_s: seconds in which all ranks must join, over torch.distributed and under elastic horovodrun. (Else
+    horovodrun has its own --start-timeout.)
+    network_interface: the network interface to use, where hosts have several.
+    secret_file: the secret of the rendezvous over torch.distributed, a copy on each host; ranks without it are refused.
 
-    Raises ValueError for a launch that is only half set up, or a file that others may read; StartError where the ranks
-    do not find each other or were given different devices.
+    Raises ValueError for an incomplete launch environment, or a secret file that others may read; StartError if ranks
+    do not find each other or have different kinds of device.
     """
     if not (comm_timeout_s >= 0 and math.isfinite(comm_timeout_s)):
         raise ValueError(f"comm_timeout_s is {comm_timeout_s}; expected seconds, or 0 for ever")
@@ -85,7 +85,7 @@ def init(
 
 
 def all_gather_json(value: Any, world: World, name: str) -> list[Any]:
-    """What each rank gives, as JSON, by rank. A collective."""
+    """Returns the values of all ranks, by rank; each must be valid JSON. A collective."""
     import torch
 
     text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
@@ -95,10 +95,10 @@ def all_gather_json(value: Any, world: World, name: str) -> list[Any]:
 
 
 def from_process_group(group: "ProcessGroup | None" = None) -> World:
-    """The ranks of a torch.distributed group, None: of all processes, for programs that have set that up themselves.
+    """Returns a World of a torch.distributed group that the program has made; None: all processes.
 
     A group of its own (`torch.distributed.new_group()`) keeps these collectives apart from the caller's. Its timeout is
-    the caller's, too; `world.watch` names the ranks that are missing, where wanted.
+    the caller's, too; `world.watch` names the ranks that are missing, if called.
     """
     from partial_fc.comm.torch_dist import GroupWorld
 

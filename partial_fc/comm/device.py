@@ -1,4 +1,4 @@
-"""This process's place on its machine: its device, its share of the cores, what its results depend on."""
+"""The device, CPU cores and numerical settings of this process."""
 
 import hashlib
 import os
@@ -21,8 +21,7 @@ _PACKAGES = ("torch", "horovod", "numpy", "opencv-python-headless", "safetensors
 
 
 def join(launch: LaunchFlags) -> tuple[World, torch.device]:
-    """Starts the processes of this host where the flags ask for them, and ends with their exit status; in one of those
-    that compute, `meet`."""
+    """Starts this host's processes if the flags ask for them, and exits with their status; in each, calls `meet`."""
     status = start.start(launch)
     if status is not None:
         raise SystemExit(status)
@@ -30,8 +29,8 @@ def join(launch: LaunchFlags) -> tuple[World, torch.device]:
 
 
 def meet(launch: LaunchFlags) -> tuple[World, torch.device]:
-    """This process's world, and its device, with the host's cores shared; with --restarts in a copy of it that trains,
-    and this process ends with the status of the last copy. All ranks call this."""
+    """Returns this process's world and device, and shares the host's cores. With --restarts it does so in a forked
+    worker, and this process exits with the status of the last worker. All ranks call this."""
     status = start.keep(launch)
     if status is not None:
         raise SystemExit(status)
@@ -53,8 +52,8 @@ def meet(launch: LaunchFlags) -> tuple[World, torch.device]:
 
 
 def device_type(asked: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
-    """auto: GPUs where this host has any; `comm.init` refuses ranks that differ. Raises ValueError where they are asked
-    for and there is none."""
+    """Returns the device type; auto: "cuda" if this host has a GPU (`comm.init` refuses ranks that differ). Raises
+    ValueError if GPUs are asked for and there is none."""
     available = torch.cuda.is_available()
     if asked == "cuda" and not available:
         raise ValueError("--device cuda: torch finds no GPU here (see `nvidia-smi`, and torch's CUDA build)")
@@ -62,7 +61,7 @@ def device_type(asked: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]
 
 
 def local_device(kind: Literal["cpu", "cuda"], world: World) -> torch.device:
-    """This process's: each has a GPU of its host for itself. Raises ValueError where there are fewer."""
+    """Returns this rank's device, on GPUs one of its own. Raises ValueError if the host has fewer GPUs than ranks."""
     if kind == "cpu":
         return torch.device("cpu")
     if world.local_rank >= torch.cuda.device_count():
@@ -75,11 +74,11 @@ def local_device(kind: Literal["cpu", "cuda"], world: World) -> torch.device:
 
 
 def share_cores(world: World) -> None:
-    """As many threads as this process has cores; of those that other ranks may use as well, its share. Threads of
-    several that all want every core wait for each other: steps then take fifty times as long. All ranks call this.
+    """Sets torch's number of threads to this process's cores, and to its share of cores that other ranks may use too.
+    Several threads on one core wait for each other: steps take fifty times as long. All ranks call this.
 
-    srun and mpirun may have given each process cores of its own, a container cores that all its processes share: only
-    the others know. config.sh and torchrun set OMP_NUM_THREADS; whoever sets it is left alone.
+    srun and mpirun may give each process cores of its own; the processes of a container share all its cores.
+    OMP_NUM_THREADS, which config.sh and torchrun set, takes precedence.
     """
     mine = cores(socket.gethostname(), os.sched_getaffinity(0))
     found = world.all_gather(torch.tensor(mine), name="machine/cores")
@@ -90,21 +89,21 @@ def share_cores(world: World) -> None:
 
 
 def cores(host: str, numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """(number made from the host's name, number of the core): what they are called among all hosts."""
+    """Returns the cores' names, unique over all hosts: (number derived from the host name, number of the core)."""
     digest = hashlib.sha256(host.encode()).digest()
     return [(int.from_bytes(digest[:7]), number) for number in numbers]
 
 
 def repeat_bit_by_bit() -> None:
-    """Only algorithms whose results repeat: on GPUs some others are faster. To be called before the processes join."""
-    # Horovod sends together what is ready together; with three processes or more the order of a sum depends on that.
+    """Selects deterministic algorithms, which are slower on GPUs. Must be called before the processes join."""
+    # Horovod fuses tensors that are ready together; with three processes or more, fusion changes the order of a sum.
     os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may not repeat itself
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS is not deterministic
     torch.use_deterministic_algorithms(True)
 
 
 def versions() -> dict[str, str]:
-    """The versions of what a run's numbers depend on."""
+    """Returns the versions of what a run's results depend on."""
     found = {"partial-fc": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:

@@ -1,7 +1,7 @@
-"""Collectives over Horovod (Gloo, MPI or NCCL, as it was built and launched).
+"""Collectives over Horovod (Gloo, MPI or NCCL, as built and launched).
 
-Horovod matches collectives by name, in whatever order ranks hand them in, and averages unless told otherwise.
-Its own differentiable functions are not used: their backward averages again (who divides: optim/gradient_sync.py).
+Horovod matches collectives by name, in any order, and averages by default. Its differentiable functions are not used:
+their backward averages again (gradients are divided in optim/gradient_sync.py).
 """
 
 import math
@@ -16,24 +16,24 @@ from partial_fc.comm import elastic
 from partial_fc.comm.launch.detect import Launch, StartError, devices_differ, mpi_settings
 from partial_fc.comm.world import Op, World, pad_rows
 
-_LATER_S = 60.0  # from the watch's report to Gloo's own
-_FOR_EVER_S = 1e6  # twelve days: in places Gloo counts milliseconds in 32 bits
+_LATER_S = 60.0  # from the watchdog's report to Gloo's timeout
+_FOR_EVER_S = 1e6  # twelve days: Gloo counts milliseconds in 32 bits
 
 
 class HorovodWorld(World):
-    """The processes that horovodrun or mpirun started."""
+    """The processes of horovodrun or mpirun."""
 
     backend = "horovod"
 
     def __init__(self, launch: Launch, device: str, comm_timeout_s: float = 0.0, start_timeout_s: float = 120.0):
-        """Raises ValueError where launcher and Horovod do not agree, StartError where some ranks would compute on GPUs
-        and some on the CPU, elastic.Evicted where this process is not part of the job any more; where only new
-        processes have another device than those of the world before, these elastic.HostsChanged instead."""
+        """Raises ValueError if launcher and Horovod disagree, StartError if some ranks use GPUs and some the CPU,
+        elastic.Evicted if this process is no longer part of the job; if only new processes have the wrong device, the
+        old ones raise elastic.HostsChanged instead."""
         if comm_timeout_s and not any(name.startswith("HOROVOD_STALL_") for name in os.environ):
-            # Horovod's own warning, which knows no steps, as a hint half-way to the watch's report.
+            # Horovod's own warning, without step numbers, as a hint at half the watchdog's time.
             os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = str(max(60, math.ceil(comm_timeout_s / 2)))
         if not elastic.active():
-            # Gloo gives up after 30 s, where nobody tells it otherwise: it is for the watch to say who is missing.
+            # Gloo's default timeout is 30 s; the watchdog is to report which ranks are missing.
             patience_s = comm_timeout_s + _LATER_S if comm_timeout_s else _FOR_EVER_S
             os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(math.ceil(patience_s)))
         else:
@@ -42,8 +42,8 @@ class HorovodWorld(World):
             launch = member.launch
         chosen = mpi_settings(launch, len(os.sched_getaffinity(0)), os.environ)
         if chosen and launch.rank == 0:
-            told = " ".join(f"{name}={value}" for name, value in chosen.items())
-            print(f"{told}: the processes fill the cores, and who waits leaves its core to who computes", flush=True)
+            added = " ".join(f"{name}={value}" for name, value in chosen.items())
+            print(f"{added}: the processes fill the cores, and who waits leaves its core to who computes", flush=True)
         os.environ.update(chosen)
         hvd.init()
         if (hvd.rank(), hvd.size()) != (launch.rank, launch.size):
@@ -79,8 +79,8 @@ class HorovodWorld(World):
         return lambda: hvd.synchronize(handle)[: rows[self.rank]]
 
     def _exchange_and_sum(self, t: Tensor, rows: Sequence[int], name: str) -> Callable[[], Tensor]:
-        """Gloo's reduce-scatter makes and registers its buffers anew in each call. An exchange sends as much and a sum
-        is cheap: 64 KB over two ranks took 2.6 to 3.3 ms, and 0.7 to 2.7 so, in turn (medians of 150)."""
+        """An exchange and a local sum replace Gloo's reduce-scatter, which allocates and registers its buffers in each
+        call: 64 KB over two ranks took 2.6 to 3.3 ms, and 0.7 to 2.7 this way, alternating (medians of 150)."""
         arrived = self._all_to_all(t, rows, (), name)
 
         def finish() -> Tensor:
@@ -105,5 +105,5 @@ class HorovodWorld(World):
     def _leave(self) -> None:
         hvd.shutdown()
         if elastic.active():
-            # Tensors of collectives that failed and nobody waited for, in a world that is gone.
+            # Tensors of failed collectives that nothing waited for, in a world that has ended.
             hvd.mpi_ops._handle_map.clear()

@@ -1,4 +1,4 @@
-"""One process: every collective is the identity."""
+"""The world of one process: every collective is the identity."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class SingleWorld(World):
-    """A world of one, which needs no launcher."""
+    """A world of one process, without a launcher."""
 
     backend = "single"
 

@@ -1,6 +1,6 @@
 """Collectives over torch.distributed (gloo, NCCL).
 
-Here collectives are matched by their order, so every rank must start them in the same one; names are for people.
+They are matched by their order, so all ranks must start them in the same one; names are for messages.
 """
 
 import math
@@ -16,15 +16,15 @@ from partial_fc.comm.launch import addresses, meet_ranks
 from partial_fc.comm.launch.detect import Launch, StartError
 from partial_fc.comm.world import Op, World, pad_rows
 
-# torch.distributed gives a collective up so much later than the watch, whose report says more.
+# torch.distributed's timeout is longer than the watchdog's, whose report says more.
 _LATER_S = 60.0
 _FOR_EVER = timedelta(days=3650)
-# What tensors are when they reach a backend (world.py turns the others into bytes).
+# Dtypes that reach a backend (world.py turns the others into bytes).
 _ON_THE_WIRE = (torch.uint8, torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)
 
 
 class TorchWorld(World):
-    """The processes that torchrun, srun or our own command started."""
+    """The processes of torchrun, srun or our own command."""
 
     backend = "torch"
     asks_for_counts = True
@@ -33,14 +33,14 @@ class TorchWorld(World):
     def __init__(
         self, launch: Launch, device: str, comm_timeout_s: float, start_timeout_s: float, secret: str | None = None
     ):
-        """Raises StartError where ranks do not find each other, or some would compute on GPUs and some on the CPU."""
+        """Raises StartError if ranks do not find each other, or some use GPUs and some the CPU."""
         store = meet_ranks.meet(launch, start_timeout_s, device, secret)
         if launch.local_size == launch.size and not os.environ.get("GLOO_SOCKET_IFNAME"):
-            # Gloo takes the address of the host's own name, which may be one that others reach.
+            # Gloo's default is the address of the host's name, which other hosts may not reach.
             os.environ["GLOO_SOCKET_IFNAME"] = addresses.loopback()
         try:
             dist.init_process_group(
-                # gloo stays beside NCCL for what lives on the host: barriers, counts, evaluation figures.
+                # gloo stays beside NCCL for tensors on the host: barriers, counts, evaluation scores.
                 "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
                 store=store,
                 rank=launch.rank,
@@ -54,7 +54,7 @@ class TorchWorld(World):
                 f"{str(error).splitlines()[0]}. --network-interface NAME chooses the network that all hosts share (`ip "
                 "addr` lists them)"
             ) from error
-        # So far it was the time to connect, from now on it is that of a collective.
+        # Until here it was the timeout of the connection, from now on that of a collective.
         timeout = timedelta(seconds=comm_timeout_s + _LATER_S) if comm_timeout_s else _FOR_EVER
         dist.distributed_c10d._set_pg_timeout(timeout)
         super().__init__(launch)
@@ -81,8 +81,8 @@ class TorchWorld(World):
         return finish
 
     def _row_counts(self, t: Tensor) -> list[int]:
-        """torch.distributed gathers only equal shapes, so the row counts travel first, with what a row is: 24 bytes a
-        rank. Ranks whose rows differ would read each other's bits as other numbers, or be ended by gloo."""
+        """Returns all ranks' row counts. torch.distributed gathers only equal shapes, so counts, dtype and row shape
+        are exchanged first, 24 bytes a rank; ranks whose rows differ would misread each other's bytes."""
         mine = [t.shape[0], math.prod(t.shape[1:]), _ON_THE_WIRE.index(t.dtype)]
         found = torch.empty(self.size, len(mine), dtype=torch.int64, device=t.device)
         dist.all_gather_single(found, torch.tensor([mine], device=t.device), self._group)
@@ -114,7 +114,7 @@ class TorchWorld(World):
 
 
 class GroupWorld(TorchWorld):
-    """The ranks of a process group that the caller has made, and will end."""
+    """The ranks of a process group that the caller makes and destroys."""
 
     def __init__(self, group: dist.ProcessGroup | None):
         if not dist.is_initialized():

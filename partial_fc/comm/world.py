@@ -1,7 +1,6 @@
-"""The collectives as everyone calls them: named, checked and counted here; the backends only move tensors.
+"""The World and its collectives, named, checked and counted here; the backends only move tensors.
 
-torch is imported in what computes, not with this module: who only asks how the process was launched, as the command
-line does, need not wait for it.
+torch is imported by the functions that compute, so that the command line starts fast.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ _REDUCIBLE = ("torch.float16", "torch.float32", "torch.float64", "torch.int32", 
 
 @dataclass
 class Traffic:
-    """Calls and payload bytes that this rank handed in, by the collective's name."""
+    """The calls and payload bytes of this rank, by the collective's name."""
 
     calls: Counter[str] = field(default_factory=Counter)
     num_bytes: Counter[str] = field(default_factory=Counter)
 
     def per_step(self, num_steps: int) -> dict[str, dict[str, float]]:
-        """Name -> calls and bytes of one step on average, for a report."""
+        """Returns average calls and bytes of a step, by name."""
         return {
             name: {"calls": calls / num_steps, "bytes": self.num_bytes[name] / num_steps}
             for name, calls in self.calls.items()
@@ -43,8 +42,8 @@ class Traffic:
 
 
 class CollectiveError(RuntimeError):
-    """The backend gave a collective up: a rank has ended, or the ranks did not agree on it. Says which collective, the
-    step, this rank, and where the others are; what the backend raised is its __cause__."""
+    """The backend gave a collective up: a rank has ended, or the ranks disagreed on it. The message has the collective,
+    the step, this rank, and the others' states; __cause__ is the backend's error."""
 
 
 @dataclass(eq=False)
@@ -56,7 +55,7 @@ class Work:
     _finish: Callable[[], Tensor]
 
     def wait(self) -> Tensor:
-        """Raises CollectiveError where the backend gives up."""
+        """Returns the result. Raises CollectiveError if the backend gives up."""
         world, call = self._world, self._call
         started = time.perf_counter()
         call.waited_s = -1.0
@@ -66,7 +65,7 @@ class Work:
         except RuntimeError as error:
             raise world.failure(call, error) from error
         if result.is_cuda and world.runs_ahead:
-            # The host goes on, and would stop only at the next tensor that it reads: the call stays in flight.
+            # The host continues, and blocks only at the next tensor that it reads: the call stays in flight.
             import torch
 
             event = torch.cuda.Event()
@@ -81,12 +80,12 @@ class Work:
 class World(ABC):
     """This process among the ranks of its run.
 
-    Every collective must be called by all ranks, with the same name; those of one name follow one another.
-    Nothing here averages: a reduction is a sum or a maximum, so that only the loss ever divides.
+    Every collective must be called by all ranks, with the same name; those of one name follow one another. Reductions
+    are sums or maxima, never means, so that only the loss divides.
     """
 
     backend: Literal["horovod", "torch", "single"]
-    # Whether an all-gather that is not told the ranks' row counts exchanges them first, and waits for them.
+    # Whether an all-gather without row counts exchanges them first, and waits for them.
     asks_for_counts: ClassVar[bool] = False
 
     def __init__(self, launch: Launch):
@@ -95,7 +94,7 @@ class World(ABC):
         self.local_rank = launch.local_rank
         self.local_size = launch.local_size
         self.traffic = Traffic()  # since the start
-        self.seconds_waiting = 0.0  # since the start: time in which this process did nothing but wait
+        self.seconds_waiting = 0.0  # since the start: time spent waiting
         self.journal = Journal(launch.rank, launch.size, self.backend)
         self._watch: Watch | None = None
 
@@ -104,7 +103,7 @@ class World(ABC):
 
     @property
     def step(self) -> int:
-        """The update that is being made, from 1, for reports; whoever trains sets it."""
+        """The current update, from 1, for reports; set by the training loop."""
         return self.journal.step
 
     @step.setter
@@ -113,16 +112,15 @@ class World(ABC):
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether waiting for a collective on a GPU only orders the work there, and the watch looks for its end."""
+        """Returns whether waiting for a collective only orders work on the GPU, and the watchdog tracks its end."""
         return self.backend == "torch" and self._watch is not None
 
     def watch(self, timeout_s: float, network_interface: str | None = None) -> None:
-        """Ends the processes of all ranks, from now on, where a collective takes longer than timeout_s, with a report
-        that names it, the step and the ranks that are missing. All ranks call this once, before any other collective.
+        """Starts the watchdog: it ends all ranks if a collective takes longer than timeout_s, with a report of the
+        collective, the step and the missing ranks. All ranks call this once, before any other collective.
 
-        timeout_s: 0 means never; then, and in a world of one process, nothing is done. network_interface: by which the
-        others reach rank 0, where hosts have several; None: any. Raises ValueError for a timeout that is negative or
-        not finite.
+        timeout_s: 0: no watchdog, nor in a world of one process. network_interface: leads to rank 0, if hosts have
+        several; None: any. Raises ValueError for a timeout that is negative, NaN or infinite.
         """
         if not (math.isfinite(timeout_s) and timeout_s >= 0):
             raise ValueError(f"a collective's timeout of {timeout_s} s; expected seconds, or 0 for no timeout")
@@ -137,7 +135,7 @@ class World(ABC):
         self._watch = Watch(self.journal, timeout_s, Endpoint(**json.loads(bytes(received.tolist()))), server)
 
     def failure(self, call: Call, error: RuntimeError) -> CollectiveError:
-        """The error to raise instead of the backend's; the other ranks are asked where they are."""
+        """Returns the error to raise instead of the backend's, with the other ranks' states."""
         self.journal.in_flight.discard(call)
         if self._watch:
             return CollectiveError(self._watch.describe_failure(call, str(error)))
@@ -147,8 +145,8 @@ class World(ABC):
         )
 
     def close(self) -> None:
-        """Ends the exchange with the other processes; no collective may follow."""
-        call = self.journal.begin("close")  # which may wait for the others
+        """Ends the communication with the other processes; no collective may follow."""
+        call = self.journal.begin("close")  # may wait for the others
         try:
             self._leave()
         finally:
@@ -158,17 +156,16 @@ class World(ABC):
             self._watch = None
 
     def all_reduce(self, t: Tensor, op: Op = "sum", *, name: str) -> Tensor:
-        """Sum or maximum over the ranks, elementwise; t has the same shape and dtype on all of them."""
+        """Returns the elementwise sum or maximum over the ranks; t has the same shape and dtype on all of them."""
         return self.start_all_reduce(t, op, name=name).wait()
 
     def all_gather(self, t: Tensor, *, name: str) -> Tensor:
-        """The rows (dim 0) of all ranks in rank order. The number of rows may differ between ranks, and be 0."""
+        """Returns the rows (dim 0) of all ranks in rank order. Their number may differ between ranks, and be 0."""
         return self.start_all_gather(t, name=name).wait()
 
     def reduce_scatter(self, t: Tensor, rows: Sequence[int], *, name: str) -> Tensor:
-        """Sums t, (sum(rows), ...), over the ranks and returns this rank's rows of the sum: the rows[rank] ones
-        that follow those of the ranks before it. rows: the number of rows of every rank, equal on all of them.
-        """
+        """Sums t, (sum(rows), ...), over the ranks and returns this rank's rows of the sum: rows[rank] of them, after
+        those of the ranks before it. rows: the number of rows of every rank, equal on all ranks."""
         return self.start_reduce_scatter(t, rows, name=name).wait()
 
     def broadcast(self, t: Tensor, root: int = 0, *, name: str) -> Tensor:
@@ -184,7 +181,7 @@ class World(ABC):
         self.all_reduce(torch.zeros(1), name=name)
 
     def start_all_reduce(self, t: Tensor, op: Op = "sum", *, name: str, in_place: bool = False) -> Work:
-        """`all_reduce`, in the background. in_place: the result is written over t, which is contiguous."""
+        """Starts `all_reduce` in the background. in_place: the result is written over t, which is contiguous."""
         import torch
 
         _check_reducible(name, t)
@@ -193,8 +190,8 @@ class World(ABC):
         return self._start(name, lambda: self._all_reduce(total, op, name))
 
     def start_all_gather(self, t: Tensor, rows: Sequence[int] | None = None, *, name: str) -> Work:
-        """`all_gather`, in the background. rows: the number of rows of every rank, equal on all of them, where the
-        caller knows it: torch.distributed otherwise asks the ranks for it first, and waits for the answer."""
+        """Starts `all_gather` in the background. rows: the number of rows of every rank, equal on all ranks, if known:
+        torch.distributed otherwise exchanges it first, and waits."""
         if t.dim() == 0:
             raise ValueError(f"{name}: all_gather needs rows; got a scalar, expected at least one dimension")
         if rows is not None and (len(rows) != self.size or rows[self.rank] != t.shape[0]):
@@ -206,7 +203,7 @@ class World(ABC):
         return self._start(name, lambda: self._all_gather(wire, rows, name), restore)
 
     def start_reduce_scatter(self, t: Tensor, rows: Sequence[int], *, name: str) -> Work:
-        """`reduce_scatter`, in the background."""
+        """Starts `reduce_scatter` in the background."""
         _check_reducible(name, t)
         if t.dim() == 0:
             raise ValueError(f"{name}: reduce_scatter needs rows; got a scalar, expected at least one dimension")
@@ -222,8 +219,8 @@ class World(ABC):
         """Sends block r of this rank's t to rank r, in the background; the result is the blocks that the ranks had for
         this one, in rank order.
 
-        rows: of each block, and arriving: of each block of the result, which is the block that rank r sends here; both
-        have W numbers, of which any may be 0. Without them t is (W * n, ...), of equal shape on all ranks.
+        rows: of each block of t; arriving: of each block of the result, sent by rank r; both have W numbers, each
+        possibly 0. Without them t is (W * n, ...), of equal shape on all ranks.
         """
         if (rows is None) != (arriving is None):
             raise ValueError(f"{name}: give both the rows that go and those that arrive, or neither")
@@ -245,7 +242,7 @@ class World(ABC):
 
     @contextmanager
     def count_traffic(self) -> Iterator[Traffic]:
-        """Counts the collectives of the block, and these alone."""
+        """Counts the collectives of the block only."""
         outer, self.traffic = self.traffic, Traffic()
         try:
             yield self.traffic
@@ -257,7 +254,7 @@ class World(ABC):
     def _start(
         self, name: str, start: Callable[[], Callable[[], Tensor]], restore: Callable[[Tensor], Tensor] | None = None
     ) -> Work:
-        """Hands a collective to the backend, which may block right here; restore: what its result goes through."""
+        """Hands a collective to the backend, which may block here; restore: converts its result back."""
         call = self.journal.begin(name)
         try:
             finish = start()
@@ -271,8 +268,7 @@ class World(ABC):
         self.traffic.calls[name] += 1
         self.traffic.num_bytes[name] += t.numel() * t.element_size()
 
-    # What a backend provides: each starts a collective on a contiguous tensor and returns what finishes it.
-    # _all_reduce writes its result over t.
+    # A backend's methods, which return what finishes the collective on a contiguous tensor; _all_reduce is in place.
 
     @abstractmethod
     def _all_reduce(self, t: Tensor, op: Op, name: str) -> Callable[[], Tensor]: ...
@@ -301,8 +297,8 @@ def _check_reducible(name: str, t: Tensor) -> None:
 
 
 def _as_sent(t: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """(t in a dtype that every backend can move, how to turn what arrives back). Moving is not adding, so the dtypes
-    that some backend does not know go as bytes."""
+    """Returns (t in a dtype that all backends support, a function that converts the result back). Dtypes that some
+    backend lacks are sent as bytes, as no sum is needed."""
     import torch
 
     t = t.contiguous()
@@ -318,8 +314,7 @@ def _as_sent(t: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
 
 
 def pad_rows(t: Tensor, rows: Sequence[int]) -> Tensor:
-    """Fills each rank's block up with zeros, (sum(rows), ...) -> (W * max(rows), ...), for backends that can scatter
-    only equal blocks."""
+    """Pads each rank's block with zeros, (sum(rows), ...) -> (W * max(rows), ...), for scatters of equal blocks."""
     most = max(rows)
     if all(count == most for count in rows):
         return t

@@ -222,6 +222,7 @@ class HeadFlags:
             catch_up=self.head_catch_up,
             hard_negatives=hard_negatives,
             quota=self.quota,
+            ignore_index=None,  # the loader has no such labels, and to look for them takes a wait for the device
             **self._softmax_options(),
         )
 

@@ -5,12 +5,12 @@ S sampled local classes.
 """
 
 from partial_fc.head.cross_entropy import CrossEntropy
-from partial_fc.head.hard_negatives import HardNegatives
 from partial_fc.head.margin import ArcFace, CombinedMargin, CosFace, Margin, Softmax, SphereFace
 from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
 from partial_fc.head.partial_fc import PartialFC
 from partial_fc.head.protocol import Head, Table, check_head
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD, Storage
+from partial_fc.head.selection.hard_negatives import HardNegatives
 from partial_fc.head.shard import Shard
 
 __all__ = [

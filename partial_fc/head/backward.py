@@ -6,23 +6,21 @@ import torch
 from torch import Tensor
 
 from partial_fc.comm import Work
-from partial_fc.head.pending import DeferredGradient
+from partial_fc.head.pending import DeferredGradient, Pending
 
 
 @dataclass
 class Backward:
     """The rest of one backward pass: waits for the features' gradient and hands the centres' to the head."""
 
-    pending: list[DeferredGradient]  # gets `deferred`
+    pending: Pending  # gets `deferred`
     deferred: DeferredGradient
     features: Work  # this rank's d(loss)/d(features), on its way
     factor: int  # W where the ranks' gradients will be averaged, 1 where they will be summed
     grad_feat_BD: Tensor | None = None  # the same, arrived: backward may be called twice
 
     def __call__(self, grad_loss: Tensor) -> Tensor:
-        deferred = replace(self.deferred)
-        deferred.scale(grad_loss)
-        self.pending.append(deferred)
+        self.pending.add(replace(self.deferred), grad_loss)
         if self.grad_feat_BD is None:
             self.grad_feat_BD = self.features.wait()
         return self.grad_feat_BD * (grad_loss if self.factor == 1 else grad_loss * self.factor)

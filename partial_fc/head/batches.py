@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from partial_fc.comm import World
-from partial_fc.head.active_rows import ActiveRows, Chosen, RowSelector
 from partial_fc.head.gather import Arrived, Gather, GlobalBatch
+from partial_fc.head.selection.active_rows import ActiveRows, Chosen, RowSelector
 
 
 class Batches:
@@ -32,6 +32,11 @@ class Batches:
         self.forget()
         batch, active = self._look(self._gather_labels, no_feature_B0, label_B, False, step)
         self._prepared = active, batch.label_G.sort().values
+
+    @property
+    def are_prepared(self) -> bool:
+        """Whether the labels of the step's micro-batches are known."""
+        return self._prepared is not None
 
     def forget(self) -> None:
         """The micro-batches that were prepared are done, or not to be."""

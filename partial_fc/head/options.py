@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from partial_fc.head.margin import Margin
-from partial_fc.head.sampling import Quota
+from partial_fc.head.selection.sampling import Quota
 
 # The denominators of the ranks are added as sums of exp(logit) in float64, whose range ends at exp(709): with logits
 # bounded by this, no maximum has to be agreed upon first, and no row can under- or overflow.

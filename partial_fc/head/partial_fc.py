@@ -13,34 +13,41 @@ collectives, kernels/ the passes.
 (An, Zhu et al., "Partial FC: Training 10 Million Identities on a Single Machine", https://arxiv.org/abs/2010.05222.)
 """
 
+import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from partial_fc.comm import SingleWorld, World
-from partial_fc.head import kernels
-from partial_fc.head.active_rows import ActiveRows, RowSelector
+from partial_fc.head import kernels, predict
 from partial_fc.head.backward import Backward, Loss
 from partial_fc.head.batches import Batches, class_numbers
 from partial_fc.head.class_rows import ClassRows
-from partial_fc.head.gather import FEATURE_DTYPES
-from partial_fc.head.hard_negatives import HardNegatives
+from partial_fc.head.interop.inputs import device_of, margin_of, rows_of, world_of
+from partial_fc.head.interop.module import HeadModule
 from partial_fc.head.kernels import Logits
 from partial_fc.head.margin import Margin
 from partial_fc.head.options import check_options
 from partial_fc.head.pending import DeferredGradient, Pending
 from partial_fc.head.protocol import scope
 from partial_fc.head.rows import RowOptimizer, RowSGD, RowTable, Storage
-from partial_fc.head.sampling import Quota, Sampling
+from partial_fc.head.selection.active_rows import ActiveRows, RowSelector
+from partial_fc.head.selection.hard_negatives import HardNegatives
+from partial_fc.head.selection.sampling import Quota, Sampling
 from partial_fc.head.shard import Shard
 from partial_fc.head.softmax import RowMath, own_arithmetic
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
-class PartialFC(AbstractContextManager):
+    from partial_fc.head.interop.optimizer import HeadOptimizer
+    from partial_fc.head.interop.sharded import ShardedState
+
+
+class PartialFC(HeadModule):
     """A last layer of num_classes centres, of which this rank keeps and updates its own shard.
 
         loss = head(feat_BD, label_B)   # scalar of `dtype`, equal on every rank: the mean over the global batch
@@ -62,7 +69,8 @@ class PartialFC(AbstractContextManager):
     interclass_filtering_threshold: a negative with a larger cosine is left out of the row's softmax. sub_centres: a
     class has so many centres and its logit is that of the nearest. label_smoothing: the share of the target that is
     spread evenly over the classes that take part. sampling_correction: logits of negatives get -log(sample_rate), so
-    that the loss estimates that over all classes. hard_negatives: also take part. name: of a head that is one of
+    that the loss estimates that over all classes. hard_negatives: also take part.
+    ignore_index: rows with this label take no part; None: there is no such label. name: of a head that is one of
     several, for its files and collectives.
     """
 
@@ -70,9 +78,9 @@ class PartialFC(AbstractContextManager):
         self,
         num_classes: int,
         embedding_size: int,
-        margin: Margin,
+        margin: Margin | str,
         sample_rate: float = 1.0,
-        world: World | None = None,
+        world: "World | ProcessGroup | None" = None,
         seed: int = 0,
         optimizer: RowOptimizer | None = None,
         device: torch.device | str = "cpu",
@@ -89,8 +97,11 @@ class PartialFC(AbstractContextManager):
         sampling_correction: bool = False,
         hard_negatives: HardNegatives | None = None,
         quota: Quota = "negatives",
+        ignore_index: int | None = -100,
         name: str = "",
     ):
+        super().__init__({key: value for key, value in locals().items() if key not in ("self", "__class__")})
+        margin, device = margin_of(margin), device_of(device)
         check_options(
             margin,
             sample_rate,
@@ -107,7 +118,7 @@ class PartialFC(AbstractContextManager):
         if storage.dtype == torch.float64 != dtype:
             raise ValueError(f"centres stored in float64 with dtype {dtype}: give dtype float64, too, or store less")
         self.name, self.scope = name, scope(name)
-        self.world = world or SingleWorld()
+        self.world = world_of(world) or SingleWorld()
         self.num_classes = num_classes  # of all ranks
         self.margin = margin
         self.embedding_size = embedding_size
@@ -116,13 +127,14 @@ class PartialFC(AbstractContextManager):
         self.sampling = Sampling(num_classes, sample_rate, seed, quota)
         self.optimizer = optimizer or RowSGD()
         self.num_steps = 0  # counts `step`; with the seed it decides the negatives
+        self.ignore_index = ignore_index
         self.filter_above = interclass_filtering_threshold
         self.sub_centres = sub_centres
         self.label_smoothing = label_smoothing
         self.sampling_correction = sampling_correction
         self.hard_negatives = hard_negatives
         self._gradient_factor = self.world.size if backbone_gradients == "average" else 1
-        self.kernel = kernels.choose(impl, torch.device(device), dtype, precision)
+        self.kernel = kernels.choose(impl, device, dtype, precision)
         self.store = RowTable(
             self.shard.start * sub_centres,
             len(self.shard) * sub_centres,
@@ -142,6 +154,7 @@ class PartialFC(AbstractContextManager):
         self._row_math = RowMath()
         self._fuse()
         self._batches = Batches(num_classes, self.world, self._selector, self.scope)
+        self._has_warned = False
         self._margin_before: dict[str, Any] | None = None  # what `discard` goes back to
 
     def _fuse(self) -> None:
@@ -176,25 +189,37 @@ class PartialFC(AbstractContextManager):
         centre_LD = self.store.centres_now()
         return centre_LD if self.sub_centres == 1 else centre_LD.unflatten(0, (-1, self.sub_centres))
 
-    def __call__(self, feat_BD: Tensor, label_B: Tensor) -> Tensor:
-        """feat_BD: floating; label_B: class numbers, integers. Where the features require a gradient and autograd is
-        on, this is a step of training; else only the loss is formed, and nothing learns from the batch. Raises
-        ValueError, on all ranks alike, for a label outside of [0, num_classes)."""
-        if feat_BD.dim() != 2 or feat_BD.shape[1] != self.embedding_size or label_B.shape != feat_BD.shape[:1]:
-            raise ValueError(
-                f"{self.world}: features {tuple(feat_BD.shape)} with labels {tuple(label_B.shape)}; "
-                f"expected (B, {self.embedding_size}) and (B,)"
-            )
-        if feat_BD.dtype not in FEATURE_DTYPES:
-            raise ValueError(f"{self.world}: features are {feat_BD.dtype}; expected one of {FEATURE_DTYPES}")
-        training = torch.is_grad_enabled() and feat_BD.requires_grad
+    def forward(self, feat_BD: Tensor, label_B: Tensor) -> Tensor:
+        """Returns the loss. feat_BD: floating, (B, D), or (..., D) such as (B, T, D) with labels (...); label_B: class
+        numbers, integers.
+
+        Where the features require a gradient, autograd is on and the module trains (`eval()` ends that), this is a step
+        of training; else only the loss is formed, and nothing learns from the batch. Raises ValueError, on all ranks
+        alike, for a label outside of [0, num_classes).
+        """
+        feat_BD, label_B = rows_of(feat_BD, label_B, self.embedding_size, self.ignore_index, self.world)
+        training = self.training and torch.is_grad_enabled() and feat_BD.requires_grad
         with own_arithmetic(self.store.device):
-            loss, backward = self._forward(feat_BD.detach(), class_numbers(label_B), training)
+            loss, backward = self._forward(feat_BD.detach(), label_B, training)
         if backward is None:
             return loss
+        if self.pending and not self._batches.are_prepared:
+            self._warn_of_pending()
         with torch.enable_grad():  # a rank without rows trains where the others do, whatever its features say
             leaf_BD = feat_BD if feat_BD.requires_grad else feat_BD.detach().requires_grad_()
             return Loss.apply(leaf_BD, loss, backward)
+
+    def _warn_of_pending(self) -> None:
+        """Once: a second batch before `step` is a mistake, or wants `prepare`."""
+        if not self._has_warned:
+            self._has_warned = True
+            sampled = "" if self.sampling.rate == 1 else ", and each micro-batch now lacks the others' classes"
+            warnings.warn(
+                f"{self.world}: a second batch before head.step(): without it the centres stay as they are. If several "
+                f"micro-batches make one step, call head.prepare(all their labels) first: without it all their "
+                f"gradients are kept{sampled}",
+                stacklevel=4,
+            )
 
     def _forward(self, feat_BD: Tensor, label_B: Tensor, training: bool) -> tuple[Tensor, Backward | None]:
         """The collectives of a forward pass, and what softmax.py and the kernel do between them."""
@@ -258,6 +283,34 @@ class PartialFC(AbstractContextManager):
         """The rows that take part in the step of this global batch."""
         return self._selector.fetch(self._selector.choose(label_G, self.num_steps), self.num_steps)
 
+    def topk(self, feat_BD: Tensor, k: int = 5) -> tuple[Tensor, Tensor]:
+        """The k nearest classes of each feature over all ranks, (cosine_BK, class_BK): `predict.topk`. A collective."""
+        return predict.topk(self, feat_BD, k)
+
+    def logits(self, feat_BD: Tensor, class_N: Tensor) -> Tensor:
+        """Logits of some classes without margin, (B, N): `predict.logits`. A collective."""
+        return predict.logits(self, feat_BD, class_N)
+
+    def centres_of(self, class_N: Tensor) -> Tensor:
+        """The centres of some classes, whichever ranks have them: `predict.centres_of`. A collective."""
+        return predict.centres_of(self, class_N)
+
+    def rank_of(self, class_N: Tensor) -> Tensor:
+        """The rank that has each class, (N,) int64."""
+        return Shard.owners(class_N, self.num_classes, self.world.size)
+
+    def sharded(self) -> "ShardedState":
+        """The state for torch.distributed.checkpoint, which any number of ranks loads (head/sharded.py)."""
+        from partial_fc.head.interop.sharded import ShardedState
+
+        return ShardedState(self)
+
+    def as_optimizer(self, lr: float) -> "HeadOptimizer":
+        """A torch.optim.Optimizer whose `step` moves the centres, for schedulers, GradScaler and frameworks."""
+        from partial_fc.head.interop.optimizer import HeadOptimizer
+
+        return HeadOptimizer(self, lr)
+
     def finite(self) -> Tensor:
         """Whether all numbers of the pending gradient are finite here: bool scalar. Ranks may differ."""
         return self.pending.finite()
@@ -267,7 +320,7 @@ class PartialFC(AbstractContextManager):
         learnt from its batch. The next step has the same negatives."""
         if self._margin_before is not None:
             self.margin_state = self._margin_before
-        self._forget()
+        self.forget()
         if self.hard_negatives is not None:
             self.hard_negatives.undo()
 
@@ -289,13 +342,13 @@ class PartialFC(AbstractContextManager):
         self._selector.prefetch(self.num_steps + 1)
         with own_arithmetic(self.store.device):
             self.pending.update(self.kernel, self.store, lr, self.num_steps)
-        self._forget()
+        self.forget()
         if self.hard_negatives is not None:
             self.hard_negatives.keep()
         self.num_steps += 1
 
-    def _forget(self) -> None:
-        """The gradients since the last step have been used, or are not wanted."""
+    def forget(self) -> None:
+        """Drops the gradients since the last step: they have been used, or are not wanted."""
         self.pending.clear()
         self._batches.forget()
         self._margin_before = None
@@ -319,6 +372,9 @@ class PartialFC(AbstractContextManager):
         """Ends threads and closes files of the centres, which are not to be used after it. `with head:` does so."""
         self.store.close()
 
+    def __enter__(self) -> "PartialFC":
+        return self
+
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -337,37 +393,6 @@ class PartialFC(AbstractContextManager):
 
     def load(self, state: dict[str, Any]) -> None:
         """There is nothing besides the table."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that this rank's part of the head is, for torch.save: every rank saves its own. Not copies. (To load it
-        with another number of ranks: partial_fc.checkpoint.)"""
-        lists = {} if self.hard_negatives is None else self.hard_negatives.state()
-        return {**self._identity(), "facts": self.facts(), "rows": self.row_state(), "hard_negatives": lists}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` gave. Raises ValueError for another range of classes, or another head's."""
-        for name, expected in self._identity().items():
-            if state.get(name) != expected:
-                raise ValueError(
-                    f"{self.world}: the state has {name} {state.get(name)}, this head {expected}: each rank loads what "
-                    "it saved, with as many ranks as saved it; partial_fc.checkpoint loads with any number"
-                )
-        if (self.hard_negatives is None) != (not state["hard_negatives"]):
-            raise ValueError("the state is that of a head with hard negatives, or this head has them: not of both")
-        self._forget()
-        self.load_facts(state["facts"])
-        self.store.load_row_state({name: t.reshape(-1, t.shape[-1]) for name, t in state["rows"].items()})
-        if self.hard_negatives is not None:
-            self.hard_negatives.load_state(state["hard_negatives"])
-
-    def _identity(self) -> dict[str, Any]:
-        """What has to be equal in a head that loads a state."""
-        return {
-            "num_classes": self.num_classes,
-            "classes": [self.shard.start, self.shard.stop],
-            "embedding_size": self.embedding_size,
-            "sub_centres": self.sub_centres,
-        }
 
     def row_state(self) -> dict[str, Tensor]:
         """Everything that a class has here, by name, one entry for each local class. Not copies."""

@@ -1,6 +1,6 @@
 """What the backward passes leave for `step`: the centres' gradient, not formed yet, in O(G * D) numbers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,17 @@ class DeferredGradient:
 
 class Pending(list[DeferredGradient]):
     """One for each backward since the last step, and what is done to all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_backward: Callable[[Tensor], None] | None = None  # is told the gradient of the loss
+
+    def add(self, deferred: DeferredGradient, grad_loss: Tensor) -> None:
+        """Adds what a backward leaves; grad_loss: d(what was differentiated)/d(loss), scalar."""
+        deferred.scale(grad_loss)
+        self.append(deferred)
+        if self.on_backward is not None:
+            self.on_backward(grad_loss)
 
     def finite(self) -> Tensor:
         """Whether all numbers that the gradient is made of are finite: bool scalar."""

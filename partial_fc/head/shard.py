@@ -32,6 +32,14 @@ class Shard:
         start = rank * each + min(rank, more)
         return cls(start, start + each + (rank < more), num_classes)
 
+    @staticmethod
+    def owners(class_N: Tensor, num_classes: int, size: int) -> Tensor:
+        """The rank that has each class, (N,) int64, by the ranges of `of`. class_N: int64, in [0, num_classes)."""
+        each, more = divmod(num_classes, size)
+        split = more * (each + 1)  # the first class of the ranks that own one less
+        late_N = more + (class_N - split).div(max(each, 1), rounding_mode="floor")
+        return torch.where(class_N < split, class_N.div(each + 1, rounding_mode="floor"), late_N)
+
     def __len__(self) -> int:
         return self.stop - self.start
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from partial_fc.head.active_rows import ActiveRows
 from partial_fc.head.kernels import LogitGrad, Sums
 from partial_fc.head.kernels.plain import row_dots, unit, unit_backward
 from partial_fc.head.margin import Margin, State, value_and_slope
+from partial_fc.head.selection.active_rows import ActiveRows
 from partial_fc.head.shard import Shard
 
 

@@ -1,1 +1,1 @@
-"""The training loop and what it says."""
+"""The training loop, its start and end, its guards and its records."""

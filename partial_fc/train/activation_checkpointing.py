@@ -1,7 +1,6 @@
-"""Activation checkpointing: the inner values of a block are formed again in the backward pass instead of being kept.
+"""Activation checkpointing: a block's activations are recomputed in the backward pass instead of being kept.
 
-(Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost", https://arxiv.org/abs/1604.06174; the work is done
-by torch.utils.checkpoint.)
+(Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost", https://arxiv.org/abs/1604.06174.)
 """
 
 from contextlib import AbstractContextManager, ExitStack
@@ -17,12 +16,12 @@ from partial_fc.train.batch_norm import GlobalBatchNorm, Moments
 
 
 def enable(model: nn.Module) -> nn.Module:
-    """Each block of the model (models.BLOCKS) keeps only its input for the backward pass, and is computed a second time
+    """Makes each block of the model (models.BLOCKS) keep only its input for the backward pass, and recompute the rest
     there; returns the model.
 
-    The mathematics stays, to the bit: loss, gradients, random numbers, and running statistics, which count a batch
-    once. Batch norms over all ranks send nothing twice. Names in the state dict stay. It costs about one more forward
-    pass: a third of the arithmetic. Without gradients (torch.no_grad) nothing changes.
+    Results are bit-identical: loss, gradients, random numbers, and running statistics, which count a batch once. Batch
+    norms over all ranks send nothing twice. State-dict names stay. It costs about one more forward pass: a third of the
+    arithmetic. It has no effect without gradients (torch.no_grad).
 
     Raises ValueError for a model without such blocks.
     """
@@ -44,7 +43,7 @@ def _forward(block: nn.Module, x: Tensor) -> Tensor:
 
 
 def _contexts(block: nn.Module) -> tuple[AbstractContextManager, AbstractContextManager]:
-    """Around the first computation of a block, and around each later one."""
+    """Returns the contexts of the first computation of a block, and of each later one."""
     again = _Again(block)
     first = ExitStack()
     first.callback(again.remember_moments)
@@ -52,7 +51,7 @@ def _contexts(block: nn.Module) -> tuple[AbstractContextManager, AbstractContext
 
 
 class _Again(AbstractContextManager):
-    """Inside it the block's batch norms take the statistics of the same values as before, but count no batch."""
+    """The context of a recomputation: the block's batch norms reuse their statistics, and count no batch."""
 
     def __init__(self, block: nn.Module):
         norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
@@ -62,14 +61,14 @@ class _Again(AbstractContextManager):
         self._kept: list[tuple[_BatchNorm, str, Tensor]] = []
 
     def remember_moments(self) -> None:
-        """Keeps the moments of the global batch, of the computation that has just ended: they came from other ranks."""
+        """Keeps the moments of the last computation's global batch, which came from other ranks."""
         self._moments = [norm.latest_moments for norm in self._global]
 
     def __enter__(self) -> None:
         for shared, moments in zip(self._global, self._moments, strict=True):
             shared.given_moments = moments
-        # Torch's own count into copies. (With track_running_stats off they would keep fewer tensors for backward than
-        # the first time, which checkpoint refuses; momentum 0 would turn an infinite statistic into NaN.)
+        # Redirects torch's counts into copies. (With track_running_stats off they would keep fewer tensors for backward
+        # than the first time, which checkpoint refuses; momentum 0 would turn an infinite statistic into NaN.)
         self._kept = [(norm, name, b) for norm in self._local for name, b in norm.named_buffers()]
         for norm, name, buffer in self._kept:
             setattr(norm, name, buffer.clone())

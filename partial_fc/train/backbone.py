@@ -1,4 +1,4 @@
-"""The backbone (seams.py) made of a torch module: TorchBackbone."""
+"""TorchBackbone, the Backbone (seams.py) made of a torch module."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -20,8 +20,8 @@ from partial_fc.train.seams import Stored
 
 
 class _Gradient(torch.autograd.Function):
-    """A scalar of which the gradient in `output` is the one given: output.backward(gradient) without what torch imports
-    to compare the two shapes, 0.7 s in each process. (The same gradient, to the bit.)"""
+    """A scalar whose gradient in `output` is given: the same as output.backward(gradient), to the bit, but without
+    torch's imports for comparing the two shapes, 0.7 s in each process."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, gradient: Tensor) -> Tensor:
@@ -35,8 +35,7 @@ class _Gradient(torch.autograd.Function):
 
 
 class TorchBackbone:
-    """A torch module with its precision, weights, optimizer and gradient exchange, and its input contract. The verbs
-    are those of seams.Backbone, which says what each is for.
+    """A torch module with its precision, weights, optimizer, gradient exchange and input contract; see seams.Backbone.
 
     module: on its device, equal on all ranks (`broadcast_module`). contract: what model.safetensors says of the
     network; its "network" and sizes must be those of a checkpoint that is loaded.
@@ -56,7 +55,7 @@ class TorchBackbone:
         self.device = precision.device
         self.mode: str = precision.mode
         self.contract = {**contract, **to_input.facts()}
-        # note: what a user should know of this precision on this machine.
+        # note: for the user, on this precision on this machine.
         self.weights, self.note = precision.prepare(module)
         self.optimizer = make_optimizer(self.weights)
         self.sync = GradientSync(module, world, compressor=compressor)
@@ -80,13 +79,12 @@ class TorchBackbone:
         self.sync.zero(self.precision.loss_scale, num_samples)
 
     def forward(self, input_B: Tensor) -> Tensor:
-        """A batch as the loader gives it -> the output as a leaf in the head's dtype: the two backwards part there."""
+        """Returns the output for a loader's batch, as a leaf in the head's dtype, which separates the two backwards."""
         self._output_B = self._forward(input_B)
         return self._output_B.detach().to(self.precision.parameter_dtype).requires_grad_()
 
     def backward(self, grad_B: Tensor) -> None:
-        """grad_B: of the leaf that `forward` gave. The head's own gradient is never 16 bits wide: the loss scale is the
-        backbone's alone."""
+        """grad_B: of the leaf from `forward`. The head's gradient is never 16-bit: only the backbone is scaled."""
         assert self._output_B is not None, "forward() comes first"
         output_B, self._output_B = self._output_B, None
         _Gradient.apply(output_B, (grad_B * self.precision.loss_scale).to(output_B.dtype)).backward()
@@ -146,7 +144,7 @@ class TorchBackbone:
     # ---- state
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        """What only this rank has are its running statistics and the residuals of its gradient compression."""
+        """Returns the state; this rank's own are the running statistics and the residuals of gradient compression."""
         with joined_statistics(self.module, self.world):
             joined = checkpoint.copied(dict(self.module.named_buffers()))
         weights = {name: joined.get(name, t) for name, t in self.weights.state_dict().items()}
@@ -177,7 +175,7 @@ class TorchBackbone:
             return []
         return [f"{found.folder} was trained with another --gradient-compression: its residuals are left out"]
 
-    # ---- a second look at an update whose numbers are not finite (guards/nan_report.py)
+    # ---- a second look at an update with NaN or Inf (guards/nan_report.py)
 
     def watch_outputs(self, input_B: Tensor, look: Callable[[str, str, Tensor], None]) -> None:
         def hook(module: nn.Module, name: str, output: Any) -> None:
@@ -196,7 +194,7 @@ class TorchBackbone:
                 handle.remove()
 
     def gradients(self, input_B: Tensor | None = None, grad_B: Tensor | None = None) -> dict[str, Tensor]:
-        """p.grad stay as they are."""
+        """Leaves p.grad as it is."""
         named = [(name, p) for name, p in reversed(list(self.module.named_parameters())) if p.requires_grad]
         if input_B is None or grad_B is None:
             return {name: self.sync.gradient_of[p] for name, p in named}
@@ -208,7 +206,7 @@ class TorchBackbone:
 
     @contextmanager
     def _statistics_kept(self) -> Iterator[None]:
-        """The running statistics are afterwards what they were."""
+        """Restores the running statistics at the end of the block."""
         statistics = RunningStatistics(self.module)
         try:
             yield

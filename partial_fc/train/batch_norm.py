@@ -1,8 +1,8 @@
 """Batch norm over the global batch, on the CPU and on GPUs, over every backend of `comm`.
 
-torch.nn.SyncBatchNorm means the same, but runs only on CUDA and only over torch.distributed.
+torch.nn.SyncBatchNorm does the same, but only on CUDA and over torch.distributed.
 
-B local rows (they may differ between ranks, and be 0), C channels, N values of a channel over all ranks.
+B local rows (any number on each rank), C channels, N values of a channel over all ranks.
 """
 
 import torch
@@ -20,9 +20,8 @@ def convert(model: nn.Module, world: World) -> nn.Module:
     """Replaces each BatchNorm1d, 2d and 3d of the model by one over the global batch; returns the model.
 
     Parameters and buffers are the same objects under the same names. Two collectives a layer and step:
-    `sync_bn/PATH/forward`, an all-reduce of 2C + 1 float64, and `sync_bn/PATH/backward`, one of 2C float32.
-    A world of one has nothing to share but computes alike: torch's own float32 sums differ in the sixth digit,
-    and training makes that visible within fifty steps.
+    `sync_bn/PATH/forward`, an all-reduce of 2C + 1 float64, and `sync_bn/PATH/backward`, one of 2C float32. A world of
+    one computes alike: torch's float32 sums differ in the sixth digit, which shows within fifty steps of training.
     """
     for path, module in list(model.named_modules()):
         if type(module) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
@@ -30,7 +29,7 @@ def convert(model: nn.Module, world: World) -> nn.Module:
         assert isinstance(module, _BatchNorm)
         if not module.affine or not module.track_running_stats or module.momentum is None:
             raise ValueError(f"{path}: cannot share {module}: expected affine, with running statistics and a momentum")
-        if not path:  # the model is one batch norm
+        if not path:  # the model is a batch norm
             return GlobalBatchNorm(module, world, "root")
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, GlobalBatchNorm(module, world, path))
@@ -38,15 +37,14 @@ def convert(model: nn.Module, world: World) -> nn.Module:
 
 
 class GlobalBatchNorm(_BatchNorm):
-    """x (B, C, ...) -> the same shape and dtype. In eval mode an ordinary batch norm without collectives.
+    """Batch norm over all ranks: x (B, C, ...) -> the same shape and dtype. In eval mode it needs no collectives.
 
-    In training mode the statistics are those of all ranks' rows together, and the running variance is the
-    unbiased one of the global batch: running statistics stay equal on all ranks.
+    In training mode the statistics are those of all ranks' rows together, and the running variance is the unbiased one
+    of the global batch, so that running statistics stay equal on all ranks.
 
-    Gradients follow this project's rule: the loss is the mean over the global batch, and from there on all is
-    summed. That of x is exact: it includes what this rank's rows do to the other ranks' outputs. Those of
-    weight and bias are this rank's contribution only, not reduced: the trainer sums all parameters' gradients
-    over the ranks later.
+    Gradients follow this project's rule: the loss is the mean over the global batch, and gradients are summed. That of
+    x is exact: it includes the effect of this rank's rows on other ranks' outputs. Those of weight and bias are this
+    rank's contribution only: the trainer sums parameters' gradients over the ranks later.
     """
 
     def __init__(self, source: _BatchNorm, world: World, path: str):
@@ -57,8 +55,8 @@ class GlobalBatchNorm(_BatchNorm):
         self.train(source.training)
         self.world = world
         self.path = path
-        # Of the last batch in training mode. Given ones are taken for this batch's: it is computed again
-        # (activation_checkpointing.py), and neither travels nor counts a second time.
+        # The moments of the last batch in training mode. If set before a forward, they are used for it: a recomputation
+        # (activation_checkpointing.py) sends nothing and is not counted a second time.
         self.latest_moments: Moments | None = None
         self.given_moments: Moments | None = None
 
@@ -76,8 +74,8 @@ class GlobalBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _count(self, moments: Moments) -> None:
-        """One more batch in the running statistics."""
-        # `convert` takes no other kind; the type checker cannot know.
+        """Counts one more batch in the running statistics."""
+        # For the type checker: `convert` takes no other kind.
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -90,10 +88,10 @@ class GlobalBatchNorm(_BatchNorm):
 
 
 def _global_moments(x: Tensor, world: World, path: str) -> Moments:
-    """The moments of each channel over all ranks.
+    """Returns the moments of each channel over all ranks.
 
-    The local variance is centred on the local mean; the sums that travel are float64, so that their
-    difference keeps the digits a float32 input had, however large its mean is against its spread.
+    The local variance is centred on the local mean; the sums exchanged are float64, so that their difference keeps the
+    digits of a float32 input, even if its mean is much larger than its spread.
     """
     axes = [axis for axis in range(x.dim()) if axis != 1]
     local_count = x.numel() // x.shape[1]
@@ -105,15 +103,15 @@ def _global_moments(x: Tensor, world: World, path: str) -> Moments:
     local = torch.cat([mean_C, var_C + mean_C.square(), mean_C.new_ones(1)]) * local_count
     total = world.all_reduce(local, name=f"sync_bn/{path}/forward")
     count = total[-1]
-    # A total of 1 means 1 or 0 on every rank: only then is the number looked at, which waits for a GPU.
+    # A total of 1 implies 1 or 0 rows on every rank: only then is the number read, which waits for a GPU.
     if local_count <= 1 and count.item() <= 1:
         raise ValueError(f"{path}: the global batch has {int(count)} value(s) per channel; a variance needs 2 or more")
     mean_C, square_C = (total[:-1] / count).chunk(2)
-    return mean_C, (square_C - mean_C.square()).clamp(min=0), count  # equal values may round to below 0
+    return mean_C, (square_C - mean_C.square()).clamp(min=0), count  # rounding may give less than 0 for equal values
 
 
 class _Normalise(torch.autograd.Function):
-    """forward: (x - mean) / sqrt(var + eps) * weight + bias, with statistics that depend on all ranks' x."""
+    """Returns (x - mean) / sqrt(var + eps) * weight + bias, with statistics that depend on all ranks' x."""
 
     @staticmethod
     def forward(
@@ -138,7 +136,7 @@ class _Normalise(torch.autograd.Function):
         weight_grad_C = (dy_wide * xhat).sum(axes)
         local = torch.cat([bias_grad_C, weight_grad_C])
         total = ctx.norm.world.all_reduce(local, name=f"sync_bn/{ctx.norm.path}/backward")
-        # Every x moves the shared mean and variance a little: the part of dy that they explain is taken away.
+        # Every x also changes the shared mean and variance, which removes a part of dy.
         dy_mean_C, dy_xhat_mean_C = (total / count.to(total.dtype)).chunk(2)
         dx = dy_wide - dy_mean_C.view(shape) - xhat * dy_xhat_mean_C.view(shape)
         dx = (dx * (weight_C * scale_C).view(shape)).to(x.dtype)
@@ -146,5 +144,5 @@ class _Normalise(torch.autograd.Function):
 
 
 def _wide(t: Tensor) -> Tensor:
-    """16-bit numbers as float32, for sums; others as they are."""
+    """Returns 16-bit numbers as float32, for sums; others as they are."""
     return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t

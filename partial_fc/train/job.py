@@ -1,4 +1,4 @@
-"""A training job: the parts that a recipe puts together, and what comes out."""
+"""A training job: the parts that a recipe builds, and the outcome."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from partial_fc.train.seams import Backbone, Hooks, RunState
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Numbers of the loop. Intervals are in steps; 0: never."""
+    """The settings of the loop. Intervals are in steps; 0: never."""
 
     accumulate: int = 1  # micro-batches of one update
     clip: float = 0.0  # largest norm of the whole gradient (with head_clip of the backbone's); 0: any
@@ -32,30 +32,28 @@ class Settings:
     each_epoch: bool = False  # evaluate and save where an epoch ends, too
     keep: bool = True  # checkpoints are written
     save_best: bool = False  # save when an evaluation was the best so far, too
-    telemetry_every: int = 0  # looks at the head's rows
+    telemetry_every: int = 0  # measures the head's rows
 
 
 @dataclass
 class Guards:
-    """What a run does if its numbers are not finite or its replicas part: what was asked for, and what came of it.
-    Equal on all ranks. Intervals are in steps; 0: never."""
+    """The guards against NaN, Inf and diverged replicas: settings and counts, equal on all ranks. 0 steps: never."""
 
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
-    max_skips: int = 10  # updates left out in a row
+    max_skips: int = 10  # consecutive updates left out
     max_rollbacks: int = 3
     desync_every: int = 500
-    # Brings the state of the last complete checkpoint back; returns its step and position in the data, none where there
-    # is no checkpoint. A collective.
+    # Restores the last complete checkpoint; returns its step and position in the data, or None. A collective.
     restore: Callable[[], tuple[int, int] | None] | None = None
-    # Where it stands.
-    num_skips: int = 0  # in a row
+    # State.
+    num_skips: int = 0  # consecutive
     num_rollbacks: int = 0
-    last_equal: int = 0  # the step of the last look at the replicas
+    last_equal: int = 0  # the step of the last check of the replicas
 
 
 @dataclass
 class Job:
-    """What `train` uses up."""
+    """The arguments of `train`."""
 
     world: World
     loader: Loader
@@ -80,10 +78,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What comes out, equal on every rank. stopped: the exit status where a rank was asked to stop before the last
-    step, else 0; saved: whether the state at the end is in a checkpoint; traffic: by collective of this rank, calls and
-    bytes a step, evaluations included; exchanged: of this rank, the backbone's gradient, and what of it was handed
-    in."""
+    """The outcome, equal on every rank. stopped: the exit status if a signal stopped it before the last step, else 0;
+    saved: whether the final state is in a checkpoint; traffic: this rank's calls and bytes a step by collective, with
+    evaluations; exchanged: this rank's backbone gradient, and the bytes sent of it."""
 
     loss: float
     samples_per_s: float

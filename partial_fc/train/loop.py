@@ -1,4 +1,4 @@
-"""The training loop, top to bottom."""
+"""The training loop."""
 
 import math
 import time
@@ -28,9 +28,8 @@ from partial_fc.train.update import update
 
 
 def train(job: Job) -> Outcome:
-    """Runs job's steps from where it stands to the schedule's end, evaluates, and writes the last checkpoint; ends
-    early, with a checkpoint, where any rank was asked to by a signal (guards/signals.py). Raises elastic.HostsChanged,
-    on all ranks, where these are to meet in another world."""
+    """Runs job's steps to the schedule's end, evaluates, and writes the last checkpoint; ends early, with a checkpoint,
+    after a signal to any rank (guards/signals.py). Raises elastic.HostsChanged, on all ranks, to join another world."""
     unit = job.backbone.to_input.unit
     progress = Progress(job.models_root, job.world, job.line, job.at.step, job.at.position, job.wandb, unit)
     curve = Curve(job.models_root, job.world, job.at.step)
@@ -59,7 +58,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
     )
 
     while at.step < total_steps and not stopped:
-        # Whatever draws random numbers in a step (dropout) draws them by (seed, step, rank): resuming is exact.
+        # Random numbers of a step (dropout) depend on (seed, step, rank), so that resuming is exact.
         torch.manual_seed(counter_rng.derive_key(job.seed, at.step, world.rank))
         world.step = at.step + 1
         lr = job.schedule.lr(at.step)
@@ -78,7 +77,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
             loss = update(job, batches, lr, watch)
         except NonFinite as fault:
             vote.result()
-            job.saver.finish()  # a checkpoint under way is of before, and is to count whatever follows
+            job.saver.finish()  # a checkpoint under way is of an earlier step, and counts in any case
             roll_back(job, fault, batches[-1].position)
             job.commits.go_back()
             curve.rewind(at.step)
@@ -86,12 +85,12 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
             continue
         at.step, at.lr = at.step + 1, lr
         at.position = batches[-1].position
-        verdict = vote.result()
+        votes = vote.result()
         restart_agent.step_done(at.step)
-        job.saver.poll(verdict.busy, verdict.failed)
-        if verdict.lost:
+        job.saver.poll(votes.busy, votes.failed)
+        if votes.lost:
             raise save_beside(job)
-        stopped = verdict.stop
+        stopped = votes.stop
         curve.add(at.step, loss, lr)
         progress.advance(loss)
         if spike := spikes.add(loss):
@@ -106,7 +105,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
                 "handed in to be exchanged"
             )
 
-        # ---- say, evaluate, save
+        # ---- log, evaluate, save
         if report:
             scale = backbone.scaler.scale if backbone.scaler else None
             progress.report(at.step, at.position, batches[-1].epoch, loss, lr, watch.drain_shares(), scale)
@@ -127,7 +126,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
             save(job, score)
             saved = at.step
         job.commits.end_step(at.step)
-        if verdict.hosts_changed and at.step < total_steps and not stopped:
+        if votes.hosts_changed and at.step < total_steps and not stopped:
             job.saver.finish()
             if not job.commits.are_kept and (saved != at.step or job.saver.last_failed):
                 save(job)
@@ -145,7 +144,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
         raise save_beside(job)
     spikes.sum_up(job)
     progress.end(at.step, bool(stopped))
-    if not stopped:  # who has asked does not wait: launchers end a rank that others have left, too
+    if not stopped:  # the sender does not wait: launchers end a rank whose peers have left
         curve.redraw(at_end=True)
     traffic = world.traffic.per_step(max(1, at.step - first_step))
     saved_at_end = not job.saver.last_failed
@@ -153,12 +152,12 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
 
 
 def is_due(step: int, every: int) -> bool:
-    """Whether something that happens every so many steps (0: never) happens after this one."""
+    """Returns whether an action every so many steps (0: never) is due after this step."""
     return every > 0 and step % every == 0
 
 
 def look_at_rows(job: Job, progress: Progress) -> None:
-    """Telemetry of the head; classes whose centres almost coincide are named."""
+    """Measures the head's rows, and names classes whose centres almost coincide."""
     step = job.at.step
     for table, report in telemetry.observe_tables(job.head).items():
         progress.scalars(step, report.scalars)
@@ -173,7 +172,7 @@ def look_at_rows(job: Job, progress: Progress) -> None:
 
 
 def evaluate(job: Job, progress: Progress, ends: bool) -> dict[str, float]:
-    """Runs all evaluations, on all ranks; remembers the best scores. ends: whether an epoch ends here, or the run."""
+    """Runs all evaluations, on all ranks; records the best scores. ends: whether an epoch or the run ends here."""
     values: dict[str, float] = {}
     scores: dict[str, float] = {}
     at, epoch = job.at, job.at.position / job.loader.order.num_samples
@@ -198,7 +197,7 @@ def evaluate(job: Job, progress: Progress, ends: bool) -> dict[str, float]:
 
 
 def rate(job: Job, values: dict[str, float]) -> tuple[float | None, bool]:
-    """(the mean score over all evaluated sets, None where there are none; whether it is the best so far)."""
+    """Returns (the mean score over all evaluated sets, None if there are none; whether it is the best so far)."""
     scores = [score for evaluation in job.evaluations for score in evaluation.scores(values).values()]
     if not scores:
         return None, False
@@ -209,8 +208,7 @@ def rate(job: Job, values: dict[str, float]) -> tuple[float | None, bool]:
 
 
 def save(job: Job, score: float | None = None) -> None:
-    """Takes everything that the next step depends on, and begins to write it. score: of the evaluation after this step,
-    if there was one. Nothing where no checkpoints are kept."""
+    """Captures the state of the next step and begins to write it, if checkpoints are kept. score: after this step."""
     if not job.settings.keep:
         return
     began = time.perf_counter()
@@ -230,8 +228,7 @@ def save(job: Job, score: float | None = None) -> None:
 
 
 def save_beside(job: Job) -> LostLock:
-    """Another run has the folder: writes the state to one beside it, and returns the error to end with. A
-    collective."""
+    """Writes the state beside a folder that another run has taken, and returns the error to end with. A collective."""
     job.saver.finish()
     why = job.saver.lost or LostLock(f"{job.saver.root} is not this run's any more, another rank has found")
     if not job.settings.keep:
@@ -252,17 +249,16 @@ def save_beside(job: Job) -> LostLock:
 
 
 def state_bytes(job: Job) -> int:
-    """The bytes of a snapshot besides the head's. A collective."""
+    """Returns the bytes of a snapshot besides the head's. A collective."""
     return sum(t.nbytes for table in job.backbone.state() for t in table.values())
 
 
 def snapshot(job: Job, score: float | None = None, **how: Any) -> checkpoint.Snapshot:
-    """Everything that the next step depends on. how: as `checkpoint.capture` has it. Raises MemoryError, on this rank
-    alone, after all that is collective in it. A collective."""
+    """Captures the next step's state. how: see `checkpoint.capture`. Raises MemoryError, on this rank. A collective."""
     at, scaler = job.at, job.backbone.scaler
     facts = {
         "position": at.position,
-        "left_out": list(at.left_out),  # written while training goes on, as they are now
+        "left_out": list(at.left_out),  # written during training, with the changes made since
         "num_overflows": at.num_overflows,
         "best": dict(at.best),
         "best_score": at.best_score,

@@ -1,4 +1,4 @@
-"""What the backbone computes in, and what keeps 16-bit gradients from vanishing.
+"""The precision of the backbone, and the loss scale of 16-bit gradients.
 
     fp32      as it says
     bf16      autocast: convolutions and products on bfloat16 numbers, parameters fp32
@@ -7,8 +7,8 @@
               fp32 masters of them; no autocast, with a loss scale (the O2 of Apex)
     fp64      for checks
 
-The head computes in fp32 (or fp64) from the features on, whatever the mode. (Micikevicius et al., 2018, "Mixed
-Precision Training", https://arxiv.org/abs/1710.03740.)
+The head computes in fp32 (or fp64) in all modes. (Micikevicius et al., 2018, "Mixed Precision Training",
+https://arxiv.org/abs/1710.03740.)
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +27,7 @@ Mode = Literal["fp32", "bf16", "fp16", "fp16-o2", "fp64"]
 
 
 def choose(asked: Literal["auto"] | Mode, device: torch.device, world: World) -> Mode:
-    """auto: bf16 where the hardware of all ranks has it, else fp32. A collective then."""
+    """Returns the mode; auto: bf16 if the hardware of all ranks supports it, else fp32, by a collective."""
     if asked != "auto":
         return asked
     without = torch.tensor([not has_bf16(device)]).int()
@@ -35,7 +35,7 @@ def choose(asked: Literal["auto"] | Mode, device: torch.device, world: World) ->
 
 
 class Precision:
-    """One of the modes, on a device. `scaler` is there in the modes that need one."""
+    """One of the modes, on a device. `scaler` is set in the modes with a loss scale."""
 
     def __init__(self, mode: Mode, device: torch.device):
         self.mode = mode
@@ -50,8 +50,8 @@ class Precision:
         return self.scaler.scale if self.scaler else 1.0
 
     def prepare(self, module: nn.Module) -> tuple["Weights", str | None]:
-        """Makes the module, which is on its device with fp32 (fp64) parameters, one of this mode, in place. Returns its
-        weights as the optimizer sees them, and what a user should know."""
+        """Converts the module, on its device with fp32 (fp64) parameters, to this mode in place. Returns its weights
+        for the optimizer, and a note for the user."""
         note = None
         narrow = torch.float16 if self.mode == "fp16-o2" else self._autocast_dtype
         if narrow and self.device.type == "cpu" and _cpu_convolves(narrow):
@@ -66,22 +66,21 @@ class Precision:
         return Weights(module, halve=self.mode == "fp16-o2"), note
 
     def autocast(self) -> AbstractContextManager:
-        """Around every forward of the module."""
+        """Returns the context of every forward of the module."""
         dtype = self._autocast_dtype or torch.bfloat16
         return torch.autocast(self.device.type, dtype, enabled=self._autocast_dtype is not None)
 
     def as_input(self, data_B: Tensor) -> Tensor:
-        """Normalised images, vectors, in the dtype that the module takes; whole numbers (of words) as they are."""
+        """Converts normalised images, or vectors, to the module's dtype; integers (of words) stay."""
         return data_B.to(self._input_dtype) if data_B.is_floating_point() else data_B
 
 
 @dataclass
 class LossScaler:
-    """What the backbone's gradient is multiplied by while it is float16, so that small values do not vanish.
+    """The loss scale: a factor of the backbone's gradient while it is float16, so that small values do not vanish.
 
-    Doubled after 2,000 updates without overflow, at most to 2^24; halved where a gradient overflows, in which case the
-    update is not made. (Apex's dynamic loss scale, with its constants.) The verdict must be the same on all ranks:
-    otherwise their replicas part.
+    It doubles after 2,000 updates without overflow, up to 2^24, and halves if a gradient overflows, in which case the
+    update is skipped. (Apex's dynamic loss scale, with its constants.) Ranks must agree on overflow, or they diverge.
     """
 
     scale: float = 2.0**16
@@ -96,7 +95,7 @@ class LossScaler:
     )
 
     def update(self, overflowed: bool) -> None:
-        """Raises FloatingPointError where halving cannot help any more."""
+        """Updates the scale. Raises FloatingPointError if halving cannot help any more."""
         if overflowed:
             if self.is_smallest:
                 raise FloatingPointError(self.TOO_SMALL)
@@ -108,7 +107,7 @@ class LossScaler:
 
     @property
     def is_smallest(self) -> bool:
-        """Below a scale of 1 it is not the scale that makes numbers too large."""
+        """Returns whether the scale is at most 1: then it does not cause an overflow."""
         return self.scale <= 1.0
 
     def state(self) -> dict[str, Any]:
@@ -121,7 +120,7 @@ class LossScaler:
 class Weights:
     """A module's parameters as the optimizer and checkpoints see them: fp32, by their names in the module.
 
-    halve: the module computes with float16 copies of them, all but batch norms' and what `models.keeps_fp32` names.
+    halve: the module computes with float16 copies, except for batch norms' and those in `models.keeps_fp32`.
     """
 
     def __init__(self, module: nn.Module, halve: bool = False):
@@ -140,55 +139,55 @@ class Weights:
             yield name, self._masters.get(name, p)
 
     def bind_gradients(self, gradient_of: Mapping[nn.Parameter, Tensor]) -> None:
-        """Once: where the fp32 gradient of every float16 parameter will stand (GradientSync.gradient_of)."""
+        """Binds the fp32 gradient of every float16 parameter, once (GradientSync.gradient_of)."""
         for name, master in self._masters.items():
             if master.requires_grad:
                 master.grad = gradient_of[self._own[name]]
 
     @torch.no_grad()
     def publish(self) -> None:
-        """After a change of the masters: the module computes with them, rounded."""
+        """Copies the masters, rounded, to the module, after a change."""
         for name, master in self._masters.items():
             self._own[name].copy_(master)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The module's, with fp32 parameters."""
+        """Returns the module's state dict, with fp32 parameters."""
         return {**self.module.state_dict(), **{name: m.detach() for name, m in self._masters.items()}}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Takes over what `state_dict` gave, in this mode or another."""
+        """Loads what `state_dict` returned, in this mode or another."""
         self.module.load_state_dict(state)
         for name, master in self._masters.items():
             master.copy_(state[name])
 
 
 def _cpu_convolves(dtype: torch.dtype) -> bool:
-    """Whether it trains convolutions in it at a useful speed. Where oneDNN has none, torch's own take ten times as long
-    as those in fp32. For float16 oneDNN has some on newer CPUs, but goes backward through them without their vector
-    units: 80 times the time of fp32 (64 images of 64 channels, 56 x 56 pixels, on a Xeon with AVX512-FP16)."""
+    """Returns whether the CPU trains convolutions in this dtype fast. If oneDNN lacks them, torch's own take ten times
+    as long as in fp32. For float16 oneDNN has some on newer CPUs, but their backward does not use vector units: 80
+    times the time of fp32 (64 images of 64 channels, 56 x 56 pixels, on a Xeon with AVX512-FP16)."""
     return dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _slow_backward(layer: nn.Module) -> bool:
-    """Whether oneDNN, which trains other convolutions in bf16 well, is slow through this one: where a group has several
-    channels (its weights' gradient: 29 ms an image, in fp32 2) or the convolution of single channels has a stride (its
-    input's: 4 to 15 ms, in fp32 0.3). MobileFaceNet, 112 pixels, a Xeon with AMX."""
+    """Returns whether oneDNN's bf16 backward of this convolution is slow: if a group has several channels (its weights'
+    gradient: 29 ms an image, in fp32 2) or the convolution of single channels has a stride (its input's: 4 to 15 ms, in
+    fp32 0.3). MobileFaceNet, 112 pixels, a Xeon with AMX."""
     if not isinstance(layer, nn.Conv2d | nn.Conv3d) or layer.groups == 1:
         return False
     return layer.in_channels > layer.groups or max(layer.stride) > 1
 
 
 def add_up_convolutions_in_fp32(module: nn.Module, which: Callable[[nn.Module], bool] = lambda _layer: True) -> None:
-    """Those of `which` that would run in a 16-bit dtype compute in fp32, on operands rounded to that dtype, and
-    round their result to it, forward and backward: what matrix units of GPUs do. State-dict names stay."""
+    """Makes those of `which` that would run in a 16-bit dtype compute in fp32, on operands rounded to that dtype, and
+    round the result, forward and backward, as matrix units of GPUs do. State-dict names stay."""
     for layer in module.modules():
         if which(layer):
             layer.__class__ = _WIDE.get(type(layer), type(layer))
 
 
 class _Wide(nn.Module):
-    """Beside a convolution of torch's, which computes."""
+    """A mixin of torch's convolutions, which compute."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype

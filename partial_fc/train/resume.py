@@ -1,8 +1,8 @@
-"""What a run goes on from: the newest of what the ranks of an earlier world kept, a checkpoint, or centres alone.
+"""The state that a run starts from: commits of an earlier world, a checkpoint, or class centres.
 
-1. the commit that the ranks of the world before have among them (elastic runs), where no newer checkpoint is there;
-2. the checkpoint of --resume DIR, or with --resume auto the newest one of this run that is whole on all ranks;
-3. the class centres of --head-centres, where the recipe has them, with a fresh backbone;
+1. the commit that the ranks of the previous world have among them (elastic runs), unless a checkpoint is newer;
+2. the checkpoint of --resume DIR, or with --resume auto the newest one of this run that is valid on all ranks;
+3. the class centres of --head-centres, if the recipe has them, with a fresh backbone;
 4. nothing.
 """
 
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 def resume(
     run: Run, backbone: Backbone, head: Head, source: Source | None = None, *, head_centres: Path | None = None
 ) -> RunState:
-    """Gives backbone and head the state that the run starts from. source: its classes must have the names that those of
-    the checkpoint have. A collective. Raises ValueError, on all ranks, where the state is of another recipe, network
-    or data, or the head lacks a verb."""
+    """Loads the state that the run starts from into backbone and head. source: its class names must be those of the
+    checkpoint. A collective. Raises ValueError, on all ranks, for the state of another recipe, network or data."""
     check_head(head)
     found: Stored | None = None
     on_disk: checkpoint.Checkpoint | None = None
@@ -55,9 +54,9 @@ def resume(
 
 
 def state_of(found: Stored, source: Source | None = None) -> RunState:
-    """Where the run stood, as the manifest says. source: needed for checkpoints of recipe mnist of version 0.1."""
+    """Returns the run's state in the manifest. source: needed for checkpoints of recipe mnist of version 0.1."""
     manifest = found.manifest
-    # Recipe mnist of version 0.1 had these among its position.
+    # Recipe mnist of version 0.1 had these in its position.
     position = _position(found, source)
     old = {} if isinstance(manifest["position"], int) else manifest["position"]
     best = manifest.get("best") or ({"test": old["best"]} if old else {})
@@ -74,12 +73,12 @@ def state_of(found: Stored, source: Source | None = None) -> RunState:
 def restore(
     run: Run, backbone: Backbone, head: Head, saver: checkpoint.Saver, source: Source | None = None
 ) -> tuple[int, int] | None:
-    """Brings back the newest checkpoint of this run that is whole, or the one that it started from, while it runs.
-    (Step, position in the data); none where there is neither. A collective."""
+    """Restores the newest valid checkpoint of this run, or the one that it started from, during the run. Returns (step,
+    position in the data); None if there is neither. A collective."""
     saver.drain()
     given = _given(run)
     found = latest_valid(run.config.run.checkpoints, run.world, _lock(run), _step_in(given), given)
-    found = found or open_checkpoint(given, run.world)  # what is older there is of another run
+    found = found or open_checkpoint(given, run.world)  # older ones are another run's
     if found is None:
         return None
     _load(run, found, backbone, head)
@@ -87,8 +86,8 @@ def restore(
 
 
 def _newer_than_commits(run: Run) -> checkpoint.Checkpoint | None:
-    """The newest whole checkpoint that is newer than a commit in the memory of any rank; damaged ones are set aside, so
-    that a commit counts more. None: there is none, or no commit. A collective."""
+    """Returns the newest valid checkpoint that is newer than any rank's commits; quarantines damaged ones, as a commit
+    counts more. None: there is none, or no commit. A collective."""
     oldest_W = all_gather_json(min((c.step for c in run.memory.commits), default=None), run.world, "resume/commits")
     kept = [step for step in oldest_W if step is not None]
     if not kept:
@@ -104,12 +103,11 @@ def _checkpoint(
     head_centres: Path | None,
     found: checkpoint.Checkpoint | None,
 ) -> checkpoint.Checkpoint | None:
-    """The one to start from, whole, of this recipe and network and with the classes of this source. None: there is none
-    to be gone on from, and the centres are those of head_centres, if given. found: the newest whole one of this run,
-    where it is known. A collective."""
+    """Returns the checkpoint to start from, valid, of this recipe and network and with the classes of this source.
+    None: there is none, and head_centres are loaded, if given. found: the newest valid one, if known. A collective."""
     asked, root, world, lock = run.config.run.resume, run.config.run.checkpoints, run.world, _lock(run)
     given = _given(run)
-    # A later world of the run, or a restart: what it has written since it began counts more than what it began from.
+    # In a later world of the run, or a restart, the run's own checkpoints come before the one that it began from.
     healing = (
         asked in ("auto", "same")
         or run.memory.generation > 1
@@ -125,14 +123,14 @@ def _checkpoint(
     if newest and goes_back:
         inside = found is not None and found.folder.resolve().parent == root.resolve()
         if not all(all_gather_json(inside, world, "resume/inside")):
-            # Checkpoints are kept and found by their step: those of the other run would count as the newest.
+            # Checkpoints are found by their step: those of the other run would count as the newest.
             raise ValueError(
                 f"{newest} is ahead of where this run would start (--resume {asked}); use another --models-root, or "
                 "remove the checkpoints that are not wanted"
             )
     centres = open_centres(head_centres, world) if head_centres and found is None else None
     for start in filter(None, (found, centres)):
-        same_recipe = start.manifest.get("recipe", "face") == run.recipe  # of another one `_compare` says it
+        same_recipe = start.manifest.get("recipe", "face") == run.recipe  # of another recipe `_compare` reports it
         for note in check_class_names(start, source) if source is not None and same_recipe else ():
             run.note(note)
     if found is not None:
@@ -152,23 +150,23 @@ def _checkpoint(
 
 
 def _given(run: Run) -> Path | None:
-    """The checkpoint that the user has named."""
+    """Returns the checkpoint that the user has named."""
     asked = run.config.run.resume
     return None if asked in flags.NO_CHECKPOINT else Path(asked)
 
 
 def _step_in(folder: Path | None) -> int:
-    """The step that the folder's name says; -1 where it says none. The same on all ranks."""
+    """Returns the step in the folder's name; -1 if there is none. The same on all ranks."""
     return step_of(folder) if folder and folder.name.removeprefix("step-").isdecimal() else -1
 
 
 def _lock(run: Run) -> FolderLock | None:
-    """This rank's record in the folder of the checkpoints, where it is the one that holds it."""
+    """Returns this rank's lock of the checkpoints' folder, if it is the one that holds it."""
     return run.memory.locks.get(run.config.run.checkpoints)
 
 
 def _compare(run: Run, found: Stored, backbone: Backbone, head: Head) -> None:
-    """Tells all that differs from the run that was saved. Raises ValueError where nothing can go on from it so."""
+    """Logs all differences from the saved run. Raises ValueError if they make resuming impossible."""
     values = flags.flat(run.config)
     table = head.tables().get("")
     num_classes = table.num_classes if table else None
@@ -184,7 +182,7 @@ def _compare(run: Run, found: Stored, backbone: Backbone, head: Head) -> None:
 
 
 def _load(run: Run, found: Stored, backbone: Backbone, head: Head) -> None:
-    """What the checkpoint does not have starts anew, whatever the state was before."""
+    """Loads the checkpoint; state that it lacks is initialised."""
     notes = backbone.load(found)
     check_replicas(backbone.replicated(), run.world)
     for note in (*found.load_head(head), *notes):
@@ -192,7 +190,7 @@ def _load(run: Run, found: Stored, backbone: Backbone, head: Head) -> None:
 
 
 def _position(found: Stored, source: Source | None) -> int:
-    """Samples consumed by all ranks."""
+    """Returns the samples consumed by all ranks."""
     manifest = found.manifest
     if "position" not in manifest:
         raise ValueError(f"{found.folder}: manifest.json has no position in the data")

@@ -1,13 +1,12 @@
-"""What is around the loop, the same for every recipe: how a run starts, what it goes on from, what it leaves behind.
+"""The run around the loop, the same for every recipe: start, resume, results.
 
-    def train_here(run):                                 # in each world, where hosts come and go
+    def train_here(run):                                 # in each world of an elastic run
         source = run.open_data(...)                      # data
         loader = run.loader(source, transform)
         backbone, head = run.backbone(...), ...          # model
         return run.train(backbone, head, loader, [evaluation])
 
-`partial_fc.recipe.start` calls it. A Config has the flag groups launch, run, guards, exchange, optim and schedule
-(flags/).
+`partial_fc.recipe.start` calls it. A Config has flag groups launch, run, guards, exchange, optim and schedule.
 """
 
 import dataclasses
@@ -64,10 +63,9 @@ def run_in_worlds(
     hist: SecondFile | None = None,
     called: tuple[str | Path, str] | None = None,
 ) -> int:
-    """Joins the others, runs train_here, returns the exit status. bare: the terminal's lines have nothing before them.
-    hist: of the log, see `open_files`; only a recipe with such lines has --log-style. called: data set and network, for
-    a --models-root that nobody has given. Where hosts come and go, anew in each world, with what the processes have
-    kept."""
+    """Joins the other ranks, runs train_here, returns the exit status; in elastic runs anew in each world, with the
+    state of the processes. bare: the terminal's lines have no prefix. hist: of the log, see `open_files`; only a recipe
+    with such lines has --log-style. called: data set and network, for a default --models-root."""
     memory, asked = ProcessState(), is_asked_for(config)
     config = named(config, called)
     if config.run.log_style != "own" and hist is None:
@@ -92,9 +90,9 @@ def run_in_worlds(
 
 @dataclass
 class Run:
-    """One run in one world: what it is, and the verbs of its start and end.
+    """One run in one world: its facts, and the methods of its start and end.
 
-    config: of the recipe, with the shared flag groups. memory: what its process keeps from world to world.
+    config: of the recipe, with the shared flag groups. memory: the process's state across worlds.
     """
 
     recipe: str
@@ -104,19 +102,19 @@ class Run:
     logger: Logger
     memory: ProcessState
     versions: dict[str, str] = field(default_factory=versions)
-    # Whether no earlier world of this run has trained on the data: else no second look may end or hold up the run.
+    # Whether this is the run's first world to train: only then may a check of the data end or delay the run.
     data_is_new: bool = True
-    # Whether checkpoints and weights are written; whether also where the images are made up.
+    # Whether checkpoints and weights are written; whether also for synthetic data.
     keeps: bool = True
     keeps_made_up: bool = True
-    # What is another one than in the run that this one goes on with, by flag.
+    # The differences from the run that this one resumes, by flag.
     differences: list[str] = field(default_factory=list)
-    # What --epochs and --max-steps were in that run.
+    # --epochs and --max-steps of that run.
     length_before: dict[str, Any] = field(default_factory=dict)
-    unit: str = "samples"  # what the log calls samples, once the backbone is there
+    unit: str = "samples"  # the noun for samples, once the backbone is built
     head_flags: flags.HeadFlags | None = None  # of the head, if `partial_fc` has made it
     outcome: Outcome | None = None  # once it has trained
-    parts: ExitStack = field(default_factory=ExitStack)  # what is closed when the recipe returns
+    parts: ExitStack = field(default_factory=ExitStack)  # closed when the recipe returns
     began: float = field(default_factory=time.perf_counter)
 
     @property
@@ -125,12 +123,12 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Since this process joined the world."""
+        """Returns seconds since this process joined the world."""
         return time.perf_counter() - self.began
 
     @property
     def global_batch(self) -> int:
-        """Samples of one update, of all ranks."""
+        """Returns the samples of one update, of all ranks."""
         return self.config.optim.batch_size * self.world.size * self.config.optim.accumulate
 
     def note(self, text: str) -> None:
@@ -139,8 +137,7 @@ class Run:
     # ---- data
 
     def open_data(self, opened: Callable[[], S]) -> S:
-        """What every rank opens, once all have opened the same. Raises ValueError, on all ranks, where they have not. A
-        collective."""
+        """Returns what every rank opens, once all opened the same. Raises ValueError, on all ranks. A collective."""
         generation_W = self.world.all_gather(torch.tensor([self.memory.generation]), name="run/generation").tolist()
         self.data_is_new = not any(generation_W)
         source = open_on_all(opened, self.world, [generation > 0 for generation in generation_W])
@@ -150,8 +147,7 @@ class Run:
         return source  # type: ignore[return-value]
 
     def loader(self, source: Source, transform: Transform, order: Order | None = None, **more: Any) -> Loader:
-        """This rank's batches, from the start of the data; `train` goes on from where the run stands. more: of
-        Loader. Closed at the end."""
+        """Returns this rank's batches; `train` skips to the run's position. more: of Loader. Closed at the end."""
         return self.parts.enter_context(
             Loader(
                 source,
@@ -169,7 +165,7 @@ class Run:
     # ---- start
 
     def saver(self) -> checkpoint.Saver:
-        """What writes the checkpoints, below --checkpoint-dir. Closed at the end. A collective."""
+        """Returns the writer of checkpoints below --checkpoint-dir. Closed at the end. A collective."""
         run = self.config.run
         lock = self.memory.fences.get(run.checkpoints)
         saver = checkpoint.Saver(run.checkpoints, self.world, run.keep_checkpoints, run.save_best, lock)
@@ -183,9 +179,8 @@ class Run:
         precision: Mode | None = None,
         **optimizer: Any,
     ) -> TorchBackbone:
-        """What the shared flags make of a module: on this run's device, equal on all ranks. contract: see
-        TorchBackbone. precision: the only one that the module has. optimizer: more for `optim.backbone.build`. A
-        collective."""
+        """Builds the backbone from a module by the shared flags: on this run's device, equal on all ranks. contract:
+        see TorchBackbone. precision: the module's only one. optimizer: for `optim.backbone.build`. A collective."""
         optim, world = self.config.optim, self.world
         chosen = Precision(precision or choose(optim.precision, self.device, world), self.device)
         module.to(self.device, chosen.parameter_dtype)
@@ -207,8 +202,7 @@ class Run:
         return backbone
 
     def partial_fc(self, given: flags.HeadFlags, num_classes: int, embedding_size: int, backbone: Any) -> PartialFC:
-        """The sharded last layer that the flags describe, behind this backbone; what else they ask for, `train` does.
-        Closed at the end."""
+        """Returns the head that the flags describe, for this backbone; `train` applies the rest. Closed at the end."""
         optim, seed = self.config.optim, self.config.run.seed
         head = given.build(num_classes, embedding_size, self.world, backbone.precision, optim, seed)
         self.parts.enter_context(head)
@@ -224,13 +218,13 @@ class Run:
         return head
 
     def resume(self, backbone: Backbone, head: Head, source: Source | None = None) -> RunState:
-        """Gives backbone and head the state that the run starts from; see `resume.resume`."""
+        """Loads the state that the run starts from into backbone and head; see `resume.resume`."""
         centres = self.head_flags.head_centres if self.head_flags else None
         return resume.resume(self, backbone, head, source, head_centres=centres)
 
     def lengths(self, order: Order) -> tuple[int, int]:
-        """(updates of the run, updates of its warm-up). Raises ValueError where the second do not fit into the first,
-        so recipes ask as soon as the data is open."""
+        """Returns (updates of the run, updates of its warm-up). Raises ValueError if the warm-up is longer, so recipes
+        call this as soon as the data is open."""
         given, steps_per_epoch = self.config.schedule, order.num_samples / self.global_batch
         total = self._total_steps(order, given.epochs, given.max_steps)
         warmup = given.warmup_steps + round(given.warmup_epochs * steps_per_epoch)
@@ -244,8 +238,8 @@ class Run:
         return total, warmup
 
     def schedule(self, start: RunState, order: Order, rates: flags.ScheduleFlags | None = None) -> Schedule | Continued:
-        """The course of the learning rate from the start of the run to its end. rates: where its course is other than
-        what the flags say. Raises ValueError where the run starts beyond that."""
+        """Returns the learning rate's schedule from the start of the run to its end. rates: instead of the flags'
+        schedule. Raises ValueError if the run starts beyond its end."""
         course = self._course(order, rates or self.config.schedule)
         schedule = self._from(start, order, course)
         if start.step < schedule.total_steps:
@@ -253,7 +247,7 @@ class Run:
         return schedule
 
     def _note_other_length(self, course: Schedule, schedule: Schedule | Continued, step: int, order: Order) -> None:
-        """The rate of a step may depend on where the run ends."""
+        """Notes that the rate of a step may depend on a changed end of the run."""
         given = vars(self.config.schedule)
         changed = {name: value for name, value in self.length_before.items() if value != given[name]}
         if not changed:
@@ -264,17 +258,17 @@ class Run:
         now = schedule.lr(step)
         rate = f"the learning rate of the next step is {now:g}"
         total = self._total_steps(order, **self.length_before)
-        if total > course.warmup_steps:  # else it warmed up otherwise, too: that is another flag's note
+        if total > course.warmup_steps:  # else another flag's note covers the warm-up
             was = dataclasses.replace(course, total_steps=total)
             like = step + (schedule.shift if isinstance(schedule, Continued) else 0)
             then = was.lr(min(like, total))
-            if then == now:  # the schedule does not look at the end
+            if then == now:  # the schedule does not depend on the end
                 return
             rate += f", and was to be {then:g}"
         self.note(f"the checkpoint was trained with {words}: allowed, but {rate}")
 
     def _from(self, start: RunState, order: Order, course: Schedule) -> Schedule | Continued:
-        """The part of a course that remains."""
+        """Returns the remaining part of a schedule."""
         seen = start.position - sum(end - begin for begin, end in start.left_out)
         shift = order.updates_at(seen, self.global_batch) - start.step
         if self.config.schedule.max_steps or not shift:
@@ -329,8 +323,8 @@ class Run:
         return max_steps or order.updates_to(0, epochs * order.num_samples, self.global_batch)
 
     def is_finished(self, start: RunState, schedule: Schedule | Continued) -> bool:
-        """Whether there is nothing to train any more, and rank 0, which writes it, finds a result: each host may have a
-        folder of its own. Says so, and leaves the world. A collective where all is trained."""
+        """Returns whether all is trained and rank 0, its writer, finds a result (each host may have its own folder); if
+        so, logs it, and leaves the world. A collective if all is trained."""
         if start.step != schedule.total_steps:
             return False
         there = torch.tensor([int((self.root / "result.json").exists())])
@@ -365,13 +359,14 @@ class Run:
         deliver: Callable[..., Any] | None = None,
         **settings: Any,
     ) -> int:
-        """Goes on from where the run stands, trains to its end, writes checkpoints on the way and model.safetensors
-        and result.json at the end; returns the exit status. A collective.
+        """Resumes, trains to the end, writes checkpoints on the way and model.safetensors and result.json at the end;
+        returns the exit status. A collective.
 
         line: of the log, from (--frequent, steps of the run, samples of an epoch). start_from: called with the state
-        before the first step, which the weights of another program may be put into. rates: see `schedule`. results:
-        what the recipe adds to result.json; not called where the run was stopped. deliver: see `finish`. settings:
-        of job.Settings, such as each_epoch=True: evaluate and save where an epoch ends."""
+        before the first step, to load weights of another program. rates: see `schedule`. results: what the recipe adds
+        to result.json; not called if the run was stopped. deliver: see `finish`. settings: of job.Settings, such as
+        each_epoch=True: evaluate and save at the end of an epoch.
+        """
         saver, order = self.saver(), loader.order
         start = self.resume(backbone, head, loader.source)
         if start_from:
@@ -392,7 +387,7 @@ class Run:
 
     def _job(self, settings: Mapping[str, Any], *, loader: Loader, backbone: Backbone, head: Head,
              saver: checkpoint.Saver, **parts: Any) -> Job:  # fmt: skip
-        """The parts and what the flags say. A collective."""
+        """Builds the job from the parts and the flags. A collective."""
         config = self.config
         settings = {
             "accumulate": config.optim.accumulate,
@@ -414,7 +409,7 @@ class Run:
             settings=Settings(**settings),
             guards=Guards(**dataclasses.asdict(config.guards), restore=restore),
             saver=saver,
-            commits=Commits(self.memory, self.world, self._commit_every(on_disk)),
+            commits=Commits(self.memory, self.world, self._commit_every(in_memory=not on_disk)),
             models_root=self.root,
             logger=self.logger,
             seed=config.run.seed,
@@ -428,35 +423,34 @@ class Run:
             **parts,
         )
 
-    def _commit_every(self, on_disk: bool) -> int:
-        """Steps between commits; 0: none. Only ranks that come and go resume from them. on_disk: whether the head has
-        rows there, which then fit into no memory."""
+    def _commit_every(self, in_memory: bool) -> int:
+        """Returns the steps between commits; 0: none (not elastic). in_memory: the head's rows are, not on disk."""
         asked = self.config.run.commit_every
         if not elastic.active():
             return 0
-        return asked if asked is not None else 0 if on_disk else 100
+        return asked if asked is not None else 100 if in_memory else 0
 
     # ---- end
 
     def finish(
         self, job: Job, outcome: Outcome, more: Mapping[str, Any], deliver: Callable[..., Any] | None = None
     ) -> int:
-        """Writes what came out, leaves the world, returns the exit status. more: what the recipe adds to result.json.
-        deliver: called by rank 0 with the weights and a prefix of files that are to hold them besides
-        model.safetensors. Raises OSError where the last state is in no checkpoint. A collective."""
+        """Writes the results, leaves the world, returns the exit status. more: the recipe's additions to result.json.
+        deliver: called by rank 0 with the weights and a prefix of files to write them to besides model.safetensors.
+        Raises OSError if the last state is in no checkpoint. A collective."""
         if outcome.stopped:
             self.logger.info(f"stopped at step {job.at.step}, as asked; {self._where_to_go_on(job)}")
         else:
             weights, *_ = job.backbone.state()  # as evaluated: with the statistics of all ranks together
             weights = {name: t.detach().cpu() for name, t in weights.items()}
             if self.world.rank == 0:
-                make_folders(self.root)  # somebody may have removed it
+                make_folders(self.root)  # it may have been removed
                 if self.keeps and deliver:
                     deliver(weights, self.root / "model")
                 self._write_results(job, outcome, weights, more)
             self.world.barrier(name="end")
             written = self.root / "result.json"
-            # Where the folder is each host's own.
+            # If the folder is each host's own.
             elsewhere = f"{written} is on the host of rank 0"
             self.logger.info(f"Training is over! {written if written.exists() else elsewhere}")
         if not outcome.saved:
@@ -467,7 +461,7 @@ class Run:
         return outcome.stopped
 
     def _write_results(self, job: Job, outcome: Outcome, weights: dict[str, Tensor], more: Mapping[str, Any]) -> None:
-        """model.safetensors, where the run keeps anything, and result.json."""
+        """Writes model.safetensors, if the run keeps anything, and result.json."""
         backbone = job.backbone
         contract = {"recipe": self.recipe, **backbone.contract, "num_classes": str(job.head.num_classes)}
         contract["step"] = str(job.at.step)

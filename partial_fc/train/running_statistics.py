@@ -1,4 +1,4 @@
-"""The batch norms' running statistics: each rank has seen other images; evaluation and checkpoints want one model."""
+"""The batch norms' running statistics, which differ between ranks, joined for evaluation and checkpoints."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +11,8 @@ from partial_fc.comm import World
 
 
 class RunningStatistics:
-    """Kept aside, to go back to: also by a forward pass whose numbers overflow, which would leave NaN in them for ever
-    although its update is not made. (No other layer has buffers.)"""
+    """A copy of the running statistics, to undo a forward pass: one that overflows would leave NaN in them although its
+    update is skipped. (No other layer has buffers.)"""
 
     def __init__(self, module: nn.Module):
         self._buffers = list(module.buffers())
@@ -31,8 +31,8 @@ class RunningStatistics:
 
 @contextmanager
 def joined_statistics(module: nn.Module, world: World) -> Iterator[None]:
-    """Inside, the batch norms have the running statistics of all ranks together; afterwards their own again, so that
-    training does not depend on when it was looked at. A collective."""
+    """Gives the batch norms the running statistics of all ranks together inside the block, and restores their own, so
+    that evaluations do not change training. A collective."""
     own = RunningStatistics(module)
     average_batch_norm(module, world)
     try:
@@ -43,8 +43,7 @@ def joined_statistics(module: nn.Module, world: World) -> Iterator[None]:
 
 @torch.no_grad()
 def average_batch_norm(module: nn.Module, world: World) -> None:
-    """Running statistics of all ranks joined into those of the whole: the mean of means, and the mean variance plus
-    the variance of the means. A collective."""
+    """Joins all ranks' running statistics: mean of means, mean variance plus variance of means. A collective."""
     moments = running_moments(module)
     if world.size == 1 or not moments:
         return
@@ -57,8 +56,7 @@ def average_batch_norm(module: nn.Module, world: World) -> None:
 
 
 def running_moments(module: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Running (mean, variance) of each batch norm. A network that is not made of torch's layers has a method
-    `moments` that gives them."""
+    """Returns running (mean, variance) of each batch norm. Networks without torch's layers have a method `moments`."""
     if hasattr(module, "moments"):
         return module.moments()  # type: ignore[operator]
     layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]

@@ -1,4 +1,4 @@
-"""Where a step's time goes."""
+"""The time of a step, by part."""
 
 import time
 from collections import defaultdict
@@ -9,10 +9,9 @@ from partial_fc.comm import World
 
 
 class Stopwatch:
-    """Splits time into named parts; what was spent waiting for other ranks goes to "communication".
+    """Splits time into named parts; time spent waiting for other ranks goes to "communication".
 
-    On a GPU the work runs behind the program's back, so parts are only told apart in steps that are marked with
-    `exact`, which wait for the GPU after each part.
+    GPU work is asynchronous, so parts are only separated in steps marked `exact`, which wait after each part.
     """
 
     def __init__(self, world: World, device: torch.device):
@@ -23,7 +22,7 @@ class Stopwatch:
         self.restart()
 
     def lap(self, part: str) -> None:
-        """The time since the last lap belongs to `part`."""
+        """Adds the time since the last lap to `part`."""
         if not self.exact:
             return
         if self._on_gpu:
@@ -34,17 +33,17 @@ class Stopwatch:
         self.restart()
 
     def tell_apart(self, exact: bool) -> None:
-        """exact: this step's parts are told apart even on a GPU."""
+        """exact: separates this step's parts even on a GPU."""
         self.exact = exact or not self._on_gpu
 
     def drain_shares(self) -> dict[str, float]:
-        """Shares of the parts since the last call; they add up to 1."""
+        """Returns the shares of the parts since the last call; they add up to 1."""
         total = sum(self.seconds.values()) or 1.0
         shares = {part: seconds / total for part, seconds in self.seconds.items()}
         self.seconds.clear()
         return shares
 
     def restart(self) -> None:
-        """What was before belongs to no part."""
+        """Discards the time since the last lap."""
         self._started = time.perf_counter()
         self._waiting = self._world.seconds_waiting

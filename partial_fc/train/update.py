@@ -1,4 +1,4 @@
-"""One update of backbone and class centres, from the micro-batches that it is made of."""
+"""One update of backbone and class centres, from its micro-batches."""
 
 import math
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from partial_fc.train.stopwatch import Stopwatch
 
 
 def update(job: Job, batches: Sequence[Batch], lr: float, watch: Stopwatch) -> float:
-    """Forward, backward and update with these micro-batches, whose gradients are added up; returns the loss, which is
-    equal on all ranks: the mean over all samples of the update.
+    """Runs forward, backward and update with these micro-batches, whose gradients are summed; returns the loss, equal
+    on all ranks: the mean over all samples of the update.
 
-    Raises NonFinite, on all ranks alike, where loss or gradient are not finite, unless --on-nan skip, or a loss scale
-    that is too large, explains what to do about it."""
+    Raises NonFinite, on all ranks, for NaN or Inf in loss or gradient, except with --on-nan skip or by a loss scale.
+    """
     attempt = Attempt(batches)
     try:
         _update(job, attempt, lr, watch)
@@ -37,7 +37,7 @@ def _update(job: Job, attempt: Attempt, lr: float, watch: Stopwatch) -> None:
     backbone, head, settings, batches = job.backbone, job.head, job.settings, attempt.batches
     label_NB = [batch.label_B.to(backbone.device, non_blocking=True) for batch in batches]
 
-    # ---- forward and backward; gradients leave for the other ranks as the last backward finds them
+    # ---- forward and backward; the last backward starts the exchange of each gradient
     num_samples = sum(batch.num_global for batch in batches)
     backbone.zero(num_samples)
     if len(batches) > 1:
@@ -46,7 +46,7 @@ def _update(job: Job, attempt: Attempt, lr: float, watch: Stopwatch) -> None:
         with backbone.hold() if number + 1 < len(batches) else nullcontext():
             forward_backward(job, attempt, batch, label_NB[number], batch.num_global / num_samples, watch)
 
-    # ---- verdict: the update is made on all ranks or on none
+    # ---- decision: all ranks update, or none does
     clipping = bool(settings.clip or settings.head_clip)
     known_first = backbone.scaler or clipping or backbone.may_overflow or job.guards.on_nan == "skip"
     if known_first:
@@ -61,7 +61,7 @@ def _update(job: Job, attempt: Attempt, lr: float, watch: Stopwatch) -> None:
     if clipping:
         clip_gradients(job)
 
-    # ---- the centres move, where nothing had to be known first while the last gradients travel; then the backbone
+    # ---- update the centres, if possible during the exchange of the last gradients; then the backbone
     watch.lap("backbone")
     head.step(lr * settings.head_lr_ratio)
     attempt.centres_moved = True
@@ -74,8 +74,8 @@ def _update(job: Job, attempt: Attempt, lr: float, watch: Stopwatch) -> None:
 
 
 def forward_backward(job: Job, attempt: Attempt, batch: Batch, label_B: Tensor, share: float, watch: Stopwatch) -> None:
-    """One micro-batch, with this share of the update's samples. The head's collectives are in here; its input is a
-    leaf, so that the two backwards part."""
+    """Runs one micro-batch, with this share of the update's samples, with the head's collectives. The head's input is a
+    leaf, which separates the two backwards."""
     output_B = job.backbone.forward(batch.input_B)
     watch.lap("backbone")
 
@@ -92,15 +92,15 @@ def forward_backward(job: Job, attempt: Attempt, batch: Batch, label_B: Tensor, 
 
 
 def check_loss(loss: float, job: Job) -> None:
-    """The loss is one number for all ranks, so all of them know here, before anything has been updated. (With a loss
-    scale the verdict comes after backward: `overflowed`.)"""
+    """Raises NonFinite for a NaN or Inf loss before any update, on all ranks, as the loss is equal on all. (With a loss
+    scale, `overflowed` decides after backward.)"""
     if not math.isfinite(loss) and job.backbone.scaler is None:
         raise NonFinite(f"the loss is {loss} at step {job.at.step + 1}{_usual_causes(job)}")
 
 
 def check_gradient(job: Job) -> None:
-    """The backbone's gradient is the same sum on all ranks, so they need not ask each other. What the centres'
-    gradient is made of is in it as well: a slope that is not finite spoils the features' gradient, and so all."""
+    """Raises NonFinite for NaN or Inf in the backbone's gradient, the same sum on all ranks. It covers the centres'
+    gradient: a NaN or Inf slope spoils the features' gradient, and so all."""
     if job.backbone.finite():
         return
     if job.backbone.may_overflow:
@@ -112,8 +112,8 @@ def check_gradient(job: Job) -> None:
 
 
 def check_loss_scale(job: Job, loss: float) -> None:
-    """With a loss scale an overflow is usual, and a smaller scale the remedy; unless there is none, or the weights
-    themselves are not finite. A collective where the loss is not finite."""
+    """Handles an overflow with a loss scale: usually by a smaller scale, unless there is none, or the weights
+    themselves have NaN or Inf. A collective if the loss is NaN or Inf."""
     assert job.backbone.scaler is not None
     if job.backbone.scaler.is_smallest:
         raise NonFinite(f"{job.backbone.scaler.TOO_SMALL} (step {job.at.step + 1})")
@@ -131,8 +131,7 @@ def _usual_causes(job: Job) -> str:
 
 
 def overflowed(job: Job, loss: float) -> bool:
-    """One verdict for all ranks, and for backbone and head together: whether any number of the update, on any rank, is
-    not finite. A collective."""
+    """Returns whether any number of the update, on any rank, is NaN or Inf: one decision for all. A collective."""
     fine = job.backbone.finite() & job.head.finite().to(job.backbone.device) & math.isfinite(loss)
     return bool(job.world.all_reduce(1 - fine.float(), "max", name="train/overflow").item())
 
@@ -150,9 +149,8 @@ def lower_loss_scale(job: Job) -> None:
 
 
 def clip_gradients(job: Job) -> None:
-    """Scales backbone's and centres' gradient alike so that their joint norm, over all ranks, is at most clip; with
-    head_clip each by itself. The norm of the centres' gradient costs half a pass over them, as it is never stored;
-    where head_clip is infinite nobody asks for it."""
+    """Scales backbone's and centres' gradient so that their joint norm, over all ranks, is at most clip; with head_clip
+    each separately. The centres' norm costs half a pass; it is skipped if head_clip is infinite."""
     clip, head_clip = job.settings.clip, job.settings.head_clip
     square = job.backbone.square_sum()
     if clip and not head_clip:
@@ -167,6 +165,6 @@ def clip_gradients(job: Job) -> None:
 
 
 def _shrink(square_sum: Tensor, largest: float) -> float:
-    """What brings a gradient to the largest norm allowed (0: any)."""
+    """Returns the factor that reduces a gradient to the largest norm (0: any)."""
     norm = square_sum.sqrt().item()
     return largest / norm if largest and norm > largest else 1.0

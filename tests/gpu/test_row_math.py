@@ -12,13 +12,13 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from partial_fc.head import ArcFace, CombinedMargin, CosFace, HardNegatives
-from partial_fc.head.active_rows import ActiveRows, RowSelector
 from partial_fc.head.kernels import Sums
 from partial_fc.head.kernels.triton_choice import DeviceChoice
 from partial_fc.head.kernels.triton_rows import FusedRowMath
 from partial_fc.head.margin import EDGE
 from partial_fc.head.rows import RowSGD, RowTable, Storage
-from partial_fc.head.sampling import BLOCK, Sampling
+from partial_fc.head.selection.active_rows import ActiveRows, RowSelector
+from partial_fc.head.selection.sampling import BLOCK, Sampling
 from partial_fc.head.shard import Shard
 from partial_fc.head.softmax import Outcome, RowMath, Targets
 from tests.gpu.test_triton import DEVICE, pytestmark  # noqa: F401

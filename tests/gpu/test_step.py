@@ -21,7 +21,15 @@ D = 32
 
 def head_of(num_classes: int, rate: float) -> PartialFC:
     head = PartialFC(
-        num_classes, D, CosFace(), rate, device=DEVICE, impl="triton", precision="bf16", storage=Storage(torch.bfloat16)
+        num_classes,
+        D,
+        CosFace(),
+        rate,
+        device=DEVICE,
+        impl="triton",
+        precision="bf16",
+        storage=Storage(torch.bfloat16),
+        ignore_index=None,
     )
     head.store.all_rows()
     return head

@@ -1,15 +1,13 @@
-"""Keeps every rank's share of the state in the memory of another host, too: a host may be lost.
+"""Replicas of every rank's share of the state in the memory of another host, for the loss of a host.
 
-At a commit each rank takes a snapshot and keeps it. What only this rank has (its rows of the head and their state, its
-running statistics, residuals of gradient compression) also goes to its peer, a rank of the next host: a piece in each
-step, by an all-to-all that is started where the step begins and waited for where it ends, so that it travels while the
-step is computed. A commit is whole when all ranks have all of it and every tensor's CRC-32, made with the sender's
-copy, is that of what came; the one before is kept until the next one begins.
+At a commit each rank takes a snapshot and keeps it. Its own share (its rows of the head and their state, its running
+statistics, residuals of gradient compression) also goes to its peer, a rank of the next host: a piece in each step, by
+an all-to-all that overlaps with the step. A commit is complete when all ranks have received all of it and every
+tensor's CRC-32 matches the sender's; the previous one is kept until the next one begins.
 
-After the loss of a host the others have every class range among them: their own, and those that they keep for others
-(restore.py). Two neighbouring hosts lost at once, or the second one before the next commit is whole: then the newest
-checkpoint on disk is what is left. With one host the peer is the next rank, and the copy survives the loss of a
-process, not the host's.
+After the loss of a host the others have every class range among them: their own, and those of their peers (restore.py).
+If two neighbouring hosts are lost before the next commit is complete, the run resumes from disk. With one host the peer
+is the next rank, and the replica survives the loss of a process only.
 
     bytes kept by a rank     twice its own snapshot (backbone, optimizer, its share), twice the shares kept for others
     bytes sent by a rank     its share, once a commit, at most PIECE_BYTES a step
@@ -36,7 +34,7 @@ from partial_fc.head.protocol import Head
 from partial_fc.memory import available_memory_bytes, refusals
 from partial_fc.this_host import identity
 
-_SMALL_BYTES = 1 << 20  # less in a step is not worth a message
+_SMALL_BYTES = 1 << 20  # smaller pieces are not worth a message
 _MEMORY_SHARE = 0.5  # of what is free when the first commit is taken
 _log = logging.getLogger("partial_fc")
 
@@ -46,42 +44,42 @@ class Commit:
     """The state after `step` updates, as far as this process has it."""
 
     step: int
-    # Which world took it, counted from 0; ranks are numbered as there.
+    # The world that took it, counted from 0; ranks are numbered as in that world.
     generation: int
     local: Snapshot
-    # By rank: its own share, and those that it keeps for others, as far as they have come.
+    # By rank: its own share, and the replicas of others, as far as received.
     shares: dict[int, Snapshot]
     # That of `local` as JSON, and its CRC-32.
     manifest: bytes = b""
     manifest_crc: int = 0
-    # Whether what is equal on all ranks is here, undamaged as far as is known.
+    # Whether the replicated state is here, and not known to be damaged.
     can_lead: bool = True
 
 
 @dataclass
 class ProcessState:
-    """What a process keeps from one world to the next. A new process has none of it."""
+    """The state that a process keeps from one world to the next; empty in a new process."""
 
-    # By rising step: the last whole ones, two at most, and one under way.
+    # By rising step: the last complete ones, two at most, and one under way.
     commits: list[Commit] = field(default_factory=list)
-    # How many worlds the run has had before.
+    # The number of earlier worlds of the run.
     generation: int = 0
-    # What the run is called in the records that say whose a folder is; "": it has not begun.
+    # The run's name in the locks of its folders; "": not started.
     run: str = ""
-    # By folder: the records that this process keeps; and the records, whoever keeps them.
+    # By folder: the records that this process refreshes; and the records, whichever rank refreshes them.
     locks: dict[Path, FolderLock] = field(default_factory=dict)
     fences: dict[Path, Fence] = field(default_factory=dict)
 
 
 def damage(step: int, rank: int, names: Sequence[str], where: str) -> str:
-    """Says which tensors of a rank's share are not what was copied."""
+    """Returns a message about damaged tensors of a rank's share."""
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"the commit of step {step}: {names[0]}{more} of rank {rank} is damaged {where}: its CRC-32 is another"
 
 
 def peers(host_W: Sequence[int]) -> list[int]:
-    """The rank that keeps the share of each rank: on the next host, in the order of their first ranks, whose ranks
-    take turns. One host: the next rank; one rank: itself, for nothing."""
+    """Returns the rank that keeps the share of each rank: on the next host, in the order of their first ranks, whose
+    ranks alternate. One host: the next rank; one rank: itself, without use."""
     hosts = list(dict.fromkeys(host_W))
     ranks = {host: [rank for rank, h in enumerate(host_W) if h == host] for host in hosts}
     if len(hosts) == 1:
@@ -111,10 +109,10 @@ class PeerCopies:
         self._peer_W = peers(host_W)
         self._keeps = [r for r, p in enumerate(self._peer_W) if p == world.rank and r != world.rank]
         self._one_host = len(set(host_W)) == 1
-        # The commit under way, and for how long its snapshot and its pieces held training up.
+        # The commit under way, and the training time lost to its snapshot and pieces.
         self._commit: Commit | None = None
         self._paused_s = self._waited_s = 0.0
-        # Of what this rank kept for others at the last commit; of the commit that went to make room for the next one.
+        # Bytes kept for others at the last commit; bytes of the commit removed to make room for the next one.
         self._kept_bytes = self._freed_bytes = 0
         # Shares for this rank that arrived damaged.
         self._num_damaged = 0
@@ -128,25 +126,25 @@ class PeerCopies:
 
     @property
     def under_way(self) -> bool:
-        """Whether a commit is not whole yet; alike on all ranks."""
+        """Returns whether a commit is incomplete; equal on all ranks."""
         return self._commit is not None
 
     def due(self, step: int) -> bool:
-        """Whether to take a commit after so many updates: every so often, and in a new world at once, since fewer than
-        before have what there is. A single rank has nobody to send to, and commits only before it leaves."""
+        """Returns whether to take a commit after this step: at each interval, and at once in a new world, where
+        replicas are missing. A single rank has no peer, and commits only before it leaves."""
         return self._world.size > 1 and not self.under_way and (not self._num_begun or step % self._every == 0)
 
     def too_little_memory(self, head: Head, more_bytes: int = 0) -> str:
-        """Which rank has too little memory for two commits; "": none. Alike on all ranks, but for the numbers of the
-        local one. more_bytes: of a snapshot besides the head's. A collective."""
-        # A single rank commits only before it leaves, and keeps nobody else's share.
+        """Returns which rank has too little memory for two commits; "": none. Equal on all ranks, except for the local
+        numbers. more_bytes: of a snapshot besides the head's. A collective."""
+        # A single rank commits only before it leaves, and has no replicas.
         rows = [table.rows for table in head.tables().values()]
         if self._world.size == 1 or not rows:
             return ""
-        num_bytes = sum(class_bytes(each) * (each.stop - each.start) for each in rows)  # once all classes have been met
+        num_bytes = sum(class_bytes(each) * (each.stop - each.start) for each in rows)  # once all are created
         bytes_W = self._world.all_gather(torch.tensor([num_bytes]), name="peer/bytes").tolist()
         commit = (num_bytes + more_bytes + sum(bytes_W[rank] for rank in self._keeps)) * self._world.local_size
-        # What is held from the world before goes when the first commit is whole.
+        # Commits of the previous world are removed when the first one is complete.
         shares = [share for before in self._memory.commits for share in before.shares.values()]
         parts = [part for share in shares for table in share.tables.values() for part in table.parts]
         held = sum(part.num_bytes for part in parts) * self._world.local_size
@@ -163,20 +161,19 @@ class PeerCopies:
         )
 
     def make_room(self) -> None:
-        """Before a snapshot is taken: of two whole commits the older one goes."""
+        """Removes the older of two complete commits, before a snapshot is taken."""
         freed, self._memory.commits = self._memory.commits[:-1], self._memory.commits[-1:]
         shares = [share for each in freed for share in each.shares.values() if share is not each.local]
         self._freed_bytes = sum(share.num_bytes for share in [*shares, *(each.local for each in freed)])
 
     def can_copy(self, num_bytes: int) -> bool:
-        """Whether there is room for a snapshot of so many bytes, and for what comes from others. (What was freed for
-        it the C library has kept: see memory.keep_freed.)"""
+        """Returns whether a snapshot of this size, and the replicas, fit into memory."""
         need = (num_bytes + self._kept_bytes - self._freed_bytes) * self._world.local_size
         return need <= _MEMORY_SHARE * available_memory_bytes()
 
     def begin(self, snapshot: Snapshot | MemoryError, took_s: float = 0.0) -> None:
-        """Starts to send; snapshot is a copy with its CRCs, which took so long to make, or says why there is none. The
-        commit is given up on all ranks where one has no snapshot, or no room for those of others. A collective."""
+        """Starts to send; snapshot is a copy with CRCs, made in took_s seconds, or says why there is none. All ranks
+        abort the commit if one has no snapshot, or no room for replicas. A collective."""
         began = time.perf_counter()
         assert not self.under_way
         rank, self._num_begun = self._world.rank, self._num_begun + 1
@@ -200,7 +197,7 @@ class PeerCopies:
         self._outgoing = outgoing
         self._incoming = {other: (share, ByteStream(share.own)) for other, share in shares.items()}
         self._kept_bytes = sum(stream.num_bytes for _, stream in self._incoming.values())
-        # Done after half of the steps to the next commit, but for what is very large or not worth a message.
+        # Spread over half of the steps to the next commit, unless very large or not worth a message.
         num_pieces = max(1, min(max(1, self._every // 2), math.ceil(max(size_W) / _SMALL_BYTES)))
         self._left_W = size_W
         self._piece_W = [min(PIECE_BYTES, math.ceil(size / num_pieces)) for size in size_W]
@@ -220,7 +217,7 @@ class PeerCopies:
         )
 
     def start_step(self) -> None:
-        """Sends a piece, if there is any left."""
+        """Starts to send a piece, if any is left."""
         if not any(self._left_W):
             return
         size_W = [min(left, piece) for left, piece in zip(self._left_W, self._piece_W, strict=True)]
@@ -233,7 +230,7 @@ class PeerCopies:
         self._pending = self._world.start_all_to_all(piece, go_W, come_W, name="peer/share")
 
     def end_step(self) -> None:
-        """Takes in the pieces for this rank. What was whole when this step began, is so on all ranks."""
+        """Receives the pieces for this rank. A commit that was complete at the step's start is so on all ranks."""
         if self._commit is None:
             return
         if self._pending is None:
@@ -256,14 +253,14 @@ class PeerCopies:
         self._num_steps += 1
 
     def finish(self) -> None:
-        """Returns when the commit under way is whole. A collective."""
+        """Returns when the commit under way is complete. A collective."""
         while self.under_way:
             self.start_step()
             self._world.barrier(name="peer/finish")
             self.end_step()
 
     def go_back(self) -> None:
-        """Inside a step: forgets all commits, as the run stands elsewhere now."""
+        """Removes all commits after a rollback. Called inside a step."""
         if self._pending is not None:
             self._pending.wait()
         self._pending = self._commit = None
@@ -271,7 +268,7 @@ class PeerCopies:
         self._memory.commits = []
 
     def _complete(self, commit: Commit) -> None:
-        """A collective."""
+        """Completes the commit. A collective."""
         damaged_W = self._world.all_gather(torch.tensor([self._num_damaged]), name="peer/damaged").tolist()
         self._commit = None
         if any(damaged_W):

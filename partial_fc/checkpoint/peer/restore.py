@@ -1,4 +1,4 @@
-"""A commit that the ranks of a new world have among them (commits.py), read as a checkpoint is."""
+"""Recovery from a commit in the memory of a new world's ranks (commits.py), read like a checkpoint."""
 
 import json
 import logging
@@ -28,26 +28,26 @@ _Tensors = dict[str, Tensor]
 _T = TypeVar("_T")
 _RANGE = "range"  # in a packed part: its [start, stop)
 _CRC_BYTES = 4
-_TRIES = 3  # to receive something undamaged
+_TRIES = 3  # of receiving something undamaged
 _log = logging.getLogger("partial_fc")
 
 
 @dataclass(frozen=True)
 class CommitLocation:
-    """Which ranks of this world have which parts of a commit."""
+    """The ranks of this world that have the shares of a commit."""
 
     step: int
-    # Which world took it.
+    # The world that took it.
     generation: int
     # The rank that has the share of each rank of that world.
     holder_W: list[int]
-    # The first rank that has what is equal on all.
+    # The first rank that has the replicated state.
     root: int
 
 
 def recover(memory: ProcessState, world: World, root: Path) -> "PeerCheckpoint | None":
-    """The newest commit that this world's ranks have all of, undamaged; None where there is none, or where a newer
-    checkpoint below `root` is seen by all. A collective."""
+    """Returns the newest commit that this world's ranks have completely and undamaged; None if there is none, or if all
+    see a newer checkpoint below `root`. A collective."""
     on_disk = newest(root)
     damaged = True
     while damaged:
@@ -67,7 +67,7 @@ def recover(memory: ProcessState, world: World, root: Path) -> "PeerCheckpoint |
         disk = min(answer["disk"] for answer in answer_W)
         if location is None or disk > location.step:
             break
-        # What is damaged counts no more; another rank may have the same.
+        # Damaged shares no longer count; another rank may have the same.
         here = _leave_out_damaged(_commit_at(location, memory), location, world.rank)
         damaged = bool(world.all_gather(torch.tensor([here]), name="recover/damaged").any())
     memory.generation = max(answer["generation"] for answer in answer_W) + 1
@@ -80,12 +80,12 @@ def recover(memory: ProcessState, world: World, root: Path) -> "PeerCheckpoint |
 
 
 def _commit_at(location: CommitLocation, memory: ProcessState) -> Commit | None:
-    """What this rank has of it, if anything."""
+    """Returns this rank's shares of the commit, if any."""
     return next((c for c in memory.commits if (c.step, c.generation) == (location.step, location.generation)), None)
 
 
 def _leave_out_damaged(commit: Commit | None, location: CommitLocation, rank: int) -> bool:
-    """Looks at what this rank is to give of a commit, and forgets what is damaged. Returns whether anything was."""
+    """Checks this rank's shares of a commit, and removes damaged ones. Returns whether there were any."""
     found = False
     for old, holder in enumerate(location.holder_W):
         if commit is None or holder != rank:
@@ -106,8 +106,8 @@ def _leave_out_damaged(commit: Commit | None, location: CommitLocation, rank: in
 
 
 def choose(held_W: list[list[dict[str, Any]]]) -> CommitLocation | None:
-    """Chooses the newest commit of which the share of every rank is somewhere; of equal steps, that of the newest
-    world. A rank's share comes from itself rather than from its peer. held_W: what each rank has of which commits."""
+    """Returns the newest commit of which the share of every rank is available; of equal steps, that of the newest
+    world. A rank's own share is preferred to its replica. held_W: the shares of each rank, by commit."""
     commits = {(held["step"], held["generation"]): held["world_size"] for rank_held in held_W for held in rank_held}
     for (step, generation), world_size in sorted(commits.items(), reverse=True):
         ranks_W: list[list[int]] = [
@@ -121,26 +121,25 @@ def choose(held_W: list[list[dict[str, Any]]]) -> CommitLocation | None:
         ]
         holders = [[new for new, ranks in enumerate(ranks_W) if old in ranks] for old in range(world_size)]
         if all(holders) and leading:
-            # Whoever keeps the fewest shares has its own at least, and is the less busy one.
+            # The rank with the fewest shares has at least its own, and is less busy.
             best = [min(these, key=lambda new: (len(ranks_W[new]), new)) for these in holders]
             return CommitLocation(step, generation, best, leading[0])
     return None
 
 
 class PeerCheckpoint:
-    """A commit, read as a checkpoint.Checkpoint is. All ranks call the same methods in the same order; each is a
-    collective, but for `keep_alone`."""
+    """A commit, with the methods of checkpoint.Checkpoint. All but `keep_alone` are collectives, in the same order."""
 
     def __init__(self, location: CommitLocation, commit: Commit | None, world: World):
-        """commit: what this rank has of it, if anything. A collective."""
+        """commit: this rank's shares, if any. A collective."""
         self._location, self._commit, self._world = location, commit, world
         given = json.loads(commit.manifest) if commit and world.rank == location.root else None
         self.manifest: dict[str, Any] = all_gather_json(given, world, "recover/manifest")[location.root]
         self.step = location.step
-        self.folder = f"the commit of step {location.step}"  # where a checkpoint's folder is named
+        self.folder = f"the commit of step {location.step}"  # printed instead of a checkpoint's folder
 
     def keep_alone(self, memory: ProcessState) -> None:
-        """When everything has been loaded: where a rank is lost before, another commit may be what is left."""
+        """Removes all other commits, once everything has been loaded: until then, another may be needed."""
         memory.commits = [self._commit] if self._commit else []
 
     def backbone(self) -> dict[str, Tensor]:
@@ -150,19 +149,18 @@ class PeerCheckpoint:
         return self._broadcast(self._commit.local.optimizer if self._commit else None, self._location.root)
 
     def exchange(self, world: World) -> dict[str, Tensor]:
-        """As `Checkpoint.exchange`."""
+        """Returns the same as `Checkpoint.exchange`."""
         if self._same_size:
             return self._of_this_rank(_residuals)
         states = [self._of_rank(rank, _residuals) for rank in range(len(self._location.holder_W))]
         return merge_residuals(states, world.size) if all(states) else {}
 
     def buffers(self, world: World) -> dict[str, Tensor]:
-        """As `Checkpoint.buffers`."""
+        """Returns the same as `Checkpoint.buffers`."""
         return self._of_this_rank(lambda share: below("buffer/", share.local)) if self._same_size else {}
 
     def load_head(self, head: Head) -> list[str]:
-        """Gives each table of the head the rows of its class range; a piece of each rank is on its way at a time.
-        Returns what the user should know."""
+        """Loads the rows of its class range into each table, a piece per rank at a time. Returns notes for the user."""
         stored, notes = head_state.check_same_head(self.manifest, head, self.folder), []
         for name, table in head.tables().items():
             table.load_facts(stored[name]["head"])
@@ -174,7 +172,7 @@ class PeerCheckpoint:
         return notes
 
     def _received(self, receive: Callable[[], _T]) -> _T:
-        """What `receive` returns; again, on all ranks, where something arrived damaged."""
+        """Returns what `receive` returns; repeats it, on all ranks, if something arrived damaged."""
         for left in reversed(range(_TRIES)):
             try:
                 return receive()
@@ -193,15 +191,14 @@ class PeerCheckpoint:
         check_arrived(damaged, self._world, "recover/rows")
 
     def _parts(self, table: Table, damaged: list[str]) -> Iterator[Part]:
-        """The rows of this rank's classes, wherever they are. damaged: gets what did not arrive as it was sent, and is
-        left out."""
+        """Yields the rows of this rank's classes, from all ranks, without damaged parts, which `damaged` collects."""
         world = self._world
 
         def kept(rank: int) -> Iterator[Part]:
             return self._kept(table.name, Shard.of(table.num_classes, rank, world.size))
 
         yield from kept(world.rank)
-        # Each begins with the rank after it, so that not all send to one.
+        # Each starts with the next rank, so that not all send to one.
         others = [(world.rank + i) % world.size for i in range(1, world.size)]
         outgoing = ((rank, part) for rank in others for part in kept(rank))
         while True:
@@ -220,21 +217,21 @@ class PeerCheckpoint:
                     damaged.append(f"a part of the classes from rank {rank}")
 
     def _kept(self, table: str, shard: Shard) -> Iterator[Part]:
-        """The rows of these classes in the shares that this rank is to give, at most PIECE_BYTES at a time."""
+        """Yields the rows of these classes in the shares that this rank provides, at most PIECE_BYTES at a time."""
         given = [old for old, holder in enumerate(self._location.holder_W) if holder == self._world.rank]
         for share in (self._commit.shares[old] for old in given if self._commit):
             for part in share.tables[table].parts:
                 low, high = max(part.start, shard.start), min(part.stop, shard.stop)
                 yield from rows.cut(part, low, max(low, high), PIECE_BYTES)
 
-    # ---- what is of one rank
+    # ---- state of one rank
 
     @property
     def _same_size(self) -> bool:
         return len(self._location.holder_W) == self._world.size
 
     def _of_this_rank(self, take: Callable[[Snapshot], _Tensors]) -> _Tensors:
-        """What `take` takes from the share of this rank, of as many ranks."""
+        """Returns what `take` takes from the share of this rank, from a world of equal size."""
         return [self._of_rank(rank, take) for rank in range(self._world.size)][self._world.rank]
 
     def _of_rank(self, old: int, take: Callable[[Snapshot], _Tensors]) -> _Tensors:
@@ -255,7 +252,7 @@ def _residuals(share: Snapshot) -> _Tensors:
 
 
 def _packed(part: Part) -> Tensor:
-    """A part as bytes, and their CRC-32 in four more."""
+    """Returns a part as bytes, followed by their CRC-32 (4 bytes)."""
     tensors = {name: t.contiguous() for name, t in part.tensors.items()}
     data = bytearray(save(tensors | {_RANGE: torch.tensor((part.start, part.stop))}))
     data += crc32.crc32(torch.frombuffer(data, dtype=torch.uint8)).to_bytes(_CRC_BYTES, "little")

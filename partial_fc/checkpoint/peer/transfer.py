@@ -1,4 +1,4 @@
-"""How what only one rank has goes to others: as a run of bytes, sent in pieces and put together there."""
+"""The transfer of a rank's share to others, as a stream of bytes in pieces."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,26 +11,26 @@ from partial_fc.checkpoint.rows import Part
 from partial_fc.checkpoint.snapshot import Snapshot, TableShare
 from partial_fc.comm import World, all_gather_json
 
-# At most so much of a rank is on its way at a time.
+# The most bytes of a rank in flight.
 PIECE_BYTES = 16 << 20
 
 
 class ArrivedDamaged(ValueError):
-    """What a rank received is not what was sent to it."""
+    """The received data differs from what was sent."""
 
 
 class ByteStream:
-    """The bytes of tensors (contiguous, on the CPU), one after the other, from front to back."""
+    """The bytes of contiguous CPU tensors, one after the other, from front to back."""
 
     def __init__(self, tensors: Mapping[str, Tensor]):
         self._flat = [(name, crc32.as_bytes(t)) for name, t in tensors.items() if t.numel()]
-        self._tensor = self._offset = 0  # in which of them, and where in it
+        self._tensor = self._offset = 0  # the current tensor, and the position in it
         self.num_bytes = sum(len(data) for _, data in self._flat)
-        # Of what was written to each of them so far.
+        # The CRCs of what was written to each so far.
         self.crcs = dict.fromkeys(tensors, 0)
 
     def read(self, num_bytes: int) -> Tensor:
-        """The next bytes: uint8 (num_bytes,)."""
+        """Returns the next bytes: uint8 (num_bytes,)."""
         return torch.cat([torch.empty(0, dtype=torch.uint8), *(view for _, view in self._advance(num_bytes))])
 
     def write(self, data_N: Tensor) -> None:
@@ -52,7 +52,7 @@ class ByteStream:
 
 
 def outline(share: Snapshot) -> dict[str, Any]:
-    """Names, dtypes, shapes and CRCs, as JSON: what `empty_share` needs."""
+    """Returns names, dtypes, shapes and CRCs, as JSON, for `empty_share`."""
     return {
         "crcs": {name: share.crcs[name] for name in share.own},
         "rank": share.rank,
@@ -70,7 +70,7 @@ def outline(share: Snapshot) -> dict[str, Any]:
 
 
 def empty_share(outlined: Mapping[str, Any]) -> Snapshot:
-    """Room for a share of another rank, without what is equal on all of them."""
+    """Allocates a share of another rank, without the replicated state."""
     return Snapshot(
         outlined["rank"],
         outlined["world_size"],
@@ -91,18 +91,18 @@ def empty_share(outlined: Mapping[str, Any]) -> Snapshot:
 
 
 def shapes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Name -> [dtype, shape], as JSON."""
+    """Returns name -> [dtype, shape], as JSON."""
     return {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()}
 
 
 def empty(shaped: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Room for what `shapes` describes."""
+    """Allocates the tensors that `shapes` describes."""
     return {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, (dtype, shape) in shaped.items()}
 
 
 def broadcast_tensors(tensors: Mapping[str, Tensor] | None, root: int, world: World, name: str) -> dict[str, Tensor]:
-    """What rank `root` has, on all ranks; the others give None. A collective, of PIECE_BYTES at a time. Raises
-    ArrivedDamaged, on all ranks, where one of them got something else."""
+    """Sends the tensors of rank `root` to all ranks; the others pass None. A collective, of PIECE_BYTES at a time.
+    Raises ArrivedDamaged, on all ranks, if one of them received damaged data."""
     given = tensors if world.rank == root and tensors is not None else {}
     crcs = {key: crc32.crc32(t) for key, t in given.items()}
     shaped, crcs = all_gather_json([shapes(given), crcs], world, f"{name}/names")[root]
@@ -122,7 +122,7 @@ def broadcast_tensors(tensors: Mapping[str, Tensor] | None, root: int, world: Wo
 
 
 def check_arrived(damaged: Sequence[str], world: World, name: str) -> None:
-    """Raises ArrivedDamaged, on all ranks, where one names something. A collective."""
+    """Raises ArrivedDamaged, on all ranks, if one has an entry in `damaged`. A collective."""
     for rank, names in enumerate(all_gather_json(list(damaged), world, f"{name}/damaged")):
         if names:
             raise ArrivedDamaged(f"{names[0]} arrived damaged on rank {rank} (its CRC-32 is another)")

@@ -1,2 +1,2 @@
-"""Who is let in where ranks meet and report: the handshake proves that both sides know the run's secret, the
-limiter bounds what anybody may cost before that (SECURITY.md)."""
+"""Authentication of ranks: the handshake proves that both sides know the run's secret; the limiter bounds what
+connections cost before that (SECURITY.md)."""

@@ -7,7 +7,7 @@ prove that they know it (HMAC-SHA-256, RFC 2104).
     rank -> rank 0   {"nonce": b, "proof": of "rank", a, b}
     rank 0 -> rank   {"port": p, "proof": of "rank 0", a, b, p}      or   {"wrong": "secret"}
 
-Without a secret, whoever speaks this protocol gets the port. Rank 0 stops to answer when all ranks have come.
+Without a secret, anyone who speaks this protocol gets the port. Rank 0 stops answering when all ranks have joined.
 """
 
 import asyncio
@@ -23,23 +23,23 @@ from typing import Any
 
 from partial_fc.comm.auth.limiter import PRE_AUTH_BYTES, PRE_AUTH_S, Limiter, end, read_line
 
-SECRET = "PARTIAL_FC_SECRET"  # by those of our launchers that start all ranks: for the ranks, in their environment
+SECRET = "PARTIAL_FC_SECRET"  # set by our launchers that start all ranks, in the ranks' environment
 _FEWEST_CHARACTERS = 16
 
 
 class NotRank0(Exception):
-    """The process that listens there is not rank 0 of this run; the message says why."""
+    """The listening process is not rank 0 of this run; the message says why."""
 
 
 class NoAnswer(OSError):
-    """A process listens there, and sends nothing, or not everything."""
+    """The listening process sends nothing, or an incomplete message."""
 
 
 class Handshake:
-    """Rank 0's side, in a thread until `close`."""
+    """The rank 0 side of the handshake, in a thread until `close`."""
 
     def __init__(self, listening: socket.socket, store_port: int, secret: str, size: int):
-        """listening: where the ranks connect; it is closed here."""
+        """listening: the socket that ranks connect to; `close` closes it."""
         self._listening = listening
         self._store_port = store_port
         self._secret = secret
@@ -49,7 +49,7 @@ class Handshake:
         self._thread.start()
 
     def close(self) -> None:
-        """Answers nobody any more."""
+        """Stops answering."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
@@ -66,10 +66,10 @@ class Handshake:
             with self._limiter.waiting(writer):
                 _write(writer, {"nonce": ours})
                 line = await asyncio.wait_for(read_line(reader, PRE_AUTH_BYTES), PRE_AUTH_S)
-                told = json.loads(line)
-                knows = hmac.compare_digest(_proof(self._secret, "rank", ours, told["nonce"]), told["proof"].encode())
+                reply = json.loads(line)
+                knows = hmac.compare_digest(_proof(self._secret, "rank", ours, reply["nonce"]), reply["proof"].encode())
             if knows:
-                proof = _proof(self._secret, "rank 0", ours, told["nonce"], str(self._store_port)).decode()
+                proof = _proof(self._secret, "rank 0", ours, reply["nonce"], str(self._store_port)).decode()
                 _write(writer, {"port": self._store_port, "proof": proof})
             else:
                 _write(writer, {"wrong": "secret"})
@@ -80,8 +80,8 @@ class Handshake:
 
 
 def connect(address: str, port: int, secret: str, timeout_s: float) -> int:
-    """Returns the port of rank 0's store. Raises OSError where nobody listens, of these NoAnswer where the other side
-    says nothing; NotRank0 where it says something else."""
+    """Returns the port of rank 0's store. Raises OSError if nothing listens, its subclass NoAnswer if the other side is
+    silent, NotRank0 if it is another program."""
     with socket.create_connection((address, port), timeout_s) as connection, connection.makefile("rb") as lines:
         connection.settimeout(min(timeout_s, PRE_AUTH_S))
         theirs, ours = _text(_read(lines), "nonce"), secrets.token_hex(16)
@@ -115,7 +115,7 @@ def read_secret(path: Path) -> str:
 
 
 def _proof(secret: str, *words: str) -> bytes:
-    # JSON, so that no other words read the same.
+    # JSON, so that the encoding is unambiguous.
     return hmac.digest(secret.encode(), json.dumps(words).encode(), "sha256").hex().encode()
 
 
@@ -124,7 +124,7 @@ def _write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
 
 
 def _read(lines: Any) -> dict[str, Any]:
-    """The next message. Raises NoAnswer where nothing comes, NotRank0 where it is no message of this protocol."""
+    """Returns the next message. Raises NoAnswer if none arrives, NotRank0 if it is not of this protocol."""
     try:
         line = lines.readline(PRE_AUTH_BYTES)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Limits what connections may cost before they have authenticated: how many there are, their bytes and seconds."""
+"""Limits on connections before they have authenticated: their number, bytes and seconds."""
 
 import asyncio
 from collections.abc import Iterator
@@ -6,12 +6,11 @@ from contextlib import contextmanager
 from typing import Any
 
 PRE_AUTH_BYTES, PRE_AUTH_S = 4096, 2.0
-LINE_BYTES = 64 << 20  # of the longest line after that: the states of very many ranks
+LINE_BYTES = 64 << 20  # of the longest line after authentication: the states of very many ranks
 
 
 class Limiter:
-    """The connections that have not authenticated yet. Where there are too many, the oldest is closed: a process of
-    this run authenticates within a moment."""
+    """The connections that have not authenticated yet. If there are too many, the oldest is closed."""
 
     def __init__(self, most: int):
         self._most = most
@@ -19,7 +18,7 @@ class Limiter:
 
     @contextmanager
     def waiting(self, writer: asyncio.StreamWriter) -> Iterator[None]:
-        """The connection counts as one that has not authenticated, until the end of the block."""
+        """Counts the connection as unauthenticated until the end of the block."""
         if len(self._waiting) >= self._most:
             oldest = next(iter(self._waiting))
             del self._waiting[oldest]
@@ -32,8 +31,7 @@ class Limiter:
 
 
 def end(loop: asyncio.AbstractEventLoop) -> None:
-    """Closes a loop that runs no more. Its tasks are cancelled first: they would complain on the terminal about a
-    closed loop."""
+    """Closes a stopped event loop. Cancels its tasks first, as they would print errors about a closed loop."""
     loop.set_exception_handler(_but_for_cancellation)
     left = asyncio.all_tasks(loop)
     for task in left:
@@ -44,14 +42,14 @@ def end(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _but_for_cancellation(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Python 3.11 asks a server's task that was cancelled for its exception, and complains of the answer."""
+    """Ignores the error that Python 3.11 reports for cancelled server tasks."""
     if not isinstance(context.get("exception"), asyncio.CancelledError):
         loop.default_exception_handler(context)
 
 
 async def read_line(reader: asyncio.StreamReader, most_bytes: int) -> bytes:
-    """The next line; nothing at the end. The reader's own limit (PRE_AUTH_BYTES) may be smaller: it says how much waits
-    unread. Raises ValueError for a line that is longer than most_bytes."""
+    """Returns the next line; b"" at the end. The reader's own limit (PRE_AUTH_BYTES) may be smaller: it bounds unread
+    bytes. Raises ValueError for a line longer than most_bytes."""
     parts: list[bytes] = []
     num_bytes = 0
     while True:

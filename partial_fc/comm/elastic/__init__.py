@@ -1,5 +1,4 @@
-"""Ranks that come and go under `horovodrun --min-np N --host-discovery-script FILE`. Recipes need `run` alone: it calls
-their training again in each new world."""
+"""Elastic runs, under `horovodrun --min-np N --host-discovery-script FILE`. Recipes need only `run`."""
 
 from partial_fc.comm.elastic.membership import Evicted, HostsChanged, Member, active, member, mismatched_ranks, run
 

@@ -1,8 +1,8 @@
-"""The barrier before ranks that come and go enter a new world (membership.py): all of them, or nobody.
+"""The barrier before the ranks of an elastic run enter a new world (membership.py): all of them enter, or none.
 
-Two rounds. New processes need some time to start, and one of the old may be lost meanwhile, so rank 0 waits for all to
-arrive, and then for all to answer that they still are there. They exchange keys of the store of horovodrun's driver,
-which empties it when it makes a new world.
+It has two rounds. New processes take time to start, and an old one may be lost meanwhile, so rank 0 waits until all
+have arrived, and then until all confirm that they are alive. They exchange keys in the store of the driver, emptied for
+each world.
 """
 
 import threading
@@ -13,10 +13,10 @@ from partial_fc.comm.elastic.store import request
 
 _SCOPE = "barrier"
 _GONE, _READY = b" gone", b" ready"  # after a name
-_RANK_0 = "all"  # the key of what rank 0 says:
+_RANK_0 = "all"  # the key of rank 0's answer:
 _ARE_YOU_READY, _ENTER, _RETRY = b"ready?", b"here", b"again"
 _POLL_S = 0.1
-_LONGER_S = 2.0  # so much longer than rank 0 the others wait: it is the one to name who is missing
+_LONGER_S = 2.0  # the others wait longer than rank 0, which names the missing ranks
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class Barrier:
     """One process at the barrier of one world."""
 
     driver: tuple[str, int]  # address and port of its store
-    name: bytes  # of this process, unlike all others
+    name: bytes  # of this process, unique
     rank: int
     size: int
-    hosts_changed: threading.Event  # set when hosts have come or are to go, of which rank 0 is told
+    hosts_changed: threading.Event  # set when hosts are added or removed; Horovod notifies rank 0
 
     def wait(self, arrive_s: float, silent_s: float) -> str:
-        """Returns why nobody enters; nothing where all do. All must arrive within arrive_s seconds, and then answer
-        within silent_s."""
+        """Returns why no rank enters; "" if all do. All must arrive within arrive_s seconds, and confirm within
+        silent_s."""
         self._put(self.rank, self.name)
         if self.rank == 0:
             problem = self._lead(arrive_s, silent_s)
@@ -43,7 +43,7 @@ class Barrier:
         return problem
 
     def is_replaced(self) -> bool:
-        """Whether the driver takes this process for dead: its store is not that of this world any more."""
+        """Returns whether the driver has replaced this process: it is not in the store of this world."""
         return not self._get(self.rank).startswith(self.name)
 
     def _lead(self, arrive_s: float, silent_s: float) -> str:
@@ -56,7 +56,7 @@ class Barrier:
 
     def _wait_for_all(self, last_word: bytes, timeout_s: float, what_else: str) -> str:
         deadline = time.monotonic() + timeout_s
-        # If it is set, the driver has, most likely, made this world because of that change.
+        # If it is set, the driver has probably made this world because of that change.
         changed_before = self.hosts_changed.is_set()
         while True:
             word_W = [self._get(rank) for rank in range(self.size)]

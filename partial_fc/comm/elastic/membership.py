@@ -1,16 +1,15 @@
-"""This process among those that horovodrun's elastic driver counts: shut a world down, meet again, go on.
+"""This process as a worker of horovodrun's elastic driver: leaving a world, joining the next one, resuming.
 
 The driver starts the processes, sees them end, and looks for hosts once a second. When a rank is lost, the collectives
-of all others fail (CollectiveError); when hosts come or go, rank 0 is told. Then every process shuts its world down and
-asks the driver for its new rank. The driver answers when all processes of the old world have asked or ended, and has
+of all others fail (CollectiveError); when hosts change, rank 0 is notified. Every process then shuts its world down and
+asks the driver for its new rank. The driver answers when all processes of the old world have asked or ended, and has by
 then started those of new hosts.
 
-Three things are done here that Horovod 0.28 does not do. Before hvd.init the new ranks wait for each other
-(barrier.py): those of a new host still load their libraries, or do not come at all, and an hvd.init that waits for them
-in vain ends the process (an exception that its thread does not catch). So the time in which a silent peer counts as
-lost may be short (SILENT_S), though the time to start is long. And Horovod asks the driver itself, which would count a
-process twice: it is given a store on this host that answers with the rank already assigned, and passes everything else
-on. Last, where _CRASHES are set, the second hvd.init of a process crashes; they are left out.
+This module adds three things to Horovod 0.28. The new ranks wait for each other before hvd.init (barrier.py): an
+hvd.init that waits in vain ends the process (an uncaught exception in its thread). So a silent peer counts as lost
+after SILENT_S, however long the start may take. Horovod asks a local store, which returns the rank already assigned and
+forwards all else: two requests to the driver would count a process twice. _CRASHES, variables that crash a second
+hvd.init, are unset.
 """
 
 import gc
@@ -31,8 +30,8 @@ from partial_fc.comm.launch import restart_agent
 from partial_fc.comm.launch.detect import Launch, StartError
 from partial_fc.comm.world import CollectiveError, World
 
-SILENT_S = 8  # a peer whose process or host sends nothing for so long is lost
-# Losses of a rank, one after the other, between which no step is made that was not made before.
+SILENT_S = 8  # a peer that sends nothing for so long is lost
+# Consecutive losses of a rank without a new step between them.
 MAX_LOSSES_WITHOUT_PROGRESS = 5
 _ADDRESS, _PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 _RANK_VARIABLES = [f"HOROVOD_{scope}{name}" for scope in ("", "LOCAL_", "CROSS_") for name in ("RANK", "SIZE")]
@@ -43,28 +42,28 @@ T = TypeVar("T")
 
 
 class HostsChanged(RuntimeError):
-    """Hosts have come or are to go. All ranks raise it after the same step."""
+    """Hosts were added or removed. All ranks raise it after the same step."""
 
 
 class Evicted(RuntimeError):
-    """This process is not part of the job any more."""
+    """This process is no longer part of the job."""
 
 
 def active() -> bool:
-    """Whether horovodrun started this process as one of those that may come and go."""
+    """Returns whether elastic horovodrun started this process."""
     return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 
 def mismatched_ranks(value_W: Sequence[object], trained_W: Sequence[bool]) -> list[int]:
-    """The ranks whose value differs from that of the first one that has trained in an earlier world; none where no rank
-    has. They are to end, and the others to go on without them."""
+    """Returns the ranks whose value differs from that of the first rank that trained in an earlier world; none if no
+    rank did. They must end, and the others continue without them."""
     expected = next((value for value, trained in zip(value_W, trained_W, strict=True) if trained), None)
     return [rank for rank, value in enumerate(value_W) if any(trained_W) and value != expected]
 
 
 @dataclass
 class Recovery:
-    """One change of the world, as this process sees it; times by time.monotonic."""
+    """One change of the world, as seen by this process; times by time.monotonic."""
 
     why: str
     noticed: float
@@ -73,18 +72,18 @@ class Recovery:
 
 @dataclass(eq=False)
 class Member:
-    """This process, as the driver counts it; there is one, `member()`."""
+    """This process as a worker of the driver; there is one, `member()`."""
 
     host: str
     local_rank: int
     assignment: tuple[int, ...]  # the values of _RANK_VARIABLES
-    store: Store  # passes on what it does not know to the driver's own
+    store: Store  # forwards what it does not know to the driver's store
     name: bytes = field(default_factory=lambda: secrets.token_hex(8).encode())  # at the barrier
-    has_assignment: bool = True  # that nobody has used yet: the first one comes with the environment
-    is_restart: bool = False  # it follows a worker that was in a world, and has not asked yet
+    has_assignment: bool = True  # not used yet: the first one comes with the environment
+    is_restart: bool = False  # replaces a worker that had joined a world, and has not asked yet
     world: World | None = None
-    recovery: Recovery | None = None  # until all is restored
-    last_step: float = field(default_factory=lambda: time.monotonic())  # when it was done
+    recovery: Recovery | None = None  # until the state is restored
+    last_step: float = field(default_factory=lambda: time.monotonic())  # when that was complete
     losses_without_progress: int = 0
     furthest_step: int = 0
     hosts_changed: threading.Event = field(default_factory=threading.Event)
@@ -95,18 +94,18 @@ class Member:
         return Launch("horovod", rank, size, local_rank, local_size, "horovodrun (elastic)")
 
     def on_hosts_updated(self, timestamp: int, result: int) -> None:
-        """Horovod's notification service calls this, on rank 0."""
+        """Handles a change of hosts; Horovod's notification service calls this on rank 0."""
         self.hosts_changed.set()
 
     def step_done(self, step: int) -> None:
-        """Counts a step. Those that are made again after a loss are no progress: the same one may fail each time."""
+        """Counts a step. Steps repeated after a loss are no progress: the same one may fail each time."""
         self.last_step = time.monotonic()
         if step > self.furthest_step:
             self.furthest_step, self.losses_without_progress = step, 0
 
     def recovery_summary(self) -> str:
-        """Ends a recovery, when all is as it was at the last commit. Returns what to tell the user: why it was, and how
-        long each part took; nothing at the first start."""
+        """Ends a recovery, once the state of the last commit is restored. Returns a message for the user: the cause,
+        and the time of each phase; "" at the first start."""
         recovery, self.recovery = self.recovery, None
         if recovery is None:
             return ""
@@ -117,9 +116,10 @@ class Member:
         )
 
     def rendezvous(self, start_timeout_s: float) -> None:
-        """Waits until all ranks of the new world are ready to enter it: hvd.init then takes no longer than a moment.
+        """Waits until all ranks of the new world are ready to enter it, so that hvd.init returns at once.
 
-        Raises Evicted where the driver has no rank for this process, StartError where the driver is gone."""
+        Raises Evicted if the driver has no rank for this process, StartError if the driver is gone.
+        """
         try:
             self._rendezvous(start_timeout_s)
         except (OSError, http.client.HTTPException) as error:
@@ -129,7 +129,7 @@ class Member:
                 "cannot be reached from here. The others go on if it can be from theirs; else start the job again, it "
                 "goes on from its newest checkpoint"
             ) from error
-        self._hand_over(met=True)
+        self._hand_over(joined=True)
         self.store.assignment = ",".join(map(str, self.assignment)).encode()
         for name, value in zip(_RANK_VARIABLES, self.assignment, strict=True):
             os.environ[name] = str(value)
@@ -139,25 +139,25 @@ class Member:
     def _rendezvous(self, start_timeout_s: float) -> None:
         while True:
             if not self.has_assignment:
-                # The driver empties its store when it makes a new world, for which it waits for all of the old one.
-                # That this process's name is gone says that the driver takes it for dead (its host could not be reached
-                # for a while) and has started another one instead, or is about to: asking would mix the two up.
+                # The driver empties its store for a new world, and waits for all processes of the old one. If this
+                # process's name is missing, the driver considers it dead (its host was unreachable) and starts, or has
+                # started, a replacement: asking would mix the two up.
                 before = self._barrier
                 if before.is_replaced() and not self.is_restart:
                     raise Evicted(
                         f"{self.host}, process {self.local_rank}: the others have gone on without this process, which "
                         "could not be reached"
                     )
-                self.hosts_changed.clear()  # changes that the driver told of so far are in its answer
+                self.hosts_changed.clear()  # its answer includes all changes so far
                 answer = self._ask_driver()
                 if answer[0] >= 0 and not before.is_replaced():
-                    # It has made no new world since. A driver that is about to end answers so; whoever believed it
-                    # would find what rank 0 said in the world before, and go into hvd.init alone, which ends it.
+                    # It has made no new world. A driver that is about to end answers so; trusting it would find the
+                    # previous world's answer of rank 0, and enter hvd.init alone, which ends that process.
                     _log.warning("horovodrun has answered with the rank of the world before; asking again")
                     time.sleep(_ASK_AGAIN_S)
                     continue
                 self.assignment, self.is_restart = answer, False
-            self._hand_over(met=False)
+            self._hand_over(joined=False)
             self.has_assignment = False
             if self.assignment[0] < 0:
                 raise Evicted(f"{self.host}, process {self.local_rank}: not part of the job any more")
@@ -167,7 +167,7 @@ class Member:
             _log.warning(f"{problem}; asking horovodrun who is left")
 
     def shutdown(self, why: str) -> None:
-        """Shuts down a world that does not work any more, or is to change."""
+        """Shuts down a world that has failed or is about to change."""
         self.recovery = self.recovery or Recovery(why, time.monotonic())
         world, self.world = self.world, None
         if world is not None:
@@ -178,7 +178,7 @@ class Member:
             hvd.shutdown()
 
     def _ask_driver(self) -> tuple[int, ...]:
-        """The new values of _RANK_VARIABLES. The driver answers once all others have asked or ended."""
+        """Returns the new values of _RANK_VARIABLES. The driver answers once all others have asked or ended."""
 
         def remind(waited_s: float) -> None:
             _log.warning(
@@ -192,16 +192,16 @@ class Member:
         _, answer = request(self.store.driver, "GET", path, remind=remind)
         return tuple(int(number) for number in answer.split(b","))
 
-    def _hand_over(self, met: bool) -> None:
-        """For the worker that follows if this process is killed. met: the ranks have met."""
-        restart_agent.hand_over(json.dumps([self.name.decode(), self.assignment, met]).encode())
+    def _hand_over(self, joined: bool) -> None:
+        """Saves the state for the next worker, if this process is killed. joined: the ranks have joined."""
+        restart_agent.hand_over(json.dumps([self.name.decode(), self.assignment, joined]).encode())
 
     def take_place(self, handover: bytes) -> None:
-        """Continues for a worker that has ended. Horovod's driver does not know of that: where the ranks had
-        met, this one asks it for a rank as the others do; where not, they wait for it at the barrier."""
-        name, assignment, met = json.loads(handover)
-        self.assignment, self.has_assignment, self.is_restart = tuple(assignment), not met, met
-        if met:  # the name that stands in this world's store
+        """Takes over from a worker that has ended, unknown to Horovod's driver. If the ranks had joined, it asks the
+        driver for a rank, as the others do; if not, they wait for it at the barrier."""
+        name, assignment, joined = json.loads(handover)
+        self.assignment, self.has_assignment, self.is_restart = tuple(assignment), not joined, joined
+        if joined:  # the name registered in this world's store
             self.name = name.encode()
 
     @property
@@ -214,7 +214,7 @@ _member: Member | None = None
 
 
 def member() -> Member:
-    """The one Member of this process, created when first asked for; only where `active`."""
+    """Returns the only Member of this process, created at the first call; requires `active`."""
     global _member
     if _member is None:
         e = os.environ
@@ -236,18 +236,18 @@ def member() -> Member:
         e.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(SILENT_S))
         from horovod.common.elastic import notification_manager
 
-        # From now on the driver tells of hosts that come and go, while this process is rank 0.
+        # From now on the driver notifies this process of added and removed hosts, while it is rank 0.
         notification_manager.init(*driver)
         notification_manager.register_listener(_member)
     return _member
 
 
 def run(train: Callable[[], T]) -> T | None:
-    """Calls train() and, where ranks come and go, again in each new world: it joins (comm.init), restores what there
-    is, and goes on from there.
+    """Calls train(), and in an elastic run again in each new world: it joins (comm.init), restores the state and
+    resumes.
 
-    Without horovodrun's elastic mode train() is called once. Returns what it returns, None where this process is not
-    part of the job any more. Raises what train raises, where that is no loss of a rank.
+    Without horovodrun's elastic mode train() is called once. Returns what it returns, None if this process is no longer
+    part of the job. Raises what train raises, except for the loss of a rank.
     """
     if not active():
         return train()
@@ -270,4 +270,4 @@ def run(train: Callable[[], T]) -> T | None:
             if member().losses_without_progress > MAX_LOSSES_WITHOUT_PROGRESS:
                 raise
         member().shutdown(why)
-        gc.collect()  # the old world's tensors must be gone before they are made anew
+        gc.collect()  # free the old world's tensors before new ones are allocated

@@ -1,7 +1,7 @@
-"""What horovodrun's elastic driver stores: asked here, and passed on to Horovod's own code in this process.
+"""The store of horovodrun's elastic driver, queried here and forwarded to Horovod's own code in this process.
 
-Requests are signed with the job's token, and refused without that, there and here: who can write to the driver's store
-decides which process talks to which (partial_fc/signature.py).
+Requests without a signature by the job's token are refused on both sides: a writer to the driver's store decides which
+processes communicate (partial_fc/signature.py).
 """
 
 import http.client
@@ -18,16 +18,17 @@ from partial_fc import signature
 from partial_fc.comm.launch.detect import StartError
 from partial_fc.signature import TOKEN
 
-ASK = "rank_and_size"  # the scope in which the driver answers with a process's rank
+ASK = "rank_and_size"  # the scope of requests for a process's rank
 REMIND_S = 30.0
-ANSWER_S = 10.0  # in which the driver answers where it need not wait for others
+ANSWER_S = 10.0  # the scope that the driver answers without waiting for others
 _log = logging.getLogger("partial_fc")
 
 
 class Store(ThreadingHTTPServer):
-    """The driver's store, as Horovod's own code of this process sees it.
+    """The driver's store, as Horovod's own code in this process sees it.
 
-    Raises StartError where the driver's own is open to anybody."""
+    Raises StartError if the driver's store does not require signatures.
+    """
 
     daemon_threads = True
 
@@ -40,7 +41,7 @@ class Store(ThreadingHTTPServer):
             )
         super().__init__(("127.0.0.1", 0), _Handler)
         self.driver = driver
-        self.assignment = b""  # the rank that the driver has given this process, as it wrote it
+        self.assignment = b""  # the rank assigned by the driver, as it wrote it
         threading.Thread(target=self.serve_forever, name="elastic-store", daemon=True).start()
 
 
@@ -48,7 +49,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Store
 
     def parse_request(self) -> bool:
-        """Whether to go on with the request, of any method."""
+        """Returns whether to process the request, of any method."""
         if not super().parse_request():
             return False
         if signature.is_right(self):
@@ -93,8 +94,8 @@ def request(
     body: bytes | None = None,
     remind: Callable[[float], None] | None = None,
 ) -> tuple[int, bytes]:
-    """Status and body of the answer; nothing where the store (address, port) has no such key. With `remind` it may take
-    however long, while its host can be reached; `remind` is called every REMIND_S seconds with those waited so far."""
+    """Returns status and body of the answer; b"" if the store (address, port) lacks the key. `remind`: no timeout while
+    the host is reachable; it is called every REMIND_S seconds with the seconds waited so far."""
     connection = http.client.HTTPConnection(*store, timeout=ANSWER_S)
     try:
         connection.connect()

@@ -1,4 +1,4 @@
-"""How this process was started, and how our own --nodes and --gpus start others."""
+"""The launch of processes: detection of the launcher, and the starts by our own --nodes and --gpus."""
 
 import socket
 from dataclasses import dataclass
@@ -7,8 +7,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Launch:
-    """The rank that the launcher gave this process. `local` counts the processes of one host; master: where
-    torch.distributed's rank 0 listens."""
+    """The rank assigned to this process. `local` counts a host's processes; master: torch.distributed's rank 0."""
 
     backend: Literal["horovod", "torch", "single"]
     rank: int = 0
@@ -21,8 +20,8 @@ class Launch:
 
     @property
     def is_host(self) -> bool:
-        """Whether this process stands for its host, as a worker of MXNet's launch.py does: `partial-fc launch` has
-        started no other there, and it may start one for each GPU."""
+        """Returns whether this process stands for its host, as a worker of MXNet's launch.py does: `partial-fc launch`
+        has started no other there, and it may start one for each GPU."""
         return self.launcher == "partial-fc launch" and self.local_size == 1
 
     def __str__(self) -> str:
@@ -30,7 +29,7 @@ class Launch:
 
 
 def integer(name: str, text: str) -> int:
-    """The number that a variable of the environment holds."""
+    """Returns the number in an environment variable."""
     try:
         return int(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The addresses and network interfaces of this host: by which its processes talk, and by which others reach it."""
+"""The addresses and network interfaces of this host, for its own processes and for other hosts."""
 
 import os
 import socket
@@ -7,15 +7,14 @@ from contextlib import suppress
 
 import psutil
 
-# What each library reads when it starts; Horovod has one for its own Gloo, and leaves the rest to NCCL and MPI.
+# The variables that libraries read at their start; Horovod has one for Gloo, and leaves the rest to NCCL and MPI.
 VARIABLES = ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
 
 
 def choose(interface: str, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Makes every backend that starts later in this process use this network interface.
+    """Makes all backends started later in this process use this network interface.
 
-    Raises ValueError as `address_of`, and where a variable already says another one: horovodrun and clusters set them,
-    and half of the processes must not follow one and half the other.
+    Raises ValueError as `address_of`, and if a variable already names another one: horovodrun and clusters set them.
     """
     address_of(interface)
     for name in VARIABLES:
@@ -26,12 +25,12 @@ def choose(interface: str, environ: MutableMapping[str, str] = os.environ) -> No
                 "unset it, or leave the flag away. (horovodrun sets it: give it --network-interfaces instead)"
             )
     for name in VARIABLES:
-        # NCCL takes a bare name for the beginning of one: eth1 would also mean eth10.
+        # NCCL takes a name without "=" as a prefix: eth1 would also match eth10.
         environ[name] = f"={interface}" if name == "NCCL_SOCKET_IFNAME" else interface
 
 
 def by_interface() -> dict[str, str]:
-    """The first IPv4 address of each interface of this host; "" where it has none."""
+    """Returns the first IPv4 address of each interface of this host; "" if it has none."""
     return {
         name: next((entry.address for entry in entries if entry.family == socket.AF_INET), "")
         for name, entries in psutil.net_if_addrs().items()
@@ -39,8 +38,8 @@ def by_interface() -> dict[str, str]:
 
 
 def address_of(interface: str, asked_by: str = "--network-interface ") -> str:
-    """The interface's address. Raises ValueError, which lists the others, where this host has no such interface, or one
-    without an IPv4 address. asked_by: the flag or variable that names it."""
+    """Returns the interface's address. asked_by: the flag or variable that names it. Raises ValueError, with the list
+    of interfaces, if this host lacks it or it has no IPv4 address."""
     address = by_interface()
     if not address.get(interface):
         state = "has no IPv4 address" if interface in address else "does not exist"
@@ -50,19 +49,19 @@ def address_of(interface: str, asked_by: str = "--network-interface ") -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """The name of the interface that has this address."""
+    """Returns the name of the interface with this address."""
     entries = psutil.net_if_addrs().items()
     return next((name for name, each in entries if any(entry.address == address for entry in each)), None)
 
 
 def loopback() -> str:
-    """The interface by which this host speaks to itself alone."""
+    """Returns the loopback interface."""
     return next((name for name, address in by_interface().items() if address.startswith("127.")), "lo")
 
 
 def reachable(interface: str | None = None) -> list[str]:
-    """The addresses by which other hosts may reach this one, the likely ones first. interface: the only one to be used;
-    so is that which the launcher or the user has named in the environment, or where all have found rank 0."""
+    """Returns the addresses by which other hosts may reach this one, likely ones first. interface: the only one to use;
+    likewise one named in the environment, or the one over which all ranks found rank 0."""
     if interface:
         return [address_of(interface)]
     address = by_interface()
@@ -79,7 +78,7 @@ def reachable(interface: str | None = None) -> list[str]:
 
 
 def is_local(address: str) -> bool:
-    """Whether a socket of this host can be bound to it."""
+    """Returns whether a socket of this host can bind to the address."""
     try:
         family, kind, protocol, _, resolved = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as trial:
@@ -90,14 +89,14 @@ def is_local(address: str) -> bool:
 
 
 def towards(destination: str) -> str:
-    """The address from which this host's packets to that IPv4 address would leave; nothing is sent. Raises OSError."""
+    """Returns the source address of this host's packets to that IPv4 address; sends nothing. Raises OSError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
         trial.connect((destination, 9))
         return trial.getsockname()[0]
 
 
 def _allows(value: str, interface: str) -> bool:
-    """Whether `interface` is among those named: "eth0,eth1"; for NCCL also "=eth0" (exactly) and "^lo" (all but)."""
+    """Returns whether `interface` is listed: "eth0,eth1"; for NCCL also "=eth0" (exactly) and "^lo" (all but)."""
     if value.startswith("^"):
         return not any(interface.startswith(name) for name in value[1:].removeprefix("=").split(","))
     return interface in value.removeprefix("=").split(",")

@@ -1,4 +1,4 @@
-"""Reads from the environment how this process was launched."""
+"""The launch of this process, read from the environment."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -8,11 +8,11 @@ from typing import Literal
 from partial_fc.comm.launch import Launch, integer, slurm
 from partial_fc.comm.watch.report import ranks_in_words
 
-# Set in the processes that spawn.py starts: the process number of the one that started them.
+# Set in the processes that spawn.py starts: the process id of their parent.
 PARENT = "PARTIAL_FC_PARENT"
-# In their rank 0, the number of a socket that listens already: nobody else can take the port meanwhile.
+# In their rank 0, the number of a socket that listens already, so that the port cannot be taken meanwhile.
 LISTENING_SOCKET = "PARTIAL_FC_LISTENING_SOCKET"
-# By `partial-fc launch`: its own name.
+# Set by `partial-fc launch`: its own name.
 LAUNCHER = "PARTIAL_FC_LAUNCHER"
 MPI_YIELD = "OMPI_MCA_mpi_yield_when_idle"
 
@@ -32,17 +32,16 @@ _LAUNCHERS: dict[str, tuple[Literal["horovod", "torch"], tuple[str, ...], tuple[
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Launch:
-    """Reads the variables of the first launcher of the table whose rank or size is set, all of which must then be
-    there; without one, those of srun. (The others run inside SLURM's steps as well, so srun comes last.)
+    """Returns the launch of the first launcher in the table whose rank or size is set; then all its variables must be.
+    If there is none, srun's are read (srun comes last because the others also run inside SLURM's steps).
 
-    Raises ValueError that names the missing variables: a half-set environment would otherwise train W separate
-    models, or hang.
+    Raises ValueError with the missing variables: otherwise W processes would train separate models, or hang.
     """
     for launcher, (backend, identity, more) in _LAUNCHERS.items():
         if not any(name in environ for name in identity[:2]):
             continue
         if identity[0] == "PMI_RANK" and slurm.in_step(environ) and "MPI_LOCALRANKID" not in environ:
-            continue  # srun sets PMI_RANK too, for MPI programs (--mpi=pmi2, on some clusters the default)
+            continue  # srun also sets PMI_RANK, for MPI programs (--mpi=pmi2, on some clusters the default)
         missing = [name for name in (*identity, *more) if not environ.get(name)]
         if missing:
             present = [f"{name}={environ[name]}" for name in (*identity, *more) if environ.get(name)]
@@ -64,30 +63,29 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch:
 
 
 def started_here(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether our own --nodes and --gpus started this process."""
+    """Returns whether our own --nodes and --gpus started this process."""
     return bool(environ.get(PARENT))
 
 
 def has_agent(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether torchrun keeps torch.distributed's store, at which anybody may speak."""
+    """Returns whether torchrun hosts torch.distributed's store, which has no authentication."""
     return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def mpi_settings(launch: Launch, num_cores: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables to set before MPI starts in this process, so that processes that fill a host's cores yield them while
-    they wait: MPI polls, and keeps a core busy with it. num_cores: that this process may use. What the user has set
-    stays. (mpirun does the same where there are more processes than slots; it knows nothing of threads.)"""
+    """Returns variables to set before MPI starts in this process, if the processes fill a host's cores: MPI polls while
+    it waits, and is to yield the core instead. num_cores: available to this process. The user's settings take
+    precedence. (mpirun does the same if there are more processes than slots; it does not count threads.)"""
     if "OMPI_COMM_WORLD_LOCAL_SIZE" not in environ or environ.get(MPI_YIELD):
         return {}
-    # Without the variable processes divide the cores among them; "4,2" is OpenMP's for nested threads.
+    # Without the variable, processes divide the cores; "4,2" is OpenMP's notation for nested threads.
     given = environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     num_threads = integer("OMP_NUM_THREADS", given) if given else max(1, num_cores // launch.local_size)
     return {MPI_YIELD: "1"} if launch.local_size * num_threads >= num_cores else {}
 
 
 def devices_differ(devices: Sequence[str]) -> str:
-    """Says what is wrong where the ranks do not all compute on the same kind of device; else nothing. devices: "cpu" or
-    "cuda", by rank."""
+    """Returns an error if the ranks' kinds of device differ, else "". devices: "cpu" or "cuda", by rank."""
     without = [rank for rank, device in enumerate(devices) if device != "cuda"]
     if len(without) in (0, len(devices)):
         return ""

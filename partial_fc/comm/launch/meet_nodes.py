@@ -1,8 +1,8 @@
-"""Hosts on which somebody has typed the command, each with its --shard-id, find each other through a store.
+"""The rendezvous of hosts through a store, if the command was typed on each of them with its --shard-id.
 
-1. each node claims its number, "shard k"; the first one's numbers of nodes and processes, "job", hold for all
-2. shard 0 listens, and says in its claim where; the others look at which of its addresses they reach it, and write
-   that as "reached k"
+1. each node claims its number, "shard k"; the first one's "job", the numbers of nodes and processes, applies to all
+2. shard 0 listens, and gives its addresses in its claim; the others try them, and write the one
+   that they reach as "reached k"
 3. shard 0 sees all of that: the outcome is "all here"
 The processes of all nodes then start as those of --nodes do, whose --master-addr is now known: once they run, the store
 only says that the run id is in use. The last node to leave removes what is there.
@@ -29,7 +29,7 @@ _PROBE_S = 2.0  # for one address of shard 0
 
 @dataclass(frozen=True)
 class Node:
-    """A host of the run, as it tells the others about itself."""
+    """A host of the run, as described to the others."""
 
     shard_id: int
     num_shards: int
@@ -37,8 +37,8 @@ class Node:
     host: str
     process: int
     since: str
-    token: str  # what it says to whoever connects: an address may be another host's elsewhere (a container's bridge)
-    secret: str  # shard 0's is that of the processes, which nobody else reads (auth/handshake.py)
+    token: str  # sent to all that connect: the address may belong to another host elsewhere (a container's bridge)
+    secret: str  # shard 0's is that of the processes, which only they read (auth/handshake.py)
     addresses: list[str]
     port: int
 
@@ -46,7 +46,7 @@ class Node:
     def here(
         cls, shard_id: int, num_shards: int, num_gpus: int, addresses: list[str], listening: socket.socket | None
     ) -> "Node":
-        """This host."""
+        """Returns this host's Node."""
         port = listening.getsockname()[1] if listening else 0
         who = (socket.gethostname(), os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S"))
         token, secret = secrets.token_hex(16), secrets.token_hex(32)
@@ -54,7 +54,7 @@ class Node:
 
     @classmethod
     def parse(cls, text: bytes, where: str) -> "Node":
-        """Raises StartError where another program, or a person, has written something else."""
+        """Returns the Node in `text`. Raises StartError if it is not one of ours."""
         try:
             node = cls(**json.loads(text))
             right = all(isinstance(getattr(node, name), kind) for name, kind in _TYPES.items())
@@ -74,7 +74,7 @@ _TYPES |= {"token": str, "secret": str, "addresses": list, "port": int}
 
 @dataclass(frozen=True)
 class Peers:
-    """Where shard 0 listens, as this host reaches it, and by which of its own addresses this one does."""
+    """The address of shard 0 that this host reaches, and this host's own address on that path."""
 
     master_addr: str
     master_port: int
@@ -84,10 +84,10 @@ class Peers:
 
 @contextmanager
 def meet(store: Store, me: Node, listening: socket.socket | None, timeout_s: float) -> Iterator[Peers]:
-    """The run's hosts, once all are there; the run id is in use until the end of the block.
+    """Yields the run's hosts once all have joined; the run id is in use until the end of the block.
 
-    listening: shard 0's socket. Raises StartError, on every host, within timeout_s seconds of its start where not all
-    have come; at once where they contradict each other or the run id is in use.
+    listening: shard 0's socket. Raises StartError, on every host, within timeout_s seconds of its start if hosts are
+    missing; at once if they contradict each other or the run id is in use.
     """
     meeting = _Meeting(store, me, listening, timeout_s)
     try:
@@ -99,7 +99,7 @@ def meet(store: Store, me: Node, listening: socket.socket | None, timeout_s: flo
 
 
 class _Meeting(Rendezvous):
-    """One node among those that gather."""
+    """One node at the rendezvous."""
 
     store: Store
 
@@ -112,8 +112,7 @@ class _Meeting(Rendezvous):
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """The others hear it where this host stops waiting; errors name the host, and the store where that has
-        failed."""
+        """Reports an error in the block to the others; errors name this host, or the store if that has failed."""
         who = f"shard {self._me.shard_id} of {self._me.num_shards} on {self._me.host}"
         try:
             yield
@@ -127,7 +126,7 @@ class _Meeting(Rendezvous):
             raise
 
     def peers(self) -> Peers:
-        """Waits for all. Raises StartError where the outcome is another than "all here"."""
+        """Waits for all nodes. Raises StartError if the outcome is not "all here"."""
         if outcome := self.outcome:
             raise StartError(self._in_use(outcome))
         if problem := self._claim():
@@ -137,7 +136,7 @@ class _Meeting(Rendezvous):
         if outcome != ALL_HERE:
             raise StartError(outcome)
         if self._listening:
-            address = self.read("reached 1").decode()  # one that others can use
+            address = self.read("reached 1").decode()  # usable by others
             return Peers(address, self._me.port, address, self._me.secret)
         if self._peers is None:
             raise StartError(
@@ -146,7 +145,7 @@ class _Meeting(Rendezvous):
         return self._peers
 
     def _claim(self) -> str:
-        """Claims this host's number; returns what is wrong, or nothing."""
+        """Claims this host's number; returns the error, or ""."""
         me, name = self._me, self.place
         job = Node.parse(self.store.compare_set("job", "", self._mine), f"{name}: job")
         if (job.num_shards, job.num_gpus) != (me.num_shards, me.num_gpus):
@@ -179,7 +178,7 @@ class _Meeting(Rendezvous):
         return ""
 
     def absent(self) -> list[str]:
-        """Who has not come, and who has, but does not reach shard 0."""
+        """Returns the missing nodes, and those that do not reach shard 0."""
         absent = super().absent()
         if "shard 0" in absent:
             return absent
@@ -212,14 +211,14 @@ class _Meeting(Rendezvous):
         )
 
     def leave(self) -> None:
-        """Removes what this host has written, and what all have where it is the last one."""
+        """Removes this host's keys, and all keys if it is the last host."""
         store, me = self.store, self._me
         try:
-            # Looked up, not remembered: Ctrl-C may have come just after the claim was there.
+            # Read again, not remembered: Ctrl-C may have come just after the claim was written.
             if self.read(self.own_key) == self._mine.encode():
                 store.delete_key(f"reached {me.shard_id}")
                 store.delete_key(self.own_key)
-            # An outcome stays for the others, and where a killed one has left its claim.
+            # An outcome stays for the others, and so does one beside the claim of a killed node.
             if not any(map(self.read, self.keys)):
                 self.forget()
                 store.delete_key("job")
@@ -230,14 +229,14 @@ class _Meeting(Rendezvous):
 
 
 def answer(listening: socket.socket, token: str) -> None:
-    """Says to all that have connected who listens here."""
+    """Sends the token, which identifies this listener, to all that have connected."""
     while select.select([listening], [], [], 0)[0]:
         with suppress(OSError), listening.accept()[0] as connection:
             connection.sendall(token.encode())
 
 
 def reach(first: Node) -> Peers | None:
-    """Tries the addresses of shard 0; None: it answers at none of them."""
+    """Tries the addresses of shard 0; returns None if none answers."""
     for address in first.addresses:
         with suppress(OSError, UnicodeError), socket.create_connection((address, first.port), _PROBE_S) as connection:
             if connection.recv(len(first.token), socket.MSG_WAITALL) == first.token.encode():

@@ -1,10 +1,10 @@
-"""The ranks of a launch over torch.distributed meet at the store of rank 0, or each says why they did not.
+"""The rendezvous of ranks over torch.distributed, at the store of rank 0.
 
-1. every rank shakes hands at the launch's master address, where rank 0 tells who knows the run's secret where its store
-   is (auth/handshake.py), and connects to that; under torchrun the store is its agent's, at the master address itself
-2. every rank writes the size of its launch, the kind of device that it computes on, and claims its number: two jobs
-   that meet by mistake differ in the one or claim the other twice
-3. rank 0 sees all ranks there, with one kind of device: the outcome is "all here". It answers no handshakes any more
+1. every rank shakes hands at the launch's master address, where rank 0 gives it the store's port
+   if it knows the run's secret (auth/handshake.py), and connects to it; torchrun's agent has the store itself
+2. every rank writes the size of its launch, its kind of device, and claims its number: two jobs that meet
+   by mistake differ in the former or claim the same number
+3. rank 0 sees all ranks there, with one kind of device: the outcome is "all here". It then stops answering handshakes
 """
 
 import os
@@ -21,19 +21,19 @@ from partial_fc.comm.launch.detect import LISTENING_SOCKET, Launch, StartError, 
 from partial_fc.comm.launch.rendezvous import ALL_HERE, Rendezvous
 
 _RETRY_S = 0.025  # to the second try to reach rank 0; then longer each time
-_LINGER_S = 1.0  # rank 0 stays after a failure, for the others to read the outcome: the store ends with it
-_LATER_S = 10.0  # the others wait so much longer: rank 0 knows best who is missing
+_LINGER_S = 1.0  # rank 0 stays after a failure, so that the others can read the outcome in its store
+_LATER_S = 10.0  # the others wait longer, as rank 0 knows which ranks are missing
 
 _stores: dict[tuple[str, int], dist.Store] = {}
 _num_meetings = 0
 
 
 def meet(launch: Launch, timeout_s: float, device: str = "cpu", secret: str | None = None) -> dist.Store:
-    """The store of this launch, once all its ranks are there. device: "cpu" or "cuda", equal on all of them; so is the
-    secret, None: that of the environment, if any.
+    """Returns the store of this launch, once all its ranks have joined. device: "cpu" or "cuda", equal on all of them,
+    like the secret; None: that of the environment, if any.
 
-    Raises StartError after timeout_s seconds at the latest (ranks other than 0: up to 10 more, so that rank 0 can say
-    who is missing); at once where ranks contradict each other.
+    Raises StartError after timeout_s seconds at the latest (ranks other than 0: up to 10 more, so that rank 0 can name
+    the missing ones); at once if ranks contradict each other.
     """
     global _num_meetings
     started, address, handshake = time.monotonic(), (launch.master_addr, launch.master_port), None
@@ -41,7 +41,7 @@ def meet(launch: Launch, timeout_s: float, device: str = "cpu", secret: str | No
         secret = os.environ.get(SECRET, "") if secret is None else secret
         _stores[address], handshake = _open(launch, timeout_s, secret)
     _num_meetings += 1
-    # torchrun's agent keeps its store when it starts failed processes again: they must not read what the first wrote.
+    # torchrun's agent keeps its store when it restarts failed processes: they must not read the keys of the first.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"attempt {attempt}, meeting {_num_meetings}", _stores[address])
     try:
@@ -62,17 +62,17 @@ def meet(launch: Launch, timeout_s: float, device: str = "cpu", secret: str | No
 
 
 class _Ranks(Rendezvous):
-    """One rank among those that gather."""
+    """One rank at the rendezvous."""
 
     def __init__(self, store: dist.Store, launch: Launch, device: str, timeout_s: float):
         super().__init__(store, "rank", launch.rank, launch.size, str(launch), _where(launch), timeout_s)
         self._launch, self._device = launch, device
 
     def outcome_of_all(self, left_s: float) -> str:
-        """left_s: what is left of timeout_s."""
+        """Returns the outcome; left_s: what remains of timeout_s."""
         if problem := self._claim():
             self.decide(problem)
-            return problem  # where a job runs already, its outcome is "all here": the newcomer alone fails
+            return problem  # if a job runs already, its outcome is "all here": only the newcomer fails
         leads = self._launch.rank == 0
         return self.wait(left_s if leads else left_s + _LATER_S, notice=leads)
 
@@ -83,7 +83,7 @@ class _Ranks(Rendezvous):
         return devices_differ([device.decode() for device in devices]) or ALL_HERE
 
     def _claim(self) -> str:
-        """Writes this rank's number, size and device; returns what is wrong, or nothing."""
+        """Writes this rank's number, size and device; returns the error, or ""."""
         launch, host = self._launch, socket.gethostname()
         process = f"{host} (process {os.getpid()})"
         local_size = f"{launch.size} processes, says {self.own_key} on {host}"
@@ -122,7 +122,7 @@ class _Ranks(Rendezvous):
 
 
 def _open(launch: Launch, timeout_s: float, secret: str) -> tuple[dist.Store, Handshake | None]:
-    """The store, and the handshake that leads to it, on rank 0."""
+    """Returns the store, and on rank 0 the handshake that leads to it."""
     if launch.rank == 0 and not has_agent():
         return _host(launch, timeout_s, secret)
     port = launch.master_port if has_agent() else _ask_rank_0(launch, timeout_s, secret)
@@ -134,7 +134,7 @@ def _open(launch: Launch, timeout_s: float, secret: str) -> tuple[dist.Store, Ha
 
 
 def _host(launch: Launch, timeout_s: float, secret: str) -> tuple[dist.Store, Handshake]:
-    """Rank 0's store, at a port of its own, and the handshake that leads to it, at the master's."""
+    """Returns rank 0's store, at a port of its own, and the handshake that leads to it, at the master's."""
     given = os.environ.pop(LISTENING_SOCKET, None)
     try:
         listening = socket.socket(fileno=int(given)) if given else _listen(launch)
@@ -155,8 +155,8 @@ def _host(launch: Launch, timeout_s: float, secret: str) -> tuple[dist.Store, Ha
 
 
 def _listen(launch: Launch) -> socket.socket:
-    """At the master address alone; at all where that is none of this host (behind address translation, or by mistake,
-    which shows later), or its name means the loopback here and this host elsewhere, as Debian writes it."""
+    """Listens at the master address; at all addresses if that is not this host's (behind address translation, or by
+    mistake, which shows later), or if its name resolves to the loopback here, as Debian sets it up."""
     name = launch.master_addr
     try:
         resolved = {entry[4][0] for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
@@ -164,7 +164,7 @@ def _listen(launch: Launch) -> socket.socket:
         resolved = set()
     loops = any(str(address).startswith("127.") or address == "::1" for address in resolved)
     if resolved and not (loops and name not in (*resolved, "localhost")):
-        address = str(min(resolved, key=lambda a: ":" in str(a)))  # IPv4, where it has both
+        address = str(min(resolved, key=lambda a: ":" in str(a)))  # IPv4, if it has both
         if addresses.is_local(address):
             return _server(address, launch.master_port)
     return _server("", launch.master_port)
@@ -178,7 +178,7 @@ def _server(address: str, port: int) -> socket.socket:
 
 
 def _ask_rank_0(launch: Launch, timeout_s: float, secret: str) -> int:
-    """The port of the store, once rank 0 answers at the master's address. Raises StartError."""
+    """Returns the port of the store, once rank 0 answers at the master's address. Raises StartError."""
     deadline, pause_s = time.monotonic() + timeout_s, _RETRY_S
     problem, silent = "no answer", False
     while (left := deadline - time.monotonic()) > 0:
@@ -195,7 +195,7 @@ def _ask_rank_0(launch: Launch, timeout_s: float, secret: str) -> int:
             problem = f"this host does not know the name ({error.strerror})"
         except OSError as error:
             problem = error.strerror or str(error)
-        # Rank 0 may be there in a moment: one that was started again, at the same time.
+        # Rank 0 may come up soon: it may have been restarted at the same time.
         pause_s = min(0.2, 1.3 * pause_s)
         time.sleep(max(0.0, min(pause_s, deadline - time.monotonic())))
     if silent:

@@ -1,8 +1,8 @@
-"""Those who start together find each other through the keys of a store: the ranks of a run (meet_ranks.py), or the
-nodes that start its ranks (meet_nodes.py).
+"""The rendezvous of processes through the keys of a store: of a run's ranks (meet_ranks.py), or of nodes
+(meet_nodes.py).
 
 1. each claims its number, "rank 3"; a number that is claimed twice is an error
-2. the leader sees all there, and decides "all here"; or somebody decides what is wrong. The first outcome holds for all
+2. the leader sees all of them and sets the outcome "all here"; or one sets an error. The first outcome applies to all
 """
 
 import sys
@@ -13,13 +13,13 @@ from typing import Any
 ALL_HERE = "all here"
 _OUTCOME = "outcome"
 _POLL_S = 0.05
-_CHECKS_A_SECOND = 5000  # of all participants together, whose store one of them keeps
-_NOTICE_S = 10.0  # after which it is printed who is waited for
+_CHECKS_A_SECOND = 5000  # of all participants together, as one of them hosts the store
+_NOTICE_S = 10.0  # after which the missing ones are printed
 
 
 class Rendezvous:
-    """One participant, number `number` of `size`. store: of torch.distributed, or ours; kind: what participants are
-    called, "rank"; me, place: this one and the store, for messages; timeout_s: in which all are to come."""
+    """One participant, number `number` of `size`. store: torch.distributed's or ours; kind: the noun for participants,
+    "rank"; me, place: this one and the store, for messages; timeout_s: the time for all to join."""
 
     def __init__(self, store: Any, kind: str, number: int, size: int, me: str, place: str, timeout_s: float):
         self.store, self.me, self.place, self.timeout_s = store, me, place, timeout_s
@@ -27,20 +27,20 @@ class Rendezvous:
         self.own_key = self.keys[number]
 
     def read(self, key: str) -> bytes:
-        """The key's value, at once; b"": there is none."""
+        """Returns the key's value at once; b"" if it is not set."""
         return self.store.get(key) if self.store.check([key]) else b""
 
     def claim(self, text: str) -> bytes:
-        """Claims this participant's number. Returns what stands there then: another text is another's claim."""
+        """Claims this participant's number. Returns the value that is then there: another text is another's claim."""
         return self.store.compare_set(self.own_key, "", text)
 
     def decide(self, text: str) -> str:
-        """Makes `text` the outcome, unless there is one. Returns the one that holds."""
+        """Sets the outcome to `text`, unless there is one. Returns the one in effect."""
         return self.store.compare_set(_OUTCOME, "", text).decode(errors="replace")
 
     @property
     def outcome(self) -> str:
-        """The outcome; "": not yet."""
+        """Returns the outcome; "" if there is none yet."""
         return self.read(_OUTCOME).decode(errors="replace")
 
     def forget(self) -> None:
@@ -48,19 +48,19 @@ class Rendezvous:
         self.store.delete_key(_OUTCOME)
 
     def look(self) -> str:
-        """Called again and again while this participant waits. Returns the outcome, where it is the one to see it."""
+        """Called repeatedly during the wait. Returns the outcome, if this participant determines it."""
         raise NotImplementedError
 
     def remedy(self, absent: list[str]) -> str:
-        """What may be wrong where these have not come."""
+        """Returns what to check if these participants are missing."""
         raise NotImplementedError
 
     def described(self, claim: bytes, key: str) -> str:
-        """Who has written a claim."""
+        """Describes the participant that wrote a claim."""
         raise NotImplementedError
 
     def wait(self, patience_s: float, notice: bool = True) -> str:
-        """Waits for the outcome, for patience_s seconds at most. notice: whether to print who is waited for."""
+        """Returns the outcome, after patience_s seconds at most. notice: whether to print the missing participants."""
         started = time.monotonic()
         poll_s = max(_POLL_S, len(self.keys) / _CHECKS_A_SECOND)
         while not (outcome := self.outcome):
@@ -74,11 +74,11 @@ class Rendezvous:
         return outcome
 
     def absent(self) -> list[str]:
-        """The keys of those who have not come."""
+        """Returns the keys of the missing participants."""
         return [key for key in self.keys if not self.store.check([key])]
 
     def present(self) -> list[str]:
-        """Those who have come, in words."""
+        """Returns the participants that have joined, for messages."""
         return [self.described(claim, key) for key in self.keys if (claim := self.read(key))]
 
     def _missing(self) -> str:
@@ -90,6 +90,6 @@ class Rendezvous:
 
 
 def listed(items: Sequence[str], most: int = 16) -> str:
-    """The items in a sentence, the first ones where there are many."""
+    """Returns the items as text, the first ones if there are many."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return ", ".join(items[:most]) + more

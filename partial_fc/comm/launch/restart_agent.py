@@ -1,12 +1,11 @@
 """The restart agent of a rank (`--restarts N`): a process that has imported all that training needs, forks the worker
-that trains, and forks the next one where that fails: at once, without a shell, ssh, or an import.
+that trains, and forks the next one if that fails, without a new start of Python.
 
-Each rank has one, and none knows of another. If a worker is lost, its connections close, so the collectives of the
-others fail and they end, too. Their agents fork new workers, which meet as at the start and resume from the newest
-checkpoint. (Under elastic horovodrun the others stay: the driver does not learn of the loss, the new worker joins them
-as one that was away for a moment, and gets the state from their memory.)
-A worker gets the environment, flags and modules of the start. An agent has no thread, GPU, folder or socket (the socket
-that rank 0 was started with is for its first worker only).
+Each rank has one, and agents do not communicate. If a worker is lost, its connections close, so the collectives of the
+others fail and they end, too. Their agents fork new workers, which join as at the start and resume from the newest
+checkpoint. (Under elastic horovodrun the others stay: the driver does not see the loss, and the new worker joins them
+and gets the state from their memory.) A worker has the environment, flags and modules of the start. An agent has no
+thread, GPU, folder or socket (only rank 0's first worker gets the listening socket).
 """
 
 import ctypes
@@ -24,29 +23,29 @@ from partial_fc import output
 from partial_fc.comm.launch import spawn
 from partial_fc.comm.launch.detect import LISTENING_SOCKET
 
-NAME = "partial-fc keep"  # in ps; torture/victims.py knows it
-# Failures in a row without a step beyond the furthest one, after which it would fail again.
+NAME = "partial-fc keep"  # in ps; torture/victims.py relies on it
+# Failures in a row without a step beyond the furthest one, after which the agent gives up.
 MAX_WITHOUT_PROGRESS = 5
-_FINAL = {0, 2, 75, 130}  # done, a command line that is not understood, stopped as asked with a checkpoint, by Ctrl-C
+_FINAL = {0, 2, 75, 130}  # success, invalid command line, stopped with a checkpoint, Ctrl-C
 _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 _PR_SET_NAME = 15  # prctl(2)
 _PAUSE_S = 1.0  # after the second failure in a row without a new step; then twice as long each time
 _POLL_S = 0.1
-_ORPHAN_GRACE_S = 600  # for the last checkpoint, where the launcher was killed
+_ORPHAN_GRACE_S = 600  # for the last checkpoint, if the launcher was killed
 
-# Shared by an agent and its workers: the furthest step that one of them has done, and a handover of so many bytes.
+# Shared memory of an agent and its workers: the furthest step that a worker has done, and a handover of so many bytes.
 _page: mmap.mmap | None = None
 _HEAD = struct.Struct("qq")
 
 
 def step_done(step: int) -> None:
-    """Tells the agent, if there is one, that there is progress."""
+    """Reports progress to the agent, if there is one."""
     if _page is not None and step > furthest_step():
         struct.pack_into("q", _page, 0, step)
 
 
 def furthest_step() -> int:
-    """The furthest step that workers of this rank have done; 0: none, or there is no agent."""
+    """Returns the furthest step that workers of this rank have done; 0: none, or no agent."""
     return _HEAD.unpack_from(_page)[0] if _page is not None else 0
 
 
@@ -58,18 +57,19 @@ def hand_over(text: bytes) -> None:
 
 
 def handover() -> bytes:
-    """What the worker before this one, or one before that, has handed over."""
+    """Returns the newest handover of an earlier worker."""
     if _page is None:
         return b""
     return _page[_HEAD.size : _HEAD.size + _HEAD.unpack_from(_page)[1]]
 
 
 def keep(restarts: int, rank: int, with_launcher: bool) -> int | None:
-    """Makes this process a restart agent. Returns None in each worker, which is to train, and in the agent, when all is
-    over, the exit status to end with. In a worker it does nothing.
+    """Makes this process a restart agent. Returns None in each worker, which then trains; in the agent, at the end, the
+    exit status. In a worker it does nothing.
 
-    restarts: so many at most. with_launcher: it ends with the process that has started this one. Call it when
-    everything is imported, and nothing is open."""
+    restarts: the most restarts. with_launcher: the agent ends with its parent process. Call it after all imports, with
+    nothing open.
+    """
     global _page
     if _page is not None:
         return None
@@ -96,7 +96,7 @@ class _RestartAgent:
                 signal.signal(number, self._pass_on)
         for restart in itertools.count():
             before = furthest_step()
-            # A signal that comes in between is for the worker, too.
+            # A signal that arrives meanwhile is for the worker, too.
             signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
             self._worker = os.fork()
             if not self._worker:
@@ -117,14 +117,13 @@ class _RestartAgent:
         raise AssertionError("count() has no end")
 
     def _goes_on(self, code: int, restart: int, before: int) -> bool:
-        """Whether another worker follows; waits until it is time for it. before: the furthest step when this one
-        began."""
+        """Returns whether to start another worker, after the delay. before: the furthest step when this one began."""
         if code in _FINAL or self._asked:
             return False
         furthest = furthest_step()
         self._fruitless = 0 if furthest > before else self._fruitless + 1
         if furthest == 0 and code > 0:
-            return False  # a wrong flag, no data: its message has said so
+            return False  # a wrong flag or missing data, which the worker has reported
         if self._fruitless > MAX_WITHOUT_PROGRESS:
             self._say(code, f"no step beyond {furthest} in {self._fruitless} tries: it would fail again, no restart")
             return False
@@ -141,7 +140,7 @@ class _RestartAgent:
 
     def _say(self, code: int, words: str) -> None:
         how = f"status {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
-        with suppress(OSError):  # a terminal that is gone
+        with suppress(OSError):  # a closed terminal
             print(f"rank {self._rank}: ended with {how}; {words}", file=sys.stderr, flush=True)
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
@@ -150,7 +149,7 @@ class _RestartAgent:
             with suppress(ProcessLookupError):
                 os.kill(self._worker, number)
         if os.getppid() != self._launcher:
-            signal.alarm(_ORPHAN_GRACE_S)  # ends the agent, and so its worker: what hangs does not hear SIGTERM
+            signal.alarm(_ORPHAN_GRACE_S)  # ends the agent, and so its worker, even if that hangs
 
 
 def _name() -> str:

@@ -1,4 +1,4 @@
-"""Reads what SLURM's srun told this task: its rank, its neighbours, and the host where rank 0 is.
+"""The launch by SLURM's srun, read from the environment: this task's rank, its neighbours, and rank 0's host.
 
 Variables: https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES.
 """
@@ -8,28 +8,27 @@ from collections.abc import Mapping
 
 from partial_fc.comm.launch import Launch, integer
 
-# A job's own shells are steps too, with reserved numbers from here on (slurm.h); they may be printed as signed numbers.
+# A job's own shells are steps too, with reserved numbers from here on (slurm.h), possibly printed as signed numbers.
 _RESERVED_STEP_IDS = 0xFFFFFFF0
-# Below the ports that Linux gives to outgoing connections (32768 and up), above what services use.
+# Below Linux's ports for outgoing connections (32768 and up), above those of services.
 _PORTS = range(12000, 32000)
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
-    """Whether srun started this process.
+    """Returns whether srun started this process.
 
-    SLURM_PROCID and SLURM_NTASKS do not tell: a batch script and the shell of salloc have them as well, but are one
-    process each, however many tasks were asked for. Those have no step, or one of a reserved number.
+    SLURM_PROCID and SLURM_NTASKS are not enough: batch scripts and the shell of salloc also have them, but are one
+    process each, in no step or one with a reserved number.
     """
     step = environ.get("SLURM_STEP_ID", "")
     return step.isdecimal() and int(step) < _RESERVED_STEP_IDS
 
 
 def task(environ: Mapping[str, str]) -> Launch:
-    """What srun says about this process; one of one: srun did not start it, or started it alone.
+    """Returns the launch by srun; one process of one if srun did not start it, or started it alone.
 
-    MASTER_ADDR and MASTER_PORT win over the first host of the step and a port computed from the job's and the step's
-    numbers, which two jobs that share a host seldom have in common. Raises ValueError where a variable is missing or
-    contradicts another.
+    MASTER_ADDR and MASTER_PORT take precedence over the step's first host and a port computed from the numbers of job
+    and step, which rarely collides between jobs. Raises ValueError if variables are missing or contradictory.
     """
     if not in_step(environ):
         return Launch("single")
@@ -51,7 +50,7 @@ def task(environ: Mapping[str, str]) -> Launch:
 
 
 def first_host(node_list: str) -> str:
-    """The first of host names in SLURM's short form: "node[01-02,07],gpu5" -> node01."""
+    """Returns the first host of SLURM's short form: "node[01-02,07],gpu5" -> node01."""
     name = re.match(r"(?:[^,\[\]\s]|\[\d+(?:[-,]\d+)*\])+(?=,|$)", node_list)
     if not name:
         raise ValueError(f"node list {node_list!r}: expected names and brackets like node[01-03,07],gpu5")

@@ -1,7 +1,6 @@
-"""Starts the processes of this host: `partial-fc train RECIPE --gpus 2`, without another launcher.
+"""The start of this host's processes: `partial-fc train RECIPE --gpus 2`, without another launcher.
 
-Each runs the same command again, with its rank in the variables that torchrun would set. supervisor.py then only passes
-on what they print and sees to it that they end together.
+Each runs the same command, with its rank in torchrun's variables. supervisor.py prints their output and ends them.
 """
 
 import ctypes
@@ -21,8 +20,8 @@ from partial_fc.supervisor import Command
 _FAILURE_GRACE_S = supervisor.FAILURE_GRACE_S
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PARENT_POLL_S = 1.0
-_ORPHAN_GRACE_S = 600.0  # for the last checkpoint of a process whose launcher was killed
-# Launchers whose processes would train on where they, or the process that they have for each, are killed.
+_ORPHAN_GRACE_S = 600.0  # for the last checkpoint, if the launcher was killed
+# Launchers whose processes would continue after they, or their local daemons, are killed.
 LEAVES_BEHIND = ("torchrun", "horovodrun")
 
 
@@ -39,11 +38,11 @@ def run(
 ) -> int:
     """Runs `command` as the ranks nr * gpus to nr * gpus + gpus - 1 of nodes * gpus, and waits for them.
 
-    master_port: None takes a free one of this host, which is then the only node; raises ValueError where master_addr is
-    no IPv4 address of it. listening: a socket of node 0 that listens at the port already; it is closed. environ: what
-    they get besides what says who they are.
+    master_port: None takes a free one of this host, which is then the only node; raises ValueError if master_addr is
+    not an IPv4 address of it. listening: node 0's socket that listens at the port already; it is closed. environ: their
+    variables besides those of the rank.
 
-    Returns the exit status as supervisor.run. When this process is killed, `stay_with_parent` ends the others.
+    Returns the exit status of supervisor.run. If this process is killed, `stay_with_parent` ends the others.
     """
     if not master_port:
         listening = _listen(master_addr)
@@ -61,7 +60,7 @@ def run(
             "MASTER_ADDR": master_addr,
             "MASTER_PORT": port,
             PARENT: os.getpid(),
-            "PYTHONUNBUFFERED": 1,  # lines arrive when they are printed
+            "PYTHONUNBUFFERED": 1,  # print lines at once
             **terminal.told(),
         }
         kept_descriptors = [listening.fileno()] if listening and rank == 0 else []
@@ -85,11 +84,11 @@ def _listen(address: str) -> socket.socket:
 
 
 def stay_with_parent(parent: int = 0) -> None:
-    """Has this process end when the one that started it, and would end it, is gone, in whatever way: as if it had got
-    SIGTERM, with a checkpoint where it trains, and without where that takes too long.
+    """Ends this process when its parent is gone, as SIGTERM does: with a checkpoint if it trains, without one if that
+    takes too long.
 
-    parent: its number, 0: what the environment says. What another launcher than `run` has started is treated alike;
-    whether that was gone before is not known then.
+    parent: its process id; 0: from the environment. Processes of other launchers are treated alike, except that a
+    parent that ended before this call is not noticed.
     """
     parent = parent or int(os.environ.get(PARENT) or os.getppid())
     end_with(parent)
@@ -97,14 +96,14 @@ def stay_with_parent(parent: int = 0) -> None:
 
 
 def end_with(parent: int) -> None:
-    """This process gets SIGTERM when its parent, which has this number, is gone."""
+    """Sends SIGTERM to this process when its parent, with this process id, is gone."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # gone before we asked
+    if os.getppid() != parent:  # gone before prctl
         os._exit(1)
 
 
 def _outlive(parent: int) -> None:
-    """Waits for the end of the parent, then some more, and ends the process: what hangs does not hear SIGTERM."""
+    """Waits for the end of the parent, then ends the process: a hanging one does not react to SIGTERM."""
     while os.getppid() == parent:
         time.sleep(_PARENT_POLL_S)
     time.sleep(_ORPHAN_GRACE_S)

@@ -1,10 +1,10 @@
-"""Starts, restarts and joins the processes of a run, as its flags ask: all that LaunchFlags and RendezvousFlags cause.
+"""The start, restart and join of a run's processes, by its flags: all that LaunchFlags and RendezvousFlags cause.
 
     status = start(config.launch, config.rendezvous)    # here without another launcher: the processes of this host
     status = keep(config.launch)                        # --restarts: a restart agent above the process that trains
     world = join(config.launch, "cpu")                  # in a process that trains
 
-A status ends the process that gets it; None means that it goes on.
+A process that gets a status exits with it; None: it continues.
 """
 
 import importlib
@@ -26,18 +26,18 @@ from partial_fc.flags import LaunchFlags, RendezvousFlags, flag, is_given
 
 
 def start(launch: LaunchFlags, rendezvous: RendezvousFlags | None = None) -> int | None:
-    """Starts the processes of this host where the flags ask for them, each with the command line of this process, and
-    waits for their end; with --num-shards once the hosts have met.
+    """Starts the processes of this host if the flags ask for them, each with this command line, and waits for their
+    end; with --num-shards after the rendezvous of hosts.
 
-    Returns the exit status to end with; None: this process is itself one of those that train. Raises ValueError where
-    the flags contradict each other or the launcher that has started this process, StartError where hosts do not meet.
+    Returns the exit status; None: this process is one of those that train. Raises ValueError if the flags contradict
+    each other or the launcher, StartError if hosts do not find each other.
     """
     status = _start_shard(rendezvous, launch) if rendezvous else None
     return _start_node(launch) if status is None else status
 
 
 def _start_node(launch: LaunchFlags) -> int | None:
-    """--nodes and --gpus."""
+    """Starts the processes of --nodes and --gpus."""
     if comm.started_here():
         if not launch.restarts:
             spawn.stay_with_parent()
@@ -75,8 +75,8 @@ def _spawn(gpus: int, nodes: int, nr: int, master_addr: str, master_port: int | 
 
 
 def keep(launch: LaunchFlags) -> int | None:
-    """With --restarts, makes this process the restart agent of the one that trains, which is a fork of it. Returns None
-    in that one, and in the agent the exit status to end with. Call it when everything is imported."""
+    """With --restarts, makes this process the restart agent of the worker that trains, a fork of it. Returns None in
+    the worker, the exit status in the agent. Must be called when everything is imported."""
     if not launch.restarts:
         return None
     by = comm.detect()
@@ -86,7 +86,7 @@ def keep(launch: LaunchFlags) -> int | None:
 
 
 def join(launch: LaunchFlags, device_type: str) -> World:
-    """Meets the other processes of this launch. device_type: "cpu" or "cuda"."""
+    """Joins the other processes of this launch. device_type: "cpu" or "cuda"."""
     world = comm.init(
         device_type,
         comm_timeout_s=launch.comm_timeout,
@@ -123,15 +123,14 @@ def _print_notes(launch: LaunchFlags, world: World) -> None:
 
 
 def _start_shard(rendezvous: RendezvousFlags, launch: LaunchFlags) -> int | None:
-    """Meets the other hosts, then starts this one's processes. With one shard, and under a launcher, it meets nobody
-    and writes nothing."""
+    """Joins the other hosts, then starts this one's processes. One shard, or a launcher, needs no rendezvous."""
     if comm.started_here():
         return None
     by = comm.detect()
     if by.backend != "single":
         _compare(rendezvous, by)
     if rendezvous.num_shards == 1 or by.backend != "single":
-        # The folder is also where Caffe2's command lines have their checkpoints, and a run id is only a name.
+        # The folder also holds the checkpoints of Caffe2's command lines, and a run id is only a name.
         given = [name for name in ("redis_host", "redis_password_file", "redis_tls") if is_given(rendezvous, name)]
         if given:
             why = f"{by.launcher} says where the others are" if by.launcher else "one shard meets no others"
@@ -171,7 +170,7 @@ def _run_shard(rendezvous: RendezvousFlags, launch: LaunchFlags, run_id: str) ->
 
 
 def _compare(rendezvous: RendezvousFlags, by: comm.Launch) -> None:
-    """Raises ValueError where the flags say something else than the launcher."""
+    """Raises ValueError if the flags contradict the launcher."""
     hosts = {"num_shards": by.size // by.local_size, "shard_id": by.rank // by.local_size}
     for name, value in hosts.items():
         if is_given(rendezvous, name) and getattr(rendezvous, name) != value:
@@ -214,7 +213,7 @@ def _text(path: Path | None) -> str | None:
 
 
 def _listen(address: str, port: int | None) -> socket.socket:
-    """The socket that rank 0 gets: nobody else can take its port meanwhile."""
+    """Returns rank 0's socket, opened now so that the port cannot be taken meanwhile."""
     try:
         return socket.create_server((address, port or 0), backlog=128)
     except OSError as error:
@@ -222,8 +221,8 @@ def _listen(address: str, port: int | None) -> socket.socket:
 
 
 def _environment(peers: meet_nodes.Peers, network_interface: str | None) -> dict[str, str]:
-    """The environment of the processes. Gloo is to listen where this host and shard 0 have just reached each other: it
-    would otherwise take the address of the host's own name, which on Debian is 127.0.1.1."""
+    """Returns the processes' environment. Gloo listens at the address over which this host and shard 0 connected: its
+    default is that of the host's name, on Debian 127.0.1.1."""
     environ = {**os.environ, SECRET: peers.secret}
     if network_interface is None and (interface := addresses.interface_of(peers.own_addr)):
         environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -232,7 +231,7 @@ def _environment(peers: meet_nodes.Peers, network_interface: str | None) -> dict
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Within the block a scheduler's signal raises SystemExit, so that nothing is left behind."""
+    """Turns a scheduler's signals in the block into SystemExit, so that the keys are removed."""
 
     def end(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)

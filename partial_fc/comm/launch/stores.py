@@ -1,7 +1,6 @@
-"""Stores in which hosts without a launcher find each other: a key of a Redis server, or a folder that all of them see.
+"""Stores for the rendezvous of hosts without a launcher: a key of a Redis server, or a folder that all hosts see.
 
-Both are for few keys and short values, and speak as torch.distributed's stores do as far as they speak. Nothing that is
-read is unpickled.
+Both hold few keys and short values, with the methods of torch.distributed's stores. Nothing is unpickled.
 """
 
 import os
@@ -22,30 +21,30 @@ from partial_fc.comm.launch.detect import StartError
 if TYPE_CHECKING:
     import redis
 
-EXPIRE_S = 60  # from when the last process that refreshes it has ended without removing it to the key's end
+EXPIRE_S = 60  # from the last refresh, if the processes ended without removing it, to the key's end
 _ANSWER_S = 5.0  # of the server
-_CONNECT_S = 10.0  # a server runs before the processes do: a wrong name need not wait for long
+_CONNECT_S = 10.0  # the server runs before the processes do, so a wrong name fails early
 _MOST_BYTES = 1 << 16
 
 
 class Store:
-    """What both have in common. Its verbs raise `errors` where the server or the disk fails."""
+    """A store; its methods raise `errors` if the server or the disk fails."""
 
     name: str
-    """What it is and where, for messages."""
+    """Its kind and place, for messages."""
     leftover: str
-    """How what a killed run has left in it goes, for messages."""
+    """The removal of a killed run's keys, for messages."""
     errors: tuple[type[Exception], ...] = (OSError,)
 
     def set(self, key: str, value: str | bytes) -> None:
         raise NotImplementedError
 
     def read(self, key: str) -> bytes | None:
-        """Its value; None: it is not there."""
+        """Returns the value; None if the key is not set."""
         raise NotImplementedError
 
     def compare_set(self, key: str, expected: str, desired: str | bytes) -> bytes:
-        """Sets a key that is not there, which is all that may be expected (""). Returns its value then."""
+        """Sets the key if it is not set (`expected` must be ""). Returns its value then."""
         raise NotImplementedError
 
     def delete_key(self, key: str) -> bool:
@@ -61,7 +60,7 @@ class Store:
 class RedisStore(Store):
     """A hash of a Redis server under the key partial-fc:RUN_ID: the keys of the store are its fields.
 
-    It expires, which a thread puts off until `close`.
+    It expires; a thread renews it until `close`.
     """
 
     def __init__(self, client: "redis.Redis", run_id: str, expire_s: int = EXPIRE_S):
@@ -96,7 +95,7 @@ class RedisStore(Store):
             return steps.execute()[2]
 
     def delete_key(self, key: str) -> bool:
-        """The hash goes with its last field."""
+        """Deletes the key; the hash goes with its last field."""
         return bool(self._client.hdel(self.key, key))
 
     def close(self) -> None:
@@ -104,7 +103,7 @@ class RedisStore(Store):
         self._client.close()
 
     def _refresh(self) -> None:
-        """Where the server goes away the run does not need it any more: it only may expire."""
+        """Renews the key. If the server fails now, the run does not need it any more: the key may only expire."""
         answered = True
         while not self._closed.wait(self._expire_s / 4):
             try:
@@ -117,9 +116,9 @@ class RedisStore(Store):
 
 
 class FolderStore(Store):
-    """The folder partial-fc-RUN_ID in a folder that all hosts see, with a file for each key; only its owner may enter.
+    """A folder partial-fc-RUN_ID in a shared folder, with a file for each key; only its owner may enter.
 
-    Raises StartError where the folder belongs to another user.
+    Raises StartError if the folder belongs to another user.
     """
 
     def __init__(self, shared: Path, run_id: str):
@@ -133,7 +132,7 @@ class FolderStore(Store):
         os.replace(self._written(value), self.folder / quote(key, safe=""))
 
     def read(self, key: str) -> bytes | None:
-        # Listing has NFS look at the folder itself; a name that was not there is else remembered for up to a minute.
+        # Listing makes NFS look at the folder itself; otherwise it caches a missing name for up to a minute.
         try:
             if quote(key, safe="") not in os.listdir(self.folder):
                 return None
@@ -147,7 +146,7 @@ class FolderStore(Store):
         written = self._written(desired)
         try:
             while True:
-                with suppress(FileExistsError):  # a link is made by one process alone, over NFS, too
+                with suppress(FileExistsError):  # only one process can create a link, over NFS too
                     os.link(written, self.folder / quote(key, safe=""))
                 found = self.read(key)
                 if found is not None:  # else it was removed meanwhile
@@ -156,25 +155,25 @@ class FolderStore(Store):
             written.unlink(missing_ok=True)
 
     def delete_key(self, key: str) -> bool:
-        """The folder goes with its last file."""
+        """Deletes the key; the folder goes with its last file."""
         try:
             (self.folder / quote(key, safe="")).unlink()
         except FileNotFoundError:
             return False
         finally:
-            with suppress(OSError):  # it has others, or is gone
+            with suppress(OSError):  # not empty, or gone
                 self.folder.rmdir()
         return True
 
     def close(self) -> None:
-        for path in self.folder.glob(f"{self._prefix}*"):  # Ctrl-C may have come while a file was being written
+        for path in self.folder.glob(f"{self._prefix}*"):  # Ctrl-C may have come during a write
             path.unlink(missing_ok=True)
         with suppress(OSError):
             self.folder.rmdir()
 
     def _create(self) -> None:
         written = self._written("")
-        owner = os.lstat(written).st_uid  # of our files, as the server of the folder has it
+        owner = os.lstat(written).st_uid  # of our files, by the clock of the folder's server
         written.unlink()
         found = os.lstat(self.folder)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != owner or found.st_mode & 0o022:
@@ -184,7 +183,7 @@ class FolderStore(Store):
             )
 
     def _written(self, value: str | bytes) -> Path:
-        """A new file with that value, under a name that no key has."""
+        """Returns a new file with that value, under a name that no key has."""
         self.folder.mkdir(mode=0o700, exist_ok=True)  # a run that has just ended may have removed it
         path = self.folder / f"{self._prefix}{secrets.token_hex(8)}"
         try:
@@ -197,14 +196,13 @@ class FolderStore(Store):
 
 
 def open_redis(host: str, port: int, run_id: str, timeout_s: float, **options: Any) -> RedisStore:
-    """The store of a run, once the server answers. options: of redis.Redis (password, TLS). Raises StartError where it
-    does not, or refuses us."""
+    """Returns the run's store, once the server answers; else raises StartError. options: of redis.Redis."""
     from redis import Redis, exceptions
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
     where = f"Redis at {host}:{port}"
-    # Servers older than 6 know no other protocol. Once more: a connection that was idle may be gone.
+    # Servers older than 6 know no other protocol. The second try is for an idle connection that was closed.
     limits: dict[str, Any] = {"socket_timeout": _ANSWER_S, "socket_connect_timeout": _ANSWER_S}
     client = Redis(host, port, protocol=2, retry=Retry(NoBackoff(), 1), **limits, **options)
     waited_s = min(timeout_s, _CONNECT_S)
@@ -236,7 +234,7 @@ def open_redis(host: str, port: int, run_id: str, timeout_s: float, **options: A
 
 
 def open_folder(shared: Path, run_id: str) -> FolderStore:
-    """The store of a run. Raises StartError where the folder cannot be used."""
+    """Returns the store of a run. Raises StartError if the folder cannot be used."""
     try:
         return FolderStore(shared, run_id)
     except StartError:

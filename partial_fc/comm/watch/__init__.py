@@ -1,1 +1,1 @@
-"""Ends the processes of a run whose collective hangs, with a report of where all ranks are."""
+"""Detection of hanging collectives: ends the processes of the run, with a report on all ranks."""

@@ -1,13 +1,12 @@
-"""The text of a report on a collective that hangs or fails, from what the ranks say of themselves. No input or output
-here."""
+"""The text of a report on a collective that hangs or fails, from the ranks' states. Has no input or output."""
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-MAX_LINES = 16  # for one rank each; a thousand missing ranks have one cause
-# What a rank does with respect to the collective that is reported; its line begins with that, or with _HEADINGS.
+MAX_LINES = 16  # with a line each; a thousand missing ranks have one cause
+# The rank's activity with respect to the reported collective; its line begins with that, or with _HEADINGS.
 Doing = Literal[
     "waiting", "unknown", "failed too", "left", "lost", "silent", "elsewhere", "not started", "out of order", "started"
 ]
@@ -16,7 +15,7 @@ _HEADINGS: dict[Doing, str] = {"left": "missing", "lost": "missing", "silent": "
 
 @dataclass
 class RankState:
-    """Where a rank is, as it says itself."""
+    """The state of a rank, as it reports it."""
 
     rank: int
     host: str = ""
@@ -36,7 +35,7 @@ class RankState:
 
 @dataclass
 class Query:
-    """What a rank asks all others about a collective of its own."""
+    """A rank's query to all others about one of its collectives."""
 
     rank: int
     name: str
@@ -54,7 +53,7 @@ Link = Literal["open", "left", "lost", "never"]
 
 @dataclass
 class PeerState:
-    """A rank as the status server of rank 0 sees it, ages by the server's own clock."""
+    """The status server's record of a rank, ages by the server's own clock."""
 
     rank: int
     link: Link
@@ -65,10 +64,9 @@ class PeerState:
 
 
 def hang_report(query: Query, peer_states: Sequence[PeerState] | None, why_rank_0_left: str = "") -> str:
-    """Says which collective, which step, which ranks are missing and where they are, and what to look at.
+    """Returns the report: the collective, the step, the missing ranks and where they are, and what to check.
 
-    peer_states: None where the server does not answer, as rank 0 then does not either. why_rank_0_left: what it said
-    when it left, if it did.
+    peer_states: None if the server, and so rank 0, does not answer. why_rank_0_left: its reason, if it has left.
     """
     head = (
         f"collective {query.name} has not finished after {query.waited_s:.0f} s. Step {query.step}; "
@@ -83,7 +81,7 @@ def hang_report(query: Query, peer_states: Sequence[PeerState] | None, why_rank_
 def failure_report(
     query: Query, peer_states: Sequence[PeerState] | None, backend_error: str, why_rank_0_left: str = ""
 ) -> str:
-    """Says the same as `hang_report` about a collective that the backend gave up."""
+    """Returns the same as `hang_report` for a collective that the backend gave up."""
     head = (
         f"collective {query.name} failed on rank {query.rank}, step {query.step}, call {query.nth} of that "
         f"name: {backend_error}"
@@ -108,7 +106,7 @@ def _no_board(why_rank_0_left: str) -> str:
 
 
 def _lines(query: Query, peer_states: Sequence[PeerState]) -> tuple[list[str], dict[Doing, list[int]]]:
-    """(a line on each rank that does not wait in this collective, one on those that do; the ranks by what they do)."""
+    """Returns (a line for each rank outside this collective, one for those that wait in it; ranks by activity)."""
     lines: list[str] = []
     ranks: dict[Doing, list[int]] = defaultdict(list)
     for s in peer_states:
@@ -125,7 +123,7 @@ def _lines(query: Query, peer_states: Sequence[PeerState]) -> tuple[list[str], d
 
 
 def _about(query: Query, s: PeerState) -> tuple[Doing, str]:
-    """(what the rank does, in words)."""
+    """Returns the rank's activity, and a description of it."""
     state = s.state
     if s.link == "never":
         return "unknown", "has never reached the status server of rank 0, so nothing is known of it"
@@ -168,7 +166,7 @@ def _position(state: RankState) -> str:
 
 
 def _last_known(state: RankState | None) -> str:
-    """The newest state that the server has got, which may be seconds old."""
+    """Describes the newest state that the server has received, possibly seconds old."""
     return f"When it was last heard of: {_position(state)}." if state else "It never said where it was."
 
 
@@ -196,7 +194,7 @@ def _advice(ranks: dict[Doing, list[int]]) -> str:
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
-    """ranks 0-2, 5"""
+    """Formats rank numbers: "ranks 0-2, 5"."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:

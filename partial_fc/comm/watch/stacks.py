@@ -1,4 +1,4 @@
-"""Where this process is in its Python code, and the last messages of a process, which nothing may keep from ending."""
+"""Python stacks of this process, and its last messages, which must not delay its end."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ _COMMUNICATION_CODE = ("/partial_fc/comm/", "/horovod/", "/torch/distributed/")
 
 
 def stacks(without: str) -> str:
-    """The Python stack of each thread of this process, the main one first, but for threads of the name `without`."""
+    """Returns the Python stack of each thread, the main one first, except for threads named `without`."""
     frames = sys._current_frames()
     main = threading.main_thread()
     threads = [main, *(t for t in threading.enumerate() if t is not main and t.name != without)]
@@ -26,7 +26,7 @@ def stacks(without: str) -> str:
 
 
 def code_of_main_thread() -> str:
-    """The innermost lines that the main thread is in, without those that only lead to a collective."""
+    """Returns the innermost lines of the main thread, without those that only lead to a collective."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     lines: list[str] = []
     while frame is not None and len(lines) < 3:
@@ -38,7 +38,7 @@ def code_of_main_thread() -> str:
 
 
 def emit(rank: int, text: str, thread_name: str, on_stderr: bool = True) -> None:
-    """Writes to stderr, where no lock of Python's can delay it, and to this rank's log, in threads of that name."""
+    """Writes to stderr, bypassing Python's locks, and to this rank's log, in threads of that name."""
     if on_stderr:
         _run_within(2.0, lambda: os.write(2, f"rank {rank}: {text}\n".encode()), thread_name)
     for handler in _log.handlers:
@@ -49,8 +49,7 @@ def emit(rank: int, text: str, thread_name: str, on_stderr: bool = True) -> None
 
 
 def _run_within(seconds: float, act: Callable[[], Any], thread_name: str) -> None:
-    """Calls `act`, and waits no longer than `seconds`: a full pipe or a file system that hangs must not keep a process
-    from ending."""
+    """Calls `act`, and waits `seconds` at most: a full pipe or hanging file system must not delay the process's end."""
     thread = threading.Thread(target=act, name=thread_name, daemon=True)
     thread.start()
     thread.join(seconds)

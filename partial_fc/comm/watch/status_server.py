@@ -1,7 +1,7 @@
-"""The status server: every rank keeps a connection to rank 0, sends its state now and then, and answers queries.
+"""The status server: every rank keeps a connection to rank 0, sends its state regularly, and answers queries.
 
-The operating system closes the connections of a process that dies, so the server knows of that at once. A stopped
-process, or a host whose cable was pulled, does not answer. Messages are JSON, one a line.
+The operating system closes the connections of a process that dies, so the server sees that at once. A stopped process,
+or a disconnected host, does not answer. Messages are JSON, one a line.
 
     rank -> server   {"token": token, "state": {...}}   {"state": {...}}   {"ask": {...}}   {"reported": ""}
                     {"answer": n, "state": {...}}   {"bye": why}
@@ -24,22 +24,22 @@ from partial_fc.comm.auth.limiter import LINE_BYTES, PRE_AUTH_BYTES, PRE_AUTH_S,
 from partial_fc.comm.launch import addresses
 from partial_fc.comm.watch.report import Link, PeerState, RankState
 
-ANSWER_S = 3.0  # a rank that has not answered by then gives no sign of life
+ANSWER_S = 3.0  # a rank that has not answered by then is unresponsive
 _log = logging.getLogger("partial_fc")
 
 
 @dataclass
 class Endpoint:
-    """Where the other ranks reach the server."""
+    """The address of the server."""
 
     port: int
-    token: str  # a connection that does not start with it is closed
+    token: str  # sent first on a connection, which is closed otherwise
     addresses: list[str]  # to be tried in this order
 
 
 @dataclass
 class _Client:
-    """A rank, and its connection to the server."""
+    """A connected rank."""
 
     rank: int
     link: Link = "never"
@@ -57,18 +57,17 @@ class _Client:
 
 
 class StatusServer:
-    """The server itself, in a thread of rank 0 until its process ends: other ranks may still ask when rank 0 has closed
-    its world."""
+    """The server, in a thread of rank 0 until its process ends: it answers even after rank 0 has closed its world."""
 
     def __init__(self, size: int, one_host: bool, network_interface: str | None = None):
         self._clients = [_Client(rank) for rank in range(size)]
-        self._hanging: int | None = None  # the rank that reports a hang, which ends the job
-        self._asking = asyncio.Lock()  # one query after the other
+        self._hanging: int | None = None  # the rank that reports a hang, and so ends the job
+        self._asking = asyncio.Lock()  # serialises queries
         self._num_asked = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._limiter = Limiter(size + 16)
         own = ["127.0.0.1"] if one_host else addresses.reachable(network_interface)
-        # Those of a network that was named: nobody is invited to any other.
+        # Only the interface that was named, if any.
         self.socket = socket.create_server((own[0] if len(own) == 1 else "", 0), backlog=min(size, 1024))
         self.endpoint = Endpoint(self.socket.getsockname()[1], secrets.token_hex(16), own)
         _allow_open_files(size + 256)
@@ -91,7 +90,7 @@ class StatusServer:
                 client.heard = time.monotonic()
                 self._handle(client, json.loads(line))
         except OSError:
-            pass  # the connection broke, which is noted below
+            pass  # the connection broke, as recorded below
         except Exception:
             who = f"rank {client.rank}" if client else "a rank that came"
             _log.exception(f"the status server lets {who} go by a fault of its own; reports may take it for ended")
@@ -103,7 +102,7 @@ class StatusServer:
             writer.close()
 
     async def _admit(self, reader: asyncio.StreamReader) -> dict[str, Any] | None:
-        """The state of a rank that knows the token; None where somebody does not, or sends something else."""
+        """Returns the state of a rank that knows the token; None for other messages."""
         try:
             greeting = json.loads(await asyncio.wait_for(read_line(reader, PRE_AUTH_BYTES), PRE_AUTH_S))
             has_token = secrets.compare_digest(greeting["token"].encode(), self.endpoint.token.encode())
@@ -115,14 +114,14 @@ class StatusServer:
 
     def _handle(self, client: _Client, message: dict[str, Any]) -> None:
         if "answer" in message:
-            if message["answer"] == self._num_asked:  # else a late one, to a query before
+            if message["answer"] == self._num_asked:  # else a late one, to an earlier query
                 client.answer = message["state"]
         elif "state" in message:
             client.newest = message["state"]
         elif "ask" in message:
             # In a task of its own: this client's answer to its own query comes over the same connection.
             task = asyncio.get_running_loop().create_task(self._ask(client, message["ask"]))
-            self._tasks.add(task)  # the loop alone would not keep it alive
+            self._tasks.add(task)  # the loop keeps only a weak reference
             task.add_done_callback(self._tasks.discard)
             log_fault_of(task, "the status server did not answer a query by a fault of its own")
         elif "reported" in message:
@@ -132,7 +131,7 @@ class StatusServer:
             client.goodbye = message["bye"]
 
     def announce_exit_of_rank_0(self, why: str) -> None:
-        """Tells the others why rank 0 leaves: with its process the server ends, and nobody can ask any more."""
+        """Tells the others why rank 0 leaves: the server ends with its process, and queries are no longer possible."""
         for client in self._clients[1:]:
             send(client.writer, {"rank_0_leaves": why})
 
@@ -148,7 +147,7 @@ class StatusServer:
             for other in self._clients:
                 other.answer = None
                 send(other.writer, {"query": query, "answer": self._num_asked})
-            with contextlib.suppress(TimeoutError):  # who is silent is shown as silent
+            with contextlib.suppress(TimeoutError):  # silent ranks are shown as such
                 async with asyncio.timeout(ANSWER_S):
                     while any(other.link == "open" and other.answer is None for other in asked):
                         await asyncio.sleep(0.01)
@@ -156,14 +155,14 @@ class StatusServer:
 
 
 def send(writer: asyncio.StreamWriter | None, message: dict[str, Any]) -> None:
-    """Sends to a peer that may be gone: whoever reads from its connection notices that."""
+    """Sends to a peer that may be gone, which the reader of its connection detects."""
     if writer is not None and not writer.is_closing():
         with contextlib.suppress(OSError):
             writer.write(json.dumps(message).encode() + b"\n")
 
 
 def log_fault_of(task: asyncio.Task[None], words: str) -> None:
-    """Logs the error with which the task ends, if it does."""
+    """Logs the error of a task, if it fails."""
 
     def on_end(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
@@ -173,7 +172,7 @@ def log_fault_of(task: asyncio.Task[None], words: str) -> None:
 
 
 def parse_peer_states(answer: dict[str, Any] | None) -> list[PeerState] | None:
-    """Decodes what the server sent; None where it did not."""
+    """Returns the decoded answer of the server; None if it is not valid."""
     if answer is None:
         return None
     given = answer["peer_states"]
@@ -183,9 +182,9 @@ def parse_peer_states(answer: dict[str, Any] | None) -> list[PeerState] | None:
 async def join(
     endpoint: Endpoint, state: RankState, seconds: float
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-    """Connects to the server at the first of its addresses that answers; None where none does.
+    """Connects to the server at the first of its addresses that answers; returns None if none does.
 
-    A host may have addresses that mean another host elsewhere (a container's bridge), hence the token both ways.
+    An address may belong to another host elsewhere (a container's bridge), so both sides send the token.
     """
     for address in endpoint.addresses:
         writer = None
@@ -202,7 +201,7 @@ async def join(
 
 
 def _allow_open_files(num: int) -> None:
-    """Raises the limit on open files, which connections are and of which systems allow 1,024 unless asked."""
+    """Raises the limit on open files (connections count), by default 1,024 on many systems."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < num:
         most = num if hard == resource.RLIM_INFINITY else min(num, hard)

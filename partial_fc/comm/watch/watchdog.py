@@ -1,8 +1,8 @@
-"""Ends a process whose collective does not finish, and reports which ranks are missing.
+"""The watchdog: ends a process whose collective does not finish, and reports which ranks are missing.
 
-One thread a process. Once a second it reads from the journal what this process waits for. It keeps a connection to the
-status server of rank 0 (status_server.py). After `timeout_s` in one collective it asks the server where the others are.
-The first rank that asks prints the report. All ranks write their Python stacks to their logs, and end.
+It is a thread of each process. Once a second it reads from the journal which collective the process waits for. It keeps
+a connection to the status server of rank 0 (status_server.py). After `timeout_s` in one collective it queries the
+server for the other ranks' states. The first to do so prints the report. All ranks log their Python stacks, and end.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from partial_fc.comm.watch.status_server import (
 EXIT_STATUS = 1
 THREAD_NAME = "comm-watch"
 _CONNECT_S = 5.0
-_FIRST_CONNECTION_S = 2.0  # waited for at the start, so that a rank which ends at once has been there
+_FIRST_CONNECTION_S = 2.0  # time to connect at the start, so that the server knows ranks that end at once
 _GIVE_A_WARNING = 3  # failures to reach the server
 _log = logging.getLogger("partial_fc")
 _open_watches: "set[Watch]" = set()
@@ -49,28 +49,28 @@ class Call:
     """One collective of this rank."""
 
     name: str
-    nth: int  # among those of this name, from 1: by (name, nth) ranks mean the same collective
-    number: int  # among all collectives of this rank, from 1: what torch.distributed matches by
-    waited_s: float = -1.0  # measured by the watch, which has not seen it yet
-    done: Callable[[], bool] | None = None  # set where a GPU goes on with it after the host has waited
+    nth: int  # among those of this name, from 1: (name, nth) identifies a collective on all ranks
+    number: int  # among all collectives of this rank, from 1: torch.distributed matches by it
+    waited_s: float = -1.0  # measured by the watchdog, which has not seen it yet
+    done: Callable[[], bool] | None = None  # set if a GPU continues it after the host has waited
 
 
 class Journal:
-    """Written by the threads that communicate, read by the one that watches them. No locks: each write is one
-    operation on a dict or set, which the interpreter does not interrupt."""
+    """The collectives of this process, written by the threads that communicate, read by the watchdog. Lock-free: each
+    write is one operation on a dict or set, which is atomic in the interpreter."""
 
     def __init__(self, rank: int = 0, size: int = 1, backend: str = "single") -> None:
         self.rank = rank
         self.size = size
         self.backend = backend
-        self.step = 0  # the update that is being made, from 1
+        self.step = 0  # the current update, from 1
         self.num_started = 0
         self.newest: Call | None = None
         self.newest_of: dict[str, Call] = {}  # by name
-        self.in_flight: set[Call] = set()  # whose start or end some thread waits for
+        self.in_flight: set[Call] = set()  # a thread waits for their start or end
 
     def begin(self, name: str) -> Call:
-        """Notes that a collective is handed to the backend, which may already block."""
+        """Records that a collective is handed to the backend, which may already block."""
         before = self.newest_of.get(name)
         self.num_started += 1
         call = Call(name, before.nth + 1 if before else 1, self.num_started)
@@ -79,17 +79,18 @@ class Journal:
         return call
 
     def oldest_in_flight(self) -> Call | None:
-        """The call that was started first of those that some thread waits for."""
+        """Returns the oldest call that a thread waits for."""
         return min(list(self.in_flight), key=lambda call: call.number, default=None)
 
 
 class Watch:
-    """The thread that watches this process's collectives."""
+    """The watchdog of this process's collectives."""
 
     def __init__(self, journal: Journal, timeout_s: float, endpoint: Endpoint, server: StatusServer | None = None):
-        """endpoint: of the status server; server: the server itself, on rank 0, whose thread serves it.
+        """endpoint: of the status server; server: on rank 0, the server itself, which runs in this thread.
 
-        Raises StartError where the thread cannot start."""
+        Raises StartError if the thread cannot start.
+        """
         self._journal = journal
         self._timeout_s = timeout_s
         self._tick_s = min(1.0, timeout_s / 8)
@@ -121,13 +122,12 @@ class Watch:
         atexit.register(_on_interpreter_exit)  # after the backend's own handlers, so it is called before them
 
     def close(self, why: str = "it closed its world") -> None:
-        """Tells the server that this rank leaves, and why, so that it is not missing. The thread ends, except rank
-        0's, which runs the server."""
+        """Reports to the server why this rank leaves. The thread ends, except rank 0's, which runs the server."""
         if self._is_closed or os.getpid() != self._process:
             return
         self._is_closed = True
         _open_watches.discard(self)
-        # Shorter than a person notices; what the server does not learn in that time it learns from the connection.
+        # Imperceptible to a person; if the message does not arrive in that time, the closed connection says it.
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(self._leave(why), self._loop).result(5.0)
         if self._server is None:
@@ -135,10 +135,10 @@ class Watch:
             self._thread.join(5.0)
 
     def describe_failure(self, call: Call, backend_error: str) -> str:
-        """The message of the error to raise where the backend gave a collective up. Asks the server, which takes
-        seconds at most."""
+        """Returns the message for a collective that the backend gave up. Queries the server for some seconds at
+        most."""
         if self._ending:
-            # The backend noticed that another rank has ended, as this one will at once: all has been said.
+            # The backend noticed that another rank has ended, as this one will at once: nothing is left to report.
             time.sleep(5 * ANSWER_S)
         self._failed = call.name, self._journal.num_started
         _log.error(f"collective {call.name} failed, step {self._journal.step}: {backend_error}; asking the other ranks")
@@ -146,7 +146,7 @@ class Watch:
         return failure_report(query, self.peer_states(call), backend_error, self._why_rank_0_left)
 
     def peer_states(self, call: Call) -> list[PeerState] | None:
-        """Where all ranks are with respect to a collective; None where the server does not answer."""
+        """Returns the state of all ranks with respect to a collective; None if the server does not answer."""
         asking = asyncio.run_coroutine_threadsafe(self._ask(self._query(call, hangs=False)), self._loop)
         try:
             return parse_peer_states(asking.result(2 * ANSWER_S))
@@ -207,13 +207,13 @@ class Watch:
             while line := await read_line(reader, LINE_BYTES):
                 self._handle(json.loads(line))
         except OSError:
-            pass  # the connection has ended in another way
+            pass  # the connection has ended otherwise
         finally:
             self._writer = None
             writer.close()
             if self._reply and not self._reply.done():
                 self._reply.set_result(None)
-        if self._ending:  # rank 0 has ended before its last word came through
+        if self._ending:  # rank 0 has ended before its goodbye arrived
             await asyncio.sleep(1.0)
             self._end("ends: a rank reported a collective that hangs, and rank 0 has ended")
 
@@ -236,7 +236,7 @@ class Watch:
         while True:
             await asyncio.sleep(self._tick_s)
             now = time.monotonic()
-            # A process that was stopped for an hour has not waited for an hour.
+            # Time in which the process was stopped does not count.
             passed, before = min(now - before, 2 * self._tick_s), now
             self._count_waiting(passed)
             call = self._journal.oldest_in_flight()
@@ -251,7 +251,7 @@ class Watch:
         for call in list(self._journal.in_flight):
             if call.done is not None and _is_done(call.done):
                 self._journal.in_flight.discard(call)
-            elif call.waited_s < 0:  # seen for the first time: for how long, nobody knows
+            elif call.waited_s < 0:  # first seen now: its start is unknown
                 call.waited_s = 0.0
             else:
                 call.waited_s += passed_s
@@ -261,19 +261,19 @@ class Watch:
         answer = await self._ask(query)
         if answer and "asked_by" in answer:
             self._prepare_to_exit(query)
-            await asyncio.Event().wait()  # the server says when to end, or the timer of _prepare_to_exit
+            await asyncio.Event().wait()  # the server, or the timer of _prepare_to_exit, ends it
         self._prepare_to_exit(query)
         report = hang_report(query, parse_peer_states(answer), self._why_rank_0_left)
         emit(self._journal.rank, report, THREAD_NAME)
         if self._writer:
             send(self._writer, {"reported": ""})
-            await asyncio.sleep(0.5)  # the others read that they are to end
+            await asyncio.sleep(0.5)  # the others receive the end message
         output.drain()
         os._exit(EXIT_STATUS)
 
     async def _ask(self, query: Query) -> dict[str, Any] | None:
-        """Asks the server where all ranks are; None where it does not answer. Where a rank reports a hang already, the
-        answer is "asked_by" that rank."""
+        """Queries the server for all ranks' states; returns None if it does not answer. If a rank reports a hang
+        already, the answer is "asked_by" that rank."""
         async with self._asking:
             if self._writer is None:
                 return None
@@ -329,8 +329,8 @@ class Watch:
 
 
 def report_failure(error: BaseException) -> None:
-    """Tells the other ranks why this process is about to end, where its world is watched. For programs that catch the
-    error, print it and end by os._exit: an interpreter that ends by itself tells them already."""
+    """Tells the other ranks why this process is about to end, if its world is watched. For programs that catch the
+    error, print it and end by os._exit; a normal exit of the interpreter reports it already."""
     for watch in list(_open_watches):
         watch.close(f"it failed; {_in_one_line(error)}")
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partial_fc.head.active_rows import ActiveRows
 from partial_fc.head.kernels import Kernel
 from partial_fc.head.kernels.cpu import DTYPES, CpuKernel
 from partial_fc.head.kernels.native.job import RowJob, call
+from partial_fc.head.selection.active_rows import ActiveRows
 from partial_fc.head.shard import Shard
 from partial_fc.head.softmax import RowMath, Targets
 

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from partial_fc.head.active_rows import Chosen
-from partial_fc.head.sampling import BLOCK, Sampling, inverse_tables, send
+from partial_fc.head.selection.active_rows import Chosen
+from partial_fc.head.selection.sampling import BLOCK, Sampling, inverse_tables, send
 from partial_fc.head.shard import Shard
 
 # Walks are computed for some steps at once: on the host, in about 25 small operations.

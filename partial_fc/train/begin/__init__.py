@@ -1,1 +1,1 @@
-"""What a run finds out before it starts: where it writes, and how it differs from the one that it goes on with."""
+"""Checks before a run starts: its folders, and its differences from the run that it resumes."""

@@ -1,4 +1,4 @@
-"""Where a run writes, no other run does."""
+"""The locks of a run's folders, so that no other run writes there."""
 
 import secrets
 import socket
@@ -19,29 +19,29 @@ T = TypeVar("T")
 
 
 def hold_folders(config: Any, world: World, memory: ProcessState) -> list[str]:
-    """Locks the folders of a run until `release_folders`. In a later world of the run they stay its own. Returns notes
-    for the user. Raises ValueError, on all ranks, where another run writes there. A collective."""
+    """Locks the folders of a run until `release_folders`; later worlds of the run keep them. Returns notes for the
+    user. Raises ValueError, on all ranks, if another run writes there. A collective."""
     id_W = all_gather_json([memory.run, secrets.token_hex(8)], world, "run/id")
     memory.run = next((run for run, _ in id_W if run), id_W[0][1])
-    keepers = {root: ranks_beside(root, world)[0] for root in roots(config)}
-    for lock in memory.locks.values():  # of the world before
+    owners = {root: ranks_beside(root, world)[0] for root in roots(config)}
+    for lock in memory.locks.values():  # of the previous world
         lock.stop()
     memory.locks.clear()
-    # All are seen at once, so that their waits are one: each may have to be seen for ten seconds.
-    mine = [root for root, keeper in keepers.items() if keeper == world.rank]
+    # All are looked at together, to wait once: each may take ten seconds.
+    mine = [root for root, owner in owners.items() if owner == world.rank]
     seen = {root: _tried(partial(sightings, root), root, world) for root in mine}
-    turns = [(str(root.resolve()), socket.gethostname(), world.rank, list(keepers).index(root)) for root in mine]
+    turns = [(str(root.resolve()), socket.gethostname(), world.rank, list(owners).index(root)) for root in mine]
     turns_W = all_gather_json(turns, world, "run/wanted")
     notes, facts_of = [], {}
-    # In the order that another run has, too: of two that begin at once one gets all folders, not each a part.
-    for _, _, keeper, number in sorted(tuple(turn) for turns in turns_W for turn in turns):
-        root = list(keepers)[number]
-        answer = _take(root, *seen[root], world, memory) if keeper == world.rank else None
-        problem, note, facts_of[keeper, number] = all_gather_json(answer, world, "run/lock")[keeper]
+    # In the same order as other runs: of two that start at once one gets all folders.
+    for _, _, owner, number in sorted(tuple(turn) for turns in turns_W for turn in turns):
+        root = list(owners)[number]
+        answer = _take(root, *seen[root], world, memory) if owner == world.rank else None
+        problem, note, facts_of[owner, number] = all_gather_json(answer, world, "run/lock")[owner]
         if problem:
             raise ValueError(problem)
         notes += [note] if note else []
-    facts = {root: facts_of[keeper, number] for number, (root, keeper) in enumerate(keepers.items())}
+    facts = {root: facts_of[owner, number] for number, (root, owner) in enumerate(owners.items())}
     memory.fences = {root: Fence(root, Record(**of_root)) for root, of_root in facts.items()} | memory.locks
     return notes
 
@@ -49,7 +49,7 @@ def hold_folders(config: Any, world: World, memory: ProcessState) -> list[str]:
 def _take(
     root: Path, seen: Sightings | None, problem: str, world: World, memory: ProcessState
 ) -> tuple[str, str, dict[str, Any]]:
-    """(what is wrong, note, facts of the record) of a folder that this rank keeps."""
+    """Returns (the error, a note, the facts of the record) for a folder that this rank locks."""
     taken, problem = (None, problem) if problem else _tried(lambda: acquire(root, memory.run, seen), root, world)
     if taken is None:
         return problem, "", {}
@@ -58,7 +58,7 @@ def _take(
 
 
 def _tried(job: Callable[[], T], root: Path, world: World) -> tuple[T | None, str]:
-    """(result, what is wrong)."""
+    """Returns (result, error)."""
     try:
         return job(), ""
     except ValueError as error:
@@ -68,7 +68,7 @@ def _tried(job: Callable[[], T], root: Path, world: World) -> tuple[T | None, st
 
 
 def release_folders(memory: ProcessState) -> None:
-    """The run has ended; its folders are free."""
+    """Frees the folders at the end of a run."""
     for lock in memory.locks.values():
         lock.release()
     memory.locks.clear()

@@ -1,5 +1,4 @@
-"""What needs no torch, and so comes before it is imported, which takes seconds: where a run writes, whether another run
-does, and the processes of --gpus."""
+"""The start of a run before torch is imported, which takes seconds: its folders and the processes of --gpus."""
 
 import dataclasses
 import os
@@ -15,27 +14,26 @@ from partial_fc.flags import RunFlags
 
 
 def launch(config: Any, called: tuple[str | Path, str] | None = None) -> int | None:
-    """Starts the processes of this host where the flags ask for them. Returns the exit status to end with; none: this
-    process is itself one of those that train. called: see `named`. Raises ValueError where another run is seen to write
-    to this one's folders."""
+    """Starts this host's processes if the flags ask for them. Returns the exit status; None: this process is one of
+    those that train. called: see `named`. Raises ValueError if another run is seen to write to this one's folders."""
     config = named(config, called)
-    if "PARTIAL_FC_WHERE" in os.environ:  # run.sh asks
+    if "PARTIAL_FC_WHERE" in os.environ:  # for run.sh
         print(config.run.checkpoints)
         return 0
-    # Once per host. Where ranks come and go, the run that is there may be the one that this process is to join.
+    # Once per host. In elastic runs, the run found there may be the one that this process is to join.
     if not (elastic.active() or comm.started_here()) and comm.detect().local_rank == 0:
         check_free(roots(config))
     return start.start(config.launch, getattr(config, "rendezvous", None))
 
 
 def roots(config: Any) -> list[Path]:
-    """The folders that are the run's own."""
+    """Returns the folders that are the run's own."""
     return list(dict.fromkeys((config.run.models_root, config.run.checkpoints)))
 
 
 def is_asked_for(config: Any) -> bool:
-    """Whether the user has said where to write, or when (in a configuration file, too): what comes of a run on images
-    that are made up is then kept, too. Ranks that come and go always need it."""
+    """Returns whether the user has said where or when to write (possibly in a configuration file): then results on
+    synthetic data are kept, too. Elastic runs always need it."""
     default = _default(config)
     return elastic.active() or any(
         getattr(config.run, name) != getattr(default, name)
@@ -44,8 +42,8 @@ def is_asked_for(config: Any) -> bool:
 
 
 def named(config: Any, called: tuple[str | Path, str] | None) -> Any:
-    """The configuration with a --models-root that is this run's: in a recipe's own, DATA and NETWORK stand for what is
-    trained on and for what is trained, which is what it is called by."""
+    """Returns the configuration with this run's --models-root: in a recipe's default, DATA and NETWORK stand for data
+    set and network, `called`."""
     default = _default(config).models_root
     if called is None or config.run.models_root != default:
         return config
@@ -55,12 +53,12 @@ def named(config: Any, called: tuple[str | Path, str] | None) -> Any:
 
 
 def _default(config: Any) -> RunFlags:
-    """The recipe's own values."""
+    """Returns the recipe's defaults."""
     return next(field.default for field in dataclasses.fields(config) if field.name == "run")  # type: ignore[return-value]
 
 
 def _word(text: str | Path) -> str:
-    """The name of a data set: where it is a path, that of its folder or file."""
+    """Returns the name of a data set: of a path, its file or folder."""
     path = Path(text)
     if path.name in ("train.rec", "", ".", ".."):
         path = path.resolve()

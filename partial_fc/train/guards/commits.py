@@ -1,4 +1,4 @@
-"""What the training loop does for hosts that come and go: commits, and leaving the world together."""
+"""The training loop's part in elastic runs: commits, and leaving a world together."""
 
 import logging
 import socket
@@ -14,7 +14,7 @@ _log = logging.getLogger("partial_fc")
 
 
 class Commits:
-    """The commits of one world. Where hosts do not come and go, its methods do nothing."""
+    """The commits of one world. In other than elastic runs, its methods do nothing."""
 
     def __init__(self, memory: ProcessState, world: World, every: int):
         """every: steps from one commit to the next; 0: none. A collective."""
@@ -24,12 +24,12 @@ class Commits:
 
     @property
     def run(self) -> str:
-        """What the run is called in the records of its folders."""
+        """Returns the run's name in the records of its folders."""
         return self._memory.run
 
     @property
     def hosts_changed(self) -> bool:
-        """Whether this rank was told of hosts that have come, or are to go."""
+        """Returns whether this rank was notified of added or removed hosts."""
         return self._member is not None and self._member.hosts_changed.is_set()
 
     @property
@@ -39,10 +39,10 @@ class Commits:
     def begin(
         self, step: int, head: Head, take: Callable[[Callable[[int], bool]], Snapshot], more_bytes: Callable[[], int]
     ) -> None:
-        """Before the first step of a world: fewer ranks than before have what there is. Where one has too little
-        memory, the first world of a run raises ValueError, on all ranks, and later ones go on without commits. take:
-        makes a snapshot of everything, a copy, if it may be of so many bytes; else, and where there is no memory for
-        it, MemoryError; a collective, also then. more_bytes: of a snapshot besides the head's; a collective, too."""
+        """Prepares commits before the first step of a world, in which replicas are missing. If a rank has too little
+        memory, the first world of a run raises ValueError, on all ranks, and later ones continue without commits. take:
+        makes a snapshot of everything, a copy, if so many bytes may be copied; else, or without memory for it, raises
+        MemoryError; always a collective. more_bytes: of a snapshot besides the head's; a collective."""
         self._take = take
         summary = self._member.recovery_summary() if self._member else ""
         if summary:
@@ -71,7 +71,7 @@ class Commits:
             self._copies.start_step()
 
     def end_step(self, step: int) -> None:
-        """After a collective that all ranks started in this step."""
+        """Advances the commit, after a collective that all ranks started in this step."""
         if self._member:
             self._member.step_done(step)
         if self._copies:
@@ -79,14 +79,13 @@ class Commits:
         self._commit_if_due(step)
 
     def go_back(self) -> None:
-        """Inside a step: the run has gone back to a checkpoint; commits after that are of no use. A collective."""
+        """Drops commits after a rollback to a checkpoint. Called inside a step. A collective."""
         if self._copies:
             self._copies.go_back()
             self._commit(self._copies)
 
     def leave(self, step: int) -> None:
-        """Raises elastic.HostsChanged, with nothing lost: where no commits are kept there is a checkpoint of this step.
-        A collective."""
+        """Raises elastic.HostsChanged with the state saved: in a checkpoint if there are no commits. A collective."""
         if self._copies:
             self._copies.finish()
             self._commit(self._copies)

@@ -1,9 +1,9 @@
-"""Loss spikes: a step whose loss stands far above those before it is told, with the records of its batch: the first
-ones each, further ones when there are ten, a hundred, ... of them.
+"""Detection of loss spikes: a step whose loss is far above the previous ones is logged, with the records of its batch;
+first each of them, then the tenth, the hundredth, ...
 
-"Far" is measured with the median and the median absolute deviation of the last losses: a few spikes among them move
-neither. (Iglewicz and Hoaglin, 1993, "How to Detect and Handle Outliers", with a wider limit than theirs: a loss is
-not normally distributed, and a false alarm costs trust.)
+"Far" is measured with the median and the median absolute deviation of the last losses: which a few spikes do not move.
+(Iglewicz and Hoaglin, 1993, "How to Detect and Handle Outliers", with a wider limit, as a loss is not normally
+distributed and false alarms cost trust.)
 """
 
 import json
@@ -16,20 +16,20 @@ from partial_fc.data import Batch
 from partial_fc.files import warn_on_os_error
 from partial_fc.train.job import Job
 
-WINDOW = 200  # losses that are looked back at
-LEAST = 50  # before there are so many, nothing is called far
+WINDOW = 200  # losses to compare with
+LEAST = 50  # the fewest losses to compare with
 FAR = 8.0  # standard deviations, of a normal distribution with the same median absolute deviation
-SMALLEST_RISE = 0.25  # of the median: losses that hardly differ at all make a spread of nothing
-# In nats. Below it there is nothing to look for: where the data is learned (median 0.0003) any image that is not makes
-# a loss a thousand times as large, in an epoch after the other.
+SMALLEST_RISE = 0.25  # of the median: nearly constant losses have no spread
+# In nats. Smaller losses are no spikes: once the data is learned (median 0.0003), any unlearned image makes a loss a
+# thousand times as large, in each epoch.
 FLOOR = 1.0
-TOLD = 3  # spikes that get a line of their own
-WRITTEN = 100  # spikes whose records are written down
+TOLD = 3  # spikes with a line of their own
+WRITTEN = 100  # spikes whose records are written
 
 
 @dataclass(frozen=True)
 class Spike:
-    """loss: of the step; usual: the median of the losses before it; spread: in the unit of a standard deviation."""
+    """A loss spike. loss: of the step; usual: the median of the losses before it; spread: as a standard deviation."""
 
     loss: float
     usual: float
@@ -46,8 +46,7 @@ class SpikeDetector:
         self.largest = (0.0, 0)
 
     def add(self, loss: float) -> Spike | None:
-        """Takes the next loss; says so where it is the first of a spike. The loss has to come down before another
-        spike is told. A loss that is not finite is left out: it is somebody else's business."""
+        """Adds the next loss; returns the spike that it starts, if any; losses must fall first. Ignores NaN and Inf."""
         if not math.isfinite(loss):
             return None
         spike = None
@@ -62,9 +61,9 @@ class SpikeDetector:
         return spike
 
     def note(self, job: Job, spike: Spike, batches: list[Batch], lr: float) -> None:
-        """After update job.at.step, which is one: its records are written down (the first 100 times), and a line in the
-        log says so (the first three times, and when there are 10, 100, 1,000 ...). Without a collective: a loss that is
-        another one on another kind of processor must not make a rank wait."""
+        """Reports a spike after update job.at.step: writes its records (for the first 100 spikes), and a line in the
+        log (for the first three, and the 10th, 100th, 1,000th ...). No collective: losses may differ between kinds of
+        processors, and no rank may wait for the others."""
         self.count += 1
         self.largest = max(self.largest, (spike.loss, job.at.step))
         if self.count <= WRITTEN:
@@ -80,7 +79,7 @@ class SpikeDetector:
             job.logger.info(f"step {job.at.step}: {self._so_far()}")
 
     def sum_up(self, job: Job) -> None:
-        """At the end of a run: how many there were, if that has not been said."""
+        """Logs the number of spikes at the end of a run, if it was not yet."""
         if self.count > TOLD and str(self.count).strip("0") != "1":
             job.logger.info(f"step {job.at.step}: {self._so_far()}; see {job.models_root / 'spikes'}")
 
@@ -89,7 +88,7 @@ class SpikeDetector:
 
 
 def write_records(job: Job, spike: Spike, batches: list[Batch], lr: float) -> None:
-    """This rank's records of the batch, a row in models_root/spikes/rank-R.jsonl."""
+    """Writes this rank's records of the batch, a row in models_root/spikes/rank-R.jsonl."""
     path = job.models_root / "spikes" / f"rank-{job.world.rank:05d}.jsonl"
     row = {
         "step": job.at.step,

@@ -1,11 +1,11 @@
-"""Names the first tensor that was not finite: a second look at an update that failed, on all ranks.
+"""The search for the first tensor with NaN or Inf: an update that failed is repeated on all ranks.
 
-From what it was computed from to what came out: weights, centres, then a second forward pass of the same batch with a
-look at every module's output, features, the rows of the loss, and a second backward pass. The first find in this order
-counts, over all ranks. Weights, running statistics and gradients stay as they are.
+The order follows the computation: weights, centres, a second forward pass of the same batch with every module's output,
+features, the rows of the loss, and a second backward pass. The first finding in this order, over all ranks, is
+reported. Weights, running statistics and gradients stay as they are.
 
 A file for each rank, models_root/non-finite/step-SSSSSSSS-rank-RRRRR.json, has the batch's record keys and labels, and
-the largest values of everything that was looked at.
+the largest values of all tensors checked.
 """
 
 import json
@@ -26,8 +26,8 @@ _MOST_NAMES = 20  # of weights and gradients in the file
 
 
 def find_first_non_finite(job: Job, attempt: Attempt, symptom: str) -> str:
-    """The symptom, with the first tensor that was not finite, on which rank, and where the batch is written down. A
-    collective; all ranks look at the same things, whatever they find, as batch norms over all ranks need them all."""
+    """Returns the symptom with the first tensor that has NaN or Inf, its rank, and the file with the batch. A
+    collective; all ranks check the same tensors whatever they find, as batch norms over all ranks need them all."""
     look = _Look()
     _look_at_state(job, look)
     _second_forward(job, attempt, look)
@@ -46,16 +46,16 @@ def find_first_non_finite(job: Job, attempt: Attempt, symptom: str) -> str:
 
 
 class _Look:
-    """What is looked at, one after the other, in the same order on all ranks."""
+    """The tensors checked so far, in the same order on all ranks."""
 
     def __init__(self) -> None:
-        self.first: tuple[int, str] | None = None  # what was not finite first, with its number in the order
-        # Group -> name -> the largest finite value, and how many values are not finite.
+        self.first: tuple[int, str] | None = None  # the first with NaN or Inf, with its number in the order
+        # Group -> name -> the largest finite value, and the number of NaN and Inf values.
         self.largest: dict[str, dict[str, Any]] = {}
         self._number = 0
 
     def next(self, found: list[str]) -> None:
-        """found: what is not finite there."""
+        """Adds a tensor; found: its NaN and Inf values."""
         self._number += 1
         if found and self.first is None:
             self.first = (self._number, found[0])
@@ -83,11 +83,11 @@ def _second_forward(job: Job, attempt: Attempt, look: _Look) -> None:
         what = f"the output of module {name} ({kind})" if name else "the features"
         look.at("outputs", name or "features", output, what)
 
-    passes = list(zip(attempt.passes, attempt.batches, strict=False))  # the last batches may not have come so far
+    passes = list(zip(attempt.passes, attempt.batches, strict=False))  # the last batches may be missing
     _draw_the_same(job)
     for _, batch in passes:
         job.backbone.watch_outputs(batch.input_B, look_at_output)
-    for one, batch in passes:  # what a second forward does not explain
+    for one, batch in passes:  # not explained by a second forward
         bad_B = (~one.output_B.detach().isfinite().all(dim=1)).cpu()
         again = (
             "while a second forward of the same batch gives finite ones (a memory or a processor that makes mistakes?)"
@@ -101,11 +101,11 @@ def _second_forward(job: Job, attempt: Attempt, look: _Look) -> None:
 
 
 def _second_backward(job: Job, attempt: Attempt, look: _Look) -> None:
-    """This rank's part of the gradient, which the sum over the ranks has taken the place of; then the sum."""
+    """Checks this rank's gradient, which the sum over the ranks has replaced; then the sum."""
     _draw_the_same(job)
     for number, (one, batch) in enumerate(zip(attempt.passes, attempt.batches, strict=False)):
         grad_B = one.output_B.grad
-        if grad_B is None:  # backward did not come so far, on no rank
+        if grad_B is None:  # backward was not reached, on any rank
             continue
         look.at("feature gradient", str(number), grad_B, "the gradient of the features")
         for name, g in job.backbone.gradients(batch.input_B, grad_B).items():
@@ -115,12 +115,12 @@ def _second_backward(job: Job, attempt: Attempt, look: _Look) -> None:
 
 
 def _draw_the_same(job: Job) -> None:
-    """Dropout is that of the update."""
+    """Makes dropout draw as in the update."""
     torch.manual_seed(counter_rng.derive_key(job.seed, job.at.step, job.world.rank))
 
 
 def _in_words(first_W: list[tuple[int, str] | None]) -> str:
-    """The same sentence on all ranks."""
+    """Describes the finding, with the same sentence on all ranks."""
     found = [(first[0], rank, first[1]) for rank, first in enumerate(first_W) if first]
     if not found:
         return "A second look at the same batch finds all finite (a memory or a processor that makes mistakes?)."
@@ -150,7 +150,7 @@ def _write_down(job: Job, attempt: Attempt, symptom: str, look: _Look, path: Pat
 
 
 def _of_inputs(job: Job, input_B: Tensor) -> dict[str, list[float]]:
-    """Mean and spread of each sample; nothing of numbers that count or name something."""
+    """Returns mean and spread of each sample; {} for integers."""
     is_picture = job.backbone.to_input.picture(input_B[0]) is not None
     if not is_picture and not input_B.is_floating_point():
         return {}
@@ -159,7 +159,7 @@ def _of_inputs(job: Job, input_B: Tensor) -> dict[str, list[float]]:
 
 
 def _worst(group: dict[str, Any]) -> dict[str, Any]:
-    """Those with values that are not finite, then those with the largest."""
+    """Returns tensors with NaN or Inf first, then those with the largest values."""
     order = sorted(group, key=lambda name: (-group[name]["not_finite"], -(group[name]["largest"] or 0.0)))
     return {name: group[name] for name in order[:_MOST_NAMES]}
 

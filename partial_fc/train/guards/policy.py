@@ -1,4 +1,4 @@
-"""A loss or a gradient that is not finite: one verdict for all ranks, and what then happens to the run."""
+"""The policy for NaN or Inf in a loss or a gradient: one decision for all ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from partial_fc.train.job import Job
 
 
 class NonFinite(FloatingPointError):
-    """Raised on all ranks alike. hopeless: it would be the same with any other batch."""
+    """An update with NaN or Inf, raised on all ranks alike. hopeless: other batches cannot help."""
 
     def __init__(self, message: str, hopeless: bool = False):
         super().__init__(message)
@@ -21,15 +21,15 @@ class NonFinite(FloatingPointError):
 
 @dataclass
 class Pass:
-    """One micro-batch, as far as it came."""
+    """One micro-batch, as far as it was computed."""
 
-    output_B: Tensor  # the head's input; its .grad: what the head gave back
-    seen: Any  # what the head remembers of it (last_step)
+    output_B: Tensor  # the head's input; its .grad comes from the head
+    seen: Any  # the head's state of it (last_step)
 
 
 @dataclass
 class Attempt:
-    """What an update leaves for a second look, if its numbers are not finite: nothing that it did not have anyway."""
+    """The trace of an update, for a second look at NaN or Inf; all of it is kept anyway."""
 
     batches: Sequence[Batch]
     passes: list[Pass] = field(default_factory=list)
@@ -38,15 +38,14 @@ class Attempt:
 
 
 def undo(job: Job, attempt: Attempt) -> None:
-    """Makes the update on no rank, without a trace: weights, centres, running statistics, and what compression and
-    margin remember, are as they were."""
+    """Undoes the update on all ranks: weights, centres, running statistics, compression residuals and margin state."""
     assert not attempt.centres_moved
     job.backbone.undo()
     job.head.discard()
 
 
 def skip(job: Job, attempt: Attempt, fault: NonFinite) -> None:
-    """--on-nan skip: undoes the update. Raises the fault where that has gone on for too long, or cannot help."""
+    """Applies --on-nan skip: undoes the update. Raises the fault after too many of them, or if that cannot help."""
     guards = job.guards
     guards.num_skips += 1
     undo(job, attempt)
@@ -63,8 +62,8 @@ def skip(job: Job, attempt: Attempt, fault: NonFinite) -> None:
 
 
 def roll_back(job: Job, fault: NonFinite, position: int) -> None:
-    """--on-nan rollback: the state of the last checkpoint, and the data after the batch that ended at this position.
-    Raises the fault where another thing was asked for, or there have been too many. A collective."""
+    """Applies --on-nan rollback: restores the last checkpoint, and continues with the data after position. Raises the
+    fault if --on-nan is another, or after too many rollbacks. A collective."""
     guards, at = job.guards, job.at
     if guards.on_nan != "rollback":
         raise fault
@@ -87,7 +86,7 @@ def roll_back(job: Job, fault: NonFinite, position: int) -> None:
     guards.num_rollbacks += 1
     guards.num_skips = 0
     guards.last_equal = at.step  # `restore` has compared them
-    # A rollback before, if to the same checkpoint, is part of this one.
+    # An earlier rollback to the same checkpoint is part of this one.
     before = [(begin, end) for begin, end in at.left_out if end <= checkpoint_position]
     at.left_out = [*before, (checkpoint_position, position)]
     _warn(
@@ -99,13 +98,12 @@ def roll_back(job: Job, fault: NonFinite, position: int) -> None:
 
 
 def _warn(job: Job, message: str) -> None:
-    """Writes to every rank's log, and to the terminal once: warnings of all ranks show there."""
+    """Logs on every rank, and on the terminal once, although warnings of all ranks show there."""
     (job.logger.warning if job.world.rank == 0 else job.logger.info)(message)
 
 
 def weights_are_finite(job: Job) -> bool:
-    """Whether the backbone's weights, and the centres that the last passes saw, are finite on all ranks. A
-    collective."""
+    """Returns whether backbone weights, and the centres of the last passes, are finite on all ranks. A collective."""
     fine = all(bool(t.isfinite().all()) for name, t in job.backbone.replicated().items() if name.startswith("weight "))
     fine = fine and not any(table.non_finite_classes() for table in job.head.tables().values())
     broken = torch.tensor([int(not fine)])

@@ -1,7 +1,7 @@
-"""Whether the replicas are still one: backbone and optimizer state are the same bits on all ranks, or should be.
+"""The check for diverged replicas: backbone and optimizer state must be the same bits on all ranks.
 
-A GPU or a memory that makes mistakes, a library that adds up in another order on one host, a rank that missed a
-message: none of them need show in the loss, and from then on the ranks train different models.
+A faulty GPU or memory, a library that adds in another order on one host, or a lost message need not show in the loss,
+but from then on the ranks train different models.
 """
 
 from partial_fc.checkpoint import consistency
@@ -9,8 +9,8 @@ from partial_fc.train.job import Job
 
 
 def compare_replicas(job: Job) -> None:
-    """Raises ValueError, on all ranks alike, where they do not hold the same backbone any more: which ranks differ from
-    the others, and in what first. A collective (consistency.compare_replicas)."""
+    """Raises ValueError, on all ranks alike, if the backbones have diverged, with the ranks that differ, and the first
+    difference. A collective (consistency.compare_replicas)."""
     scaler, step = job.backbone.scaler, job.at.step
     facts = {"loss scale": scaler.state() if scaler else 1.0}
     for table in job.head.tables().values():

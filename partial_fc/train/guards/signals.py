@@ -1,8 +1,7 @@
-"""SIGTERM and SIGUSR1 while training: the machine is wanted by somebody else, or the time is up; SIGHUP, where the
-terminal is closed; Ctrl-C.
+"""Signals during training: SIGTERM and SIGUSR1, of a scheduler; SIGHUP, of a closed terminal; Ctrl-C.
 
 The step is finished, a checkpoint written, and all ranks end with EXIT_PREEMPTED, "start me again", or after Ctrl-C
-with EXIT_INTERRUPTED. Only some of them may get the signal; the others are told in the step (step_vote.py).
+with EXIT_INTERRUPTED. Only some ranks may get the signal; the step vote informs the others (step_vote.py).
 """
 
 import contextlib
@@ -16,25 +15,24 @@ from typing import Any, Self
 
 from partial_fc import output
 
-EXIT_PREEMPTED = 75  # asked to stop, and saved: start it again (EX_TEMPFAIL of sysexits.h)
-EXIT_INTERRUPTED = 130  # the same by Ctrl-C: nobody is to start it again
+EXIT_PREEMPTED = 75  # stopped with a checkpoint: start it again (EX_TEMPFAIL of sysexits.h)
+EXIT_INTERRUPTED = 130  # the same by Ctrl-C: not to be started again
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
-# Within so many seconds further signals belong to the first: a launcher passes one on that the process has got as well.
+# Further signals within so many seconds belong to the first: launchers pass on one that the process has also got.
 TOGETHER_S = 1.0
 _LAST_WORDS_S = 0.5
 
 
 class StopSignals:
-    """Notes the signals instead of ending; for `with`, around training. Afterwards they mean what they meant before.
+    """Records signals instead of ending; a context manager around training, which restores the handlers at its end.
 
-    A second signal ends the process at once, as it would have ended without us. Handlers can only be set in Python's
-    main thread: elsewhere nothing is changed, and nothing noted.
+    A second signal ends the process at once, as without this class. It works in the main thread only.
     """
 
     def __init__(
         self, rank: int = 0, newest: Callable[[], object] = lambda: None, clock: Callable[[], float] = time.monotonic
     ):
-        """newest: finds the last complete checkpoint, for the last words."""
+        """newest: finds the last complete checkpoint, for the last message."""
         self._rank, self._newest = rank, newest
         self._clock = clock
         self._before: dict[int, Any] = {}
@@ -43,14 +41,14 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            # What is ignored stays so: nohup ignores SIGHUP, a shell's background job SIGINT.
+            # Ignored signals stay ignored: nohup ignores SIGHUP, a shell's background job SIGINT.
             for number in (n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN):
                 self._before[number] = signal.signal(number, self._note)
         return self
 
     @property
     def status(self) -> int:
-        """What the run is to end with; 0: no signal has come."""
+        """Returns the exit status of the run; 0: no signal."""
         if self.received is None:
             return 0
         return EXIT_INTERRUPTED if self.received == signal.SIGINT else EXIT_PREEMPTED
@@ -60,7 +58,7 @@ class StopSignals:
 
     def _restore(self) -> None:
         for number, handler in self._before.items():
-            # None: set by something that is not Python, which Python cannot set again.
+            # None: set outside of Python, which cannot set it again.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before = {}
 
@@ -80,7 +78,7 @@ class StopSignals:
             os.kill(os.getpid(), number)
 
     def _say(self, words: str) -> None:
-        # Not through `logging`: the signal may have come while it holds its lock. Nor by os.write: a terminal that is
-        # gone, or that nobody reads, keeps nobody from the checkpoint.
+        # Not through `logging`: the signal may have interrupted it while it holds its lock. Nor by os.write, which
+        # would block on a terminal that nobody reads, and so delay the checkpoint.
         name = self.received.name if self.received else ""
         output.write(2, f"rank {self._rank}: {name}: {words}\n".encode())

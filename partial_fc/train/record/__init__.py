@@ -1,1 +1,1 @@
-"""What rank 0 writes down of a run besides its log, for people and programs that look at it later."""
+"""Records of a run by rank 0 besides its log, for people and programs."""

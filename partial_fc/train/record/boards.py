@@ -1,4 +1,4 @@
-"""Boards that rank 0 sends the numbers of a run to: TensorBoard's files, and Weights & Biases where asked for."""
+"""Dashboards of a run's numbers, written by rank 0: TensorBoard's files, and Weights & Biases if asked for."""
 
 import math
 import time
@@ -19,8 +19,7 @@ _TRY_AGAIN_S = 600.0  # after a file could not be written
 
 
 class TensorBoard:
-    """TensorBoard's files. Where one cannot be written, another is begun some time later; what comes in between, and
-    the last minutes before, is left out."""
+    """TensorBoard's files. After a failed write another is begun later; the values around that time are lost."""
 
     def __init__(self, folder: Path, world: World):
         self._folder = folder
@@ -35,7 +34,7 @@ class TensorBoard:
         self._write(add)
 
     def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
-        """Empty ones are left out."""
+        """Writes histograms; skips empty ones."""
 
         def add(board: "SummaryWriter") -> None:
             for name, found in values.items():
@@ -64,7 +63,7 @@ class TensorBoard:
             return
         writer, self._writer = self._writer, None
         self._next_try = time.monotonic() + _TRY_AGAIN_S
-        from torch.utils.tensorboard import SummaryWriter  # here: one rank of many needs it, and it takes its time
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only one rank needs it
 
         with warn_on_os_error(f"TensorBoard's file below {self._folder}"):
             writer = writer or SummaryWriter(str(self._folder))
@@ -73,12 +72,12 @@ class TensorBoard:
 
 
 class Wandb:
-    """A run of a project of Weights & Biases, by its own library. A resumed run goes on as the same one
-    (models_root/wandb_id.txt). WANDB_MODE and its other variables hold, as everywhere."""
+    """A run of a Weights & Biases project, by its own library. A resumed run continues the same one
+    (models_root/wandb_id.txt). WANDB_MODE and its other variables apply."""
 
     def __init__(self, project: str, models_root: Path, configuration: Mapping[str, Any]):
-        """Raises ValueError where the library cannot begin: no account, no network."""
-        import wandb  # there is one: RunFlags has looked
+        """Raises ValueError if the library cannot begin: no account, no network."""
+        import wandb  # checked by RunFlags
 
         id_path = models_root / "wandb_id.txt"
         known = id_path.read_text(encoding="utf-8").strip() if id_path.exists() else None
@@ -97,7 +96,7 @@ class Wandb:
                 f"WANDB_MODE=offline writes to {models_root / 'wandb'} without a network, for `wandb sync` later)"
             ) from error
         id_path.write_text(f"{self._run.id}\n", encoding="utf-8")
-        # A run may go back, which wandb's own count of steps cannot.
+        # A run may go back to an earlier step, which wandb's own count cannot.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
@@ -109,8 +108,7 @@ class Wandb:
 
 
 def open_wandb(project: str | None, models_root: Path, configuration: Mapping[str, Any], world: World) -> Wandb | None:
-    """Begins a run on rank 0 where --wandb asks for it. Raises ValueError, on all ranks, where it cannot begin. A
-    collective with --wandb."""
+    """Begins a run on rank 0 with --wandb. Raises ValueError, on all ranks, if it fails. A collective with --wandb."""
     if project is None:
         return None
     board, problem = None, ""

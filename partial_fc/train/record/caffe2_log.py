@@ -6,7 +6,7 @@ rows to the letter (ModelTrainerLog in caffe2/python/experiment_util.py).
     time_spent,cumulative_time_spent,input_count,cumulative_input_count,cumulative_batch_count,inputs_per_sec,accuracy,...
     3456.7,3456.7,0,0,23436,0.0,0.15625,0,0.1,4.8115196,-1
 
-Theirs, and kept: input counts are of the epoch's start (0 in the first row) and of this machine alone, and so is
+As in Caffe2, input counts are of the epoch's start (0 in the first row) and of this machine alone, and so is
 inputs_per_sec; the batch count is zero-based; accuracy, loss and rate are those of the epoch's last update.
 """
 
@@ -30,8 +30,8 @@ _FIRST = (
 
 
 def first_start(path: Path, resumed: bool) -> datetime:
-    """When a run was first started, which names its log: now, and written to `path`, unless it is resumed and `path`
-    says when. Raises ValueError where that holds no time."""
+    """Returns when a run was first started, which names its log: now, and writes it to `path`; from `path` if resumed.
+    Raises ValueError if that holds no time."""
     if resumed and path.exists():
         return datetime.fromisoformat(path.read_text(encoding="ascii").strip())
     now = datetime.now().replace(microsecond=0)
@@ -40,7 +40,7 @@ def first_start(path: Path, resumed: bool) -> datetime:
 
 
 class Caffe2Log:
-    """One row an epoch. Where the file is there already, it goes on: rows of `epoch` (from 0) and later ones, which are
+    """The log, with a row for each epoch. An existing file is continued: rows from `epoch` (from 0) on, which are
     trained again, are dropped, and cumulative values continue.
 
     arguments: its str() is the first line; Caffe2's is an argparse.Namespace. num_gpus: of the command line, also where
@@ -80,8 +80,8 @@ class Caffe2Log:
     def add(
         self, epoch: int, num_updates: int, *, accuracy: float, loss: float, learning_rate: float, **tests: float
     ) -> None:
-        """The row of an epoch, counted from 0, of so many updates. tests: the same names in every row: test_accuracy,
-        or imagenet_trainer's top1_test_accuracy and top5_test_accuracy; -1 without test data."""
+        """Adds the row of an epoch, counted from 0. tests: the same names in every row: test_accuracy, or
+        imagenet_trainer's top1_test_accuracy and top5_test_accuracy; -1 without test data."""
         now, count = self._clock(), epoch * num_updates * self._batch_size
         time_spent, input_count = now - self._last_time, count - self._last_count
         speed = input_count / time_spent if time_spent > 0 else 0.0
@@ -104,7 +104,7 @@ class Caffe2Log:
             file.write(line + "\n")
 
     def _go_on(self, epoch: int) -> None:
-        # A line without its end was cut by a full disk or a lost machine: its epoch was not saved either.
+        # A line without its end was cut by a full disk or a crash: its epoch was not saved either.
         lines = [line for line in self.path.read_text(encoding="utf-8").splitlines(keepends=True) if line[-1] == "\n"]
         if not lines or not lines[0].startswith("# "):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The curve of a run: loss.csv, history.jsonl and loss.png, written and read. Needs no torch."""
+"""The curve of a run, loss.csv, history.jsonl and loss.png: writers and readers. Needs no torch."""
 
 import json
 import logging
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from partial_fc.comm import World
 
 _REDRAW_EVERY_S = 30.0
-_LOG_FROM = 20.0  # largest loss over smallest, from which on the axis is logarithmic
+_LOG_FROM = 20.0  # largest loss over smallest, above which the axis is logarithmic
 _TRY_AGAIN_S = 600.0  # after history.jsonl could not be written
 _GOES_BACK = ("start", "back")
 _log = logging.getLogger("partial_fc")
 
 
 class Curve:
-    """Writes models_root/loss.csv and loss.png on rank 0; the other ranks write to nowhere and draw nothing.
+    """The writer of models_root/loss.csv and loss.png on rank 0; on other ranks it does nothing.
 
-    loss.csv has a row for each update: step, loss, lr. A resumed run goes on where its checkpoint stands: rows of later
-    steps are dropped. Rows that a full disk does not take wait in memory.
+    loss.csv has a row for each update: step, loss, lr. A resumed run drops rows after its checkpoint's step. Rows wait
+    in memory if the disk is full.
 
     loss.png is drawn in a thread from loss.csv and history.jsonl. A redraw costs 0.1 s of one core, 0.5 s after 600,000
     steps, and the first of a process 0.4 s more for matplotlib (docs/after-training.md).
@@ -54,12 +54,12 @@ class Curve:
         self._write()
 
     def rewind(self, step: int) -> None:
-        """Goes back: `step` is the last one that counts."""
+        """Drops rows after `step`."""
         with warn_on_os_error(str(self._path)):
             self._cut(step)
 
     def redraw(self, at_end: bool = False) -> None:
-        """Begins to draw loss.png, every 30 s at most; waits for what is being drawn. at_end: in any case."""
+        """Starts to draw loss.png, every 30 s at most; waits for a drawing under way. at_end: in any case."""
         if self._root and (at_end or time.monotonic() >= self._drawn + _REDRAW_EVERY_S):
             self._drawn = time.monotonic()
             self._finish_drawing()
@@ -80,14 +80,14 @@ class Curve:
             self._file.close()
 
     def _renew(self) -> None:
-        """Replaces the file by a copy: a rank 0 of an earlier world, which was cut off, may still write to the old one,
-        over a network folder also when it is back. Keeps the file where there is no room."""
+        """Replaces the file by a copy: rank 0 of an earlier world, which was cut off, may still write to the old one
+        over a network. Keeps the file if there is no room."""
         if self._path.exists() and str(self._path) != os.devnull:
             with warn_on_os_error(str(self._path)), replacing(self._path) as copy:
                 copy.write_bytes(self._path.read_bytes())
 
     def _cut(self, step: int) -> None:
-        """Drops rows after `step` without writing any: a run that is killed here, or has a full disk, loses none."""
+        """Drops rows after `step` without writing any, so that a kill or a full disk loses none."""
         written = there = self._path.read_bytes()
         text = there + self._waiting
         if not text.startswith(self.HEADER):
@@ -96,7 +96,7 @@ class Curve:
         for row in text[kept:].splitlines(keepends=True):
             number = row.partition(b",")[0]
             if not (row.endswith(b"\n") and number.isdigit() and int(number) <= step):
-                break  # also where a lost machine or a full disk has cut it
+                break  # also if a crash or a full disk has cut it
             kept += len(row)
         in_file = min(kept, len(there))
         if in_file < len(written):
@@ -122,14 +122,14 @@ class Curve:
 
 
 class HistoryFile:
-    """models_root/history.jsonl: a row for each start, report, evaluation and end, in the order of time.
+    """The writer of models_root/history.jsonl: a row for each start, report, evaluation and end, by time.
 
         {"event": "start", "step": 0, "time": 1795390000.1, "world_size": 2, ...}
         {"step": 20, "time": ..., "train/loss": 21.5, "time/data": 0.01, ...}          as TensorBoard gets them
         {"event": "evaluation", "step": 2000, "time": ..., "scores": {"lfw": 0.9965}}
 
-    Where a run goes back (a checkpoint, a rollback) a row says so ("start", "back"): rows of later steps before it are
-    of no run any more. Where a row cannot be written, the next ones are left out for some time.
+    If a run goes back (a checkpoint, a rollback), a row says so ("start", "back"): earlier rows of later steps no
+    longer count. After a failed write, rows are skipped for some time.
     """
 
     def __init__(self, models_root: Path, world: "World"):
@@ -141,7 +141,7 @@ class HistoryFile:
         if time.monotonic() < self._next_try:
             return
         row = {"step": step, "time": round(time.time(), 3), **{name: _json(value) for name, value in values.items()}}
-        begin, self._begin = self._begin, "\n"  # what has been cut is a line of its own
+        begin, self._begin = self._begin, "\n"  # a partial row is a line of its own
         self._next_try = time.monotonic() + _TRY_AGAIN_S
         with warn_on_os_error(str(self._path)):
             with self._path.open("a") as file:
@@ -150,7 +150,7 @@ class HistoryFile:
 
 
 def _json(value: Any) -> Any:
-    """JSON has no NaN: none stands for it."""
+    """Replaces NaN, which JSON lacks, by None."""
     if isinstance(value, dict):
         return {name: _json(one) for name, one in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -161,21 +161,20 @@ def _json(value: Any) -> Any:
 
 @dataclass
 class History:
-    """The rows of history.jsonl that count: what was done again, or after a checkpoint that the run went back to, is
-    left out. starts: all of them."""
+    """The valid rows of history.jsonl: not those of steps done again or rolled back. starts: all of them."""
 
     starts: list[dict[str, Any]] = field(default_factory=list)
     scalars: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     num_backs: int = 0
-    ended: str = ""  # "end", "stopped", or nothing: it is under way, or was killed
+    ended: str = ""  # "end", "stopped", or "": under way, or killed
 
     def series(self, name: str) -> list[tuple[int, float]]:
-        """(step, value) of a scalar; where there is none (NaN) it is left out."""
+        """Returns (step, value) of a scalar, without NaN."""
         return [(row["step"], row[name]) for row in self.scalars if row.get(name) is not None]
 
     def scores(self) -> dict[str, list[tuple[int, float]]]:
-        """(step, score) by evaluated set."""
+        """Returns (step, score) by evaluated set."""
         found: dict[str, list[tuple[int, float]]] = {}
         for row in self.evaluations:
             for name, score in row["scores"].items():
@@ -185,7 +184,7 @@ class History:
 
 
 def read_history(models_root: Path) -> History:
-    """Reads history.jsonl; an empty History where there is none. Skips lines that a full disk or a lost machine cut."""
+    """Reads history.jsonl; returns an empty History if there is none. Skips lines cut by a full disk or a crash."""
     found = History()
     path = models_root / "history.jsonl"
     if not path.exists():
@@ -212,7 +211,7 @@ def read_history(models_root: Path) -> History:
 
 
 def read_losses(models_root: Path) -> NDArray[np.float64]:
-    """(steps, 3): step, loss, learning rate. Rows that are not whole are left out."""
+    """Reads loss.csv, (steps, 3): step, loss, learning rate. Skips incomplete rows."""
     path = models_root / "loss.csv"
     if not path.exists():
         return np.zeros((0, 3))
@@ -228,8 +227,7 @@ def read_losses(models_root: Path) -> NDArray[np.float64]:
 
 
 def thinned(row_N3: NDArray[np.float64], num_points: int = 300) -> NDArray[np.float64]:
-    """(points, 5): step, mean loss, smallest, largest, learning rate of at most so many equal parts of the curve. What
-    is not finite is left out."""
+    """Returns (points, 5): step, mean loss, smallest, largest, learning rate of num_points parts, without NaN."""
     row_N3 = row_N3[np.isfinite(row_N3[:, 1])]
     size = -(-len(row_N3) // num_points)
     parts = [row_N3[start : start + size] for start in range(0, len(row_N3), size or 1)]
@@ -242,8 +240,8 @@ def thinned(row_N3: NDArray[np.float64], num_points: int = 300) -> NDArray[np.fl
 
 
 def draw(models_root: Path) -> None:
-    """Writes loss.png: loss and learning rate, with the evaluations as marks; nothing where there is no step yet."""
-    # The object interface needs no display, and leaves pyplot's global state alone.
+    """Writes loss.png: loss and learning rate, with marks for evaluations; nothing before the first step."""
+    # The object interface needs no display, and does not touch pyplot's global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -269,7 +267,7 @@ def draw(models_root: Path) -> None:
             steps, percent = [step for step, _ in marks], [100 * score for _, score in marks]
             right.plot(steps, percent, "o-", markersize=4, linewidth=0.8, color=f"C{number}", label=label)
         every = [100 * score for marks in scores.values() for _, score in marks]
-        room = max(5.0, 0.2 * (max(every) - min(every)))  # a tenth more or less is no mountain
+        room = max(5.0, 0.2 * (max(every) - min(every)))  # ignores variations of a tenth
         right.set(ylabel="score, %", ylim=(min(every) - room, max(every) + room))
         figure.legend(loc="outside lower center", ncols=4, fontsize="small")  # inside it would cover marks
     for axes in (above, below):

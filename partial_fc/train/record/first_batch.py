@@ -1,4 +1,4 @@
-"""first_batch.png: what the network gets to see, cropped and augmented as it is, with the labels in a file beside."""
+"""first_batch.png: the network's inputs, cropped and augmented, with the labels in a JSON file."""
 
 import json
 
@@ -15,8 +15,8 @@ NUM_TILES, ACROSS = 24, 8
 
 
 def write(job: Job, batch: Batch) -> None:
-    """Writes rank 0's first batch in this process: tiles without words, ACROSS in a row, and first_batch.json with the
-    label, class name and key of each. Nothing of samples that are no pictures."""
+    """Writes rank 0's first batch in this process: tiles, ACROSS in a row, and first_batch.json with the label, class
+    name and key of each. Nothing for samples that are no images."""
     if job.world.rank != 0:
         return
     shown = [job.backbone.to_input.picture(data) for data in batch.input_B[:NUM_TILES]]
@@ -35,9 +35,9 @@ def write(job: Job, batch: Batch) -> None:
 
 
 def tile(picture: torch.Tensor) -> NDArray[np.uint8]:
-    """Makes a tile of (H, W, C)."""
+    """Returns a tile of (H, W, C)."""
     pixels = picture.numpy()
-    if pixels.dtype != np.uint8:  # an engine of its own scale
+    if pixels.dtype != np.uint8:  # an engine with its own scale
         low, high = float(pixels.min()), float(pixels.max())
         pixels = ((pixels - low) * (255 / (high - low or 1.0))).astype(np.uint8)
     return pictures.fit(pixels)

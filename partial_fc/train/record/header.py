@@ -1,4 +1,4 @@
-"""How a run begins: a few lines with what differs from the defaults, and the whole configuration in a file."""
+"""The header of a run: lines with the settings that differ from the defaults, and the configuration in a file."""
 
 import dataclasses
 import shlex
@@ -19,7 +19,7 @@ _WIDE = 96  # with its indent it fits into 100 columns
 
 
 def begin(run: "Run") -> None:
-    """Says who runs what, and what of it is not as by default; rank 0 writes models_root/configuration.json."""
+    """Logs the run's settings that are not the defaults; rank 0 writes models_root/configuration.json."""
     path = run.root / "configuration.json"
     versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
     run.logger.info(f"{run.world} on {run.device}; {versions}")
@@ -34,12 +34,11 @@ def begin(run: "Run") -> None:
 
 
 def differences(config: Any) -> Iterator[str]:
-    """A line (or more, where it is long) for each group of flags: those with another value than the recipe's default,
-    as one types them."""
+    """Yields a line (or more) for each group of flags, with those that differ from the recipe's defaults, as typed."""
     for group, values in changed(config).items():
         words = [_with_value(name, value) for name, value in values.items()]
         if words:
-            # Not in the middle of a flag and its value.
+            # Not between a flag and its value.
             text = textwrap.wrap(
                 " ".join(word.replace(" ", "\0") for word in words), _WIDE, break_long_words=False,
                 break_on_hyphens=False, initial_indent=f"  {group}: ", subsequent_indent="    ",
@@ -48,15 +47,15 @@ def differences(config: Any) -> Iterator[str]:
 
 
 def changed(config: Any) -> dict[str, dict[str, Any]]:
-    """By group of flags: name -> value of those that are not as the recipe has them by default."""
+    """Returns, by group of flags, name -> value of those that differ from the recipe's defaults."""
     found: dict[str, dict[str, Any]] = {}
     for field in dataclasses.fields(config):
         group = getattr(config, field.name)
-        if not dataclasses.is_dataclass(group):  # a flag that is in no group
+        if not dataclasses.is_dataclass(group):  # a flag without a group
             if group != field.default:
                 found.setdefault("recipe", {})[field.name] = group
             continue
-        if field.default is dataclasses.MISSING:  # flags of it must be given
+        if field.default is dataclasses.MISSING:  # has required flags
             default = {inner.name: inner.default for inner in dataclasses.fields(group)}
         else:
             default = flags.flat(field.default)
@@ -65,7 +64,7 @@ def changed(config: Any) -> dict[str, dict[str, Any]]:
 
 
 def write(run: "Run", path: Path) -> None:
-    """The file: what a report, or a person, wants to know of how the run was started last."""
+    """Writes the file for reports and people: how the run was started last."""
     given = {name: value for values in changed(run.config).values() for name, value in values.items()}
     checkpoint.write_json(
         {

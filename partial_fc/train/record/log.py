@@ -1,4 +1,4 @@
-"""What a run says: lines for people on the terminal, and in a file of each rank. (Numbers: record/.)"""
+"""The log of a run: lines for people on the terminal, and in a file of each rank. (Numbers: record/.)"""
 
 import contextlib
 import logging
@@ -14,7 +14,7 @@ _log = logging.getLogger("partial_fc")
 
 
 class Line(str):
-    """A line of the files, of which the terminal gets a shorter one: on_terminal; "": none."""
+    """A line of the files; on_terminal: its shorter form on the terminal; "": none."""
 
     on_terminal: str
 
@@ -26,8 +26,8 @@ class Line(str):
 
 @dataclass(frozen=True)
 class SecondFile:
-    """Another file with the log's lines, below models_root, as another program writes it. {rank} in name and format is
-    the rank's number. on_terminal: lines look so on the terminal as well."""
+    """Another file with the log's lines, below models_root, in another program's format. {rank} in name and format is
+    the rank's number. on_terminal: also formats the terminal's lines so."""
 
     name: str
     format: str
@@ -36,17 +36,16 @@ class SecondFile:
 
 
 def open_files(models_root: Path, world: World, bare: bool = False, hist: SecondFile | None = None) -> logging.Logger:
-    """Every rank logs to models_root/logs/rank-R.log, rank 0 to the terminal too, where lines have nothing before them,
-    and so does one rank of every host whose command was typed there (--nodes, --num-shards): that terminal has no other
-    lines. Warnings of all ranks show. bare: the terminal's lines come from one rank of every host, and warnings look
-    like all others."""
+    """Opens models_root/logs/rank-R.log on every rank. Lines of rank 0 show on the terminal, too, without prefix, as do
+    those of a rank of every host whose command was typed there (--nodes, --num-shards). Warnings of all ranks show.
+    bare: the terminal's lines come from one rank of every host, and warnings look like all others."""
     folder = models_root / "logs"
     folder.mkdir(parents=True, exist_ok=True)
     _log.setLevel(logging.INFO)
     _log.propagate = False
     for old in _log.handlers[:]:
         _log.removeHandler(old)
-        with contextlib.suppress(OSError):  # what a full disk did not take
+        with contextlib.suppress(OSError):  # lines that a full disk refused
             old.close()
     line = f"%(asctime)s rank {world.rank} %(levelname).1s %(message)s"
     formatter = Formatter(line, "%Y-%m-%d %H:%M:%S")
@@ -68,7 +67,7 @@ def open_files(models_root: Path, world: World, bare: bool = False, hist: Second
 
 
 class _ForPeople(Formatter):
-    """Who and how bad only where that matters, and no time: the files have all three."""
+    """A formatter for the terminal: rank and level only if they matter, and no time; the files have all three."""
 
     def __init__(self, rank: int):
         super().__init__()
@@ -80,7 +79,7 @@ class _ForPeople(Formatter):
 
 
 class _AboveBar(logging.Handler):
-    """Prints without tearing a progress bar apart."""
+    """A handler that prints above a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if isinstance(record.msg, Line):
@@ -95,31 +94,30 @@ class _AboveBar(logging.Handler):
 
 @dataclass(frozen=True)
 class Interval:
-    """What the steps since the line before it were like. words: rates, shares of the time, time that is left."""
+    """The steps since the last line. words: rates, shares of the time, time left."""
 
     mean_loss: float
     samples_per_s: float  # of all ranks
     samples_per_s_per_rank: float
     words: str
     seconds_left: float = 0.0
-    loss_scale: float | None = None  # now; none: there is none
-    unit: str = "images"  # what the samples are called
+    loss_scale: float | None = None  # now; None: no loss scale
+    unit: str = "images"  # the noun for samples
 
 
 @dataclass(frozen=True)
 class StepLine:
-    """The line that the log gets every `frequent` steps and after the last, with loss, rate, speed and the time that is
-    left. A recipe may have another."""
+    """The log's line every `frequent` steps and after the last: loss, rate, speed, time left. Recipes may differ."""
 
     frequent: int
     total_steps: int
     num_samples: int  # of an epoch
 
-    # Updates of this process after which there is a line as well: that all is well is to be seen within seconds.
+    # Early updates of this process with a line as well, so that progress shows within seconds.
     early: ClassVar[tuple[int, ...]] = (1, 2, 5, 10)
 
     def due(self, step: int, position: int) -> bool:
-        """Whether there is one after this step, which ended at this position in the data."""
+        """Returns whether a line is due after this step, which ended at this position in the data."""
         return step % self.frequent == 0 or step == self.total_steps
 
     def text(self, step: int, position: int, loss: float, lr: float, since: Interval) -> str:
@@ -128,7 +126,7 @@ class StepLine:
         return Line(text, self.short(step, since))
 
     def short(self, step: int, since: Interval) -> str:
-        """What fits on a terminal: at most 80 columns, each fact once."""
+        """Returns the line for the terminal: at most 80 columns, each fact once."""
         unit = "img" if since.unit == "images" else since.unit
         speed = f"{since.samples_per_s:.{0 if since.samples_per_s >= 10 else 1}f} {unit}/s"
         minutes, seconds = divmod(round(since.seconds_left), 60)

@@ -1,19 +1,20 @@
-"""How the log of recipe face looks: in lines that the parsers of InsightFace's users know.
+"""The log lines of recipe face, in formats that parsers for InsightFace know.
 
-own: in the files arcface_torch's lines, each speed line with more at its end, and one line of ours an evaluation:
+own: the files have arcface_torch's lines, with additions at the end of each speed line, and a line of ours for each
+evaluation:
 
     Speed 2411.31 samples/sec   Loss 12.3456   LearningRate 0.100000   Epoch: 0   Global Step: 100   Required: 2 hours
     [lfw][2000]XNorm: 21.372115
     [lfw][2000]Accuracy-Flip: 0.99517+-0.00369
     [lfw][2000]Accuracy-Highest: 0.99517
 
-training.log, arcface_torch's file, has them with "Training: " and the time before them. "Fp16 Grad Scale" stands there
-where there is one; the loss is the mean since the line before. The terminal has shorter lines of ours. (Formats:
+training.log, arcface_torch's file, has them with "Training: " and the time before them. "Fp16 Grad Scale" is there if
+there is a loss scale; the loss is the mean since the line before. The terminal has shorter lines of ours. (Formats:
 init_logging in utils/utils_logging.py, CallBackLogging and CallBackVerification in utils/utils_callbacks.py, of
 recognition/arcface_torch.)
 
-insightface-mxnet: to the letter the log of its MXNet trainer (set_logger in recognition/partial_fc/mxnet/
-train_memory.py, CallBackLogging and CallBackVertification in callbacks.py):
+insightface-mxnet: exactly the log of its MXNet trainer (set_logger in recognition/partial_fc/mxnet/train_memory.py,
+CallBackLogging and CallBackVertification in callbacks.py):
 
     rank-id:0:2026-11-22 21:40:05,123-Iter:20 Rank:391.20 it/sec Total:782.41 it/sec [0][loss]:43.12
 
@@ -30,12 +31,12 @@ from partial_fc.train.record.log import Interval, Line, SecondFile, StepLine
 
 
 class SpeedLine(StepLine):
-    """arcface_torch's, and behind it what it does not say."""
+    """arcface_torch's line, followed by additions."""
 
     def text(self, step: int, position: int, loss: float, lr: float, since: Interval) -> str:
         scale = "" if since.loss_scale is None else f"Fp16 Grad Scale: {since.loss_scale:2.0f}   "
         epoch = position / self.num_samples
-        more = since.words.partition(", ")[2]  # the speed of all ranks has been said
+        more = since.words.partition(", ")[2]  # after the speed of all ranks
         text = (
             f"Speed {since.samples_per_s:.2f} samples/sec   Loss {since.mean_loss:.4f}   LearningRate {lr:.6f}   "
             f"Epoch: {int(epoch)}   Global Step: {step}   {scale}Required: {since.seconds_left / 3600:.0f} hours | "
@@ -45,7 +46,7 @@ class SpeedLine(StepLine):
 
 
 class IterLine(StepLine):
-    """That of the MXNet trainer, which ends with a space; none after the last step, unless it is due."""
+    """The line of the MXNet trainer, which ends with a space; none after the last step, unless it is due."""
 
     early: ClassVar[tuple[int, ...]] = ()
 
@@ -60,7 +61,7 @@ class IterLine(StepLine):
 
 
 class FlipVerifications(Verifications):
-    """Verification with their three lines a set."""
+    """Verification with arcface_torch's three lines a set."""
 
     def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
         found = []
@@ -75,13 +76,13 @@ class FlipVerifications(Verifications):
 
 
 class SummedUp(FlipVerifications):
-    """Their lines, and one for people with all sets; the terminal has a short one a set."""
+    """arcface_torch's lines, and a summary of all sets; the terminal has a short line a set."""
 
     def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
         parts, short = [], []
         for name in (one.name for one in self.sets):
             at_far = values[f"{name}/tar@far=1e-3"]
-            tar = "" if math.isnan(at_far) else f", TAR at FAR 1e-3 {100 * at_far:.2f} %"  # NaN: too few pairs for it
+            tar = "" if math.isnan(at_far) else f", TAR at FAR 1e-3 {100 * at_far:.2f} %"  # NaN: too few pairs
             accuracy, highest = f"{100 * values[f'{name}/accuracy']:.2f} %", f"best {100 * best[name]:.2f} %"
             parts.append(f"{name} {accuracy} ({highest}{tar})")
             short.append(f"step {step} · {name} {accuracy} · {highest}")
@@ -92,7 +93,7 @@ class SummedUp(FlipVerifications):
 
 @dataclass(frozen=True)
 class LogStyle:
-    """What a value of --log-style stands for."""
+    """The meaning of a value of --log-style."""
 
     hist: SecondFile
     line: type[StepLine]

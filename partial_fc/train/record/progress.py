@@ -1,4 +1,4 @@
-"""How far a run is: its bar, its lines with rates and the time that is left, its numbers on all boards."""
+"""The progress of a run: its bar, its lines with rates and time left, its numbers on dashboards."""
 
 import logging
 import time
@@ -18,7 +18,7 @@ _log = logging.getLogger("partial_fc")
 
 
 class Progress:
-    """The lines of a run, with rates since the line before; a bar and the boards on rank 0."""
+    """The progress of a run, with rates since the last line; a bar and dashboards on rank 0."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Progress:
         wandb: Wandb | None = None,
         unit: str = "images",
     ):
-        """step, position: where the run begins. unit: what the samples are called."""
+        """step, position: the start of the run in this process. unit: the noun for samples."""
         self._world = world
         self._line = line
         self._unit = unit
@@ -39,32 +39,32 @@ class Progress:
         self._wandb = wandb
         self._first_step = step
         self._history.add(step, event="start", world_size=world.size, total_steps=line.total_steps)
-        watched = world.rank == 0 and terminal.is_watched()  # else its lines do
+        watched = world.rank == 0 and terminal.is_watched()  # else by its lines
         self._bar = terminal.bar(total=line.total_steps, desc="train", initial=step, unit="step", shown=watched)
-        self._warm = False  # the first intervals hold the warming up of caches and threads
+        self._warm = False  # the first intervals include warm-up of caches and threads
         self._num_samples = 0
         self._seconds = 0.0
         self._restart(step, position)
 
     @property
     def samples_per_s(self) -> float:
-        """The rate of all ranks, over all reported intervals but those of the first steps."""
+        """Returns the rate of all ranks, over all reported intervals except for the first steps."""
         return self._num_samples / self._seconds if self._seconds else 0.0
 
     def advance(self, loss: float) -> None:
-        """Moves the bar: one step is done."""
+        """Moves the bar by a step."""
         self._bar.update()
         self._loss_sum += loss
 
     def rewind(self, step: int, position: int) -> None:
-        """Goes back: this step is the last one that is done."""
+        """Goes back to this step as the last one done."""
         self._bar.n = step
         self._bar.refresh()
         self._history.add(step, event="back")
         self._restart(step, position)
 
     def due(self, step: int, position: int) -> bool:
-        """Tells whether there is a line after this step, which ended at this position in the data."""
+        """Returns whether a line is due after this step, which ended at this position in the data."""
         return self._line.due(step, position) or step - self._first_step in self._line.early
 
     def report(
@@ -110,15 +110,15 @@ class Progress:
         self._board.histograms(step, values)
 
     def evaluated(self, step: int, scores: Mapping[str, float]) -> None:
-        """The score of each evaluated set."""
+        """Writes the score of each evaluated set."""
         self._history.add(step, event="evaluation", scores=dict(scores))
 
     def end(self, step: int, stopped: bool) -> None:
-        """The last checkpoint is written. stopped: before the last step, as asked."""
+        """Ends after the last checkpoint. stopped: before the last step, as asked."""
         self._history.add(step, event="stopped" if stopped else "end")
 
     def pause(self, seconds: float) -> None:
-        """Time that went into evaluation or a checkpoint: no part of the training speed."""
+        """Excludes time of an evaluation or a checkpoint from the training speed."""
         self._paused += seconds
 
     def close(self) -> None:

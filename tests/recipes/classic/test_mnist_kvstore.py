@@ -68,15 +68,16 @@ def assert_close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], 
 def test_equals_module_by_hand(mx, digits, tmp_path, capfd):
     """Two epochs of a Module whose updates are written out: sums over the batch over its size, decay of weights alone,
     momentum that carries the rate, a rate that falls after an epoch."""
-    from partial_fc.mxnet import digits, module_fit
+    from partial_fc.mxnet import digits as of_mxnet
+    from partial_fc.mxnet import module_fit
 
     found = train(digits, tmp_path / "m", "--network mlp --batch-size 32 --num-epochs 2 --lr-step-epochs 1 --loss ce")
     printed = capfd.readouterr().err
     images = read_set(digits, "train")
-    symbol = digits.network("mlp", 10)
+    symbol = of_mxnet.network("mlp", 10)
     module = mx.mod.Module(symbol)
     module.bind([("data", (32, 1, 28, 28))], [("softmax_label", (32,))])
-    start = digits.DigitBatches(images, lambda _: digits.in_order(NUM_TRAIN, 32))
+    start = of_mxnet.DigitBatches(images, lambda _: of_mxnet.in_order(NUM_TRAIN, 32))
     drawn = module_fit.first_weights(symbol, start, module_fit.initializer("default"), 0)
     for weight in (drawn["fc1_weight"], drawn["fc2_weight"], drawn["fc3_weight"]):
         assert weight.asnumpy().std() == pytest.approx((2 / weight.shape[1]) ** 0.5, rel=0.1)
@@ -84,7 +85,7 @@ def test_equals_module_by_hand(mx, digits, tmp_path, capfd):
     momentum = {name: np.zeros_like(array) for name, array in held.items()}
     seen = []
     for epoch, lr in enumerate((0.05, 0.005)):
-        order_TB = digits.shuffled(NUM_TRAIN, 5, 32, 0, 1, 0, epoch)
+        order_TB = of_mxnet.shuffled(NUM_TRAIN, 5, 32, 0, 1, 0, epoch)
         seen.append(order_TB.flatten()[:NUM_TRAIN])
         for index_B in order_TB:
             module.set_params({name: mx.nd.array(array) for name, array in held.items()}, {}, force_init=True)
@@ -112,7 +113,6 @@ def test_equals_module_by_hand(mx, digits, tmp_path, capfd):
 
 @pytest.mark.mxnet
 def test_names_and_sizes_are_those_of_mxnets_networks(mx):
-    from partial_fc.mxnet import digits
 
     counts = {}
     for network in ("lenet", "mlp"):

@@ -248,9 +248,9 @@ def test_too_little_memory_is_an_error_at_the_start_and_later_goes_without(monke
         one_step(head, world)
         first, later = (Commits(memory, world, EVERY) for _ in range(2))
         with pytest.raises(ValueError, match="--commit-every 0 goes without") if size > 1 else nullcontext():
-            first.begin(1, head, lambda _: snapshot_of(head, world), 0)
+            first.begin(1, head, lambda _: snapshot_of(head, world), lambda: 0)
         memory.generation, memory.commits = 2, [Commit(0, 1, snapshot_of(head, world), {})]
-        later.begin(1, head, lambda _: snapshot_of(head, world), 0)
+        later.begin(1, head, lambda _: snapshot_of(head, world), lambda: 0)
         for step in range(EVERY):
             later.start_step()
             later.end_step(step)

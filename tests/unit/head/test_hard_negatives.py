@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from partial_fc.head import hard_negatives, reference
-from partial_fc.head.hard_negatives import HardNegatives
+from partial_fc.head import reference
+from partial_fc.head.selection import hard_negatives
+from partial_fc.head.selection.hard_negatives import HardNegatives
 from partial_fc.head.shard import Shard
 
 C, D = 3000, 16

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from partial_fc.head import CosFace, HardNegatives, PartialFC
-from partial_fc.head.active_rows import insert
-from partial_fc.head.quota import within_quota
-from partial_fc.head.sampling import BLOCK, Sampling
+from partial_fc.head.selection.active_rows import insert
+from partial_fc.head.selection.quota import within_quota
+from partial_fc.head.selection.sampling import BLOCK, Sampling
 from partial_fc.head.shard import Shard
 
 D = 8

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from partial_fc.head.sampling import BLOCK, Sampling
+from partial_fc.head.selection.sampling import BLOCK, Sampling
 from partial_fc.head.shard import Shard
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from partial_fc.head import CosFace, PartialFC
-from partial_fc.head.sampling import BLOCK
+from partial_fc.head.selection.sampling import BLOCK
 from tests.unit.operations import Operations
 from tests.unit.thread_world import in_world
 
@@ -21,7 +21,7 @@ def batches(num: int, num_classes: int = CLASSES):
 @pytest.mark.parametrize(("rate", "most"), [(1.0, 35), (0.1, 219)])
 def test_operations_and_waits_of_a_step(rate, most):
     """Beside the kernel, on a CPU, where it costs nothing to look at a number. (On a GPU: tests/gpu/test_step.py.)"""
-    head = PartialFC(CLASSES, D, CosFace(), rate, impl="cpu", precision="fp32")
+    head = PartialFC(CLASSES, D, CosFace(), rate, impl="cpu", precision="fp32", ignore_index=None)
     operations = Operations()
     operations.leave_out((head.kernel, "sums"), (head.kernel, "update"))  # which updates the rows, too
     for number, (feat, label) in enumerate(batches(20 + 32)):

@@ -1,4 +1,4 @@
-"""The program of docs/library.md, as it stands there: the head inside DistributedDataParallel, with two processes."""
+"""The programs of docs/library.md, as they stand there: the head inside DistributedDataParallel and FSDP2."""
 
 import os
 import re
@@ -17,19 +17,18 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 STEPS = 6
+ONE, DDP, FSDP = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
 
 
 def run(folder: Path, num_steps: int) -> list[float]:
-    (page,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
-    assert len(page.splitlines()) <= 45
-    (folder / "train.py").write_text(page)
-    printed = ranks(2, program, folder, num_steps)  # also what goes to stderr
+    (folder / "train.py").write_text(DDP)
+    printed = ranks(2, program, folder, str(num_steps))  # also what goes to stderr
     return [float(loss) for loss in re.findall(r"^\d+ (\S+)$", printed, re.MULTILINE)]
 
 
-def program(folder: Path, num_steps: int) -> None:
+def program(folder: Path, *words: str) -> None:
     os.chdir(folder)
-    sys.argv = ["train.py", str(num_steps)]
+    sys.argv = ["train.py", *words]
     runpy.run_path("train.py", run_name="__main__")
 
 
@@ -54,6 +53,25 @@ def dense_losses() -> list[float]:
     return losses
 
 
+def test_the_shortest_program_has_sixteen_lines_and_runs():
+    assert len(ONE.splitlines()) <= 16
+    found: dict[str, torch.Tensor] = {}
+    exec(ONE, found)
+    assert found["nearest"].shape == (64, 5)
+
+
 def test_the_page_trains_as_one_process_would_also_after_a_restart(tmp_path):
     losses = run(tmp_path, STEPS // 2) + run(tmp_path, STEPS)
     assert losses == pytest.approx(dense_losses(), rel=1e-5)
+
+
+def test_a_sharded_checkpoint_resumes_on_another_number_of_ranks(tmp_path):
+    (tmp_path / "train.py").write_text(FSDP)
+
+    def losses(folder: str, size: int, num_steps: int) -> list[float]:
+        printed = ranks(size, program, tmp_path, folder, str(num_steps))
+        return [float(loss) for loss in re.findall(r"^\d+ (\S+)$", printed, re.MULTILINE)]
+
+    found = losses("several", 2, 5) + losses("several", 3, 8)
+    assert len(found) == 8
+    assert found == pytest.approx(losses("one", 1, 5) + losses("one", 1, 8), rel=1e-12)

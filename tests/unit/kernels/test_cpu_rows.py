@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from partial_fc.head.active_rows import ActiveRows
 from partial_fc.head.kernels import Sums
 from partial_fc.head.kernels.cpu import CpuKernel, load
 from partial_fc.head.kernels.cpu_rows import CpuRowMath
 from partial_fc.head.kernels.native.job import Job, check_layout
+from partial_fc.head.selection.active_rows import ActiveRows
 from partial_fc.head.shard import Shard
 from partial_fc.head.softmax import RowMath
 

@@ -14,14 +14,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from partial_fc.head.active_rows import ActiveRows
 from partial_fc.head.kernels import LogitGrad, Logits, Sums, triton_choice, triton_kernels, triton_rows, triton_update
 from partial_fc.head.kernels.triton import TritonKernel
 from partial_fc.head.kernels.triton_choice import DeviceChoice
 from partial_fc.head.kernels.triton_pass import tiles_for
 from partial_fc.head.margin import ArcFace, Negatives
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD, RowTable, Storage
-from partial_fc.head.sampling import Sampling
+from partial_fc.head.selection.active_rows import ActiveRows
+from partial_fc.head.selection.sampling import Sampling
 from partial_fc.head.shard import Shard
 
 pytestmark = pytest.mark.slow

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from partial_fc.head.hard_negatives import HardNegatives
-from partial_fc.head.quota import within_quota
 from partial_fc.head.rows import RowTable
-from partial_fc.head.sampling import Sampling
+from partial_fc.head.selection.hard_negatives import HardNegatives
+from partial_fc.head.selection.quota import within_quota
+from partial_fc.head.selection.sampling import Sampling
 from partial_fc.head.shard import Shard
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from partial_fc.counter_rng import derive_key, hash32
-from partial_fc.head.sampling import BLOCK, Sampling
+from partial_fc.head.selection.sampling import BLOCK, Sampling
 from partial_fc.head.shard import Shard
 
 

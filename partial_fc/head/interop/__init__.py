@@ -1,0 +1,1 @@
+"""The head behind the interfaces of PyTorch: module, optimizer, distributed checkpoints."""

@@ -1,0 +1,60 @@
+"""What a caller may hand to a head, brought into the form that it computes with: rows of features, a label each."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partial_fc.comm import World, from_process_group
+from partial_fc.head.batches import class_numbers
+from partial_fc.head.gather import FEATURE_DTYPES
+from partial_fc.head.margin import ArcFace, CosFace, Margin, Softmax
+
+
+def margin_of(margin: Margin | str) -> Margin:
+    """The margin, also by name, with its defaults. Raises ValueError for another name."""
+    if isinstance(margin, Margin):
+        return margin
+    named = {"arcface": ArcFace, "cosface": CosFace, "softmax": Softmax}
+    if margin not in named:
+        names = ", ".join(named)
+        raise ValueError(f"margin is {margin!r}; expected a Margin, as CosFace(scale=64.0), or one of {names}")
+    return named[margin]()
+
+
+def world_of(world: Any) -> World | None:
+    """The world, also of a process group of torch.distributed. Raises TypeError for anything else."""
+    if world is None or isinstance(world, World):
+        return world
+    if torch.distributed.is_available() and isinstance(world, torch.distributed.ProcessGroup):
+        return from_process_group(world)
+    raise TypeError(f"world is {type(world).__name__}; expected comm.init(), a ProcessGroup, or None for one process")
+
+
+def device_of(device: torch.device | str) -> torch.device:
+    """The device. Raises ValueError for a GPU where torch finds none."""
+    found = torch.device(device)
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {device}; torch finds no GPU here (see `nvidia-smi`, and torch's CUDA build)")
+    return found
+
+
+def rows_of(
+    feat: Tensor, label: Tensor, embedding_size: int, ignore_index: int | None, world: World
+) -> tuple[Tensor, Tensor]:
+    """(feat_BD, label_B) of features (..., D) and labels (...), without the rows whose label is ignore_index. Raises
+    TypeError for what is no tensor, ValueError for other shapes and dtypes."""
+    if not isinstance(label, Tensor) or not isinstance(feat, Tensor):
+        wrong = label if isinstance(feat, Tensor) else feat
+        raise TypeError(f"{world}: got {type(wrong).__name__}; expected tensors: features, and torch.tensor(labels)")
+    if feat.dim() < 2 or feat.shape[-1] != embedding_size or label.shape != feat.shape[:-1]:
+        raise ValueError(
+            f"{world}: features {tuple(feat.shape)} with labels {tuple(label.shape)}; expected "
+            f"(..., {embedding_size}) and (...), as (B, {embedding_size}) and (B,)"
+        )
+    if feat.dtype not in FEATURE_DTYPES:
+        raise ValueError(f"{world}: features are {feat.dtype}; expected one of {FEATURE_DTYPES}")
+    feat_BD, label_B = feat.flatten(0, -2), class_numbers(label).flatten()
+    if ignore_index is not None and bool((ignored_B := label_B == ignore_index).any()):
+        feat_BD, label_B = feat_BD[~ignored_B], label_B[~ignored_B]
+    return feat_BD, label_B

@@ -1,0 +1,228 @@
+"""The head as a citizen of PyTorch: an nn.Module whose state_dict has this rank's rows under their class range.
+
+    classes_0_501.centres, classes_0_501.momentum, ...   one entry for each local class
+    _extra_state                                         what is equal on all ranks, plain values
+
+The range is part of the names, so a state of another rank or of another number of ranks has other names and is refused;
+it never fits by chance. Tables are no parameters: no optimizer, DistributedDataParallel, FSDP or weight decay finds
+them in `parameters()`.
+"""
+
+import copy
+import re
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from partial_fc.comm import World
+from partial_fc.head.shard import Shard
+
+if TYPE_CHECKING:
+    from partial_fc.head.class_rows import ClassRows
+    from partial_fc.head.pending import Pending
+    from partial_fc.head.rows import RowTable
+    from partial_fc.head.selection.hard_negatives import HardNegatives
+
+_EXTRA = "_extra_state"
+_RANGE = re.compile(r"classes_(\d+)_(\d+)\.")
+
+
+class HeadModule(nn.Module):
+    """What makes PartialFC an nn.Module: state, copies, devices."""
+
+    world: World
+    shard: Shard
+    store: "RowTable"
+    pending: "Pending"
+    hard_negatives: "HardNegatives | None"
+    num_classes: int
+    embedding_size: int
+    sub_centres: int
+
+    def __init__(self, made_with: dict[str, Any]):
+        """made_with: the arguments of the subclass, by name: a copy is made with the same."""
+        super().__init__()
+        self._made_with = made_with
+
+    @property
+    @abstractmethod
+    def rows(self) -> "ClassRows": ...
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def load_facts(self, facts: dict[str, Any]) -> None: ...
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Drops pending gradients."""
+
+    # ---- state
+
+    def own_state(self) -> dict[str, Tensor]:
+        """This rank's rows and lists of hard negatives by name, without the class range. Not copies."""
+        lists = {} if self.hard_negatives is None else self.hard_negatives.state()
+        return self.rows.tables() | {f"hard_negatives.{name}": t for name, t in lists.items()}
+
+    @property
+    def range_prefix(self) -> str:
+        return f"classes_{self.shard.start}_{self.shard.stop}."
+
+    def common_state(self) -> dict[str, Any]:
+        """What is equal on all ranks, as plain values."""
+        identity = {name: getattr(self, name) for name in ("num_classes", "embedding_size", "sub_centres")}
+        return identity | {"facts": self.facts()}
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        destination[prefix + _EXTRA] = self.common_state()
+        for name, t in self.own_state().items():
+            destination[prefix + self.range_prefix + name] = t
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Takes over a state of this range of classes. Anything else is an error of `load_state_dict` that names both
+        ranges, whatever `strict` is; a state without a head counts as missing."""
+        found = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
+        if "rows" in found and "facts" in found:  # saved before 2026-11-24
+            found = _of_older_state(found)
+        common = found.pop(_EXTRA, None)
+        own = {
+            name.removeprefix(self.range_prefix): t for name, t in found.items() if name.startswith(self.range_prefix)
+        }
+        if common is None and not found:
+            missing_keys += [prefix + self.range_prefix + name for name in self.own_state()]
+        elif problem := self._misfit(common, found, own):
+            error_msgs.append(f"{self.world}: {problem}")
+        else:
+            self.load_own(common["facts"], own)
+
+    def load_own(self, facts: dict[str, Any], own: dict[str, Tensor]) -> None:
+        """Takes over `facts` and what `own_state` gave."""
+        self.forget()
+        self.load_facts(facts)
+        kind = "hard_negatives."
+        rows = {name: t.reshape(-1, t.shape[-1]) for name, t in own.items() if not name.startswith(kind)}
+        self.store.load_row_state(rows)
+        if self.hard_negatives is not None:
+            self.hard_negatives.load_state({n.removeprefix(kind): t for n, t in own.items() if n.startswith(kind)})
+
+    def _misfit(self, common: Any, found: dict[str, Any], own: dict[str, Tensor]) -> str:
+        """Why a state cannot be this head's; nothing where it can."""
+        if not isinstance(common, dict) or "facts" not in common:
+            return f"the state has no {_EXTRA} of a head: was only a part of it saved?"
+        for name in ("num_classes", "embedding_size", "sub_centres"):
+            if common.get(name) != getattr(self, name):
+                return f"the state has {name} {common.get(name)}, this head {getattr(self, name)}"
+        ranges = sorted({(int(m[1]), int(m[2])) for m in map(_RANGE.match, found) if m})
+        if ranges != [(self.shard.start, self.shard.stop)]:
+            said = ", ".join(f"[{start}, {stop})" for start, stop in ranges) or "none"
+            return (
+                f"the state has classes {said}, this rank [{self.shard.start}, {self.shard.stop}) of "
+                f"{self.num_classes}: each rank saves its own state and loads that; for another number of ranks save "
+                "head.sharded() with torch.distributed.checkpoint"
+            )
+        if own.keys() != (expected := self.own_state()).keys():
+            return f"the state has {sorted(own)}; expected {sorted(expected)} (another optimizer, or hard negatives?)"
+        return ""
+
+    def resize(self, num_classes: int) -> None:
+        """Changes the number of classes: new ones start as in a fresh head, by (seed, class), the last ones go, all
+        others keep rows and optimizer state, bit for bit, on the ranks of the new ranges. A collective, an all-to-all
+        of all rows. Raises ValueError for rows on disk, and for hard negatives, whose lists number the classes."""
+        if self.store.storage.path is not None or self.hard_negatives is not None:
+            raise ValueError(
+                "resize: not with centres on disk or hard negatives; make a new head, and checkpoint tools"
+            )
+        world, kept = self.world, min(num_classes, self.num_classes)
+        old = [Shard.of(self.num_classes, rank, world.size) for rank in range(world.size)]
+        new = [Shard.of(num_classes, rank, world.size) for rank in range(world.size)]
+        start, stop = new[world.rank].start, new[world.rank].stop
+
+        def common(one: Shard, other: Shard) -> tuple[int, int]:
+            """The range of classes that both have and that are kept; empty ranges end where they begin."""
+            first = max(one.start, other.start)
+            return first, max(first, min(one.stop, other.stop, kept))
+
+        moved = {}
+        for name, table in self.rows.tables().items():
+            pieces = [common(self.shard, its) for its in new]
+            sent = torch.cat([table[first - self.shard.start : last - self.shard.start] for first, last in pieces])
+            arriving = [last - first for first, last in (common(its, new[world.rank]) for its in old)]
+            work = world.start_all_to_all(
+                sent, [last - first for first, last in pieces], arriving, name=f"head/resize/{name}"
+            )
+            found = work.wait()
+            moved[name] = torch.cat([found, found.new_zeros(stop - start - len(found), *found.shape[1:])])
+        facts = copy.deepcopy(self.facts())
+        self.store.close()
+        training, on_backward = self.training, self.pending.on_backward
+        type(self).__init__(self, **(self._made_with | {"num_classes": num_classes}))
+        self.train(training)
+        self.pending.on_backward = on_backward
+        self.load_own(facts, moved)
+
+    # ---- copies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "HeadModule":
+        """A head with rows of its own, in the same world. Pending gradients stay behind. Raises ValueError for rows on
+        disk."""
+        if self.store.storage.path is not None:
+            raise ValueError(f"the centres lie in {self.store.storage.path}: two heads cannot share files")
+        twin = type(self)(**self._arguments())
+        twin.load_own(copy.deepcopy(self.facts()), self.own_state())
+        memo[id(self)] = twin
+        return twin.train(self.training)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle. Raises TypeError where other ranks have the rest: a process group cannot be pickled."""
+        if self.world.size > 1:
+            raise TypeError(
+                f"{self.world}: a head that is sharded over several ranks cannot be pickled; save head.state_dict() "
+                "on each rank"
+            )
+        arguments = {name: value for name, value in self._arguments().items() if name != "world"}
+        return _unpickled, (type(self), arguments, self.state_dict(), self.training)
+
+    def _arguments(self) -> dict[str, Any]:
+        """Those to make a twin with."""
+        return self._made_with | {"hard_negatives": copy.deepcopy(self.hard_negatives)}
+
+    # ---- devices
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "HeadModule":
+        """`to(device)`, `cuda()`: raises ValueError where the head would have to move: its device is given when it is
+        made. Changes of dtype leave the head as it is: it chooses the precision of its own products and sums."""
+        moved = fn(torch.empty(0, device=self.store.device))
+        if moved.device.type != self.store.device.type:
+            raise ValueError(
+                f"{self.world}: the head is on {self.store.device} and cannot move to {moved.device}: make it with "
+                f"device={str(moved.device)!r}, or move the model before the head becomes part of it"
+            )
+        return self
+
+
+def _unpickled(kind: type, arguments: dict[str, Any], state: dict[str, Any], training: bool) -> HeadModule:
+    head = kind(**arguments)
+    head.load_state_dict(state)
+    return head.train(training)
+
+
+def _of_older_state(state: dict[str, Any]) -> dict[str, Any]:
+    """The state as it is now, of one that nested rows, facts and lists of hard negatives."""
+    start, stop = state["classes"]
+    lists = {f"hard_negatives.{name}": t for name, t in state["hard_negatives"].items()}
+    own = {f"classes_{start}_{stop}.{name}": t for name, t in (state["rows"] | lists).items()}
+    identity = {name: state[name] for name in ("num_classes", "embedding_size", "sub_centres", "facts")}
+    return own | {_EXTRA: identity}

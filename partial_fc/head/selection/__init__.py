@@ -1,0 +1,1 @@
+"""Which rows take part in a step: sampling, quotas, hard negatives."""

@@ -1,0 +1,226 @@
+"""The head in other people's modules, loops and checkpoints."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import checkpoint as dcp
+
+from partial_fc.head import CosFace, HardNegatives, PartialFC, RowSGD
+from tests.unit.thread_world import in_world
+
+C, D = 41, 8
+
+
+class Model(nn.Module):
+    """What everybody writes."""
+
+    def __init__(self, **options):
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = nn.Linear(5, D)
+        self.head = PartialFC(C, D, CosFace(scale=8.0), **options)
+
+    def forward(self, x, label):
+        return self.head(self.net(x), label)
+
+
+def batch(step: int, num_rows: int = 6):
+    random = torch.Generator().manual_seed(step)
+    return torch.randn(num_rows, 5, generator=random), torch.randint(0, C, (num_rows,), generator=random)
+
+
+def train(model: Model, steps: range) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in steps:
+        optimizer.zero_grad()
+        loss = model(*batch(step))
+        loss.backward()
+        optimizer.step()
+        model.head.step(0.1)
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("options", [{}, {"sample_rate": 0.3}, {"sub_centres": 2}])
+def test_a_model_saved_the_naive_way_goes_on_where_it_stopped(tmp_path, options):
+    model, other = Model(**options), Model(**options)  # (the seed decides which classes are sampled)
+    train(model, range(5))
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    assert "head.classes_0_41.centres" in model.state_dict()
+    other.load_state_dict(torch.load(tmp_path / "model.pt"))
+    assert train(other, range(5, 9)) == train(model, range(5, 9))
+
+
+def test_centres_are_no_parameters_and_a_state_without_them_is_missing_them():
+    model = Model()
+    assert [name for name, _ in model.named_parameters()] == ["net.weight", "net.bias"]
+    assert not list(model.buffers())
+    with pytest.raises(RuntimeError, match=r"Missing key.*head\.classes_0_41\.centres"):
+        model.load_state_dict({"net.weight": model.net.weight, "net.bias": model.net.bias})
+
+
+def test_the_state_of_rank_0_alone_is_refused_by_range():
+    (state, _) = in_world(2, lambda world: Model(world=world).state_dict())
+
+    def load(world):
+        with pytest.raises(RuntimeError, match=r"classes \[0, 21\), this rank \[21, 41\)"):
+            Model(world=world).load_state_dict(state, strict=False)
+
+    in_world(2, lambda world: load(world) if world.rank else None)
+    with pytest.raises(RuntimeError, match=r"classes \[0, 21\), this rank \[0, 41\)"):
+        Model().load_state_dict(state)
+
+
+def test_copies_are_heads_of_their_own():
+    model = Model(sample_rate=0.3, hard_negatives=HardNegatives(C, k=2))
+    train(model, range(4))
+    twins = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    expected = train(model, range(4, 8))
+    for twin in twins:
+        assert train(twin, range(4, 8)) == expected
+    assert not copy.deepcopy(model.eval()).head.training
+
+
+def test_a_sharded_head_cannot_be_pickled():
+    def on_rank(world):
+        with pytest.raises(TypeError, match="state_dict"):
+            pickle.dumps(Model(world=world))
+
+    in_world(2, on_rank)
+
+
+def test_moves_and_modes():
+    model = Model()
+    x, label = batch(0)
+    trained = model(x, label)
+    assert model.eval()(x, label).requires_grad is False
+    assert not model.head.pending
+    assert model.to("cpu").half().head.centres.dtype == torch.float32
+    assert trained.requires_grad
+    with pytest.raises(ValueError, match="device='meta'"):
+        model.to("meta")
+
+
+def test_torch_distributed_checkpoint_loads_on_any_number_of_ranks(tmp_path):
+    """One process saves and loads here; tests/parallel has several. The names of classes 0 to 40 are the same."""
+    head, other = (PartialFC(C, D, CosFace(scale=8.0), seed=seed, optimizer=RowSGD(0.9, 0.0)) for seed in (1, 2))
+    for each, steps in ((head, 3), (other, 1)):
+        for step in range(steps):
+            feat = torch.randn(4, D, generator=torch.Generator().manual_seed(step)).requires_grad_()
+            each(feat, torch.arange(4)).backward()
+            each.step(0.1)
+    dcp.save({"head": head.sharded()}, checkpoint_id=tmp_path / "step")
+    dcp.load({"head": other.sharded()}, checkpoint_id=tmp_path / "step")
+    assert other.num_steps == 3
+    for name, t in head.rows.tables().items():
+        assert torch.equal(other.rows.tables()[name], t), name
+    with pytest.raises(BaseException, match="Size mismatch"):
+        dcp.load({"head": PartialFC(C + 1, D, CosFace()).sharded()}, checkpoint_id=tmp_path / "step")
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("num_classes", [3, 40, 42, 97])
+def test_resized_rows_are_those_of_before_and_new_ones_those_of_a_fresh_head(world_size, num_classes):
+    def on_rank(world):
+        head = PartialFC(C, D, CosFace(scale=8.0), sample_rate=0.5, world=world, sub_centres=2)
+        feat = torch.randn(6, D, generator=torch.Generator().manual_seed(world.rank)).requires_grad_()
+        head(feat, torch.arange(6) * 6).backward()
+        head.step(0.1)
+        before = {name: world.all_gather(t, name="x") for name, t in head.rows.tables().items()}
+        head.resize(num_classes)
+        after = {name: world.all_gather(t, name="x") for name, t in head.rows.tables().items()}
+        centres = world.all_gather(head.centres, name="x")
+        loss = head(feat, torch.arange(6) % num_classes)
+        loss.backward()
+        head.step(0.1)
+        return before, after, centres, head.num_steps, len(head.shard)
+
+    before, after, centres, num_steps, _ = in_world(world_size, on_rank)[0]
+    kept = min(C, num_classes)
+    for name, t in after.items():
+        assert len(t) == num_classes
+        assert torch.equal(t[:kept], before[name][:kept]), name
+    fresh = PartialFC(num_classes, D, CosFace(), sub_centres=2).centres
+    assert torch.equal(centres[kept:], fresh[kept:])
+    assert num_steps == 2
+
+
+# ---- learning through torch's interfaces
+
+
+def test_the_optimizer_does_what_step_does_and_schedulers_move_its_rate():
+    one, other = Model(), Model()
+    optimizer = other.head.as_optimizer(lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    for step in range(5):
+        rate = optimizer.param_groups[0]["lr"]
+        losses = []
+        for model in (one, other):
+            loss = model(*batch(step))
+            loss.backward()
+            losses.append(loss.item())
+        assert losses[0] == losses[1]
+        one.head.step(rate)
+        optimizer.step()
+        scheduler.step()
+    assert rate == 0.025
+    assert torch.equal(one.head.centres, other.head.centres)
+
+
+def test_a_grad_scaler_unscales_the_centres_gradient_and_leaves_out_what_is_not_finite():
+    one, other = Model(dtype=torch.float64).double(), Model(dtype=torch.float64).double()
+    optimizer = other.head.as_optimizer(lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    x, label = batch(0)
+    one(x.double(), label).backward()
+    one.head.step(0.1)
+    scaler.scale(other(x.double(), label)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    torch.testing.assert_close(one.head.centres, other.head.centres, rtol=1e-9, atol=0)
+    before = other.head.centres.clone()
+    (other(x.double(), label) * torch.inf).backward()
+    optimizer.step()
+    assert torch.equal(other.head.centres, before)
+    assert not other.head.pending
+
+
+def test_a_forgotten_step_warns_once():
+    model = Model(sample_rate=0.3)
+    model(*batch(0)).backward()
+    with pytest.warns(UserWarning, match=r"head\.step\(\).*prepare"):
+        model(*batch(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(*batch(2))
+
+
+def test_ignored_rows_count_for_nothing():
+    one, other = Model(), Model()
+    x, label = batch(0)
+    mixed = torch.stack([label, torch.full_like(label, -100)], dim=1)  # (6, 2): each second one is padding
+    loss = one(x, label)
+    assert other(torch.stack([x, x + 1], dim=1), mixed).item() == loss.item()
+    with pytest.raises(ValueError, match="-100"):
+        Model(ignore_index=None)(x, mixed[:, 1])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: PartialFC(C, D, "arc"), "margin is 'arc'.*arcface"),
+        (lambda: PartialFC(C, D, "cosface", world="nccl"), "world is str.*ProcessGroup"),
+        (lambda: PartialFC(C, D, "cosface")(torch.zeros(2, D), [1, 2]), "got list.*torch.tensor"),
+        (lambda: PartialFC(C, D, "cosface", device="cuda"), "device is cuda.*no GPU"),
+    ],
+)
+def test_what_people_try_first_is_answered(make, words):
+    if torch.cuda.is_available() and "cuda" in words:
+        pytest.skip("there is a GPU")
+    with pytest.raises((ValueError, TypeError), match=words):
+        make()
