@@ -1,10 +1,10 @@
-"""Pseudo-random functions of a key and a counter: nothing is drawn in sequence, nothing is kept.
+"""Pseudo-random functions of a key and a counter, without sequence or state.
 
-Whatever must not depend on the number of ranks, on the order of calls or on a restart (the order of the
-samples, the negative classes of a step, the first value of a class centre) is a function from here.
+Everything independent of the number of ranks, the order of calls and restarts (sample order, a step's negative classes,
+a class centre's first value) uses these functions.
 
-All arithmetic is on integer tensors that hold 32-bit values, so a CPU and a GPU give the same integers.
-The mixing constants are those of Chris Wellons' `lowbias32` (public domain, https://nullprogram.com/blog/2018/07/31/).
+All arithmetic is on integer tensors that hold 32-bit values, so a CPU and a GPU give the same integers. The mixing
+constants are those of Chris Wellons' `lowbias32` (public domain, https://nullprogram.com/blog/2018/07/31/).
 """
 
 import math
@@ -29,7 +29,7 @@ def hash32(x: Bits) -> Bits:
 
 
 def derive_key(*parts: int) -> int:
-    """Integers of any size -> one 32-bit key; the order of the parts matters."""
+    """Hashes integers of any size to one 32-bit key; the order of the parts matters."""
     key = 0x9E3779B9
     for part in parts:
         while True:
@@ -41,12 +41,12 @@ def derive_key(*parts: int) -> int:
 
 
 def permute(position: Tensor, size: int, key: int | Tensor) -> Tensor:
-    """Where a keyed permutation of [0, size) sends each position.
+    """Maps each position by a keyed permutation of [0, size).
 
-    position: int64, 0 <= position < size. key broadcasts against it: (N, 1) keys and (N, Q) positions look into N
-    permutations at once. Costs O(number of positions); the permutation itself is never formed. A Feistel network
-    over the next even power of two, walked until the value is inside (Black and Rogaway, 2002, "Ciphers with
-    arbitrary finite domains").
+    position: int64, 0 <= position < size. key broadcasts against it: (N, 1) keys and (N, Q) positions evaluate N
+    permutations at once. Costs O(number of positions); the permutation itself is never formed. A Feistel network over
+    the next even power of two, repeated until the value is inside (Black and Rogaway, 2002, "Ciphers with arbitrary
+    finite domains").
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     keys = torch.as_tensor(key, device=position.device)
@@ -67,7 +67,7 @@ def _feistel(value: Tensor, half_bits: int, round_keys: list[Tensor]) -> Tensor:
 
 
 def normal(row: Tensor, width: int, key: int) -> Tensor:
-    """Standard normal numbers, one vector of `width` for each row number: float32 (len(row), width).
+    """Returns standard normal numbers, a vector per row number: float32 (len(row), width).
 
     row: int64, any values below 2^62; the same number gives the same vector in every process (on the same kind of
     device: logarithm and cosine differ in the last bit between kinds). Box-Muller.
@@ -87,13 +87,13 @@ def normal(row: Tensor, width: int, key: int) -> Tensor:
 
 
 def rounding_key(seed: int, stream: int, step: int) -> int:
-    """The key of the noise that rounds one tensor (stream) in one step."""
+    """Returns the key of the noise that rounds one tensor (stream) in one step."""
     return derive_key(seed, stream, step, *b"rounding")
 
 
 def rounding_noise(row: Tensor, width: int, key: int) -> Tensor:
-    """16 random bits for each number of each row, to round float32 to bfloat16 without bias: int32 (len(row), width),
-    values in [0, 2^16).
+    """Returns 16 random bits per number of each row, for unbiased rounding of float32 to bfloat16: int32 (len(row),
+    width), values in [0, 2^16).
 
     row: int64, any values below 2^62. With 32-bit wrap-around, for the columns 2j and 2j + 1 of a row:
         row_key = hash32(hash32((row & 0xFFFFFFFF) + key) ^ (row >> 32))
@@ -103,13 +103,13 @@ def rounding_noise(row: Tensor, width: int, key: int) -> Tensor:
     pair_P = torch.arange(pairs, dtype=torch.int32, device=row.device)
     noise = torch.empty(len(row), 2 * pairs, dtype=torch.int32, device=row.device)
     for part, key_N1 in _row_keys(row, pairs, key, 0):
-        # Read as 16-bit numbers, a 32-bit one gives its lower half first (on every machine that torch runs on).
+        # A 32-bit number viewed as 16-bit numbers has its lower half first (on every machine that torch runs on).
         noise[part] = _hash32_inplace(key_N1 + pair_P).view(torch.int16)
     return noise.bitwise_and_(0xFFFF)[:, :width]
 
 
 def _row_keys(row: Tensor, columns: int, key: int, salt: int) -> Iterator[tuple[slice, Tensor]]:
-    """(rows of a part, their 32-bit keys as int32 (n, 1)); of a size at which what is made of a part stays in cache."""
+    """Yields (rows of a part, their 32-bit keys as int32 (n, 1)), in parts whose results fit the cache."""
     row_key = hash32(hash32((row & _MASK) + key) ^ (row >> 32) ^ salt).int()[:, None]
     size = max(1, (1 << 16 if row.device.type == "cpu" else 1 << 24) // columns)
     for begin in range(0, len(row), size):
@@ -118,10 +118,10 @@ def _row_keys(row: Tensor, columns: int, key: int, salt: int) -> Iterator[tuple[
 
 
 def _hash32_inplace(x: Tensor) -> Tensor:
-    """`hash32` in place on int32 tensors, which hold the same bits: several times as fast."""
+    """Computes `hash32` in place on int32 tensors with the same bits: several times as fast."""
     shifted = torch.empty_like(x)
     for bits, factor in ((16, 0x7FEB352D), (15, 0x846CA68B - (1 << 32)), (16, 1)):
-        torch.bitwise_right_shift(x, bits, out=shifted)  # repeats the sign, hence the mask
+        torch.bitwise_right_shift(x, bits, out=shifted)  # extends the sign, hence the mask
         x.bitwise_xor_(shifted.bitwise_and_((1 << (32 - bits)) - 1))
         if factor != 1:
             x.mul_(factor)
@@ -129,5 +129,5 @@ def _hash32_inplace(x: Tensor) -> Tensor:
 
 
 def _upper_24_(x: Tensor) -> Tensor:
-    """The upper 24 bits of 32 (int32, overwritten) as whole float32 numbers."""
+    """Returns the upper 24 of 32 bits (int32, overwritten) as float32 integers."""
     return x.bitwise_right_shift_(8).bitwise_and_(0xFFFFFF).float()

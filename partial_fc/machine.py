@@ -1,5 +1,4 @@
-"""What this machine can do, measured in a second (rates of matrix products and of memory), how much memory is free, and
-how much this process took."""
+"""Measurements of this machine: rates of matrix products and memory (in a second), and memory in use."""
 
 import platform
 import re
@@ -21,12 +20,12 @@ class Rates:
 
     gflops: dict[str, float]  # of matrix products, by dtype: "fp32", "bf16"
     gbytes_per_s: float  # of memory: what is read plus what is written
-    gexp_per_s: float  # exponentials of numbers in the cache
-    launch_us: float = 5.0  # that the host takes to hand one small operation to torch; the default is assumed
+    gexp_per_s: float  # of numbers in the cache
+    launch_us: float = 5.0  # host time to launch one small torch operation; the default is assumed
 
 
 class PeakMemory:
-    """The most memory that this process (cuda: its tensors on the GPU) holds from here on, beyond what it holds now."""
+    """The peak memory of this process (cuda: its tensors on the GPU) from here on, beyond the current."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -34,30 +33,30 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(device)
             self._idle = torch.cuda.memory_allocated(device)
         else:
-            _CLEAR_REFS.write_text("5")  # the highest resident size counts anew (man 5 proc)
+            _CLEAR_REFS.write_text("5")  # resets the peak resident size (man 5 proc)
             self._idle = _status_bytes("VmRSS")
             self._idle_file = _status_bytes("RssFile")
 
     def added_bytes(self) -> int:
-        """At the peak, over the start. Pages of mapped files count while they are resident."""
+        """Returns the peak minus the start. Pages of mapped files count while they are resident."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device) - self._idle
         return _status_bytes("VmHWM") - self._idle
 
     def mapped_file_bytes(self) -> int:
-        """Bytes of mapped files, resident now beyond the start: the kernel takes them back where memory is short."""
+        """Returns the resident bytes of mapped files beyond the start, which the kernel can reclaim."""
         return 0 if self._device.type == "cuda" else _status_bytes("RssFile") - self._idle_file
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most memory that this process (cuda: its tensors on the GPU) ever held."""
+    """Returns the peak memory of this process (cuda: of its tensors on the GPU) since its start."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return _status_bytes("VmHWM")
 
 
 def gpu_load(device: torch.device) -> str | None:
-    """What `nvidia-smi` would say of a GPU, in a line; None: the device is none."""
+    """Returns `nvidia-smi`'s load of a GPU, in a line; None for another device."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)
@@ -76,10 +75,10 @@ def _status_bytes(name: str) -> int:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether the device multiplies bfloat16 numbers itself, and torch may use that (ATEN_CPU_CAPABILITY)."""
+    """Tells whether the device has bfloat16 products, and torch may use them (ATEN_CPU_CAPABILITY)."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    if platform.machine() in ("x86_64", "AMD64"):  # oneDNN's own answer also counts those that emulate it
+    if platform.machine() in ("x86_64", "AMD64"):  # oneDNN's own answer includes emulation
         if torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2"):
             return False
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
@@ -87,9 +86,9 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def measure_rates(device: torch.device, batch: int, dim: int) -> Rates:
-    """The best of a few tries: others use the machine, too. The products are the head's, (batch, dim) with (dim, 8192),
-    and one of square matrices, whichever is faster. Where bf16 products do not exist, the head's kernel rounds to bf16
-    and multiplies fp32 numbers."""
+    """Measures rates, the best of a few tries, as the machine is shared. Products: the head's, (batch, dim) with (dim,
+    8192), and square ones, whichever is faster. Without bf16 the head's kernel rounds to bf16 and multiplies in
+    fp32."""
     side = 8192 if device.type == "cuda" else 1024
     shapes = ((batch, dim, 8192), (side, side, side))
     gflops = {"fp32": max(_product_gflops(shape, torch.float32, device) for shape in shapes)}
@@ -110,7 +109,7 @@ def _product_gflops(shape: tuple[int, int, int], dtype: torch.dtype, device: tor
 
 
 def _copy_gbytes_per_s(device: torch.device) -> float:
-    """A copy between two blocks that no cache holds: what is read and what is written."""
+    """Measures a copy between two blocks larger than any cache: bytes read plus written."""
     num_bytes = (4096 if device.type == "cuda" else 128) << 20
     source, target = (torch.ones(num_bytes, dtype=torch.uint8, device=device) for _ in range(2))
     return 2 * num_bytes / 1e9 / _best_seconds(lambda: target.copy_(source), device)

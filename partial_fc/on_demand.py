@@ -1,5 +1,4 @@
-"""Names of a package that are imported when they are asked for: what needs torch takes seconds, and who only asks for
-help, or reads data, starts without it."""
+"""Lazy imports of a package's names: those that need torch take seconds, which help and data readers avoid."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -7,7 +6,7 @@ from typing import Any
 
 
 def on_demand(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Returns the package's `__getattr__` (PEP 562). modules: name -> the module of the package that has it."""
+    """Returns the package's `__getattr__` (PEP 562). modules: name -> its module in the package."""
 
     def find(name: str) -> Any:
         if name not in modules:

@@ -27,8 +27,8 @@ Colour = tuple[int, int, int]
 
 
 class Tile(NamedTuple):
-    """image: drawn as it is; none: a cross, it cannot be used. caption: lines below it, of which the end is shown where
-    one is too long. bar: the colour of a bar at the top."""
+    """An image of a sheet. image: unscaled; None (unusable): a cross. caption: lines below it; long ones show their
+    end. bar: the colour of a bar at the top."""
 
     image: Pixels | None
     caption: Sequence[str] = ()
@@ -36,14 +36,14 @@ class Tile(NamedTuple):
 
 
 class Row(NamedTuple):
-    """title: a line above the tiles; empty: there is none."""
+    """A row of tiles. title: the line above; "": none."""
 
     title: str
     tiles: Sequence[Tile]
 
 
 def fit(image: Pixels, side: int = SIDE) -> Pixels:
-    """All of an image in the middle of a square: enlarged by a whole number, or made as small as it must be."""
+    """Fits an image into the middle of a square: enlarged by an integer factor, or reduced as needed."""
     height, width = image.shape[:2]
     zoom = max(1, side // max(height, width))
     shrink = min(1.0, side / max(height, width))
@@ -58,13 +58,13 @@ def fit(image: Pixels, side: int = SIDE) -> Pixels:
 
 
 def grid(images: Sequence[Pixels], across: int) -> Pixels:
-    """Images of one size side by side, `across` in a row, without gaps; black where the last row has none."""
+    """Arranges images of one size, `across` in a row, without gaps; fills the last row with black."""
     images = [*images, *[np.zeros_like(images[0])] * (-len(images) % across)]
     return np.concatenate([np.concatenate(images[i : i + across], axis=1) for i in range(0, len(images), across)])
 
 
 def sheet(rows: Sequence[Row], across: int = A_ROW) -> Pixels:
-    """Titles with their tiles below, at most `across` side by side."""
+    """Draws titles with their tiles below, at most `across` side by side."""
     images = [tile.image for row in rows for tile in row.tiles if tile.image is not None]
     tile_width = max([image.shape[1] for image in images], default=SIDE)
     width = across * (tile_width + GAP) + GAP
@@ -95,7 +95,7 @@ def write(path: Path, picture: Pixels) -> None:
 
 
 def check_name(flag: str, path: Path) -> None:
-    """Raises ValueError, naming the flag, where no picture can be written: before all is looked at, not after."""
+    """Raises ValueError, with the flag, for a path that cannot be written: before the work, not after."""
     findings.check_writable(path)
     if Image.registered_extensions().get(path.suffix.lower()) not in Image.SAVE:
         raise ValueError(f"{flag} {path}: expected the name of a picture, like sheet.png")
@@ -124,8 +124,8 @@ def _draw_tile(picture: Image.Image, draw: ImageDraw.ImageDraw, tile: Tile, left
 
 
 def _fitting(text: str, size: int, width: int, *, keep_end: bool) -> str:
-    """Cuts a text to what fits: its end, which says more of a file's name than its beginning, or its beginning."""
-    # Names that are no UTF-8 hold what no font has; those of tables hold tabs.
+    """Shortens a text to a width: keeps its end, which tells more of a file's name, or its beginning."""
+    # Fonts lack the escapes of names that are not UTF-8, and tabs in names from tables.
     text = " ".join(text.encode("utf-8", "backslashreplace").decode().split())
     text = "".join(char if _has(char) else f"U+{ord(char):04X} " for char in text)
     shown = text
@@ -142,7 +142,7 @@ def _has(char: str) -> bool:
 
 @cache
 def _font(size: int) -> ImageFont.FreeTypeFont:
-    """matplotlib brings it: Latin, Greek, Cyrillic."""
-    import matplotlib  # not above: it takes 0.2 s, and most runs draw nothing
+    """Returns matplotlib's own font: Latin, Greek, Cyrillic."""
+    import matplotlib  # imported here: takes 0.2 s, and most runs draw nothing
 
     return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size)

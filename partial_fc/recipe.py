@@ -1,9 +1,9 @@
-"""Everything that a recipe is made of, in one import (docs/recipes.md):
+"""The parts of a recipe, in one import (docs/recipes.md):
 
     from partial_fc.recipe import CrossEntropy, ImageFolder, Run, SharedFlags, parse, start
 
-What needs torch is imported when its name is asked for: a recipe that imports such names where it trains shows its help
-within a second.
+Names that need torch are imported on first use: a recipe that imports them where it trains shows its help within a
+second.
 """
 
 from collections.abc import Callable, Sequence
@@ -76,8 +76,8 @@ def start(
     bare: bool = False,
     hist: Callable[[], "SecondFile"] | None = None,
 ) -> int:
-    """Starts the processes that the flags ask for, and calls train_here in each of those that train, anew in each world
-    where hosts come and go. Returns the exit status. The others: see `run_in_worlds`."""
+    """Starts the processes of the flags, and calls train_here in each training process, again after every change of
+    hosts in elastic runs. Returns the exit status. Other arguments: see `run_in_worlds`."""
     status = launch(config, called)
     if status is not None:
         return status

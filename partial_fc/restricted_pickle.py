@@ -1,5 +1,5 @@
-"""Unpickling of plain values: lists, tuples, dictionaries, bytes, text, numbers, NumPy arrays of them. No code of the
-file is run: the few functions that such values name are classes of ours, which check what NumPy is given."""
+"""Unpickler of plain values: lists, tuples, dictionaries, bytes, text, numbers, NumPy arrays of them. Executes no code
+in a file: our own classes replace the few functions that such values name, and check NumPy's arguments."""
 
 import functools
 import io
@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 _DTYPES: dict[str, np.dtype[Any] | None] = {d.str[1:]: d for d in map(np.dtype, "?bBhHiIqQefd")} | {"O8": None}
-_MOST_TUPLES = 10_000  # beside dictionaries
+_MOST_TUPLES = 10_000  # in a file with dictionaries
 _DAMAGED = (pickle.UnpicklingError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, struct.error)
 
 
 def loads(content: bytes, kind: "type[Unpickler] | None" = None) -> Any:
-    """The value; its arrays are `Array`s. kind: one that takes more than plain values. Raises ValueError for what is
-    damaged or no pickle of plain values."""
+    """Unpickles a value; its arrays are `Array`s. kind: an Unpickler that accepts more than plain values. Raises
+    ValueError for a file that is damaged or has other values."""
     unpickler = kind or Unpickler
     try:
         _check_hashed(content, unpickler.has_dictionaries)
@@ -33,8 +33,7 @@ def loads(content: bytes, kind: "type[Unpickler] | None" = None) -> Any:
 
 
 def _check_hashed(content: bytes, has_dictionaries: bool) -> None:
-    """Raises UnpicklingError for a file that has tuples hashed which may be nested without end: that takes C's stack,
-    and ends the process."""
+    """Raises UnpicklingError for possibly deeply nested hashed tuples, which overflow C's stack: a crash."""
     refused = {"EMPTY_SET", "FROZENSET"} if has_dictionaries else {"EMPTY_SET", "FROZENSET", "DICT", "EMPTY_DICT"}
     num_tuples = 0
     try:
@@ -42,7 +41,7 @@ def _check_hashed(content: bytes, has_dictionaries: bool) -> None:
             num_tuples += operation.name.startswith("TUPLE")
             if operation.name in refused or (has_dictionaries and num_tuples > _MOST_TUPLES):
                 raise pickle.UnpicklingError(f"{operation.name} is nothing that such a file has, or not so often")
-    except UnicodeDecodeError:  # of Python 2's protocol 0, whose str are text in quotes with any bytes in it
+    except UnicodeDecodeError:  # Python 2's protocol 0: quoted str of any bytes
         without, number = re.subn(rb"S'[^\n]*'\n", b"S''\n", content)
         if not number or without == content:
             raise
@@ -50,7 +49,7 @@ def _check_hashed(content: bytes, has_dictionaries: bool) -> None:
 
 
 class Unpickler(pickle.Unpickler):
-    has_dictionaries = False  # whether its files may have some
+    has_dictionaries = False  # whether its files may have dictionaries
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         if (module, name) not in _CLASSES:
@@ -62,7 +61,7 @@ class Unpickler(pickle.Unpickler):
 
 
 class Array:
-    """An array of the file. value: the numbers, or a list of objects; None until it is filled, after it is made."""
+    """An array of the file. value: the numbers, or a list of objects; None until its state is set."""
 
     def __init__(self, *_: Any) -> None:
         self.value: NDArray[Any] | list[Any] | None = None
@@ -99,7 +98,7 @@ class _Dtype:
 
 
 class _Function:
-    """A class in place of a function: with a __setstate__, so that a file cannot change it."""
+    """A class that replaces a function: with a __setstate__, so that a file cannot change it."""
 
     def __setstate__(self, state: Any) -> None:
         raise ValueError("it changes a function")
@@ -107,12 +106,12 @@ class _Function:
 
 @functools.lru_cache(maxsize=8)
 def _encoded(text: str) -> bytes:
-    """A file may name one text often: it is encoded once."""
+    """Encodes a text, once: a file may name it often."""
     return text.encode("latin1")
 
 
 class _Bytes(_Function):
-    """bytes(), bytearray() and codecs.encode(), as which Python 3 writes bytes with protocols below 3."""
+    """bytes(), bytearray() and codecs.encode(), which Python 3 uses for bytes in protocols below 3."""
 
     def __new__(cls, content: Any = b"", encoding: Any = None) -> Any:
         if isinstance(content, bytes) and encoding is None:

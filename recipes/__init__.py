@@ -1,1 +1,1 @@
-"""What to train: one file a task. Each has `Config`, whose fields are the command line, `parse` and `main`."""
+"""Training recipes, a file per task. Each has `Config`, whose fields are the command line, `parse` and `main`."""

@@ -39,7 +39,7 @@ from .compat import arcface_torch
 from .compat.insightface import ELSEWHERE
 from .face_backbone import ModelFlags
 
-# The parts are imported when the flags are known to be right: torch takes seconds, which --help does without.
+# Parts that need torch are imported after the flags are checked: torch takes seconds, which --help avoids.
 if TYPE_CHECKING:
     from partial_fc.data import Source
     from partial_fc.data.order import Order
@@ -129,7 +129,7 @@ class Config:
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit status."""
+    """Runs the recipe; returns the exit status."""
 
     def hist() -> SecondFile:
         from partial_fc.train.record.log_style import STYLES
@@ -141,7 +141,7 @@ def main(arguments: list[str]) -> int:
 
 
 def train_here(run: Run) -> int:
-    """Puts the parts together, trains, writes what came out."""
+    """Builds the parts, trains, writes the results."""
     import torch
 
     from partial_fc import counter_rng
@@ -177,7 +177,7 @@ def train_here(run: Run) -> int:
     for note in (*network.notes, *config.model.notes(), *_notes(config, source)):
         run.note(note)
 
-    # ---- a given checkpoint, else the newest of this run, else --pretrained and --head-centres, else anew
+    # ---- a given checkpoint, else this run's newest, else --pretrained and --head-centres, else from scratch
     style = STYLES[config.run.log_style]
     verifications = style.verifications(sets)
     return run.train(backbone, head, loader, [verifications], line=style.line,
@@ -185,7 +185,7 @@ def train_here(run: Run) -> int:
 
 
 def _called(config: Config) -> tuple[str | Path, str]:
-    """Data set and network, for the name of the folder."""
+    """Returns data set and network, for the folder's name."""
     data, model = config.data, config.model
     preset = data.dataset if data.dataset != "custom" else None
     network = model.symbol.name.partition("-symbol")[0] if model.symbol else model.network
@@ -245,11 +245,11 @@ def _notes(config: Config, source: Source) -> list[str]:
 
 @flags.told_as_usage
 def parse(arguments: list[str]) -> tuple[Config, list[str]]:
-    """The command line -> configuration, and notes for the user on what a --config file says in vain."""
+    """Parses the command line: configuration, and notes for the user on settings of a --config file without effect."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("--dataset", default="custom")
     first.add_argument("--config", type=Path)
-    # Whoever gives these wants them, whatever the data says.
+    # Given explicitly: these count more than what the data states.
     for name in (*presets.OF_THE_DATA, "num_images"):
         first.add_argument(f"--{name.replace('_', '-')}", f"--{name}")
     try:
@@ -271,7 +271,7 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
             Config, arguments, program, default=default, matter=flags.basic(Config), elsewhere=ELSEWHERE
         )
     except UsageError as error:
-        if str(error).startswith("config."):  # of a flag that was typed: "--network is ..."
+        if str(error).startswith("config."):  # from a typed flag: "--network is ..."
             raise UsageError(f"{known.config}: {error}") from error
         raise
     given = {name for name in presets.OF_THE_DATA if getattr(known, name) is not None}

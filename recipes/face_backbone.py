@@ -1,6 +1,6 @@
-"""The backbone of recipe `face`: its flags, what may go together, and the network made of them, for torch or MXNet.
+"""The backbone of recipe `face`: its flags, their checks, and the network, for torch or MXNet.
 
-torch and the networks are imported when the flags are known to be right: they take seconds, which --help does without.
+torch and the networks are imported after the flags are checked: they take seconds, which --help avoids.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ModelFlags:
     """See --input-mean."""
 
     def __post_init__(self) -> None:
-        if self.network not in get_args(NETWORKS):  # from --config: of a flag it is found earlier
+        if self.network not in get_args(NETWORKS):  # from --config: a flag is rejected earlier
             hint = ELSEWHERE.get(f"network {self.network}") or f"see --help{near(self.network, get_args(NETWORKS))}"
             raise ValueError(
                 f"config.network is {self.network}; expected one of {', '.join(get_args(NETWORKS))}; {hint}"
@@ -104,7 +104,7 @@ class ModelFlags:
             raise ValueError("--pretrained with --symbol: its weights are those of --params; leave one of the two out")
 
     def check(self, launch: LaunchFlags, optim: OptimFlags) -> None:
-        """Raises ValueError for flags of other groups that the engine has not."""
+        """Raises ValueError for flags of other groups that the engine does not support."""
         if self.engine != "mxnet":
             return
         if optim.precision not in ("auto", "fp32"):
@@ -117,7 +117,7 @@ class ModelFlags:
             raise _refused("--device cuda", "MXNet's last wheels for GPUs are older than today's GPUs; leave it out")
 
     def notes(self) -> Iterator[str]:
-        """What was asked for and makes no difference here."""
+        """Yields notes on flags without effect."""
         if self.engine == "mxnet" and is_given(self, "channels_last"):
             yield "--no-channels-last: MXNet orders its numbers as it likes, whatever this says"
 
@@ -128,21 +128,21 @@ def _refused(what: str, remedy: str) -> ValueError:
 
 @dataclass
 class Network:
-    """What a backbone is made of."""
+    """The parts of a backbone."""
 
     module: nn.Module
     to_input: Pixels
     contract: dict[str, str]
     embedding_size: int
-    precision: Mode | None = None  # the only one that it has
+    precision: Mode | None = None  # the only supported one
     notes: list[str] = field(default_factory=list)
-    # Writes the delivered weights, with this prefix, in the files of the engine's own.
+    # Writes the delivered weights, with this prefix, in the engine's own format.
     deliver: Callable[[Mapping[str, Tensor], Path], Any] | None = None
 
 
 def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool = True) -> Network:
-    """torch's global generator seeds the weights. flip: whether a mirrored image counts in its embeddings. Raises
-    ValueError for what cannot be built here."""
+    """Builds the network with weights from torch's global generator. flip: embeddings add the flipped image. Raises
+    ValueError for an unsupported network."""
     import torch
 
     from partial_fc import models

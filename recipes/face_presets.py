@@ -1,7 +1,7 @@
-"""What `--dataset NAME` stands for: facts about data sets and the schedules they were published with.
+"""Presets of `--dataset NAME`: facts about data sets and their published schedules.
 
 Data by flag name. The recipe takes a value from the command line, else --config, else here, else its default; what the
-set at --rec says of itself counts more than what is here.
+set at --rec states overrides a preset.
 
 Sources: InsightFace recognition/partial_fc/mxnet/default.py (webface, emore, glint360k, ...w) and
 recognition/arcface_torch/configs (ms1mv3, wf4m, wf12m, wf42m; image counts of emore and glint360k).
@@ -24,7 +24,7 @@ Preset = dict[str, Any]
 
 
 def _steps(lr_steps: tuple[int, ...], max_steps: int, base_batch_size: int = 512, **more: Any) -> Preset:
-    """A tenth of the learning rate after each of lr_steps; both count updates of that global batch."""
+    """Multiplies the rate by 0.1 after each of lr_steps; these and max_steps count updates of that global batch."""
     schedule = {"lr": 0.1, "base_batch_size": base_batch_size, "lr_scheduler": "step"}
     return {**schedule, "lr_steps": lr_steps, "max_steps": max_steps, **more}
 
@@ -34,14 +34,14 @@ def _synthetic(num_classes: int) -> Preset:
 
 
 def _arcface_torch(num_classes: int, num_images: int, val_targets: tuple[str, ...]) -> Preset:
-    """The schedule that all of these configs share; published for 8 processes with a batch of 128 each."""
+    """Returns the schedule common to these configs, published for 8 processes with a batch of 128 each."""
     schedule = {"lr": 0.1, "base_batch_size": 1024, "lr_scheduler": "polynomial", "epochs": 20}
     return {**schedule, "num_classes": num_classes, "num_images": num_images, "val_targets": val_targets}
 
 
 _GLINT360K = {"num_classes": 360_232, "num_images": 17_091_657}
 
-# Read no records: images and labels are made up, to measure speed without IO.
+# Synthetic data: no records are read, to measure speed without IO.
 SYNTHETIC: dict[str, Preset] = {
     # "w" is 10,000 in Chinese counting: 100w is a million classes.
     "100w": _synthetic(1_000_000),
@@ -71,9 +71,9 @@ PRESETS: dict[str, Preset] = {
     "wf4m": _arcface_torch(205_990, 4_235_242, ("lfw", "cfp_fp", "agedb_30")),
     "wf12m": _arcface_torch(617_970, 12_720_066, ()),
     "wf42m": _arcface_torch(2_059_906, 42_474_557, ("lfw", "cfp_fp", "agedb_30")),
-    # Characters across typefaces (docs/data.md). A mirrored character is another one. These are the demo's values: a
-    # CPU has to see few images, and AdamW needs a third of SGD's, mini with Muon half of tiny's with AdamW
-    # (docs/log.md, 2026-11-20 and 2026-11-23).
+    # Characters across typefaces (docs/data.md). A flipped character is another one. The demo's values: a CPU can
+    # process few images, and AdamW needs a third of SGD's, mini with Muon half of tiny's with AdamW (docs/log.md,
+    # 2026-11-20 and 2026-11-23).
     "glyphs": {
         "image_size": 40,
         "network": "mini",
@@ -100,25 +100,25 @@ PRESETS: dict[str, Preset] = {
 
 
 def get(name: str) -> Preset:
-    """Raises ValueError, naming all presets, for an unknown one."""
+    """Returns a preset. Raises ValueError, with all names, for an unknown one."""
     if name not in PRESETS:
         known = ", ".join(PRESETS)
         raise ValueError(f"--dataset is {name}; expected custom or one of {known}{near(name, PRESETS)}")
     return {"dataset": name, **PRESETS[name]}
 
 
-# What the data itself says of these counts more than a preset.
+# The data's own values override a preset's.
 OF_THE_DATA = ("num_classes", "image_size")
 
 
 def give_way(data: DataFlags, given: Collection[str]) -> tuple[DataFlags, list[str]]:
-    """What the set at --rec says of itself in place of a preset's value, which is noted, and of the default image size.
-    given: flags that are neither the preset's nor a default."""
+    """Replaces a preset's values, with a note, and the default image size by what the set at --rec states. given: flags
+    that are neither the preset's nor a default."""
     preset = PRESETS.get(data.dataset, {})
     names = [name for name in OF_THE_DATA if name in (*preset, "image_size") and name not in given]
     if data.synthetic or data.rec is None or not names or not (preset or data.is_record_file):
         return data, []
-    from partial_fc.data.open import stated  # NumPy takes a while, and --help does without
+    from partial_fc.data.open import stated  # NumPy takes a while, which --help avoids
 
     num_classes, size = stated(data.rec)
     own = {"num_classes": num_classes, "image_size": size[0] if size and size[0] == size[1] > 0 else None}

@@ -36,7 +36,7 @@ from partial_fc.recipe import start
 from .compat import caffe2
 from .imagenet_flags import DataFlags, ModelFlags
 
-# The parts are imported when the flags are known to be right: torch takes seconds, which --help does without.
+# Parts that need torch are imported after the flags are checked: torch takes seconds, which --help avoids.
 if TYPE_CHECKING:
     from partial_fc.data import Source
     from partial_fc.data.order import Order
@@ -104,13 +104,13 @@ class Config:
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit status."""
+    """Runs the recipe; returns the exit status."""
     config, notes = parse(arguments)
     return start("imagenet", train_here, config, notes, called=(config.data.train_data, config.model.network))
 
 
 def train_here(run: Run) -> int:
-    """Puts the parts together, trains, writes what came out."""
+    """Builds the parts, trains, writes the results."""
     from partial_fc.data.check.at_start import check_data
     from partial_fc.data.databases import DatabaseSource
     from partial_fc.data.transform import ShortSideCrop
@@ -141,20 +141,20 @@ def train_here(run: Run) -> int:
         width: Any = backbone.module.feature_width
         head = run.partial_fc(config.partial_fc, data.num_labels, width, backbone)
 
-    # ---- where an epoch ends
+    # ---- end of an epoch
     test = epoch_test(config, test_source, backbone, head) if test_source else None
     last = LastUpdate(head, config.optim.batch_size, run.device)
     kind = source.kind.lower() if isinstance(source, DatabaseSource) else "lmdb"  # their default
     files = Caffe2Files(run, order, last, test, caffe2.namespace(flags.flat(config), world.local_size, kind))
 
-    # ---- a given checkpoint, else the newest of this run, else the files of other programs, else anew
+    # ---- a given checkpoint, else this run's newest, else other programs' files, else from scratch
     start_from = partial(start_from_mdl, run, backbone, order) if config.model.load_model_path else None
     tests = [last, test] if test else [last]
     return run.train(backbone, head, loader, tests, hooks=files, start_from=start_from, each_epoch=True)
 
 
 def _open(run: Run, path: str) -> Source:
-    """Closed at the end: a LevelDB's shadow would outlive the process. A collective."""
+    """Opens a source and closes it at the end: a LevelDB's shadow would outlive the process. A collective."""
     from partial_fc.data import Synthetic
     from partial_fc.data.databases import open_database
 
@@ -185,7 +185,7 @@ def _order(run: Run, source: Source) -> Order:
 
 
 def _backbone(run: Run) -> TorchBackbone:
-    """Equal on all ranks. A collective."""
+    """Builds the backbone, equal on all ranks. A collective."""
     import torch
 
     from partial_fc import counter_rng
@@ -231,7 +231,7 @@ def _pixels(config: Config) -> Pixels:
 
 
 def _notes(data: DataFlags, *opened: Source | None) -> Iterator[str]:
-    """What was asked for and makes no difference here."""
+    """Yields notes on flags without effect."""
     from partial_fc.data.databases import DatabaseSource
 
     if data.train_data == "null" and flags.is_given(data, "check_data"):
@@ -242,8 +242,8 @@ def _notes(data: DataFlags, *opened: Source | None) -> Iterator[str]:
 
 @flags.told_as_usage
 def parse(arguments: list[str]) -> tuple[Config, list[str]]:
-    """The command line -> configuration, and notes on flags of Caffe2's that mean nothing here. Raises ValueError for
-    values that make no sense, alone or together."""
+    """Parses the command line: configuration, and notes on Caffe2's flags without effect. Raises ValueError for invalid
+    values or combinations."""
     ours, notes = caffe2.translate(arguments)
     config = flags.parse(
         Config, ours, f"{flags.trainer()} imagenet", matter=flags.basic(Config), typed=arguments, renamed=caffe2.RENAMED

@@ -1,5 +1,4 @@
-"""What recipe imagenet does where an epoch ends: it tests, writes Caffe2's CSV row and .mdl file, ends a run that has
-exploded. And where a run starts from such a file."""
+"""End of an epoch in recipe imagenet: tests, Caffe2's CSV row and .mdl file; and the start from an .mdl file."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -32,13 +31,13 @@ from partial_fc.train.run import Run
 from partial_fc.train.running_statistics import RunningStatistics
 from partial_fc.train.seams import Hooks, RunState
 
-_EXPLODED = 40.0  # the loss at which Caffe2's trainers give up
+_EXPLODED = 40.0  # the loss at which Caffe2's trainers stop
 _TEST_BATCHES = 100
 
 
 class Caffe2Test(Evaluation):
-    """resnet50_trainer's test of 2017, with its quirks: 100 batches, of each machine's own and whole test database, in
-    which it goes on where the last test stopped; random crops, and batch norm with the batches' own statistics."""
+    """resnet50_trainer's test of 2017, with its quirks: 100 batches from each machine's own whole test database,
+    continuing where the last test stopped; random crops, and batch norm with the batches' own statistics."""
 
     def __init__(self, source: Source, crop: ShortSideCrop, backbone: TorchBackbone, batch_size: int, seed: int):
         self._source, self._crop, self._module = source, crop, backbone.module
@@ -46,7 +45,7 @@ class Caffe2Test(Evaluation):
         self.position = 0  # in the machine's database
 
     def num_images(self, world: World) -> int:
-        """Of one test, on this machine."""
+        """Returns the images of one test on this machine."""
         return _TEST_BATCHES * self._batch_size * world.local_size
 
     def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
@@ -81,7 +80,7 @@ class Caffe2Test(Evaluation):
 
 @contextmanager
 def _batch_statistics(module: nn.Module) -> Iterator[None]:
-    """Batch norm uses, and remembers not, the statistics of what it sees: of all ranks with --sync-bn."""
+    """Makes batch norm use the statistics of the batch, without updating its own: over all ranks with --sync-bn."""
     layers, kept = [m for m in module.modules() if isinstance(m, _BatchNorm)], RunningStatistics(module)
     for layer in layers:
         layer.train()
@@ -94,7 +93,7 @@ def _batch_statistics(module: nn.Module) -> Iterator[None]:
 
 
 class PartialFCTest(Classification):
-    """A test in which the nearest class centre is the prediction. Every rank gathers all of them."""
+    """A test that predicts the nearest class centre. Every rank gathers all centres."""
 
     def __init__(self, *arguments: Any, head: Table, **more: Any):
         super().__init__(*arguments, **more)
@@ -102,7 +101,7 @@ class PartialFCTest(Classification):
 
     def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
         centres = world.all_gather(self._head.centres.float().contiguous(), name="evaluate/centres")
-        # With sub-centres (C, K, D): a class is as near as the nearest of its own.
+        # With sub-centres (C, K, D) the nearest one of a class counts.
         centre_CKD = normalize(centres, dim=-1).reshape(len(centres), -1, centres.shape[-1])
 
         def cosines(batch: Tensor) -> Tensor:
@@ -116,7 +115,7 @@ Test = Classification | Caffe2Test
 
 
 def epoch_test(config: Any, source: Source, backbone: TorchBackbone, head: Head) -> Test:
-    """The test that the flags ask for."""
+    """Returns the test of these flags."""
     data = config.data
     if config.model.recipe_version == "caffe2":
         crop = ShortSideCrop(data.resize, data.image_size, random=True, mirror=data.mirror)
@@ -130,14 +129,14 @@ def epoch_test(config: Any, source: Source, backbone: TorchBackbone, head: Head)
 
 
 class LastUpdate(Evaluation):
-    """Loss and accuracy of the epoch's last update, and the end of a run that has exploded."""
+    """Loss and accuracy of the epoch's last update; ends a diverged run."""
 
     def __init__(self, head: Head, batch_size: int, device: torch.device):
         self._head, self._batch_size, self._device = head, batch_size, device
-        self.row: dict[str, float] = {}  # as Caffe2: of this process alone; empty where there was no update
+        self.row: dict[str, float] = {}  # as Caffe2: of this process alone; empty without an update
 
     def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
-        """Raises FloatingPointError, on all ranks, where the loss is at 40 or more."""
+        """Yields the values. Raises FloatingPointError, on all ranks, for a loss of 40 or more."""
         self.row, seen = {}, self._head.last_step
         if not seen:
             return
@@ -163,16 +162,16 @@ class LastUpdate(Evaluation):
 
 
 class Caffe2Files(Hooks):
-    """What Caffe2's trainers write where an epoch ends: a row of the log in the working directory, by one rank of every
-    host, and a .mdl file where --save_model_name asks for it."""
+    """The files of Caffe2's trainers at the end of an epoch: a log row in the working directory, by one rank per host,
+    and an .mdl file with --save_model_name."""
 
     def __init__(self, run: Run, order: Order, last: LastUpdate, test: Test | None, arguments: object):
         self._run, self._order, self._last, self._test, self._arguments = run, order, last, test, arguments
         self._log: Caffe2Log | None = None
-        self._num_done = 0  # whole epochs that have their row
+        self._num_done = 0  # complete epochs with a row
 
     def begin(self, state: RunState) -> None:
-        """A collective."""
+        """Restores the position of the test and of the log. A collective."""
         run, config = self._run, self._run.config
         self._num_done = state.position // self._order.num_samples
         if isinstance(self._test, Caffe2Test):
@@ -209,7 +208,7 @@ class Caffe2Files(Hooks):
 
 
 def _first_start(run: Run, resumed: bool) -> datetime:
-    """When the run was first started, by rank 0's clock and file: names of the hosts' logs agree. A collective."""
+    """Returns when the run was first started, by rank 0's clock and file: all hosts' log names agree. A collective."""
     digits = torch.zeros(1, dtype=torch.int64)
     if run.world.rank == 0:
         digits[0] = int(f"{first_start(run.root / 'started.txt', resumed):%Y%m%d%H%M%S}")
@@ -217,7 +216,7 @@ def _first_start(run: Run, resumed: bool) -> datetime:
 
 
 def write_mdl(config: Any, order: Order, snapshot: Snapshot) -> None:
-    """FOLDER/NAME_EPOCH.mdl; that of the epoch before goes, unless it is where the run started from."""
+    """Writes FOLDER/NAME_EPOCH.mdl and deletes the previous epoch's, unless the run started from it."""
     from partial_fc.foreign import caffe2_model
 
     epoch = snapshot.manifest["position"] // order.num_samples
@@ -229,9 +228,9 @@ def write_mdl(config: Any, order: Order, snapshot: Snapshot) -> None:
 
 
 def start_from_mdl(run: Run, backbone: TorchBackbone, order: Order, start: RunState) -> None:
-    """A run that does not go on from a checkpoint takes Caffe2's weights and momentum and, as its trainers do, the
-    epoch that the file's name ends with. A collective."""
-    from partial_fc.foreign import caffe2_model  # which needs protobuf
+    """Loads Caffe2's weights and momentum into a run that does not resume, and, as its trainers do, takes the epoch
+    from the end of the file's name. A collective."""
+    from partial_fc.foreign import caffe2_model  # needs protobuf
 
     if start.step:
         return

@@ -1,4 +1,4 @@
-"""The flags that only recipe imagenet has: databases and networks. Names and defaults are resnet50_trainer's."""
+"""Flags of recipe imagenet alone: databases and networks. Names and defaults are resnet50_trainer's."""
 
 from dataclasses import dataclass
 from pathlib import Path

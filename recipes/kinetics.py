@@ -31,7 +31,7 @@ from partial_fc.recipe import start
 from .compat import gluoncv
 from .kinetics_flags import DataFlags, ModelFlags, RateFlags
 
-# The parts are imported when the flags are known to be right: torch takes seconds, which --help does without.
+# Parts that need torch are imported after the flags are checked: torch takes seconds, which --help avoids.
 if TYPE_CHECKING:
     from partial_fc.train.backbone import TorchBackbone
     from partial_fc.train.run import Run
@@ -85,13 +85,13 @@ class Config:
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit status."""
+    """Runs the recipe; returns the exit status."""
     config, notes = parse(arguments)
     return start("kinetics", train_here, config, notes, called=(config.data.dataset, config.model.model), bare=True)
 
 
 def train_here(run: Run) -> int:
-    """Puts the parts together, trains, writes what came out."""
+    """Builds the parts, trains, writes the results."""
     from partial_fc.data.order import Epochs, Keyed
 
     from .kinetics_epochs import ClipLine, CountedCrossEntropy, ParamsFiles, Training, Validation, measure
@@ -123,13 +123,13 @@ def train_here(run: Run) -> int:
             raise ValueError(f"--eval: no weights; give --resume-params, or the --save-dir of a run, not {run.root}")
         return measure(run, backbone, val_source)
 
-    # ---- where an epoch ends
+    # ---- end of an epoch
     batch_size = config.optim.batch_size * world.size
     training = Training(head, batch_size, order)
     val = Validation(run.config, val_source, batch_size, order) if val_source is not None else None
     files = ParamsFiles(run, backbone.module, training, val, order)
 
-    # ---- a given checkpoint, else the newest of this run, else a .params file, else anew
+    # ---- a given checkpoint, else this run's newest, else a .params file, else from scratch
     loader = run.loader(
         train_source,
         data.transform(random=True),
@@ -149,7 +149,7 @@ def train_here(run: Run) -> int:
 
 
 def _log_to_file(run: Run) -> None:
-    """GluonCV's log: one for each machine, lines with nothing before them."""
+    """Writes GluonCV's log: one per machine, lines without a prefix."""
     if run.world.local_rank == 0:
         handler = logging.FileHandler(run.root / run.config.model.logging_file)
         handler.setFormatter(logging.Formatter("%(message)s"))
@@ -159,7 +159,7 @@ def _log_to_file(run: Run) -> None:
 
 
 def _open(run: Run, path: Path, folder: Path) -> ClipList:
-    """Equal on all ranks, with its videos there. A collective."""
+    """Opens a list, equal on all ranks, and checks that its videos exist. A collective."""
     data = run.config.data
 
     def opened() -> ClipList:
@@ -172,7 +172,7 @@ def _open(run: Run, path: Path, folder: Path) -> ClipList:
 
 
 def _backbone(run: Run) -> TorchBackbone:
-    """Equal on all ranks. A collective."""
+    """Builds the backbone, equal on all ranks. A collective."""
     import torch
 
     from partial_fc import counter_rng
@@ -197,7 +197,7 @@ def _backbone(run: Run) -> TorchBackbone:
 
 
 def _notes(config: Config) -> Iterator[str]:
-    """What was asked for and makes no difference here."""
+    """Yields notes on flags without effect."""
     if config.data.data_aug == "v4" and flags.is_given(config.data, "scale_ratios"):
         yield "--scale-ratios go with --data-aug v1 and v2"
     if config.model.eval and config.model.resume_states:
@@ -213,8 +213,8 @@ def _notes(config: Config) -> Iterator[str]:
 
 @flags.told_as_usage
 def parse(arguments: list[str]) -> tuple[Config, list[str]]:
-    """The command line -> configuration, and notes on flags of GluonCV's that mean nothing here. Raises ValueError for
-    values that make no sense, alone or together."""
+    """Parses the command line: configuration, and notes on GluonCV's flags without effect. Raises ValueError for
+    invalid values or combinations."""
     ours, notes = gluoncv.translate(arguments)
     config = flags.parse(
         Config,

@@ -1,5 +1,5 @@
-"""What recipe kinetics says and writes as GluonCV's trainer does: its line every some batches, its lines and .params
-files where an epoch ends; and the test of finished weights in several views."""
+"""GluonCV's output in recipe kinetics: its line every few batches, its lines and .params files at the end of an epoch;
+and the multi-view test of finished weights."""
 
 import math
 import time
@@ -26,11 +26,11 @@ from partial_fc.train.seams import Hooks, RunState
 
 
 class CountedCrossEntropy(CrossEntropy):
-    """Remembers how many clips of this rank were right since the epoch began (or the run), and their losses."""
+    """Counts this rank's correct clips since the epoch (or the run) began, and sums their losses."""
 
     def __init__(self, num_classes: int, world: World, dtype: torch.dtype):
         super().__init__(num_classes, world, dtype)
-        self.sums: Tensor | None = None  # float64: right, loss, clips
+        self.sums: Tensor | None = None  # float64: correct, loss, clips
 
     def __call__(self, logit_BC: Tensor, label_B: Tensor) -> Tensor:
         loss = super().__call__(logit_BC, label_B)
@@ -40,7 +40,7 @@ class CountedCrossEntropy(CrossEntropy):
         return loss
 
     def means(self) -> tuple[float, float]:
-        """(share of right ones, mean loss) of this rank's clips so far."""
+        """Returns (accuracy, mean loss) of this rank's clips so far."""
         assert self.sums is not None
         correct, loss, count = self.sums.tolist()
         return correct / count, loss / count
@@ -48,9 +48,8 @@ class CountedCrossEntropy(CrossEntropy):
 
 @dataclass(frozen=True)
 class ClipLine(StepLine):
-    """GluonCV's line, every `frequent` updates of an epoch: accuracy in percent, batches counted from 0, as it prints
-    them. Accuracy and loss are of this process and epoch so far. An update that goes on into the next epoch belongs to
-    the one where it began."""
+    """GluonCV's line, every `frequent` updates of an epoch: accuracy in percent, batches counted from 0. Accuracy and
+    loss are of this process and epoch so far. An update across epochs belongs to the one where it began."""
 
     batch_size: int  # of all processes in one forward
     update_size: int
@@ -63,7 +62,7 @@ class ClipLine(StepLine):
         epoch, batch = self._batch(position)
         per_epoch = math.ceil(self.num_samples / self.update_size)
         accuracy, mean_loss = self.head.means()
-        # "500 images/s, 250 per rank | data 3%, ... | 0:10:00 left": where the time went is more than GluonCV says.
+        # "500 images/s, 250 per rank | data 3%, ... | 0:10:00 left": GluonCV does not print where time is spent.
         spent = since.words.partition(" | ")[2]
         return (
             f"Epoch[{epoch:03d}] Batch [{batch:04d}]/[{per_epoch:04d}]\tSpeed: {since.samples_per_s:f} samples/sec\t "
@@ -71,14 +70,13 @@ class ClipLine(StepLine):
         )
 
     def _batch(self, position: int) -> tuple[int, int]:
-        """(epoch, update of it), both from 0, that ended at this position."""
+        """Returns (epoch, its update), both from 0, that ended at this position."""
         epoch, place = divmod(position - self.batch_size, self.num_samples)
         return epoch, place // self.update_size
 
 
 class Training(Evaluation):
-    """Accuracy and loss of what was trained on since the epoch began, as all ranks saw it, and GluonCV's lines of
-    them."""
+    """Accuracy and loss on all ranks' training data since the epoch began, with GluonCV's lines."""
 
     def __init__(self, head: CountedCrossEntropy, batch_size: int, order: Order):
         self._head, self._batch_size, self._order = head, batch_size, order
@@ -87,11 +85,11 @@ class Training(Evaluation):
         self.restart(0)
 
     def restart(self, position: int) -> None:
-        """The speed counts from here on."""
+        """Restarts the speed measurement."""
         self._began, self._position = time.perf_counter(), position
 
     def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
-        """A collective."""
+        """Yields the values. A collective."""
         self.counted = self._head.sums is not None
         self._seconds = max(time.perf_counter() - self._began, 1e-9)
         if self._head.sums is not None:
@@ -125,13 +123,12 @@ class Validation(Classification):
 
 
 def epoch_of(position: int, batch_size: int, order: Order) -> int:
-    """The epoch, from 0, in which the batch before this position began."""
+    """Returns the epoch, from 0, in which the batch before this position began."""
     return max(0, position - batch_size) // order.num_samples
 
 
 class ParamsFiles(Hooks):
-    """GluonCV's .params files, on every host: the best one so far, or one every --save-frequency epochs; always the
-    last."""
+    """GluonCV's .params files, on every host: the best, or one every --save-frequency epochs; always the last."""
 
     def __init__(self, run: Run, module: nn.Module, training: Training, val: Validation | None, order: Order):
         self._run, self._module, self._training, self._val, self._order = run, module, training, val, order
@@ -166,7 +163,7 @@ class ParamsFiles(Hooks):
 
 
 def measure(run: Run, backbone: TorchBackbone, source: Source) -> int:
-    """--eval: one line, and the picture of the surest mistakes. A collective."""
+    """Runs --eval: one line, and the picture of the most confident mistakes. A collective."""
     config = run.config
     views = VideoViews(
         "test",

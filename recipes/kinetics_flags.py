@@ -1,4 +1,4 @@
-"""The flags that only recipe kinetics has: its data and its networks. Names and defaults are train_recognizer's."""
+"""Flags of recipe kinetics alone: its data and its networks. Names and defaults are train_recognizer's."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +70,7 @@ class DataFlags:
         self.transform(random=True)
 
     def transform(self, random: bool) -> ClipTransform:
-        """Raises ValueError for sizes that do not fit together."""
+        """Returns the transform. Raises ValueError for inconsistent sizes."""
         return ClipTransform(
             window=Window(self.new_length, self.fast_temporal_stride, self.slow_temporal_stride),
             input_size=self.input_size,

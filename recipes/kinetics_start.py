@@ -1,4 +1,4 @@
-"""Where a run of recipe kinetics starts: from files of GluonCV's, at an epoch; and where its learning rate falls."""
+"""Start of a run of recipe kinetics: GluonCV's files, the first epoch, and the epochs of learning-rate decay."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from partial_fc.train.seams import RunState
 
 
 def load_params(run: Run, backbone: TorchBackbone) -> None:
-    """Weights and running statistics of a .params file, momentum of a .states file. A collective."""
+    """Loads weights and running statistics of a .params file, momentum of a .states file. A collective."""
     model, module = run.config.model, backbone.module
     gluoncv.load(module, model.resume_params)
     state, told = dict(module.state_dict()), f"started from {model.resume_params}"
@@ -30,7 +30,7 @@ def load_params(run: Run, backbone: TorchBackbone) -> None:
 
 
 def start_from(run: Run, backbone: TorchBackbone, order: Order, state: RunState) -> None:
-    """Where a run that does not go on from a checkpoint begins. A collective."""
+    """Sets the start of a run that does not resume. A collective."""
     model = run.config.model
     if model.resume_params and not state.step:
         load_params(run, backbone)
@@ -42,7 +42,7 @@ def start_from(run: Run, backbone: TorchBackbone, order: Order, state: RunState)
 
 
 def decay_steps(run: Run, order: Order) -> ScheduleFlags:
-    """The schedule with the epochs at which the rate falls as updates."""
+    """Returns the schedule with its decay epochs converted to updates."""
     schedule, model = run.config.schedule, run.config.model
     if schedule.lr_scheduler != "step" or schedule.lr_steps or schedule.lr_step_epochs:
         return schedule

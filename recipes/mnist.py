@@ -27,7 +27,7 @@ from partial_fc.recipe import start
 from . import mnist_kvstore
 from .compat import fit_py
 
-# The parts are imported when the flags are known to be right: torch takes seconds, which --help does without.
+# Parts that need torch are imported after the flags are checked: torch takes seconds, which --help avoids.
 if TYPE_CHECKING:
     from partial_fc.train.run import Run
 
@@ -95,7 +95,7 @@ class Config:
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit status."""
+    """Runs the recipe; returns the exit status."""
     if fit_py.asked_for(arguments):
         return mnist_kvstore.start(arguments)
     config = parse(arguments)
@@ -103,7 +103,7 @@ def main(arguments: list[str]) -> int:
 
 
 def train_here(run: Run) -> int:
-    """Puts the parts together, trains, writes what came out."""
+    """Builds the parts, trains, writes the results."""
     import torch
 
     from partial_fc.data.order import PerEpoch
@@ -131,7 +131,7 @@ def train_here(run: Run) -> int:
     backbone = run.backbone(ConvNet(), MNIST, {"network": "convnet", "output": "float32 (N, 10), logits"})
     head = CrossEntropy(NUM_CLASSES, run.world, backbone.precision.parameter_dtype)
 
-    # ---- a given checkpoint, else the newest of this run, else --load-amp, else from scratch
+    # ---- a given checkpoint, else this run's newest, else --load-amp, else from scratch
     load, save = config.mnist.load_amp, config.mnist.save_amp
     line = partial(TutorialLine, update_size=run.global_batch, epochs=config.schedule.epochs)
     status = run.train(backbone, head, loader, [test], hooks=ApexFile(save, backbone) if save else None, line=line,
@@ -156,5 +156,5 @@ def _source(config: Config, split: Split) -> IdxSource:
 
 @flags.told_as_usage
 def parse(arguments: list[str]) -> Config:
-    """The command line -> configuration. Raises ValueError for values that make no sense, alone or together."""
+    """Parses the command line: configuration. Raises ValueError for invalid values or combinations."""
     return flags.parse(Config, arguments, f"{flags.trainer()} mnist", matter=flags.basic(Config), elsewhere=_ELSEWHERE)

@@ -1,4 +1,4 @@
-"""What recipe `mnist` has of its own in training: the tutorial's lines, and Apex's checkpoint files."""
+"""The tutorial's log lines and Apex's checkpoint files for recipe `mnist`."""
 
 import math
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ class TutorialLine(StepLine):
         return f"Epoch [{epoch + 1}/{self.epochs:g}], Step [{update}/{per_epoch}], Loss: {loss:.4f}"
 
     def _update(self, position: int) -> tuple[int, int]:
-        """(epoch from 0, update of it from 1) that ended at this position."""
+        """Returns (epoch from 0, its update from 1) that ended at this position."""
         epoch, place = divmod(position - 1, self.num_samples)
         return epoch, math.ceil((place + 1) / self.update_size)
 
@@ -59,18 +59,18 @@ class TestSet(Classification):
         return [f"Epoch [{math.ceil(epoch)}/{self._epochs:g}], Test accuracy: {share} {counts}"]
 
     def results(self, outcome: Outcome) -> dict[str, object]:
-        """What is added to result.json."""
+        """Returns additions to result.json."""
         assert self.confusion_CC is not None
         return {
             "test_accuracy": outcome.evaluations["test/accuracy"],
             "best_test_accuracy": self._best,
-            # Of each label: how often it was taken for what.
+            # Of each label: counts by prediction.
             "confusion": self.confusion_CC.tolist(),
         }
 
 
 class ApexFile(Hooks):
-    """An Apex file with every checkpoint."""
+    """Writes an Apex file with every checkpoint."""
 
     def __init__(self, path: Path, backbone: TorchBackbone):
         self._path, self._backbone = path, backbone
@@ -83,14 +83,14 @@ class ApexFile(Hooks):
 
 
 def load_amp(run: Run, backbone: TorchBackbone, path: Path, start: RunState) -> None:
-    """Starts from an Apex checkpoint, unless the run goes on from one of its own. A collective."""
+    """Starts from an Apex checkpoint, unless the run resumes its own. A collective."""
     if start.step:
         run.note(f"--load-amp {path} is for a new run; this one goes on from its own checkpoint")
         return
     found = apex.read(path)
     check_fits(found.model, backbone.weights.state_dict(), path, "ConvNet")
     backbone.weights.load_state_dict(found.model)
-    set_lr(backbone.optimizer, run.config.schedule.lr)  # with which the file's is compared
+    set_lr(backbone.optimizer, run.config.schedule.lr)  # compared with the file's
     for note in apex.load_optimizer(found, backbone.optimizer):
         run.note(note)
     scaler = backbone.scaler

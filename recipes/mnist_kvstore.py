@@ -171,8 +171,8 @@ class Config:
 
 
 def start(arguments: list[str]) -> int:
-    """Trains; returns the exit status. An error that nobody expects ends the process here, with its trace: Python's own
-    end would end MXNet, whose threads may wait for the other workers."""
+    """Trains; returns the exit status. Ends the process after an unexpected error, with its trace: Python's own
+    shutdown would end MXNet, whose threads may wait for the other workers."""
     config = parse(arguments)
     from partial_fc.mxnet import kvstore, mx
 
@@ -190,7 +190,7 @@ def start(arguments: list[str]) -> int:
 
 
 def train(config: Config, job: Any) -> None:
-    """Puts the parts together and trains. job: a kvstore.Job."""
+    """Builds the parts and trains. job: a kvstore.Job."""
     from partial_fc.mxnet import digits, module_fit, mx
 
     with module_fit.log_lines(job.rank):
@@ -218,7 +218,7 @@ def train(config: Config, job: Any) -> None:
         if len(devices) > 1:
             parts = module_fit.shares(config.batch_size, loads)
             logging.info("a batch: %s", ", ".join(f"{n} on {device}" for n, device in zip(parts, devices, strict=True)))
-        updates = num_batches * (job.num_workers if job.asynchronous else 1)  # an epoch's, where they are counted
+        updates = num_batches * (job.num_workers if job.asynchronous else 1)  # per epoch, as the schedule counts them
         schedule = module_fit.learning_rates(
             config.lr, config.lr_factor, config.lr_step_epochs, config.num_epochs, updates
         )
@@ -255,14 +255,14 @@ def train(config: Config, job: Any) -> None:
 
 
 def _order(config: Config, job: Any, num_images: int) -> tuple[Callable[[int], Any], int]:
-    """(epoch -> the images of each batch of this worker, batches of an epoch)."""
+    """Returns (epoch -> the images of each batch of this worker, batches per epoch)."""
     from partial_fc.mxnet import digits
 
     num_examples, batch_size = config.num_examples or num_images, config.batch_size
     key: tuple[int, ...] = ()
     rank, num_workers = job.rank, job.num_workers
     if job.asynchronous:
-        # As in fit.py: all of them, each worker by itself.
+        # As in fit.py: all images, each worker by itself.
         rank, num_workers, key = 0, 1, (job.rank,)
     num_batches = digits.batches_per_epoch(num_examples, num_workers, batch_size)
     if num_workers > 1:
@@ -275,7 +275,7 @@ def _order(config: Config, job: Any, num_images: int) -> tuple[Callable[[int], A
 
 
 def _own_gpus(config: Config) -> list[int]:
-    """Those of this process: over Horovod one, by its number on the host."""
+    """Returns this process's GPUs: over Horovod one, by its local rank."""
     if config.kv_store != "horovod" or not config.gpu_list:
         return config.gpu_list
     launch = comm.detect()
@@ -306,5 +306,5 @@ def _numbers(flag: str, text: str, kind: Any) -> list[Any]:
 
 @told_as_usage
 def parse(arguments: list[str]) -> Config:
-    """The command line -> configuration. Raises ValueError for what MXNet has and this has not."""
+    """Parses the command line: configuration. Raises ValueError for MXNet's options that are unsupported here."""
     return read(Config, arguments, "train.py mnist --engine mxnet", matter=basic(Config), elsewhere=fit_py.ELSEWHERE)

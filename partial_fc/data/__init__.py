@@ -1,4 +1,4 @@
-"""Bytes to batches: one file a format, one Loader for all of them."""
+"""Data input: a source for each file format, transforms, and one Loader for all of them."""
 
 from typing import TYPE_CHECKING
 

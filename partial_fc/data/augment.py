@@ -1,5 +1,5 @@
-"""Augmentation of character images, and the distortions that it and the renderer of the glyph set share. cv2 and numpy
-only, no threads: the loader has its own."""
+"""Augmentation of character images, and the distortions that it shares with the renderer of the glyph set. cv2 and
+numpy only; the loader has the threads."""
 
 import math
 
@@ -11,12 +11,10 @@ Image = NDArray[np.uint8]
 
 
 def glyph(image_HWC: Image, rng: np.random.Generator) -> Image:
-    """For characters. Never mirrored: a mirrored character is another one.
+    """Augments the image of a character; the same for all channels. Never mirrors: a mirrored character is another one.
 
-    Turned by up to 5 degrees, slanted, scaled by up to 10 %, moved by up to 4 % of the width; contrast and
-    brightness changed; blurred every second time; noise.
-
-    The same for all channels. What comes in from outside has the mean colour of the corners.
+    Rotates by up to 5 degrees, shears, scales by up to 10 %, shifts by up to 4 % of the width; changes contrast and
+    brightness; blurs every second image; adds noise. Pixels from outside get the mean colour of the corners.
     """
     height, width = image_HWC.shape[:2]
     u = rng.random(9)
@@ -44,11 +42,11 @@ def glyph(image_HWC: Image, rng: np.random.Generator) -> Image:
 
 
 def add_noise(image: Image, deviation: float, rng: np.random.Generator) -> Image:
-    """Uniform noise of a standard deviation in grey levels, alike in all channels; (H, W) or (H, W, C)."""
+    """Adds uniform noise of a standard deviation in grey levels, the same in all channels, to (H, W) or (H, W, C)."""
     height, width = image.shape[:2]
     channels = image.shape[2] if image.ndim == 3 else 1
-    # Bytes cost half of what normal deviates cost, and cv2 then adds, rounds and saturates in one pass. The raw
-    # 64-bit numbers of Philox and PCG64 are the bytes that rng.bytes gives after deviates, at a fifth of its cost.
+    # Bytes cost half of normal deviates, and cv2 then adds, rounds and saturates in one pass. The raw 64-bit numbers of
+    # Philox and PCG64 equal the bytes of rng.bytes after deviates, at a fifth of its cost.
     raw = rng.bit_generator.random_raw(-(-height * width // 8)).astype("<u8", copy=False)
     noise = raw.view(np.uint8)[: height * width].reshape(height, width)
     share = deviation * 12**0.5 / 256
@@ -64,10 +62,10 @@ def affine(
     scale: tuple[float, float],
     move: tuple[float, float],
 ) -> NDArray[np.float64]:
-    """Where in the source each pixel of the result lies: a matrix (2, 3) for cv2.WARP_INVERSE_MAP.
+    """Returns a matrix (2, 3) for cv2.WARP_INVERSE_MAP: the source position of each pixel of the result.
 
-    The whole source fills the whole result; then the result is scaled (x, y; 2 is twice as large), slanted
-    and turned about its centre, and moved right and down by pixels of the result. Sizes are (height, width).
+    The whole source fills the result, which is then scaled (x, y; 2 doubles the size), sheared and rotated about its
+    centre, and shifted right and down by pixels of the result. Sizes are (height, width).
     """
     angle = math.radians(degrees)
     cos, sin = math.cos(angle), math.sin(angle)

@@ -1,12 +1,12 @@
-"""Image files to RGB pixels of one size, with OpenCV."""
+"""Decoder of image files to RGB pixels, and resizing, with OpenCV."""
 
 import os
 import zlib
 from typing import Any
 
-# A file of some bytes can announce any number of pixels. OpenCV reads its limit when it is imported.
+# A small file can declare any number of pixels. OpenCV reads this limit on import.
 MAX_PIXELS = int(os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**26)))
-# Or it would write a line for every tag of a TIFF that it does not know.
+# Otherwise it logs a line for every unknown TIFF tag.
 os.environ.setdefault("OPENCV_LOG_LEVEL", "ERROR")
 
 import cv2  # noqa: E402
@@ -16,35 +16,34 @@ from simplejpeg import decode_jpeg, decode_jpeg_header  # noqa: E402
 
 from partial_fc.data.sample import BadRecord  # noqa: E402
 
-MAX_JPEG = 2**24  # pixels that a JPEG is decoded to; a larger one at a part of its width and height
+MAX_JPEG = 2**24  # pixels; larger JPEGs are decoded at reduced size
 MAX_ASPECT = 64  # of an image that is made square
-# Those of OpenCV's formats that images come in. Each decoder more is one more that reads what strangers wrote.
+# Only the common formats of OpenCV: every further decoder is another one that reads untrusted files.
 _PNG = b"\x89PNG\r\n\x1a\n"
 _UNUSED = (b"zTXt", b"iTXt", b"tEXt", b"iCCP")
-# JFIF's marker without a thumbnail, and the beginning of the picture itself (of a file with three channels or one).
+# JFIF's marker without a thumbnail, and a frame header (three channels or one).
 _PLAIN_JPEG = b"\xff\xd8\xff\xe0\x00\x10JFIF"
 _SCAN = b"\xff\xda\x00"
 _SIGNATURES = {b"\xff\xd8": "JPEG", _PNG: "PNG", b"BM": "BMP", b"RIFF": "WebP", b"GIF8": "GIF"}
 _SIGNATURES |= dict.fromkeys((b"II*\0", b"MM\0*"), "TIFF")
 _RARE = (b"GIF8", b"II*\0", b"MM\0*")
 
-# OpenCV's, by the part of width and height that a JPEG is decoded at.
+# OpenCV's flags by reduction of a JPEG's width and height.
 _FLAGS = {1: cv2.IMREAD_COLOR_RGB}
 _FLAGS |= {part: cv2.IMREAD_COLOR_RGB | flag for part, flag in ((2, 16), (4, 32), (8, 64))}
 
-# The loader has its own threads, one image each; OpenCV's own pool on top of them would fight for the same
-# cores.
+# The loader runs one image per thread; OpenCV's own pool would compete for the same cores.
 cv2.setNumThreads(0)
 
 
 def decode(content: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-    """JPEG, PNG, BMP, WebP, GIF or TIFF -> uint8 (H, W, 3) RGB; grey is expanded, alpha dropped, 16 bits become 8. Of
-    several pictures (GIF, WebP, TIFF) the first. As it is meant to be seen: what Exif says is turned is turned back.
+    """Decodes JPEG, PNG, BMP, WebP, GIF or TIFF to uint8 (H, W, 3) RGB; expands grey, drops alpha, reduces 16 bits to
+    8, takes the first of several pictures (GIF, WebP, TIFF), applies the Exif orientation.
 
-    out: uint8 (H, W, 3). An image of just that size may be decoded into it, and is it, then; by simplejpeg where that
-    gives the same bits.
-    A JPEG of more than MAX_JPEG pixels is decoded at a half, quarter or eighth of its width and height: a photo of 24
-    megapixels gives one of 6. BadRecord: another format, damaged, or of more than MAX_PIXELS pixels.
+    out: uint8 (H, W, 3). An image of exactly that size may be decoded into it, and is then returned as it; by
+    simplejpeg if that gives the same bits. A JPEG of more than MAX_JPEG pixels is decoded at a half, quarter or eighth
+    of its width and height: 24 megapixels give 6. Raises BadRecord for other formats, damage, or more than MAX_PIXELS
+    pixels.
     """
     part = _jpeg_part(content)
     if out is not None and part == 1 and content.startswith(_PLAIN_JPEG) and _decode_into(content, out):
@@ -55,7 +54,7 @@ def decode(content: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.u
             f"{', '.join(dict.fromkeys(_SIGNATURES.values()))}"
         )
     if content[:2] == b"\xff\xd8" and content.rfind(b"\xff\xd9") < 0:
-        # libjpeg would fill the missing part with grey and say nothing.
+        # libjpeg would silently fill the missing part with grey.
         raise BadRecord(f"JPEG of {len(content)} bytes has no end marker (ff d9): it is cut short")
     if content.startswith(_PNG):
         content = _checked_png(content)
@@ -72,13 +71,13 @@ def decode(content: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.u
 
 
 def _jpeg_part(content: bytes) -> int:
-    """1, or 2, 4 or 8: of a large JPEG."""
+    """Returns the reduction of a JPEG: 1, or 2, 4 or 8 for a large one."""
     if not content.startswith(b"\xff\xd8"):
         return 1
     try:
         height, width, *_ = decode_jpeg_header(content)
     except ValueError:
-        return 1  # OpenCV says what is wrong
+        return 1  # OpenCV reports the error
     for part in _FLAGS:
         if height * width <= MAX_JPEG * part**2:
             return part
@@ -86,8 +85,8 @@ def _jpeg_part(content: bytes) -> int:
 
 
 def _decode_into(content: bytes, out: NDArray[np.uint8]) -> bool:
-    """Whether `out` is now the image of a JPEG file. Not where the file has another size, where Exif may say that it is
-    turned, where its end is missing, or libjpeg has anything to complain of: OpenCV decides about those."""
+    """Decodes a JPEG into `out` and returns whether it did. Leaves to OpenCV a file of another size, with Exif that may
+    rotate, with a missing end, or with any warning from libjpeg."""
     if content.find(b"\xff\xe1", 0, content.find(_SCAN)) >= 0 or content.rfind(b"\xff\xd9") < 0:
         return False
     try:
@@ -97,10 +96,11 @@ def _decode_into(content: bytes, out: NDArray[np.uint8]) -> bool:
 
 
 def _checked_png(content: bytes) -> bytes:
-    """Without texts and colour profiles, which are not used, and of which a thousand can be megabytes each.
+    """Returns the PNG without text chunks and colour profiles, which are unused and can expand to megabytes each.
 
-    Raises BadRecord for one that OpenCV must not see: its decoder (4.11) ends the process with a segmentation fault for
-    some damaged headers, and reads animations too."""
+    Raises BadRecord for a file that OpenCV must not see: its decoder (4.11) ends with a segmentation fault for some
+    damaged headers, and reads animations too.
+    """
     at, first, left_out = len(_PNG), True, []
     while at < len(content):
         length, kind = int.from_bytes(content[at : at + 4], "big"), content[at + 4 : at + 8]
@@ -124,7 +124,7 @@ def _checked_png(content: bytes) -> bytes:
 
 
 def check_proportions(image: NDArray[np.uint8]) -> None:
-    """Raises BadRecord where one side is more than MAX_ASPECT times the other: such an image cannot be made square."""
+    """Raises BadRecord if one side is more than MAX_ASPECT times the other: such an image cannot be made square."""
     height, width = image.shape[:2]
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise BadRecord(f"image of {width} x {height} pixels; one side is more than {MAX_ASPECT} times the other")
@@ -133,8 +133,7 @@ def check_proportions(image: NDArray[np.uint8]) -> None:
 def fit(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     """Resizes the shorter side to `size` and crops the middle: (H, W, 3) -> (size, size, 3).
 
-    An image that has this size is returned as it is. Non-square images keep their proportions. BadRecord: as
-    check_proportions.
+    Returns an image of this size unchanged. Raises BadRecord as check_proportions.
     """
     height, width = image.shape[:2]
     if (height, width) == (size, size):
@@ -142,17 +141,17 @@ def fit(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     check_proportions(image)
     scale = size / min(height, width)
     height, width = max(size, round(height * scale)), max(size, round(width * scale))
-    # Averaging over areas avoids aliasing; for enlarging it would give blocks.
+    # Area averaging avoids aliasing but makes blocks when enlarging.
     resized: Any = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR)
     top, left = (height - size) // 2, (width - size) // 2
     return resized[top : top + size, left : left + size]
 
 
 def encode_square(content: bytes, size: int | None, quality: int) -> bytes:
-    """An image file of size x size as JPEG; the very same bytes if size is None, or if it has that size already and is
-    no GIF or TIFF, which few readers of records know.
+    """Returns an image file as a JPEG of size x size; unchanged if size is None, or if it has that size already and is
+    no GIF or TIFF, which few record readers support.
 
-    The image is decoded in either case, so that one that cannot be used is found here and not in training.
+    Decodes the image in either case: an unusable one is detected here, not in training.
     """
     image = decode(content)
     check_proportions(image)

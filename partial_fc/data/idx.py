@@ -1,8 +1,8 @@
-"""MNIST's idx files, compressed or not: http://yann.lecun.com/exdb/mnist describes them.
+"""MNIST's idx files, compressed or not (http://yann.lecun.com/exdb/mnist).
 
 A file is a big-endian header and then bytes: 0x00000803, N, rows, columns for images; 0x00000801, N for labels. There
 are four, `train-images-idx3-ubyte`, `train-labels-idx1-ubyte` and the same with t10k for the test set, each perhaps
-with `.gz`; whether a file is compressed is seen by its first two bytes, not by its name.
+with `.gz`; the first two bytes, not the name, tell whether a file is compressed.
 
 N images, H rows, W columns.
 """
@@ -32,17 +32,15 @@ _MOST_BYTES = 4 << 30
 
 
 class ImageSet(NamedTuple):
-    """image_NHW: uint8, 0 is black. label_N: int64, in [0, num_classes)."""
+    """Images and labels. image_NHW: uint8, 0 is black. label_N: int64, in [0, num_classes)."""
 
     image_NHW: NDArray[np.uint8]
     label_N: NDArray[np.int64]
 
 
 def read_set(folder: Path, split: Split, num_classes: int = 10) -> ImageSet:
-    """One of the two sets of a folder: its files lie in the folder itself or in its MNIST/raw, as torchvision has it.
-
-    Raises ValueError, which names the file, where one is missing, damaged, of the other kind, or fits not the other.
-    """
+    """Reads one set of a folder, from the folder itself or its MNIST/raw (torchvision's layout). Raises ValueError,
+    which names the file, if one is missing, damaged, of the other kind, or does not match the other."""
     images_path, labels_path = find(folder, split)
     image_NHW = read_idx(images_path, "images")
     label_N = read_idx(labels_path, "labels").astype(np.int64)
@@ -62,7 +60,7 @@ def read_set(folder: Path, split: Split, num_classes: int = 10) -> ImageSet:
 
 
 def find(folder: Path, split: Split) -> tuple[Path, Path]:
-    """(images, labels) of a set. An uncompressed file comes before a compressed one of the same name."""
+    """Returns the paths (images, labels) of a set. An uncompressed file comes before a compressed one."""
     folders = (folder, folder / "MNIST" / "raw")
     for folder in folders:
         images, labels = (_file(folder, split, kind) for kind in ("images", "labels"))
@@ -79,7 +77,7 @@ def find(folder: Path, split: Split) -> tuple[Path, Path]:
 
 
 def names(split: Split) -> tuple[str, str]:
-    """File names of a set's images and labels, without .gz."""
+    """Returns the file names of a set's images and labels, without .gz."""
     return f"{split}-images-idx3-ubyte", f"{split}-labels-idx1-ubyte"
 
 
@@ -92,7 +90,7 @@ def _file(folder: Path, split: Split, kind: Literal["images", "labels"]) -> Path
 
 
 def read_idx(path: Path, expect: Literal["images", "labels"]) -> NDArray[np.uint8]:
-    """uint8, (N, H, W) for images, (N,) for labels. Raises ValueError for a file that is not exactly that."""
+    """Reads uint8, (N, H, W) for images, (N,) for labels. Raises ValueError for any other file."""
     content = _content(path)
     magic = int.from_bytes(content[:4], "big") if len(content) >= 4 else None
     if _KINDS.get(magic or 0) != expect:
@@ -115,7 +113,7 @@ def read_idx(path: Path, expect: Literal["images", "labels"]) -> NDArray[np.uint
         )
     try:
         return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
-    except ValueError as error:  # 0 images of more pixels than NumPy counts
+    except ValueError as error:  # 0 images, whose pixel count overflows NumPy's
         raise ValueError(f"{path}: its header says {' x '.join(map(str, shape))}: {error}") from None
 
 
@@ -131,7 +129,7 @@ def _content(path: Path) -> bytes:
 
 
 def _as_announced(file: gzip.GzipFile) -> bytes:
-    """What the header announces and one byte more, if there is one: some bytes can be the beginning of terabytes."""
+    """Reads the bytes that the header announces and one more, if any: a few bytes can decompress to terabytes."""
     content = file.read(4)
     num_sizes = min(content[3], 3) if len(content) == 4 else 0
     content += file.read(4 * num_sizes)
@@ -153,8 +151,8 @@ def _unknown(content: bytes) -> str:
 
 
 def write_idx(path: Path, array: NDArray[np.uint8]) -> None:
-    """(N, H, W) images or (N,) labels; compressed where the name ends with .gz. The same array gives the same bytes:
-    the time of writing is left out. The file takes an old one's place at once."""
+    """Writes (N, H, W) images or (N,) labels, atomically; compressed if the name ends with .gz. The same array gives
+    the same bytes: there is no time stamp."""
     if array.dtype != np.uint8 or array.ndim not in (1, 3):
         raise ValueError(f"{path}: got {array.dtype} of shape {array.shape}, expected uint8, (N, H, W) or (N,)")
     magic = _IMAGES if array.ndim == 3 else _LABELS
@@ -169,7 +167,7 @@ def write_idx(path: Path, array: NDArray[np.uint8]) -> None:
 
 
 class IdxSource:
-    """One of the two sets of a folder. Raises ValueError as `idx.read_set` does."""
+    """A set of a folder as a source. Raises ValueError as `idx.read_set`."""
 
     def __init__(self, folder: Path, split: Split, num_classes: int = 10):
         self.image_NHW, self.label_N = read_set(folder, split, num_classes)
@@ -190,10 +188,10 @@ class IdxSource:
         return f"{self._where}, image {index}"
 
     def will_need(self, indices: Sequence[int]) -> None:
-        """All is in memory."""
+        """Does nothing: all samples are in memory."""
 
     def labels(self) -> NDArray:
         return self.label_N
 
     def class_names(self) -> None:
-        """None: they are no more than numbers."""
+        """Returns None: classes are numbers here."""

@@ -1,4 +1,4 @@
-"""Image files in one folder per class, or named by a list."""
+"""A source of image files, in one folder per class or named by a list."""
 
 import os
 from collections import defaultdict
@@ -17,12 +17,12 @@ _SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", 
 
 
 class ImageFolder:
-    """Class i is the i-th sub-folder in sorted order; its images are in sorted order too.
+    """Images whose class i is the i-th sub-folder in sorted order; images are sorted too.
 
-    With a list file: one image a line, `path label` (the label last, so the path may hold blanks), or the .lst of
-    im2rec, `index<TAB>label<TAB>path`. Paths are relative to `root`, which is the list's own folder if not given.
+    With a list file: one image a line, `path label` (the path may contain blanks), or im2rec's .lst format,
+    `index<TAB>label<TAB>path`. Paths are relative to `root`, by default the list's folder.
 
-    left_out: why -> paths of what is not read: files of other endings (by ending), hidden images, folders within class
+    left_out: reason -> paths of files that are not read: other endings (by ending), hidden images, folders within class
     folders, images beside the class folders.
     """
 
@@ -61,43 +61,43 @@ class ImageFolder:
         return str(self.root / self.names[index])
 
     def key(self, index: int) -> str:
-        """The image's path as the list has it, or below the folder."""
+        """Returns the image's path as in the list, or relative to the folder."""
         return self.names[index]
 
     def will_need(self, indices: Sequence[int]) -> None:
-        """Nothing: each file would have to be opened for the hint."""
+        """Does nothing: the hint would have to open each file."""
 
     def labels(self) -> NDArray[np.int64]:
         return self._labels
 
     def class_names(self) -> list[str] | None:
-        """The names of the folders; a list has none."""
+        """Returns the folder names; None for a list."""
         return self.classes or None
 
     def left_out_text(self) -> str:
-        """`3 .heic, 1 .mov; only .jpg ... are read`."""
+        """Describes the ignored files: `3 .heic, 1 .mov; only .jpg ... are read`."""
         most_first = sorted(self.left_out.items(), key=lambda item: -len(item[1]))
         counts = ", ".join(f"{len(paths):,} {why}" for why, paths in most_first)
         return f"{counts}; only ROOT/CLASS/IMAGE with {' '.join(_SUFFIXES)} are read"
 
 
 def image_names(folder: Path) -> list[str]:
-    """The image files of a folder, sorted."""
+    """Returns the names of a folder's image files, sorted."""
     return sorted(entry.name for entry in os.scandir(folder) if is_image_name(entry.name))
 
 
 def is_image_name(name: str) -> bool:
-    """By its ending; hidden files are none: macOS puts `._1.jpg`, no image, beside 1.jpg."""
+    """Tells image files by their ending; not hidden ones: macOS puts `._1.jpg`, no image, beside 1.jpg."""
     return name.lower().endswith(_SUFFIXES) and name[0] != "."
 
 
 def class_folders(root: Path) -> list[str]:
-    """The names of the folders that are classes, in the order of their numbers."""
+    """Returns the names of the class folders, in order of class number."""
     return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
 
 
 def _scan(root: Path) -> tuple[list[str], list[str], NDArray[np.int64], dict[str, list[str]]]:
-    """(class names, file names, labels, what is left out)."""
+    """Returns (class names, file names, labels, ignored files)."""
     if not root.is_dir():
         raise ValueError(f"{root} is not a folder; expected one with a sub-folder of images for each class")
     classes = class_folders(root)
@@ -128,7 +128,7 @@ def _scan(root: Path) -> tuple[list[str], list[str], NDArray[np.int64], dict[str
 
 
 def _why_left_out(entry: os.DirEntry[str]) -> str:
-    """Nothing for what nobody takes for an image, such as .DS_Store."""
+    """Returns why an entry is ignored; "" for one that nobody takes for an image, such as .DS_Store."""
     name = entry.name
     if name[0] == ".":
         return "hidden" if name.lower().endswith(_SUFFIXES) else ""
@@ -139,7 +139,7 @@ def _why_left_out(entry: os.DirEntry[str]) -> str:
 
 def _read_list(path: Path) -> tuple[list[str], NDArray[np.int64]]:
     names, labels = [], []
-    # A path is bytes to Linux: what is not UTF-8 comes back as it was.
+    # Linux paths are bytes: those that are not UTF-8 round-trip.
     with open(path, encoding="utf-8", errors="surrogateescape", opener=regular) as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():

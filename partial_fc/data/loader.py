@@ -1,7 +1,7 @@
 """Endless training batches: Loader(source, transform, order).
 
 The source reads a sample, the transform makes an array of it, the order says which sample stands at which position
-(order.py). The whole state is one integer: the position, how many samples all ranks have consumed.
+(order.py). The whole state is one integer: the position, the number of samples that all ranks have consumed.
 """
 
 import logging
@@ -24,25 +24,22 @@ from partial_fc.data.transform import channels_first
 
 class Transform(Protocol):
     def __call__(self, sample: Sample, rng: np.random.Generator, out: NDArray | None = None, /) -> NDArray:
-        """An array of one fixed shape and dtype; of images and clips channels last. Raises BadRecord.
-
-        out: where it is wanted, once the first sample has told shape and dtype; returned where it was written to. rng:
-        for this call only.
-        """
+        """Makes an array of one fixed shape and dtype; images and clips channels last. Raises BadRecord. out: the
+        destination, once the first sample has set shape and dtype; returned if it was used. rng: for this call."""
         ...
 
 
-_AUGMENT, _REPLACE = 1, 2  # what a key is for; 0 is the order's
+_AUGMENT, _REPLACE = 1, 2  # purposes of a key; 0 is the order's
 _log = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
     """One rank's part of a step.
 
-    input_B: what the transform made; of images and clips the last axis (channels) moved behind the batch's: (B, C, H,
-    W), (B, C, T, H, W), channels-last in memory. label_B, key_B: int64. epoch: passes over the set after this batch, a
-    fraction. position: samples consumed by all ranks after this batch; give it to a new Loader to continue here.
-    num_global: samples of this batch on all ranks. ends_epoch: no update goes on beyond this batch.
+    input_B: the transform's arrays; images and clips with channels moved behind the batch axis: (B, C, H, W), (B, C, T,
+    H, W), channels-last in memory. label_B, key_B: int64. epoch: passes over the set after this batch, a fraction.
+    position: samples consumed by all ranks after this batch; a new Loader resumes from it. num_global: samples of this
+    batch on all ranks. ends_epoch: no update continues past this batch.
     """
 
     input_B: Tensor
@@ -57,11 +54,10 @@ class Batch(NamedTuple):
 class Loader:
     """Iterates over batches without end; close it, or use it as a context manager.
 
-    transform: owns decoding, cropping and augmentation. Its rng depends on (seed, position) only, so neither ranks nor
-    threads change what a sample looks like. order: Keyed where not given. batch_size: of this rank. position: where to
-    start, as Batch.position said. A damaged record is named in the log and replaced by another one; more than
-    `max_bad_records` different ones on this rank raise ValueError. num_workers threads build batches, each a whole one
-    at a time (0: the calling thread does); up to `prefetch` batches wait beyond those in work.
+    transform: decodes, crops and augments. Its rng depends on (seed, position) only, so ranks and threads do not change
+    a sample. order: Keyed by default. batch_size: of this rank. position: where to start (Batch.position). Logs and
+    replaces a damaged record; more than `max_bad_records` different ones on this rank raise ValueError. num_workers
+    threads build a whole batch each (0: the calling thread does); up to `prefetch` finished batches wait.
     """
 
     def __init__(
@@ -96,24 +92,24 @@ class Loader:
         self.rank = rank
         self.world_size = world_size
         self.seed = seed
-        # Where the next batch to be given out begins.
+        # Position of the next batch to return.
         self.position = position
-        self._layout: tuple[tuple[int, ...], np.dtype] | None = None  # shape and dtype that the transform gave first
+        self._layout: tuple[tuple[int, ...], np.dtype] | None = None  # shape and dtype of the transform's first array
         self._augment_key = derive_key(seed, _AUGMENT)
         self.max_bad_records = max_bad_records
         self.pin_memory = pin_memory
-        self._bad: dict[int, str] = {}  # index -> what was wrong
+        self._bad: dict[int, str] = {}  # index -> error
         self._bad_lock = threading.Lock()
         self._stop = threading.Event()
         self._random = _Random()
         self._pool = ThreadPoolExecutor(max(1, num_workers), thread_name_prefix="loader")
         self._in_flight = num_workers + prefetch if num_workers else 0
         self._pending: deque[Future[Batch]] = deque()
-        self._next_position = position  # where the next batch to be started begins
+        self._next_position = position  # position of the next batch to start
 
     @property
     def num_bad_records(self) -> int:
-        """How many different records of this rank could not be used so far."""
+        """Returns how many different records of this rank were unusable so far."""
         return len(self._bad)
 
     def __iter__(self) -> Self:
@@ -133,7 +129,7 @@ class Loader:
         return batch
 
     def next_update(self, accumulate: int) -> list[Batch]:
-        """The micro-batches of one update: as many as asked for, fewer where an epoch ends that no update crosses."""
+        """Returns the micro-batches of one update: `accumulate`, or fewer at the end of an epoch (ends_epoch)."""
         batches: list[Batch] = []
         while len(batches) < accumulate and not (batches and batches[-1].ends_epoch):
             batches.append(next(self))
@@ -145,14 +141,14 @@ class Loader:
         return selection
 
     def seek(self, position: int) -> None:
-        """The next batch begins at this position. Batches that were under way are given up."""
+        """Sets the position of the next batch. Discards batches in progress."""
         for future in self._pending:
             future.cancel()
         self._pending.clear()
         self.position = self._next_position = position
 
     def close(self) -> None:
-        """Stops the threads and waits for them: at most the time of one image each."""
+        """Stops the threads and waits for them: at most for one image each."""
         self._stop.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._pending.clear()
@@ -194,7 +190,7 @@ class Loader:
         )
 
     def _empty(self, count: int) -> NDArray:
-        """Room for a batch of arrays like the first one of all."""
+        """Returns an empty batch of arrays like the very first one."""
         assert self._layout is not None
         shape, dtype = self._layout
         if not self.pin_memory:
@@ -211,7 +207,7 @@ class Loader:
             )
 
     def _load_or_replace(self, position: int, index: int, out: NDArray | None) -> tuple[NDArray, int, int]:
-        """(array, label, key). What replaces a damaged record depends on seed and position only."""
+        """Returns (array, label, key). The replacement of a damaged record depends on seed and position only."""
         attempt = 0
         while True:
             try:
@@ -234,7 +230,7 @@ class Loader:
             known = index in self._bad
             self._bad.setdefault(index, message)
             count = len(self._bad)
-            # Known ones count here too: once there are too many, no thread may go on looking for a good one.
+            # Known ones count too: beyond the limit no thread may continue to search for a good one.
             if count > self.max_bad_records or count == len(self.source):
                 first = "\n  ".join(list(self._bad.values())[:10])
                 raise ValueError(
@@ -246,7 +242,7 @@ class Loader:
 
 
 class _Random(threading.local):
-    """Each thread's generator, set anew for every sample: ten times as fast as a new one."""
+    """A generator per thread, reseeded for every sample: ten times as fast as a new one."""
 
     def __init__(self) -> None:
         self._bits = np.random.Philox(key=0)
@@ -256,8 +252,8 @@ class _Random(threading.local):
         self._state: Any = {"bit_generator": "Philox", "state": self._counters, **empty}
 
     def at(self, position: int, key: int) -> np.random.Generator:
-        """As `Generator(Philox(key=[position, key]))`. Philox is counter-based: any two of its keys give unrelated
-        streams, with no state to mix first. Good until the next call."""
+        """Returns the equivalent of `Generator(Philox(key=[position, key]))`, valid until the next call. Philox is
+        counter-based: any two keys give unrelated streams."""
         self._counters["key"] = (position, key)
         self._bits.state = self._state
         return self._generator

@@ -1,4 +1,4 @@
-"""Reads .npy and .npz files of numbers and names: no pickle, and no more numbers than the file has bytes for."""
+"""Reader of .npy and .npz files of numbers and names, without pickle; allocates no more than the file's size allows."""
 
 import math
 import os
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from partial_fc.files import regular
 
-# What NumPy's reader raises for damaged headers (TypeError: an absurd dtype), and zipfile (RuntimeError: encrypted).
+# Exceptions of NumPy for damaged headers (TypeError: an absurd dtype), and of zipfile (RuntimeError: encrypted).
 _DAMAGED = (
     EOFError,
     SyntaxError,
@@ -26,15 +26,14 @@ _DAMAGED = (
 
 
 def read_npy(path: Path) -> NDArray[Any]:
-    """The array of numbers, bools or texts in a file. Raises ValueError, which names the file, for one that is damaged
-    or of anything else, OSError as open does."""
+    """Reads an array of numbers, bools or texts. Raises ValueError, with the file's name, for anything else."""
     with open(path, "rb", opener=regular) as file:
         return _array(path, file, os.fstat(file.fileno()).st_size)
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a file of numpy.savez, by name. Raises as `read_npy`, also for compressed ones, which can be a
-    thousand times the file's size."""
+    """Reads a numpy.savez file's arrays, by name. Raises as `read_npy`, also if compressed: that can expand a
+    thousandfold."""
     try:
         with open(path, "rb", opener=regular) as file, zipfile.ZipFile(file) as archive:
             if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
@@ -49,7 +48,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _array(path: object, file: IO[bytes], num_bytes: int) -> NDArray[Any]:
-    """num_bytes: of the whole file, which has room for the numbers."""
+    """Reads one array; num_bytes, of the whole file, bounds its size."""
     begin, form = file.tell(), np.lib.format
     try:
         header = form.read_array_header_1_0 if form.read_magic(file) == (1, 0) else form.read_array_header_2_0

@@ -1,4 +1,4 @@
-"""Opening a training set: by what lies at a path, and on all ranks alike."""
+"""Opens a training set by the kind of file at a path, consistently on all ranks."""
 
 import os
 import socket
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def open_source(
     path: str | os.PathLike[str], num_classes: int | None = None, root: Path | None = None
 ) -> RecordSource | ImageFolder:
-    """The source at a path: a folder with train.rec, a .rec file, a folder of class folders, or a list of images, whose
-    paths are relative to `root`, or else to the list's folder."""
+    """Opens the source at a path: a folder with train.rec, a .rec file, a folder of class folders, or a list of images,
+    whose paths are relative to `root`, by default the list's folder."""
     path = Path(path)
     if not path.exists():
         raise ValueError(f"{path} not found; expected a folder with train.rec, a folder of class folders, or a list")
@@ -32,8 +32,8 @@ def open_source(
 
 
 def stated(path: Path) -> tuple[int | None, tuple[int, int] | None]:
-    """What a set says of itself without being read, (number of classes, (height, width)): the file `property` beside a
-    .rec, or how many class folders there are. (None, None): it says nothing, or is not there."""
+    """Returns (number of classes, (height, width)) that a set states without being read: in the file `property` beside
+    a .rec, or by its class folders. (None, None): nothing stated, or no set."""
     if path.suffix == ".rec" or (path / "train.rec").exists():
         return read_property(path.with_name("property") if path.suffix == ".rec" else path / "property")
     classes = class_folders(path) if path.is_dir() else []
@@ -41,13 +41,13 @@ def stated(path: Path) -> tuple[int | None, tuple[int, int] | None]:
 
 
 def open_on_all(make: Callable[[], Source], world: "World", has_trained_W: Sequence[bool] | None = None) -> Source:
-    """Opens a source with make() on every rank. Raises ValueError on all ranks where one cannot open it, or sees
-    another number of images, of classes, or other names of classes. A collective.
+    """Opens a source with make() on every rank. Raises ValueError on all ranks if one cannot open it, or sees another
+    number of images or classes, or other class names. A collective.
 
-    has_trained_W: which ranks have trained on it already, where hosts come and go. A new one without it, or with
-    another, must not end them: it raises ValueError alone, and the others elastic.HostsChanged.
+    has_trained_W: in elastic runs, the ranks that have trained on it. A new rank that lacks the set or has another one
+    raises ValueError alone, the others elastic.HostsChanged.
     """
-    # Not above: `open_source` alone does without torch, which takes seconds.
+    # Imported here: `open_source` alone needs no torch, which takes seconds.
     import torch
 
     from partial_fc.comm import elastic
@@ -67,7 +67,7 @@ def open_on_all(make: Callable[[], Source], world: "World", has_trained_W: Seque
         each = ", ".join(f"rank {rank} {_describe(*seen_W3[rank])}" for rank in others)
         raise elastic.HostsChanged(f"the training data is not what the others train on, who go on alone: {each}")
     if problem:
-        # A file that the other hosts may have.
+        # Other hosts may have the file.
         where = f"{socket.gethostname()}: " if isinstance(problem, OSError) and world.size > 1 else ""
         raise ValueError(f"{where}{problem}") from problem
     assert source is not None

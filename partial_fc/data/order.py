@@ -1,13 +1,13 @@
-"""Which sample stands at which position: the order in which a Loader reads its source.
+"""Sample orders of a Loader: which sample stands at which position.
 
 A position counts samples over all epochs and all ranks: epoch e holds positions e * N to (e + 1) * N - 1, N being the
-size of the set. Where training stands is one position, and from there on any number of ranks goes on.
+size of the set. The state of training is one position, from which any number of ranks can continue.
 
-    Keyed        shuffled by a keyed permutation: nothing is stored, every batch is full, batches run over epochs' ends
-    Blocks       nearly as well shuffled, and read in pieces that a disk or a network has together
-    Sharded      as the source has them; of S hosts the k-th takes k, k + S, k + 2S, ... (Caffe2's readers)
-    PerEpoch     torch's DistributedSampler: shuffled anew in each epoch, filled up with repeated samples until all
-                 ranks have equally many; an epoch's last batch may be smaller, by as much on every rank
+    Keyed        shuffled by a keyed permutation: nothing is stored, every batch is full, batches cross epoch boundaries
+    Blocks       nearly as well shuffled, and read in contiguous pieces of disk or network
+    Sharded      in source order; host k of S takes k, k + S, k + 2S, ... (Caffe2's readers)
+    PerEpoch     torch's DistributedSampler: reshuffled each epoch, padded with repeated samples until all ranks have
+                 equally many; an epoch's last batch may be smaller, by the same on every rank
     Epochs       another order, with epochs of a given size
 
 B samples of this rank, W ranks.
@@ -23,8 +23,8 @@ from torch import Tensor
 
 from partial_fc.counter_rng import derive_key, permute
 
-_AHEAD = 8192  # positions that are permuted at once
-_ORDER = 0  # what a key of `derive_key` is for; the loader uses 1 and 2
+_AHEAD = 8192  # positions permuted at once
+_ORDER = 0  # purpose of a key of `derive_key`; the loader uses 1 and 2
 
 
 class Selection(NamedTuple):
@@ -33,36 +33,35 @@ class Selection(NamedTuple):
     position_B: Tensor
     index_B: Tensor
     end: int
-    ends_epoch: bool  # whether an update must not go on beyond this batch
+    ends_epoch: bool  # no update may continue past this batch
 
 
 class Order(Protocol):
-    """A pure function of (seed, position), the same on all ranks. Its methods may be called from several threads."""
+    """A pure function of (seed, position), the same on all ranks. Its methods are safe to call from several threads."""
 
     num_samples: int
 
     def select(self, start: int, batch_size: int, rank: int, world_size: int) -> Selection:
-        """The batch that begins at position `start`."""
+        """Returns the batch that begins at position `start`."""
         ...
 
     def updates_at(self, position: float, update_size: int) -> float:
-        """How many updates of update_size samples a run from the start has made when it reaches a position; a fraction
-        within an update."""
+        """Returns how many updates of update_size samples a run makes up to a position; fractional within an update."""
         ...
 
     def updates_to(self, start: int, stop: float, update_size: int) -> int:
-        """How many updates lie between two positions."""
+        """Returns the number of updates between two positions."""
         ...
 
 
 class Keyed:
-    """The default: position p is sample permute(p mod N) of epoch p // N, consecutive positions on one rank."""
+    """The default order: position p is sample permute(p mod N) of epoch p // N, consecutive positions on one rank."""
 
     def __init__(self, num_samples: int, seed: int):
         self.num_samples = num_samples
         self._seed = seed
         self._lock = threading.Lock()
-        # The next batches of whoever asked last: (start, batch size, rank, world size) -> indices.
+        # The next batches of the last caller: (start, batch size, rank, world size) -> indices.
         self._ahead: dict[tuple[int, int, int, int], Tensor] = {}
 
     def select(self, start: int, batch_size: int, rank: int, world_size: int) -> Selection:
@@ -71,7 +70,7 @@ class Keyed:
         with self._lock:
             index_B = self._ahead.pop((start, batch_size, rank, world_size), None)
             if index_B is None:
-                # For a batch alone the permutation's forty small operations cost as much as decoding it.
+                # For a single batch the permutation's forty small operations cost as much as decoding it.
                 starts = range(start, start + max(1, _AHEAD // batch_size) * (end - start), end - start)
                 position_NB = (torch.tensor(starts) - start)[:, None] + position_B
                 index_NB = self._permute(position_NB.flatten()).view_as(position_NB)
@@ -90,10 +89,10 @@ class Keyed:
 
 
 class Blocks(Keyed):
-    """Blocks of consecutive samples in random order, and the samples of several blocks, a window, shuffled with one
-    another: for spinning disks and network drives. While a window is trained on, the next one is read.
+    """Shuffles blocks of consecutive samples, and then the samples of several blocks (a window), for spinning disks and
+    network drives. Reads the next window while training on the current one.
 
-    read_ahead(first, stop): has the operating system read these samples, in their order; called in a thread.
+    read_ahead(first, stop): makes the operating system read these samples, in their order; called in a thread.
     """
 
     def __init__(
@@ -108,10 +107,10 @@ class Blocks(Keyed):
         super().__init__(num_samples, seed)
         self._read_ahead = read_ahead
         self._block = block
-        self._num_blocks = num_samples // block  # what is left over stays at the end of the last window
+        self._num_blocks = num_samples // block  # the rest stays at the end of the last window
         self._window = block * blocks_per_window
         self._num_windows = max(1, self._num_blocks // blocks_per_window)
-        self._fetched = -1  # the last window that has been asked for, counted over all epochs
+        self._fetched = -1  # the last requested window, counted over all epochs
 
     def select(self, start: int, batch_size: int, rank: int, world_size: int) -> Selection:
         window = self._window_of(start)
@@ -122,7 +121,7 @@ class Blocks(Keyed):
         return super().select(start, batch_size, rank, world_size)
 
     def blocks_of(self, window: int) -> list[tuple[int, int]]:
-        """The samples [first, stop) of a window, ascending."""
+        """Returns the sample ranges [first, stop) of a window, ascending."""
         epoch, begin, end = self._bounds(window)
         block = torch.arange(begin // self._block, min(end // self._block, self._num_blocks))
         ranges = [(b * self._block, (b + 1) * self._block) for b in self._place_of(block, epoch).sort().values.tolist()]
@@ -149,7 +148,7 @@ class Blocks(Keyed):
         return index_N
 
     def _place_of(self, block: Tensor, epoch: int) -> Tensor:
-        """Where the source has the blocks that an epoch has one after another."""
+        """Returns the source positions of an epoch's blocks."""
         return permute(block, self._num_blocks, derive_key(self._seed, _ORDER, epoch)) if len(block) else block
 
     def _window_of(self, position: int) -> int:
@@ -157,14 +156,14 @@ class Blocks(Keyed):
         return epoch * self._num_windows + min(place // self._window, self._num_windows - 1)
 
     def _bounds(self, window: int) -> tuple[int, int, int]:
-        """(epoch, first and last place + 1 of the window in it)."""
+        """Returns (epoch, first and last block + 1 of the window in it)."""
         epoch, i = divmod(window, self._num_windows)
         return epoch, i * self._window, self.num_samples if i + 1 == self._num_windows else (i + 1) * self._window
 
 
 class Sharded:
-    """Samples as the source has them. Shard k of S, a host, takes k, k + S, k + 2S, ... and then k again; its batch is
-    divided over its processes in consecutive pieces (Caffe2's readers). Ranks are numbered host by host."""
+    """Samples in source order. Shard k of S, a host, takes k, k + S, k + 2S, ... and then k again; its batch is divided
+    over its processes in consecutive pieces (Caffe2's readers). Ranks are numbered host by host."""
 
     def __init__(self, num_samples: int, num_shards: int):
         if num_shards > num_samples:
@@ -185,7 +184,7 @@ class Sharded:
 
 
 class Epochs:
-    """Another order whose epochs are of a size of their own, whatever the source has."""
+    """Another order with epochs of a given size, independent of the source."""
 
     def __init__(self, order: Order, size: int):
         self.num_samples = size
@@ -241,7 +240,7 @@ class PerEpoch:
 
 
 def sample_order(position: Tensor, num_samples: int, seed: int) -> Tensor:
-    """Which sample stands at each position: int64 -> int64 in [0, num_samples).
+    """Maps positions to samples: int64 -> int64 in [0, num_samples).
 
     Every epoch, positions e * num_samples to (e + 1) * num_samples - 1, holds each sample once.
     """

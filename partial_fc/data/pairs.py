@@ -1,7 +1,7 @@
 """Verification pairs in the .bin files of InsightFace (lfw.bin, agedb_30.bin ...).
 
-Such a file is a pickle of (encoded images, issame): image files 2k and 2k + 1 are pair k. A pickle can run any code
-when it is loaded, and these files are passed around; so they are read through restricted_pickle.
+A file is a pickle of (encoded images, issame): image files 2k and 2k + 1 are pair k. Loading a pickle can run any code,
+and these files come from untrusted sources; restricted_pickle reads them.
 """
 
 import os
@@ -20,14 +20,14 @@ _MOST_BYTES = 16 << 30
 
 
 class Pairs(NamedTuple):
-    """images: 2 P image files, those of pair k at 2 k and 2 k + 1. same: bool (P,), one person or two."""
+    """Image pairs. images: 2 P image files, pair k at 2 k and 2 k + 1. same: bool (P,), True for one person."""
 
     images: list[bytes]
     same: NDArray[np.bool_]
 
 
 def write_pairs(path: str | os.PathLike[str], images: Sequence[bytes], same: Sequence[bool]) -> None:
-    """Writes what InsightFace's own code reads with pickle.load(file, encoding="bytes")."""
+    """Writes a file that InsightFace's own code reads with pickle.load(file, encoding="bytes")."""
     if len(images) != 2 * len(same):
         raise ValueError(f"{path}: got {len(images)} images for {len(same)} pairs, expected {2 * len(same)}")
     with replacing(Path(path)) as partial, partial.open("wb") as file:
@@ -35,7 +35,7 @@ def write_pairs(path: str | os.PathLike[str], images: Sequence[bytes], same: Seq
 
 
 def read_pairs(path: str | os.PathLike[str]) -> Pairs:
-    """Reads a .bin written by any Python. ValueError names the file and what is wrong with it."""
+    """Reads a .bin of any Python version. Raises ValueError, which names the file and the error."""
     try:
         content = restricted_pickle.loads(read_bytes(path, _MOST_BYTES))
         if not (isinstance(content, (tuple, list)) and len(content) == 2):

@@ -1,15 +1,15 @@
-"""The two files of a RecordIO set: the frames of NAME.rec and the index NAME.idx. Neither knows what a record holds.
+"""The two files of a RecordIO set: the frames of NAME.rec and the index NAME.idx, independent of the records' contents.
 
 NAME.rec is a sequence of frames, each starting at a multiple of 4 bytes, little-endian:
     uint32 0xCED7230A | uint32 part << 29 | length | payload | zeros up to a multiple of 4
-part is 0 for a whole record. A payload that holds the magic number at a multiple of 4 would confuse a scanner, so the
-writer splits it there and leaves those 4 bytes out: parts 1, 2, ..., 2, 3, which the reader joins with the magic number
-between them. Source of the format: dmlc-core `recordio.h`, `recordio.cc`.
+part is 0 for a whole record. A payload with the magic number at a multiple of 4 would confuse a scanner, so the writer
+splits it there and omits those 4 bytes: parts 1, 2, ..., 2, 3, which the reader joins with the magic number between
+them. Source of the format: dmlc-core `recordio.h`, `recordio.cc`.
 
-NAME.idx is text, one line a record: `key<TAB>offset of its first frame`. A large one gets a binary copy that opens at
-once, NAME.idx.cache, made anew when the size or time of NAME.idx changes:
+NAME.idx is text, one line a record: `key<TAB>offset of its first frame`. A large one gets a binary copy for fast
+opening, NAME.idx.cache, rewritten when the size or time of NAME.idx changes:
     8 bytes "PFCIDX01" | five u64: size of NAME.idx, its time in ns, R, CRC-32 of what follows, bytes of it
-    int64 offset (R,) | int64 key (R,), left out where the keys are 0, 1, ..., R - 1
+    int64 offset (R,) | int64 key (R,), omitted if the keys are 0, 1, ..., R - 1
 
 F frames, R records.
 """
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class FrameHeads(NamedTuple):
-    """is_frame: does a frame begin there? Else its part and length are 0. length: bytes of its payload."""
+    """Frame heads at offsets. is_frame: a frame begins there, else part and length are 0. length: payload bytes."""
 
     is_frame: NDArray[np.bool_]
     part: NDArray[np.uint8]
@@ -56,8 +56,8 @@ class FrameHeads(NamedTuple):
 
 
 class RecordFile:
-    """A mapped .rec file: opening it costs nothing, and processes of one machine share the pages. words: all of it as
-    numbers of 32 bits. Raises ValueError where it is too short for a frame."""
+    """A memory-mapped .rec file, shared by the processes of a machine. words: the file as uint32. Raises ValueError if
+    it is too short for a frame."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -69,14 +69,14 @@ class RecordFile:
 
     @property
     def words(self) -> NDArray[np.uint32]:
-        # Not kept: a map cannot be closed while an array shows it.
+        # Not stored: a map cannot be closed while an array refers to it.
         return np.frombuffer(self.map, "<u4", self.size // 4)
 
     def close(self) -> None:
         self.map.close()
 
     def have_room(self, offset_F: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tells which offsets can be those of a frame: multiples of 4 with room for its head after them."""
+        """Tells which offsets can start a frame: multiples of 4 with room for a head."""
         return (offset_F >= 0) & (offset_F % 4 == 0) & (offset_F <= self.size - FRAME.size)
 
     def heads(self, offset_F: NDArray[np.int64]) -> FrameHeads:
@@ -88,8 +88,8 @@ class RecordFile:
         return FrameHeads(is_frame, (head >> 29).astype(np.uint8), (head & MAX_RECORD_BYTES).astype(np.int64))
 
     def walk(self, begin: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """(part, begin, end) of the frames that follow one another from `begin` on, as long as they are whole and end
-        before `stop`. 17 million take 20 s."""
+        """Yields (part, begin, end) of consecutive whole frames from `begin` that end before `stop`: 17 million in 20
+        s."""
         at = begin
         while at + FRAME.size <= stop:
             magic, word = FRAME.unpack_from(self.map, at)
@@ -100,7 +100,7 @@ class RecordFile:
             at = aligned(end)
 
     def parts(self, offset: int) -> list[tuple[int, int]]:
-        """(begin, end) of the payloads that make the record which starts at an offset. Raises BadRecord."""
+        """Returns (begin, end) of the payloads of the record at an offset. Raises BadRecord."""
         part, begin, end = self._frame(offset)
         parts = [(begin, end)]
         if part == WHOLE:
@@ -118,14 +118,14 @@ class RecordFile:
         return parts
 
     def read(self, offset: int) -> bytes:
-        """The record that starts at an offset. Raises BadRecord."""
+        """Reads the record at an offset. Raises BadRecord."""
         part, begin, end = self._frame(offset)
         if part == WHOLE:
             return self.map[begin:end]
         return MAGIC_BYTES.join([self.map[begin:end] for begin, end in self.parts(offset)])
 
     def _frame(self, offset: int) -> tuple[int, int, int]:
-        """(part, begin, end of its payload) of the frame at an offset."""
+        """Returns (part, begin, end of its payload) of the frame at an offset."""
         begin = offset + FRAME.size
         if begin > self.size:
             raise BadRecord(f"offset {offset}: the file ends at {self.size}, inside a frame header")
@@ -145,7 +145,7 @@ class RecordFile:
 
 
 def aligned(offset: int) -> int:
-    """Returns where the frame after one that ends at `offset` starts."""
+    """Returns the start of the frame that follows an end at `offset`."""
     return offset + -offset % 4
 
 
@@ -153,9 +153,10 @@ def aligned(offset: int) -> int:
 
 
 def read_index(path: str | os.PathLike[str]) -> tuple[Keys, NDArray[np.int64]]:
-    """(keys, offsets) of a .idx file, sorted by key; the keys are a range where they are 0, 1, 2, ...
+    """Reads a .idx file: (keys, offsets), sorted by key; the keys are a range if they are 0, 1, 2, ...
 
-    8 bytes a record then, else 16, mapped from the copy where there is one. Parsing takes 16 and the text of a chunk.
+    Takes 8 bytes a record then, else 16, mapped from the binary copy if there is one. Parsing takes 16 and a chunk of
+    text.
     """
     path = Path(path)
     stat = os.stat(path)
@@ -194,7 +195,7 @@ def _parse(path: Path) -> tuple[Keys, NDArray[np.int64]]:
 
 
 def _read_lines(path: Path) -> Iterator[bytes]:
-    """The file in pieces of whole lines, so that never the whole text lies in memory beside the numbers."""
+    """Yields the file in chunks of whole lines, so that the whole text is never in memory."""
     with open(path, "rb", opener=regular) as file:
         while text := file.read(_CHUNK_BYTES):
             yield text + file.readline()
@@ -205,10 +206,10 @@ def _lines(text: bytes) -> int:
 
 
 def _parse_chunk(path: Path, text: bytes) -> NDArray[np.int64]:
-    """int64 (lines, 2): key, offset."""
+    """Parses lines to int64 (lines, 2): key, offset."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", DeprecationWarning)  # how numpy 1 says that a word is no number
+            warnings.simplefilter("error", DeprecationWarning)  # numpy 1's report of a word that is no number
             table = np.fromstring(text, np.int64, sep=" ")
     except (ValueError, DeprecationWarning):
         table = np.empty(0, np.int64)
@@ -220,19 +221,19 @@ def _parse_chunk(path: Path, text: bytes) -> NDArray[np.int64]:
 
 
 def _rec_bytes(path: Path) -> int:
-    """The size of the records' file beside an index."""
+    """Returns the size of the .rec file beside an index."""
     try:
         return os.stat(path.with_suffix(".rec")).st_size
-    except OSError:  # who opens it says what is wrong
+    except OSError:  # opening it reports the error
         return 1 << 62
 
 
 def _read_cache(cache: Path, stamp: tuple[int, int], rec_bytes: int) -> tuple[Keys, NDArray[np.int64]] | None:
-    """Reads the copy; None where there is no valid copy of this index: the folder may belong to others."""
+    """Reads the binary copy; None if there is no valid one of this index: the folder may not be ours."""
     try:
         check_regular(cache)
         content = np.memmap(cache, np.uint8, "r")
-    except (OSError, ValueError):  # not there; empty
+    except (OSError, ValueError):  # missing or empty
         return None
     if len(content) < _COPY_HEAD.size:
         return None
@@ -253,7 +254,7 @@ def _write_cache(cache: Path, stamp: tuple[int, int], keys: Keys, offset_R: NDAr
     crc = 0
     for column in columns:
         crc = zlib.crc32(column.astype("<i8", copy=False).data, crc)
-    # The name is this process' own: all ranks may come here at once.
+    # A name per process: all ranks may write one at once.
     own = cache.with_name(f"{cache.name}.{platform.node()}.{os.getpid()}")
     try:
         with own.open("wb") as file:

@@ -1,8 +1,8 @@
 """MXNet RecordIO (train.rec, train.idx) without MXNet: labelled records, their writer, and a set of them as a source.
 
-A record starts with a label header (`pack`, `unpack`), 24 bytes `<IfQQ`: flag, label, id, id2. Where flag > 0, that
-many float32 labels follow and the label field means nothing; then comes the image file. record_files.py has the files.
-Source of the format: MXNet `python/mxnet/recordio.py`.
+A record starts with a label header (`pack`, `unpack`), 24 bytes `<IfQQ`: flag, label, id, id2. If flag > 0, that many
+float32 labels follow and the label field is unused; then comes the image file. record_files.py has the files. Source of
+the format: MXNet `python/mxnet/recordio.py`.
 
 R records.
 """
@@ -58,7 +58,7 @@ class Header(NamedTuple):
 
 
 def pack(label: float | Sequence[float] | NDArray[np.float32], content: bytes, id: int = 0, id2: int = 0) -> bytes:
-    """A number is stored as flag 0, a sequence of n numbers as flag n; same bytes as mx.recordio.pack."""
+    """Encodes a record: a number as flag 0, a sequence of n numbers as flag n; same bytes as mx.recordio.pack."""
     if isinstance(label, (int, float, np.number)):
         return HEADER.pack(0, label, id, id2) + content
     array = np.asarray(label, dtype="<f4")
@@ -66,7 +66,7 @@ def pack(label: float | Sequence[float] | NDArray[np.float32], content: bytes, i
 
 
 def unpack(record: bytes) -> tuple[Header, bytes]:
-    """The label header and what follows it (empty in the header records of InsightFace)."""
+    """Returns the label header and the rest (empty in InsightFace's header records)."""
     if len(record) < HEADER.size:
         raise BadRecord(f"label header cut off: got {len(record)} bytes, expected at least {HEADER.size}")
     flag, label, id, id2 = HEADER.unpack_from(record)
@@ -81,8 +81,8 @@ def unpack(record: bytes) -> tuple[Header, bytes]:
 class RecordWriter:
     """Writes NAME.rec and NAME.idx byte for byte as mx.recordio.MXIndexedRecordIO does.
 
-    Both files appear under their names only when the writer closes without an exception, so an interrupted
-    run never leaves a file that looks complete.
+    Both files get their names only when the writer closes without an exception, so an interrupted run never leaves a
+    file that looks complete.
     """
 
     def __init__(self, rec_path: str | os.PathLike[str]) -> None:
@@ -127,10 +127,10 @@ class RecordWriter:
 
 
 class RecordReader:
-    """Random access to the records of one .rec file by key. Any number of threads may read at the same time.
+    """Random access to the records of one .rec file by key. Any number of threads may read at once.
 
-    The file is mapped, not read: opening costs the index only, and processes of one machine share the pages.
-    The index is kept as arrays: 8 bytes a record where the keys are 0, 1, 2, ..., else 16.
+    Maps the file: opening it reads the index only, and processes of one machine share the pages. The index takes 8
+    bytes a record if the keys are 0, 1, 2, ..., else 16.
     """
 
     def __init__(self, rec_path: str | os.PathLike[str], idx_path: str | os.PathLike[str] | None = None) -> None:
@@ -142,7 +142,7 @@ class RecordReader:
                 f"Make it anew: partial-fc data index {self.rec_path}"
             )
         self._file = RecordFile(self.rec_path)
-        # Records are read in random order: reading ahead of one would fetch many times what is used.
+        # Records are read in random order: read-ahead would fetch many times what is used.
         self._file.map.madvise(mmap.MADV_RANDOM)
         self.keys, self._offsets = read_index(self.idx_path)
         self._check_offsets(self.keys)
@@ -162,14 +162,14 @@ class RecordReader:
         return len(self.keys)
 
     def read(self, key: int) -> bytes:
-        """The payload under a key. KeyError: the index has no such key. BadRecord: the record is damaged."""
+        """Returns the payload of a key. Raises KeyError for an unknown key, BadRecord for a damaged record."""
         try:
             return self._file.read(self._offset_of(key))
         except BadRecord as error:
             raise BadRecord(f"{self.rec_path}, key {key}, {error}") from None
 
     def read_sample(self, key: int) -> tuple[Header, bytes]:
-        """The label header under a key and what follows it. KeyError and BadRecord as `read`."""
+        """Returns the label header of a key and the rest of the record. Raises as `read`."""
         record = self.read(key)
         try:
             return unpack(record)
@@ -177,12 +177,12 @@ class RecordReader:
             raise BadRecord(f"{self.rec_path}, key {key}: {error}") from None
 
     def read_labelled(self, key: int) -> tuple[float, bytes]:
-        """(first label, what follows the label header): `read_sample` without its objects, which cost as much again."""
+        """Returns (first label, bytes after the header): `read_sample` without its objects, which double the cost."""
         offset, map = self._offset_of(key), self._file.map
         if offset + _HEAD.size <= self._file.size:
             magic, length, flag, label = _HEAD.unpack_from(map, offset)
             begin, end = offset + _HEAD.size + 4 * flag, offset + FRAME.size + length
-            # Whole, not split: the bits above the length are 0.
+            # Not split: the bits above the length are 0.
             if magic == MAGIC and length <= MAX_RECORD_BYTES and begin <= end <= self._file.size:
                 if flag:
                     (label,) = _LABEL.unpack_from(map, offset + _HEAD.size)
@@ -191,15 +191,15 @@ class RecordReader:
         return float(header.label[0]), content
 
     def will_need(self, keys: NDArray[np.int64]) -> None:
-        """Asks the kernel to fetch records and returns at once, so that a disk has many reads to sort."""
+        """Asks the kernel to fetch records and returns at once, so that a disk can sort many reads."""
         starts = self._offsets[self._rows_of(keys)] // mmap.PAGESIZE * mmap.PAGESIZE
-        # The length is not known before the record is read. Twice the mean holds nearly all of them.
+        # The lengths are unknown before reading. Twice the mean covers nearly all records.
         num_bytes = np.minimum(2 * self._mean_bytes + mmap.PAGESIZE, self._file.size - starts)
         for start, count in zip(starts.tolist(), num_bytes.tolist(), strict=True):
             self._file.map.madvise(mmap.MADV_WILLNEED, start, count)
 
     def read_ahead(self, keys: NDArray[np.int64]) -> None:
-        """Reads what lies between the first and the last of these records, in large pieces, for the page cache."""
+        """Reads the range from the first to the last of these records, in large pieces, into the page cache."""
         offsets = self._offsets[self._rows_of(keys)]
         with open(self.rec_path, "rb", buffering=0) as file:
             at, stop = int(offsets.min()), int(offsets.max()) + 2 * self._mean_bytes
@@ -207,14 +207,14 @@ class RecordReader:
                 at += count
 
     def first_labels(self, keys: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The first label of each record, float32 (len(keys),), from the headers and without a Python loop.
+        """Returns the first label of each record, float32 (len(keys),), from the headers and without a Python loop.
 
-        Raises BadRecord for the first record whose frame or header is not whole, as far as the first label.
+        Raises BadRecord for the first record whose frame or header is cut short before its first label.
         """
         offset_R = self._offsets[self._rows_of(keys)]
         heads = self._file.heads(offset_R)
         flag_R, label_R = first_labels(self._file, np.where(heads.is_frame, offset_R, 0))
-        # Those that are no frame or too short are damaged, or split within their header.
+        # Others are damaged, or split within their header.
         least_R = np.where(flag_R == 0, HEADER.size, HEADER.size + 4)
         held_R = np.minimum(heads.length, self._file.size - FRAME.size - offset_R)
         for row in np.flatnonzero(~heads.is_frame | (held_R < least_R)).tolist():
@@ -245,8 +245,7 @@ class RecordReader:
 
 
 def first_labels(file: RecordFile, offset_R: NDArray[np.int64]) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-    """(flag, first label) of the records at offsets, as they stand in their first frame: where that holds not the whole
-    header, or is none, they mean nothing."""
+    """Returns (flag, first label) from the records' first frames; undefined if one does not hold the whole header."""
     words, first_R, last = file.words, offset_R // 4, file.size // 4 - 1
     flag_R = words[np.minimum(first_R + 2, last)]
     at_R = np.minimum(np.where(flag_R == 0, first_R + 3, first_R + 8), last)
@@ -254,9 +253,8 @@ def first_labels(file: RecordFile, offset_R: NDArray[np.int64]) -> tuple[NDArray
 
 
 def write_index(rec_path: str | os.PathLike[str]) -> int:
-    """Makes the .idx of a .rec anew and returns the number of records. Keys are the ids of the records; where those are
-    not all different or not below 2^63, the keys are 0, 1, 2, ... in file order. BadRecord: where a frame is damaged.
-    """
+    """Rebuilds the .idx of a .rec and returns the number of records. Keys are the records' ids; if these are not unique
+    or not below 2^63, the keys are 0, 1, 2, ... in file order. Raises BadRecord for a damaged frame."""
     rec_path = Path(rec_path)
     file = RecordFile(rec_path)
     offsets: list[int] = []
@@ -282,7 +280,7 @@ def write_index(rec_path: str | os.PathLike[str]) -> int:
 
 
 def _aligned_magics(record: bytes) -> list[int]:
-    """Multiples of 4 at which the magic number stands; bytes.find makes the usual case, none, cheap."""
+    """Returns the multiples of 4 with the magic number; bytes.find makes the usual case, none, cheap."""
     aligned_at = []
     at = record.find(MAGIC_BYTES)
     while at >= 0:
@@ -296,11 +294,11 @@ def _aligned_magics(record: bytes) -> list[int]:
 
 
 class RecordSource:
-    """`path` is a folder with train.rec, train.idx and maybe `property` (`num_classes,height,width`), or a
-    .rec.
+    """A RecordIO set. `path`: a folder with train.rec, train.idx and maybe `property` (`num_classes,height,width`), or
+    a .rec.
 
-    The class count is, in this order: the argument, the property file, the number of identity records, the
-    largest label + 1 (which reads the header of every record). image_size: (height, width), where the file says so.
+    The class count is, in this order: the argument, the property file, the number of identity records, the largest
+    label + 1 (which reads every record's header). image_size: (height, width), if stated.
     """
 
     def __init__(self, path: str | os.PathLike[str], num_classes: int | None = None) -> None:
@@ -352,7 +350,7 @@ class RecordSource:
         self.reader.will_need(np.array([self._keys[index] for index in indices], np.int64))
 
     def read_ahead(self, first: int, stop: int) -> None:
-        """Reads samples first to stop - 1 into the page cache. Takes as long as that does."""
+        """Reads samples first to stop - 1 into the page cache; blocks until done."""
         self.reader.read_ahead(np.array([self._keys[index] for index in range(first, stop)], np.int64))
 
     def labels(self) -> NDArray[np.int64]:
@@ -364,8 +362,8 @@ class RecordSource:
         return label.astype(np.int64)
 
     def class_names(self) -> list[str] | None:
-        """The names in classes.txt beside the .rec, one a line (`partial-fc data pack` writes it); None: there is none.
-        Raises ValueError where it names more classes than there are."""
+        """Returns the names in classes.txt beside the .rec, one a line (written by `partial-fc data pack`), or None.
+        Raises ValueError if it has more names than classes."""
         path = self.reader.rec_path.with_name("classes.txt")
         if not path.exists():
             return None
@@ -383,14 +381,14 @@ class RecordSource:
 
 
 def are_whole(raw_N: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Tells which labels, as records hold them, are whole numbers."""
-    with np.errstate(invalid="ignore"):  # NaNs that signal
+    """Tells which stored labels are whole numbers."""
+    with np.errstate(invalid="ignore"):  # signalling NaNs
         return np.isfinite(raw_N) & (raw_N == np.trunc(raw_N))
 
 
 def read_property(path: Path) -> tuple[int | None, tuple[int, int] | None]:
-    """Reads a file `property`: (class count, (height, width) of the images), None where it does not say. Files of
-    shuffled sets hold another count, which is ignored."""
+    """Reads a file `property`: (class count, (height, width) of the images), None for what it does not state. Ignores
+    the further number in files of shuffled sets."""
     if not path.exists():
         return None, None
     text = read_bytes(path, _PROPERTY_BYTES).strip()
@@ -403,11 +401,10 @@ def read_property(path: Path) -> tuple[int | None, tuple[int, int] | None]:
 
 
 def _image_keys(reader: RecordReader) -> tuple[NDArray[np.int64] | range, int | None]:
-    """(keys of the image records, number of identity records or None).
+    """Returns (keys of the image records, number of identity records or None).
 
-    InsightFace: record 0 holds [first identity key, end of identity keys) and no image; images are 1 to first
-    - 1; each identity record holds [first image, end of images) and no image. Anything else: every key is an
-    image.
+    InsightFace: record 0 holds [first identity key, end of identity keys) and no image; images are 1 to first - 1; each
+    identity record holds [first image, end of images) and no image. Otherwise every key is an image.
     """
     keys = reader.keys
     if keys[0] != 0:
@@ -435,10 +432,10 @@ def _image_keys(reader: RecordReader) -> tuple[NDArray[np.int64] | range, int | 
 
 
 def _first_identity(reader: RecordReader, rounded: float) -> int:
-    """The key of the first identity record.
+    """Returns the key of the first identity record.
 
-    float32 stores it exactly only up to 2^24 (glint360k has 17.1 million images), so the stored number is
-    taken for a neighbourhood: in it, the first key without an image that follows a key with one.
+    float32 stores it exactly only up to 2^24 (glint360k has 17.1 million images), so the key is searched near the
+    stored number: the first one without an image that follows a key with one.
     """
     keys = reader.keys
     near: range | tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Training without reading images: tells whether input is the bottleneck, at any number of classes."""
+"""Synthetic data: training without reading images, to find out whether input is the bottleneck."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,8 @@ from partial_fc.data.sample import Sample
 class Synthetic:
     """One random image for every sample; sample i has label i % num_classes.
 
-    The loader's keyed permutation makes the order of labels random, so they need no randomness of their own,
-    and every class occurs. 100 million classes cost no more memory than ten.
+    The loader's keyed permutation shuffles the labels, so they need no randomness of their own, and every class occurs.
+    100 million classes need no more memory than ten.
     """
 
     def __init__(self, num_classes: int, image_size: int = 112, num_samples: int | None = None) -> None:
@@ -30,10 +30,10 @@ class Synthetic:
         return f"synthetic sample {index}"
 
     def will_need(self, indices: Sequence[int]) -> None:
-        """Nothing is read."""
+        """Does nothing: no sample is read."""
 
     def labels(self) -> NDArray[np.int64]:
         return np.arange(self._num_samples) % self.num_classes
 
     def class_names(self) -> None:
-        """None: they are no more than numbers."""
+        """Returns None: classes are numbers here."""

@@ -1,5 +1,5 @@
-"""What a Loader makes of a sample: (sample, rng, out) -> an array of one fixed shape, channels last. Where `out`, the
-place in the batch, is given, it may be written there; then `out` itself is returned."""
+"""Transforms of a Loader: (sample, rng, out) -> an array of one fixed shape, channels last. `out`, if given, is the
+place in the batch; a transform may write there and then returns `out` itself."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Pixels = NDArray[np.uint8]
-# May change the image that it gets, and return it.
+# May modify its image in place and return it.
 Augment = Callable[[Pixels, np.random.Generator], Pixels]
 
 
 @dataclass(frozen=True)
 class SquareImage:
-    """An image of `size` x `size` pixels: decoded, resized and cropped at the centre where it has another size, then
-    augmented (augment.py). uint8 (size, size, 3) RGB. Raises BadRecord for an image that cannot be decoded."""
+    """An image of `size` x `size` pixels: decoded, resized and centre-cropped if it has another size, then augmented
+    (augment.py). uint8 (size, size, 3) RGB. Raises BadRecord for an image that cannot be decoded."""
 
     size: int
     augment: Augment | None = None
@@ -39,10 +39,10 @@ class SquareImage:
 
 @dataclass(frozen=True)
 class ShortSideCrop:
-    """A crop of `crop` x `crop` pixels of an image whose shorter side is made `resize` pixels first: at random, for
-    training, or the middle; mirror: every second one is mirrored. uint8 (crop, crop, 3) RGB; grey is expanded.
+    """A crop of `crop` x `crop` pixels of an image whose shorter side is resized to `resize`: random, for training, or
+    central; mirror: flip every second one. uint8 (crop, crop, 3) RGB; grey is expanded.
 
-    Caffe2's ImageInput: other side truncated, INTER_AREA, smaller images are enlarged.
+    As Caffe2's ImageInput: other side truncated, INTER_AREA, smaller images enlarged.
     """
 
     resize: int
@@ -68,22 +68,22 @@ class ShortSideCrop:
 
 
 def channels_first(array_B: "Tensor") -> "Tensor":
-    """A batch of images or clips, (B, ..., C), as networks take it: a view (B, C, ...), channels-last in memory. Of one
-    channel, which lies like that either way, the strides are the plain ones: with the others torch's convolutions round
-    several times as much. What has fewer dimensions (tokens, vectors, sequences of these) stays as it is."""
+    """Views a batch of images or clips, (B, ..., C), as (B, C, ...), channels-last in memory. With a single channel the
+    strides are contiguous: with the others torch's convolutions round several times as much. Leaves arrays of fewer
+    dimensions (tokens, vectors, sequences of these) unchanged."""
     if array_B.ndim < 4:
         return array_B
     return array_B.squeeze(-1).unsqueeze(1) if array_B.shape[-1] == 1 else array_B.movedim(-1, 1)
 
 
 def pixels(sample: Sample, _rng: np.random.Generator, _out: Pixels | None = None) -> Pixels:
-    """The pixels as the source has them, for sources that store pixels."""
+    """Returns the source's pixels unchanged, for sources that store pixels."""
     assert isinstance(sample.image, np.ndarray)
     return sample.image
 
 
 def mirror(image_HWC: Pixels, rng: np.random.Generator) -> Pixels:
-    """Left and right exchanged in place, every second time."""
+    """Flips every second image horizontally, in place."""
     if rng.random() < 0.5:
         cv2.flip(image_HWC, 1, dst=image_HWC)
     return image_HWC

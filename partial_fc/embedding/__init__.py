@@ -1,2 +1,2 @@
-"""A trained backbone at work: what an embedding is (definition.py), a model with its input contract (model.py), the
-files that it is loaded from (load.py). All that asks for embeddings of a trained model gets them here."""
+"""Inference with a trained backbone: the embedding (definition.py), a model with its input contract (model.py), and the
+files that it loads from (load.py). The only way to embeddings of a trained model."""

@@ -1,4 +1,4 @@
-"""Images as people have them -> pixels of the size that a network takes, some batches ahead of it."""
+"""User images -> pixels of the network's input size, read some batches ahead."""
 
 import os
 import sys
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from PIL.Image import Image as PilImage
 
 Pixels = NDArray[np.uint8]
-# A file's path, its bytes, RGB pixels (H, W, 3), or an image of Pillow's.
+# A file's path, its bytes, RGB pixels (H, W, 3), or a Pillow image.
 Image = Union[str, os.PathLike[str], bytes, Pixels, "PilImage"]
 T = TypeVar("T")
 _BATCHES_AHEAD = 2
 
 
 def is_one(images: object) -> bool:
-    """Whether it is one image, and not several."""
+    """Tells a single image from several."""
     if isinstance(images, np.ndarray):
         return images.ndim < 4
     return isinstance(images, str | os.PathLike | bytes) or _is_pil(images)
 
 
 def pixels_of(image: Image) -> Pixels:
-    """uint8 RGB (H, W, 3). Raises BadRecord for one that cannot be used, TypeError for what is no image."""
+    """Returns uint8 RGB (H, W, 3). Raises BadRecord for an unusable image, TypeError for anything else."""
     if isinstance(image, bytes):
         return decode(image)
     if isinstance(image, str | os.PathLike):
@@ -50,7 +50,7 @@ def pixels_of(image: Image) -> Pixels:
     if _is_pil(image):
         from PIL import ImageOps
 
-        # As files are read: turned as their Exif says, alpha dropped.
+        # As for files: Exif orientation applied, alpha dropped.
         return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
     raise TypeError(
         f"{type(image).__module__}.{type(image).__name__} is no image; expected a path, a file's bytes, an array of "
@@ -59,22 +59,22 @@ def pixels_of(image: Image) -> Pixels:
 
 
 def _is_pil(image: object) -> bool:
-    # Who has one has imported Pillow.
+    # A Pillow image exists only if Pillow is imported.
     pil = sys.modules.get("PIL.Image")
     return pil is not None and isinstance(image, pil.Image)
 
 
 def name_of(image: object, number: int) -> str:
-    """What messages call it; number: from 0, among those given."""
+    """Returns the image's name for messages; number: its index, from 0."""
     return f"image {number}{f', {os.fspath(image)}' if isinstance(image, str | os.PathLike) else ''}"
 
 
 def batches(
     items: Iterable[T], read: Callable[[T], Pixels], size: int, batch_size: int, num_threads: int | None = None
 ) -> Iterator[tuple[Tensor, dict[int, BadRecord]]]:
-    """Batches of the items' images as the network takes them, uint8 (I, 3, size, size), and by their places which of
-    them cannot be used, and why (black there). read: an item -> its pixels, in several threads while the network works
-    on the batches before; num_threads: None: as many as there are cores, at most 4."""
+    """Yields batches of the items' images, uint8 (I, 3, size, size), and the unusable ones (black there) by index, with
+    the error. read: item -> pixels, called by several threads while the network computes earlier batches; num_threads:
+    None: as many as cores, at most 4."""
     left = iter(items)
     ahead: deque[list[Future[Pixels]]] = deque()
     pool = ThreadPoolExecutor(num_threads or min(4, len(os.sched_getaffinity(0))))

@@ -1,11 +1,11 @@
-"""`partial_fc.load`: a trained backbone from whatever file it is in.
+"""`partial_fc.load`: a trained backbone from any file that holds one.
 
 a run's folder (--models-root)            its model.safetensors, else its newest checkpoint
-model.safetensors                         says network, sizes, input contract, flip rule and step itself
+model.safetensors                         states network, sizes, input contract, flip rule and step
 a checkpoint (step-N), or a folder of them    likewise, in its manifest
-model.pt, backbone.pth, checkpoint_gpu_R.pt   arcface_torch's: the network is told by names and shapes
-.pt, .pth, .ckpt                          the same of others; saved from DistributedDataParallel, torch.compile or
-                                          Lightning, too, whose prefixes ("module.", "_orig_mod.") are dropped
+model.pt, backbone.pth, checkpoint_gpu_R.pt   arcface_torch's: names and shapes tell the network
+.pt, .pth, .ckpt                          the same from elsewhere; prefixes of DistributedDataParallel, torch.compile
+                                          and Lightning ("module.", "_orig_mod.") are dropped
 """
 
 import logging
@@ -37,10 +37,10 @@ _log = logging.getLogger("partial_fc")
 def load(
     path: str | Path, device: torch.device | str = "cpu", *, image_size: int | None = None, flip: bool | None = None
 ) -> EmbeddingModel:
-    """The trained backbone at a path, ready to embed images.
+    """Loads the trained backbone at a path, ready to embed images.
 
-    image_size: pixels of a side, for files that do not say it; None: the largest that the weights fit. flip: add the
-    mirrored image's embedding; None: what the file says, else yes. Raises ValueError for a file that is damaged, of
+    image_size: pixels of a side, for files that do not state it; None: the largest that the weights fit. flip: add the
+    flipped image's embedding; None: as the file states, else yes. Raises ValueError for a file that is damaged, of
     another kind of network or of another image_size.
     """
     return find(Path(path), image_size, flip).model().to(device)
@@ -48,7 +48,7 @@ def load(
 
 @dataclass(frozen=True)
 class Found:
-    """A backbone as a file has it. source: that file, or the checkpoint's folder."""
+    """A backbone found in a file. source: that file, or the checkpoint's folder."""
 
     weights: dict[str, Tensor]
     network: Network
@@ -58,7 +58,7 @@ class Found:
     step: int | None
 
     def model(self) -> EmbeddingModel:
-        network, module = self.network, self.network.build("meta")  # a fresh one's weights would be drawn for nothing
+        network, module = self.network, self.network.build("meta")  # on meta: no weights are drawn in vain
         module.load_state_dict({name: _fp32(t) for name, t in self.weights.items()}, assign=True)
         return EmbeddingModel(
             module,
@@ -72,8 +72,7 @@ class Found:
         )
 
     def start(self, module: nn.Module, wanted: Network) -> None:
-        """Gives the weights to a module, which is `wanted`, to train on from them. Raises ValueError where they are of
-        another network or size."""
+        """Loads the weights into a module, to continue training. Raises ValueError if it is not of network `wanted`."""
         shapes = {name: t.shape for name, t in self.weights.items()}
         if self.network.name != wanted.name or shapes != {name: t.shape for name, t in module.state_dict().items()}:
             raise ValueError(f"{self.source} is a backbone {self.network}; this run has {wanted}")
@@ -82,21 +81,20 @@ class Found:
 
 @dataclass(frozen=True)
 class Stored:
-    """Weights as they are stored, not checked yet. facts: what the file says of them."""
+    """Stored weights, not validated yet. facts: what the file states about them."""
 
     source: Path
     weights: dict[str, Tensor]
     facts: dict[str, str]
 
     def check_input(self, ours: Pixels) -> None:
-        """Raises ValueError where the weights take other pixels than a network of ours."""
+        """Raises ValueError if the weights expect other pixels than our network."""
         theirs = contract_of(self.facts) or FACE
         if (theirs.mean, theirs.std, theirs.bgr) != (ours.mean, ours.std, ours.bgr):
             raise ValueError(f"{self.source} takes {theirs.description}; this run's network takes {ours.description}")
 
     def start_partly(self, module: nn.Module) -> str:
-        """Gives a module the weights that have a name and shape of its own. Returns a sentence on what that left out.
-        Raises ValueError where none fits."""
+        """Loads the weights that match a module's; returns a sentence on the others. Raises ValueError if none do."""
         expected = module.state_dict()
         taken = fitting(self.weights, expected)
         problems = misfits(self.weights, expected)
@@ -107,7 +105,7 @@ class Stored:
 
 
 def find(path: Path, image_size: int | None = None, flip: bool | None = None) -> Found:
-    """The backbone at a path, its weights checked; see `load`."""
+    """Finds the backbone at a path and validates its weights; see `load`."""
     if image_size is not None and (type(image_size) is not int or image_size < models.SMALLEST_IMAGE):
         raise ValueError(f"image_size is {image_size!r}; expected a whole number from {models.SMALLEST_IMAGE}")
     if flip not in (None, True, False):
@@ -116,9 +114,9 @@ def find(path: Path, image_size: int | None = None, flip: bool | None = None) ->
 
 
 def stored_at(path: Path) -> Stored:
-    """The weights at a path, from whatever file they are in."""
+    """Reads the weights at a path, from any supported file."""
     if path.name == "backbone.safetensors" and (path.parent / MANIFEST).exists():
-        path = path.parent  # whose manifest says what it is
+        path = path.parent  # the manifest beside it describes it
     if path.is_dir():
         delivered = path / "model.safetensors"
         if is_step(path) or not delivered.exists():
@@ -137,7 +135,7 @@ def stored_at(path: Path) -> Stored:
 
 
 def from_checkpoint(stored: Checkpoint, image_size: int | None = None, flip: bool | None = None) -> Found:
-    """The backbone of a checkpoint. Raises ValueError where it has none that embeds images."""
+    """Returns the backbone of a checkpoint. Raises ValueError if it has none that embeds images."""
     return check(_of_checkpoint(stored), image_size, flip)
 
 
@@ -154,8 +152,7 @@ def _of_checkpoint(stored: Checkpoint) -> Stored:
 
 
 def facts_of(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """What a checkpoint's manifest says of its network, as model.safetensors does. Those of version 0.1 have it among
-    the flags."""
+    """Returns a manifest's facts about the network, as in model.safetensors. Version 0.1 keeps them in the flags."""
     given = manifest.get("configuration") or {}
     facts = {name: str(given[name]) for name in ("network", "embedding_size", "image_size") if given.get(name)}
     if type(given.get("mirror")) is bool:
@@ -173,7 +170,7 @@ def _step(folder: Path) -> Path:
 
 
 def check(stored: Stored, image_size: int | None = None, flip: bool | None = None) -> Found:
-    """The backbone that stored weights are. Raises ValueError where they are none that is known here, or not whole."""
+    """Validates stored weights. Raises ValueError if they are of no known network, or incomplete."""
     path, weights, facts = stored.source, stored.weights, stored.facts
     if "network" in facts:
         network = _said(path, facts)
@@ -195,7 +192,7 @@ def check(stored: Stored, image_size: int | None = None, flip: bool | None = Non
 
 
 def _said(path: Path, facts: Mapping[str, str]) -> Network:
-    """The network that a file names. Raises ValueError for one that is none of recipe face."""
+    """Returns the network that a file names. Raises ValueError if recipe face has no such network."""
     name, recipe = facts["network"], facts.get("recipe", "another")
     if name == "MXNet symbol":
         raise ValueError(
@@ -214,5 +211,5 @@ def _said(path: Path, facts: Mapping[str, str]) -> Network:
 
 
 def _fp32(t: Tensor) -> Tensor:
-    """In memory of its own: a mapped file may change under the model."""
+    """Copies to fp32: a mapped file may change under the model."""
     return t.float().clone(memory_format=torch.contiguous_format) if t.is_floating_point() else t.clone()

@@ -1,7 +1,4 @@
-"""A trained backbone that embeds images: EmbeddingModel.
-
-I images of a batch, N all of them, D feature width.
-"""
+"""EmbeddingModel, a trained backbone that embeds images. I images of a batch, N all of them, D feature width."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -21,9 +18,9 @@ from partial_fc.models.inputs import FACE, Pixels
 class EmbeddingModel:
     """A trained backbone with its input contract, in fp32 and evaluation mode.
 
-    network: the module, normalised images (I, 3, image_size, image_size) -> features (I, embedding_size). name: as
-    --network has it. flip: the mirrored image counts too. source: the file or checkpoint that it came from; step: of
-    its training, None: not said.
+    network: the module, normalised images (I, 3, image_size, image_size) -> features (I, embedding_size). name: as in
+    --network. flip: add the flipped image. source: the file or checkpoint of origin; step: of its training, None:
+    unknown.
     """
 
     def __init__(
@@ -38,7 +35,7 @@ class EmbeddingModel:
         source: Path,
         step: int | None = None,
     ):
-        # As training has it by default: the same convolutions give the same bits.
+        # As in training by default: the same convolutions give the same bits.
         self.network = network.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.name, self.embedding_size, self.image_size = name, embedding_size, image_size
         self.to_input, self.flip = to_input, flip
@@ -54,7 +51,7 @@ class EmbeddingModel:
         )
 
     def facts(self) -> dict[str, str]:
-        """What a file of the network says of it, by the names that `load` looks for."""
+        """Returns what a file of the network states about it, under the keys of `load`."""
         facts = {
             "network": self.name,
             "embedding_size": str(self.embedding_size),
@@ -66,7 +63,7 @@ class EmbeddingModel:
         return facts if self.step is None else {**facts, "step": str(self.step)}
 
     def to(self, device: torch.device | str) -> "EmbeddingModel":
-        """Moves the network there; returns the model. Raises ValueError where there is no such device."""
+        """Moves the network to a device; returns the model. Raises ValueError if there is no such device."""
         try:
             self.device = torch.device(device)
             self.network.to(self.device)
@@ -76,8 +73,7 @@ class EmbeddingModel:
 
     @torch.no_grad()
     def forward(self, image_I3HW: Tensor) -> Tensor:
-        """uint8 RGB images (I, 3, H, W) on any device -> features (I, D) on the model's, not normalised; nothing is
-        mirrored or added."""
+        """Maps uint8 RGB images (I, 3, H, W) on any device to features (I, D), not normalised, without flip."""
         return self.network(self.to_input(image_I3HW.to(self.device, non_blocking=True)))
 
     def embed(
@@ -87,16 +83,16 @@ class EmbeddingModel:
         flip: bool | None = None,
         on_error: Literal["raise", "nan"] = "raise",
     ) -> NDArray[np.float32]:
-        """Embeddings of length 1, (N, D): their products are cosines.
+        """Returns embeddings of length 1, (N, D): their products are cosines.
 
-        images: paths, files' bytes, RGB pixels (uint8 (H, W, 3)) or Pillow's images, one or any number of them; of
-        another size than the network takes, their shorter side is resized and the middle cut out. batch_size: images of
-        one call of the network. flip: None: the model's own. on_error: of an image that cannot be used: raise, a
-        ValueError that names it; nan, its row is NaN. Raises ValueError where an embedding has no direction.
+        images: paths, files' bytes, RGB pixels (uint8 (H, W, 3)) or Pillow images, one or any number of them; for
+        another size than the network's, the shorter side is resized and the middle cropped. batch_size: images per
+        forward. flip: None: the model's own. on_error: for an unusable image: "raise" a ValueError that names it, or
+        "nan", which makes its row NaN. Raises ValueError for an embedding of length 0, NaN or Inf.
         """
         if batch_size < 1 or on_error not in ("raise", "nan"):
             raise ValueError(f"batch_size {batch_size}, on_error {on_error!r}; expected at least 1, 'raise' or 'nan'")
-        given: list[Image] = []  # of the batches read ahead, for the names
+        given: list[Image] = []  # of the batches read ahead, for their names
 
         def each() -> Iterable[Image]:
             for image in [images] if is_one(images) else images:  # type: ignore[union-attr]
@@ -117,13 +113,13 @@ class EmbeddingModel:
         return np.concatenate(rows)
 
     def embed_pixels(self, image_I3HW: Tensor, flip: bool | None = None, unit: bool = True) -> NDArray[np.float32]:
-        """Embeddings (I, D) of length 1 of uint8 RGB images of the network's size; NaN where the network gives no
-        direction. unit: else of the length that the network gives."""
+        """Returns embeddings (I, D) of uint8 RGB images of the network's size; NaN for zero features. unit: scale to
+        length 1, else keep the network's length."""
         embed = unit_embeddings if unit else sum_of_views
         return embed(self.forward, image_I3HW, self.flip if flip is None else flip)[0].float().numpy()
 
     def check(self, row_ID: NDArray[np.float32], bad: Iterable[int], name: Callable[[int], str]) -> None:
-        """Raises ValueError, with the image's name, for an embedding that is not finite, but of the bad ones."""
+        """Raises ValueError, with the image's name, for a NaN or Inf embedding of an image that is not in `bad`."""
         broken = set(np.flatnonzero(~np.isfinite(row_ID).all(axis=1)).tolist()) - set(bad)
         if broken:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Embeddings of a source's images by all ranks together, in the source's order, a batch of each at a time.
+"""Embeddings of a source's images by all ranks together, in source order, one batch per rank at a time.
 
 I images of one exchange, N all of them, D feature width, W ranks.
 """
@@ -19,8 +19,7 @@ from partial_fc.embedding.model import EmbeddingModel
 
 @dataclass(frozen=True)
 class Embedded:
-    """Images first to first + I - 1. row_ID: length 1; NaN for those in `bad`, which cannot be used, whose label may be
-    -1."""
+    """Images first to first + I - 1. row_ID: length 1; NaN for unusable images (`bad`), whose label may be -1."""
 
     first: int
     row_ID: NDArray[np.float32]
@@ -37,11 +36,11 @@ def embedded(
     *,
     unit: bool = True,
 ) -> Iterator[Embedded]:
-    """Embeds all images in order, for every rank; the same bits for any number of ranks, since every batch is composed
-    alike. unit: else of the length that the network gives.
+    """Embeds all images in order, for every rank; bit-identical for any number of ranks, since the batches are the
+    same. unit: else keep the network's length.
 
     Each piece is one all-gather of 4 D + 12 bytes an image: every rank must consume the whole iterator. Raises
-    ValueError, on all ranks alike, where the network gives no direction.
+    ValueError, on all ranks alike, for an embedding of length 0, NaN or Inf.
     """
     num_batches = -(-len(source) // batch_size)
     mine = (
@@ -66,7 +65,7 @@ def embedded(
             at = first + world.rank * batch_size
             label_I = np.array([label_of.pop(at + i, -1) for i in range(len(row_ID))], np.int64)
             is_bad_I = np.array([i in bad for i in range(len(row_ID))], np.int32)
-            # Bits of several types in one message.
+            # Bytes of several dtypes in one message.
             packed = torch.from_numpy(
                 np.concatenate((row_ID.view(np.int32), label_I[:, None].view(np.int32), is_bad_I[:, None]), axis=1)
             )
@@ -80,7 +79,7 @@ def embedded(
 
 
 def why_bad(source: Source, index: int) -> str:
-    """What is wrong with an image that cannot be used, as this rank sees it."""
+    """Returns the error of an unusable image on this rank."""
     try:
         sample = source.read(index)
         with naming(source, index):

@@ -1,5 +1,4 @@
-"""Images to embed, however they are given: a folder, a list, a .rec, or files. Unlike for training, none needs a
-class."""
+"""Sources of images to embed: a folder, a list, a .rec, or files. Unlike for training, no classes are needed."""
 
 import os
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ NO_CLASS = -1
 
 class KeyedSource(Source, Protocol):
     def key(self, index: int) -> str:
-        """What a table calls the image: its path as a folder or list has it, or its number in a .rec."""
+        """Returns the image's name in tables: its path in the folder or list, or its number in a .rec."""
         ...
 
 
@@ -38,7 +37,7 @@ class ImageFiles(ImageFolder):
 
 
 def open_images(paths: Sequence[Path]) -> KeyedSource:
-    """The images at one path or several. Raises ValueError where there are none, or what is there is ambiguous."""
+    """Opens the images at one path or several. Raises ValueError if there are none, or the kind is ambiguous."""
     missing = [path for path in paths if not path.exists()]
     if missing:
         raise ValueError(
@@ -65,12 +64,11 @@ def _is_image(path: Path) -> bool:
 
 
 def _without_labels(path: Path) -> list[str]:
-    """The paths in a list that has no labels, which its first line tells: all of it is the path of a file. Empty: it
-    has some."""
+    """Returns the paths in a list without labels, whose first line is a file's path; empty for other lists."""
     with open(path, encoding="utf-8", errors="surrogateescape", opener=regular) as file:
         lines = filter(None, (line.rstrip("\r\n") for line in file))
         first = next(lines, "")
-        if not os.path.isfile(path.parent / first):  # Path's own raises for a name that is too long
+        if not os.path.isfile(path.parent / first):  # Path.is_file raises for a name that is too long
             return []
         names = [first, *lines]
     for number, name in enumerate(names, start=1):

@@ -1,4 +1,4 @@
-"""Top-1 and top-5 accuracy of a classifier, a confusion matrix, and a picture of its surest mistakes.
+"""Top-1 and top-5 accuracy of a classifier, a confusion matrix, and a picture of its most confident mistakes.
 
 N samples, B of one batch, C classes, M mistakes.
 """
@@ -20,13 +20,12 @@ from partial_fc.evaluate.evaluation import Forward, read_ahead
 
 _MOST_CLASSES = 1000  # of a confusion matrix
 _MOST_MISTAKES = 60  # of the picture
-# Losses are added as whole multiples of this: whole numbers have one sum, whatever the order.
+# Losses are summed as integer multiples of this: integer sums do not depend on the order.
 _LOSS_UNIT, _LARGEST_LOSS = 2.0**-24, 2.0**12
 
 
 class Classification:
-    """A set of labelled samples; each is seen once, whatever the number of ranks, and in the same batch, so that the
-    numbers are equal to the last bit."""
+    """Evaluates labelled samples, each once and in the same batch for any number of ranks: bit-identical results."""
 
     board = ""
 
@@ -39,25 +38,24 @@ class Classification:
         top: int = 5,
         limit: int | None = None,
     ):
-        """transform: as a Loader's, without chance in it. top: the second accuracy counts a label among so many of the
-        likeliest classes. limit: only so many samples, the first ones."""
+        """transform: a Loader's, but deterministic. top: k of top-k accuracy. limit: use only the first samples."""
         self.name, self.source, self.transform, self.batch_size = name, source, transform, batch_size
         self.top = min(top, source.num_classes)
-        self.num_samples = self.num_items = min(len(source), limit or len(source))  # an item is read at once
-        # Of the latest run, equal on every rank. confusion_CC: int64 counts by (label, prediction), of up to 1,000
-        # classes. mistakes_M3: float64 (sample, prediction, probability), the surest first, at most 60.
+        self.num_samples = self.num_items = min(len(source), limit or len(source))  # an item is read as a whole
+        # Results of the latest run, equal on every rank. confusion_CC: int64 counts by (label, prediction), of up to
+        # 1,000 classes. mistakes_M3: float64 (sample, prediction, probability), the most confident first, at most 60.
         self.confusion_CC: Tensor | None = None
         self.mistakes_M3 = torch.zeros(0, 3, dtype=torch.float64)
         self.num_correct = 0
         self.loss = math.nan  # mean cross-entropy
-        self._problem: Exception | None = None  # the first batch of this rank that cannot be read
+        self._problem: Exception | None = None  # the first unreadable batch of this rank
 
     def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
-        """Yields NAME/accuracy and NAME/topK. Two collectives. Raises ValueError for a sample that cannot be used,
-        FloatingPointError for an output that is not finite, both on all ranks alike."""
+        """Yields NAME/accuracy and NAME/topK. Two collectives. Raises ValueError for an unusable sample,
+        FloatingPointError for a NaN or Inf output, both on all ranks alike."""
         num_classes = self.source.num_classes
         cells = num_classes**2 if num_classes <= _MOST_CLASSES else 0
-        counts = torch.zeros(cells + 5, dtype=torch.int64)  # then: loss, correct, among the top, not finite, unusable
+        counts = torch.zeros(cells + 5, dtype=torch.int64)  # then: loss, correct, among the top, NaN or Inf, unusable
         mistakes = [torch.zeros(0, 3, dtype=torch.float64)]
         for index_B, input_B, label_B in self._batches(world, counts):
             logit_BC = forward(input_B).double().cpu()
@@ -91,8 +89,8 @@ class Classification:
         ]
 
     def draw(self, folder: Path) -> None:
-        """mistakes.png: the surest mistakes, each with its label and what it was taken for; none, no picture, nor of
-        samples that are no pictures themselves."""
+        """Draws mistakes.png: the most confident mistakes, with label and prediction; nothing without mistakes, or for
+        samples that are no pictures."""
         path = folder / "mistakes.png"
         path.unlink(missing_ok=True)
         if self._load(0)[0].ndim < 3:
@@ -103,8 +101,7 @@ class Classification:
         pictures.write(path, pictures.sheet([pictures.Row("", tiles)]))
 
     def _batches(self, world: World, counts: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """(sample numbers, inputs, labels) of this rank's batches; those that cannot be read are counted in the last of
-        `counts`."""
+        """Yields (sample numbers, inputs, labels) of this rank's batches; counts unusable ones in `counts[-1]`."""
         self._problem = None
         for index_B, input_B, label_B, error in read_ahead(
             self._read, math.ceil(self.num_items / self.batch_size), world, self.name
@@ -116,13 +113,13 @@ class Classification:
                 counts[-1] += 1
 
     def _read(self, batch: int) -> tuple[Tensor, Tensor, Tensor, Exception | None]:
-        """(sample numbers, inputs, labels, what is wrong with them) of a batch."""
+        """Reads a batch: (sample numbers, inputs, labels, error)."""
         index_B = torch.arange(batch * self.batch_size, min((batch + 1) * self.batch_size, self.num_items))
         nothing = torch.empty(0)
         try:
             pairs = [self._load(index) for index in index_B.tolist()]
         except (ValueError, OSError) as error:
-            # Not raised here: the other ranks would wait for this one. `_check` raises it on all of them.
+            # Not raised here: the other ranks would wait for this one. `_check` raises it on all ranks.
             return index_B, nothing, nothing, error
         arrays, labels = zip(*pairs, strict=True)
         return index_B, channels_first(torch.from_numpy(np.stack(arrays))), torch.tensor(labels), None
@@ -142,11 +139,11 @@ class Classification:
 
     def _tile(self, index: int, prediction: int) -> pictures.Tile:
         image, label = self._load(index)
-        image = image[-1] if image.ndim == 5 else image  # of several crops one
-        image = image[image.shape[0] // 2] if image.ndim == 4 else image  # of a clip one frame
+        image = image[-1] if image.ndim == 5 else image  # the last of several crops
+        image = image[image.shape[0] // 2] if image.ndim == 4 else image  # the middle frame of a clip
         return pictures.Tile(pictures.fit(image), [f"{label} as {prediction}"])
 
 
 def surest(row_M3: Tensor) -> Tensor:
-    """The rows with the highest probabilities, the most probable first; of equal ones in their order."""
+    """Returns the rows with the highest probabilities, in descending order; ties keep their order."""
     return row_M3[(-row_M3[:, 2]).argsort(stable=True)][:_MOST_MISTAKES]

@@ -1,4 +1,4 @@
-"""What the training loop asks of an evaluation, and how the ranks share its work."""
+"""The training loop's interface of evaluations, and how the ranks share their work."""
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,38 +15,35 @@ Batch = TypeVar("Batch")
 
 
 class Evaluation(Protocol):
-    """Measures a model on all ranks together. An evaluation that inherits this needs `run` alone, and `scores` where it
-    is to decide which checkpoint is the best."""
+    """Measures a model on all ranks together. Subclasses implement `run`, and `scores` for the best checkpoint."""
 
-    board: str = ""  # what TensorBoard's tags of its values begin with
+    board: str = ""  # prefix of its tags in TensorBoard
 
     def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
         """Yields ("SET/accuracy", ...) and so on: the same numbers on every rank, for any number of ranks. forward:
-        inputs on the host, as the loader gives them -> float output. A collective; every rank consumes the whole
-        iterator."""
+        inputs on the host, as from the loader -> float output. A collective; every rank consumes the whole iterator."""
         ...
 
     def scores(self, values: Mapping[str, float]) -> dict[str, float]:
-        """By set, the values that decide which checkpoint is the best: the mean over all of them, higher is better."""
+        """Returns, by set, the values whose mean decides on the best checkpoint; higher is better."""
         return {}
 
     def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
-        """What the log says. best: the highest score of each set so far."""
+        """Returns the log lines. best: the highest score of each set so far."""
         return [f"step {step}: {', '.join(f'{name} {value:.5f}' for name, value in values.items())}"]
 
     def draw(self, folder: Path) -> None:
-        """Writes the pictures of the latest run, on one rank."""
+        """Draws the pictures of the latest run, on one rank."""
         return
 
 
 def own_part(count: int, world: World) -> range:
-    """This rank's part of `count` things: consecutive ones, in rank order."""
+    """Returns this rank's part of `count` items: consecutive ones, in rank order."""
     return range(count * world.rank // world.size, count * (world.rank + 1) // world.size)
 
 
 def read_ahead(read: Callable[[int], Batch], num_batches: int, world: World, name: str) -> Iterator[Batch]:
-    """read(b) of this rank's batches, which are consecutive ones. A thread reads one while the network works on the one
-    before it. name: of rank 0's progress bar."""
+    """Yields read(b) of this rank's batches, read ahead by a thread. name: of rank 0's progress bar."""
     previous: Future[Batch] | None = None
     own = own_part(num_batches, world)
     shown = world.rank == 0

@@ -1,9 +1,9 @@
-"""Identification: whose image of the gallery is nearest to a probe? (1:N)
+"""Identification (1:N): the nearest gallery image of each probe.
 
-P probes, B of a block, G gallery images, D feature width, K neighbours that are kept, C classes.
+P probes, B of a block, G gallery images, D feature width, K neighbours kept, C classes.
 
-A probe has a mate where its class is in the gallery. Equal similarities count against the model everywhere: a network
-that gives the same for all images finds nobody.
+A probe has a mate if its class is in the gallery. Ties count against the model everywhere: a network with equal outputs
+for all images identifies nobody.
 """
 
 from collections.abc import Iterator
@@ -19,25 +19,25 @@ from partial_fc.evaluate.evaluation import own_part
 from partial_fc.evaluate.verification import wilson_interval
 
 FALSE_POSITIVE_RATES = ("1e-1", "1e-2", "1e-3", "1e-4")
-# Rows of one matrix product: 512 x 65,536 similarities are 128 MB, whatever the sizes of gallery and probes.
+# Rows of one matrix product: 512 x 65,536 similarities are 128 MB for any size of gallery and probes.
 _PROBES_AT_ONCE, _GALLERY_AT_ONCE = 512, 65536
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the search gave for each probe, equal on every rank."""
+    """The search results of each probe, equal on every rank."""
 
-    # (P,) 1: the nearest class is the probe's own; r: r - 1 others are nearer; 0: no mate, or beyond max_rank
+    # (P,) rank of the probe's own class among the nearest classes, from 1; 0: no mate, or beyond max_rank
     rank_P: NDArray[np.int64]
     precision_P: NDArray[np.float64]  # (P,) average precision at R, see `search`; NaN without a mate
     has_mate_P: NDArray[np.bool_]
-    # (P, K), the nearest first; -1 where the gallery has fewer than K
+    # (P, K), the nearest first; -1 if the gallery has fewer than K
     neighbour_PK: NDArray[np.int64]
     cosine_PK: NDArray[np.float64]
 
     def values(self, name: str, ranks: tuple[int, ...] = (1, 5)) -> Iterator[tuple[str, float]]:
-        """("NAME/rank1", ...): fractions of the probes with a mate. tpir@fpir=X: see `tpir_at`. map@r: mean average
-        precision at R (Musgrave et al., 2020)."""
+        """Yields ("NAME/rank1", ...): fractions of the probes with a mate. tpir@fpir=X: see `tpir_at`. map@r: mean
+        average precision at R (Musgrave et al., 2020)."""
         num_mates = int(self.has_mate_P.sum())
         for rank in ranks:
             right = int(((self.rank_P > 0) & (self.rank_P <= rank)).sum())
@@ -53,8 +53,8 @@ class Found:
             yield f"{name}/threshold@fpir={fpir}", threshold
 
     def tpir_at(self, fpir: float) -> tuple[float, float]:
-        """(true positive identification rate, the cosine that must be exceeded), where at most a part fpir of the
-        probes without a mate is identified; NaN where there are fewer than 1 / fpir of them."""
+        """Returns (true positive identification rate, cosine that must be exceeded) at which at most a fraction fpir of
+        the probes without a mate is identified; NaN with fewer than 1 / fpir of them."""
         stranger = np.sort(self.cosine_PK[~self.has_mate_P, 0])[::-1]
         if not len(stranger) or 0 < fpir < 1 / len(stranger):
             return float("nan"), float("nan")
@@ -81,9 +81,9 @@ def search(
     of some 100 bytes a probe.
 
     is_gallery: the probes are the gallery's images in its order, and none is its own neighbour. max_rank: of
-    Found.rank_P. shown: K. The average precision of a probe with R mates: the mean, over its R nearest places, of the
-    precision up to there where the image there is a mate, else 0. Memory: gallery and probes, on the device too, and
-    300 MB for a block. Raises ValueError where no probe has a mate.
+    Found.rank_P. shown: K. The average precision of a probe with R mates is the mean, over its R nearest images, of the
+    precision up to there if the image is a mate, else 0. Memory: gallery and probes, on the device too, and 300 MB for
+    a block. Raises ValueError if no probe has a mate.
     """
     classes, label_G = np.unique(gallery_label_G, return_inverse=True)
     count_C = np.bincount(label_G)
@@ -94,7 +94,7 @@ def search(
     if not (mates_P > 0).any():
         what = "every class has one image only" if is_gallery else "no probe is of a class that the gallery has"
         raise ValueError(f"{name}: {what} ({len(probe_PD)} probes, {len(classes)} classes in the gallery)")
-    # Of so many nearest images at most max_rank - 1 classes can be nearer than a mate that is not among them.
+    # Among this many nearest images at most max_rank - 1 classes can be nearer than a mate outside them.
     kept = min(len(label_G), max((max_rank - 1) * int(count_C.max()) + 1, int(mates_P.max()), shown))
     rows = [torch.empty(0, 2 + 2 * shown, dtype=torch.float64)]
     gallery = torch.from_numpy(gallery_GD).to(device)
@@ -120,8 +120,8 @@ def search(
 def nearest(
     probe_BD: Tensor, gallery_GD: Tensor, kept: int, device: torch.device, itself_B: Tensor | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """(cosines, gallery places) of the `kept` nearest, (B, kept) each, the nearest first. itself_B: the place in the
-    gallery of each probe, which counts as the farthest (-inf)."""
+    """Returns (cosines, gallery indices) of the `kept` nearest, (B, kept) each, the nearest first. itself_B: each
+    probe's own gallery index, which counts as the farthest (-inf)."""
     probe_BD = probe_BD.to(device)
     best = torch.empty(len(probe_BD), 0, device=device)
     place = torch.empty(len(probe_BD), 0, dtype=torch.int64, device=device)
@@ -138,8 +138,7 @@ def nearest(
 
 
 def _ranks(label_BK: NDArray[np.int64], own_BK: NDArray[np.bool_], max_rank: int) -> NDArray[np.int64]:
-    """1 + how many other classes come before the first image of the probe's own; 0: more than max_rank, or there is
-    none."""
+    """Returns 1 + the number of other classes before the probe's own; 0: more than max_rank, or no mate."""
     first_B = own_BK.argmax(axis=1)
     rank_B = np.where(own_BK.any(axis=1), 1, 0)
     for row in np.flatnonzero(first_B):
@@ -149,7 +148,7 @@ def _ranks(label_BK: NDArray[np.int64], own_BK: NDArray[np.bool_], max_rank: int
 
 
 def _average_precision(own_BK: NDArray[np.bool_], mates_B: NDArray[np.int64]) -> NDArray[np.float64]:
-    """At R = mates_B; NaN where that is 0."""
+    """Returns the average precision at R = mates_B; NaN for R = 0."""
     place_K = np.arange(1, own_BK.shape[1] + 1)
     precision_BK = own_BK.cumsum(axis=1) / place_K * own_BK * (place_K <= mates_B[:, None])
     return np.where(mates_B > 0, precision_BK.sum(axis=1) / mates_B.clip(min=1), np.nan)

@@ -1,5 +1,4 @@
-"""Receiver operating characteristic of a set of pairs: how many true pairs are accepted (TAR) when a given
-part of the false ones is (FAR).
+"""Receiver operating characteristic of a set of pairs: the true accept rate (TAR) at each false accept rate (FAR).
 
 N pairs, K distinct distances.
 """
@@ -18,7 +17,7 @@ _FARTHEST = 4.0  # squared distance of two vectors of length 1
 @dataclass(frozen=True)
 class Threshold:
     """The rule "the same if the squared distance is at most `distance`", which is "if the cosine is at least `cosine`",
-    and what it gives on the pairs that it was chosen on."""
+    and its rates on the pairs that it was chosen on."""
 
     distance: float
     cosine: float
@@ -31,7 +30,7 @@ class Threshold:
 class Roc:
     """The exact curve: one point for each distinct distance in the set, no grid of thresholds.
 
-    At point k the pairs at most threshold[k] apart are accepted. Point 0 accepts nothing. far and tar never fall.
+    Point k accepts the pairs at most threshold[k] apart, point 0 none. far and tar never fall.
     """
 
     far: np.ndarray  # (K + 1,) float64: accepted impostor pairs / impostor pairs
@@ -39,18 +38,18 @@ class Roc:
     threshold: np.ndarray  # (K + 1,) float64: squared distance; -inf at point 0
     num_genuine: int
     num_impostors: int
-    accuracy: float | None  # of the same pairs, for the legend; how it was found is the caller's affair
+    accuracy: float | None  # of the same pairs, for the legend; the caller computes it
 
     @classmethod
     def from_distances(cls, distance_N: np.ndarray, same_N: np.ndarray, accuracy: float | None) -> "Roc":
-        """distance_N: finite. same_N: bool, True for a genuine pair; both kinds must occur (ValueError)."""
+        """Builds the curve. distance_N: finite. same_N: True for a genuine pair; both kinds must occur (ValueError)."""
         num_genuine = int(same_N.sum())
         num_impostors = len(same_N) - num_genuine
         if not num_genuine or not num_impostors:
             raise ValueError(f"a ROC needs genuine and impostor pairs; got {num_genuine} and {num_impostors} of them")
         order = np.argsort(distance_N, kind="stable")
         distance_N = distance_N[order]
-        # Equal distances are accepted together, so a point stands only where the next distance is larger.
+        # Ties are accepted together: a point only before a larger distance.
         last = np.append(np.flatnonzero(np.diff(distance_N)), len(distance_N) - 1)
         accepted_genuine = np.cumsum(same_N[order])[last]
         accepted_impostors = last + 1 - accepted_genuine
@@ -64,18 +63,18 @@ class Roc:
         )
 
     def tar_at(self, far: float) -> float:
-        """The largest TAR at which FAR is at most `far`; NaN where the set is too small to tell, see threshold_at."""
+        """Returns the largest TAR at which FAR is at most `far`; NaN if the set is too small, see threshold_at."""
         point = self._point(far)
         return float("nan") if point is None else float(self.tar[point])
 
     def best(self) -> Threshold:
-        """The threshold at which most pairs are judged rightly; of equally good ones the strictest."""
+        """Returns the threshold with the most correct decisions; the strictest of equally good ones."""
         right = self.tar * self.num_genuine + (1 - self.far) * self.num_impostors
-        return self._threshold(int(np.argmax(right.round())))  # whole numbers, so that equal ones are equal
+        return self._threshold(int(np.argmax(right.round())))  # integers, so that ties compare equal
 
     def threshold_at(self, far: float) -> Threshold | None:
-        """The loosest threshold at which FAR is at most `far`; None where 0 < far < 1 / num_impostors, which a set of
-        so few impostors cannot tell from 0."""
+        """Returns the loosest threshold with FAR of at most `far`; None if 0 < far < 1 / num_impostors, too small to
+        tell."""
         point = self._point(far)
         return None if point is None else self._threshold(point)
 
@@ -85,7 +84,7 @@ class Roc:
         return int(np.searchsorted(self.far, far, side="right")) - 1
 
     def _threshold(self, point: int) -> Threshold:
-        # Half-way to the next distance: as far as can be from pairs that the last bits of an embedding would change.
+        # Half-way to the next distance: far from pairs that the last bits of an embedding would change.
         bounds = np.append(self.threshold.clip(min=0), _FARTHEST)
         distance = float(bounds[point : point + 2].mean())
         tar, far = float(self.tar[point]), float(self.far[point])
@@ -96,11 +95,10 @@ class Roc:
 def plot(curves: Mapping[str, Roc], path: Path, marked: bool = False) -> None:
     """Draws the ROCs of several sets, by name, into one PNG, with their accuracies in the legend.
 
-    A curve starts at FAR = 1 / num_impostors, the smallest that its set can measure. marked: with its TAR at each power
-    of ten, and a star where the best threshold is.
+    A curve starts at FAR = 1 / num_impostors, the smallest that its set can measure. marked: annotate the TAR at each
+    power of ten, and the best threshold with a star.
     """
-    # The object interface needs no display and leaves pyplot's global state alone; imported late since only
-    # the rank that draws should pay for it.
+    # The object interface needs no display and no pyplot state; imported here since only the rank that draws needs it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -135,10 +133,9 @@ def plot(curves: Mapping[str, Roc], path: Path, marked: bool = False) -> None:
 
 
 def _mark(axes: Any, curves: Mapping[str, Roc], smallest_far: float) -> None:
-    """Marks the curves, in their order of drawing: a point with its TAR at FAR 0.1, 0.01 ... as far as its set can
-    tell; a star at the best threshold."""
+    """Marks the curves, in drawing order: TAR at FAR 0.1, 0.01 ... if measurable; a star at the best threshold."""
     bottom, top = axes.get_ylim()
-    apart = (top - bottom) / 40  # of two texts
+    apart = (top - bottom) / 40  # distance between two texts
     colours = [line.get_color() for line in axes.get_lines()]
     for far in (10.0**-n for n in range(1, 10)):
         tars = [(roc.tar_at(far), colour) for roc, colour in zip(curves.values(), colours, strict=True)]

@@ -1,10 +1,10 @@
-"""Verification on pairs, as on LFW: are these two images of the same class?
+"""Verification on pairs (1:1), as on LFW: do two images show the same class?
 
 N pairs of the set, n pairs of this rank, I images of one batch, T thresholds, F folds.
 
-The measure is that of LFW with the ten-fold protocol (Huang et al., 2007) as InsightFace computes it:
-embeddings of length 1 (embedding/definition.py); squared distance; thresholds 0, 0.01 ... 3.99; the folds are
-consecutive blocks of pairs, and each is judged by the threshold that is best on the other nine.
+LFW's ten-fold protocol (Huang et al., 2007) as InsightFace computes it: embeddings of length 1
+(embedding/definition.py); squared distance; thresholds 0, 0.01 ... 3.99; the folds are consecutive blocks of pairs,
+each judged by the best threshold of the other nine.
 """
 
 import math
@@ -44,9 +44,8 @@ class Verification:
     """One verification file (.bin of pairs), evaluated by all ranks together."""
 
     def __init__(self, path: Path, image_size: int, batch_size: int, flip: bool = True):
-        """Reads the file; nothing is decoded yet. batch_size: images in one call of the network; an odd one is rounded
-        down, since pairs stay together. flip: of `unit_embeddings`. Raises ValueError for a file that cannot be
-        evaluated."""
+        """Reads the file without decoding images. batch_size: images per forward, rounded down to even, since pairs
+        stay together. flip: of `unit_embeddings`. Raises ValueError for a file that cannot be evaluated."""
         if batch_size < 2:
             raise ValueError(f"verification of {path}: batch size {batch_size}; a pair needs at least 2")
         self.path = Path(path)
@@ -54,7 +53,7 @@ class Verification:
         self.image_size = image_size
         self.pairs_per_batch = batch_size // 2
         self.flip = flip
-        self.roc: Roc | None = None  # of the latest run, as is distance_N, of the pairs in the order of the file
+        self.roc: Roc | None = None  # of the latest run, as is distance_N, of the pairs in file order
         self.distance_N = np.empty(0)
         self.images, self.same_N = read_pairs(self.path)
         check_pairs(self.path, self.same_N)
@@ -66,11 +65,10 @@ class Verification:
         accuracy, accuracy_std: ten folds. accuracy_low, accuracy_high: its 95 % interval. tar@far=X: true accept rate
         at false accept rate X over the whole set, see `Roc.tar_at`. xnorm: mean length of the network's outputs.
 
-        One collective: an all-gather of 16 bytes a pair. Raises ValueError, on all ranks alike, for an image that
-        cannot be used or an embedding that is not finite.
+        One collective: an all-gather of 16 bytes a pair. Raises ValueError, on all ranks alike, for an unusable image
+        or a NaN or Inf embedding.
         """
-        # The gathered rows are in the order of the file. Every batch is composed alike for any number of ranks, and so
-        # is its result to the last bit.
+        # The gathered rows are in file order. Batches and results are bit-identical for any number of ranks.
         size = 2 * self.pairs_per_batch
         own = own_part(math.ceil(len(self.images) / size), world)
         images = range(own.start * size, min(own.stop * size, len(self.images)))
@@ -81,7 +79,7 @@ class Verification:
             for image_I3HW, bad in terminal.bar(read, total=len(own), desc=self.name, shown=shown, leave=False):
                 unit_ID, norm_I = unit_embeddings(embed, image_I3HW, self.flip)
                 distance_n = (unit_ID[0::2] - unit_ID[1::2]).square().sum(1)
-                # Not raised here: the other ranks would wait for this one. `_check` raises it on all of them.
+                # Not raised here: the other ranks would wait for this one. `_check` raises it on all ranks.
                 distance_n[[image // 2 for image in bad]] = torch.nan
                 rows.append(torch.stack((distance_n, (norm_I[0::2] + norm_I[1::2]) / 2), dim=1))
         distance_N, norm_N = world.all_gather(torch.cat(rows), name=f"evaluate/{self.name}").numpy().T
@@ -113,7 +111,7 @@ class Verification:
 
 
 class Verifications:
-    """Several sets as one Evaluation: a line for each, one roc.png, and the mean accuracy decides which is best."""
+    """Several sets as one Evaluation: a line each, one roc.png, and the mean accuracy as the score."""
 
     board = "verification/"
 
@@ -136,7 +134,7 @@ class Verifications:
         ]
 
     def draw(self, folder: Path) -> None:
-        """roc.png, with the curves of all sets."""
+        """Draws roc.png, with the curves of all sets."""
         curves = {one.name: one.roc for one in self.sets if one.roc is not None}
         if curves:
             plot(curves, folder / "roc.png")
@@ -150,7 +148,7 @@ def accuracy_values(name: str, accuracy: Accuracy) -> Iterator[tuple[str, float]
 
 
 def check_pairs(path: Path, same_N: np.ndarray) -> None:
-    """Raises ValueError for pairs that ten folds cannot be made of."""
+    """Raises ValueError for pairs that do not split into ten folds."""
     if len(same_N) < NUM_FOLDS:
         raise ValueError(f"{path}: {len(same_N)} pairs; {NUM_FOLDS} folds need at least {NUM_FOLDS}")
     if same_N.all() or not same_N.any():
@@ -158,10 +156,9 @@ def check_pairs(path: Path, same_N: np.ndarray) -> None:
 
 
 def fold_accuracy(distance_N: np.ndarray, same_N: np.ndarray) -> Accuracy:
-    """Ten-fold accuracy of "same if squared distance < threshold".
+    """Returns the ten-fold accuracy of "same if squared distance < threshold".
 
-    distance_N: float64 in [0, 4], same_N: bool, in the order of the file; N >= 10. Of equally good thresholds
-    the smallest counts.
+    distance_N: float64 in [0, 4], same_N: bool, in file order; N >= 10. The smallest of equally good thresholds counts.
     """
     # Consecutive pairs; the first N % F folds are one pair longer.
     folds = list(zip(np.array_split(distance_N, NUM_FOLDS), np.array_split(same_N, NUM_FOLDS), strict=True))
@@ -175,12 +172,12 @@ def fold_accuracy(distance_N: np.ndarray, same_N: np.ndarray) -> Accuracy:
 
 
 def _below(distance_n: np.ndarray) -> np.ndarray:
-    """How many distances are below each threshold, (T,)."""
+    """Returns how many distances are below each threshold, (T,)."""
     return np.searchsorted(np.sort(distance_n), THRESHOLDS)
 
 
 def wilson_interval(fraction: float, count: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's interval (1927) for a fraction seen in `count` independent trials; z = 1.96 covers 95 %."""
+    """Returns Wilson's interval (1927) for a fraction observed in `count` independent trials; z = 1.96 covers 95 %."""
     shrink = 1 + z**2 / count
     centre = (fraction + z**2 / (2 * count)) / shrink
     half = z / shrink * math.sqrt(fraction * (1 - fraction) / count + z**2 / (4 * count**2))

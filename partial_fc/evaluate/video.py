@@ -1,4 +1,4 @@
-"""Accuracy of a classifier of videos, each of which is seen in several clips.
+"""Accuracy of a video classifier that averages several clips of each video.
 
 N videos, S segments of each, V crops of a segment, C classes.
 """
@@ -16,16 +16,16 @@ from partial_fc.data.video.transforms import ClipTransform
 from partial_fc.evaluate.classification import Classification, surest
 from partial_fc.evaluate.evaluation import Forward
 
-# Scores are added as whole multiples of this: whole numbers have one sum, whatever the order and the number of ranks.
+# Scores are summed as integer multiples of this: integer sums do not depend on order or number of ranks.
 _UNIT = 2.0**-32
 _LARGEST = 2.0**24  # of an output; S x V of them fit into int64
 
 
 class VideoViews(Classification):
-    """Ten-clip three-crop testing and its like. A segment's crops are read and computed together; a whole video of 30
-    clips would be 162 MB of pixels.
+    """Multi-view testing, such as ten clips with three crops. Reads and computes a segment's crops together; a whole
+    video of 30 clips would be 162 MB of pixels.
 
-    scores: what is added up over the clips of a video: outputs, as GluonCV's test_recognizer does, or probabilities.
+    scores: what is summed over the clips of a video: outputs, as GluonCV's test_recognizer does, or probabilities.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class VideoViews(Classification):
         three_crop: bool = True,
         scores: Literal["outputs", "probabilities"] = "outputs",
     ):
-        """batch_size: clips in one forward, about."""
+        """batch_size: clips in one forward, roughly."""
         self.num_crops = 3 if three_crop else 1
         super().__init__(name, source, lambda *_: np.empty(0), max(1, batch_size // self.num_crops))
         self._clips, self._three_crop, self._scores = transform, three_crop, scores
@@ -47,12 +47,12 @@ class VideoViews(Classification):
         self.num_items = self.num_samples * num_segments
 
     def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
-        """Yields NAME/accuracy and NAME/topK. One collective, of 8 N C bytes. Raises as Classification's."""
+        """Yields NAME/accuracy and NAME/topK. One collective, of 8 N C bytes. Raises as Classification."""
         num_classes = self.source.num_classes
-        sums_NC = torch.zeros(self.num_samples * num_classes + 2, dtype=torch.int64)  # then: not finite, unusable
+        sums_NC = torch.zeros(self.num_samples * num_classes + 2, dtype=torch.int64)  # then: NaN or Inf, unusable
         counts, score_NC = sums_NC[-2:], sums_NC[:-2].view(self.num_samples, num_classes)
         for index_B, input_B, _ in self._batches(world, counts):
-            # (B, C, V, T, H, W), as Classification puts the last axis second.
+            # (B, C, V, T, H, W), as Classification moves the last axis to the second place.
             clip_BV = input_B.movedim(1, 2).flatten(0, 1)
             output_BC = forward(clip_BV).double().cpu()
             if self._scores == "probabilities":

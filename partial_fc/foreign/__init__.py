@@ -1,1 +1,1 @@
-"""Files of other programs, in and out: weights, class centres, Apex checkpoints."""
+"""Readers and writers of other programs' files: weights, class centres, Apex checkpoints."""

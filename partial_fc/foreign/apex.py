@@ -1,10 +1,10 @@
-"""Apex's `amp_checkpoint.pt`, as its documentation has users write it (https://nvidia.github.io/apex/amp.html):
+"""Apex's `amp_checkpoint.pt`, as its documentation (https://nvidia.github.io/apex/amp.html) tells users to write it:
 
     {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "amp": amp.state_dict()}
 
-amp's part is {"loss_scaler0": {"loss_scale": x, "unskipped": n}}, n being the updates since the scale last
-changed; without loss scaling x is 1. The model's tensors are fp32 under every opt_level (here the masters). Models that
-were wrapped in DistributedDataParallel have "module." before each name.
+amp's part is {"loss_scaler0": {"loss_scale": x, "unskipped": n}}, n being the updates since the scale last changed;
+without loss scaling x is 1. The model's tensors are fp32 under every opt_level (here the masters). Models wrapped in
+DistributedDataParallel have "module." before each name.
 """
 
 import math
@@ -22,14 +22,13 @@ from partial_fc.foreign import torch_file
 from partial_fc.foreign.state_dicts import check_parameter_state, is_state_dict, parameter_states
 
 _PARTS = ("model", "optimizer", "amp")
-# What makes another optimizer of one that takes over a file's buffers.
+# Settings that make an optimizer incompatible with the file's buffers.
 _HYPERPARAMETERS = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
 
 
 @dataclass(frozen=True)
 class ApexCheckpoint:
-    """What a file holds: the model's tensors without "module."; torch's optimizer state dict as it is; the scaler's
-    state."""
+    """A file's contents: the model's tensors without "module."; torch's optimizer state dict; the scaler's state."""
 
     path: Path
     model: dict[str, Tensor]
@@ -45,8 +44,8 @@ def write(
     loss_scale: float = 1.0,
     unskipped: int = 0,
 ) -> None:
-    """Writes a file, in an old one's place at once. model: fp32 weights (with fp16-o2 the masters) and the buffers, by
-    name. Raises ValueError for weights that are not fp32: Apex writes no others."""
+    """Writes a file atomically. model: fp32 weights (with fp16-o2 the masters) and the buffers, by name. Raises
+    ValueError for weights that are not fp32: Apex writes no others."""
     for name, t in model.items():
         if t.is_floating_point() and t.dtype != torch.float32:
             raise ValueError(f"{path}: {name} is {t.dtype}; Apex's files hold fp32 weights")
@@ -61,7 +60,7 @@ def write(
 
 
 def read(path: Path) -> ApexCheckpoint:
-    """Raises ValueError, which names the file and what is wrong, for one that does not have Apex's layout."""
+    """Reads a file. Raises ValueError, which names the file and the error, if the layout is not Apex's."""
     if not path.is_file():
         raise ValueError(f"{path} not found; expected a file that torch.save wrote, as Apex's documentation shows")
     content = torch_file.load(path)
@@ -73,14 +72,13 @@ def read(path: Path) -> ApexCheckpoint:
         raise ValueError(f"{path}: its model is no state dict (expected names and tensors)")
     model = dict(model)
     consume_prefix_in_state_dict_if_present(model, "module.")
-    parameter_states(optimizer, path)  # raises, before anything is loaded, where it is no optimizer's
+    parameter_states(optimizer, path)  # raises for anything but an optimizer's, before loading
     return ApexCheckpoint(path, model, optimizer, *_scaler(path, content["amp"]))
 
 
 def load_optimizer(checkpoint: ApexCheckpoint, optimizer: torch.optim.Optimizer) -> list[str]:
-    """Gives the optimizer the file's buffers (momentum), by the parameters' order, which is all that the file knows of
-    them. Rates and coefficients stay this run's; returns a note for each that is another one in the file. Raises
-    ValueError where the file's parameters are not this optimizer's."""
+    """Loads the file's buffers (momentum) by parameter order, since it has no names. Keeps this run's rates and
+    coefficients; returns a note for each that differs. Raises ValueError if the parameters do not match."""
     path, groups = checkpoint.path, optimizer.param_groups
     states = parameter_states(checkpoint.optimizer, path)
     parameters = [p for group in groups for p in group["params"]]
@@ -106,7 +104,7 @@ def load_optimizer(checkpoint: ApexCheckpoint, optimizer: torch.optim.Optimizer)
 
 
 def _state_names(optimizer: torch.optim.Optimizer) -> set[str]:
-    """The names of what the optimizer keeps for a parameter, also before its first step."""
+    """Returns the names of the optimizer's state per parameter, also before its first step."""
     if isinstance(optimizer, torch.optim.SGD):
         return {"momentum_buffer"} if any(g["momentum"] for g in optimizer.param_groups) else set()
     if isinstance(optimizer, torch.optim.AdamW):
@@ -115,7 +113,7 @@ def _state_names(optimizer: torch.optim.Optimizer) -> set[str]:
 
 
 def _scaler(path: Path, amp: Any) -> tuple[float, int]:
-    """(loss scale, updates since it last changed)."""
+    """Returns (loss scale, updates since it last changed)."""
     match amp:
         case {"loss_scaler0": {"loss_scale": int() | float() as loss_scale, "unskipped": int() as unskipped}} if (
             len(amp) == 1

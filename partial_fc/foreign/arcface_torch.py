@@ -1,11 +1,11 @@
-"""Reads the files of arcface_torch (InsightFace's PyTorch trainer) that hold class centres, in all its versions:
+"""Reader of class centres in files of arcface_torch (InsightFace's PyTorch trainer), in all its versions:
 
     checkpoint_gpu_R.pt              partial_fc_v2.py: backbone, rank R's centres, the optimizer of both
     softmax_fc_gpu_R.pt              between the two: rank R's centres
     rank_R_softmax_weight.pt, rank_R_softmax_weight_mom.pt
                                      partial_fc.py, the first: rank R's centres, and their momentum
 
-No code of a file is run (torch_file.py).
+No code in a file is executed (torch_file.py).
 """
 
 from collections.abc import Collection, Mapping
@@ -31,7 +31,7 @@ class RankCentres:
     notes: list[str] = field(default_factory=list)
 
     def add_momentum(self, mom_LD: Tensor, path: Path) -> None:
-        """path: where it is from, for messages."""
+        """Adds the momentum; path: its file, for messages."""
         if mom_LD.shape != self.centre_LD.shape:
             raise ValueError(
                 f"{path} has momentum of shape {tuple(mom_LD.shape)}; its centres have {tuple(self.centre_LD.shape)}"
@@ -43,7 +43,7 @@ def from_checkpoint(path: Path) -> RankCentres:
     """Reads the centres of a checkpoint_gpu_R.pt."""
     checkpoint, states = _checkpoint(path, "state_dict_softmax_fc")
     centres = RankCentres(_centres(checkpoint["state_dict_softmax_fc"], path))
-    # The centres are the last parameter of the last group, as its trainer says they must be.
+    # The centres are the last parameter of the last group, as its trainer requires.
     state = states[-1] if states else {}
     shape = centres.centre_LD.shape
     if "step" in state:
@@ -53,7 +53,7 @@ def from_checkpoint(path: Path) -> RankCentres:
         value = state.get(name)
         if isinstance(value, Tensor) and value.shape == shape:
             centres.state[ours] = value
-        elif isinstance(value, Tensor):  # versions that sampled a parameter of its own
+        elif isinstance(value, Tensor):  # versions with a separate parameter of sampled centres
             centres.notes.append(
                 f"{ours} has shape {tuple(value.shape)}, the centres {tuple(shape)}: of sampled rows, and which they "
                 "are is not said: it starts anew"
@@ -73,10 +73,11 @@ def from_weights(path: Path, momentum: Path | None) -> RankCentres:
 
 
 def backbone_of(path: Path, parameters: Collection[str]) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, int]]:
-    """Reads a checkpoint_gpu_R.pt: (state dict of the backbone, its part of the optimizer's state as
-    '<parameter>/<state>', {"epoch", "global_step"} as far as they are there).
+    """Reads a checkpoint_gpu_R.pt: (state dict of the backbone, its optimizer state as '<parameter>/<state>', {"epoch",
+    "global_step"} if present).
 
-    parameters: the names in the state dict that are parameters; the n-th of them is the optimizer's n-th."""
+    parameters: the names in the state dict that are parameters; the n-th of them is the optimizer's n-th.
+    """
     checkpoint, states = _checkpoint(path, "state_dict_backbone")
     if not is_state_dict(checkpoint["state_dict_backbone"]):
         raise ValueError(f"{path}: its state_dict_backbone is no dictionary of tensors")
@@ -92,7 +93,7 @@ def backbone_of(path: Path, parameters: Collection[str]) -> tuple[dict[str, Tens
 
 
 def _checkpoint(path: Path, part: str) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
-    """(a checkpoint_gpu_R.pt that has this part, its optimizer's state of each parameter)."""
+    """Reads (a checkpoint_gpu_R.pt that has this part, its optimizer's state of each parameter)."""
     checkpoint = torch_file.load(path)
     if not isinstance(checkpoint, Mapping) or part not in checkpoint:
         raise ValueError(f"{path} holds {_kind(checkpoint)}; expected a checkpoint with {part}")
@@ -101,7 +102,7 @@ def _checkpoint(path: Path, part: str) -> tuple[Mapping[str, Any], list[dict[str
 
 
 def _centres(content: Any, path: Path) -> Tensor:
-    """The centres, or the weight of a state dict with them."""
+    """Returns the centres, given as a tensor or in a state dict."""
     if isinstance(content, Mapping):
         weights = (content.get(name) for name in ("weight", "weight_activated"))
         content = next((t for t in weights if isinstance(t, Tensor) and t.numel()), content)

@@ -1,4 +1,4 @@
-"""Backbone weights from single files: ours, and those that other trainers wrote."""
+"""Backbone weights from single files: ours, and other trainers'."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,14 +10,14 @@ from partial_fc.files import check_regular
 from partial_fc.foreign import torch_file
 from partial_fc.foreign.state_dicts import check_fits, is_state_dict, without_prefix
 
-# Under which a whole checkpoint has the weights: arcface_torch's, Lightning's, and what people write by hand.
+# Keys of the weights in a whole checkpoint: arcface_torch's, Lightning's, and common hand-written ones.
 _KEYS = ("state_dict_backbone", "state_dict", "model_state_dict", "model")
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(state dict, what the file says of it) of a .safetensors file, or of one of torch.save's: a state dict, or a
-    checkpoint, of which the backbone counts. Names come without what a wrapper or a larger module puts before them. No
-    code of a file is run. Raises ValueError for anything else."""
+    """Reads (state dict, what the file states about it) from a .safetensors or torch.save file: a state dict, or a
+    checkpoint, of which the backbone counts. Drops prefixes of wrappers and larger modules. Executes no code in a file.
+    Raises ValueError for anything else."""
     if path.suffix == ".safetensors":
         check_regular(path)
         try:
@@ -39,8 +39,8 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def load_weights(model: nn.Module, path: str | Path, leave_out: str = "") -> None:
-    """Loads the weights of a file, in place, but for those whose names begin with leave_out. Raises ValueError, with
-    what is missing, unexpected or of another shape, before anything is loaded."""
+    """Loads a file's weights in place, except names that begin with leave_out. Raises ValueError, with what is missing,
+    unexpected or of another shape, before changing anything."""
     weights, _ = read_weights(Path(path))
     wanted = {name: t for name, t in weights.items() if not leave_out or not name.startswith(leave_out)}
     load_state(model, wanted, Path(path))
@@ -49,5 +49,5 @@ def load_weights(model: nn.Module, path: str | Path, leave_out: str = "") -> Non
 def load_state(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
     """Loads a state dict, which came from `path`, as `load_weights` does."""
     check_fits(weights, model.state_dict(), path, type(model).__name__)
-    # Without the versions of layers that torch adds: their names say enough, and a damaged file's may be anything.
+    # Without torch's layer versions: names suffice, and a damaged file may contain anything there.
     model.load_state_dict(dict(weights))

@@ -5,8 +5,8 @@ A minidb file: "!!META_NET_DEF" first, a serialized MetaNetDef (the nets that lo
     gpu_0/comp_3_conv_2_w#%0 -> BlobProto {name, type "Tensor", tensor: TensorProto {dims, data_type, segment, data}}
 
 in pieces of a million values numbered after "#%": parameters, running statistics, momentum ("_momentum"), and the
-number of updates ("optimizer_iteration"). Running statistics are a mean (_rm) and, whatever its name says, the variance
-itself (_riv). A float16 parameter stands beside its fp32 master ("_fp32"), which is what is read.
+number of updates ("optimizer_iteration"). Running statistics are a mean (_rm) and, despite its name, the variance
+itself (_riv). Beside a float16 parameter is its fp32 master ("_fp32"), which is read.
 
 (caffe2/core/blob_serialization.cc, python/predictor/predictor_exporter.py, python/models/resnet.py.)
 """
@@ -29,7 +29,7 @@ _META, _READER, _ITERATION = "!!META_NET_DEF", "!!PREDICTOR_DBREADER", "optimize
 _CHUNK = 1_000_000  # values
 _FLOAT, _INT64, _FLOAT16 = 1, 10, 12
 _BATCH_NORM = {"weight": "s", "bias": "b", "running_mean": "rm", "running_var": "riv"}
-_SUFFIXES = ("_w", "_b", "_s", "_rm", "_riv")  # of what a network is made of
+_SUFFIXES = ("_w", "_b", "_s", "_rm", "_riv")  # the blobs of a network
 
 _CLASSES = protobuf_messages.build(
     "caffe2_model",
@@ -64,9 +64,8 @@ _MetaNet: Any = _CLASSES["MetaNet"]
 
 @dataclass(frozen=True)
 class Caffe2Model:
-    """What a file holds for a network. state: its whole state dict. momentum: '<parameter>/momentum' -> tensor, as
-    `optim.backbone.RateInMomentum` keeps it. iteration: updates made, None where the file does not say. left_out: blobs
-    that are no part of a network."""
+    """A file's contents for a network. state: its state dict. momentum: '<parameter>/momentum' -> tensor, as in
+    `optim.backbone.RateInMomentum`. iteration: updates made, if stated. left_out: blobs outside the network."""
 
     state: dict[str, Tensor]
     momentum: dict[str, Tensor]
@@ -75,8 +74,8 @@ class Caffe2Model:
 
 
 def blob_names(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """State-dict name -> blob, for models/resnet.py's networks of 50 layers and more. Raises ValueError for others:
-    Caffe2's of 18 and 34 layers are of bottlenecks."""
+    """Maps state-dict names to blobs, for models/resnet.py's networks of 50 layers and more. Raises ValueError for
+    others: Caffe2's of 18 and 34 layers are of bottlenecks."""
     if "layer1.0.conv3.weight" not in state:
         raise ValueError("Caffe2's .mdl files are of ResNets and ResNeXts with 50 layers or more; this network is none")
     names = {"conv1.weight": "conv1_w"} | _batch_norm("bn1", "conv1_spatbn_relu")
@@ -99,9 +98,9 @@ def _batch_norm(name: str, blob: str) -> dict[str, str]:
 
 
 def read(path: Path, state: Mapping[str, Tensor]) -> Caffe2Model:
-    """The file's values for a network whose own state dict is `state`, in its dtypes and on its devices. A network
-    without a last layer (for a head with class centres) leaves the file's out. Raises ValueError for a file of another
-    network, with what differs, and for one that is damaged."""
+    """Reads the values for a network with the state dict `state`, in its dtypes and on its devices. Skips the last
+    layer for a network without one (a head with class centres). Raises ValueError for a file of another network, with
+    the differences, and for a damaged file."""
     names, blobs = blob_names(state), _read_blobs(path)
     expected = {blob: state[name] for name, blob in names.items()}
     last_layer = ("last_out_",) if "fc.weight" not in state else ()
@@ -133,9 +132,8 @@ def write(
     iteration: int = 0,
     device: str = "gpu_0",
 ) -> None:
-    """Writes a file that Caffe2's trainers load (without the net that predicts), in an old one's place at once.
-    momentum: as `optim.backbone.named_state` gives that of RateInMomentum. device: what Caffe2 writes before each name.
-    Raises ValueError for momentum of another kind."""
+    """Writes a file that Caffe2's trainers load (without prediction net), atomically. momentum:
+    `optim.backbone.named_state` of RateInMomentum, else ValueError. device: Caffe2's prefix of each name."""
     names = blob_names(state)
     tensors = {f"{device}/{blob}": state[name] for name, blob in names.items()}
     for full_name, t in (momentum or {}).items():
@@ -158,14 +156,14 @@ def _pairs(tensors: Mapping[str, Tensor], iteration: int) -> Iterator[tuple[byte
 
 
 def _record(name: str, number: int, shape: Sequence[int], begin: int, count: int, **values: Any) -> tuple[bytes, bytes]:
-    """One piece of a blob: values begin to begin + count - 1."""
+    """Returns one piece of a blob: values begin to begin + count - 1."""
     blob = _Blob(name=name, type="Tensor", tensor={"dims": shape, "name": name, **values})
     blob.tensor.segment.begin, blob.tensor.segment.end = begin, begin + count
     return f"{name}#%{number}".encode(), blob.SerializeToString()
 
 
 def _meta_net(names: Iterable[str]) -> bytes:
-    """The nets that LoadModel of Caffe2's trainers runs: nothing, and then one Load operator for all blobs."""
+    """Returns the nets that LoadModel of Caffe2's trainers runs: an empty one, then one Load operator for all blobs."""
     meta = _MetaNet()
     meta.nets.add(key="PREDICT_INIT_NET_TYPE").value.name = "predict-init"
     load = meta.nets.add(key="GLOBAL_INIT_NET_TYPE").value
@@ -178,9 +176,9 @@ def _meta_net(names: Iterable[str]) -> bytes:
 
 
 def _read_blobs(path: Path) -> dict[str, Tensor]:
-    """Blob without its device -> its value; float16 ones where there is no fp32 master, widened."""
+    """Returns blob without its device -> value; float16 ones without an fp32 master are widened."""
     values: dict[str, np.ndarray] = {}
-    pieces: dict[str, list[tuple[int, int]]] = {}  # of each blob, in any order: Caffe2 writes them with many threads
+    pieces: dict[str, list[tuple[int, int]]] = {}  # by blob, in any order: Caffe2 writes with many threads
     full_names: dict[str, str] = {}
     for key, content in minidb.read(path):
         blob = _Blob()
@@ -214,7 +212,7 @@ def _read_blobs(path: Path) -> dict[str, Tensor]:
 
 
 def _piece(path: Path, key: bytes, tensor: Any) -> np.ndarray | None:
-    """The values in one record, in a row; None for a type that no network is made of."""
+    """Returns the flat values of one record; None for a type that networks do not use."""
     if tensor.data_type == _INT64:
         return np.array(tensor.int64_data, np.int64)
     if tensor.data_type not in (_FLOAT, _FLOAT16):

@@ -1,4 +1,4 @@
-"""The files of other trainers that belong together, and the rows that they hold."""
+"""Sets of other trainers' centre files, one per rank, and the rows in them."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -33,16 +33,16 @@ def _only_matrix(path: Path) -> Tensor:
 
 @dataclass(frozen=True)
 class FileKind:
-    """A sort of files: one for each rank, and maybe another one with its momentum."""
+    """A kind of file: one per rank, and maybe another one with its momentum."""
 
     what: str
     name: re.Pattern[str]
-    # (file, the one with its momentum) -> centres
+    # (file, its momentum file) -> centres
     read: Callable[[Path, Path | None], RankCentres]
     momentum: re.Pattern[str] | None = None
 
 
-# All ranks have as many rows, of which the last ones may be padding.
+# All ranks have equally many rows, of which the last ones may be padding.
 MXNET = FileKind(
     "InsightFace's R_centers.param",
     re.compile(r"(\d+)_centers\.param"),
@@ -79,8 +79,7 @@ class CentreFiles:
 
 
 def find(paths: Iterable[Path]) -> CentreFiles:
-    """paths: files, or folders that are looked through. Raises ValueError where they are of no known kind, of several,
-    or where a rank's is missing."""
+    """Finds the files in paths and folders. Raises ValueError for an unknown kind, mixed kinds, or a missing rank."""
     listed = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
     for path in listed:
         if not path.exists():
@@ -118,11 +117,11 @@ def _by_rank(name: re.Pattern[str] | None, listed: Sequence[Path]) -> dict[int, 
 
 
 class ForeignRows:
-    """The centres of all ranks, with an optimizer's state for training here. A rank's files at a time are in memory."""
+    """The centres of all ranks, with an optimizer's state. Keeps one rank's files in memory at a time."""
 
     def __init__(self, files: CentreFiles, num_classes: int | None, mxnet_lr: float | None):
-        """num_classes: all; None where the files say. mxnet_lr: of the last step, which momentum of MXNet holds. Raises
-        ValueError where the files do not fit together."""
+        """num_classes: all; None if the files state it. mxnet_lr: of the last step, which MXNet's momentum includes.
+        Raises ValueError for inconsistent files."""
         has_mxnet_momentum = files.kind is MXNET and bool(files.momentum)
         if has_mxnet_momentum and mxnet_lr is None:
             raise ValueError(
@@ -131,7 +130,7 @@ class ForeignRows:
             )
         if mxnet_lr is not None and not has_mxnet_momentum:
             raise ValueError("--momentum-lr goes with R_centers_mom.param; none is given")
-        # There: m' = momentum m - lr d, w' = w + m'. Here: m' = momentum m + d, w' = w - lr m'.
+        # MXNet: m' = momentum m - lr d, w' = w + m'. Here: m' = momentum m + d, w' = w - lr m'.
         self._momentum_unit = -mxnet_lr if mxnet_lr is not None else 1.0
         self._files = files
         self._loaded = 0, files.read(0)
@@ -151,7 +150,7 @@ class ForeignRows:
         self._start_W = torch.tensor([sum(counts[:rank]) for rank in range(len(counts))])
 
     def set_state(self, optimizer: RowOptimizer, touched: int) -> None:
-        """optimizer: the rows get its state; what the files do not have is zero. touched: steps that rows stand for."""
+        """Gives the rows this optimizer's state; what the files lack is zero. touched: steps credited to each row."""
         row, one = Column((self.width,), torch.float32), Column((1,), torch.float32)
         states = {name: row if width == "row" else one for name, width in optimizer.state_widths().items()}
         self.columns = {"centres": row, **states, "touched": Column((1,), torch.int32)}
@@ -182,7 +181,7 @@ class ForeignRows:
 
 
 def _num_classes(files: CentreFiles, counts: list[int], asked: int | None) -> int:
-    """The number of classes that the ranks' rows are of. Raises ValueError where that cannot be."""
+    """Returns the number of classes of the ranks' rows. Raises ValueError if that is impossible."""
     total, size = sum(counts), len(counts)
     what = f"{files.kind.what}: {size} file(s) with {', '.join(map(str, counts[:8]))} rows"
     if files.kind is MXNET and size > 1:

@@ -1,9 +1,9 @@
-"""Files that GluonCV published or wrote, for our SlowFast, read without MXNet: .params (`net.save_parameters`) and
-.states (`trainer.save_states`).
+"""GluonCV's files for our SlowFast, read without MXNet: .params (`net.save_parameters`) and .states
+(`trainer.save_states`).
 
-A .states file is a pickle of ({place: momentum}, optimizer), without names. A place is that of the parameter among all
-of the network, running statistics included, sorted by the names that Gluon gives them, which follow from the network's
-own; with --freeze-bn among all that are called weight or bias. (Seen in the files of GluonCV 0.10.5 with MXNet 1.9.1.)
+A .states file is a pickle of ({index: momentum}, optimizer), without names. The index is that of the parameter among
+all of the network, running statistics included, sorted by Gluon's names, which follow from the network's own; with
+--freeze-bn among all weights and biases. (Observed in files of GluonCV 0.10.5 with MXNet 1.9.1.)
 """
 
 from collections.abc import Callable
@@ -19,13 +19,12 @@ from partial_fc.foreign.state_dicts import check_fits
 
 _MOST_BYTES = 16 << 30
 _TRAINED = "SlowFast network that NAG or SGD with momentum has trained"
-_OURS = {"gamma": "weight", "beta": "bias"}  # of a batch norm; running_mean and running_var are called so in both
+_OURS = {"gamma": "weight", "beta": "bias"}  # of a batch norm; running_mean and running_var have the same name in both
 
 
 def load(model: nn.Module, path: Path, leave_out: str = "") -> list[str]:
-    """Takes over the weights and running statistics of a file. leave_out: what a name begins with that is not taken,
-    such as "fc." where there are other classes. Returns the names of the model that keep their values. Raises
-    ValueError where names or shapes do not fit."""
+    """Loads a file's weights and running statistics. leave_out: prefix of names to skip, such as "fc.". Returns the
+    names of the model that keep their values. Raises ValueError for names or shapes that do not match."""
     found = {_our_name(name): t for name, t in mxnet_ndarray.read(path).items()}
     expected = {name: t for name, t in model.state_dict().items() if not name.endswith("num_batches_tracked")}
     left_out = [name for name in expected if leave_out and name.startswith(leave_out)]
@@ -41,7 +40,7 @@ def _our_name(name: str) -> str:
 
 
 def arrays(model: nn.Module) -> dict[str, Tensor]:
-    """The same, by GluonCV's names, for `mxnet_ndarray.write`."""
+    """Returns the same by GluonCV's names, for `mxnet_ndarray.write`."""
     norms = {name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)}
     theirs = {ours: name for name, ours in _OURS.items()}
     named = {}
@@ -53,8 +52,8 @@ def arrays(model: nn.Module) -> dict[str, Tensor]:
 
 
 class TrainerStates(NamedTuple):
-    """momentum: by our parameters' names, as RateInMomentum has it. masters: the fp32 weights of a network that was
-    trained in float16, else empty. num_updates: that were made."""
+    """A .states file. momentum: by our parameter names, as in RateInMomentum. masters: the fp32 weights of a float16
+    network, else empty. num_updates: made so far."""
 
     momentum: dict[str, Tensor]
     masters: dict[str, Tensor]
@@ -62,8 +61,7 @@ class TrainerStates(NamedTuple):
 
 
 def read_states(model: nn.Module, path: Path) -> TrainerStates:
-    """What a .states file holds of this network's parameters that are trained. Raises ValueError where it is of another
-    network or optimizer, or no such file."""
+    """Reads a .states file for this network's trained parameters. Raises ValueError for any other file."""
     states, num_updates = _unpickled(path)
     order = sorted(arrays(model), key=_gluons_name)
     layers = [name for name in order if name.endswith(("weight", "bias"))]
@@ -81,14 +79,14 @@ def read_states(model: nn.Module, path: Path) -> TrainerStates:
             values[name] = array.tensor(f"{path}, place {place}")
             check_fits({name: values[name]}, {name: parameters[name]}, path, "network")
     trained = {name: p for name, p in parameters.items() if p.requires_grad}
-    # MXNet adds its momentum to the weights; ours is taken off them.
+    # MXNet adds its momentum to the weights; ours is subtracted.
     momentum = {name: -t for name, t in momentum.items() if name in trained}
     check_fits(momentum, trained, path, "network")
     return TrainerStates(momentum, masters, num_updates)
 
 
 def _gluons_name(name: str) -> str:
-    """What Gluon calls a parameter, but for the network's prefix, by its name in a .params file."""
+    """Returns Gluon's name of a parameter, without the network's prefix, given its name in a .params file."""
     *layers, array = name.split(".")
     kind = "conv" if array == "weight" else "batchnorm"
     match layers:
@@ -124,13 +122,13 @@ class _Array:
 
 
 class _Other(_Array):
-    """Any other object: an optimizer, a schedule. Nothing of it is run."""
+    """Any other object, such as an optimizer or a schedule; never executed."""
 
     name = ""
 
 
 def _unpickled(path: Path) -> tuple[dict[int, tuple[_Array, ...]], int]:
-    """(place -> momentum, and where the weight is float16 its master; how many updates were made)."""
+    """Returns (index -> momentum, with its master for a float16 weight; the number of updates)."""
     try:
         found = restricted_pickle.loads(read_bytes(path, _MOST_BYTES), _Unpickler)
     except ValueError as error:
@@ -150,7 +148,7 @@ def _is_state(state: tuple[Any, ...]) -> bool:
 
 
 class _Unpickler(restricted_pickle.Unpickler):
-    """Of plain values, arrays, and other objects as what they hold."""
+    """Unpickles plain values and arrays; other objects only as their contents."""
 
     has_dictionaries = True
 

@@ -1,10 +1,10 @@
-"""Backbones between MXNet's .params and our iresnet, so that both give the same embedding.
+"""Conversion of backbones between MXNet's .params and our iresnet with equal embeddings.
 
-Names go one to one (mxnet_symbol.py). Three things differ, and are put into the arrays:
+Names map one to one (mxnet_symbol.py). Three differences are folded into the arrays:
 
-    fixed gammas          MXNet multiplies by 1 where fix_gamma is set, whatever the file holds: here the 1 is written
-    input scale           theirs: (pixel - 127.5) / 128, in the graph; ours: / 127.5. The first convolution takes it
-    batch norm's epsilon  theirs: 2e-5; ours: 1e-5. The running variance takes the difference
+    fixed gammas          with fix_gamma MXNet multiplies by 1, whatever the file holds: here the 1 is written
+    input scale           theirs: (pixel - 127.5) / 128, in the graph; ours: / 127.5. The first convolution absorbs it
+    batch norm's epsilon  theirs: 2e-5; ours: 1e-5. The running variance absorbs the difference
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _FACE_STD = 127.5  # of FACE
 
 
 def network_of(arrays: Mapping[str, Tensor], path: Path, image_size: int | None = None) -> Network:
-    """As networks.network_of; also refuses, with the reason, networks that are not the same on both sides."""
+    """Calls networks.network_of; also refuses, with the reason, networks that differ between both sides."""
     for name in arrays:
         if "_se_" in name:
             raise ValueError(f"{path} has squeeze-and-excitation units ({name}); the networks here have none")
@@ -38,8 +38,8 @@ def network_of(arrays: Mapping[str, Tensor], path: Path, image_size: int | None 
 
 
 def from_mxnet(arrays: Mapping[str, Tensor], network: Network, graph: Graph, path: Path) -> tuple[State, list[str]]:
-    """(state dict of our network, in words what was changed). Raises ValueError where an array of `path` is missing, of
-    another shape, or one too many."""
+    """Returns (state dict of our network, descriptions of the changes). Raises ValueError if an array of `path` is
+    missing, unexpected or of another shape."""
     state = _under_our_names(arrays, network, path)
     fixed, num_eps = [], 0
     for layer, module in _batch_norms(network.build("meta")):
@@ -61,8 +61,8 @@ def from_mxnet(arrays: Mapping[str, Tensor], network: Network, graph: Graph, pat
 
 
 def to_mxnet(state: Mapping[str, Tensor], network: Network, path: Path) -> tuple[dict[str, Tensor], list[str]]:
-    """(arrays under MXNet's names for the graph of InsightFace's recipe, in words what was changed). Raises ValueError
-    where the state dict, of `path`, does not fit, or has another gamma than 1 where that graph fixes it."""
+    """Returns (arrays under MXNet's names for the graph of InsightFace's recipe, descriptions of the changes). Raises
+    ValueError if the state dict, of `path`, does not match, or has a gamma other than 1 where that graph fixes it."""
     graph, model = Graph(), network.build("meta")
     check_fits(state, model.state_dict(), path, network.name)
     names = mxnet_names(model)
@@ -94,7 +94,7 @@ def to_mxnet(state: Mapping[str, Tensor], network: Network, path: Path) -> tuple
 
 @torch.no_grad()
 def embed(state: Mapping[str, Tensor], network: Network, image_B3HW: Tensor) -> Tensor:
-    """Embeddings of uint8 images by our network, float64."""
+    """Returns our network's embeddings of uint8 images, float64."""
     model = network.build()
     model.load_state_dict(dict(state))
     return model(FACE(image_B3HW)).double()
@@ -104,7 +104,7 @@ def embed(state: Mapping[str, Tensor], network: Network, image_B3HW: Tensor) -> 
 def embed_as_mxnet(
     arrays: Mapping[str, Tensor], network: Network, graph: Graph, image_B3HW: Tensor, path: Path
 ) -> Tensor:
-    """The same by MXNet's rules, with the arrays as they are: what a conversion is held against."""
+    """Returns the same by MXNet's rules, with the unchanged arrays: the reference of a conversion."""
     model = network.build()
     state = _under_our_names(arrays, network, path)
     for layer, module in _batch_norms(model):
@@ -117,7 +117,7 @@ def embed_as_mxnet(
 
 
 def _under_our_names(arrays: Mapping[str, Tensor], network: Network, path: Path) -> State:
-    """MXNet's arrays as they are, fp32. Raises ValueError where they do not fit."""
+    """Returns MXNet's arrays under our names, fp32. Raises ValueError if they do not match."""
     model = network.build("meta")
     expected, theirs = model.state_dict(), mxnet_names(model)
     check_fits(arrays, {theirs[name]: expected[name] for name in theirs}, path, f"{network.name} of MXNet")
@@ -126,7 +126,7 @@ def _under_our_names(arrays: Mapping[str, Tensor], network: Network, path: Path)
 
 
 def _batch_norms(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
-    """By our name."""
+    """Returns the batch norms by our names."""
     return [(name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
 
 

@@ -1,5 +1,5 @@
-"""Reads and writes the files of mxnet.nd.save without MXNet, which is retired: lists of dense arrays, with names or
-without.
+"""Reader and writer of mxnet.nd.save files without MXNet, which is retired: lists of dense arrays, with or without
+names.
 
     u64 0x112, u64 0, u64 number of arrays; then each:
         u32 magic (0xF993FAC9; 0xF993FACA under numpy semantics), i32 storage type (0 dense), i32 dimensions, i64 each,
@@ -23,7 +23,7 @@ from partial_fc.files import regular, replacing
 
 _LIST, _DENSE = 0x112, 0
 _MAGICS = (0xF993FAC9, 0xF993FACA)
-# By MXNet's number; those that torch has.
+# By MXNet's number; only dtypes that torch has.
 _DTYPES = {0: "<f4", 1: "<f8", 2: "<f2", 3: "<u1", 4: "<i4", 5: "<i1", 6: "<i8"}
 _CODES = {np.dtype(name): code for code, name in _DTYPES.items()}
 _MAX_DIMENSIONS = 32
@@ -31,24 +31,24 @@ _CPU = 1  # MXNet's device type
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The arrays by name, or by "0", "1", ... where they have none; mapped from the file, so that a number is read when
-    it is used. Raises ValueError, with the place, for anything else."""
+    """Reads the arrays by name, or by "0", "1", ... without names; mapped, so that values are read on use. Raises
+    ValueError, with the offset, for anything else."""
     if not path.stat().st_size:
         raise ValueError(f"{path} is empty; expected a file of mxnet.nd.save")
     with open(path, "rb", opener=regular) as file:
-        # Private: torch has no tensors that must not be written to.
+        # Private: torch has no read-only tensors.
         content = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     return _Reader(path, content).arrays()
 
 
 def read_one(content: bytes, what: object) -> Tensor:
-    """The one array that these bytes are, as a pickled NDArray has them. what: it is. Raises as `read`."""
+    """Reads the single array of these bytes, as in a pickled NDArray. what: its name for messages. Raises as `read`."""
     return _Reader(what, bytearray(content)).only_array()
 
 
 def write(path: Path, arrays: Mapping[str, Tensor] | Sequence[Tensor], durable: bool = False) -> None:
-    """Writes arrays by name (as MXNet's .params), or without names, byte for byte as mxnet.nd.save does.
-    durable: see `replacing`. Raises ValueError for a tensor that MXNet has no dtype for, or of no dimension."""
+    """Writes arrays by name (as MXNet's .params), or without names, byte for byte as mxnet.nd.save does. durable: see
+    `replacing`. Raises ValueError for a dtype that MXNet lacks, and for a scalar."""
     names = list(arrays) if isinstance(arrays, Mapping) else []
     tensors = list(arrays.values()) if isinstance(arrays, Mapping) else list(arrays)
     with replacing(path, durable) as partial, partial.open("wb") as file:
@@ -79,14 +79,14 @@ def _names(dtypes: Mapping[np.dtype, int]) -> str:
 
 
 class _Reader:
-    """Goes through a file once; asks for nothing beyond its end."""
+    """A forward reader that never reads past the end of a file."""
 
     def __init__(self, path: object, content: mmap.mmap | bytearray):
         self._path, self._content, self._at = path, content, 0
 
     @property
     def _left(self) -> int:
-        """Bytes that have not been read."""
+        """Returns the bytes not read yet."""
         return len(self._content) - self._at
 
     def arrays(self) -> dict[str, Tensor]:
@@ -129,7 +129,7 @@ class _Reader:
         if code not in _DTYPES:
             raise self._bad(f"{what} has dtype number {code}; expected one of {sorted(_DTYPES)}")
         dtype = np.dtype(_DTYPES[code])
-        count = math.prod(shape)  # Python's integers: a product of absurd sizes is too large, not a small number again
+        count = math.prod(shape)  # Python's integers: absurd sizes do not overflow
         num_bytes = count * dtype.itemsize
         if any(size < 1 for size in shape) or num_bytes > self._left:
             raise self._bad(f"{what} of shape {shape} needs {num_bytes} bytes; {self._left} are left")

@@ -1,7 +1,7 @@
-"""Our iresnet as InsightFace's MXNet recipe has it (fresnet with unit 3, output 'FC'): names of layers and arrays, and
-the graph in symbol.json, read and written without MXNet.
+"""Our iresnet in InsightFace's MXNet recipe (fresnet with unit 3, output 'FC'): names of layers and arrays, and a
+reader and writer of the graph in symbol.json, without MXNet.
 
-A symbol is a list of nodes; an input is [node, output of it, version]. Nodes without an operator are arrays. (Read in
+A symbol is a list of nodes; an input is [node, output of it, version]. Nodes without an operator are arrays. (Source:
 recognition/arcface_mxnet/symbol/: fresnet.py, resnet.py, symbol_utils.py.)
 """
 
@@ -18,8 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from partial_fc.files import read_text
 from partial_fc.models.iresnet import IResNet
 
-EMBEDDING = "fc1"  # the layer whose output it is
-# Layers and arrays that have another name there: of the network, of a block, of a batch norm or PReLU.
+EMBEDDING = "fc1"  # the output layer
+# Layers and arrays with different names: of the network, of a block, of a batch norm or PReLU.
 _LAYERS = {"conv1": "conv0", "bn1": "bn0", "prelu": "relu0", "bn2": "bn1", "fc": "pre_fc1", "features": EMBEDDING}
 _IN_BLOCK = {"prelu": "relu1", "downsample.0": "conv1sc", "downsample.1": "sc"}
 _OF_NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_var"}
@@ -29,7 +29,7 @@ _VERSION = ("int", 10901)
 
 @dataclass(frozen=True)
 class BatchNorm:
-    """fix_gamma: it multiplies by 1, whatever its gamma says."""
+    """A batch norm's settings. fix_gamma: it multiplies by 1, whatever its gamma."""
 
     eps: float
     fix_gamma: bool
@@ -37,14 +37,14 @@ class BatchNorm:
 
 @dataclass(frozen=True)
 class Graph:
-    """What of a graph is in no array of a .params file. Its network sees (pixel - 127.5) * input_scale. batch_norms: by
-    layer; None: those of InsightFace's recipe."""
+    """The settings of a graph outside the .params arrays. Its network sees (pixel - 127.5) * input_scale. batch_norms:
+    by layer; None: those of InsightFace's recipe."""
 
     input_scale: float = _SCALE
     batch_norms: Mapping[str, BatchNorm] | None = None
 
     def batch_norm(self, layer: str) -> BatchNorm:
-        """Raises ValueError for a layer that the graph has not."""
+        """Returns a layer's batch norm. Raises ValueError for a layer that the graph lacks."""
         if self.batch_norms is None:
             return BatchNorm(_EPS, fix_gamma=layer == EMBEDDING)
         if layer not in self.batch_norms:
@@ -56,14 +56,14 @@ class Graph:
 
 
 def layer_name(layer: str) -> str:
-    """MXNet's name of a layer: "layer2.0.downsample.1" -> "stage2_unit1_sc"."""
+    """Returns MXNet's name of a layer: "layer2.0.downsample.1" -> "stage2_unit1_sc"."""
     if found := re.fullmatch(r"layer(\d+)\.(\d+)\.(.+)", layer):
         return f"stage{found[1]}_unit{int(found[2]) + 1}_{_IN_BLOCK.get(found[3], found[3])}"
     return _LAYERS[layer]
 
 
 def mxnet_names(model: nn.Module) -> dict[str, str]:
-    """The names in an iresnet's state dict -> "arg:..." or "aux:..." of MXNet, which has no num_batches_tracked."""
+    """Maps an iresnet's state-dict names to "arg:..." or "aux:..." of MXNet, which has no num_batches_tracked."""
     return {
         f"{layer}.{array}": f"{'aux' if array.startswith('running') else 'arg'}:{layer_name(layer)}_{theirs}"
         for layer, module in model.named_modules()
@@ -72,7 +72,7 @@ def mxnet_names(model: nn.Module) -> dict[str, str]:
 
 
 def _arrays(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """The arrays of a layer itself: (torch's name, MXNet's)."""
+    """Yields a layer's own arrays: (torch's name, MXNet's)."""
     renamed = _OF_NORM if isinstance(module, _BatchNorm | nn.PReLU) else {}
     for array, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
         if array != "num_batches_tracked":
@@ -83,7 +83,7 @@ def _arrays(module: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def read(path: Path) -> Graph:
-    """Raises ValueError for a file that is no symbol, or whose network begins in another way."""
+    """Reads a symbol.json. Raises ValueError for a file that is no symbol, or whose network begins differently."""
     try:
         nodes = json.loads(read_text(path))["nodes"]
         by_name = {node["name"]: node for node in nodes}
@@ -110,12 +110,12 @@ def read(path: Path) -> Graph:
 
 
 def _attrs(node: dict[str, Any]) -> dict[str, str]:
-    """Of a node; older versions had other words for it."""
+    """Returns a node's attributes; older versions had other keys."""
     return {**node.get("param", {}), **node.get("attr", {}), **node.get("attrs", {})}
 
 
 def _input(nodes: Sequence[dict[str, Any]], number: int) -> tuple[float, float]:
-    """(scale, offset): the node's value is pixel * scale + offset."""
+    """Returns (scale, offset): the node's value is pixel * scale + offset."""
     node = nodes[number]
     if node["op"] == "null":
         return 1.0, 0.0
@@ -135,11 +135,11 @@ def _input(nodes: Sequence[dict[str, Any]], number: int) -> tuple[float, float]:
 
 
 def symbol_json(model: IResNet, as_torch: bool = False) -> str:
-    """The symbol of a network, as mxnet.sym.Symbol.tojson gives it: arrays under MXNet's names, pixels 0 to 255 (RGB)
-    as "data", the embedding as "fc1_output".
+    """Returns a network's symbol as mxnet.sym.Symbol.tojson does: arrays under MXNet's names, pixels 0 to 255 (RGB) as
+    "data", the embedding as "fc1_output".
 
-    as_torch: of what the torch network computes: it takes what that takes, and its batch norms have their epsilon and
-    every gamma."""
+    as_torch: describe the torch network's computation: with its input, and batch norms with its epsilon and all gammas.
+    """
     nodes: list[dict[str, Any]] = []
 
     def add(operator: str, name: str, *inputs: int, **attrs: object) -> int:
@@ -150,7 +150,7 @@ def symbol_json(model: IResNet, as_torch: bool = False) -> str:
         return len(nodes) - 1
 
     def add_layers(x: int, *names: str) -> int:
-        """Layers one after the other, each with its arrays."""
+        """Appends layers in sequence, each with its arrays."""
         for name in names:
             module, theirs = model.get_submodule(name), layer_name(name)
             operator, attrs = _operator(module, None if as_torch else Graph().batch_norm(theirs))
@@ -180,7 +180,7 @@ def symbol_json(model: IResNet, as_torch: bool = False) -> str:
 
 
 def _operator(module: nn.Module, norm: BatchNorm | None) -> tuple[str, dict[str, object]]:
-    """(MXNet's operator for a layer, its attributes). norm: what a batch norm computes; None: what torch's does."""
+    """Returns (MXNet's operator for a layer, its attributes). norm: a batch norm's settings; None: torch's."""
     match module:
         case nn.Conv2d():
             sizes = {"kernel": module.kernel_size, "stride": module.stride, "pad": module.padding}

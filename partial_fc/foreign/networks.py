@@ -1,4 +1,4 @@
-"""What network some weights are of, by their names and shapes: for files that do not say it."""
+"""Recognition of a network by the names and shapes of its weights, for files that do not state it."""
 
 import math
 import re
@@ -16,13 +16,13 @@ from partial_fc.models import iresnet
 DEPTHS = {**iresnet.DEPTHS, **{name: depths for name, (depths, _) in iresnet.SMALL.items()}}
 _BLOCK = re.compile(r"(?:layer(\d+)\.\d+\.conv1\.weight|arg:stage(\d+)_unit\d+_conv1_weight)")
 _FC = ("fc.weight", "arg:pre_fc1_weight")
-# MobileFaceNet's last convolution, as wide and high as its map, and its linear layer.
+# MobileFaceNet's last convolution, as large as its map, and its linear layer.
 _MBF = ("features.layers.0.layers.0.weight", "features.layers.2.weight")
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network of ours."""
+    """One of our networks."""
 
     name: str
     embedding_size: int
@@ -32,14 +32,14 @@ class Network:
         return f"{self.name} with --embedding-size {self.embedding_size} and --image-size {self.image_size}"
 
     def build(self, device: str = "cpu") -> nn.Module:
-        """Fresh, in evaluation mode. device: "meta" where shapes are enough."""
+        """Builds it with fresh weights, in evaluation mode. device: "meta" if shapes suffice."""
         with torch.device(device):
             return models.build(self.name, self.embedding_size, self.image_size).eval()
 
 
 def network_of(arrays: Mapping[str, Tensor], path: Path, image_size: int | None = None) -> Network:
-    """The network that the names and shapes say. arrays: under our names or MXNet's, from `path`. image_size: None: the
-    largest that fits. Raises ValueError for another network; whether all arrays fit is not looked at."""
+    """Returns the network with these names and shapes. arrays: under our names or MXNet's, from `path`. image_size:
+    None: the largest that fits. Raises ValueError for another network; does not check that all arrays match."""
     if _MBF[0] in arrays:
         last, linear = (arrays.get(name) for name in _MBF)
         if last is None or linear is None or last.dim() != 4 or linear.dim() != 2:

@@ -1,4 +1,4 @@
-"""State dicts of torch's modules and optimizers that other programs wrote: is it one, and does it fit?"""
+"""Validation of other programs' state dicts of torch modules and optimizers."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,21 +8,21 @@ from typing import Any, TypeGuard
 from torch import Tensor
 
 _SHOWN = 8
-# What torch puts into the names of wrapped modules, at any depth: torch.compile, FSDP, activation checkpointing.
+# torch's additions to names of wrapped modules, at any depth: torch.compile, FSDP, activation checkpointing.
 _WRAPPED = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-# What the attribute is called in which others keep a network; `module` is DistributedDataParallel's.
+# Common attribute names of a network; `module` is DistributedDataParallel's.
 _HOLDERS = ("module", "model", "backbone", "net", "network", "encoder")
 
 
 def is_state_dict(value: Any) -> TypeGuard[dict[str, Tensor]]:
-    """Whether it is a dictionary of tensors by name."""
+    """Tells whether a value is a dictionary of tensors by name."""
     return isinstance(value, dict) and all(isinstance(k, str) and isinstance(t, Tensor) for k, t in value.items())
 
 
 def without_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights under the network's own names, where they were saved from a module that wraps or holds it:
-    "module._orig_mod.conv1.weight", "model.backbone.conv1.weight". What such a module has beside the network, such as
-    its head, is left out; the network is what has most of the tensors."""
+    """Returns the weights under the network's own names, if saved from a module that wraps or holds it:
+    "module._orig_mod.conv1.weight", "model.backbone.conv1.weight". Drops that module's other parts, such as a head; the
+    network is the part with the most tensors."""
     found = dict(weights)
     for wrapped in _WRAPPED:
         renamed = {name.replace(wrapped, ""): t for name, t in found.items()}
@@ -36,8 +36,8 @@ def without_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_fits(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path, model: str) -> None:
-    """Checks that the weights in a file have the names and shapes of a model's own state dict. Raises ValueError, with
-    what is missing, unexpected or of another shape."""
+    """Checks that weights have the names and shapes of a model's state dict. Raises ValueError, with what is missing,
+    unexpected or of another shape."""
     if problems := misfits(weights, expected):
         raise ValueError(
             f"{path} does not fit this {model}: {problems}. Is it the same network, embedding size and image size?"
@@ -45,7 +45,7 @@ def check_fits(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor], pa
 
 
 def misfits(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
-    """What is missing, unexpected or of another shape or kind, up to eight names of each; empty where nothing is."""
+    """Lists what is missing, unexpected or of another shape or kind, up to eight names each; empty if all match."""
     reshaped = [
         f"{name} is {_kind(weights[name])}, expected {_kind(t)}"
         for name, t in expected.items()
@@ -60,13 +60,12 @@ def misfits(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> st
 
 
 def fitting(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the weights that have a name, shape and kind of a model's own state dict."""
+    """Returns the weights that match a name, shape and kind of a model's state dict."""
     return {name: t for name, t in weights.items() if name in expected and _kind(t) == _kind(expected[name])}
 
 
 def parameter_states(optimizer: Any, path: Path) -> list[dict[str, Any]]:
-    """What the state dict of an optimizer has of each parameter, by torch's names, in their order. Raises ValueError
-    where it is none."""
+    """Returns an optimizer state dict's entries per parameter, in order. Raises ValueError for anything else."""
     try:
         numbers = [number for group in optimizer["param_groups"] for number in group["params"]]
         states = [dict(optimizer["state"].get(number, {})) for number in numbers]
@@ -74,12 +73,12 @@ def parameter_states(optimizer: Any, path: Path) -> list[dict[str, Any]]:
         raise ValueError(
             f"{path}: its optimizer is no torch state dict (expected 'state' and 'param_groups')"
         ) from error
-    # Older versions of torch wrote None for momentum that is not there yet.
+    # Older versions of torch wrote None for momentum before the first step.
     return [{str(name): value for name, value in state.items() if value is not None} for state in states]
 
 
 def check_parameter_state(state: Mapping[str, Any], shape: Sequence[int], number: int, path: Path) -> None:
-    """Checks that what an optimizer keeps of a parameter is of the parameter's shape, and "step" a number."""
+    """Checks that an optimizer's state of a parameter has its shape, and that "step" is a number."""
     for name, value in state.items():
         actual = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         is_number = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
@@ -91,11 +90,11 @@ def check_parameter_state(state: Mapping[str, Any], shape: Sequence[int], number
 
 
 def _kind(t: Tensor) -> str:
-    """Shape, and whether it holds real numbers, as weights do, or others; any width of them will do."""
+    """Returns shape, and whether the dtype is real (any width), as weights are."""
     return f"{tuple(t.shape)}{'' if t.is_floating_point() else ' complex' if t.is_complex() else ' of integers'}"
 
 
 def some(names: Sequence[str]) -> str:
-    """The first names of a list, for a message."""
+    """Returns the first names of a list, for a message."""
     more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{', '.join(names[:_SHOWN])}{more}"

@@ -1,4 +1,4 @@
-"""Files of torch.save that others wrote: tensors and plain values only."""
+"""Safe loader of torch.save files: tensors and plain values only."""
 
 import pickle
 import re
@@ -12,28 +12,26 @@ from torch import Tensor
 
 from partial_fc.files import check_regular
 
-_CODE = re.compile(r"GLOBAL (\S{1,200}) was not an allowed")  # in messages of torch
+_CODE = re.compile(r"GLOBAL (\S{1,200}) was not an allowed")  # in torch's messages
 _MOST_SEARCHED = 2000  # characters
 
 
 def load(path: str | Path) -> Any:
-    """What the file holds, on the CPU; of files since torch 1.6 tensors are read when they are used. Raises ValueError,
-    which names the file, for one that is damaged or holds anything but tensors and plain values; OSError as open does.
-    """
+    """Loads a file onto the CPU; since torch 1.6 tensors are read on use. Raises ValueError, which names the file, for
+    damage or anything but tensors and plain values; OSError as open does."""
     check_regular(path)
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except OSError:
         raise
-    except Exception as error:  # damaged files make torch's unpickler raise nearly anything
+    except Exception as error:  # torch's unpickler raises nearly any error for damaged files
         raise ValueError(f"{path} cannot be read as tensors and plain values: {_reason(error)}") from error
     _check_tensors(path, found)
     return found
 
 
 def _reason(error: Exception) -> str:
-    """Why a file is not read. Of torch's own words neither the advice to run what is in the file, nor its beginning,
-    which says no more than that."""
+    """Returns why a file is rejected: torch's message without preamble and advice to run the file's code."""
     words = re.sub(r"\x1b\[\d*m", "", str(error)[:_MOST_SEARCHED])
     if asked := _CODE.search(words):
         return (

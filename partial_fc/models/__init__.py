@@ -16,17 +16,17 @@ BLOCKS = (
     resnet.BasicBlock,
     resnet.Bottleneck,
     slowfast.Bottleneck,
-)  # what activation checkpointing takes as one piece
+)  # the units of activation checkpointing
 
 
 def build(
     name: str, embedding_size: int = 512, image_size: int = 112, in_channels: int = 3, dropout: float = 0.0
 ) -> nn.Module:
-    """A fresh backbone for square images of image_size pixels; torch's global generator seeds its weights.
+    """Builds a fresh backbone for square images of image_size pixels, with weights from torch's global generator.
 
-    name: one of NAMES (tiny and mini are meant for 40 pixels on a CPU). Its forward takes what `inputs.FACE` makes of
-    pixels and returns fp32 features, also under autocast. dropout: of the values that enter the last linear layer.
-    Raises ValueError for what cannot be built.
+    name: one of NAMES (tiny and mini are for 40 pixels on a CPU). Its forward takes the output of `inputs.FACE` and
+    returns fp32 features, also under autocast. dropout: before the last linear layer. Raises ValueError for invalid
+    values.
     """
     if name not in NAMES:
         raise ValueError(f"unknown network {name!r}, expected one of {', '.join(NAMES)}")
@@ -45,9 +45,8 @@ def build(
 
 
 def keeps_fp32(model: nn.Module) -> set[nn.Module]:
-    """The layers of a model whose parameters stay fp32 where the others are made 16-bit (O2 in Apex): all batch norms,
-    since small variances do not fit 16 bits; and what the model's class names in its attribute KEEPS_FP32, from where
-    on its forward computes in fp32."""
+    """Returns the layers whose parameters stay fp32 when others become 16-bit (O2 in Apex): all batch norms, whose
+    small variances do not fit 16 bits; and those in KEEPS_FP32, after which forward computes in fp32."""
     kept: set[nn.Module] = set()
     for module in model.modules():
         if isinstance(module, _BatchNorm):

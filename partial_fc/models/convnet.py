@@ -9,13 +9,13 @@ B images, C classes.
 import torch
 from torch import Tensor, nn
 
-SIDE = 28  # pixels; the linear layer fits no other size
+SIDE = 28  # pixels; required by the linear layer
 NUM_CLASSES = 10
 
 
 class ConvNet(nn.Module):
-    """image_B1HW (float, 0 to 1, H = W = 28) -> logit_BC, in the dtype of its input (autocast's under autocast).
-    Raises ValueError for images of another shape."""
+    """image_B1HW (float, 0 to 1, H = W = 28) -> logit_BC, in the dtype of its input (autocast's under autocast). Raises
+    ValueError for images of another shape."""
 
     def __init__(self, num_classes: int = NUM_CLASSES):
         super().__init__()
@@ -30,12 +30,12 @@ class ConvNet(nn.Module):
                 "linear layer fits no other size; resize the images"
             )
         place_B = self.layer2(self.layer1(image_B1HW))
-        # reshape, not view: with channels-last images the places lie in another order in memory.
+        # reshape, not view: channels-last images have another memory order.
         return self.fc(torch.reshape(place_B, (len(place_B), -1)))
 
 
 def _layer(width_in: int, width: int) -> nn.Sequential:
-    """A convolution that keeps the size, and a pooling that halves it."""
+    """Returns a convolution that keeps the size, and a pooling that halves it."""
     return nn.Sequential(
         nn.Conv2d(width_in, width, kernel_size=5, stride=1, padding=2),
         nn.BatchNorm2d(width),

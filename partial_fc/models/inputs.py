@@ -1,4 +1,4 @@
-"""What a network takes: how a batch becomes its input. Saved with the model, so that whoever uses it does the same."""
+"""Input contracts of networks: how a batch becomes the input. Saved with the model, so that all users agree."""
 
 import json
 import math
@@ -11,30 +11,29 @@ from torch import Tensor
 
 
 class InputContract(Protocol):
-    """How a batch becomes what the network takes. Pixels and Unchanged are two of them."""
+    """The conversion of a batch to the network's input. Implemented by Pixels and Unchanged, among others."""
 
     @property
     def unit(self) -> str:
-        """What the log calls samples: "images", "samples"."""
+        """The log's word for samples: "images", "samples"."""
         ...
 
     def __call__(self, data_B: Tensor, /) -> Tensor:
-        """data_B: as the loader gives it, on the device of the network."""
+        """Converts data_B, as from the loader, on the device of the network."""
         ...
 
     def facts(self) -> dict[str, str]:
-        """The contract in strings, as model.safetensors and checkpoints have it."""
+        """Returns the contract in strings, as in model.safetensors and checkpoints."""
         ...
 
     def picture(self, data: Tensor, /) -> Tensor | None:
-        """One sample of a batch as a picture, (H, W, C); None: it is none."""
+        """Returns one sample of a batch as a picture, (H, W, C), or None."""
         ...
 
 
 @dataclass(frozen=True)
 class Unchanged:
-    """Tokens, vectors, whatever the transform makes: the network takes them as they are. (Floating-point numbers come
-    in the dtype that --precision says, whole numbers as they are.)
+    """Passes any transform's output (tokens, vectors) unchanged, but floating-point numbers in --precision's dtype.
 
     description: shape and meaning in words, "int64 (N, 16), numbers of words, 0 where a text is shorter".
     """
@@ -56,8 +55,8 @@ class Unchanged:
 class Pixels:
     """uint8 pixels -> float32 (pixel - mean) / std, with one number for all channels or one a channel.
 
-    description: the same in words, for model.safetensors and for people. bgr: the network takes blue, green, red of
-    what is read as red, green, blue; mean and std are in the network's order.
+    description: the same in words, for model.safetensors and for people. bgr: the network takes blue, green, red
+    instead of the loader's red, green, blue; mean and std are in the network's order.
     """
 
     description: str
@@ -68,22 +67,21 @@ class Pixels:
     unit = "images"
 
     def __call__(self, pixel_B: Tensor) -> Tensor:
-        """pixel_B: uint8 (B, C, ...) -> float32 of that shape. ValueError for another dtype: those pixels may be
-        normalized already."""
+        """Converts uint8 (B, C, ...) to float32. Raises ValueError for another dtype, perhaps normalised already."""
         if pixel_B.dtype != torch.uint8:
             raise ValueError(f"images are {pixel_B.dtype}, expected torch.uint8 pixels, 0 to 255")
         values = (pixel_B.flip(1) if self.bgr else pixel_B).float()
         mean, std = (_per_channel(x, values) for x in (self.mean, self.std))
-        # Without a mean nothing is subtracted: the bits are those of torchvision's ToTensor.
+        # Without a mean nothing is subtracted: bit-identical to torchvision's ToTensor.
         return values / std if self.mean == 0.0 else (values - mean) / std
 
     def facts(self) -> dict[str, str]:
-        """The contract in strings, as files of the network have it; `contract_of` reads it."""
+        """Returns the contract in strings, as in files of the network; `contract_of` reads it."""
         numbers = {"mean": self.mean, "std": self.std, "bgr": self.bgr}
         return {"input": self.description, **{name: json.dumps(value) for name, value in numbers.items()}}
 
     def picture(self, data: Tensor) -> Tensor:
-        """An image (C, H, W), or of a clip (C, T, H, W) the frame in the middle, as (H, W, C)."""
+        """Returns an image (C, H, W), or the middle frame of a clip (C, T, H, W), as (H, W, C)."""
         return (data[:, data.shape[1] // 2] if data.ndim == 4 else data).permute(1, 2, 0)
 
 
@@ -93,19 +91,19 @@ def _per_channel(x: float | tuple[float, ...], like: Tensor) -> Tensor | float:
     return torch.tensor(x, device=like.device).view(-1, *(1,) * (like.dim() - 2))
 
 
-# As arcface_torch feeds its networks. (InsightFace's MXNet recipe divides by 128.)
+# arcface_torch's. (InsightFace's MXNet recipe divides by 128.)
 FACE = Pixels("float32 (N, 3, H, W), RGB, (pixel - 127.5) / 127.5", 127.5, 127.5)
 MNIST = Pixels("float32 (N, 1, 28, 28), white on black, pixel / 255", 0.0, 255.0)
 _IMAGENET = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
-# As torchvision's ResNets were trained.
+# torchvision's, for ResNets.
 TORCHVISION = Pixels("float32 (N, 3, H, W), RGB, (pixel - mean) / std of ImageNet", *_IMAGENET)
-# As GluonCV's networks for video were trained.
+# GluonCV's, for video networks.
 CLIPS = Pixels("float32 (N, 3, T, H, W), RGB, (pixel - mean) / std of ImageNet", *_IMAGENET)
 _KNOWN = {contract.description: contract for contract in (FACE, MNIST, TORCHVISION, CLIPS)}
 
 
 def contract_of(facts: Mapping[str, str]) -> Pixels | None:
-    """The contract that a file's strings say; None: they say nothing of it. Files of version 0.1 have the description
+    """Returns the contract in a file's strings; None if they have none. Files of version 0.1 have the description
     alone. Raises ValueError for one that is not understood."""
     description = facts.get("input")
     if "mean" not in facts and "std" not in facts:
@@ -129,7 +127,7 @@ def contract_of(facts: Mapping[str, str]) -> Pixels | None:
 
 
 def _numbers(text: str) -> float | tuple[float, ...]:
-    """Of JSON: a number or a list of some. Raises ValueError or TypeError for anything else."""
+    """Parses JSON: a number or a list of some. Raises ValueError or TypeError for anything else."""
     value = json.loads(text)
     numbers = [float(number) for number in (value if isinstance(value, list) else [value])]
     if not numbers or not all(map(math.isfinite, numbers)):

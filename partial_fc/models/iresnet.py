@@ -24,12 +24,12 @@ DEPTHS = {
 SMALL = {"tiny": ((2, 1, 1), False), "mini": ((1, 2, 1), True)}
 
 
-Activation = Callable[[int], nn.Module]  # takes the number of channels, as PReLU has a slope for each
+Activation = Callable[[int], nn.Module]  # takes the number of channels, for PReLU's slopes
 
 
 class Block(nn.Module):
-    """BN, 3x3, BN, PReLU, 3x3 (with the stride), BN, plus the input: no activation after the sum. stride_first: the
-    first 3x3 has the stride."""
+    """BN, 3x3, BN, PReLU, 3x3 (with the stride), BN, plus the input, without activation after the sum. stride_first:
+    the first 3x3 has the stride."""
 
     def __init__(self, width_in: int, width: int, stride: int, activation: Activation, stride_first: bool = False):
         super().__init__()
@@ -59,7 +59,7 @@ class IResNet(nn.Module):
     """
 
     # As in arcface_torch the last product and its statistics stay fp32, under autocast and beside 16-bit weights: the
-    # cosines of millions of classes differ by less than the step of a 16-bit number.
+    # cosines of millions of classes differ by less than the resolution of 16 bits.
     KEEPS_FP32 = ("fc", "features")
 
     def __init__(
@@ -89,7 +89,7 @@ class IResNet(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(width_in * side * side, embedding_size)
         self.features = nn.BatchNorm1d(embedding_size)
-        # The feature is normalised to unit length afterwards; a learnt scale per axis would only distort it.
+        # The feature is normalised to unit length later; a learnt scale per axis would only distort it.
         self.features.weight.requires_grad_(False)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -105,11 +105,11 @@ class IResNet(nn.Module):
 
 
 def build(name: str, embedding_size: int, image_size: int, in_channels: int, dropout: float) -> IResNet:
-    """One of DEPTHS or SMALL."""
+    """Builds one of DEPTHS or SMALL."""
     if name in DEPTHS:
         return IResNet(DEPTHS[name], embedding_size, image_size, in_channels, dropout)
     # Channels last, on a CPU: the stem halves the image before the costly first stage, and ReLU takes half the time of
-    # PReLU. At 40 pixels the last map is 5x5; halving it once more costs accuracy, even with more blocks.
+    # PReLU. At 40 pixels the last map is 5x5; halving it again costs accuracy, even with more blocks.
     depths, stride_first = SMALL[name]
     return IResNet(
         depths,

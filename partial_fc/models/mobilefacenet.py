@@ -1,7 +1,7 @@
 """MobileFaceNet (Chen et al., 2018, https://arxiv.org/abs/1804.07573), with arcface_torch's `mbf` widths.
 
-Parameter names and shapes are those of arcface_torch, so its weights load without a mapping; that is why
-the sequences are called `layers` and nested, and why the second convolution has 64 groups for 128 channels.
+Parameter names and shapes are those of arcface_torch, so its weights load without a mapping; hence the nested sequences
+called `layers`, and the second convolution's 64 groups for 128 channels.
 
 B images, H = W pixels, D feature width.
 """
@@ -13,7 +13,7 @@ from partial_fc.models.prelu import PReLU
 
 
 class Wrapped(nn.Module):
-    """A sequence under the name `layers`; with `residual`, its input is added to its output."""
+    """A sequence under the name `layers`; `residual` adds the input to the output."""
 
     def __init__(self, *layers: nn.Module, residual: bool = False):
         super().__init__()
@@ -42,7 +42,7 @@ def _convolution(
 
 
 class Bottleneck(Wrapped):
-    """Widen to `inner` channels, one 3x3 per channel, narrow again without an activation."""
+    """Widens to `inner` channels, one 3x3 per channel, narrows again without an activation."""
 
     def __init__(self, width_in: int, width: int, inner: int, stride: int, residual: bool):
         super().__init__(
@@ -61,12 +61,12 @@ class MobileFaceNet(nn.Module):
     """Normalised image_B3HW (float) -> feat_BD (fp32), not L2-normalised: the head does that."""
 
     # As in arcface_torch everything from conv_sep on stays fp32, under autocast and beside 16-bit weights: the cosines
-    # of millions of classes differ by less than the step of a 16-bit number.
+    # of millions of classes differ by less than the resolution of 16 bits.
     KEEPS_FP32 = ("conv_sep", "features")
 
     def __init__(self, embedding_size: int, image_size: int, in_channels: int = 3, dropout: float = 0.0):
         super().__init__()
-        side = -(-image_size // 2**4)  # halved by the stem and three stages: a padded 3x3 with stride 2 rounds up
+        side = -(-image_size // 2**4)  # four halvings: a padded 3x3 with stride 2 rounds up
         self.layers = nn.ModuleList(
             [
                 _convolution(in_channels, 128, kernel=3, stride=2),
@@ -80,7 +80,7 @@ class MobileFaceNet(nn.Module):
             ]
         )
         self.conv_sep = _convolution(256, 512)
-        # One weight per channel and place: faces are aligned, so an average over places would lose detail.
+        # One weight per channel and position: faces are aligned, so averaging over positions would lose detail.
         self.features = Wrapped(
             _convolution(512, 512, kernel=side, groups=512, padding=0, activation=False),
             nn.Sequential(nn.Flatten(), nn.Dropout(dropout)),

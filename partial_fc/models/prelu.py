@@ -1,4 +1,4 @@
-"""PReLU with a backward that a CPU is quick at."""
+"""PReLU with a backward that is fast on a CPU."""
 
 from typing import Any
 
@@ -9,15 +9,14 @@ from torch.autograd.function import once_differentiable
 
 
 class PReLU(nn.PReLU):
-    """torch's, with one slope a channel; the same numbers, but that a 16-bit slope's gradient is added up and kept in
-    fp32.
+    """torch's PReLU with one slope a channel; equal results, but a 16-bit slope's gradient is summed and kept in fp32.
 
-    On a CPU torch's backward works number by number, and takes two and a half (fp32) to three and a half times (bf16)
-    as long as these operations on whole tensors (docs/log.md, 2026-11-23).
+    On a CPU torch's backward runs element by element and takes two and a half (fp32) to three and a half times (bf16)
+    as long as these whole-tensor operations (docs/log.md, 2026-11-23).
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        # Elsewhere, and where nothing goes backward (evaluation, export), torch's own is as good.
+        # On other devices, and without backward (evaluation, export), torch's own is as fast.
         if input.device.type != "cpu" or not (self.training and torch.is_grad_enabled()):
             return super().forward(input)
         return _PReLU.apply(input, self.weight)

@@ -1,7 +1,7 @@
 """ResNet and ResNeXt for ImageNet: Caffe2's, from resnet50_trainer and imagenet_trainer, and torchvision's.
 
 Both have the stride of a bottleneck on its 3x3 (ResNet "v1.5"). State-dict names are torchvision's, so its published
-weights load without a mapping; they want RGB, where Caffe2's networks have seen BGR.
+weights load without a mapping; they expect RGB, Caffe2's networks BGR.
 
 (He et al., 2015, https://arxiv.org/abs/1512.03385; Xie et al., 2016, https://arxiv.org/abs/1611.05431.)
 
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Details:
-    """Where the systems' networks differ. bn_momentum: the share of the new batch in running statistics, as torch has
-    it; Caffe2's number is one minus that."""
+    """The differences between the frameworks' networks. bn_momentum: the share of the new batch in running statistics,
+    as in torch; Caffe2's number is one minus that."""
 
     pool_padding: int
     bn_eps: float
@@ -85,8 +85,8 @@ NETWORKS: dict[str, tuple[type[BasicBlock | Bottleneck], tuple[int, ...]]] = {
 
 
 class ResNet(nn.Module):
-    """Normalised image_B3HW (float), of any size -> logit_BC; with num_classes 0 the pooled feat_BD, which a Partial-FC
-    head takes. feature_width: D, 512 with 18 and 34 layers, else 2048."""
+    """Normalised image_B3HW (float), of any size -> logit_BC; with num_classes 0 the pooled feat_BD, for a Partial-FC
+    head. feature_width: D, 512 with 18 and 34 layers, else 2048."""
 
     def __init__(
         self,
@@ -117,8 +117,8 @@ class ResNet(nn.Module):
         self._initialize()
 
     def _initialize(self) -> None:
-        """Caffe2's start values: He-normal by the fan out, as torchvision has it, too; the last layer uniform within
-        sqrt(3 / inputs), bias 0. (torchvision leaves it at torch's 1 / sqrt(inputs), the bias, too.)"""
+        """Sets Caffe2's start values: He-normal by the fan out, as in torchvision; the last layer uniform within sqrt(3
+        / inputs), bias 0. (torchvision keeps torch's 1 / sqrt(inputs) for both.)"""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -142,10 +142,10 @@ def build(
     width_per_group: int = 64,
     details: Details = TORCHVISION,
 ) -> ResNet:
-    """A fresh network by torchvision's name; torch's global generator seeds its weights.
+    """Builds a fresh network by torchvision's name, with weights from torch's global generator.
 
     name: one of NETWORKS. groups, width_per_group: ResNeXt's, such as 32 and 4 for 50 layers or 32 and 8 for 101.
-    num_classes 0: features instead of logits. Raises ValueError for what cannot be built.
+    num_classes 0: features instead of logits. Raises ValueError for invalid values.
     """
     if name not in NETWORKS:
         raise ValueError(f"unknown network {name!r}, expected one of {', '.join(NETWORKS)}")
@@ -167,7 +167,7 @@ def _batch_norm(width: int, details: Details) -> nn.BatchNorm2d:
 
 
 def _downsample(width_in: int, width: int, stride: int, details: Details) -> nn.Sequential | None:
-    """A projection of the input where it would not fit the sum."""
+    """Returns a projection of the input if its shape does not match the sum."""
     if stride == 1 and width_in == width:
         return None
     return nn.Sequential(_conv(width_in, width, 1, stride), _batch_norm(width, details))

@@ -1,8 +1,8 @@
-"""SlowFast networks for video (Feichtenhofer et al., 2018, https://arxiv.org/abs/1812.03982), as GluonCV has them.
+"""SlowFast networks for video (Feichtenhofer et al., 2018, https://arxiv.org/abs/1812.03982), as in GluonCV.
 
-Two ResNets with 3D convolutions see the same clip. The slow one sees few frames with many channels; the fast one many
-frames with an eighth of the channels. After the stem and the first three stages the fast maps, strided in time to as
-many frames as the slow ones have, are laid beside them. Both are averaged at the end.
+Two ResNets with 3D convolutions process the same clip: the slow one few frames with many channels, the fast one many
+frames with an eighth of the channels. After the stem and the first three stages the fast maps, strided in time to the
+slow frame count, are concatenated to the slow ones. Both are averaged at the end.
 
 State-dict names are those of GluonCV's blocks (fast_res2.0.conv1), so its published parameters load by name.
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 _EXPANSION = 4  # of a bottleneck
-_FAST_SHARE = 8  # the fast network has this part of the slow one's channels (the paper's 1 / beta)
+_FAST_SHARE = 8  # ratio of slow to fast channels (1 / the paper's beta)
 _FUSED = 2  # channels of a lateral connection, as a multiple of the fast ones
 _FIRST_NORMS = ("fast_bn1", "slow_bn1")
 _STAGES = ("res2", "res3", "res4", "res5")
@@ -25,8 +25,8 @@ _BN_EPS, _BN_MOMENTUM, _DROPOUT, _FC_STD = 1e-5, 0.1, 0.5, 0.01
 
 @dataclass(frozen=True)
 class Shape:
-    """What tells SlowFast networks apart. A clip of 64 consecutive frames gives slow_frames frames, 64 / slow_frames
-    apart, and 32 for the fast network."""
+    """The hyperparameters of a SlowFast network. A clip of 64 consecutive frames gives slow_frames frames, 64 /
+    slow_frames apart, and 32 for the fast network."""
 
     depths: tuple[int, int, int, int]
     slow_frames: int
@@ -36,7 +36,7 @@ class Shape:
 
     @property
     def alpha(self) -> int:
-        """Fast frames for each slow one."""
+        """The number of fast frames per slow frame."""
         return self.fast_frames // self.slow_frames
 
     @property
@@ -81,8 +81,8 @@ class Bottleneck(nn.Module):
 
 
 class SlowFast(nn.Module):
-    """Normalised clip_B3THW (float), H = W of at least 32 -> logit_BC; with num_classes 0 the pooled feat_BD, which a
-    Partial-FC head takes. feature_width: D. fast_alone: without the slow network and what leads to it."""
+    """Normalised clip_B3THW (float), H = W of at least 32 -> logit_BC; with num_classes 0 the pooled feat_BD, for a
+    Partial-FC head. feature_width: D. fast_alone: without the slow network and the lateral connections."""
 
     def __init__(self, shape: Shape, num_classes: int, dropout: float = _DROPOUT, fast_alone: bool = False):
         super().__init__()
@@ -101,11 +101,11 @@ class SlowFast(nn.Module):
         for number, stage in enumerate(_STAGES):
             stride, depth = 1 if number == 0 else 2, shape.depths[number]
             if not fast_alone:
-                before = _STAGES[number - 1] if number else "p1"  # what the lateral connection comes after
+                before = _STAGES[number - 1] if number else "p1"  # input of the lateral connection
                 setattr(self, f"lateral_{before}", _lateral(fast_in, shape))
             setattr(self, f"fast_{stage}", _stage(fast_in, fast << number, depth, stride, 3))
             if not fast_alone:
-                time_kernel = 3 if number >= 2 else 1  # the slow one looks along time from res4 on
+                time_kernel = 3 if number >= 2 else 1  # the slow network convolves in time from res4 on
                 slow_in += fast_in * _FUSED
                 setattr(self, f"slow_{stage}", _stage(slow_in, slow << number, depth, stride, time_kernel))
             fast_in, slow_in = (fast << number) * _EXPANSION, (slow << number) * _EXPANSION
@@ -115,7 +115,7 @@ class SlowFast(nn.Module):
         self._initialize()
 
     def _initialize(self) -> None:
-        """GluonCV's start values: MXNet's MSRAPrelu, a last batch norm of 0 in each block, a normal last layer."""
+        """Sets GluonCV's start values: MXNet's MSRAPrelu, a last batch norm of 0 in each block, a normal last layer."""
         for module in self.modules():
             if isinstance(module, nn.Conv3d):
                 fan_in, fan_out = nn.init._calculate_fan_in_and_fan_out(module.weight)
@@ -127,8 +127,8 @@ class SlowFast(nn.Module):
             nn.init.zeros_(self.fc.bias)
 
     def freeze_batch_norms(self, how: Literal["partial", "scales"]) -> None:
-        """GluonCV's partial_bn: all but the first of each network normalise with their running statistics, in training,
-        too. Its bn_frozen: their scales and shifts are not trained."""
+        """Freezes as GluonCV's partial_bn: all but the first of each network normalise with running statistics, also in
+        training; or as its bn_frozen: scales and shifts are not trained."""
         if how == "partial":
             self.fixed_statistics = True
             return
@@ -150,7 +150,7 @@ class SlowFast(nn.Module):
                 f"the clips have {clip_B3THW.shape[2]} frames; expected {self.shape.fast_frames} for the fast network "
                 f"and then {self.shape.slow_frames} for the slow one"
             )
-        # Loaders give channels-last pixels; with weights of the other order torch would copy maps back and forth.
+        # Loaders give channels-last pixels; with another weight order torch would copy maps back and forth.
         if not self.fast_conv1.weight.is_contiguous(memory_format=torch.channels_last_3d):
             clip_B3THW = clip_B3THW.contiguous()
         fast, slow = clip_B3THW.split((self.shape.fast_frames, self.shape.slow_frames), dim=2)
@@ -169,8 +169,8 @@ class SlowFast(nn.Module):
 def build(
     name: str, num_classes: int = 400, width: int = 64, dropout: float = _DROPOUT, fast_alone: bool = False
 ) -> SlowFast:
-    """A fresh network by GluonCV's name (`SHAPES`); torch's global generator seeds its weights. width: channels of the
-    slow stem, a multiple of 8. Raises ValueError for what cannot be built."""
+    """Builds a fresh network by GluonCV's name (`SHAPES`), with weights from torch's global generator. width: channels
+    of the slow stem, a multiple of 8. Raises ValueError for invalid values."""
     if name not in SHAPES:
         raise ValueError(f"unknown network {name!r}, expected one of {', '.join(SHAPES)}")
     if width < _FAST_SHARE or width % _FAST_SHARE or num_classes < 0 or not 0 <= dropout < 1:
@@ -188,7 +188,7 @@ def _stage(width_in: int, width: int, depth: int, stride: int, time_kernel: int)
 
 
 def _lateral(fast: int, shape: Shape) -> nn.Sequential:
-    """From the fast network to the slow one: strided in time to its number of frames."""
+    """Connects the fast network to the slow one, strided in time to its number of frames."""
     conv = _conv(fast, fast * _FUSED, (shape.lateral_kernel, 1, 1), (shape.alpha, 1, 1))
     return nn.Sequential(conv, _batch_norm(fast * _FUSED), nn.ReLU(inplace=True))
 

@@ -1,11 +1,11 @@
-"""Everything that imports MXNet: `from partial_fc.mxnet import mx`, and nothing else does.
+"""The only package that imports MXNet: `from partial_fc.mxnet import mx`.
 
-MXNet 1.9.1 (2022, the last release) takes names from numpy that numpy has removed since. They are put into numpy where
-they are missing, and taken out again once MXNet has been imported, but for two that it also looks up later. Its two
-functions that call `tostring`, which numpy 2.3 removed, call `tobytes` here.
+MXNet 1.9.1 (2022, the last release) uses names that numpy has removed since. During its import numpy gets them back;
+two that it also looks up later stay. Its two functions that call `tostring`, which numpy 2.3 removed, call `tobytes`
+here.
 
-Beside torch, MXNet takes as many threads as torch has; by itself it would set half of the cores for both. torch comes
-first: imported after Horovod's module for MXNet it crashes. Servers and schedulers do without it.
+MXNet takes as many threads as torch has; by itself it would set half of the cores for both. torch comes first: imported
+after Horovod's module for MXNet it crashes. Servers and schedulers do without it.
 """
 
 import os
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-# bool: of 1.24 to 1.26 only; numpy 2 has the name again. Inf: EarlyStoppingHandler.
+# bool: missing in 1.24 to 1.26 only. Inf: EarlyStoppingHandler.
 _LOOKED_UP_LATER = {"bool": bool, "Inf": np.inf}
 
 
@@ -42,14 +42,14 @@ _LENT = {
     "trapz": getattr(np, "trapezoid", None),
     "product": np.prod,
     "round_": np.round,
-    # mx.np hands these on under their names; they have not worked since numpy 1.20.
+    # mx.np re-exports these; they have not worked since numpy 1.20.
     **dict.fromkeys(("mirr", "npv", "pmt", "ppmt", "pv", "rate"), _moved),
 }
 
 
 @contextmanager
 def _lend() -> Iterator[None]:
-    """Gives numpy the names that it removed, for as long as MXNet is being imported."""
+    """Restores numpy's removed names while MXNet is imported."""
     missing = {name: value for name, value in {**_LENT, **_LOOKED_UP_LATER}.items() if name not in vars(np)}
     for name, value in missing.items():
         setattr(np, name, value)
@@ -62,7 +62,7 @@ def _lend() -> Iterator[None]:
 
 @contextmanager
 def _threads_of_torch() -> Iterator[None]:
-    """MXNet finds as many threads as torch has; torch keeps them. OMP_NUM_THREADS says it for both."""
+    """Makes MXNet use torch's number of threads, which torch keeps. OMP_NUM_THREADS sets both."""
     name = "MXNET_OMP_MAX_THREADS"
     torch = sys.modules.get("torch")
     if torch is None or "OMP_NUM_THREADS" in os.environ or name in os.environ:

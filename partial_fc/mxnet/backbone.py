@@ -1,4 +1,4 @@
-"""MXNet's iresnet: as a torch module that computes in MXNet, and as files that MXNet runs by itself."""
+"""MXNet's iresnet: as a torch module that computes in MXNet, and as files for MXNet alone."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from partial_fc.mxnet.graph import Graph
 
 
 class MxnetIResNet(IResNet):
-    """Parameters, their names and first values, and buffers are torch's; forward and backward are MXNet's."""
+    """An IResNet whose parameters, names, first values and buffers are torch's; forward and backward are MXNet's."""
 
     graph: Graph
 
@@ -21,7 +21,7 @@ class MxnetIResNet(IResNet):
 
 
 def compute_in_mxnet(net: IResNet) -> MxnetIResNet:
-    """Makes the network one that does, in place. Raises ValueError for one with dropout: upstream's graph has none."""
+    """Converts the network in place. Raises ValueError for one with dropout, which upstream's graph lacks."""
     if net.dropout.p:
         raise ValueError(f"dropout {net.dropout.p:g} in a network for MXNet; expected 0")
     symbol = mx.sym.load_json(symbol_json(net, as_torch=True))
@@ -34,8 +34,8 @@ def compute_in_mxnet(net: IResNet) -> MxnetIResNet:
 
 
 def embed(symbol: Path, params: Path, image_B3HW: Tensor) -> Tensor:
-    """Embeds uint8 images on the CPU with a network's files, float64: what a conversion is compared with. Raises
-    ValueError where MXNet cannot load or run them."""
+    """Embeds uint8 images on the CPU from a network's files, float64: the reference of a conversion. Raises ValueError
+    if MXNet cannot load or run them."""
     try:
         output = mx.sym.load(str(symbol)).get_internals()[f"{EMBEDDING}_output"]
         arrays = mx.nd.load(str(params))

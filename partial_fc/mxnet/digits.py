@@ -1,7 +1,7 @@
-"""What MXNet's train_mnist.py trains on: MNIST's images as batches for Module, and its two networks, lenet and mlp.
+"""Data and networks of MXNet's train_mnist.py: MNIST's images as batches for Module, and lenet and mlp.
 
 The networks have the sizes and names of example/image-classification/symbols in MXNet 1.9.1, so that its files fit;
-lenet's layers have no names there, but the numbers that MXNet gives them.
+lenet's layers are unnamed there and keep MXNet's automatic numbers.
 
 N images, W workers, B images of a worker's batch.
 """
@@ -23,7 +23,7 @@ SMALLEST_SIDE = {"lenet": 16, "mlp": 1}
 
 
 def batches_per_epoch(num_examples: int, num_workers: int, batch_size: int) -> int:
-    """Of each worker: ceil(int(N / W) / B), as MXNet's fit.py has it."""
+    """Returns each worker's batches: ceil(int(N / W) / B), as in MXNet's fit.py."""
     share = num_examples // num_workers
     if not share:
         raise ValueError(f"--num-examples {num_examples} for {num_workers} workers; expected at least one for each")
@@ -31,15 +31,15 @@ def batches_per_epoch(num_examples: int, num_workers: int, batch_size: int) -> i
 
 
 def shuffled(num_images: int, num_batches: int, batch_size: int, rank: int, num_workers: int, *key: int) -> NDArray:
-    """(num_batches, B): the images of a worker in an epoch. Batch t of all workers, one after the other, is batch t of
-    one worker with a batch W times as large: each image comes once before one comes again, for the same key."""
+    """Returns a worker's images in an epoch, (num_batches, B). Batch t of all workers, concatenated, is batch t of one
+    worker with a batch W times as large: every image occurs before any repeats, for the same key."""
     start_T1 = torch.arange(num_batches)[:, None] * (num_workers * batch_size) + rank * batch_size
     position_TB = (start_T1 + torch.arange(batch_size)) % num_images
     return permute(position_TB.flatten(), num_images, derive_key(_ORDER, *key)).view_as(position_TB).numpy()
 
 
 def in_order(num_images: int, batch_size: int) -> NDArray:
-    """(batches, B): all of them, and from the first again until the last batch is full."""
+    """Returns all images in order, (batches, B); the last batch is filled from the first image on."""
     num_batches = math.ceil(num_images / batch_size)
     return np.arange(num_batches * batch_size).reshape(num_batches, batch_size) % num_images
 
@@ -48,7 +48,7 @@ class DigitBatches(mx.io.DataIter):
     """Batches of images, float32 (B, 1, H, W) from 0 to 1, and labels, (B,)."""
 
     def __init__(self, images: ImageSet, order: Callable[[int], NDArray], epoch: int = 0):
-        """order: epoch -> (batches, B), numbers of images. epoch: where it begins; `reset` goes on to the next one."""
+        """order: epoch -> (batches, B), image numbers. epoch: the first one; `reset` advances to the next."""
         self._images, self._order, self._epoch = images, order, epoch
         self._index_TB, self._next = order(epoch), 0
         super().__init__(batch_size=self._index_TB.shape[1])
@@ -71,7 +71,7 @@ class DigitBatches(mx.io.DataIter):
 
 
 class TestImages:
-    """The test images, of which each counts once. (Module's own `score` also counts those that fill the last batch.)"""
+    """The test images, each counted once. (Module's own `score` also counts the padding of the last batch.)"""
 
     __test__ = False
 
@@ -80,7 +80,7 @@ class TestImages:
         self._batches = DigitBatches(images, lambda _: in_order(len(images.label_N), batch_size))
 
     def score(self, module: Any, metric: Any) -> list[tuple[str, float]]:
-        """(name, value) of each of the metrics."""
+        """Returns (name, value) of each metric."""
         metric.reset()
         probability_NC = module.predict(self._batches)[: len(self._label_N)]
         metric.update([mx.nd.array(self._label_N)], [probability_NC])
@@ -88,7 +88,7 @@ class TestImages:
 
 
 def network(name: str, num_classes: int) -> mx.sym.Symbol:
-    """The network with its softmax; its inputs are "data", (B, 1, H, W), and "softmax_label", (B,)."""
+    """Returns the network with its softmax; its inputs are "data", (B, 1, H, W), and "softmax_label", (B,)."""
     data = mx.sym.Variable("data")
     logits = {"lenet": _lenet, "mlp": _mlp}[name](data, num_classes)
     return mx.sym.SoftmaxOutput(logits, name="softmax")

@@ -6,7 +6,7 @@
     moving averages --copied--> module's buffers     after every backward, in which MXNet updates them
 
 The optimizer, gradient exchange, guards and checkpoints see a torch module and nothing of MXNet. The weights must be
-copies: a forward of evaluation leaves MXNet's in the order of numbers that oneDNN likes.
+copies: an evaluation forward leaves MXNet's in oneDNN's memory layout.
 """
 
 import math
@@ -21,11 +21,11 @@ from partial_fc.mxnet import mx
 
 
 class Graph:
-    """A symbol with arrays of its own for one module's tensors.
+    """A symbol with its own arrays for one module's tensors.
 
     symbol: from a variable `data` to one output. names: of the module's parameters and buffers -> all of the symbol's
-    arguments and auxiliary states. draws: an operator draws random numbers. variances_of_torch: running variances are
-    of a batch over n - 1, as torch's (MXNet's: over n), with MXNet's default momentum.
+    arguments and auxiliary states. draws: an operator uses random numbers. variances_of_torch: running variances divide
+    by n - 1, as torch's (MXNet's: by n), with MXNet's default momentum.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Graph:
         for name, its_name in names.items():
             p, tensor = theirs[its_name], parameters.get(name, buffers.get(name))
             assert tensor is not None, name
-            # Also for arguments that are not trained: without its weight's gradient FullyConnected gives its bias none.
+            # Also for untrained arguments: FullyConnected computes the bias's gradient only together with the weight's.
             p.grad_req = "null" if name in buffers else "write"
             p.shape = tuple(tensor.shape)
             p.initialize(mx.init.Zero(), ctx=mx.cpu(), force_reinit=True)
@@ -62,12 +62,12 @@ class Graph:
         self._counts: dict[torch.Size, dict[str, int]] = {}
 
     def __call__(self, module: nn.Module, image_B: Tensor) -> Tensor:
-        """The module's forward: its tensors of now, in its mode."""
+        """Runs the module's forward with its current tensors and mode."""
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         for name, array in self._arrays.items():
             to_mxnet(tensors[name]).copyto(array)
         if self._draws and module.training:
-            # By torch's generator, which the loop seeds by step and rank: resuming is exact.
+            # From torch's generator, which the loop seeds by step and rank, so that resuming is exact.
             mx.random.seed(int(torch.randint(2**31, ()).item()))
         parameters = [tensors[name] for name in self._gradients]
         return _Forward.apply(self, tensors, (module.training, torch.is_grad_enabled()), image_B, *parameters)
@@ -78,14 +78,14 @@ class Graph:
             return self._block(to_mxnet(image_B))
 
     def backward(self, output_B: "mx.nd.NDArray", grad_B: Tensor, training: bool) -> list[Tensor]:
-        """The gradients in the module's trained parameters, in its order. They are MXNet's memory, which the next
-        backward overwrites: to be added to something, not to be kept."""
+        """Returns the gradients of the module's trained parameters, in its order. They are MXNet's memory, which the
+        next backward overwrites: add them, do not keep them."""
         output_B.backward(to_mxnet(grad_B), train_mode=training)
         return [to_torch(gradient) for gradient in self._gradients.values()]
 
     @torch.no_grad()
     def take_moving_averages(self, tensors: Mapping[str, Tensor], image_shape: torch.Size) -> None:
-        """Into the module's buffers, after a backward. torch also counts the batches."""
+        """Copies MXNet's moving averages into the module's buffers, after a backward. torch also counts the batches."""
         for name in self._moving:
             now, before = to_torch(self._arrays[name]), tensors[name]
             if name in self._variances:
@@ -96,8 +96,7 @@ class Graph:
                 tensor.add_(1)
 
     def _count(self, variance: str, image_shape: torch.Size) -> int:
-        """Over how many values of each channel a batch norm takes this variance. Raises ValueError for one, as torch
-        does."""
+        """Returns the number of values in a channel's batch variance. Raises ValueError for one, as torch does."""
         if image_shape not in self._counts:
             internals = self.symbol.get_internals()
             shapes = dict(zip(internals.list_outputs(), internals.infer_shape(data=tuple(image_shape))[1], strict=True))
@@ -113,8 +112,7 @@ class Graph:
 
 
 class _Forward(torch.autograd.Function):
-    """forward: image_B and the parameters, which MXNet has as copies -> output_B; backward: the parameters' gradients,
-    none for the image."""
+    """forward: image_B and parameters (copied to MXNet) -> output_B; backward: the parameters' gradients only."""
 
     @staticmethod
     def forward(
@@ -133,15 +131,15 @@ class _Forward(torch.autograd.Function):
         return None, None, None, None, *gradients
 
 
-MOMENTUM = 0.9  # of MXNet's BatchNorm, where nothing else is said; as torch's 0.1
+MOMENTUM = 0.9  # MXNet's BatchNorm default; torch's 0.1
 
 
 def to_mxnet(tensor: Tensor) -> "mx.nd.NDArray":
-    """The same memory, where the tensor lies there in order."""
-    # The kernel of a 1x1 convolution counts as contiguous also with the strides of channels-last, which MXNet refuses.
+    """Shares the memory, if the tensor is contiguous."""
+    # A 1x1 convolution kernel also counts as contiguous with channels-last strides, which MXNet refuses.
     return mx.nd.from_dlpack(dlpack.to_dlpack(tensor.detach().flatten().view(tensor.shape)))
 
 
 def to_torch(array: "mx.nd.NDArray") -> Tensor:
-    """The same memory, once what was to be computed there has been."""
+    """Shares the memory, after pending operations on it."""
     return dlpack.from_dlpack(array.to_dlpack_for_read())

@@ -1,12 +1,12 @@
-"""MXNet's key-value stores (KVStore), opened so that a job that fails also ends.
+"""MXNet's key-value stores (KVStore), opened so that a failing job ends.
 
-What 1.9.1 does, and what is done about it here:
+Behaviour of 1.9.1, and the remedy here:
 
-- To free a distributed store waits for all other processes: only a worker that has done its part calls `close`.
-- `kvstore.create` waits for ever for a server that is missing. Here it has a deadline.
-- A name that it does not know, "horovod" among them, gives a store of one process: the caller of `joined` checks it.
-- A distributed store with compression refuses `pushpull`, which is what Module calls. Here it is a push and a pull.
-- Work that is queued when Python ends is dropped, and the other workers wait for it: `joined` waits before it leaves.
+- Freeing a distributed store waits for all other processes: only a worker that has finished calls `close`.
+- `kvstore.create` waits forever for a missing server. Here it has a deadline.
+- An unknown name, "horovod" among them, gives a store of one process: the caller of `joined` checks it.
+- A distributed store with compression refuses `pushpull`, which Module calls. Here it is a push and a pull.
+- Operations queued when Python ends are dropped, and the other workers wait for them: `joined` waits before it returns.
 """
 
 import os
@@ -27,7 +27,7 @@ HOROVOD = "horovod"
 
 
 class Store(mx.kv.KVStore):
-    """A store of MXNet's that nothing frees but `close`, and that compresses wherever it says it would."""
+    """A store that only `close` frees, and that always compresses when asked to."""
 
     _apart = False
 
@@ -36,8 +36,8 @@ class Store(mx.kv.KVStore):
         self._apart = "dist" in self.type
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """A push and a pull where the store is distributed. (On one CPU device the pull also writes into the array that
-        was pushed, which Module's next backward pass writes anew.)"""
+        """Pushes and pulls in a distributed store. (On one CPU device the pull also writes into the pushed array, which
+        Module's next backward pass overwrites.)"""
         if self._apart:
             self.push(key, value, priority)
             self.pull(key, value if out is None else out, priority)
@@ -45,10 +45,10 @@ class Store(mx.kv.KVStore):
             super().pushpull(key, value, out, priority)
 
     def __del__(self) -> None:
-        """Nothing: see `close`."""
+        """Does nothing: see `close`."""
 
     def close(self) -> None:
-        """Frees the store. Distributed, it waits until all workers do so, and ends servers and scheduler."""
+        """Frees the store. Distributed, it waits for all workers to do so, and ends servers and scheduler."""
         mx.base.check_call(mx.base._LIB.MXKVStoreFree(self.handle))
 
 
@@ -65,15 +65,14 @@ class Job:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether each push updates the weights, whenever it comes; else an update has a push of every worker."""
+        """Tells whether each push updates the weights at once; otherwise an update waits for a push of every worker."""
         return "_async" in self.name
 
 
 @contextmanager
 def joined(name: str, start_timeout_s: float) -> Iterator[Job]:
-    """The job that this process is a worker of. name: of a store, or HOROVOD. Raises ValueError where the process was
-    not started for such a store. After an error within the block the process must end by os._exit: only its end tells
-    the others."""
+    """Joins this worker to its job. name: of a store, or HOROVOD. Raises ValueError if the process was not started for
+    such a store. After an error inside the block the process must end by os._exit: only that informs the others."""
     check_started_for(name)
     job = _with_horovod() if name == HOROVOD else _with_store(name, start_timeout_s)
     yield job
@@ -83,12 +82,12 @@ def joined(name: str, start_timeout_s: float) -> Iterator[Job]:
     else:
         import horovod.mxnet as hvd
 
-        # Waits for the others: an end without it is for them a connection that broke.
+        # Waits for the others: an end without it looks to them like a broken connection.
         hvd.shutdown()
 
 
 def check_started_for(name: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Raises ValueError where a store of this name would wait for ever, or let each process train for itself."""
+    """Raises ValueError if a store of this name would wait forever, or train each process alone."""
     role = environ.get("DMLC_ROLE")
     if role not in (None, "worker"):
         raise ValueError(f"DMLC_ROLE is {role!r}; expected worker, server or scheduler")
@@ -130,7 +129,7 @@ def _with_store(name: str, start_timeout_s: float) -> Job:
 
 
 def _job(name: str) -> Job:
-    # There is no other way to a class of one's own: create() makes the object, and its type is in the C++ library.
+    # The only way to a subclass: create() makes the object, and its type is in the C++ library.
     store = mx.kvstore.create(name)
     store.__class__ = Store
     return Job(name, store.rank, store.num_workers, store)
@@ -144,7 +143,7 @@ def _give_up(after_s: float) -> None:
 
 
 def absent(after_s: float, environ: Mapping[str, str] = os.environ) -> str:
-    """Who has not come, as far as a worker can tell."""
+    """Names the missing processes, as far as a worker can tell."""
     host, port = (environ[name] for name in _ADDRESS)
     num_workers, num_servers = (environ[name] for name in _COUNTS)
     number = f"worker {environ['DMLC_TASK_ID']}" if "DMLC_TASK_ID" in environ else "a worker"

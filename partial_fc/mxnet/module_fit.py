@@ -1,4 +1,4 @@
-"""What MXNet's Module.fit is given: devices, learning rates, first weights, what happens after each epoch."""
+"""Arguments of MXNet's Module.fit: devices, learning rates, first weights, callbacks after each epoch."""
 
 import logging
 import math
@@ -17,14 +17,14 @@ from partial_fc.foreign import mxnet_ndarray
 from partial_fc.foreign.state_dicts import misfits
 from partial_fc.mxnet import mx
 
-# Optimizers to which fit.py hands --mom; the others have none, or another meaning of it.
+# Optimizers that take fit.py's --mom; the others have none, or use it differently.
 _WITH_MOMENTUM = ("sgd", "nag", "signum", "dcasgd")
 Arrays = dict[str, Any]
 
 
 @contextmanager
 def log_lines(rank: int) -> Iterator[None]:
-    """Logs what MXNet and the recipe say, with time and Node[rank], on stderr."""
+    """Logs MXNet's and the recipe's messages, with time and Node[rank], on stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(f"%(asctime)-15s Node[{rank}] %(message)s"))
     root = logging.getLogger()
@@ -39,7 +39,7 @@ def log_lines(rank: int) -> Iterator[None]:
 
 
 def contexts(gpus: list[int], num_cpus: int) -> list[Any]:
-    """The devices. Several CPU ones stand for as many GPUs: they compute alike, no faster than one."""
+    """Returns the devices. Several CPU devices emulate GPUs: same results, no faster than one."""
     if not gpus:
         return [mx.cpu(number) for number in range(num_cpus)]
     found = mx.context.num_gpus() if mx.runtime.Features().is_enabled("CUDA") else None
@@ -55,7 +55,7 @@ def contexts(gpus: list[int], num_cpus: int) -> list[Any]:
 
 
 def shares(batch_size: int, loads: list[float]) -> list[int]:
-    """How many images of a batch each device gets: MXNet's own rule, which rounds and gives the last one the rest."""
+    """Returns each device's share of a batch by MXNet's own rule, which rounds and gives the rest to the last."""
     try:
         slices = mx.executor_manager._split_input_slice(batch_size, loads)
     except ValueError:
@@ -69,7 +69,7 @@ def shares(batch_size: int, loads: list[float]) -> list[int]:
 def optimizer_options(
     optimizer: str, lr: float, momentum: float, wd: float, schedule: Any, begin_num_update: int
 ) -> dict[str, Any]:
-    """begin_num_update: updates that were made before this start, from which the schedule goes on."""
+    """Returns the optimizer's arguments. begin_num_update: updates before this start, for the schedule."""
     options = {"learning_rate": lr, "wd": wd, "lr_scheduler": schedule, "begin_num_update": begin_num_update}
     if optimizer in _WITH_MOMENTUM:
         options["momentum"] = momentum
@@ -77,12 +77,11 @@ def optimizer_options(
 
 
 def over_horovod(optimizer: str, options: dict[str, Any], weights: Arrays, batch_size: int) -> Any:
-    """The optimizer, on gradients that Horovod has averaged over the workers; rank 0's weights become everybody's.
-    weights: in the order of the network's arguments."""
+    """Wraps the optimizer to average gradients by Horovod; broadcasts rank 0's weights, in argument order."""
     import horovod.mxnet as hvd
 
     hvd.broadcast_parameters(weights, root_rank=0)
-    # By the names it knows what does not decay. Module expects 1 / batch_size, of which Horovod makes its average.
+    # By names, which tell what does not decay. Module expects 1 / batch_size, which Horovod turns into its average.
     warnings.filterwarnings("ignore", "Optimizer created manually outside Module")
     names = dict(enumerate(weights))
     local = mx.optimizer.create(optimizer, param_idx2name=names, rescale_grad=1 / batch_size, **options)
@@ -90,7 +89,7 @@ def over_horovod(optimizer: str, options: dict[str, Any], weights: Arrays, batch
 
 
 def learning_rates(lr: float, factor: float, step_epochs: str, num_epochs: int, updates: int) -> Any:
-    """The schedule of --lr-step-epochs, None for a rate that stays. updates: how many an epoch has."""
+    """Returns the schedule of --lr-step-epochs, None for a constant rate. updates: per epoch."""
     if factor >= 1:
         return None
     power = re.fullmatch(r"pow[- ]*(.+)", step_epochs)
@@ -101,7 +100,7 @@ def learning_rates(lr: float, factor: float, step_epochs: str, num_epochs: int, 
 
 
 def initializer(name: str) -> Any:
-    """--initializer; default: Xavier's for these networks in fit.py."""
+    """Returns the --initializer; default: Xavier's for these networks in fit.py."""
     init = mx.init
     makers: dict[str, Callable[[], Any]] = {
         "default": lambda: init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2),
@@ -117,9 +116,9 @@ def initializer(name: str) -> Any:
 
 
 def first_weights(symbol: Any, data: Any, how: Any, seed: int) -> Arrays:
-    """A function of the seed alone."""
+    """Returns the first weights, a function of the seed alone."""
     mx.random.seed(seed)
-    np.random.seed(seed)  # orthogonal ones are drawn with numpy
+    np.random.seed(seed)  # numpy draws the orthogonal ones
     start = mx.mod.Module(symbol)
     start.bind(data.provide_data, data.provide_label, for_training=False)
     start.init_params(how)
@@ -127,18 +126,18 @@ def first_weights(symbol: Any, data: Any, how: Any, seed: int) -> Arrays:
 
 
 def metrics(top_k: int, losses: list[str]) -> Any:
-    """accuracy, and what --top-k and --loss add."""
+    """Returns accuracy, and the metrics of --top-k and --loss."""
     top = [mx.metric.create("top_k_accuracy", top_k=top_k)] if top_k else []
     return mx.metric.create(["accuracy", *top, *losses])
 
 
 def checkpoint_prefix(prefix: str, rank: int) -> str:
-    """Worker r > 0 writes its own files, as its disk may be the same."""
+    """Returns the file prefix of a worker: each r > 0 has its own, since they may share a disk."""
     return prefix if rank == 0 else f"{prefix}-{rank}"
 
 
 def save(prefix: str, epoch: int, symbol: Any, arrays: Arrays) -> None:
-    """prefix-symbol.json and prefix-%04d.params, which mx.model.load_checkpoint reads."""
+    """Writes prefix-symbol.json and prefix-%04d.params, for mx.model.load_checkpoint."""
     with replacing(Path(f"{prefix}-symbol.json")) as partial:
         symbol.save(str(partial))
     path = Path(f"{prefix}-{epoch:04d}.params")
@@ -148,7 +147,7 @@ def save(prefix: str, epoch: int, symbol: Any, arrays: Arrays) -> None:
 
 
 def load(prefix: str, epoch: int, rank: int, expected: Arrays) -> Arrays:
-    """The weights of a checkpoint. expected: those of the network, whose names and shapes it must have."""
+    """Loads the weights of a checkpoint. expected: the network's, with the required names and shapes."""
     own = checkpoint_prefix(prefix, rank)
     path = Path(f"{own if Path(f'{own}-{epoch:04d}.params').exists() else prefix}-{epoch:04d}.params")
     if not path.exists():
@@ -164,7 +163,7 @@ def load(prefix: str, epoch: int, rank: int, expected: Arrays) -> Arrays:
 
 
 def check_finite(epoch: int, arrays: Arrays) -> None:
-    """Raises FloatingPointError for weights that are NaN or Inf, before they are saved."""
+    """Raises FloatingPointError for NaN or Inf in the weights, before they are saved."""
     for name, array in arrays.items():
         if not math.isfinite(float(mx.nd.sum(array).asscalar())):
             raise FloatingPointError(

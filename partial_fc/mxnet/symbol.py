@@ -1,6 +1,6 @@
 """Any MXNet network as a backbone: symbol.json and .params, up to the layer that gives the embedding.
 
-Everything that can be wrong with them is said before the first step, with the file, the layer and what to do.
+All faults are reported before the first step, with file, layer and remedy.
 """
 
 import difflib
@@ -20,7 +20,7 @@ from partial_fc.foreign.state_dicts import misfits, some
 from partial_fc.mxnet import mx
 from partial_fc.mxnet.graph import Graph
 
-# Their backward takes no gradient: it makes one from labels.
+# Loss layers: their backward makes a gradient from labels and takes none.
 _LOSSES = {
     *("SoftmaxOutput", "Softmax", "LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput"),
     *("SVMOutput", "MakeLoss", "make_loss"),
@@ -29,8 +29,7 @@ _MULTIPLIERS = ("__lr_mult__", "lr_mult", "__wd_mult__", "wd_mult")
 
 
 class SymbolNetwork(nn.Module):
-    """A symbol's arguments as parameters and its auxiliary states as buffers, under MXNet's own names; it computes in
-    MXNet.
+    """A symbol's arguments as parameters and its auxiliary states as buffers, under MXNet's names; MXNet computes.
 
     symbol: from `data` (B, C, H, W) to one output (B, D). arrays: of all arguments but data, and all auxiliary states.
     """
@@ -46,7 +45,7 @@ class SymbolNetwork(nn.Module):
         for name in names:
             _register(self, name, arrays[name], None if name in moving else name not in fixed)
         with torch.no_grad():
-            for name in _fixed_gammas(nodes):  # what MXNet computes with, whatever the file has
+            for name in _fixed_gammas(nodes):  # MXNet's actual value, whatever the file holds
                 self.get_parameter(name).fill_(1.0)
         self.graph = Graph(symbol, self, {name: name for name in names}, draws=True)
 
@@ -54,7 +53,7 @@ class SymbolNetwork(nn.Module):
         return self.graph(self, image_BCHW)
 
     def moments(self) -> list[tuple[Tensor, Tensor]]:
-        """Moving (mean, variance) of each batch norm."""
+        """Returns the moving (mean, variance) of each batch norm."""
         return [(self.get_buffer(mean), self.get_buffer(variance)) for mean, variance in self.moving]
 
     @property
@@ -63,19 +62,19 @@ class SymbolNetwork(nn.Module):
 
     @property
     def digest(self) -> str:
-        """Of the graph: two networks with one digest compute the same."""
+        """Returns a digest of the graph: networks with equal digests compute the same."""
         return hashlib.sha256(self.symbol.tojson().encode()).hexdigest()[:16]
 
 
 def read_network(
     symbol_path: Path, params_path: Path, output_name: str | None, image_size: int
 ) -> tuple[SymbolNetwork, int, list[str]]:
-    """The network for square RGB images, up to the output of that name (none: its only one, or what a loss layer at its
-    end is given); the width of its embedding; what a user should know. Raises ValueError for what cannot be trained."""
+    """Reads the network for square RGB images, up to the output `name` (default: the only one, or a final loss layer's
+    input). Returns it, the embedding's width, and notes. Raises ValueError if it is not trainable."""
     try:
         text = read_text(symbol_path)
         if not text.strip():
-            raise UnicodeError("the file is empty")  # of which MXNet says something about UTF-8
+            raise UnicodeError("the file is empty")  # MXNet's own error would be about UTF-8
         symbol = mx.sym.load_json(text)
     except (mx.base.MXNetError, UnicodeError) as error:
         raise ValueError(f"{symbol_path} is no symbol that MXNet {mx.__version__} reads: {_brief(error)}") from error
@@ -104,8 +103,8 @@ def read_network(
 
 
 def write_network(network: SymbolNetwork, weights: Mapping[str, Tensor], prefix: Path) -> list[Path]:
-    """PREFIX-symbol.json and PREFIX-0000.params, as mx.model.load_checkpoint(PREFIX, 0) reads them. weights: as the
-    network's state_dict gives them. Returns the paths."""
+    """Writes PREFIX-symbol.json and PREFIX-0000.params for mx.model.load_checkpoint(PREFIX, 0) and returns the paths.
+    weights: the network's state_dict."""
     auxiliary = set(network.symbol.list_auxiliary_states())
     arrays = {f"{'aux' if name in auxiliary else 'arg'}:{name}": t for name, t in weights.items()}
     symbol, params = prefix.with_name(f"{prefix.name}-symbol.json"), prefix.with_name(f"{prefix.name}-0000.params")
@@ -118,7 +117,7 @@ def write_network(network: SymbolNetwork, weights: Mapping[str, Tensor], prefix:
 
 
 def _output(symbol: "mx.sym.Symbol", name: str | None, path: Path, image_size: int) -> "mx.sym.Symbol":
-    """The layer that gives the embedding, of one output."""
+    """Returns the layer that gives the embedding, with one output."""
     if name is None:
         outputs = symbol.list_outputs()
         if len(outputs) > 1:
@@ -151,10 +150,10 @@ def _no_output(internals: "mx.sym.Symbol", name: str, path: Path, image_size: in
 
 
 def _shapes(output: "mx.sym.Symbol", where: str, image_size: int) -> tuple[dict[str, tuple[int, ...]], int]:
-    """(shape of every array but data, the embedding's width)."""
+    """Returns (shape of every array but data, the embedding's width)."""
     data = (2, 3, image_size, image_size)
     try:
-        with redirect_stdout(None):  # MXNet prints the shapes; the error says them
+        with redirect_stdout(None):  # MXNet prints the shapes; the error has them
             arguments, outputs, auxiliary = output.infer_shape(data=data)
     except (mx.base.MXNetError, ValueError) as error:
         raise ValueError(
@@ -176,7 +175,7 @@ def _shapes(output: "mx.sym.Symbol", where: str, image_size: int) -> tuple[dict[
 def _arrays(
     path: Path, shapes: dict[str, tuple[int, ...]], auxiliary: list[str], where: str, image_size: int
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """(those of a .params file by MXNet's names, the names of those that the network does not have)."""
+    """Returns (the arrays of a .params file by MXNet's names, the names that the network lacks)."""
     given = mxnet_ndarray.read(path)
     if given and not any(name.startswith(("arg:", "aux:")) for name in given):
         raise ValueError(
@@ -193,12 +192,12 @@ def _arrays(
             f"{path}: {other[0]} is {arrays[other[0]].dtype}, expected torch.float32; cast the network in MXNet "
             "(net.cast('float32'), array.astype('float32')) and save it again"
         )
-    # Copies of what is the file's.
+    # Copies, independent of the file.
     return {of_ours[full]: array.clone() for full, array in arrays.items()}, [n for n in given if n not in of_ours]
 
 
 def _try(network: SymbolNetwork, where: str, image_size: int, width: int) -> None:
-    """Two images forth and back: whatever MXNet cannot do is found here, and not in the first step."""
+    """Runs forward and backward on two images, to detect here, not in the first step, what MXNet cannot do."""
     random = torch.Generator().manual_seed(0)
     image_B = torch.rand((2, 3, image_size, image_size), generator=random)
     slope_B = torch.randn((2, width), generator=random)
@@ -221,7 +220,7 @@ def _try(network: SymbolNetwork, where: str, image_size: int, width: int) -> Non
 
 
 def _name(symbol: "mx.sym.Symbol") -> str:
-    """Of its only output."""
+    """Returns the name of its only output."""
     return symbol.list_outputs()[0]
 
 
@@ -230,18 +229,18 @@ def _nodes(symbol: "mx.sym.Symbol") -> list[dict[str, Any]]:
 
 
 def _operator(symbol: "mx.sym.Symbol") -> str:
-    """What computes its only output."""
+    """Returns the operator of its only output."""
     graph = json.loads(symbol.tojson())
     return graph["nodes"][graph["heads"][0][0]]["op"]
 
 
 def _moving_averages(nodes: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Names of the (mean, variance) of each batch norm."""
+    """Returns the names of each batch norm's (mean, variance)."""
     return [(nodes[mean]["name"], nodes[variance]["name"]) for _, mean, variance in _batch_norms(nodes)]
 
 
 def _fixed_gammas(nodes: list[dict[str, Any]]) -> set[str]:
-    """Of the batch norms that multiply by 1: MXNet's default."""
+    """Returns the gammas of batch norms that multiply by 1, MXNet's default."""
     return {
         nodes[node["inputs"][1][0]]["name"]
         for node, _, _ in _batch_norms(nodes)
@@ -250,7 +249,7 @@ def _fixed_gammas(nodes: list[dict[str, Any]]) -> set[str]:
 
 
 def _batch_norms(nodes: list[dict[str, Any]]) -> list[tuple[dict[str, Any], int, int]]:
-    """(node, numbers of its moving mean's and variance's nodes)."""
+    """Yields (node, numbers of its moving mean's and variance's nodes)."""
     return [
         (node, node["inputs"][3][0], node["inputs"][4][0])
         for node in nodes
@@ -259,7 +258,7 @@ def _batch_norms(nodes: list[dict[str, Any]]) -> list[tuple[dict[str, Any], int,
 
 
 def _multipliers(symbol: "mx.sym.Symbol") -> Iterator[tuple[str, tuple[str, float]]]:
-    """(argument, (lr_mult or wd_mult, what its variable asks for)), where that is not 1."""
+    """Yields (argument, (lr_mult or wd_mult, its variable's value)), if that is not 1."""
     arguments = set(symbol.list_arguments())
     for name, attributes in symbol.attr_dict().items():
         for key in _MULTIPLIERS:
@@ -268,7 +267,7 @@ def _multipliers(symbol: "mx.sym.Symbol") -> Iterator[tuple[str, tuple[str, floa
 
 
 def _register(module: nn.Module, name: str, values: Tensor, trained: bool | None) -> None:
-    """trained: None for a buffer. A name with dots is that of a tensor in modules inside one another."""
+    """Adds a tensor to the module. trained: None for a buffer. A dotted name creates nested modules."""
     *path, last = name.split(".")
     for part in path:
         if part not in dict(module.named_children()):
@@ -287,7 +286,7 @@ def _register(module: nn.Module, name: str, values: Tensor, trained: bool | None
 
 
 def _brief(error: Exception) -> str:
-    """What MXNet says, without where in its sources."""
+    """Returns MXNet's message without the place in its sources."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines if "Error" in line or "Check failed" in line] or lines
     return said[0].rpartition("MXNetError: ")[2][:300]

@@ -1,1 +1,1 @@
-"""Schedules, the backbone's optimizer, and the exchange of its gradients."""
+"""Schedules, the backbone's optimizer, and its gradient exchange."""

@@ -1,5 +1,4 @@
-"""The backbone's optimizer: torch's, Muon, or the SGD of Caffe2 and MXNet, with names for its state that outlive the
-order of its parameters."""
+"""The backbone's optimizer: torch's, Muon, or the SGD of Caffe2 and MXNet, with state by parameter name."""
 
 from collections.abc import Iterable
 from typing import Literal, Protocol
@@ -30,11 +29,12 @@ def build(
     decay_norms: bool = True,
     clip_value: float = 0.0,
 ) -> torch.optim.Optimizer:
-    """Over all parameters that require a gradient. The learning rate is set before each step (`set_lr`).
+    """Builds an optimizer of all parameters that require a gradient. The learning rate is set before each step
+    (`set_lr`).
 
     nesterov, lr_in_momentum: of sgd; the second is the momentum of Caffe2 and MXNet, see `RateInMomentum`.
-    decay_biases: Caffe2 and MXNet's Module decay none, only weights, those of batch norms among them. decay_norms:
-    whether these, too. clip_value, with lr_in_momentum: each number of the gradient is brought to within it; 0: any.
+    decay_biases: Caffe2 and MXNet's Module decay weights only. decay_norms: weights of batch norms too. clip_value,
+    with lr_in_momentum: clamps the gradient's numbers; 0: none.
     """
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     free = {
@@ -65,13 +65,13 @@ def _is_bias(name: str) -> bool:
 class RateInMomentum(torch.optim.Optimizer):
     """SGD whose momentum m holds steps, not gradients: each gradient keeps the learning rate of its own update.
 
-        g = gradient (each number within clip_value, where that is not 0) + weight_decay * w
+        g = gradient (each number within clip_value, unless that is 0) + weight_decay * w
         m' = momentum * m + lr * g
         w -= m'                                     MXNet's SGD
         w -= (1 + momentum) * m' - momentum * m     with nesterov: Caffe2's MomentumSGDUpdate, MXNet's NAG
 
-    torch.optim.SGD multiplies the whole momentum by today's rate instead. The two are equal while the rate is constant;
-    when it falls to a tenth, torch's steps are shorter at once, these within 1 / (1 - momentum) updates.
+    torch.optim.SGD multiplies the whole momentum by the current rate instead. The two are equal at a constant rate;
+    when it falls to a tenth, torch's steps shrink at once, these within 1 / (1 - momentum) updates.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RateInMomentum(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update of what has a gradient; gradients stay as they are."""
+        """Updates the parameters that have a gradient; leaves gradients unchanged."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             if not parameters:
@@ -115,7 +115,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def named_state(optimizer: torch.optim.Optimizer, module: Named) -> dict[str, Tensor]:
-    """'<parameter>/<state>' -> tensor, for a checkpoint."""
+    """Returns '<parameter>/<state>' -> tensor, for a checkpoint."""
     return {
         f"{name}/{key}": value
         for name, p in module.named_parameters()
@@ -125,14 +125,13 @@ def named_state(optimizer: torch.optim.Optimizer, module: Named) -> dict[str, Te
 
 
 def load_named_state(optimizer: torch.optim.Optimizer, module: Named, state: dict[str, Tensor]) -> None:
-    """Takes over what `named_state` gave; what is not in it starts anew. Raises ValueError for a parameter that this
-    module does not have."""
+    """Loads the result of `named_state`; missing states start anew. Raises ValueError for an unknown parameter."""
     optimizer.state.clear()
     parameters = dict(module.named_parameters())
     for full_name, value in state.items():
         name, _, key = full_name.rpartition("/")
         if name not in parameters:
             raise ValueError(f"optimizer state {full_name!r} belongs to no parameter of this network")
-        # AdamW counts its steps in a float on the host; moments live beside their parameter.
+        # AdamW's step count is a float on the host; moments are on the parameter's device.
         device = "cpu" if key == "step" else parameters[name].device
         optimizer.state[parameters[name]][key] = value.to(device)

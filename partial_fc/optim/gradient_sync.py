@@ -1,8 +1,7 @@
 """The exchange of the backbone's gradients.
 
-Who divides: the loss is the mean over the global batch, and the head hands each rank the exact gradient of its own
-rows. So a rank's backbone gradient is its part of the whole, the parts are added up over the ranks, and nothing is
-divided, here or later.
+Scaling: the loss is the mean over the global batch, and the head gives each rank the exact gradient of its own rows. So
+a rank's backbone gradient is its part of the whole; the parts are summed over the ranks, and nothing is divided.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +16,7 @@ from partial_fc.optim.compression import Compressor, GradientScale, build_compre
 from partial_fc.optim.compression.base import Stages
 from partial_fc.optim.compression.bucket import buckets_of
 
-# Enough for a link's bandwidth; a small network gets four smaller ones, so that they leave during backward.
+# Enough to saturate a link; a small network gets four smaller ones, which are sent during backward.
 BUCKET_BYTES = 4 << 20
 
 
@@ -25,25 +24,25 @@ BUCKET_BYTES = 4 << 20
 class StepBytes:
     """Bytes of one update, on this rank."""
 
-    gradient: int  # the gradients as stored: what compression "none" hands in
-    handed_in: float  # what was given to the collectives, on average; see `optim.compression` for what a link carries
+    gradient: int  # the gradients as stored: the bytes of compression "none"
+    handed_in: float  # given to the collectives, on average; see `optim.compression` for a link's bytes
 
 
 class GradientSync:
-    """Sums gradients over the ranks, bucket by bucket, while backward is still running.
+    """Sums gradients over the ranks, bucket by bucket, during backward.
 
         sync.zero()
-        feat.backward(...)     # buckets leave as soon as they are full
+        feat.backward(...)     # sends buckets as soon as they are full
         sync.wait()            # every p.grad now holds the sum over ranks
 
     Several backwards for one update: all but the last inside `with sync.hold()`.
 
-    The gradients live in the buckets: p.grad are views into them. Buckets leave in one fixed order, the order in which
-    backward fills them, on all ranks: torch.distributed matches collectives by order. How a bucket is summed is the
-    compressor's business; one that takes several messages sends the later ones in `wait`.
+    The gradients are stored in the buckets: p.grad are views. All ranks send buckets in one fixed order, that in which
+    backward fills them: torch.distributed matches collectives by order. The compressor sums a bucket; one with several
+    messages sends the later ones in `wait`.
 
-    After `wait`, gradients are without the loss scale. Those of float16 and bfloat16 parameters, in which small values
-    would vanish then, are float32 and stand in `gradient_of` only: their p.grad is of no use to an optimizer.
+    After `wait`, gradients have no loss scale. Those of float16 and bfloat16 parameters, which would underflow, are
+    float32 and in `gradient_of` only: an optimizer must not use their p.grad.
     """
 
     def __init__(
@@ -55,8 +54,8 @@ class GradientSync:
         *,
         overlap: bool = True,
     ):
-        """parameters: a module, or names and parameters in the order in which forward uses them; those that require no
-        gradient are left out. overlap: False, for measurements: no bucket leaves before `wait`."""
+        """parameters: a module, or names and parameters in forward order; those without requires_grad are ignored.
+        overlap: False, for measurements: sends no bucket before `wait`."""
         named = parameters.named_parameters() if isinstance(parameters, nn.Module) else parameters
         in_backward_order = [(name, p) for name, p in reversed(list(named)) if p.requires_grad]
         if not in_backward_order:
@@ -68,13 +67,13 @@ class GradientSync:
             bucket_bytes = min(BUCKET_BYTES, sum(p.nbytes for _, p in in_backward_order) // 4)
         self._buckets = buckets_of(in_backward_order, bucket_bytes)
         self._scale = GradientScale()
-        self._under_way: list[tuple[Stages, Work | None]] = []  # of the buckets that have left; None: it is done
+        self._under_way: list[tuple[Stages, Work | None]] = []  # of the sent buckets; None: done
         self._holding = False
         self._summed = False  # since zero()
         self._can_undo = False
         self._num_updates = 0
         self._bytes_handed_in = 0
-        # Where the sum of each parameter's gradient stands after `wait`: p.grad, or a float32 tensor.
+        # Sum of each parameter's gradient after `wait`: p.grad, or a float32 tensor.
         self.gradient_of: dict[nn.Parameter, Tensor] = {}
         self._compressor.prepare(self._buckets)
         for number, bucket in enumerate(self._buckets):
@@ -83,10 +82,10 @@ class GradientSync:
                 p.register_post_accumulate_grad_hook(lambda p, number=number: self._arrived(p, number))
 
     def zero(self, loss_scale: float = 1.0, global_batch: int | None = None) -> None:
-        """Before the first backward of an update: all gradients 0.
+        """Zeroes all gradients, before the first backward of an update.
 
-        loss_scale: what the loss is multiplied by. global_batch: over how many images it is the mean, of all ranks and
-        all backwards of this update; compression 2bit needs it.
+        loss_scale: the loss's factor. global_batch: the number of images in the loss's mean, over all ranks and
+        backwards of this update; compression 2bit needs it.
         """
         if self._under_way:
             raise ValueError("zero() while gradients are on their way: call wait() first")
@@ -101,7 +100,7 @@ class GradientSync:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Lets the backwards inside only add up here; nothing leaves."""
+        """Makes the backwards inside only accumulate, without sending."""
         if self._under_way:
             raise ValueError("hold() after gradients have left: all backwards but an update's last belong inside")
         self._holding = True
@@ -112,11 +111,11 @@ class GradientSync:
 
     @torch.no_grad()
     def wait(self) -> None:
-        """After backward. Parameters that took no part in it count as gradient 0."""
+        """Completes the exchange after backward. Parameters without a gradient count as 0."""
         if self._summed:
             raise ValueError("wait() twice without zero() between: gradients would be summed over the ranks again")
         self._start(len(self._buckets))
-        # Stage by stage, in the order of the buckets: the same on all ranks.
+        # Stage by stage, in bucket order: the same on all ranks.
         while any(pending for _, pending in self._under_way):
             for number, (stages, pending) in enumerate(self._under_way):
                 if pending is not None:
@@ -126,7 +125,7 @@ class GradientSync:
         self._num_updates += 1
 
     def undo(self) -> None:
-        """After `wait`, when the update is not made (an overflow): what a compression remembers is as before it."""
+        """Restores the compressor's memory, after `wait`, if the update is skipped (an overflow)."""
         if not self._can_undo:
             raise ValueError("undo() has one wait() to undo at most, and none was made since the last")
         self._compressor.undo()
@@ -134,12 +133,12 @@ class GradientSync:
 
     @property
     def may_overflow(self) -> bool:
-        """Says whether a finite gradient can become infinite on its way."""
+        """Tells whether a finite gradient can become infinite in the exchange."""
         return self._compressor.kind == "fp16"
 
     def finite(self) -> Tensor:
-        """Says whether all summed gradients are finite: bool scalar. Equal on all ranks where the sums are. One pass of
-        a sum, in which neither NaN nor infinity vanishes; only where that is not finite every value is looked at."""
+        """Tells whether all summed gradients are finite: bool scalar, equal on all ranks if the sums are. One pass of a
+        sum, which preserves NaN and Inf; checks every value only if that is not finite."""
         total = torch.stack([bucket.summed.sum() for bucket in self._buckets]).isfinite().all()
         if total:
             return total
@@ -155,21 +154,21 @@ class GradientSync:
             bucket.summed.mul_(factor)
 
     def state(self) -> dict[str, Tensor]:
-        """This rank's residuals, for a checkpoint (see `Compressor.state`, `compression.merge_residuals`)."""
+        """Returns this rank's residuals, for a checkpoint (see `Compressor.state`, `compression.merge_residuals`)."""
         return self._compressor.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over what `state` gave. Raises ValueError for another network's or another compression's."""
+        """Loads the result of `state`. Raises ValueError for another network's or another compression's."""
         self._compressor.load_state(state)
         self._can_undo = False
 
     def reset(self) -> None:
-        """A compression remembers nothing, as at the start."""
+        """Clears the compressor's memory, as at the start."""
         self._compressor.reset()
         self._can_undo = False
 
     def step_bytes(self) -> StepBytes:
-        """The bytes of an update, on average since the start."""
+        """Returns the bytes of an update, on average since the start."""
         gradient = sum(p.nbytes for p in self.gradient_of)
         return StepBytes(gradient, self._bytes_handed_in / max(1, self._num_updates))
 
@@ -192,14 +191,14 @@ class GradientSync:
 
     @torch.no_grad()
     def _start(self, stop: int) -> None:
-        """Hands out buckets up to `stop` that have not left yet."""
+        """Sends the buckets up to `stop` that have not been sent yet."""
         for bucket in self._buckets[len(self._under_way) : stop]:
-            bucket.attach()  # also of parameters that took no part in this rank's backward: their sum may not be 0
+            bucket.attach()  # also of parameters without a gradient on this rank: their sum may not be 0
             stages = self._compressor.run(bucket, self._scale, self._world)
             self._under_way.append((stages, self._next(stages)))
 
     def _next(self, stages: Stages, arrived: Tensor | None = None) -> Work | None:
-        """A bucket's next message under way; None: its sum is there."""
+        """Starts a bucket's next message; None: its sum is complete."""
         before = self._world.traffic.num_bytes.total()
         try:
             return next(stages) if arrived is None else stages.send(arrived)
@@ -211,7 +210,7 @@ class GradientSync:
 
 @torch.no_grad()
 def broadcast_module(module: nn.Module, world: World) -> None:
-    """Parameters and buffers of rank 0 to all ranks, as one message: they start equal whatever happened before."""
+    """Broadcasts rank 0's parameters and buffers in one message, so that all ranks start equal."""
     tensors = [t.data for t in module.state_dict(keep_vars=True).values()]
     parts = [t.contiguous().flatten().view(torch.uint8) for t in tensors]
     arrived = world.broadcast(torch.cat(parts), name="backbone/start")

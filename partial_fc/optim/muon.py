@@ -1,4 +1,4 @@
-"""Muon, an optimizer for matrices; and torch's optimizers without what only torch.compile needs."""
+"""Muon, an optimizer for matrices; and torch's optimizers without the wrappers for torch.compile."""
 
 import math
 from inspect import unwrap
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-# The polynomial 3.4445 x - 4.775 x^3 + 2.0315 x^5, five times over, brings singular values from 0.004 to 1 to about 1.
+# Five rounds of the polynomial 3.4445 x - 4.775 x^3 + 2.0315 x^5 bring singular values from 0.004 to 1 to about 1.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ROUNDS = 5
 _MOMENTUM = 0.95
@@ -15,8 +15,8 @@ _Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
 
 
 def eager(optimizer: type[_Optimizer]) -> type[_Optimizer]:
-    """The same arithmetic without the wrappers that torch.compile asks for: their first call imports torch._dynamo,
-    which takes each process of a run two seconds and some 200 MB."""
+    """Removes the wrappers for torch.compile, with the same arithmetic: their first call imports torch._dynamo, which
+    takes each process two seconds and some 200 MB."""
     names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
     plain: dict[str, Any] = {name: unwrap(getattr(optimizer, name)) for name in names}
     plain["step"] = torch.no_grad()(unwrap(optimizer.step))
@@ -27,16 +27,16 @@ _AdamW = eager(torch.optim.AdamW)
 
 
 class Muon(_AdamW):  # type: ignore[misc, valid-type]
-    """Convolutions and matrices of 4 inputs or more move by Muon, the other parameters by AdamW.
+    """Muon for convolutions and matrices of 4 inputs or more, AdamW for the other parameters.
 
         m = 0.95 m + 0.05 g
-        u = orthogonal(0.95 m + 0.05 g)               u u^T = 1, about; a convolution is a matrix (out, in * places)
+        u = orthogonal(0.95 m + 0.05 g)               u u^T = 1, about; a convolution is a matrix (out, in * positions)
         w = w - lr * (weight_decay * w + 0.2 * sqrt(longer side) * u)
 
-    By 0.2 * sqrt(longer side) w moves as far as AdamW would move it, so that one learning rate and one weight decay do
-    for both. (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon; Liu et al., 2025,
+    The factor 0.2 * sqrt(longer side) makes steps as long as AdamW's, so that both share learning rate and weight
+    decay. (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon; Liu et al., 2025,
     https://arxiv.org/abs/2502.16982.) As torch.optim.Muon with adjust_lr_fn="match_rms_adamw" (in the dtype of w).
-    Replicas stay equal where processes multiply alike: on processors of one kind, with equal numbers of threads.
+    Replicas stay equal if processes multiply alike: same kind of processor, same number of threads.
     """
 
     param_groups: list[dict]
@@ -51,7 +51,7 @@ class Muon(_AdamW):  # type: ignore[misc, valid-type]
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """One update of what has a gradient; gradients stay as they are."""
+        """Updates the parameters that have a gradient; leaves gradients unchanged."""
         groups = self.param_groups
         for group in groups:
             for p in group["params"] if group["matrices"] else ():
@@ -75,16 +75,15 @@ class Muon(_AdamW):  # type: ignore[misc, valid-type]
 
 
 def is_matrix(p: Tensor) -> bool:
-    """Whether Muon moves it: vectors, depthwise convolutions and what sees the colours of an image have too few
-    directions."""
+    """Tells whether Muon updates it: not vectors, depthwise convolutions and layers on an image's colours."""
     return p.dim() > 1 and p.shape[1] > 3
 
 
 def orthogonal(x: Tensor) -> Tensor:
-    """About the orthogonal matrix next to x (rows, columns): its singular values become 0.7 to 1.2.
+    """Returns roughly the nearest orthogonal matrix of x (rows, columns): its singular values become 0.7 to 1.2.
 
-    The rounds are made on x x^T, as wide as x's shorter side: two products with x in all, instead of two a round.
-    Squares of singular values below 3e-4 of the norm vanish in fp32; those directions stay small.
+    Iterates on x x^T, as wide as x's shorter side: two products with x in all, instead of two a round. Squares of
+    singular values below 3e-4 of the norm underflow in fp32; those directions stay small.
     """
     x = x / (x.norm() + 1e-7)
     if x.shape[0] > x.shape[1]:

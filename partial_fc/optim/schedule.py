@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step: nothing to save, nothing to restore, nothing to drift.
+"""The learning rate as a pure function of the step, without state to save or restore.
 
 A step is one update of the parameters; the first one is step 0.
 """
@@ -12,7 +12,7 @@ Kind = Literal["constant", "step", "polynomial", "cosine"]
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A linear warm-up to `base_lr`, then one of four courses; w is warmup_steps, t total_steps, s the step:
+    """A linear warm-up to `base_lr`, then one of four curves; w is warmup_steps, t total_steps, s the step:
 
         s < w         warmup_start + (base_lr - warmup_start) * s / w
         constant      base_lr
@@ -20,14 +20,13 @@ class Schedule:
         polynomial    base_lr * (1 - (s - w) / (t - w)) ** power
         cosine        base_lr * (1 + cos(pi * (s - w) / (t - w))) / 2
 
-    `decay_steps` count from the start of training, warm-up included. They mean what InsightFace's steps mean:
-    MXNet numbers its updates from 1 and decays once num_update > 10, so 10 takes effect at the eleventh
-    update, which is step 10 here. `decay_every` means what Caffe2's stepsize means, whose updates number from 1,
-    too, and decay at its multiples: 10 takes effect at the tenth update, which is step 9 here. Warm-up and
-    polynomial are the closed form of arcface_torch's PolynomialLRWarmup, but for its first update, which it makes
-    at the full rate.
+    `decay_steps` count from the start of training, warm-up included, as InsightFace's: MXNet numbers its updates from 1
+    and decays once num_update > 10, so 10 takes effect at the eleventh update, which is step 10 here. `decay_every` is
+    Caffe2's stepsize, whose updates number from 1, too, and decay at its multiples: 10 takes effect at the tenth
+    update, which is step 9 here. Warm-up and polynomial are the closed form of arcface_torch's PolynomialLRWarmup,
+    except its first update, which has the full rate.
 
-    Raises ValueError where the values contradict each other.
+    Raises ValueError for contradictory values.
     """
 
     kind: Kind
@@ -73,7 +72,7 @@ class Schedule:
             raise ValueError(f"power is {self.power}, expected a positive number")
 
     def lr(self, step: float) -> float:
-        """The rate of update `step`, counted from 0. total_steps is legal too: where the course would end."""
+        """Returns the rate of update `step`, from 0; total_steps is valid too: the end of the curve."""
         if not 0 <= step <= self.total_steps:
             raise ValueError(f"step is {step}, expected 0 to total_steps, {self.total_steps}")
         if step < self.warmup_steps:
@@ -92,21 +91,21 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Continued:
-    """A schedule for a run whose steps saw more or fewer samples before: update s has the rate of the course's update
-    s + shift, at which a run with steps as they are now would have seen as many samples."""
+    """A schedule for a run whose batch size changed: update s has the rate of the original update s + shift, at which a
+    run with the current batch size would have seen as many samples."""
 
     course: Schedule
     total_steps: int
     shift: float
 
     def lr(self, step: int) -> float:
-        """The rate of update `step`, counted from 0, those before included."""
+        """Returns the rate of update `step`, counted from 0 over the whole training."""
         return self.course.lr(min(step + self.shift, self.course.total_steps))
 
 
 def continued(course: Schedule, step: int, left: int, shift: float) -> Continued:
-    """After `step` updates, with `left` more to come. shift: by how much `step` falls short of the number of updates of
-    their present size that would have seen as many samples. Decay steps count updates, as ever."""
+    """Continues a schedule after `step` updates, with `left` more to come. shift: by how much `step` falls short of the
+    number of updates of the current size that would have seen as many samples. Decay steps still count updates."""
     if course.decay_steps:
         course = replace(course, total_steps=max(course.total_steps, step + left))
         shift = 0.0
@@ -114,7 +113,7 @@ def continued(course: Schedule, step: int, left: int, shift: float) -> Continued
 
 
 def linear_scaling(base_lr: float, base_batch: int, global_batch: int) -> tuple[float, str]:
-    """k times the batch, k times the rate (Goyal et al., 2017, https://arxiv.org/abs/1706.02677).
+    """Scales the rate by k for k times the batch (Goyal et al., 2017, https://arxiv.org/abs/1706.02677).
 
     Returns the rate, and a sentence with the arithmetic to print: users forget which batch a rate is for.
     """

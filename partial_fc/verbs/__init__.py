@@ -1,1 +1,1 @@
-"""What users type besides training: `partial-fc VERB`, a module each."""
+"""Commands besides training: `partial-fc VERB`, a module each."""

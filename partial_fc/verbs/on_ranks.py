@@ -1,4 +1,4 @@
-"""A verb that runs on all ranks, by whichever launcher: `horovodrun -np 8 partial-fc evaluate ...`, or `--gpus 8`."""
+"""A verb that runs on all ranks, by any launcher: `horovodrun -np 8 partial-fc evaluate ...`, or `--gpus 8`."""
 
 import signal
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from partial_fc.verbs.train import exit_now
 
 
 def on_ranks(program: str, launch: LaunchFlags, work: Callable[[World, torch.device], None]) -> None:
-    """Starts the processes that the flags ask for, or joins those of a launcher, and calls `work` in each; one of
-    several processes ends itself, with its exit status. Raises ValueError where ranks may come and go."""
+    """Starts the processes of the flags, or joins a launcher's, and calls `work` in each; with several, each ends with
+    its exit status. Raises ValueError for elastic launches."""
     if elastic.active():
         raise ValueError(
             "under horovodrun with --host-discovery-script only training goes on when hosts come and go; start this on "
             "hosts that stay (-H)"
         )
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a connection that breaks is an error to be told, not the end
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a broken connection is an error to report, not the end
     world, device = join(launch)
     if world.size == 1:
         work(world, device)

@@ -28,26 +28,26 @@ from partial_fc.files import make_private
 from partial_fc.printable import clean_stderr
 
 _PACKAGE = Path(__file__).parents[1]
-_CONFIG_BYTES = 1 << 16  # that are looked at
+_CONFIG_BYTES = 1 << 16  # bytes that are examined
 
 
 def run_and_exit(arguments: list[str], program: str = "partial-fc train") -> NoReturn:
-    """Ends the process with the status of `main`."""
+    """Runs `main` and ends the process with its status."""
     output.detach()
     if os.environ.get("DMLC_ROLE") in ("server", "scheduler"):
-        # MXNet's servers and scheduler have the workers' command line. To import it is all that they do: that returns
-        # not before the job is done, and then ends the process. Without torch, which they do not need.
+        # MXNet's servers and scheduler have the workers' command line. Importing MXNet serves the whole job and then
+        # ends the process, without torch, which they do not need.
         importlib.import_module("partial_fc.mxnet")
     exit_now(main(arguments, program))
 
 
 def exit_now(status: int) -> NoReturn:
-    """Ends the process; all is written and closed, or has failed.
+    """Ends the process without Python's own shutdown; all files are closed, or have failed.
 
-    Python's own end is skipped: threads of torch.distributed's Gloo that let go of their last tensors just then ask for
-    an interpreter that is gone, and the process ends with SIGABRT (https://github.com/pytorch/pytorch/issues/190489): a
-    finished run counted as failed, seldom, but it did. After a failed collective the backends' own ends may also wait
-    for the ranks that are missing."""
+    In that shutdown, threads of torch.distributed's Gloo that free their last tensors need an interpreter that is gone,
+    and the process ends with SIGABRT (https://github.com/pytorch/pytorch/issues/190489): rarely, a finished run counted
+    as failed. After a failed collective the backends' own shutdown may also wait for missing ranks.
+    """
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -56,7 +56,7 @@ def exit_now(status: int) -> NoReturn:
 
 
 def main(arguments: list[str], program: str = "partial-fc train") -> int:
-    """Runs the recipe that the first argument names, with the others as its flags; returns the exit status.
+    """Runs the recipe named by the first argument with the others as its flags; returns the exit status.
 
     program: how the user started it, for messages.
     """
@@ -82,19 +82,19 @@ def main(arguments: list[str], program: str = "partial-fc train") -> int:
         errors.report(f"{program} {name}", error)
         return 2
     except (ValueError, FloatingPointError, OSError, SafetensorError, comm.CollectiveError) as error:
-        # The data's mistake, the disk's or the network's.
+        # An error of the data, the disk or the network.
         errors.report(f"{program} {name}", error)
         comm.report_failure(error)
         return 1
     except KeyboardInterrupt as error:
-        if comm.detect().local_rank == 0:  # all have got it
+        if comm.detect().local_rank == 0:  # all ranks have it
             print(f"{program} {name}: interrupted", file=sys.stderr, flush=True)
         comm.report_failure(error)
         return 130
 
 
 def _no_recipe(name: str, program: str) -> str:
-    """What to say of a first word that is no recipe."""
+    """Returns the message for a first word that is no recipe."""
     path = Path(name)
     if _is_config(path) or _is_config(path.with_name(f"{path.name}.py")):
         return f"{name} is a configuration file, not a recipe: {program} face --config {name}"
@@ -104,7 +104,7 @@ def _no_recipe(name: str, program: str) -> str:
 
 
 def _is_config(path: Path) -> bool:
-    """Whether a file fills an EasyDict, as arcface_torch's configurations do."""
+    """Tells whether a file fills an EasyDict, as arcface_torch's configurations do."""
     if path.suffix != ".py" or not path.is_file():
         return False
     with open(path, "rb") as file:
@@ -120,8 +120,7 @@ def usage() -> str:
 
 
 def recipes() -> dict[str, str]:
-    """Name -> the first line of its docstring, of each file in the folder of recipes that has a `main`. Nothing is
-    imported for that: torch alone would take seconds."""
+    """Returns name -> first docstring line of each recipe file with a `main`, without imports (torch takes seconds)."""
     found = {}
     for path in sorted(_folder().glob("[!_]*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -131,19 +130,19 @@ def recipes() -> dict[str, str]:
 
 
 def _folder() -> Path:
-    """Inside the package where it was installed, beside it in a checkout."""
+    """Returns the recipes' folder: in the package if installed, beside it in a checkout."""
     inside = _PACKAGE / "recipes"
     return inside if inside.is_dir() else _PACKAGE.parent / "recipes"
 
 
 def _recipe(name: str) -> ModuleType:
-    """name: of a recipe of ours, or a path that ends with .py."""
+    """Imports a recipe. name: one of ours, or a path that ends with .py."""
     if name.endswith(".py"):
         spec = importlib.util.spec_from_file_location(Path(name).stem, name)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # where dataclasses look up the types of their fields
+        sys.modules[spec.name] = module  # dataclasses look up field types there
         spec.loader.exec_module(module)
         return module
     if _folder().parent == _PACKAGE:

@@ -1,11 +1,11 @@
-"""Reads configuration files in the style of arcface_torch: Python text that fills an EasyDict.
+"""Reader of configuration files in arcface_torch's style: Python text that fills an EasyDict.
 
     from easydict import EasyDict as edict
     config = edict()
     config.network = "r50"
     config.warmup_epoch = config.num_epoch // 10
 
-The text is parsed, never executed: `read` returns what it assigns, settings.py turns that into the flags of recipe
+The text is parsed, never executed: `read` returns its assignments, which settings.py converts to flags of recipe
 `face`. As in arcface_torch, a `base.py` in the same folder is read first (`load`).
 """
 
@@ -28,8 +28,8 @@ ALLOWED = (
     "another `config.name`"
 )
 
-_MAX_INT = 2**63  # a few powers of powers fill any memory
-_MOST_BYTES = 1 << 16  # configurations have one or two thousand; a parsed text takes a hundred times its size
+_MAX_INT = 2**63  # a few nested powers fill any memory
+_MOST_BYTES = 1 << 16  # configurations have one or two thousand; parsed text takes a hundred times its size
 
 _ARITHMETIC: dict[type[ast.operator | ast.unaryop], Callable[..., Any]] = {
     ast.UAdd: operator.pos,
@@ -45,9 +45,9 @@ _ARITHMETIC: dict[type[ast.operator | ast.unaryop], Callable[..., Any]] = {
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """A file and the base.py beside it -> flags of recipe `face`, notes for the user (see `settings.translate`)."""
+    """Converts a file and its base.py to flags of recipe `face` and notes for the user (see `settings.translate`)."""
     path = Path(path)
-    if not path.suffix and not path.exists():  # as arcface_torch's own command line has them
+    if not path.suffix and not path.exists():  # arcface_torch's command line omits the suffix
         path = path.with_name(f"{path.name}.py")
     if not path.is_file():
         others = [other.stem for other in path.parent.glob("*.py")]
@@ -61,13 +61,13 @@ def load(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What the file assigns to its `config`.
+    """Returns a file's assignments to its `config`.
 
-    Raises ValueError naming file, line and source text for anything that is not plain data.
+    Raises ValueError, with file, line and source text, for anything but plain data.
     """
     try:
         return _Reader(path).read()
-    except (RecursionError, MemoryError) as error:  # the second by Python's parser
+    except (RecursionError, MemoryError) as error:  # MemoryError: from Python's parser
         raise ValueError(f"{path}: brackets or operators within each other, too deep") from error
 
 
@@ -80,7 +80,7 @@ class _Reader:
             content.seek(0)
             self.source = io.TextIOWrapper(content, encoding).read()
             self.statements = ast.parse(self.source, filename=str(path)).body
-        except (SyntaxError, ValueError, LookupError) as error:  # LookupError: a coding that is none of text
+        except (SyntaxError, ValueError, LookupError) as error:  # LookupError: not a text encoding
             line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
             raise ValueError(f"{path}{line}: not readable as a Python file: {error}") from error
         self.edict_name = ""
@@ -93,7 +93,7 @@ class _Reader:
                 case ast.ImportFrom(module="easydict", names=[ast.alias(name="EasyDict") as alias], level=0):
                     self.edict_name = alias.asname or alias.name
                 case ast.Expr(value=ast.Constant(value=str())):
-                    pass  # a docstring, or a block that was commented out with quotes
+                    pass  # a docstring, or a block commented out with quotes
                 case ast.Assign(targets=targets, value=value):
                     for target in targets:
                         self.assign(target, value)
@@ -118,7 +118,7 @@ class _Reader:
                 raise self.error(target, "only one edict(), and its attributes, can be assigned")
 
     def edict(self, call: ast.expr, arguments: list[ast.expr]) -> dict[str, Any]:
-        """What edict() or edict({"name": value}) holds."""
+        """Evaluates edict() or edict({"name": value})."""
         match arguments:
             case []:
                 return {}

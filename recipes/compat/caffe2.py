@@ -1,5 +1,5 @@
-"""The command lines of Caffe2's resnet50_trainer and imagenet_trainer: flags that have another name here, those that
-cannot mean anything here, and the first line of their log.
+"""Command lines of Caffe2's resnet50_trainer and imagenet_trainer: flags with another name here, flags without effect
+here, and the first line of their log.
 
     python resnet50_trainer.py --train_data DIR --gpus 0,2 --batch_size 64 --base_learning_rate 0.1 --num_epochs 90
     python train.py imagenet   the same
@@ -13,7 +13,7 @@ from partial_fc import comm
 
 from .command_lines import count, local_processes, split
 
-# Theirs -> ours. (Flags of the same name and meaning are in recipes/imagenet.py.)
+# Theirs -> ours. (recipes/imagenet.py has flags of the same name and meaning.)
 RENAMED = {
     "base_learning_rate": "lr",
     "num_epochs": "epochs",
@@ -32,12 +32,12 @@ _WITHOUT_EFFECT = {
     "use_ideep": "PyTorch uses oneDNN by itself",
     "use_caffe_datum": "each record says itself whether it is a Datum",
 }
-# One trainer has them alone, another with True or False behind.
+# Bare in one trainer, followed by True or False in another.
 _SWITCHES = (
     "use_cpu", "float16_compute", "enable_tensor_core", "use_nccl", "model_parallel", "use_ideep", "use_caffe_datum",
 )  # fmt: skip
 _OFF = ("false", "0", "no")
-_BATCH_SIZE = "32"  # of a machine, where none is given
+_BATCH_SIZE = "32"  # default per machine
 _LOGGED = (
     "train_data", "test_data", "db_type", "num_channels", "image_size", "num_labels", "epoch_size", "weight_decay",
     "num_shards", "shard_id", "run_id", "redis_host", "redis_port", "file_store_path", "save_model_name",
@@ -46,8 +46,8 @@ _LOGGED = (
 
 
 def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """(our arguments, notes for the user). The batch size, of this machine, becomes that of a process. Raises
-    ValueError for values that cannot be."""
+    """Returns (our arguments, notes for the user). Converts the batch size of this machine to that of a process. Raises
+    ValueError for invalid values."""
     options: dict[str, dict[str, Any]] = {name: {"nargs": "?", "const": "True"} for name in _SWITCHES}
     options["model"] = {"nargs": "?", "const": "resnext"}
     names = (*RENAMED, *_WITHOUT_EFFECT, "use_cpu", "gpus", "batch_size", "dtype", "model", "num_layers")
@@ -74,7 +74,7 @@ def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
         ours += ["--network", f"resnet{given.get('num_layers', 50)}", "--conventions", "torchvision"]
         words = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in ours}
         for name in {"image_mean_per_channel", "image_std_per_channel"} - words:
-            ours += [f"--{name}", "128", "128", "128"]  # its pixels are Caffe2's all the same
+            ours += [f"--{name}", "128", "128", "128"]  # but with Caffe2's pixels
         notes.append(
             "--model, --num_layers: imagenet_trainer's networks, so --conventions torchvision, of Caffe2's pixels"
         )
@@ -95,8 +95,8 @@ def _of_a_process(batch: int, gpus: int) -> int:
 
 
 def _choose_gpus(text: str, notes: list[str]) -> int:
-    """How many processes `--gpus 0,2` means; only these GPUs are seen then. A single number is --num_gpus', as
-    everywhere else here, unless a comma follows it or it is 0."""
+    """Returns the number of processes for `--gpus 0,2`, and makes only these GPUs visible. A single number is a count,
+    as everywhere else here, unless a comma follows it or it is 0."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isdecimal() for word in words):
         raise ValueError(f"--gpus is {text!r}; expected numbers of GPUs as in 0,2")
@@ -109,9 +109,9 @@ def _choose_gpus(text: str, notes: list[str]) -> int:
 
 
 def namespace(values: dict[str, Any], processes: int, db_type: str) -> argparse.Namespace:
-    """The first line of their log. values: of this run's flags, by name. db_type: of the database that was opened."""
+    """Returns the first line of their log. values: this run's flags, by name. db_type: of the opened database."""
     theirs = {name: values[name] for name in _LOGGED if name in values}
-    theirs["db_type"] = db_type  # in its place
+    theirs["db_type"] = db_type  # keeps its position
     theirs |= {"gpus": None, "num_gpus": processes, "batch_size": values["batch_size"] * processes}
     epochs = int(values["epochs"]) if values["epochs"].is_integer() else values["epochs"]
     theirs |= {"base_learning_rate": values["lr"], "num_epochs": epochs}

@@ -1,4 +1,4 @@
-"""What the command lines of several other trainers have in common."""
+"""Helpers for the command lines of other trainers."""
 
 import argparse
 from collections.abc import Iterable, Mapping
@@ -10,8 +10,8 @@ from partial_fc import comm
 def split(
     arguments: list[str], names: Iterable[str], options: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[str, Any], list[str]]:
-    """(values of those of their flags that are given, by name; the other words). options: argparse's, of flags that
-    take no value or need not; "short": a second spelling. Raises ValueError for a flag whose value is missing."""
+    """Returns (values of the given flags among `options`, by name; the other words). options: argparse's, of flags
+    whose value is absent or optional; "short": a second spelling. Raises ValueError for a missing value."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in dict.fromkeys(names):
         more = dict(options.get(name, {}))
@@ -25,13 +25,13 @@ def split(
 
 
 def count(given: Mapping[str, Any], name: str, least: int = 1) -> int:
-    """A whole number among the values. Raises ValueError for anything else."""
+    """Returns a value as an integer of at least `least`. Raises ValueError for anything else."""
     if not given[name].isdecimal() or int(given[name]) < least:
         raise ValueError(f"--{name} is {given[name]}; expected a whole number of at least {least}")
     return int(given[name])
 
 
 def local_processes(gpus: int) -> int:
-    """Processes of this machine: those that a launcher has started, or that are to be started."""
+    """Returns the number of processes on this machine, started by a launcher or yet to start."""
     started = comm.detect()
     return gpus if started.backend == "single" or started.is_host else started.local_size

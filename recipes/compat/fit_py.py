@@ -1,11 +1,11 @@
-"""Flags of MXNet 1.9.1's train_mnist.py and common/fit.py that recipe `mnist --engine mxnet` does not take, and why."""
+"""Flags of MXNet 1.9.1's train_mnist.py and common/fit.py that recipe `mnist --engine mxnet` rejects, and why."""
 
 from collections.abc import Iterator
 from itertools import pairwise
 
 from partial_fc.flags import told_as_usage
 
-# Flags that are not taken, or not with this value: why, and what to do.
+# Rejected flags or values: reason and remedy.
 ELSEWHERE = {
     "kv_store dist": "MXNet takes it for dist_sync and forgets to divide by the number of workers; give dist_sync",
     "dtype float16": "MXNet 1.9.1 has no float16 products on CPUs; recipe mnist on PyTorch has --precision fp16",
@@ -28,7 +28,7 @@ _ONLY_THERE = ("kv-store", "network", "disp-batches", "num-epochs", "model-prefi
 
 @told_as_usage
 def asked_for(arguments: list[str]) -> bool:
-    """Whether --engine mxnet is among them. Raises ValueError for flags that need it where it is not."""
+    """Tells whether --engine mxnet is given. Raises ValueError for flags that need it without it."""
     found = dict(_pairs(arguments))
     for name in _ONLY_THERE:
         if name in found and "engine" not in found:
@@ -39,7 +39,7 @@ def asked_for(arguments: list[str]) -> bool:
 
 
 def _pairs(arguments: list[str]) -> Iterator[tuple[str, str]]:
-    """(name, value) of each flag; the value is nothing where another flag follows."""
+    """Yields (name, value) of each flag; the value is "" before another flag."""
     for word, following in pairwise([*arguments, ""]):
         if word.startswith("--"):
             name, _, value = word[2:].partition("=")

@@ -1,5 +1,5 @@
-"""The command line of GluonCV's train_recognizer.py: flags that have another name here, and those that cannot mean
-anything here. (Flags of the same name and meaning are in recipes/kinetics.py.)
+"""Command line of GluonCV's train_recognizer.py: flags with another name here, and flags without effect here.
+(recipes/kinetics.py has flags of the same name and meaning.)
 
     python train_recognizer.py --dataset kinetics400 --model slowfast_4x16_resnet50_kinetics400 --num-gpus 8 ...
     python train.py kinetics   the same
@@ -48,11 +48,11 @@ _REFUSED = {
     "use-pretrained": "nothing is downloaded; give the published file with --resume-params",
     "hashtag": "nothing is downloaded; give the published file with --resume-params",
 }
-_WORKERS = 4  # of a machine, where none are given
+_WORKERS = 4  # default per machine
 
 
 def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """(our arguments, notes for the user). Raises ValueError for what cannot be."""
+    """Returns (our arguments, notes for the user). Raises ValueError for invalid values."""
     options: dict[str, dict[str, Any]] = {name: {"action": "store_true", "default": None} for name in _SWITCHES}
     options["num-data-workers"] = {"short": "-j"}
     more = ("num-gpus", "num-data-workers", "kvstore", "dtype", "lr-mode", "scale-ratios", "new-step")
@@ -80,7 +80,7 @@ def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _processes(gpus: int, local: int) -> list[str]:
-    """local: processes of this machine, which a launcher may have started."""
+    """Returns flags for the processes. local: those of this machine, which a launcher may have started."""
     if not gpus:
         return ["--device", "cpu"]
     started = comm.detect()
@@ -95,7 +95,7 @@ def _processes(gpus: int, local: int) -> list[str]:
 
 
 def _choices(given: dict[str, Any]) -> list[str]:
-    """Flags whose values are others here."""
+    """Converts flags whose values differ here."""
     ours: list[str] = []
     if "lr-mode" in given:
         if given["lr-mode"] not in _MODES:
@@ -108,7 +108,7 @@ def _choices(given: dict[str, Any]) -> list[str]:
         ours += ["--precision", "fp16-o2" if dtype == "float16" else "fp16" if "use-amp" in given else "fp32"]
     if "scale-ratios" in given:
         ours += ["--scale-ratios", *given["scale-ratios"].replace(",", " ").split()]
-    if "more-fix-crop" in given:  # GluonCV's switch turns it off
+    if "more-fix-crop" in given:  # GluonCV's flag turns it off
         ours += ["--no-all-places"]
     if given.get("new-step", "1") != "1":
         raise ValueError(f"--new-step is {given['new-step']}; GluonCV's SlowFast, too, takes only 1")

@@ -1,10 +1,8 @@
-"""Flags, settings and networks that have another name here: of InsightFace's trainers, arcface_torch and Partial FC on
-MXNet, and those that most other trainers have."""
+"""Other names of flags, settings and networks in InsightFace's and most other trainers."""
 
-# Theirs, with - for _ (or "flag value") -> ours, as the message of a wrong one says it.
-# docs/coming-from-insightface.md has all of them.
+# Theirs, with - for _ (or "flag value") -> ours, for the error message. docs/coming-from-insightface.md has all.
 ELSEWHERE = {
-    # arcface_torch: keys of its configuration files, which people also try as flags.
+    # arcface_torch: keys of its configuration files, which users also try as flags.
     "num-image": "it is --num-images",
     "num-epoch": "it is --epochs",
     "warmup-epoch": "it is --warmup-epochs",
@@ -26,7 +24,7 @@ ELSEWHERE = {
     "loss-m1": "it is the first of --margins, with --loss combined",
     "loss-m2": "it is the second of --margins, with --loss combined",
     "loss-m3": "it is the third of --margins, with --loss combined",
-    # Names of its --network in default.py.
+    # Network names in default.py.
     **dict.fromkeys(
         ("network r122", "network rx50", "network rx101"),
         "InsightFace lists it, too, and has no code for it: it raises there",

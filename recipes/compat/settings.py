@@ -1,5 +1,5 @@
 """Settings of InsightFace's trainers as flags of recipe `face`: arcface_torch's, and those of Partial FC on MXNet
-(default.py, an EasyDict of other names).
+(default.py, an EasyDict with other names).
 
     config.lr = 0.1                         arcface_torch
     config.backbone_lr = 0.1                partial_fc/mxnet's default.py
@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from reprlib import Repr
 from typing import Any
 
-_short = Repr()  # lists may hold one list often
+_short = Repr()  # a list may contain one list many times
 _short.maxlevel, _short.maxstring = 2, 200
 _shown = _short.repr
 
@@ -25,9 +25,9 @@ _NUMBER: _Types = (int, float)
 
 @dataclass(frozen=True)
 class Trainer:
-    """The settings of one trainer, by name. always: flags for what it always does. taken: (our name, types of its
-    value). refused: (the only value that can be honoured, why another one cannot). without_effect: (the value about
-    which nothing need be said, why it has none); of `silent` nothing is ever said, nor printed."""
+    """One trainer's settings, by name. always: flags for its fixed behaviour. taken: (our name, types of its value).
+    refused: (the only supported value, why others are not). without_effect: (the value that needs no note, why it has
+    no effect); `silent` ones are never mentioned."""
 
     name: str
     always: Mapping[str, Any]
@@ -42,14 +42,14 @@ class Trainer:
 
 
 def _same(names: str, types: _Types) -> dict[str, tuple[str, _Types]]:
-    """Settings that have the same name here."""
+    """Maps settings with the same name here."""
     return {name: (name, types) for name in names.split()}
 
 
 ARCFACE_TORCH = Trainer(
     "arcface_torch",
-    # Polynomial decay of power 1, a rate that is not scaled by the number of processes, and a gradient of the
-    # backbone, not of the centres, whose norm is at most 5.
+    # Polynomial decay of power 1, a rate independent of the number of processes, and clipping of the backbone's
+    # gradient, not the centres', at norm 5.
     {"lr_scheduler": "polynomial", "lr_scaling": "none", "clip": 5.0, "head_clip": math.inf},
     {
         **_same("network loss rec optimizer", _TEXT),
@@ -70,7 +70,7 @@ ARCFACE_TORCH = Trainer(
         "dali": (False, "DALI is not used; OpenCV threads decode the records"),
         "using_wandb": (False, "curves go to TensorBoard; --wandb PROJECT sends them to Weights & Biases, too"),
     },
-    # Checkpoints always hold all states; the others are read only where using_wandb is on, and one is a key.
+    # Checkpoints always hold all states; the others are used only with using_wandb, and one is a key.
     ("save_all_states", "wandb_key", "wandb_entity", "wandb_project", "wandb_resume", "wandb_log_all",
      "suffix_run_name", "save_artifacts", "notes"),
 )  # fmt: skip
@@ -108,9 +108,9 @@ OF_A_FUNCTION = (
 
 
 def translate(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Settings of the trainer that their names tell -> (flags of recipe `face` by name, notes that the user should see
-    once). Raises ValueError for an unknown setting, naming near ones, for a value of another type, and for one that
-    changes what is learned and cannot be honoured."""
+    """Detects the trainer by the settings' names and returns (flags of recipe `face` by name, notes for the user).
+    Raises ValueError for an unknown setting, with similar names, for a value of another type, and for an unsupported
+    one that changes what is learned."""
     trainer = DEFAULT_PY if DEFAULT_PY.known.intersection(config) - ARCFACE_TORCH.known else ARCFACE_TORCH
     known = sorted(trainer.known)
     flags, notes = dict(trainer.always), list[str]()
@@ -135,12 +135,12 @@ def translate(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _is_a(value: Any, types: _Types) -> bool:
-    # A bool passes for an int in Python; nobody means that here.
+    # A bool is an int in Python, but never meant as one here.
     return isinstance(value, types) and (bool in types or not isinstance(value, bool))
 
 
 def _flags(trainer: Trainer, key: str, name: str, value: Any, notes: list[str]) -> dict[str, Any]:
-    """The flags that one setting stands for. name: ours."""
+    """Returns the flags of one setting. name: ours."""
     match name:
         case "margins":
             return _arcface_torch_margins(value, notes)
@@ -161,7 +161,7 @@ def _flags(trainer: Trainer, key: str, name: str, value: Any, notes: list[str]) 
         case "dataset":
             return {name: "synthetic"} if value else {}
         case "resume":
-            value = "auto" if value else "same"  # theirs loads no other run; what is this one's goes on
+            value = "auto" if value else "same"  # theirs loads no other run; ours resumes its own
         case "models_root" if value is None:
             return {}
         case "models_root":
@@ -175,7 +175,7 @@ def _flags(trainer: Trainer, key: str, name: str, value: Any, notes: list[str]) 
         case "precision":
             value = "fp16" if value else "fp32"
         case "warmup_epochs":
-            value = max(0, value)  # some published configs say -1 where they mean none
+            value = max(0, value)  # some published configs use -1 for none
         case "lr_steps":
             words = value.split(",")
             if not all(word.strip().isdecimal() for word in words):
@@ -196,7 +196,7 @@ def _flags(trainer: Trainer, key: str, name: str, value: Any, notes: list[str]) 
 
 
 def _arcface_torch_margins(margins: Any, notes: list[str]) -> dict[str, Any]:
-    """margin_list, with the scale that arcface_torch always has."""
+    """Converts margin_list, with arcface_torch's fixed scale."""
     flags = _margins(f"config.margin_list = {_shown(margins)}", margins)
     m1, m2, m3 = margins
     if (m1, m3) == (1.0, 0.0) and m2 > 0:
@@ -213,7 +213,7 @@ def _arcface_torch_margins(margins: Any, notes: list[str]) -> dict[str, Any]:
 
 
 def _margins(what: str, given: Any) -> dict[str, Any]:
-    """The loss with the margins (m1, m2, m3), by name where it has one."""
+    """Returns the loss with the margins (m1, m2, m3), by name if it has one."""
     if len(given) != 3 or not all(_is_a(m, _NUMBER) for m in given):
         raise ValueError(f"{what}; expected three numbers (m1, m2, m3) of cos(m1 * angle + m2) - m3")
     margins = tuple(float(m) for m in given)

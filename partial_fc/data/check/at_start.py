@@ -1,7 +1,7 @@
-"""The check before a run trains: is this data what it should be, and the same on all ranks?
+"""The check of the data before training (--check-data): is it fit for training, and the same on all ranks?
 
-The ranks share the work; the results are gathered, so that every one of them comes to the same verdict from the same
-numbers. N samples of the set, n of them scanned.
+The ranks share the work and gather the results, so that all ranks decide the same from the same numbers. N samples of
+the set, n of them scanned.
 """
 
 import json
@@ -26,14 +26,14 @@ from partial_fc.findings import Finding, counted, findings_at, text_lines
 Mode = Literal["quick", "full", "off"]
 
 _SAMPLE = 512
-_SLICE = 4096  # images that a rank looks at before it waits for the others
-_FEW = 16  # of fewer images nothing is said about what all of them have in common
-_CHEAP_BYTES = 1 << 30  # of a .rec, in which the labels lie beside the images
-_MESSAGES = 20  # of each rank
+_SLICE = 4096  # images that a rank scans before it waits for the others
+_FEW = 16  # with fewer images, nothing is said about what all have in common
+_CHEAP_BYTES = 1 << 30  # of a .rec, whose labels lie beside the images
+_MESSAGES = 20  # per rank
 _SHOWN = 3
-_UNREAD = -(2**62)  # in place of a label
+_UNREAD = -(2**62)  # marks a label that was not read
 
-# Errors that training survives, or that do not make it nonsense.
+# Errors that training survives, or that do not make it pointless.
 _TOLERATED = (*REPLACED, "image-damaged", "repeated-other-class")
 
 
@@ -48,12 +48,12 @@ def check_data(
     num_threads: int = 2,
     embedding: bool = False,
 ) -> list[str]:
-    """Lines for the log about the data. Raises ValueError, on all ranks alike, where training on it would be nonsense
-    or would be given up. A collective.
+    """Checks the data and returns lines for the log. Raises ValueError, on all ranks alike, if training on it would be
+    pointless or would fail. A collective.
 
-    quick: some hundred images spread over the set, and all labels where they are cheap to read. full: every image and
-    label. max_bad_records: what the loader replaces on each rank. embedding: one is trained on them, of crops and of
-    many classes.
+    quick: some hundred images spread over the set, and all labels if they are cheap to read. full: every image and
+    label. max_bad_records: how many the loader replaces on each rank. embedding: the run trains an embedding, which
+    needs crops and many classes.
     """
     if mode == "off":
         return []
@@ -111,7 +111,7 @@ def check_data(
 
 
 def _choose_indices(num_samples: int, mode: Mode, seed: int) -> NDArray[np.int64]:
-    """Chooses one sample of each of n equal stretches of the set, or all; the same on all ranks."""
+    """Returns one sample from each of n equal stretches of the set, or all samples; the same on all ranks."""
     if mode == "full" or num_samples <= _SAMPLE:
         return np.arange(num_samples)
     edges = np.linspace(0, num_samples, _SAMPLE + 1).astype(np.int64)
@@ -121,14 +121,14 @@ def _choose_indices(num_samples: int, mode: Mode, seed: int) -> NDArray[np.int64
 def _scan(
     source: Source, index_n: NDArray[np.int64], longest: int, num_threads: int, world: World
 ) -> tuple[ImageScan, NDArray[np.int64]]:
-    """longest: images of the rank with the most. A rank whose disk is much slower would count as hung (--comm-timeout)
-    if the others waited for it only at the end."""
+    """Scans this rank's images. longest: the most images of any rank. The ranks wait for each other after every slice:
+    one with a much slower disk would otherwise time out (--comm-timeout)."""
     label_n = np.full(len(index_n), _UNREAD)
 
     def read(i: int) -> bytes | NDArray[np.uint8]:
         try:
             sample = source.read(int(index_n[i]))
-        except LabelOutOfRange as error:  # which all ranks are to know
+        except LabelOutOfRange as error:  # all ranks need to know it
             label_n[i] = error.label
             raise BadRecord(str(error)) from error
         label_n[i] = sample.label
@@ -144,7 +144,7 @@ def _scan(
 
 
 def _gather(scan: ImageScan, label_n: NDArray[np.int64], world: World) -> tuple[ImageScan, NDArray[np.int64]]:
-    """The scans and labels of all ranks, in the order of the ranks."""
+    """Gathers the scans and labels of all ranks, in rank order."""
 
     def all_of(array: NDArray, name: str) -> NDArray:
         rows = torch.from_numpy(array.view(np.uint8).reshape(len(array), array.itemsize))
@@ -164,12 +164,12 @@ def _gather(scan: ImageScan, label_n: NDArray[np.int64], world: World) -> tuple[
 
 
 def _all_labels(source: Source, mode: Mode, world: World) -> NDArray[np.int64] | None:
-    """All labels, _UNREAD for those that cannot be read; None where they are not cheap to read. Raises
-    ValueError where they differ between ranks: each host may have a copy of its own."""
+    """Returns all labels, _UNREAD for unreadable ones; None if they are not cheap to read. Raises ValueError if they
+    differ between ranks: each host may have its own copy."""
     label_N = None
     cheap = not isinstance(source, RecordSource) or source.reader.rec_path.stat().st_size <= _CHEAP_BYTES
     if mode == "quick" and cheap:
-        # A disk then reads them together, and training has them in memory.
+        # A disk then reads them in sequence, and training finds them in memory.
         source.will_need(range(len(source)))
     if mode == "full" or cheap:
         label_N = _labels(source)
@@ -193,18 +193,18 @@ def _labels(source: Source) -> NDArray[np.int64] | None:
     except BadRecord:
         label_N = np.full(len(source), _UNREAD)
     for index in range(len(source)):
-        with suppress(BadRecord):  # the loader will name that record, and replace it
+        with suppress(BadRecord):  # the loader names that record and replaces it
             label_N[index] = source.read(index).label
     return label_N
 
 
 def _check_whole(scan: ImageScan, num_samples: int, max_bad_records: int) -> list[Finding]:
-    """Judges the whole set by the images that were scanned."""
+    """Estimates findings about the whole set from the scanned images."""
     num_scanned = len(scan.code_N)
     findings = []
     bad = np.flatnonzero(scan.code_N >= CUT)
     expected = len(bad) * num_samples / max(1, num_scanned)
-    # A single one in a sample tells little about how many there are.
+    # A single one in a sample is a poor estimate of their number.
     if expected > max_bad_records and (len(bad) > 1 or num_scanned == num_samples or not max_bad_records):
         about = "" if num_scanned == num_samples else f", which makes about {expected:,.0f} of {num_samples:,}"
         what = (

@@ -1,4 +1,4 @@
-"""Draws the images of a check as one picture, for a person to look at."""
+"""A contact sheet of the images of a check, for a person to look at."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,22 +19,22 @@ Read = Callable[[int], bytes]
 
 @dataclass
 class ContactSheet:
-    """A row for each finding about images, with its first ones, and a row of images from all over each set. Each has
-    its name below it; one that cannot be decoded is a cross."""
+    """A row of the first images of each finding, and a row of images spread over each set. Each image has its name
+    below it; one that cannot be decoded is a cross."""
 
     rows: list[tuple[Finding, Read]] = field(default_factory=list)
 
     def add(self, findings: list[Finding], read: Read, num_images: int, describe: Describe, file: str) -> None:
-        """The findings about the images of a set; read(index) gives the file of one, describe(index) its name."""
+        """Adds the findings about the images of a set; read(index) gives an image's file, describe(index) its name."""
         self.rows += [(f, read) for f in findings if len(f.places) and f.key.startswith("image-")]
         spread = np.unique(np.linspace(0, num_images - 1, A_ROW).astype(np.int64))
         self.rows.append((Finding("info", f"some of {file}", "", num_images, spread, describe), read))
 
     def write(self, path: Path) -> str:
-        """Says what was written. Raises ValueError where there is no image, OSError where the file is not written."""
+        """Writes the picture and returns a line about it. Raises ValueError without images, OSError if it fails."""
         if not self.rows:
             raise ValueError(f"{path}: not written, there is no image to show")
-        with DecoderStderr():  # the decoder has said it all before
+        with DecoderStderr():  # the check has reported the decoder's messages already
             rows = [_row(finding, read) for finding, read in self.rows]
         pictures.write(path, pictures.sheet(rows))
         return f"pictures: {path}"
@@ -48,7 +48,7 @@ def _row(finding: Finding, read: Read) -> Row:
 
 
 def _caption(place: Mapping[str, Any]) -> list[str]:
-    """Names an image of a finding: the file's name or the key first."""
+    """Returns the caption of a finding's image: file name or key first."""
     words = [
         str(value).rpartition("/")[2] if name == "file" else f"{name} {value}"
         for name, value in place.items()

@@ -1,7 +1,4 @@
-"""MNIST's idx files: what their reader does not refuse, but no digit should be.
-
-N images of H x W pixels.
-"""
+"""Check of MNIST's idx files for what their reader accepts but no digit should have. N images of H x W pixels."""
 
 from pathlib import Path
 
@@ -19,7 +16,7 @@ _CLASSES = 10
 
 
 def check_digits(folder: Path, sheet: ContactSheet) -> tuple[list[Finding], int]:
-    """(findings about both sets, images scanned). sheet: is given the images."""
+    """Checks both sets and adds their images to `sheet`. Returns (findings, images scanned)."""
     findings: list[Finding] = []
     hashes: dict[Split, NDArray[np.uint64]] = {}
     splits: tuple[Split, Split] = ("train", "t10k")

@@ -1,7 +1,7 @@
-"""InsightFace's header records against the images: record 0, the identities' ranges, the labels, the ids, the order.
+"""Check of InsightFace's header records against the images: record 0, identity ranges, labels, ids, order.
 
-Record 0 says [first identity key, end of identity keys), each identity record [first image, end of images). These
-numbers are float32, exact up to 2^24 only. N images, in order of their keys.
+Record 0 holds [first identity key, end of identity keys), each identity record [first image, end of images), as
+float32, exact up to 2^24 only. N images, in key order.
 """
 
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ _EXACT = 2**24
 
 
 def check_identities(records: Records) -> tuple[list[Finding], int | None]:
-    """(findings, number of identity records; None: the set has none, every key is an image)."""
+    """Returns (findings, number of identity records; None: the set has none, every key is an image)."""
     headless = np.flatnonzero((records.content_bytes_R == 0) & ~records.cut_R)
     if records.key_R[0] != 0 or records.content_bytes_R[0] > 0:
         return _labels_without_image(records, headless), None
-    # The longest run of neighbours behind record 0.
+    # The longest run of consecutive keys behind record 0.
     identity = max(np.split(headless[1:], np.flatnonzero(np.diff(headless[1:]) > 1) + 1), key=len)
     file = str(records.path)
     if records.flag_R[0] < 2 or not len(identity):
@@ -66,7 +66,7 @@ def _check_record_0(records: Records, key_I: NDArray[np.int64]) -> list[Finding]
 
 
 def _check_ranges(records: Records, identity: NDArray[np.int64]) -> list[Finding]:
-    """The ranges follow one another; the images of each have one label."""
+    """Checks that the ranges follow one another and that the images of each have one label."""
     file = str(records.path)
     key_I = records.key_R[identity]
     start_I = records.raw_label_R[identity].astype(np.float64)
@@ -87,7 +87,7 @@ def _check_ranges(records: Records, identity: NDArray[np.int64]) -> list[Finding
     joined = start_I == expected_I
     joined[0] |= start_I[0] == 1  # its first images may be missing
     add("error", "identity-gap", "identity records do not start where the one before ends", good & ~joined)
-    # Rounded ends would put the images at an edge into the wrong range.
+    # Rounded ends would put the images at a boundary into the wrong range.
     exact = good & (stop_I < _EXACT)
     begin_I, end_I = (np.searchsorted(records.key_N, np.where(exact, k, 0)) for k in (start_I, stop_I))
     exact &= end_I > begin_I
@@ -102,7 +102,7 @@ def _check_ranges(records: Records, identity: NDArray[np.int64]) -> list[Finding
 
 
 def check_layout(records: Records) -> list[Finding]:
-    """Labels that are no class numbers, ids against keys, holes among the keys, and the order in the file."""
+    """Checks for labels that are no class numbers, ids that differ from keys, missing keys, and the file order."""
     file = str(records.path)
     raw_N = records.raw_label_R[records.image_N]
     what = "labels are no whole numbers: training takes their records for damaged"

@@ -1,7 +1,7 @@
-"""A scan of images, and the findings about it: can they be decoded, are they damaged, is anything to be seen, does any
-occur twice, are they whole photos?
+"""A scan of images, and its findings: undecodable, damaged, blank or repeated images, and whole photos instead of
+crops.
 
-N images scanned. All that is kept of one are 16 bytes.
+N images scanned, of which 16 bytes each are kept.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from partial_fc.data.decode import check_proportions, decode
 from partial_fc.data.sample import BadRecord
 from partial_fc.findings import Describe, Finding, Severity, findings_at
 
-# What is wrong with an image; the order is that of being worse. What is from CUT on cannot be used.
+# The fault of an image, in ascending severity. CUT and above are unusable.
 GOOD, PADDED, CONSTANT, GREY_REST, DAMAGED, CUT, NARROW, NOT_AN_IMAGE, NOT_READ = range(9)
 
 # code -> (severity, key, what)
@@ -40,30 +40,30 @@ _BY_CODE: dict[int, tuple[Severity, str, str]] = {
     PADDED: ("warning", "image-padded", "JPEG files hold a few bytes too many: padding, or damage in their last rows"),
 }
 
-# What the loader replaces by another image, up to --max-bad-records.
+# Faults that the loader replaces by another image, up to --max-bad-records.
 REPLACED = ("image-unreadable", "image-undecodable", "image-narrow", "image-cut")
 
-# What looks like a whole photo: wider or higher than crops are (CelebA's have 1.22, most 1), and not as small.
+# A whole photo, probably: wider or higher than crops are (CelebA's have 1.22, most 1), and not as small.
 _PHOTO_RATIO, _PHOTO_SIDE = 1.2, 160
-_PHOTO_SHARE = 0.25  # of the images, from which on it is said
-_EXIF_WITHIN = 1 << 17  # bytes; its segment has at most 64 KiB and stands among the first
+_PHOTO_SHARE = 0.25  # the share of the images from which on it is reported
+_EXIF_WITHIN = 1 << 17  # bytes; the Exif segment has at most 64 KiB and is among the first
 
 Read = Callable[[int], bytes | NDArray[np.uint8]]
 _BLOCK = 64  # images that a thread scans before it takes the next ones
-_WINDOW = 1024  # images among which one that the decoder complained about is looked for
+_WINDOW = 1024  # images searched for the one that the decoder complained about
 _MESSAGES_KEPT = 10_000
-_FLAT = 2  # grey levels by which a decoded JPEG of one colour may still vary
-_GREY = (125, 131)  # libjpeg's filling decodes to 128, give or take
-# Colour profiles and the like, which are not used. Pixels that are not whole are an error of libpng, not a warning.
+_FLAT = 2  # grey levels by which a decoded JPEG of one colour may vary
+_GREY = (125, 131)  # libjpeg's filler decodes to about 128
+# Colour profiles and other unused chunks. libpng reports incomplete pixels as an error, not as a warning.
 _NOT_OF_PIXELS = "libpng warning:"
-# All pixels have their value by then: a few bytes are a writer's padding, many are left over by damage before them.
+# All pixels are decoded by then: a few extra bytes are a writer's padding, many are left over from earlier damage.
 _PADDING = re.compile(r"Corrupt JPEG data: ([12]?\d|3[0-2]) extraneous bytes before marker 0xd9")
 
 
 class DecoderStderr:
-    """Within its block what anything in this process writes to stderr goes to a file without a name, to be read here.
-    libjpeg fills what is missing or garbled in a JPEG with grey, returns an image as if nothing were wrong, and reports
-    it nowhere else. The descriptor belongs to the whole process: for commands, not for a run that trains."""
+    """A context that redirects stderr of the whole process to an unnamed file, which it can read back. libjpeg fills
+    missing or garbled parts of a JPEG with grey, returns normally and reports it on stderr only. For commands, not for
+    training: the file descriptor belongs to the whole process."""
 
     def __enter__(self) -> Self:
         self._file = tempfile.TemporaryFile()
@@ -80,7 +80,7 @@ class DecoderStderr:
         self._file.close()
 
     def new_lines(self) -> list[str]:
-        """The lines written since the last call."""
+        """Returns the lines written since the last call."""
         if os.fstat(self._file.fileno()).st_size == 0:
             return []
         self._file.seek(0)
@@ -92,8 +92,8 @@ class DecoderStderr:
 
 
 class ImageScan:
-    """code_N: one of the above. hash_N: of the file, 0: not decoded. height_N, width_N: pixels, 0: not decoded.
-    turned_N: Exif says so. messages: what is wrong with the first bad ones, by their index in these arrays."""
+    """The results of a scan. code_N: a fault code from above. hash_N: of the file, 0: not decoded. height_N, width_N:
+    pixels, 0: not decoded. turned_N: Exif says rotated. messages: the errors of the first bad images, by index."""
 
     def __init__(self, num_images: int) -> None:
         self.code_N = np.zeros(num_images, np.uint8)
@@ -110,7 +110,7 @@ class ImageScan:
             self.messages[index] = message
 
     def repetitions(self) -> NDArray[np.int64]:
-        """Indices of equal files, (pairs, 2): each repetition behind the first of its kind; by the second."""
+        """Returns indices of equal files, (pairs, 2): the first occurrence and a repetition, sorted by the second."""
         order = np.argsort(self.hash_N, kind="stable")
         order = order[self.hash_N[order] != 0]
         ordered = self.hash_N[order]
@@ -121,7 +121,7 @@ class ImageScan:
         return pairs[np.argsort(pairs[:, 1], kind="stable")]
 
     def sizes(self) -> list[tuple[int, int, int]]:
-        """(height, width, number of images), the most frequent first."""
+        """Returns (height, width, number of images), the most frequent first."""
         decoded = self.height_N > 0
         packed = self.height_N[decoded].astype(np.int64) << 16 | self.width_N[decoded]
         values, counts = (array.tolist() for array in np.unique(packed, return_counts=True))
@@ -139,12 +139,12 @@ def scan_images(
     window: int = _WINDOW,
     after_window: Callable[[int], None] = lambda stop: None,
 ) -> ImageScan:
-    """Scans images 0 to num_images - 1, about in this order; read(i) gives the file of one, or its pixels (H, W, 3) or
-    (H, W, 1), or raises BadRecord.
+    """Scans images 0 to num_images - 1, roughly in order; read(i) returns an image file or pixels (H, W, 3) or (H, W,
+    1), or raises BadRecord.
 
-    hear_decoder: also find what the decoder only writes to stderr, which is then redirected. bar: the name of a
-    progress bar; none without it. after_window(stop) is called when all images below `stop` are scanned, every
-    `window` images.
+    hear_decoder: also detect faults that the decoder only writes to stderr, which is then redirected. bar: the name of
+    a progress bar, if any. after_window(stop) is called after every `window` images, when all images below `stop` are
+    scanned.
     """
     scan = ImageScan(num_images)
 
@@ -171,7 +171,7 @@ def scan_images(
 
 
 def _scan_again(scan: ImageScan, indices: Sequence[int], read: Read, stderr: DecoderStderr) -> None:
-    """Scans images one after the other, since with several threads a decoder's line cannot be traced to its image."""
+    """Scans images one by one: with several threads a line of the decoder cannot be traced to its image."""
     for index in indices:
         if scan.code_N[index] >= CUT:
             continue
@@ -209,17 +209,17 @@ def _scan_image(scan: ImageScan, index: int, read: Read) -> None:
     scan.hash_N[index] = hash_of(content if isinstance(content, bytes) else content.tobytes())
     scan.turned_N[index] = isinstance(content, bytes) and orientation(content) > 1
     few = image[::4, ::4].astype(np.int16)
-    scan.coloured_N[index] = (np.abs(few[..., :1] - few[..., 1:2]) > _FLAT).any()  # never, of a single channel
+    scan.coloured_N[index] = (np.abs(few[..., :1] - few[..., 1:2]) > _FLAT).any()  # never true of a single channel
     scan.set_code(index, *_check_pixels(image))
 
 
 def hash_of(content: bytes | memoryview) -> int:
-    """A hash of 64 bits, never 0."""
+    """Returns a hash of 64 bits, never 0."""
     return max(1, int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little"))
 
 
 def orientation(content: bytes) -> int:
-    """Exif's orientation of a JPEG file: 1, also where it says nothing, is upright, 2 to 8 are turned or mirrored."""
+    """Returns the Exif orientation of a JPEG file: 1 (the default) is upright, 2 to 8 are rotated or mirrored."""
     at = content.find(b"Exif\0\0", 0, _EXIF_WITHIN) if content[:2] == b"\xff\xd8" else -1
     tiff = content[at + 6 : at + 6 + _EXIF_WITHIN]
     if at < 0 or tiff[:2] not in (b"II", b"MM"):
@@ -237,7 +237,7 @@ def orientation(content: bytes) -> int:
 
 
 def _check_pixels(image_HWC: NDArray[np.uint8]) -> tuple[int, str]:
-    """(code, message)"""
+    """Returns (fault code, message) for decoded pixels."""
     low, high = int(image_HWC.min()), int(image_HWC.max())
     if high - low <= _FLAT:
         return CONSTANT, f"every pixel is {low}" if high == low else f"every pixel is {low} to {high}"
@@ -261,8 +261,8 @@ def check_images(
     *,
     embedding: bool = False,
 ) -> list[Finding]:
-    """label_N: of the images scanned. size: height and width that the set says its images have. embedding: they are for
-    one, as recipe face trains it: they should be crops, not whole photos."""
+    """Returns the findings about a scan. label_N: of the scanned images. size: the (height, width) that the set states.
+    embedding: recipe face trains on them, which needs crops, not whole photos."""
 
     def with_problem(index: int) -> Mapping[str, Any]:
         message = scan.messages.get(index)

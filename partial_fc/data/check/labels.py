@@ -1,7 +1,4 @@
-"""Checks of labels and class folders: out of range, gaps, classes of one image or of nearly all.
-
-N samples, C classes.
-"""
+"""Checks of labels and class folders: out of range, gaps, class sizes. N samples, C classes."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,9 +12,9 @@ from partial_fc.data.recordio import MAX_CLASSES
 from partial_fc.data.sample import Source
 from partial_fc.findings import Describe, Finding, Severity, counted, findings_at
 
-_MOST_CLASSES = 1 << 27  # counted one by one
+_MOST_CLASSES = 1 << 27  # for which images are counted per class
 _FEW_CLASSES = 10
-_MANY_TIMES = 100  # a class of more times as many images as the median class is reported
+_MANY_TIMES = 100  # a class with this many times the images of the median class is reported
 
 
 def check_labels(
@@ -29,8 +26,8 @@ def check_labels(
     names: Sequence[str] = (),
     embedding: bool = False,
 ) -> list[Finding]:
-    """label_N: of all samples that have one. describe(i) names sample i. names: of the classes, as far as they have
-    any. embedding: they are for one, as recipe face trains it, and a few classes are too few."""
+    """Checks the labels of all samples that have one. describe(i) names sample i. names: of the classes, as far as
+    known. embedding: recipe face trains on them, for which a few classes are too few."""
     if not len(label_N):
         return _check_classes(np.zeros(0, np.int64), file, names)
     findings = check_range(label_N, num_classes, describe, file)
@@ -50,7 +47,7 @@ def check_labels(
 
 
 def check_class_number(num_classes: int, file: str = "") -> list[Finding]:
-    """Reports a single class as an error, without a look at the labels."""
+    """Reports a single class as an error, without reading labels."""
     if num_classes != 1:
         return []
     what = (
@@ -61,7 +58,7 @@ def check_class_number(num_classes: int, file: str = "") -> list[Finding]:
 
 
 def check_range(label_N: NDArray[np.int64], num_classes: int, describe: Describe, file: str = "") -> list[Finding]:
-    """Labels of no class, which some samples tell as well as all."""
+    """Reports labels outside [0, num_classes); a sample of the labels suffices."""
     low, high = (int(label_N.min()), int(label_N.max())) if len(label_N) else (0, 0)
     hint = f"; is the number of classes, {num_classes}, that of another set?"
     if (low, high) == (1, num_classes):
@@ -75,7 +72,7 @@ def check_range(label_N: NDArray[np.int64], num_classes: int, describe: Describe
 
 
 def _describe(count_C: NDArray[np.int64], names: Sequence[str]) -> Describe:
-    """count_C: images of each class."""
+    """Returns a function that names a class. count_C: images of each class."""
 
     def describe(label: int) -> Mapping[str, Any]:
         name = {"name": names[label]} if label < len(names) else {}
@@ -128,8 +125,7 @@ def _check_classes(count_C: NDArray[np.int64], file: str, names: Sequence[str]) 
 
 
 def check_folders(source: Source, file: str = "") -> list[Finding]:
-    """Reports what is not read of a folder of class folders, and names that may be one class twice; nothing for other
-    sources."""
+    """Reports ignored files of a class-folder set, and folder names that may be the same class; else nothing."""
     if not isinstance(source, ImageFolder):
         return []
     findings = []

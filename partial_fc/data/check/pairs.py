@@ -1,4 +1,4 @@
-"""A verification set (.bin): can every image be read, and do the answers make sense?
+"""Check of a verification set (.bin): are all images readable, and are the answers plausible?
 
 P pairs; images 2 k and 2 k + 1 are pair k.
 """
@@ -21,8 +21,8 @@ _FOLDS = 10
 def check_pairs(
     path: Path, num_threads: int, images: bool, trained_hash: NDArray[np.uint64], bar: bool, sheet: ContactSheet
 ) -> tuple[list[Finding], int]:
-    """(findings, images scanned). trained_hash: of the images that are trained on, sorted. sheet: is given the
-    images."""
+    """Checks a verification set and adds its images to `sheet`. Returns (findings, images scanned). trained_hash: of
+    the training images, sorted."""
     file = str(path)
     try:
         pairs = read_pairs(path)
@@ -37,7 +37,7 @@ def check_pairs(
     def describe(image: int) -> Mapping[str, Any]:
         return {"pair": image // 2, "image": image, "same": bool(pairs.same[image // 2])}
 
-    # Lists of pairs name an image many times: repetitions are reported by pairs only.
+    # Pair lists repeat images: repetitions are reported by pairs only.
     hash_N, scan.hash_N = scan.hash_N, np.zeros_like(scan.hash_N)
     about_images = check_images(scan, np.zeros(len(pairs.images), np.int64), describe, file, embedding=True)
     sheet.add(about_images, read, len(pairs.images), describe, path.name)
@@ -84,7 +84,7 @@ def _check_repetitions(hash_N: NDArray[np.uint64], same_P: NDArray[np.bool_], fi
 
     add("error", "pairs-contradict", "pairs of an image with itself are marked as two classes", identical & ~same_P)
     add("warning", "pairs-identical", "pairs of one class are an image with itself: no test", identical & same_P)
-    # Which of the two comes first makes no pair another one.
+    # The order within a pair does not matter.
     _, first, of_pair = np.unique(np.sort(hash_P2, axis=1), axis=0, return_index=True, return_inverse=True)
     first_P = first[of_pair.ravel()]  # NumPy 2.0 gives of_pair a second axis
     again = readable & (first_P != np.arange(len(first_P)))

@@ -1,8 +1,8 @@
-"""A .rec file as it is, whatever is wrong with it: what the reader that trains would refuse is listed here.
+"""Check of a .rec file that lists everything that the training reader would refuse.
 
-Everything about frames and headers is computed on arrays: 17 million records take some seconds and 3 GB of memory.
+Frames and headers are checked on arrays: 17 million records take some seconds and 3 GB of memory.
 
-R records that the index names and that are whole, in order of their keys; N of them have an image.
+R whole records that the index names, in key order; N of them have an image.
 """
 
 from collections.abc import Mapping
@@ -22,15 +22,12 @@ _FAR = 2.0**61
 
 
 class CannotCheck(ValueError):
-    """There is nothing of this set that could be checked."""
+    """Nothing of this set can be checked."""
 
 
 class Records:
-    """Reads images like data.RecordSource, but of every record that can be read at all.
-
-    findings: what is wrong with index and frames. Raises CannotCheck where the file is missing or empty, or no index
-    can be read.
-    """
+    """Reads images like data.RecordSource, from every readable record. findings: faults of index and frames. Raises
+    CannotCheck if the file is missing or empty, or if no index can be read."""
 
     def __init__(self, rec_path: Path) -> None:
         self.path = rec_path
@@ -56,10 +53,10 @@ class Records:
 
     @property
     def label_N(self) -> NDArray[np.int64]:
-        """The labels of the images; NO_LABEL where it is no whole number."""
+        """Returns the labels of the images; NO_LABEL if it is not a whole number."""
         raw = self.raw_label_R[self.image_N]
         label = np.where(are_whole(raw), raw, 0).astype(np.float64)
-        # int64 has no place for all that float32 can be.
+        # int64 cannot hold every float32.
         return np.where(are_whole(raw), np.clip(label, -_FAR, _FAR), NO_LABEL).astype(np.int64)
 
     def describe(self, i: int) -> Mapping[str, Any]:
@@ -73,7 +70,7 @@ class Records:
         return self._file.read(int(self.offset_R[row]))[int(self.header_bytes_R[row]) :]
 
     def in_file_order(self) -> NDArray[np.int64]:
-        """Indices of the images, as they follow one another in the file."""
+        """Returns the indices of the images in file order."""
         return np.argsort(self.offset_R[self.image_N], kind="stable")
 
     def close(self) -> None:
@@ -84,7 +81,7 @@ class Records:
     def _check_frames(
         self, keys: NDArray[np.int64], offsets: NDArray[np.int64]
     ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """(which records of the index are whole, bytes of each)."""
+        """Returns (which records of the index are whole, bytes of each)."""
 
         def describe(row: int) -> Mapping[str, Any]:
             return {"key": int(keys[row]), "offset": int(offsets[row])}
@@ -111,7 +108,7 @@ class Records:
         fits = starts & (end <= file.size)
         add("record-cut", "records run past the end of the file: it is cut short", starts & ~fits)
         ordered = np.flatnonzero(fits)[np.argsort(offsets[fits], kind="stable")]
-        # The end of the file may lack the last record's padding.
+        # The last record's padding may be missing at the end of the file.
         end = np.minimum(end + -end % 4, file.size)
         overlaps = np.zeros(len(offsets), np.bool_)
         overlaps[ordered] = end[ordered] > np.append(offsets[ordered[1:]], file.size)
@@ -121,7 +118,7 @@ class Records:
         return fits & ~overlaps, length
 
     def _split_record(self, offset: int) -> tuple[int, int]:
-        """(bytes, end) of a record of several frames; an end behind the file where one of them is missing."""
+        """Returns (bytes, end) of a record of several frames; an end past the file if a frame is missing."""
         try:
             parts = self._file.parts(offset)
         except BadRecord:
@@ -129,7 +126,7 @@ class Records:
         return sum(end - begin for begin, end in parts) + 4 * (len(parts) - 1), parts[-1][1]
 
     def _check_gaps(self, start_R: NDArray[np.int64], end_R: NDArray[np.int64]) -> None:
-        """Looks at what lies between the records that the index names; in file order."""
+        """Checks the bytes between the indexed records, in file order."""
         before = np.concatenate(([0], np.maximum.accumulate(end_R)))
         after = np.append(start_R, self._file.size)
         nameless, waste = [], []

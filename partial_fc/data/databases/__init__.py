@@ -1,4 +1,4 @@
-"""Image databases of Caffe and Caffe2 (LMDB, LevelDB, minidb) as sources; nothing is converted."""
+"""Image databases of Caffe and Caffe2 (LMDB, LevelDB, minidb) as sources, read without conversion."""
 
 from partial_fc.data.databases.source import DatabaseSource, open_database
 

@@ -1,4 +1,4 @@
-"""The keys of a database in order, in little memory: every n-th one, n growing with their number."""
+"""A sparse list of a database's keys in order: every n-th one, so that memory is bounded."""
 
 import zipfile
 from collections.abc import Iterable
@@ -15,8 +15,8 @@ MOST = 2**21  # keys kept; 20 million of 30 bytes take 50 MB
 
 @dataclass(frozen=True)
 class KeyList:
-    """keys: one after the other. end_K: where each of the K kept ones ends. stride: how many records from one kept key
-    to the next. num_records: of the database."""
+    """Every n-th key. keys: concatenated. end_K: the end of each of the K keys. stride: records from one kept key to
+    the next. num_records: of the database."""
 
     keys: bytes
     end_K: NDArray[np.int64]
@@ -40,7 +40,7 @@ class KeyList:
         return cls(b"".join(kept), end_K, stride, num_records)
 
     def before(self, index: int) -> tuple[bytes, int]:
-        """(the last kept key up to record `index`, how many records it stands before that one)."""
+        """Returns (the last kept key up to record `index`, how many records before it that key is)."""
         if not 0 <= index < self.num_records:
             raise IndexError(f"record {index} of {self.num_records}")
         kept, steps = divmod(index, self.stride)
@@ -54,7 +54,7 @@ class KeyList:
 
     @classmethod
     def load(cls, path: Path) -> "KeyList | None":
-        """Reads a saved list; None where there is no whole one."""
+        """Reads a saved list; None if there is no complete one."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 stride, num_records = map(int, file["numbers"])

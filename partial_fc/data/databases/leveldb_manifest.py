@@ -1,4 +1,4 @@
-"""Lists the files of a LevelDB from its MANIFEST, without opening the database.
+"""Reader of a LevelDB's MANIFEST: lists the database's files without opening it.
 
 CURRENT names the MANIFEST, a log of edits to the set of tables. (LevelDB's doc/log_format.md and db/version_edit.cc.)
 """
@@ -13,7 +13,7 @@ from partial_fc.files import read_bytes
 _BLOCK, _HEADER = 32768, 7
 _FULL, _FIRST, _LAST = 1, 2, 4
 _LOG, _DELETED, _NEW, _PREVIOUS_LOG = 2, 6, 7, 9
-# The fields of an edit by its tag: n, a number of 7 bits a byte; t, a text with its length before it.
+# Fields of an edit by tag: n, a varint; t, a length-prefixed text.
 _FIELDS = {1: "t", _LOG: "n", 3: "n", 4: "n", 5: "nt", _DELETED: "nn", _NEW: "nnntt", _PREVIOUS_LOG: "n"}
 _CURRENT_BYTES, _MOST_BYTES = 4096, 1 << 30  # of the files CURRENT and MANIFEST
 _SEQUENCE_BYTES = 8  # at the end of a key in a table
@@ -21,7 +21,7 @@ _SEQUENCE_BYTES = 8  # at the end of a key in a table
 
 @dataclass(frozen=True)
 class Table:
-    """num_bytes: of the file. smallest, largest: keys."""
+    """A table file. num_bytes: of the file. smallest, largest: keys."""
 
     path: Path
     num_bytes: int
@@ -31,7 +31,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Manifest:
-    """path: of the MANIFEST. logs: files with records that are not yet in any table."""
+    """The live files of a LevelDB. path: of the MANIFEST. logs: files with records that are in no table yet."""
 
     path: Path
     tables: list[Table]
@@ -43,16 +43,16 @@ class Manifest:
 
     @property
     def overlapping_bytes(self) -> int:
-        """The size of the tables that share a stretch of keys with others: LevelDB may write them anew when opened."""
+        """Returns the bytes of tables whose key ranges overlap: LevelDB may rewrite them when opened."""
         tables = sorted(self.tables, key=lambda table: table.smallest)
         ends = list(accumulate((table.largest for table in tables), max))
         joins = [False, *(table.smallest <= end for table, end in zip(tables[1:], ends, strict=False)), False]
-        shares = [before or after for before, after in pairwise(joins)]  # with the table before or the one after it
+        shares = [before or after for before, after in pairwise(joins)]  # overlaps the table before or after it
         return sum(table.num_bytes for table, overlaps in zip(tables, shares, strict=False) if overlaps)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises ValueError where a file is missing, cut short, or not LevelDB's."""
+    """Reads the MANIFEST of a folder. Raises ValueError if a file is missing, cut short, or not LevelDB's."""
     name = read_bytes(folder / "CURRENT", _CURRENT_BYTES)
     path = folder / name.strip().decode("utf-8", "replace")
     if not name.startswith(b"MANIFEST-") or not path.is_file():
@@ -78,7 +78,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _present(table: Table) -> Table:
-    """The table with the name that its file has: older ones end in .sst."""
+    """Returns the table with its actual file name: older ones end in .sst."""
     for path in (table.path, table.path.with_suffix(".sst")):
         if path.is_file():
             if path.stat().st_size != table.num_bytes:
@@ -90,7 +90,7 @@ def _present(table: Table) -> Table:
 
 
 def _edits(content: bytes) -> Iterator[bytes]:
-    """The records of a log; one that a crash cut off at the end is left out, as LevelDB does."""
+    """Yields the records of a log. Drops one that a crash cut off at the end, as LevelDB does."""
     at, pieces = 0, b""
     while at + _HEADER <= len(content):
         left = _BLOCK - at % _BLOCK

@@ -1,9 +1,9 @@
-"""A folder through which one process opens a LevelDB and that takes what opening it changes.
+"""A shadow folder through which a process opens a LevelDB without changing it.
 
-Opening a LevelDB writes: a new MANIFEST, tables from its logs, and compactions, which may rewrite all of it. The
-shadow holds copies of MANIFEST and CURRENT and links to the tables and logs that MANIFEST lists. Nothing else is
-linked: tables that a crash or a normal close left over have numbers that will be given out again, and through their
-links LevelDB would write over the originals.
+Opening a LevelDB writes: a new MANIFEST, tables from its logs, and compactions, which may rewrite all of it. The shadow
+holds copies of MANIFEST and CURRENT and links to the listed tables and logs. It links nothing else: the numbers of
+tables left over from a crash or a normal close are used again, and LevelDB would overwrite the originals through the
+links.
 """
 
 import fcntl
@@ -17,16 +17,16 @@ from partial_fc.data.databases.leveldb_manifest import Manifest, read_manifest
 from partial_fc.findings import counted
 
 _PREFIX = "partial-fc-leveldb-"
-_OWNER = "partial-fc.owner"  # locked as long as its process lives
-_MARGIN = 64 * 2**20  # of a LevelDB's own small files and one compaction at work
+_OWNER = "partial-fc.owner"  # locked while its process lives
+_MARGIN = 64 * 2**20  # for LevelDB's own small files and one running compaction
 
 _log = logging.getLogger(__name__)
 
 
 class Shadow:
-    """folder: what to open. manifest: the original's. Lies in `place`, by default the folder of temporary files.
-    num_shadows: how many of this database the place must have room for; 0: another process has looked. Raises
-    ValueError where the original is damaged or the place has too little room, OSError where it cannot be written."""
+    """A shadow in `place` (default: the temporary folder). folder: what to open. manifest: the original's. num_shadows:
+    of this database that must fit into the place; 0: another process has checked. Raises ValueError if the original is
+    damaged or space is too small, OSError if the place is not writable."""
 
     def __init__(self, original: Path, place: Path | None = None, num_shadows: int = 1):
         original = original.resolve()
@@ -38,7 +38,7 @@ class Shadow:
         if num_shadows:
             _check_room(original, self.manifest, self._place, num_shadows)
         new = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=self._place))
-        # Locked before it has a name that others look for.
+        # Locked before it gets a name that other processes search for.
         self._owner = os.open(new / _OWNER, os.O_CREAT | os.O_RDWR)
         fcntl.flock(self._owner, fcntl.LOCK_EX)
         self.folder = self._place / new.name[1:]
@@ -54,8 +54,8 @@ class Shadow:
 
 
 def _check_room(original: Path, manifest: Manifest, place: Path, num_shadows: int) -> None:
-    # A key-ordered database is taken as it is; where tables overlap, each may be written once or twice before the old
-    # one goes: 28 to 53 MiB for one of 34 MiB.
+    # A database in key order needs no rewriting; overlapping tables may each be written once or twice before the old
+    # one is deleted: 28 to 53 MiB for one of 34 MiB.
     logs = sum(log.stat().st_size for log in manifest.logs)
     needed = num_shadows * (int(1.5 * manifest.overlapping_bytes) + 2 * logs + _MARGIN)
     free = shutil.disk_usage(place).free
@@ -74,14 +74,14 @@ def _check_room(original: Path, manifest: Manifest, place: Path, num_shadows: in
 
 
 def _remove_stale(place: Path) -> None:
-    """Shadows whose process has ended without removing them."""
+    """Removes shadows whose process ended without removing them."""
     removed = 0
     for folder in place.glob(f"{_PREFIX}*"):
         try:
             if folder.stat().st_uid != os.geteuid():
                 continue
             owner = os.open(folder / _OWNER, os.O_RDWR)
-        except FileNotFoundError:  # its process removes it at this moment
+        except FileNotFoundError:  # its process is removing it
             continue
         try:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""LevelDB as a store of records, opened through a shadow, of which each process has its own.
+"""LevelDB as a store of records, opened through a shadow per process.
 
-LevelDB knows no places, only keys in order. The keys are listed in one pass, which reads the whole database, since keys
-and values share blocks; the list is kept in the user's cache.
+LevelDB has no positions, only sorted keys. They are listed in one pass, which reads the whole database, since keys and
+values share blocks; the list is kept in the user's cache.
 """
 
 import hashlib
@@ -22,15 +22,15 @@ from partial_fc.data.databases.leveldb_shadow import Shadow
 from partial_fc.data.sample import BadRecord
 from partial_fc.files import in_cache
 
-_MOST_CURSORS = 64  # more than threads that read at once
-_SEEK_STEPS = 2  # a seek costs about as much as so many steps
+_MOST_CURSORS = 64  # more than the threads that read at once
+_SEEK_STEPS = 2  # a seek costs about as much as this many steps
 _BAR_EVERY = 4096
 
 _log = logging.getLogger(__name__)
 
 
 def import_plyvel(what: str) -> Any:
-    """Raises ValueError where it is not installed."""
+    """Imports plyvel. Raises ValueError if it is not installed."""
     try:
         return importlib.import_module("plyvel")
     except ImportError:
@@ -43,14 +43,14 @@ def import_plyvel(what: str) -> Any:
 
 @dataclass
 class _Cursor:
-    """at: the record that the iterator stands on; -1: on none."""
+    """An iterator and its position. at: the current record; -1: none."""
 
     iterator: Any
     at: int = -1
 
 
 class LevelDbStore:
-    """num_shadows: as Shadow has it. Raises ValueError for a damaged database, and without the package plyvel."""
+    """A LevelDB as a store. num_shadows: as in Shadow. Raises ValueError for a damaged database, and without plyvel."""
 
     kind = "LevelDB"
 
@@ -64,7 +64,7 @@ class LevelDbStore:
         except plyvel.Error as error:
             shadow.remove()
             raise ValueError(f"{path} cannot be opened as a LevelDB: {error}") from error
-        self._cursors: list[_Cursor] = []  # those not in use, the last used last
+        self._cursors: list[_Cursor] = []  # unused ones, the most recently used last
         self.close = weakref.finalize(self, _close, self._database, self._cursors, shadow)
         self._keys = self._listed(shadow.manifest)
         self._lock = threading.Lock()
@@ -73,7 +73,7 @@ class LevelDbStore:
         return self._keys.num_records
 
     def item(self, index: int) -> tuple[bytes, bytes]:
-        """(key, value) of the index-th record in key order. Cheap where a reader goes on from where it stood."""
+        """Returns (key, value) of the index-th record in key order. Cheap for sequential reads."""
         key, steps = self._keys.before(index)
         cursor = self._take(index, steps)
         try:
@@ -97,7 +97,7 @@ class LevelDbStore:
         return item
 
     def _take(self, index: int, steps: int) -> _Cursor:
-        """A cursor to go on with, or one to seek with (at = -1)."""
+        """Returns a cursor that can step to the record, or one that must seek (at = -1)."""
         with self._lock:
             for cursor in reversed(self._cursors):
                 if cursor.at <= index <= cursor.at + steps + _SEEK_STEPS:
@@ -110,7 +110,7 @@ class LevelDbStore:
         return _Cursor(self._database.raw_iterator(verify_checksums=True, fill_cache=False))
 
     def _listed(self, manifest: Manifest) -> KeyList:
-        """The keys, from the cache if this very database was listed before."""
+        """Returns the keys, from the cache if the same database was listed before."""
         kept = _cache_file(self.path, manifest)
         keys = KeyList.load(kept)
         if keys is None:
@@ -130,7 +130,7 @@ class LevelDbStore:
         return keys
 
     def _all_keys(self, num_bytes: int) -> Iterator[bytes]:
-        # The size of a stretch of keys is known only roughly.
+        # The size of a key range is only approximate.
         with (
             terminal.bar(total=num_bytes, unit="B", unit_scale=True, desc=f"keys of {self.path.name}") as bar,
             self._database.iterator(include_value=False, verify_checksums=True, fill_cache=False) as iterator,
@@ -142,11 +142,11 @@ class LevelDbStore:
 
 
 def _close(database: Any, cursors: list[_Cursor], shadow: Shadow) -> None:
-    # plyvel knows its iterators by weak references only, which the garbage collector clears first; an iterator that
-    # outlives its database then ends the process with a segmentation fault.
+    # plyvel holds its iterators by weak references only, which the garbage collector clears first; an iterator that
+    # outlives its database causes a segmentation fault.
     for cursor in cursors:
         cursor.iterator.close()
-    database.close()  # waits for a compaction
+    database.close()  # waits for a running compaction
     shadow.remove()
 
 

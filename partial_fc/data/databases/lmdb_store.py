@@ -1,4 +1,4 @@
-"""LMDB as a store of records. Any number of processes may read one; each has an environment of its own."""
+"""LMDB as a store of records. Any number of processes may read one, each with its own environment."""
 
 import os
 import weakref
@@ -10,9 +10,9 @@ from partial_fc.data.databases.keys import KeyList
 
 
 class LmdbStore:
-    """`path`: a folder with data.mdb, or such a file itself. The keys are listed at the start, the values not touched.
-    Nothing is written or locked, so the folder may be read-only; who writes to it meanwhile is noticed. Raises
-    ValueError for what is no LMDB or cut short."""
+    """An LMDB as a store. `path`: a folder with data.mdb, or such a file. Lists the keys at the start, without reading
+    values. Writes and locks nothing, so the folder may be read-only; detects concurrent writers. Raises ValueError for
+    a path that is no LMDB or is cut short."""
 
     kind = "LMDB"
 
@@ -33,7 +33,7 @@ class LmdbStore:
         return self._keys.num_records
 
     def item(self, index: int) -> tuple[bytes, bytes]:
-        """(key, value) of the index-th record in key order."""
+        """Returns (key, value) of the index-th record in key order."""
         key, steps = self._keys.before(index)
         with self._environment.begin() as transaction, transaction.cursor() as cursor:
             found = transaction.id() == self._version and cursor.set_key(key)
@@ -47,7 +47,7 @@ class LmdbStore:
         """Does nothing: another store may use the environment, which closes with the last one."""
 
 
-# LMDB allows one environment of a file in a process, which stores share, and none that came from before a fork.
+# LMDB allows one environment per file and process; stores share it, but not across a fork.
 _environments: weakref.WeakValueDictionary[Path, lmdb.Environment] = weakref.WeakValueDictionary()
 _stores: weakref.WeakSet[LmdbStore] = weakref.WeakSet()
 
@@ -70,7 +70,7 @@ def _open(file: Path) -> lmdb.Environment:
     except lmdb.Error as error:
         raise ValueError(f"{file} cannot be opened as an LMDB: {error}") from error
     needed, size = (last_page + 1) * page_bytes, file.stat().st_size
-    if size < needed:  # reading behind the end would kill the process with SIGBUS
+    if size < needed:  # reading past the end would kill the process with SIGBUS
         environment.close()
         raise ValueError(f"{file} has {size} bytes, its pages need {needed}: it is cut short; copy it again")
     return environment

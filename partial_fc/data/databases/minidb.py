@@ -1,9 +1,9 @@
-"""Caffe2's minidb files (.mdl checkpoints, `--db_type minidb`): pairs of key and value, one after the other.
+"""Caffe2's minidb files (.mdl checkpoints, `--db_type minidb`): a sequence of key-value pairs.
 
     repeated: [int32 length of the key][int32 length of the value][key][value], little-endian, nothing aligned
 
-(The order of fields is that of MiniDBTransaction::Put in caffe2/core/db.cc, which writes the machine's own byte order;
-x86 and ARM have this one.)
+(Field order: MiniDBTransaction::Put in caffe2/core/db.cc, which writes native byte order; x86 and ARM are
+little-endian.)
 """
 
 import os
@@ -24,8 +24,8 @@ _MAX_LENGTH = 2**31 - 1
 
 
 def read(path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """(key, value) as they stand in the file, one at a time in memory. Raises ValueError, with the place, for a file
-    that is no minidb, empty or cut short."""
+    """Yields (key, value) in file order, one at a time in memory. Raises ValueError with the offset for a file that is
+    no minidb, empty or cut short."""
     with open(path, "rb", opener=regular) as file:
         for start, key_length, value_length in _pairs(path, file):
             file.seek(start + _LENGTHS.size)
@@ -34,8 +34,8 @@ def read(path: Path) -> Iterator[tuple[bytes, bytes]]:
 
 
 def write(path: Path, items: Iterable[tuple[bytes, bytes]]) -> None:
-    """Writes (key, value) pairs in this order. The file has its name only once it is complete, and is on the disk then.
-    Raises ValueError where one is empty or longer than an int32 can say."""
+    """Writes (key, value) pairs in this order, atomically and synced to disk. Raises ValueError if one is empty or
+    longer than an int32 can say."""
     with replacing(path, durable=True) as partial, partial.open("wb") as file:
         for key, value in items:
             if not key or max(len(key), len(value)) > _MAX_LENGTH:
@@ -49,8 +49,8 @@ def write(path: Path, items: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 class MinidbStore:
-    """A minidb as a store of records: their places are listed at the start, the values stay on the disk. Raises
-    ValueError for what is no minidb file, or cut short."""
+    """A minidb as a store. Lists the records' offsets at the start; values stay on disk. Raises ValueError for a file
+    that is no minidb or is cut short."""
 
     kind = "minidb"
 
@@ -64,7 +64,7 @@ class MinidbStore:
         return len(self._edges) - 1
 
     def item(self, index: int) -> tuple[bytes, bytes]:
-        """(key, value) of the index-th record, as they stand in the file. Raises BadRecord where the disk fails."""
+        """Returns (key, value) of the index-th record in file order. Raises BadRecord for a disk error."""
         start, end = map(int, self._edges[index : index + 2])
         content = os.pread(self._file, end - start, start)
         if len(content) != end - start:
@@ -73,20 +73,20 @@ class MinidbStore:
 
 
 def _offsets(path: Path) -> NDArray[np.int64]:
-    """Returns where each pair begins, int64, and the size of the file last; reads no values. Raises as `read`."""
+    """Returns the offset of each pair, int64, and the file size last; reads no values. Raises as `read`."""
     with open(path, "rb", opener=regular) as file:
         starts = np.fromiter((start for start, _, _ in _pairs(path, file)), np.int64)
         return np.append(starts, os.fstat(file.fileno()).st_size)
 
 
 def _pair(content: bytes) -> tuple[bytes, bytes]:
-    """The key and value of one pair, given its bytes from `_offsets`."""
+    """Returns key and value of one pair, given its bytes from `_offsets`."""
     key_length, _ = _LENGTHS.unpack_from(content)
     return content[_LENGTHS.size : _LENGTHS.size + key_length], content[_LENGTHS.size + key_length :]
 
 
 def _pairs(path: Path, file: BinaryIO) -> Iterator[tuple[int, int, int]]:
-    """(start, length of the key, length of the value) of each pair."""
+    """Yields (start, length of the key, length of the value) of each pair."""
     size = os.fstat(file.fileno()).st_size
     if not size:
         raise ValueError(f"{path} is empty; expected a minidb file")

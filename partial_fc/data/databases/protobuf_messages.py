@@ -1,4 +1,4 @@
-"""Message classes of protobuf's runtime from a table of their fields: no compiler, no generated files."""
+"""Message classes of the protobuf runtime, built from a table of fields without a compiler or generated files."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,12 +9,11 @@ _Field = descriptor_pb2.FieldDescriptorProto
 
 
 def build(package: str, messages: Mapping[str, Sequence[tuple[int, str, str]]]) -> dict[str, Any]:
-    """Message -> (number, name, type) of its fields, as proto2 has them; gives message -> class.
+    """Builds classes from message -> (number, name, type) of its proto2 fields; returns message -> class.
 
-    A type is protobuf's word for it or a message of the table, then "*" where it is repeated, " packed" where it is
-    repeated in one piece, or "=" and what a field is that is not there. Enumerations may be int32, names bytes: the
-    same on the wire. Fields left out are unknown ones. Packed numbers of fixed size may be "bytes": their bytes,
-    little-endian, with nothing to convert.
+    A type is a protobuf type or a message of the table, then "*" if repeated, " packed" if packed, or "=" and the
+    default. Enumerations may be int32 and strings bytes: the same encoding. Omitted fields are unknown ones. Packed
+    numbers of fixed size may be "bytes", their little-endian bytes, which need no conversion.
     """
     file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto2")
     for message, fields in messages.items():

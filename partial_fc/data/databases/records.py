@@ -1,4 +1,4 @@
-"""Reads one record of an image database: image and label.
+"""Decoder of one record of an image database: image and label.
 
 Two messages occur, and each parses as the other without an error, empty. The first byte tells them apart, record by
 record: TensorProtos has one field, number 1 of bytes (0x0a); in a Datum that number is an integer.
@@ -6,9 +6,9 @@ record: TensorProtos has one field, number 1 of bytes (0x0a); in a Datum that nu
     Datum         encoded: an image file. Otherwise uint8 (C, H, W), C 1 or 3, BGR.
     TensorProtos  image, label, perhaps a box. Image: STRING, an image file; BYTE, uint8 (H, W, 3) BGR, (H, W, 1), (H,
                   W), or (1, H, W), as make_mnist_db --channel_first writes it. Label: INT32, INT64 or FLOAT, one
-                  number. Box: INT32, ymin, xmin, height, width: what of the image is used.
+                  number. Box: INT32, ymin, xmin, height, width: the part of the image to use.
 
-(Caffe2's caffe2/image/image_input_op.h reads them so.)
+(As in Caffe2's caffe2/image/image_input_op.h.)
 """
 
 import math
@@ -22,9 +22,9 @@ from partial_fc.data.databases.protobuf_messages import build
 from partial_fc.data.decode import decode
 from partial_fc.data.sample import BadRecord
 
-# Fields are numbered and typed as in Caffe's src/caffe/proto/caffe.proto and Caffe2's caffe2/proto/caffe2.proto;
-# enumerations are int32 and names bytes, the same on the wire; fields that are not needed are left out.
-# The first five are values of TensorProto.data_type.
+# Field numbers and types of Caffe's src/caffe/proto/caffe.proto and Caffe2's caffe2/proto/caffe2.proto; enumerations
+# are int32 and strings bytes, the same encoding; unneeded fields are omitted. The first five are values of
+# TensorProto.data_type.
 FLOAT, INT32, BYTE, STRING, INT64 = 1, 2, 3, 4, 10
 
 _MESSAGES = {
@@ -49,19 +49,19 @@ _MESSAGES = {
     "TensorProtos": [(1, "protos", "TensorProto*")],
 }
 _CLASSES = build("image_databases", _MESSAGES)
-# Classes of protobuf's own making, which a type checker does not know.
+# Classes built at run time, unknown to the type checker.
 Datum: Any = _CLASSES["Datum"]
 TensorProtos: Any = _CLASSES["TensorProtos"]
 
 Image = bytes | NDArray[np.uint8]
 
 _TENSORS = 0x0A
-_DATUM = (0x08, 0x10, 0x18, 0x22, 0x28, 0x32, 0x35, 0x38)  # its fields may be in any order
+_DATUM = (0x08, 0x10, 0x18, 0x22, 0x28, 0x32, 0x35, 0x38)  # fields may be in any order
 _NAMES = {FLOAT: "FLOAT", INT32: "INT32", BYTE: "BYTE", STRING: "STRING", INT64: "INT64"}
 
 
 def read_record(value: bytes) -> tuple[Image, int]:
-    """(an image file, or pixels as uint8 (H, W, 3) RGB or (H, W, 1) grey; label, 0 or more). Raises BadRecord."""
+    """Returns (an image file, or uint8 pixels (H, W, 3) RGB or (H, W, 1) grey; label, 0 or more). Raises BadRecord."""
     if not value:
         raise BadRecord("the value is empty; expected a Datum or TensorProtos")
     first = value[0]
@@ -146,7 +146,7 @@ def _label(proto: Any) -> int:
 
 
 def _inside(image: Image, proto: Any) -> NDArray[np.uint8]:
-    """Returns what of the image lies in the box."""
+    """Returns the part of the image inside the box."""
     box = list(proto.int32_data)
     if proto.data_type != INT32 or len(box) != 4:
         raise BadRecord(f"the third tensor has {len(box)} INT32 numbers; expected a box: ymin, xmin, height, width")

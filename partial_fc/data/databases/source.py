@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 Kind = Literal["lmdb", "leveldb", "minidb"]
 
 _LMDB_MAGIC, _LMDB_MAGIC_AT = b"\xde\xc0\xef\xbe", 16
-_PATIENCE_S = 10  # for which a rank waits before it tells the others that it is still listing keys
+_PATIENCE_S = 10  # after which a rank tells the others that it is still listing keys
 
 
 class Store(Protocol):
-    """Records 0 to len - 1 in the database's own order. Every method may be called from several threads at once."""
+    """Records 0 to len - 1 in the database's order. Every method is safe to call from several threads at once."""
 
     kind: str
     path: Path
@@ -30,14 +30,14 @@ class Store(Protocol):
     def __len__(self) -> int: ...
 
     def item(self, index: int) -> tuple[bytes, bytes]:
-        """(key, value). Raises BadRecord where this one record is damaged, ValueError where the database is."""
+        """Returns (key, value). Raises BadRecord if this record is damaged, ValueError if the database is."""
         ...
 
     def close(self) -> object: ...
 
 
 class DatabaseSource:
-    """num_classes: what the caller says; no label is read at the start. Raises ValueError for an empty database."""
+    """A store's records as samples. Reads no label at the start. Raises ValueError for an empty database."""
 
     def __init__(self, store: Store, num_classes: int) -> None:
         if len(store) == 0:
@@ -54,7 +54,7 @@ class DatabaseSource:
         return len(self._store)
 
     def read(self, index: int) -> Sample:
-        """Raises BadRecord, and LabelOutOfRange where the label is not below num_classes; both name the key."""
+        """Reads a sample. Raises BadRecord, and LabelOutOfRange for a label above num_classes; both name the key."""
         key, value = self._store.item(index)
         try:
             image, label = read_record(value)
@@ -69,7 +69,7 @@ class DatabaseSource:
         return Sample(image, label, index)
 
     def item(self, index: int) -> tuple[bytes, bytes]:
-        """(key, value), as they are in the database. Raises BadRecord."""
+        """Returns the stored (key, value). Raises BadRecord."""
         return self._store.item(index)
 
     def where(self, index: int) -> str:
@@ -85,7 +85,7 @@ class DatabaseSource:
         """Does nothing: neither library takes hints."""
 
     def labels(self) -> None:
-        """Returns None: labels lie within the records, which would all have to be read."""
+        """Returns None: the labels are inside the records."""
 
     def class_names(self) -> None:
         """Returns None: classes are numbers here."""
@@ -102,11 +102,11 @@ def open_database(
     shadow_place: Path | None = None,
     world: "World | None" = None,
 ) -> DatabaseSource:
-    """The records at a path, which all have labels below num_classes. db_type: what the caller takes it for; None:
-    whatever lies there. shadow_place: a folder for what opening a LevelDB writes.
+    """Opens the database at a path. All labels must be below num_classes. db_type: the expected kind; None: any.
+    shadow_place: the folder for what LevelDB writes when opened.
 
-    world: of a run of several processes, which each open it. A collective, also where it fails: raises ValueError or
-    OSError on the ranks that cannot open it (`open_on_all` tells the others).
+    world: if given, a collective in which every process opens it: raises ValueError or OSError on the ranks that cannot
+    open it (`open_on_all` tells the others).
     """
     path = Path(path)
     if world is None or world.size == 1:
@@ -117,7 +117,7 @@ def open_database(
 
 
 def kind_of(path: Path, db_type: Kind | None = None) -> Kind:
-    """Returns what lies at a path. Raises ValueError where it is no database, or not what db_type says."""
+    """Returns the kind of database at a path. Raises ValueError if it is none, or not db_type."""
     kind = _kind(path)
     if db_type not in (None, kind):
         raise ValueError(f"{path} is a {_NAMES[kind]}, --db_type says {db_type}; give --db_type {kind}")
@@ -169,9 +169,9 @@ def _open(path: Path, db_type: Kind | None, shadow_place: Path | None, num_shado
 
 
 def _open_in_turn(opening: Callable[[], Store], world: "World") -> Store:
-    """Opens a database on the first process of each host, then on the others, which find a LevelDB's keys in the cache
-    where the first has listed them. A collective, also where it fails."""
-    import torch  # not above: who opens a database alone does without torch, which takes seconds
+    """Opens a database on the first process of each host, then on the others, which find the keys of a LevelDB in the
+    cache. A collective, even if it fails."""
+    import torch  # imported here: opening a database alone needs no torch, which takes seconds
 
     pool = ThreadPoolExecutor(1)
     opened: Future[Store] = Future()
@@ -179,7 +179,7 @@ def _open_in_turn(opening: Callable[[], Store], world: "World") -> Store:
         if has_turn:
             opened = pool.submit(opening)
         waiting = True
-        while waiting:  # in short collectives: listing keys may take longer than one may (--comm-timeout)
+        while waiting:  # in short collectives: listing keys may exceed --comm-timeout
             if has_turn:
                 wait([opened], timeout=_PATIENCE_S)
             busy = torch.tensor([int(has_turn and not opened.done())])

@@ -1,7 +1,6 @@
-"""Writers of image databases: what Caffe, Caffe2 and this project read.
+"""Writers of image databases that Caffe, Caffe2 and this project read.
 
-A folder appears under its name when it is whole. Keys are best given in ascending order: both libraries then write each
-page once.
+Folders appear atomically. Give keys in ascending order if possible: both libraries then write each page once.
 """
 
 import shutil
@@ -21,13 +20,13 @@ from partial_fc.files import check_new
 Format = Literal["datum", "tensorprotos"]
 Put = Callable[[bytes, bytes], None]
 
-_MAP_BYTES = 2**40  # address space, not memory or disk: as Caffe2 asks for
+_MAP_BYTES = 2**40  # address space, not memory or disk, as in Caffe2
 _COMMIT_EVERY = 1000
 _LEVELDB = {"block_size": 2**16, "write_buffer_size": 2**26}
 
 
 def encode_record(image: bytes | NDArray[np.uint8], label: int, format: Format) -> bytes:
-    """image: an image file, or uint8 (H, W, 3) RGB or (H, W, 1) grey, which is written as BGR."""
+    """Encodes a record. image: an image file, or uint8 (H, W, 3) RGB or (H, W, 1) grey, which is written as BGR."""
     if isinstance(image, bytes):
         if format == "datum":
             return Datum(data=image, label=label, encoded=True).SerializeToString()
@@ -46,7 +45,7 @@ def _tensors(image: dict, label: int) -> bytes:
 
 @contextmanager
 def lmdb_writer(path: Path) -> Iterator[Put]:
-    """Gives put(key, value). Raises ValueError where the folder exists, a key comes twice or the disk fails."""
+    """Yields put(key, value) of an LMDB. Raises ValueError if the folder exists, a key repeats or the disk fails."""
     with (
         _new_folder(path) as folder,
         _told(path, lmdb.Error),
@@ -70,7 +69,7 @@ def lmdb_writer(path: Path) -> Iterator[Put]:
 
 @contextmanager
 def leveldb_writer(path: Path) -> Iterator[Put]:
-    """Gives put(key, value) of a LevelDB; errors as lmdb_writer."""
+    """Yields put(key, value) of a LevelDB; errors as lmdb_writer."""
     plyvel = import_plyvel(f"{path} is to be a LevelDB")
     with _new_folder(path) as folder, _told(path, plyvel.Error):
         last = b""
@@ -84,7 +83,7 @@ def leveldb_writer(path: Path) -> Iterator[Put]:
                 database.put(key, value)
 
             yield put
-        plyvel.DB(str(folder), **_LEVELDB).close()  # makes a table of the log, which every reader would make
+        plyvel.DB(str(folder), **_LEVELDB).close()  # compacts the log to a table, which otherwise every reader would do
 
 
 @contextmanager
@@ -103,11 +102,11 @@ def _twice(path: Path, key: bytes) -> ValueError:
 def _new_folder(path: Path) -> Iterator[Path]:
     check_new(path)
     partial = path.with_name(path.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # left by a killed run
     partial.mkdir(parents=True)
     try:
         yield partial
         partial.rename(path)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)  # what a full disk needs most is room
+        shutil.rmtree(partial, ignore_errors=True)  # frees a full disk
         raise

@@ -1,4 +1,4 @@
-"""Videos named by a list of GluonCV's, read and written: `path num_frames label` a line."""
+"""GluonCV's lists of videos, `path num_frames label` a line: a source, and a writer."""
 
 import os
 import socket
@@ -17,10 +17,11 @@ _MOST_DIGITS = 12
 
 
 class ClipList:
-    """The videos of a list, with paths relative to data_dir: video files (".mp4" is added to a name without a dot, and
-    the list's number of frames is not used), or folders of img_00001.jpg, ..., as many as the list says.
+    """The videos of a list, with paths relative to data_dir: video files (".mp4" is added to a name without a dot; the
+    list's number of frames is ignored), or folders of img_00001.jpg, ..., as many as the list says.
 
-    Raises ValueError, with file and line, for a line that says something else, and for a label that is no class."""
+    Raises ValueError, with file and line, for a malformed line and for a label that is no class.
+    """
 
     def __init__(self, list_file: str | os.PathLike[str], data_dir: str | os.PathLike[str], num_classes: int,
                  *, videos: bool) -> None:  # fmt: skip
@@ -72,23 +73,22 @@ class ClipList:
         return str(self.data_dir / self.names[index])
 
     def will_need(self, indices: Sequence[int]) -> None:
-        """Nothing: each file would have to be opened for the hint."""
+        """Does nothing: the hint would have to open each file."""
 
     def labels(self) -> NDArray[np.int64]:
         return self._labels
 
     def class_names(self) -> list[str] | None:
-        """A list has numbers only."""
+        """Returns None: a list has numbers only."""
         return None
 
     def missing(self, indices: Sequence[int]) -> list[str]:
-        """Which of these are not on this host."""
+        """Returns the paths of those that are missing on this host."""
         kind = os.path.isfile if self.videos else os.path.isdir
         return [self.where(index) for index in indices if not kind(self.where(index))]
 
     def check_present(self, most: int) -> None:
-        """Raises ValueError where videos are missing on this host, by their names; most: look at so many, spread over
-        the list."""
+        """Raises ValueError that names videos missing on this host; most: how many to check, spread over the list."""
         looked_at = np.unique(np.linspace(0, len(self) - 1, min(most, len(self))).astype(int)).tolist()
         if missing := self.missing(looked_at):
             what, flag = ("files", "without") if self.videos else ("folders of frames", "with")
@@ -100,8 +100,7 @@ class ClipList:
 
 
 def write_list(path: Path, lines: Iterable[tuple[str, int, int]]) -> None:
-    """Writes a list as GluonCV reads them, `path num_frames label` a line. Raises ValueError for a path with a blank,
-    which separates the list's columns."""
+    """Writes a list in GluonCV's format. Raises ValueError for a path with a blank, which separates columns."""
     with replacing(path) as part, part.open("w", encoding="utf-8", errors="surrogateescape") as file:
         for name, num_frames, label in lines:
             if len(name.split()) != 1:

@@ -1,5 +1,5 @@
-"""The frames of a video by number, counted from 0 in the order in which they are shown: a folder of images, or a video
-file through PyAV. Files are opened by `read` and closed when it is done."""
+"""The frames of a video by number, counted from 0 in presentation order: a folder of images, or a video file through
+PyAV. `read` opens files and closes them when done."""
 
 import itertools
 import os
@@ -22,16 +22,16 @@ try:
 except ModuleNotFoundError as error:
     raise ValueError("videos are read with PyAV, which is not installed: `pip install av`") from error
 
-# How many frames there are -> the wanted numbers, which may repeat.
+# Number of frames -> the wanted numbers, which may repeat.
 Choose = Callable[[int], Sequence[int]]
 Pixels = NDArray[np.uint8]
 _IMAGE = "img_{:05d}.jpg"
 _FRAME_PIXELS = 1 << 24
-_MOST_KEPT = 64 << 20  # bytes of a file whose packets are kept in memory between the two looks at them
+_MOST_KEPT = 64 << 20  # bytes of a file whose packets are kept in memory between the two passes
 
 
 class FrameFolder:
-    """Images img_00001.jpg, img_00002.jpg, ... of one folder; how many there are is the list's word."""
+    """Images img_00001.jpg, img_00002.jpg, ... of a folder; the list gives their number."""
 
     def __init__(self, path: Path, num_frames: int):
         self.path, self.num_frames = path, num_frames
@@ -51,15 +51,15 @@ class FrameFolder:
 
 
 class _Index(NamedTuple):
-    """Of a stream's packets. num_frames: that are shown. number_of: time of presentation -> the frame's number; none
-    where the container does not say these times. keys: (time, place among the packets) of the key frames."""
+    """The packets of a stream. num_frames: shown ones. number_of: presentation time -> frame number; empty if the
+    container has no times. keys: (time, packet index) of the key frames."""
 
     num_frames: int
     number_of: dict[int, int] | None
     keys: list[tuple[int, int]]
 
     def start(self, wanted: int) -> int:
-        """The packet at which decoding begins for this frame."""
+        """Returns the packet at which decoding begins for this frame."""
         if self.number_of is None:
             return 0
         time = next(time for time, number in self.number_of.items() if number == wanted)
@@ -70,18 +70,18 @@ class VideoFile:
     """A video file, of any kind that FFmpeg reads.
 
     Frames are numbered by the presentation times of all packets, which are read without decoding: time x rate would be
-    wrong where the rate varies. Decoding begins at the last key frame that is not after the first wanted frame, and
-    ends with the last wanted one; only wanted frames become RGB. The decoder has no threads: the loader has them.
+    wrong for a variable rate. Decoding starts at the last key frame before the first wanted frame and ends with the
+    last wanted one; only wanted frames become RGB. The decoder has no threads: the loader has them.
     """
 
     def __init__(self, path: Path):
         self.path = path
-        # By all reads so far: the measure of how well decoding begins and ends.
+        # Totals of all reads: they measure how few frames are decoded in vain.
         self.num_decoded = 0
 
     def read(self, choose: Choose) -> Generator[tuple[int, Pixels]]:
-        """(number, uint8 (H, W, 3) RGB) of the frames that choose(number of frames) names, each once, ascending. Raises
-        BadRecord for a file that is no video, is cut short, or damaged where the frames are."""
+        """Yields (number, uint8 (H, W, 3) RGB) of the frames that choose(number of frames) names, each once, ascending.
+        Raises BadRecord for a file that is no video, cut short, or damaged at these frames."""
         try:
             _check_length(self.path)
             with av.open(os.fspath(self.path)) as container:
@@ -162,7 +162,7 @@ def _frames(codec: av.VideoCodecContext, packets: Iterable[av.Packet]) -> Iterat
 
 
 def _index(seen: list[tuple[int | None, bool, bool]]) -> _Index:
-    """seen: time, whether a key frame, whether hidden (before an edited file's beginning), of each packet."""
+    """Builds the index. seen: (time, is a key frame, is hidden before an edited file's beginning) of each packet."""
     shown = [time for time, _, hidden in seen if not hidden]
     if None in shown:
         return _Index(len(shown), None, [])
@@ -172,7 +172,7 @@ def _index(seen: list[tuple[int | None, bool, bool]]) -> _Index:
 
 
 def _check_length(path: Path) -> None:
-    """Raises BadRecord for an MP4 or MOV whose last box is longer than the file: FFmpeg would read what there is."""
+    """Raises BadRecord for an MP4 or MOV whose last box exceeds the file: FFmpeg would read what there is."""
     size = path.stat().st_size
     with open(path, "rb", opener=regular) as file:
         at = 0
@@ -184,7 +184,7 @@ def _check_length(path: Path) -> None:
                 return
             if length == 1:
                 length = int.from_bytes(head[8:16], "big")
-            if length == 0:  # to the end of the file
+            if length == 0:  # up to the end of the file
                 return
             if length < 8 or at + length > size:
                 raise BadRecord(

@@ -1,9 +1,8 @@
-"""What a Loader makes of a video: (sample, rng, out) -> uint8 (T, H, W, 3), the fast frames, then the slow ones.
+"""Transforms of videos: (sample, rng, out) -> uint8 (T, H, W, 3), the fast frames, then the slow ones.
 
-Which frames make a clip: a window of consecutive ones is chosen; of it the fast network sees every second frame, the
-slow one every sixteenth, each the last of its group. What is made of them: GluonCV's augmentations v1 to v4
-(gluoncv/data/video_custom/classification.py, transforms/video.py, v0.8.0). All of them are: make the frame so large,
-cut a rectangle out, make that a square, perhaps mirror it; drawn once a clip.
+A clip is a window of consecutive frames; the fast network sees every second frame of it, the slow one every sixteenth,
+each the last of its group. Augmentations v1 to v4 are GluonCV's (gluoncv/data/video_custom/classification.py,
+transforms/video.py, v0.8.0): resize the frame, crop a rectangle, make it square, perhaps flip it; drawn once a clip.
 """
 
 import math
@@ -22,19 +21,19 @@ from partial_fc.data.sample import BadRecord, Frames, Sample
 
 Pixels = NDArray[np.uint8]
 Augmentation = Literal["v1", "v2", "v3", "v4"]
-_NEAR = 2  # pixels; a crop whose side differs from the wanted one by no more is given the wanted side
+_NEAR = 2  # pixels; a crop side within this of the wanted one is set to it
 _TRIES, _AREA, _ASPECT = 10, (0.08, 1.0), (3 / 4, 4 / 3)  # of v4's rectangle
-# (width, height) that frames are made, none: they stay; and what is cut out of each: one clip for each cut.
+# (width, height) of the resized frames, None: unchanged; and the crops of each frame: one clip per crop.
 _Plan = tuple[tuple[int, int] | None, list["_Cut"]]
-# Where a crop may be, in quarters of the room it has: (down, right).
+# Possible crop positions, in quarters of the free space: (down, right).
 _PLACES = [(0, 0), (0, 4), (4, 0), (4, 4), (2, 2)]
 _MORE_PLACES = [(0, 2), (4, 2), (2, 0), (2, 4), (1, 1), (1, 3), (3, 1), (3, 3)]
 
 
 @dataclass(frozen=True)
 class Window:
-    """A window of `length` frames, of which one in fast_stride and one in slow_stride are seen. Raises ValueError for
-    strides that do not go into each other."""
+    """A window of `length` frames, of which every fast_stride-th and every slow_stride-th is used. Raises ValueError
+    for strides of which one does not divide the other."""
 
     length: int = 64
     fast_stride: int = 2
@@ -62,11 +61,11 @@ class Window:
 
     @property
     def num_frames(self) -> int:
-        """Of a clip."""
+        """Returns the frames of a clip."""
         return self.num_fast + self.num_slow
 
     def offsets(self) -> list[int]:
-        """In the window: the fast frames, then the slow ones."""
+        """Returns the offsets in the window: fast frames, then slow ones."""
         return [
             offset
             for stride in (self.fast_stride, self.slow_stride)
@@ -74,24 +73,24 @@ class Window:
         ]
 
     def numbers(self, start: int, num_frames: int) -> list[int]:
-        """The clip's frames, from 0, for a window that starts there. A video that ends within it repeats its last frame
-        but one: GluonCV's reader stops there."""
+        """Returns the clip's frame numbers, from 0, for a window start. A video that ends within the window repeats its
+        last frame but one: GluonCV's reader stops there."""
         last = max(start, num_frames - 2)
         return [min(start + offset, last) for offset in self.offsets()]
 
     def random_start(self, num_frames: int, rng: np.random.Generator) -> int:
-        """Any at which the window is whole; 0 for a shorter video."""
+        """Returns a random start with the whole window inside; 0 for a shorter video."""
         return int(rng.integers(0, max(1, num_frames - self.length + 1)))
 
     def segment_start(self, num_frames: int, segment: int = 0, num_segments: int = 1) -> int:
-        """The middle one of the starts that a segment of the video has; several segments of a video that has fewer
-        starts share some. 0 where the window is as long as the video, or longer."""
+        """Returns the middle of a segment's possible starts; segments of a video with fewer starts share some. 0 if the
+        window is as long as the video, or longer."""
         tick = max(0, num_frames - self.length + 1) / num_segments
         return int(tick / 2 + tick * segment)
 
 
 class _Cut(NamedTuple):
-    """What becomes of every (resized) frame of a clip: this rectangle, made a square, perhaps mirrored."""
+    """The crop of every (resized) frame of a clip: a rectangle, made square, perhaps flipped."""
 
     top: int
     left: int
@@ -104,9 +103,9 @@ class _Cut(NamedTuple):
 class ClipTransform:
     """Clips of input_size x input_size pixels.
 
-    random: a window at random, augmented, for training; else the middle one, and its middle. kind: of the augmentation;
-    v1 makes every frame new_width x new_height, whatever its proportions; the others keep these. all_places: 13 places
-    of a crop instead of 5. Raises ValueError for sizes that do not fit together.
+    random: a random window, augmented, for training; else the middle window and a centre crop. kind: of augmentation;
+    v1 resizes every frame to new_width x new_height, the others keep proportions. all_places: 13 crop positions instead
+    of 5. Raises ValueError for inconsistent sizes.
     """
 
     window: Window
@@ -149,8 +148,7 @@ class ClipTransform:
         return clips[0] if out is None else out
 
     def views(self, sample: Sample, segment: int, num_segments: int, three_crop: bool) -> Pixels:
-        """A video under test: uint8 (V, T, H, W, 3), of this segment the middle, or three crops along the longer
-        side."""
+        """Returns a segment's test views, uint8 (V, T, H, W, 3): the middle, or three crops along the longer side."""
 
         def numbers(num_frames: int) -> list[int]:
             return self.window.numbers(self.window.segment_start(num_frames, segment, num_segments), num_frames)
@@ -161,7 +159,7 @@ class ClipTransform:
     def _clips(
         self, sample: Sample, choose: Callable[[int], list[int]], plan: Callable[[int, int], _Plan], out: Pixels | None
     ) -> Pixels:
-        """(cuts of the plan, T, H, W, 3); of one cut it may be `out`, (T, H, W, 3)."""
+        """Returns (cuts of the plan, T, H, W, 3); a single cut may be `out`, (T, H, W, 3)."""
         assert isinstance(sample.image, Frames)
         chosen: list[int] = []
 
@@ -205,11 +203,11 @@ class ClipTransform:
         return (width, height), [_Cut(top, left, rows, columns, self.mirror and rng.random() < 0.5)]
 
     def _size(self, height: int, width: int) -> tuple[int, int]:
-        """(width, height) that v1's and v2's frames, and those of all tests, are made."""
+        """Returns the resized (width, height) of v1's and v2's frames, and of all tests."""
         return (self.new_width, self.new_height) if self.kind == "v1" else short_side(height, width, self.new_height)
 
     def sides(self, height: int, width: int) -> list[tuple[int, int]]:
-        """(height, width) of the crops to choose from."""
+        """Returns (height, width) of the crops to choose from."""
         sides = [int(min(height, width) * ratio) for ratio in self.scale_ratios]
         sides = [self.input_size if abs(side - self.input_size) <= _NEAR else side for side in sides]
         return [
@@ -227,7 +225,7 @@ class ClipTransform:
         return (width, height), [_Cut(round((height - side) / 2), round((width - side) / 2), side, side)]
 
     def _three_crop_plan(self, height: int, width: int) -> _Plan:
-        """The left or upper end, the other one, the middle."""
+        """Plans three crops: one end, the other end, the middle."""
         side = self.input_size
         width, height = self._size(height, width)
         if side not in (height, width):
@@ -240,12 +238,12 @@ class ClipTransform:
 
 
 def short_side(height: int, width: int, side: int) -> tuple[int, int]:
-    """(width, height) with the shorter one made `side`, the other in proportion."""
+    """Returns (width, height) with the shorter side set to `side`, the other in proportion."""
     return (side, int(height * side / width)) if width < height else (int(width * side / height), side)
 
 
 def _random_rectangle(height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
-    """(top, left, height, width) of a share of the area; the largest square in the middle where ten do not fit."""
+    """Returns a random (top, left, height, width); the largest centred square if ten tries do not fit."""
     for _ in range(_TRIES):
         area = height * width * rng.uniform(*_AREA)
         aspect = math.exp(rng.uniform(math.log(_ASPECT[0]), math.log(_ASPECT[1])))

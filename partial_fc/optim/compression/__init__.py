@@ -1,4 +1,4 @@
-"""Compression: a bucket of gradients is summed over the ranks as it is, or in fewer bytes.
+"""Gradient compression: sums a bucket over the ranks exactly, or in fewer bytes.
 
     kind       bytes handed in for n fp32 values   the sum is that of
     none       4 n                                 the gradients
@@ -7,9 +7,9 @@
     2bit       n / 4                               -t, 0 or t a value; the rest is kept as residual (two_bit.py)
     powersgd   4 r (a + b) for a matrix of a x b   matrices of rank r; the rest is kept, too (powersgd.py)
 
-A rank's link carries 2 (W - 1) / W times the message of an all-reduce; bf16, whose two messages are its two halves, the
-same as fp16. The codes of 2bit are gathered: W - 1 times the message, at W = 32 as much as fp32 and at W = 16 as much
-as fp16. Beyond that another kind takes less.
+A rank's link carries 2 (W - 1) / W times the message of an all-reduce; bf16, with its two messages, as much as fp16.
+The codes of 2bit are gathered: W - 1 times the message, at W = 32 as much as fp32 and at W = 16 as much as fp16. For
+more ranks use another kind.
 """
 
 from collections.abc import Callable
@@ -34,8 +34,7 @@ __all__ = ["Bucket", "CompressionKind", "Compressor", "GradientScale", "build_co
 
 def build_compressor(kind: CompressionKind, *, threshold: float = 0.5, rank: int = 4, seed: int = 0) -> Compressor:
     """Returns a compressor, for one GradientSync. threshold: of 2bit, in units of the gradient summed over images;
-    rank: of powersgd's matrices; seed: of powersgd's first guess. Raises ValueError for a kind that does not exist or a
-    number that cannot work."""
+    rank, seed: powersgd's matrices and first guess. Raises ValueError for an unknown kind or an invalid number."""
     compressors: dict[str, Callable[[], Compressor]] = {
         "none": NoCompression,
         "fp16": Float16,

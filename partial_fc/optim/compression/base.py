@@ -1,4 +1,4 @@
-"""The base of all compressors, those that send every value, and what becomes of residuals of other numbers of ranks."""
+"""Base class of compressors, those that send every value, and the merging of residuals for another number of ranks."""
 
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
@@ -9,38 +9,38 @@ from torch import Tensor
 from partial_fc.comm import Work, World
 from partial_fc.optim.compression.bucket import Bucket
 
-# Yields the message that it waits for, is resumed with what arrived, and may start another.
+# Yields a pending message, is resumed with the result, and may start another.
 Stages = Generator[Work, Tensor, None]
 
 
 @dataclass(frozen=True)
 class GradientScale:
-    """The unit of the gradients of one update."""
+    """The unit of one update's gradients."""
 
-    loss_scale: float = 1.0  # they are those of the loss times this
-    global_batch: int | None = None  # they are the mean over so many images, accumulated ones included
+    loss_scale: float = 1.0  # the loss was multiplied by this
+    global_batch: int | None = None  # mean over so many images, accumulated ones included
 
 
 class Compressor:
-    """A way to sum buckets over the ranks. What it remembers of them (residuals) is for one GradientSync only."""
+    """Sums buckets over the ranks. Its memory of them (residuals) belongs to one GradientSync."""
 
     kind: str
     needs_global_batch = False
 
     def prepare(self, buckets: list[Bucket]) -> None:
-        """Once, before anything runs. Raises ValueError where this kind cannot take a bucket's dtype."""
+        """Called once, first. Raises ValueError if this kind does not support a bucket's dtype."""
 
     def run(self, bucket: Bucket, scale: GradientScale, world: World) -> Stages:
-        """From bucket.flat, this rank's gradient, to bucket.summed, the sum over the ranks without the loss scale. The
-        same number of messages on all ranks. A value that is not finite on one rank is not finite on any after it."""
+        """Sums bucket.flat, this rank's gradient, over the ranks into bucket.summed, without the loss scale. All ranks
+        send the same number of messages. NaN or Inf on one rank becomes NaN or Inf on all."""
         raise NotImplementedError
 
     def undo(self) -> None:
-        """Restores what was remembered before the last `run`: its update is not made."""
+        """Restores the memory before the last `run`, whose update is skipped."""
 
     def named(self) -> dict[str, Tensor]:
-        """Returns what is remembered, as 'residual/<parameter>' (what this rank has left out so far: every rank's is
-        different) and 'q/<parameter>' (equal on all ranks); not copies."""
+        """Returns the memory, not copied: 'residual/<parameter>' (what this rank has not sent yet; differs by rank) and
+        'q/<parameter>' (equal on all ranks)."""
         return {}
 
     def state(self) -> dict[str, Tensor]:
@@ -49,7 +49,7 @@ class Compressor:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over what `state` gave to this rank, or `merge_residuals`. Raises ValueError for another network's."""
+        """Loads this rank's `state`, or that of `merge_residuals`. Raises ValueError for another network's."""
         tensors = self.named()
         if state.keys() != tensors.keys():
             raise ValueError(
@@ -65,7 +65,7 @@ class Compressor:
             t.copy_(state[name])
 
     def reset(self) -> None:
-        """Forgets all residuals, as before the first update."""
+        """Clears all residuals, as before the first update."""
         for t in self.named().values():
             t.zero_()
 
@@ -91,8 +91,8 @@ class NoCompression(Compressor):
 class Float16(Compressor):
     """One all-reduce in float16, like Horovod's `Compression.fp16`.
 
-    The loss scale stays in while it travels. A value or a sum beyond 65504 arrives as infinity, for whoever asks
-    `finite()`. Without a loss scale, what is below 3e-8 is lost.
+    The loss scale stays in during the exchange. A value or a sum beyond 65504 becomes infinity, see `finite()`. Without
+    a loss scale, values below 3e-8 are lost.
     """
 
     kind = "fp16"
@@ -104,10 +104,10 @@ class Float16(Compressor):
 
 
 class BFloat16(Compressor):
-    """bfloat16 on the way, float32 in the sum: no backend adds bfloat16 numbers, and 8 bits are too few to add up in.
+    """Sends bfloat16 and sums in float32: no backend adds bfloat16, and 8 bits are too few for a sum.
 
-    Every rank owns 1 / W of the bucket: it gets all ranks' gradients of that part, adds them up, and hands out the
-    sum. The same bytes on a link as a ring's all-reduce in 16 bits.
+    Every rank owns 1 / W of the bucket: it receives all ranks' gradients of that part, adds them, and sends the sum. As
+    many bytes on a link as a 16-bit ring all-reduce.
     """
 
     kind = "bf16"
@@ -131,8 +131,8 @@ def _put(bucket: Bucket, summed: Tensor, scale: GradientScale) -> None:
 
 
 def merge_residuals(states: Iterable[Mapping[str, Tensor]], num_ranks: int) -> dict[str, Tensor]:
-    """Turns the states of all ranks that saved into the state of each of `num_ranks` ranks that go on: an equal part of
-    the sum of the residuals. states: one after the other, so that not all need be in memory."""
+    """Converts the states of all ranks that saved into the state of each of `num_ranks` ranks that resume: an equal
+    part of the sum of the residuals. states: consumed one by one, to save memory."""
     states = iter(states)
     first = next(states, {})
     sums = {name: t.double() for name, t in first.items() if name.startswith("residual/")}

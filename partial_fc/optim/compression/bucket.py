@@ -1,20 +1,19 @@
-"""Buckets: gradients that travel together."""
+"""Buckets: gradients that are exchanged together."""
 
 from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
-# Each parameter begins at a multiple of so many values: its 2-bit codes fill whole words.
+# Each parameter is aligned to this many values: its 2-bit codes fill whole words.
 ALIGNMENT = 16
 
 
 class Bucket:
     """Parameters of one dtype on one device. Their gradients, p.grad, are views into `flat`.
 
-    `summed` is where a compressor leaves the sum over the ranks: `flat` itself, but a float32 tensor beside it where
-    the parameters are narrower, as a sum freed of the loss scale would vanish in float16. Between the parameters both
-    hold zeros.
+    A compressor leaves the sum over the ranks in `summed`: `flat` itself, but a separate float32 tensor for narrower
+    parameters, since a sum without loss scale would underflow in float16. Padding between parameters is zero.
     """
 
     def __init__(self, number: int, named: list[tuple[str, nn.Parameter]]):
@@ -22,7 +21,7 @@ class Bucket:
         self.name = f"backbone/gradient_{number}"  # of its first message
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
-        self.num_missing = len(named)  # parameters whose gradient is not there yet
+        self.num_missing = len(named)  # parameters without a gradient yet
         self._starts = []
         size = 0
         for p in self.parameters:
@@ -37,8 +36,8 @@ class Bucket:
 
     @torch.no_grad()
     def attach(self, *parameters: nn.Parameter) -> None:
-        """Makes p.grad of these parameters (by default of all) views into `flat` again, where zero_grad() has dropped
-        them and autograd perhaps put other tensors there, whose values are copied."""
+        """Makes p.grad of these (default: all) parameters views into `flat` again after zero_grad() dropped them;
+        copies values that autograd put elsewhere."""
         for p in parameters or self.parameters:
             view = self._view_of[p]
             if p.grad is view:
@@ -50,16 +49,16 @@ class Bucket:
             p.grad = view
 
     def views(self, flat: Tensor) -> Iterator[Tensor]:
-        """Each parameter's part of a tensor laid out like `flat`, in the parameter's shape."""
+        """Yields each parameter's part of a tensor laid out like `flat`, in the parameter's shape."""
         for p, start in zip(self.parameters, self._starts, strict=True):
-            # In the parameter's own memory layout (channels-last, say), or backward would have to transpose.
+            # In the parameter's memory layout (channels-last, say), or backward would have to transpose.
             yield flat[start:].as_strided(p.shape, p.stride(), flat.storage_offset() + start)
 
 
 def buckets_of(named: Iterable[tuple[str, nn.Parameter]], bucket_bytes: int) -> list[Bucket]:
-    """Parameters in the order in which backward reaches them -> buckets in the order in which it fills them.
+    """Sorts parameters, in the order in which backward reaches them, into buckets in the order in which they fill.
 
-    One bucket a dtype and device is open at a time, so that layers of alternating dtypes share two buckets.
+    One bucket per dtype and device is open at a time, so that layers of alternating dtypes share two buckets.
     """
     groups: list[list[tuple[int, str, nn.Parameter]]] = []
     opened: dict[tuple[torch.dtype, torch.device], list[tuple[int, str, nn.Parameter]]] = {}

@@ -1,4 +1,4 @@
-"""Gradients as matrices of low rank: PowerSGD (Vogels, Karimireddy, Jaggi, 2019, https://arxiv.org/abs/1905.13727)."""
+"""PowerSGD, gradients as low-rank matrices (Vogels, Karimireddy, Jaggi, 2019, https://arxiv.org/abs/1905.13727)."""
 
 from dataclasses import dataclass
 
@@ -13,26 +13,26 @@ from partial_fc.optim.compression.bucket import Bucket
 
 @dataclass
 class _Matrix:
-    """One parameter (a, ...), seen as a matrix of a rows and b columns, and its residual."""
+    """One parameter (a, ...), viewed as a matrix of a rows and b columns, and its residual."""
 
     name: str
-    residual_ab: Tensor  # what this rank has left out so far
-    q_br: Tensor  # orthonormal columns, equal on all ranks: where the last update's gradient lay
-    # What `undo` goes back to.
+    residual_ab: Tensor  # what this rank has not sent yet
+    q_br: Tensor  # orthonormal columns, equal on all ranks: the span of the last update's gradient
+    # The state that `undo` restores.
     residual_before_ab: Tensor
     q_before_br: Tensor
 
 
 class PowerSGD(Compressor):
-    """M, the gradient plus the residual, becomes P Q^T with `rank` columns each; the rest is the next residual.
+    """Approximates M, the gradient plus the residual, by P Q^T with `rank` columns each; the rest is the next residual.
 
-    1. P = M Q, with the Q of the update before, is summed over the ranks; its columns are made orthonormal.
-    2. Q = M^T P is summed over the ranks. The sum of the gradients is P Q^T; the residual is M - P (the local Q)^T.
+        1. P = M Q, with the previous update's Q, is summed over the ranks and orthonormalised.
+        2. Q = M^T P is summed over the ranks. The sum of the gradients is P Q^T; the residual is M - P (the local Q)^T.
 
-    Two all-reduces a bucket. Parameters of one dimension, and matrices that P and Q would not make smaller, are exact:
-    they travel with P. (The paper subtracts the mean of all ranks' Q: the residuals' total is the same.) QR rounds
-    differently on other kinds of processors: ranks need the same kind to have the same bits.
-    Memory: two residuals a value, the present one and the one that `undo` goes back to.
+    Two all-reduces a bucket. Vectors, and matrices that P and Q would not shrink, are exact: they are sent with P. (The
+    paper subtracts the mean of all ranks' Q: the residuals' total is the same.) QR rounds differently on different
+    processors: bit-identical results need the same kind on all ranks. Memory: two residuals a value, the current one
+    and that of `undo`.
     """
 
     kind = "powersgd"
@@ -42,7 +42,7 @@ class PowerSGD(Compressor):
             raise ValueError(f"rank {rank} of powersgd: expected at least 1 (4 is usual)")
         self.rank = rank
         self.seed = seed
-        self._matrices: list[list[_Matrix | None]] = []  # of each bucket; None: sent as it is
+        self._matrices: list[list[_Matrix | None]] = []  # by bucket; None: sent uncompressed
 
     def prepare(self, buckets: list[Bucket]) -> None:
         assert not self._matrices, "a compressor with a memory serves one GradientSync"
@@ -59,8 +59,8 @@ class PowerSGD(Compressor):
         return _Matrix(name, zeros_ab, q_br, zeros_ab.clone(), q_br)
 
     def _guess(self, name: str, like_ab: Tensor) -> Tensor:
-        """The first Q."""
-        # On the CPU, so that all kinds of devices start alike.
+        """Returns the first Q."""
+        # On the CPU, so that all kinds of devices start equally.
         key = counter_rng.derive_key(self.seed, *f"powersgd/{name}".encode())
         guess_br = counter_rng.normal(torch.arange(like_ab.shape[1]), self.rank, key)
         return _orthonormal(guess_br.to(like_ab.dtype)).to(like_ab.device)
@@ -78,7 +78,7 @@ class PowerSGD(Compressor):
             parts.append((m_ab @ matrix.q_br).flatten())
         summed = yield world.start_all_reduce(torch.cat(parts), name=bucket.name, in_place=True)
 
-        compressed: list[tuple[_Matrix, Tensor, Tensor, Tensor]] = []  # where the sum goes, P, the local Q
+        compressed: list[tuple[_Matrix, Tensor, Tensor, Tensor]] = []  # (destination of the sum, P, local Q)
         sizes = [len(part) for part in parts]
         for matrix, part, into in zip(matrices, summed.split(sizes), bucket.views(bucket.summed), strict=True):
             if matrix is None:
@@ -117,6 +117,6 @@ class PowerSGD(Compressor):
 
 
 def _orthonormal(t_nr: Tensor) -> Tensor:
-    """Orthonormal columns that span at least those of t; of any direction where t has too few. QR is not asked about
-    numbers that are not finite; they reach the sum in M's own column."""
+    """Returns orthonormal columns that span those of t; arbitrary ones if t is rank-deficient. Skips QR for NaN or Inf,
+    which reach the sum in M's own column."""
     return torch.linalg.qr(torch.nan_to_num(t_nr, nan=0.0, posinf=0.0, neginf=0.0)).Q

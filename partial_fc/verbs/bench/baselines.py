@@ -1,9 +1,8 @@
-"""Two heads without processes, `plain` and `torch`: what the head of this project is measured against, never used to
-train.
+"""Two single-process baselines for benchmarks of the head, `plain` and `torch`; never used to train.
 
-Both hold all of their classes in one process. Where several processes are measured, each trains its own share of the
-classes with the whole batch, and nothing is exchanged: a lower bound. With a sample rate they train the rows that take
-part in a step, as PartialFC; the classes of the batch come on top of the rate.
+Both hold all of their classes in one process. With several processes, each trains its own share of the classes with the
+whole batch, without communication: a lower bound. With a sample rate they train the sampled rows, as PartialFC; the
+classes of the batch are added to the sample.
 """
 
 import math
@@ -20,8 +19,8 @@ MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4  # those of RowSGD
 
 
 class Baseline(ABC):
-    """Centres (dtype) of one process under torch.optim.SGD. precision "bf16": operands of the products are bfloat16,
-    also where centres are stored in fp32."""
+    """Centres (dtype) of one process under torch.optim.SGD. precision "bf16": matrix products have bfloat16 operands,
+    even if centres are stored in fp32."""
 
     sum_dtype = torch.float32
     weight_LD: Tensor
@@ -33,7 +32,7 @@ class Baseline(ABC):
 
     @abstractmethod
     def __call__(self, feat_BD: Tensor, label_B: Tensor) -> Tensor:
-        """The mean loss over the batch, a scalar."""
+        """Returns the mean loss over the batch, a scalar."""
 
     def step(self, lr: float) -> None:
         self.optimizer.param_groups[0]["lr"] = lr
@@ -42,17 +41,17 @@ class Baseline(ABC):
 
     @property
     def logit_dtype(self) -> torch.dtype:
-        """What the first products are rounded to."""
+        """Returns the dtype to which the logits' products are rounded."""
         return torch.bfloat16 if self.precision == "bf16" else torch.float32
 
     @property
     def num_local(self) -> int:
-        """L: the classes of this process."""
+        """Returns L, the classes of this process."""
         return len(self.weight_LD)
 
 
 class LocalHead(Baseline):
-    """A head that knows of no other process."""
+    """A head without communication."""
 
     def __init__(
         self,
@@ -72,7 +71,7 @@ class LocalHead(Baseline):
 
     def _take(self, weight_SD: Tensor, momentum_SD: Tensor) -> None:
         self.parameter_SD, self.num_rows = nn.Parameter(weight_SD), len(weight_SD)
-        # One pass over centres, gradient and momentum. Not of bf16: on a CPU torch 2.13 makes wrong centres so.
+        # One pass over centres, gradient and momentum. Not for bf16: torch 2.13 computes wrong centres on a CPU.
         fused = weight_SD.dtype == torch.float32
         self.optimizer = torch.optim.SGD(
             [self.parameter_SD], lr=0.0, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, fused=fused
@@ -81,7 +80,7 @@ class LocalHead(Baseline):
 
     def __call__(self, feat_GD: Tensor, label_G: Tensor) -> Tensor:
         if self.sample_rate < 1.0:
-            # With repetition: so many draws leave the rate's share of the rows, and cost less than a number for each.
+            # With replacement: this many draws leave the sampled share of the rows, cheaper than a number for each row.
             draws = round(-math.log1p(-self.sample_rate) * self.num_local)
             taken_L = torch.zeros(self.num_local, dtype=torch.bool, device=label_G.device)
             taken_L[torch.randint(self.num_local, (draws,), device=label_G.device)] = True
@@ -93,7 +92,7 @@ class LocalHead(Baseline):
 
     @abstractmethod
     def loss(self, feat_GD: Tensor, weight_SD: Tensor, label_G: Tensor) -> Tensor:
-        """The same for chosen rows."""
+        """Returns the mean loss over chosen rows."""
 
     def step(self, lr: float) -> None:
         super().step(lr)
@@ -103,10 +102,10 @@ class LocalHead(Baseline):
 
 
 class PlainHead(LocalHead):
-    """What people write themselves: normalise features and centres, cosines, the margin, cross_entropy, backward, SGD.
+    """The straightforward head: normalise features and centres, cosines, margin, cross_entropy, backward, SGD.
 
-    The scale is multiplied into the features and the margin subtracted in place, which saves two tensors of the logits'
-    size. bf16: under torch.autocast."""
+    Scales the features and subtracts the margin in place: saves two tensors of the logits' size. bf16: torch.autocast.
+    """
 
     def loss(self, feat_GD: Tensor, weight_SD: Tensor, label_G: Tensor) -> Tensor:
         scale = self.margin.scale
@@ -120,9 +119,9 @@ class PlainHead(LocalHead):
 class TorchHead(LocalHead):
     """torch.nn.functional.linear_cross_entropy (torch 2.13 and later) on normalised features, and SGD.
 
-    Less than what the other heads do: it has no place for a margin, and the centres are not normalised, since autograd
-    would then keep and pass through another tensor of their size. bf16: its sums and gradients are rounded to that,
-    too, as in its fastest settings."""
+    Does less than the other heads: it supports no margin, and the centres are not normalised, since autograd would keep
+    and differentiate another tensor of their size. bf16: sums and gradients are bf16, too, as in its fastest settings.
+    """
 
     def __init__(self, *args, **kwargs):
         if not hasattr(functional, "linear_cross_entropy"):
@@ -141,8 +140,8 @@ class TorchHead(LocalHead):
 
 
 def _fastest_options(num_rows: int, operands: torch.dtype) -> "nn.LinearCrossEntropyOptions | None":
-    """The fastest of its settings on a CPU (docs/benchmarks.md): the logits as a whole for few rows, else chunks of
-    512. Its own choice, "auto", is about G * D / 2 C rows: one, for 128 rows and 100,000 classes."""
+    """Returns its fastest settings on a CPU (docs/benchmarks.md): all logits at once for few rows, else chunks of 512.
+    Its own choice, "auto", is about G * D / 2 C rows: one, for 128 rows and 100,000 classes."""
     if num_rows <= (1024 if operands == torch.bfloat16 else 512):
         return None
     policy: Literal["balanced", "compact"] = "balanced" if operands == torch.bfloat16 else "compact"

@@ -1,8 +1,8 @@
-"""`partial-fc bench data`: how fast a training set is read and decoded, stage by stage, beside other programs' parts.
+"""`partial-fc bench data`: speed of reading and decoding a training set, by stage, beside other programs' parts.
 
-All sides take the same samples in turn, round after round, since a machine's speed drifts. The ratio counts CPU seconds
-for each image, those of `cv2.imdecode` of the same files by those of the side: what other programs do on the machine
-makes it no smaller. Images a second count wall time. (Videos: bench/videos.py.)
+All sides process the same samples in turn for several rounds, since a machine's speed drifts. The ratio is of CPU
+seconds per image, `cv2.imdecode` of the same files over the side, which other load on the machine does not change.
+Images a second are wall time. (Videos: bench/videos.py.)
 """
 
 import json
@@ -81,12 +81,12 @@ class Speed:
 
 
 def bench_data(options: DataOptions) -> None:
-    """Prints what was measured."""
+    """Measures and prints the results."""
     paths = [path for path in (options.source, options.rec, options.train_data, options.train_list) if path]
     if len(paths) != 1:
         raise ValueError("give one set: a path, --rec PATH, --train_data PATH or --train-list PATH")
     if options.train_list:
-        from partial_fc.verbs.bench.videos import bench_videos  # which needs PyAV
+        from partial_fc.verbs.bench.videos import bench_videos  # needs PyAV
 
         bench_videos(options)
         return
@@ -109,7 +109,7 @@ def bench_data(options: DataOptions) -> None:
 
 
 def print_table(head: str, table: list[dict[str, Any]], notes: list[str], rate: str, unit_us: float) -> None:
-    """rate: the format of samples a second. unit_us: of the column of CPU time."""
+    """Prints the results. rate: the format of samples a second. unit_us: of the column of CPU time."""
     print(head)
     for row in table:
         cpu = row["cpu_us"] / unit_us
@@ -119,7 +119,7 @@ def print_table(head: str, table: list[dict[str, Any]], notes: list[str], rate: 
 
 
 def in_turn(sides: dict[str, Callable[[], Speed]], rounds: int, count: int, reference: str) -> list[dict[str, Any]]:
-    """Measures all sides in each round, the first of which does not count. A row for each side."""
+    """Measures all sides in each round, after a warm-up round. Returns a row per side."""
     speeds: dict[str, list[Speed]] = {name: [] for name in sides}
     for _ in terminal.bar(range(rounds + 1), desc="rounds", leave=False):
         for name, side in sides.items():
@@ -139,7 +139,7 @@ def _row(name: str, runs: list[Speed], reference: list[Speed], count: int) -> di
 def _sides(
     options: DataOptions, source: Source, transform: "Transform", size: int, count: int, batch_size: int
 ) -> tuple[dict[str, Callable[[], Speed]], list[str]]:
-    """Returns what is compared, by name, and what could not be, with the reason."""
+    """Returns the compared functions by name, and what could not be compared, with reasons."""
     from partial_fc.data.order import Keyed
 
     indices = Keyed(len(source), seed=0).select(0, count, 0, 1).index_B.tolist()
@@ -179,7 +179,7 @@ def _imdecode(file: bytes) -> Any:
 
 
 def _bare(file: bytes, size: int, resize: int, flip: int) -> Any:
-    """Does what any program must do at least."""
+    """Does the minimum that any program must do."""
     image = _imdecode(file)
     shorter = min(image.shape[:2])
     if shorter != resize:
@@ -199,7 +199,7 @@ def timed(work: Callable[[], object]) -> Speed:
 def loaders(
     source: Source, transform: "Transform", most_threads: int, count: int, batch_size: int
 ) -> dict[str, Callable[[], Speed]]:
-    """The loader with 1, 2, 4, ... threads."""
+    """Returns the loader with 1, 2, 4, ... threads."""
     return {
         f"Loader, {threads} thread{'s' if threads > 1 else ''}": partial(
             _loader, source, transform, threads, count, batch_size
@@ -214,9 +214,9 @@ def _loader(source: Source, transform: "Transform", threads: int, count: int, ba
     batches = max(1, count // batch_size)
     with Loader(source, transform, batch_size=batch_size, num_workers=threads) as loader:
         next(loader)
-        # Nothing is kept: as in training, a batch's memory serves a later one.
+        # Batches are dropped: as in training, memory is reused.
         speed = timed(lambda: deque((next(loader) for _ in range(batches)), maxlen=0))
-    # Threads work ahead of what is taken, by as much at the beginning as at the end.
+    # Threads work ahead by the same amount at start and end.
     share = count / (batches * batch_size)
     return Speed(speed.wall_s * share, speed.cpu_s * share)
 
@@ -229,7 +229,7 @@ def _powers_of_two(most: int) -> Iterator[int]:
 
 
 def _image_record_iter(command: list[str]) -> Any:
-    """MXNet's speed in a process of its own, or why there is none."""
+    """Returns MXNet's speed, measured in its own process, or why it is unavailable."""
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     if done.returncode:
         return (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]

@@ -1,8 +1,8 @@
-"""`partial-fc bench head`: time and memory of the head alone, on its own or beside other ways to do the same.
+"""`partial-fc bench head`: time and memory of the head alone, or beside other implementations.
 
-Each measurement runs in fresh processes. With --versus all sides run in turn, several times, and the
-medians of the rounds' ratios are reported, since a machine's speed drifts. What each side computes in stands in its
-row: a ratio of times means nothing without it.
+Each measurement runs in fresh processes. With --versus all sides run in turn, several times, and the medians of the
+rounds' ratios are reported, since a machine's speed drifts. Each row states the side's precision, without which a ratio
+of times means nothing.
 """
 
 import json
@@ -22,9 +22,9 @@ from partial_fc.flags.numbers import BATCH, CLASSES, THREADS, check_numbers
 
 Line = dict[str, Any]
 OURS = "this head"
-LINE, REFUSAL = "line.json", "refusal-{}.txt"  # the files in which a run's processes hand back what they found
+LINE, REFUSAL = "line.json", "refusal-{}.txt"  # result files of a run's processes
 _RATIOS = {"times_as_fast": "step_s", "memory_ratio": "added_bytes"}
-_ROWS_APART = 0.02  # sides whose rows differ by more are not compared
+_ROWS_APART = 0.02  # sides are compared only if their rows differ by less
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,13 @@ class HeadOptions:
 
 
 def bench_head(options: HeadOptions) -> None:
-    """Prints what was measured; ValueError where a run fails."""
+    """Measures and prints the results. Raises ValueError if a run fails."""
     line = measure(options)
     print(json.dumps(line, default=str) if options.json else "\n".join(report(line)))
 
 
 def measure(options: HeadOptions) -> Line:
-    """The options and the median run of this head; "others" has those of --versus, and the ratios."""
+    """Returns the options and the median run of this head; "others" has those of --versus, and the ratios."""
     _check(options)
     rounds: list[dict[str, Line]] = []
     for _ in terminal.bar(range(options.rounds if options.versus else 1), desc="rounds", leave=False):
@@ -119,9 +119,8 @@ def measure(options: HeadOptions) -> Line:
 
 
 def compare(rounds: list[dict[str, Line]], ours: str, other: str) -> Line:
-    """The other side's median run, and of the ratios of the runs that were made in turn the median, and in "..._range"
-    the smallest and the largest. Without ratios, but with "not_compared", which says why, where the two sides did not
-    train equally many rows."""
+    """Returns the other side's median run, and of the ratios of consecutive runs the median, with the smallest and
+    largest in "..._range". Has "not_compared" with the reason instead if the sides did not train equally many rows."""
     found = dict(_median_run([runs[other] for runs in rounds]))
     rows, our_rows = (round(mean(runs[side]["rows"] for runs in rounds)) for side in (other, ours))
     if abs(rows - our_rows) > _ROWS_APART * our_rows:
@@ -134,14 +133,14 @@ def compare(rounds: list[dict[str, Line]], ours: str, other: str) -> Line:
 
 
 def precision_of(options: HeadOptions, side: str, runs: dict[str, Line]) -> str:
-    """The precision of the operands of a side's products. runs: those of this round, with this head's."""
+    """Returns the operand precision of a side's products. runs: this round's, including this head's."""
     if side == OURS:
         return options.precision
     return runs[OURS]["precision"] if options.versus_precision == "same" else options.versus_precision
 
 
 def run(options: HeadOptions, side: str, precision: str) -> Line:
-    """Measures one side's time and memory, in processes of its own."""
+    """Measures one side's time and memory, in its own processes."""
     with tempfile.TemporaryDirectory(prefix="partial-fc-bench-") as name:
         folder = Path(name)
         job = {**asdict(options), "side": side, "side_precision": precision, "folder": folder}
@@ -163,7 +162,7 @@ def run(options: HeadOptions, side: str, precision: str) -> Line:
 
 
 def _check(options: HeadOptions) -> None:
-    """Raises ValueError for flags that do not go together."""
+    """Raises ValueError for incompatible flags."""
     if options.batch % options.num_processes:
         raise ValueError(f"--batch {options.batch} is not divisible by --np {options.num_processes}")
     if len(set(options.versus)) < len(options.versus):
@@ -206,7 +205,7 @@ _COLUMNS = {
 
 
 def report(line: Line) -> list[str]:
-    """Formats what was measured as a table."""
+    """Formats the results as a table."""
     others: dict[str, Line] = line.get("others", {})
     state = "" if line["state_dtype"] == line["dtype"] else f" --centre-state-dtype {line['state_dtype']}"
     width = max(len(side) for side in (OURS, *others))

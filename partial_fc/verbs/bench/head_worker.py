@@ -31,7 +31,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Side:
-    """A side that is measured: the name, and the dtypes of its operands and of what it stores."""
+    """A measured side: its name, and the dtypes of its operands and of its storage."""
 
     name: str
     precision: Precision
@@ -40,19 +40,19 @@ class Side:
 
     @classmethod
     def of(cls, options: HeadOptions, name: str, precision: AutoPrecision, device: torch.device) -> "Side":
-        """Replaces "auto" and "same" by what they stand for here."""
+        """Resolves "auto" and "same"."""
         if name == OURS:
             operands = choose(options.impl, device, torch.float32, precision).precision
             dtype = operands if options.dtype == "auto" else options.dtype
             return cls(name, operands, dtype, dtype if options.state_dtype == "same" else options.state_dtype)
         assert precision != "auto"
-        return cls(name, precision, options.versus_dtype, options.versus_dtype)  # as torch.optim.SGD keeps it
+        return cls(name, precision, options.versus_dtype, options.versus_dtype)  # as stored by torch.optim.SGD
 
 
 def _worker(options: HeadOptions, side: Side, world: World, device: torch.device, folder: Path) -> None:
-    """Rank 0 writes the line. folder: is removed afterwards."""
+    """Measures a side; rank 0 writes the line. folder: temporary."""
     scratch = folder / "rows"
-    # What a first step loads (torch.optim alone brings 200 MB of libraries) belongs to the idle process.
+    # Libraries loaded by a first step (torch.optim alone brings 200 MB) count as idle memory.
     tiny = replace(options, classes=64 * world.size, batch=8 * world.size, dim=16, steps=1, path=None)
     head = _head(tiny, side, world, device, scratch / "tiny")
     _time_steps(head, tiny, world, device)
@@ -67,10 +67,10 @@ def _worker(options: HeadOptions, side: Side, world: World, device: torch.device
     kept = _kept_bytes(head)
     sizes = torch.tensor([memory.added_bytes(), kept, memory.mapped_file_bytes()])
     added, kept, mapped = world.all_reduce(sizes, "max", name="bench/memory").tolist()
-    # Only now: its matrices are no part of the head's memory, and must not hide any of it either.
+    # Only now: its matrices must neither count as the head's memory nor hide any of it.
     rates = measure_rates(device, options.batch, options.dim)
     if world.rank == 0:
-        step_s = slowest_N.quantile(0.5).item()  # torch.median takes the smaller of two
+        step_s = slowest_N.quantile(0.5).item()  # torch.median takes the lower of two
         parts = zip(_PARTS, steps.seconds_N4.quantile(0.5, dim=0).tolist(), strict=True)
         line = {
             **_computed_in(head, side),
@@ -94,7 +94,7 @@ def _worker(options: HeadOptions, side: Side, world: World, device: torch.device
 
 
 def _computed_in(head: Head, side: Side) -> dict[str, Any]:
-    """The kernel, and the dtypes that a ratio of times means nothing without."""
+    """Returns the kernel, and the dtypes that a comparison of times needs."""
     storage = {"dtype": side.dtype, "state_dtype": side.state_dtype}
     if not isinstance(head, PartialFC):
         dtypes = {"logit_dtype": NAMES[head.logit_dtype], "sum_dtype": NAMES[head.sum_dtype]}
@@ -106,9 +106,8 @@ def _computed_in(head: Head, side: Side) -> dict[str, Any]:
 
 
 def _bound(head: Head, side: Side, options: HeadOptions, rows: int, step_s: float, rates: Rates) -> dict[str, Any]:
-    """Bounds the time of a step from below: the three products at torch.mm's rate; the bytes that have to move at that
-    of a copy. Those are of each active row: its centre once for the logits; it and its state, read and written, when it
-    moves."""
+    """Computes lower bounds of a step's time: the products at torch.mm's rate, and the minimum traffic at a copy's
+    rate: active centres read for the logits; centre and state read and written in the update."""
     precision = head.kernel.precision if isinstance(head, PartialFC) else head.precision
     gflop = 6 * options.batch * options.dim * rows / 1e9
     kept = _kept_bytes(head) / max(1, len(head.shard) if isinstance(head, PartialFC) else head.num_local)
@@ -156,7 +155,7 @@ def _head(options: HeadOptions, side: Side, world: World, device: torch.device, 
 
 
 def _create_all_rows(head: PartialFC) -> None:
-    """Gives all centres their start values, and their state memory: zeros take none until written to."""
+    """Creates all centres and their state memory: zeros are allocated only when written."""
     head.store.all_rows()
     for rows in head.row_state().values():
         for part in rows.split(4096):
@@ -164,7 +163,7 @@ def _create_all_rows(head: PartialFC) -> None:
 
 
 def _kept_bytes(head: Head) -> int:
-    """Bytes of this process's centres and optimizer state."""
+    """Returns the bytes of this process's centres and optimizer state."""
     if not isinstance(head, PartialFC):
         return 2 * head.weight_LD.numel() * head.weight_LD.element_size()
     return sum(rows.numel() * rows.element_size() for rows in head.row_state().values())
@@ -175,16 +174,16 @@ _PARTS = ("forward_s", "backward_s", "update_s", "communication_s")
 
 @dataclass(frozen=True)
 class Steps:
-    seconds_N4: Tensor  # of _PARTS for each timed step; they add up to the step
-    traffic: Traffic  # what the last step sent
-    num_rows: int  # of this process that took part in a step, the mean
+    seconds_N4: Tensor  # of _PARTS for each timed step; their sum is the step
+    traffic: Traffic  # of the last step
+    num_rows: int  # of this process, active in a step; the mean
 
 
 def _time_steps(head: Head, options: HeadOptions, world: World, device: torch.device) -> Steps:
-    """Waiting for other ranks is no part of forward, backward and update, but communication."""
+    """Times the steps. Waiting for other ranks counts as communication, not as forward, backward or update."""
     rows = options.batch // options.num_processes
-    # A head without processes has the whole batch. As many of its classes are in it as are of a rank's: each label is
-    # that of several features. Were all drawn anew, it would train more rows than a rank of a sharded head.
+    # A head without communication has the whole batch. It contains as many of its classes as of a rank's: each label
+    # has several features. With independent labels it would train more rows than a rank of a sharded head.
     repeats = options.num_processes if isinstance(head, LocalHead) else 1
     num_classes = head.num_local if isinstance(head, LocalHead) else options.classes
     generator = torch.Generator().manual_seed(world.rank)

@@ -1,11 +1,10 @@
-"""The textbook sharded softmax, as users of InsightFace run it: what the head of this project is measured against,
-never used to train.
+"""A textbook sharded softmax in InsightFace's style, as a baseline for benchmarks of the head; never used to train.
 
 Written from the published descriptions of Partial FC (https://arxiv.org/abs/2010.05222) and of a step of its well-known
 implementation: float32 logits of all sampled classes at once, in three or four tensors, torch.topk over random numbers
 made on the CPU to sample, three reductions for the softmax, a dense gradient over all local rows, and a dense SGD with
-momentum over them. "bf16": the logits' products under torch.autocast. One difference: the classes of the batch come on
-top of the sample rate, as in PartialFC, so that all sides train equally many rows.
+momentum over them. "bf16": the logits' products under torch.autocast. One difference: the classes of the batch are
+added to the sample, as in PartialFC, so that all sides train equally many rows.
 """
 
 import torch
@@ -18,7 +17,7 @@ from partial_fc.verbs.bench.baselines import MOMENTUM, WEIGHT_DECAY, Baseline
 
 
 class InsightFaceStyleHead(Baseline):
-    """Same interface and same mathematics as PartialFC with CosFace, but for which rows the optimizer moves: all."""
+    """Same interface and mathematics as PartialFC with CosFace, but the optimizer updates all rows."""
 
     def __init__(
         self,
@@ -83,8 +82,8 @@ class _GatherSum(torch.autograd.Function):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The softmax over all ranks' logits in three reductions. The probabilities are written over the logits, kept for
-    backward, and overwritten there by the gradient."""
+    """Softmax over all ranks' logits in three reductions. The probabilities overwrite the logits, are kept for
+    backward, and are overwritten there by the gradient."""
 
     @staticmethod
     def forward(ctx, logit_GS: Tensor, local_G: Tensor, world: World) -> Tensor:

@@ -1,4 +1,4 @@
-"""`partial-fc plan`: will it fit, what does a step cost, does sampling pay? Formulas: plan.py."""
+"""`partial-fc plan`: does it fit, what does a step cost, does sampling help? Formulas: plan.py."""
 
 import json
 import math
@@ -12,8 +12,8 @@ from partial_fc.flags.numbers import CLASSES, PROCESSES, THREADS, check_numbers
 if TYPE_CHECKING:
     from partial_fc.verbs.bench import plan
 
-# Of the product rate that a kernel's products reach, beside exponentials and reading of rows. cpu and plain: measured
-# on the machine of docs/benchmarks.md at D = 512, batch 128; triton: assumed.
+# The fraction of the product rate that a kernel reaches, beside exponentials and row reads. cpu and plain: measured on
+# the machine of docs/benchmarks.md at D = 512, batch 128; triton: assumed.
 KERNEL_SHARE = {"cpu": 0.85, "plain": 0.4, "triton": 0.6}
 
 
@@ -99,18 +99,18 @@ class PlanOptions:
 
     @property
     def local_classes(self) -> int:
-        from partial_fc.head.shard import Shard  # whose package imports torch
+        from partial_fc.head.shard import Shard  # the package imports torch
 
         return len(Shard.of(self.classes, 0, self.gpus))
 
     @property
     def is_elsewhere(self) -> bool:
-        """True where rows lie in the host's memory, beside a GPU, or in files."""
+        """Tells whether rows are in host memory beside a GPU, or in files."""
         return self.place == "disk" or (self.place == "host" and self.device == "cuda")
 
     @property
     def sampled(self) -> int:
-        """S: the negatives, and the batch's classes of this rank."""
+        """S: the negatives, and the batch's classes on this rank."""
         if self.sample_rate == 1.0:
             return self.local_classes
         positives = math.ceil(self.batch / self.gpus)
@@ -118,13 +118,13 @@ class PlanOptions:
 
 
 def report(options: PlanOptions) -> None:
-    """Prints the plan; ValueError for what cannot be planned."""
+    """Prints the plan. Raises ValueError for invalid options."""
     figures = make(options)
     print(json.dumps(figures) if options.json else table(figures))
 
 
 def make(options: PlanOptions) -> dict[str, Any]:
-    """Everything that the table shows, in bytes and seconds."""
+    """Returns the table's figures, in bytes and seconds."""
     from partial_fc.verbs.bench import plan
 
     workload = _resolved(options)
@@ -162,7 +162,7 @@ def make(options: PlanOptions) -> dict[str, Any]:
 
 
 def verdict(figures: dict[str, Any]) -> list[str]:
-    """Sentences that follow from the figures: does it fit, does sampling pay?"""
+    """Returns conclusions from the figures: does it fit, does sampling help?"""
     sentences = []
     if figures["limit"] is not None:
         fits = figures["memory_total"] <= figures["limit"]
@@ -199,7 +199,7 @@ def verdict(figures: dict[str, Any]) -> list[str]:
 
 
 def table(figures: dict[str, Any]) -> str:
-    """The plan as a table."""
+    """Formats the plan as a table."""
     seconds = figures["seconds"]
     lines = [
         f"{figures['classes']:,} classes, D {figures['dim']}, batch {figures['batch']:,}, "
@@ -236,7 +236,7 @@ def _row(name: str, *cells: str) -> str:
 
 
 def num_bytes(text: str) -> int:
-    """Reads "80GiB", "24 GB" or "1e9" as bytes."""
+    """Parses "80GiB", "24 GB" or "1e9" as bytes."""
     match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*(?:([KMGT])(I?))?B?\s*", text.upper().replace("E", "e"))
     if not match:
         raise ValueError(f"memory {text!r}; expected a number with a unit, such as 80GiB or 24GB")
@@ -245,7 +245,7 @@ def num_bytes(text: str) -> int:
 
 
 def _resolved(options: PlanOptions) -> PlanOptions:
-    """The options, checked, with what is really used where they leave it open."""
+    """Returns the options, checked, with defaults resolved."""
     import torch
 
     from partial_fc.machine import has_bf16
@@ -281,7 +281,7 @@ def _machine(options: PlanOptions, workload: PlanOptions) -> "plan.Machine":
         rates = Rates(**given.get("rates", given))
         rates = replace(rates, gexp_per_s=rates.gexp_per_s or math.inf)
     elif options.tflops and options.bandwidth:
-        # How fast a machine that is not here computes exponentials is not known: they are not counted.
+        # The rate of exponentials on another machine is unknown: they are not counted.
         rates = Rates({workload.precision: options.tflops * 1e3}, options.bandwidth, math.inf)
         rates = replace(rates, launch_us=options.launch_us or rates.launch_us)
     elif options.tflops or options.bandwidth:

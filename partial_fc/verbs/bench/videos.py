@@ -1,7 +1,7 @@
-"""`partial-fc bench data --train-list`: how fast clips are read from videos, beside plain PyAV.
+"""`partial-fc bench data --train-list`: speed of reading clips from videos, beside plain PyAV.
 
-Plain PyAV (of folders of frames: OpenCV) decodes and converts the same frames of the same files, seeking by time; that
-is the least any program must do. It is told which frames; our reader finds out by itself how many there are.
+Plain PyAV (for folders of frames: OpenCV) decodes and converts the same frames of the same files, seeking by time, the
+minimum of any program. It is given the frame numbers; our reader determines the number of frames itself.
 """
 
 import json
@@ -18,7 +18,7 @@ from partial_fc.verbs.bench.data import DataOptions, in_turn, loaders, print_tab
 
 
 def bench_videos(options: DataOptions) -> None:
-    """Prints what was measured. Raises ValueError, with the file, for a video that cannot be read."""
+    """Measures and prints the results. Raises ValueError, with the file, for an unreadable video."""
     assert options.train_list
     source = ClipList(options.train_list, options.data_dir, 2**31, videos=not options.rawframes)
     size = options.image_size or 224
@@ -30,7 +30,7 @@ def bench_videos(options: DataOptions) -> None:
         random=True,
         mirror=options.mirror,
     )
-    count, rng = options.images or 64, np.random.default_rng(0)  # a short list is gone through again
+    count, rng = options.images or 64, np.random.default_rng(0)  # a short list is repeated
     indices = Keyed(len(source), seed=0).select(0, count, 0, 1).index_B.tolist()
     wanted = {index: _choose(source, index, transform.window, rng) for index in indices}
     room = np.empty((transform.window.num_frames, size, size, 3), np.uint8)
@@ -56,7 +56,7 @@ def bench_videos(options: DataOptions) -> None:
 
 
 def _choose(source: ClipList, index: int, window: Window, rng: np.random.Generator) -> list[int]:
-    """The frames of a clip, ascending."""
+    """Returns the frames of a clip, ascending."""
     chosen: list[int] = []
 
     def choose(num_frames: int) -> list[int]:
@@ -80,7 +80,7 @@ def _read(source: ClipList, index: int, wanted: list[int]) -> int:
 
 
 def _plain_pyav(path: Path, wanted: list[int]) -> int:
-    """How many of the frames it has found, by time x rate."""
+    """Returns how many of the frames it found, by time x rate."""
     found, left = 0, set(wanted)
     with av.open(str(path)) as container:
         stream = container.streams.video[0]

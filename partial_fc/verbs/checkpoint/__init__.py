@@ -1,1 +1,1 @@
-"""`partial-fc checkpoint`: what one does with checkpoints beside training."""
+"""`partial-fc checkpoint`: commands on checkpoints."""

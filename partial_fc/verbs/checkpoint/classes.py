@@ -1,4 +1,4 @@
-"""`partial-fc checkpoint classes`: a trained head gets, loses and joins classes, by name."""
+"""`partial-fc checkpoint classes`: adds, removes and merges the classes of a trained head, by name."""
 
 import difflib
 from collections.abc import Iterable
@@ -192,7 +192,7 @@ def rename(options: RenameOptions) -> None:
         renamed = list(names)
         number_of = {name: number for number, name in enumerate(names)}
         for word in words:
-            # Names may hold = themselves.
+            # Names may contain "=".
             cuts = [i for i, letter in enumerate(word) if letter == "=" and word[:i] in number_of]
             if len(cuts) != 1 or not word[cuts[0] + 1 :]:
                 raise ValueError(f"{word!r}: expected OLD=NEW, with the name of one class of {stored.where}")
@@ -244,7 +244,7 @@ def _words(words: Iterable[str], file: Path | None) -> list[str]:
 
 
 def _check_new(new: Iterable[str], stored: "Checkpoint") -> None:
-    """Raises ValueError where classes cannot be called so."""
+    """Raises ValueError for invalid names of new classes."""
     taken = set(stored.names())
     for name in new:
         if not name or "\n" in name or "\r" in name:
@@ -255,7 +255,7 @@ def _check_new(new: Iterable[str], stored: "Checkpoint") -> None:
 
 
 def _numbers_by_name(stored: "Checkpoint") -> dict[str, int]:
-    """Name -> number. Raises ValueError where two classes have one name."""
+    """Maps names to class numbers. Raises ValueError for a duplicate name."""
     number_of: dict[str, int] = {}
     for number, name in enumerate(stored.names()):
         if number_of.setdefault(name, number) != number:
@@ -267,7 +267,7 @@ def _numbers_by_name(stored: "Checkpoint") -> dict[str, int]:
 
 
 def _numbers(stored: "Checkpoint", names: Iterable[str]) -> list[int]:
-    """The numbers of classes by name, ascending. Raises ValueError for a name that is unknown, or named twice."""
+    """Returns the numbers of classes by name, ascending. Raises ValueError for an unknown or repeated name."""
     number_of = _numbers_by_name(stored)
     numbers = []
     for name in names:
@@ -302,7 +302,7 @@ def _with_new(stored: "Checkpoint", new: list[str], directions: "dict[str, Tenso
 
 
 def _direction(stored: "Checkpoint", path: Path, max_bad: int) -> "Tensor":
-    """The direction of one class: from its embeddings, or from a folder of its images."""
+    """Returns the direction of one class, from its embeddings or a folder of its images."""
     from partial_fc.verbs.checkpoint import imprint
 
     if path.suffix == ".npy":

@@ -1,9 +1,9 @@
-"""`partial-fc checkpoint export`: the class centres of a checkpoint as InsightFace's MXNet trainer keeps them.
+"""`partial-fc checkpoint export`: the class centres of a checkpoint in InsightFace's MXNet format.
 
     R_centers.param, R_centers_mom.param     of rank R of W: one array without a name, fp32 (ceil(C / W), D)
 
-(MemoryBank in recognition/partial_fc/mxnet/memory_bank.py. All ranks have as many rows, so the last ones may go beyond
-the last class: those are start values there, and so they are here.)
+(MemoryBank in recognition/partial_fc/mxnet/memory_bank.py. All ranks have equally many rows; rows after the last class
+are start values, there and here.)
 """
 
 import contextlib
@@ -43,7 +43,7 @@ class ExportOptions:
 
 
 def export_centres(options: ExportOptions) -> None:
-    """Raises ValueError where the checkpoint has no such centres, or a file is there already."""
+    """Writes the files. Raises ValueError if the checkpoint has no such centres, or a file exists."""
     from partial_fc.checkpoint.output import print_notes
     from partial_fc.checkpoint.read import open_with_centres
     from partial_fc.checkpoint.rows_now import rows_now
@@ -59,10 +59,10 @@ def export_centres(options: ExportOptions) -> None:
     check_new(*(path for of_rank in paths for path in of_rank))
     make_folders(options.out)
     try:
-        # The centres of rank 0 last: without them `import`, and InsightFace, take the others for nothing.
+        # The centres of rank 0 last: without them `import` and InsightFace ignore the others.
         for rank, of_rank in reversed([*enumerate(paths)]):
             for path, column in reversed([*zip(of_rank, columns.values(), strict=True)]):
-                # There: m' = momentum m - lr d, w' = w + m'. Here: m' = momentum m + d, w' = w - lr m'.
+                # MXNet: m' = momentum m - lr d, w' = w + m'. Here: m' = momentum m + d, w' = w - lr m'.
                 unit = 1.0 if column == "centres" or lr is None else -lr
                 array = _rows_of_rank(stored, rows, column, unit, rank * num_local, num_local)
                 if path == paths[0][0]:
@@ -70,7 +70,7 @@ def export_centres(options: ExportOptions) -> None:
                 mxnet_ndarray.write(path, [array], durable=True)
         sync_folder(options.out)
     except BaseException:
-        with contextlib.suppress(OSError):  # what failed first is told
+        with contextlib.suppress(OSError):  # the first error is reported
             paths[0][0].unlink(missing_ok=True)
             sync_folder(options.out)
             for path in (path for of_rank in paths for path in of_rank):
@@ -95,8 +95,8 @@ def _check(stored: "Checkpoint", rows: "RowsNow", lr: float | None) -> None:
 def _rows_of_rank(
     stored: "Checkpoint", rows: "RowsNow", column: str, unit: float, start: int, num_rows: int
 ) -> "Tensor":
-    """A column of rows [start, start + num_rows), fp32, times unit. Those of no class, or of one that no step has
-    touched, are as they were at the start, or as --head-catch-up has them now."""
+    """Returns a column of rows [start, start + num_rows), fp32, times unit. Padding rows and classes without an update
+    have start values, or those of --head-catch-up."""
     import torch
 
     from partial_fc.checkpoint.rows import cut
@@ -105,7 +105,7 @@ def _rows_of_rank(
     width = stored.manifest["embedding_size"]
     start_LD = initial_centres(torch.arange(start, start + num_rows), width, stored.manifest["head"]["row_seed"])
     untouched = {name: torch.zeros(num_rows, *c.shape) for name, c in rows.columns.items()}
-    row_LD = rows.now({**untouched, "centres": start_LD})[column] * unit + 0.0  # of no -0.0
+    row_LD = rows.now({**untouched, "centres": start_LD})[column] * unit + 0.0  # avoids -0.0
     stop = min(start + num_rows, rows.stop)
     for part in cut(rows, min(start, stop), stop):
         row_LD[part.class_N - start] = part.tensors[column].float() * unit

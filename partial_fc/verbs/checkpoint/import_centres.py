@@ -1,4 +1,4 @@
-"""`partial-fc checkpoint import`: centre files of other trainers, of any number of ranks, into a checkpoint."""
+"""`partial-fc checkpoint import`: converts centre files of other trainers, of any number of ranks, to a checkpoint."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +53,7 @@ class ImportOptions:
 
 
 def import_centres(options: ImportOptions) -> None:
-    """Raises ValueError where the files do not fit together, or hold something else."""
+    """Writes the checkpoint. Raises ValueError for inconsistent files or unexpected contents."""
     from partial_fc.checkpoint.class_names import read_names
     from partial_fc.checkpoint.output import new_checkpoint, print_notes
     from partial_fc.foreign.centre_files import ForeignRows, find
@@ -107,7 +107,7 @@ def _check(options: ImportOptions) -> None:
 def _backbone(
     files: "CentreFiles", options: ImportOptions, width: int
 ) -> "tuple[dict[str, Tensor] | None, dict[str, Tensor], dict[str, int]]":
-    """(weights, the optimizer's state by name, where the training stood)."""
+    """Returns (weights, the optimizer's state by name, the training's progress)."""
     from partial_fc import models
     from partial_fc.foreign import arcface_torch
     from partial_fc.foreign.backbone_weights import load_state, load_weights

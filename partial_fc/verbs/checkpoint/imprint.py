@@ -1,6 +1,5 @@
-"""Places new classes at the mean direction of their images, as the checkpoint's own network sees them.
-
-(Imprinting: Qi, Brown and Lowe, "Low-Shot Learning with Imprinted Weights", https://arxiv.org/abs/1712.07136.)
+"""Imprinting: starts new classes at the mean direction of their images' embeddings, by the checkpoint's own network
+(Qi, Brown and Lowe, "Low-Shot Learning with Imprinted Weights", https://arxiv.org/abs/1712.07136).
 
 N images, B of a batch, D feature width.
 """
@@ -39,8 +38,8 @@ class OneClass(ImageFolder):
 
 
 def directions(stored: Checkpoint, source: Source, labels: Iterable[int], max_bad: int) -> dict[int, Tensor]:
-    """Label -> mean direction (D,), float32, length 1, of its images' embeddings; without classes that have none.
-    Raises ValueError where more than max_bad are damaged."""
+    """Returns label -> mean direction (D,), float32, length 1, of its images' embeddings, without empty classes. Raises
+    ValueError for more than max_bad damaged images."""
     wanted = set(labels)
     label_N = source.labels()
     index_N = list(range(len(source)))
@@ -74,8 +73,7 @@ def directions(stored: Checkpoint, source: Source, labels: Iterable[int], max_ba
 
 
 def from_file(path: Path, width: int) -> Tensor:
-    """The mean direction of embeddings in a .npy file, (D,) or (N, D) of any floating type. Raises ValueError for
-    anything else."""
+    """Returns the mean direction of a .npy file's embeddings, float (D,) or (N, D). Raises ValueError for others."""
     try:
         feat_ND = np.atleast_2d(read_npy(path))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`partial-fc checkpoint inspect`: what a checkpoint holds, without loading it."""
+"""`partial-fc checkpoint inspect`: prints a checkpoint's contents without loading it."""
 
 import json
 import time
@@ -37,7 +37,7 @@ class InspectOptions:
 
 
 def inspect(options: InspectOptions) -> int:
-    """Prints; returns the exit status: 1 where the one asked for cannot be read."""
+    """Prints the contents; returns the exit status: 1 if the given checkpoint is unreadable."""
     alone = is_step(options.folder)
     folders = [options.folder] if alone else steps_below(options.folder)
     marks = {} if alone else {"newest": newest(folders[0].parent), "best": best(folders[0].parent)}
@@ -59,7 +59,7 @@ def inspect(options: InspectOptions) -> int:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """Describes one folder, as JSON. "problem": why no more can be said."""
+    """Describes one folder, as JSON. "problem": why it is incomplete."""
     from partial_fc.checkpoint.head_state import tables_in
     from partial_fc.checkpoint.read import Checkpoint
 
@@ -95,7 +95,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 def _tensors(path: Path) -> dict[str, Any]:
-    """Counts of a file, from its header."""
+    """Returns counts from a file's header."""
     check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
@@ -108,7 +108,7 @@ def _tensors(path: Path) -> dict[str, Any]:
 
 
 def _table(checkpoint: "Checkpoint", name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the facts of a table's files. manifest: what it says of this table."""
+    """Returns the facts of a table's files. manifest: the table's entry."""
     from partial_fc.checkpoint.rows import gaps, part_files
 
     files = part_files(checkpoint.folders, checkpoint.world_size, name)

@@ -1,7 +1,4 @@
-"""A head with other classes: some gone, some new, some in another place; all other rows as they were, bit for bit.
-
-M classes asked for, D feature width.
-"""
+"""Removes, adds and renumbers a head's classes; other rows stay bit-identical. M requested classes, D feature width."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,21 +21,20 @@ MAP_NAME = "class-map.tsv"
 
 @dataclass
 class Plan:
-    """Classes of the new checkpoint, by number."""
+    """The classes of the new checkpoint, by number."""
 
     names: list[str]
-    # The number of each in the old checkpoint; -1: it is new.
+    # Each class's number in the old checkpoint; -1: new.
     old: list[int]
-    # The directions (D,) of those that get a new centre, by new number.
+    # Directions (D,) of the classes with a new centre, by new number.
     directions: dict[int, Tensor] = field(default_factory=dict)
-    # Old number of a class that becomes part of another -> its new one.
+    # Old number of a class merged into another -> its new one.
     joined: dict[int, int] = field(default_factory=dict)
 
 
 class RemappedRows:
-    """The rows of a plan. A new class with a direction has the length of centres that were trained, and no optimizer's
-    state, like a row that starts; an old one that gets another direction keeps its length and state. A new class
-    without a direction is not created: whoever trains starts it as any other."""
+    """The rows of a plan. A new class with a direction has the length of trained centres, and no optimizer state; an
+    old one with another direction keeps length and state. Training creates a new class without a direction."""
 
     def __init__(self, stored: StoredRows, now: RowsNow, plan: Plan, num_steps: int, row_seed: int):
         self.start, self.stop = 0, len(plan.old)
@@ -72,8 +68,8 @@ class RemappedRows:
         return rows
 
     def _centre(self, number: int, old: Tensor | None) -> Tensor:
-        """Makes one class's centre, (D,) or (sub_centres, D). All sub-centres on one spot would never part: the others
-        of a new class are start values, those of an old one stay."""
+        """Returns one class's centre, (D,) or (sub_centres, D). Equal sub-centres would never separate: the others of a
+        new class are start values, those of an old one stay."""
         direction_D = self._directions[number]
         length = self._length if old is None else old.reshape(-1, len(direction_D))[0].float().norm()
         centre_D = direction_D / direction_D.norm() * length
@@ -88,7 +84,7 @@ class RemappedRows:
 
 
 def typical_length(stored: RowsNow) -> float:
-    """The median length of centres that a step has moved; of start values where there are none."""
+    """Returns the median length of updated centres; of start values if there are none."""
     lengths = [torch.empty(0)]
     for part in stored.parts():
         length = torch.linalg.vector_norm(part.tensors["centres"], dim=-1, dtype=torch.float32)
@@ -101,7 +97,7 @@ def typical_length(stored: RowsNow) -> float:
 
 
 def write(stored: Checkpoint, plan: Plan, out: Path, made_by: str) -> None:
-    """The new checkpoint, for as many ranks as before, with a map of the numbers beside it."""
+    """Writes the new checkpoint, for the same number of ranks, with a map of class numbers beside it."""
     head, before = stored.manifest["head"], stored.names()
     rows = RemappedRows(stored.rows(), rows_now(stored), plan, head["num_steps"], head["row_seed"])
     manifest = {**stored.manifest, "num_classes": len(plan.names)}
@@ -117,7 +113,7 @@ def write(stored: Checkpoint, plan: Plan, out: Path, made_by: str) -> None:
 
 
 def _map(plan: Plan, before: Sequence[str]) -> list[str]:
-    """Old number, new number, name, a line for each class of either; - where there is none."""
+    """Returns old number, new number, name, a line per class of either; "-" for none."""
     now: Mapping[int, int] = {old: number for number, old in enumerate(plan.old) if old >= 0} | plan.joined
     lines = ["old\tnew\tname"]
     lines += [f"{old}\t{now.get(old, '-')}\t{printable.name(name)}" for old, name in enumerate(before)]

@@ -1,4 +1,4 @@
-"""`partial-fc checkpoint merge` and `reshard`: the files of W ranks become those of another number."""
+"""`partial-fc checkpoint merge` and `reshard`: convert the files of W ranks to another number of ranks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def merge(options: MergeOptions) -> None:
 
 
 def reshard(options: ReshardOptions) -> None:
-    """Raises ValueError where a file is missing or damaged, or the folders are not of one checkpoint."""
+    """Writes the new files. Raises ValueError for a missing or damaged file, or folders of different checkpoints."""
     from partial_fc.checkpoint.head_state import tables_in
     from partial_fc.checkpoint.output import new_checkpoint, print_notes
     from partial_fc.checkpoint.read import open_with_centres
@@ -61,7 +61,7 @@ def reshard(options: ReshardOptions) -> None:
 
 
 def copy_other_files(stored: "Checkpoint", output: "Output", same_classes: bool = True) -> Iterator[str]:
-    """Writes all but the head's rows; yields what is left out or becomes something else."""
+    """Writes all but the head's rows; yields notes on omitted or converted files."""
     from partial_fc.checkpoint.head_state import hard_negatives_name, tables_in
     from partial_fc.checkpoint.snapshot import below, local_name
 

@@ -1,4 +1,4 @@
-"""`partial-fc checkpoint verify`: is everything there, and as it was written?"""
+"""`partial-fc checkpoint verify`: checks that all files exist and are unchanged."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class VerifyOptions:
 
 
 def verify(options: VerifyOptions) -> int:
-    """Prints what it finds; returns the exit status."""
+    """Prints the findings; returns the exit status."""
     if len(options.folders) > 1 or is_step(options.folders[0]):
         groups: list[Sequence[Path]] = [options.folders]
     else:
@@ -59,7 +59,7 @@ def findings(folders: Sequence[Path], finite: bool) -> Iterator[tuple[str, str]]
     try:
         checkpoint = Checkpoint(*folders)
         tables = tables_in(checkpoint.manifest, str(folders[0]))
-    except (ValueError, OSError) as error:  # nothing else can be said of the folders then
+    except (ValueError, OSError) as error:  # nothing else can be checked then
         yield "bad", str(error)
         return
     size, ranks = checkpoint.world_size, checkpoint.ranks
@@ -77,7 +77,7 @@ def findings(folders: Sequence[Path], finite: bool) -> Iterator[tuple[str, str]]
 
 
 def _check_checksums(checkpoint: "Checkpoint", ranks: set[int]) -> Iterator[tuple[str, str]]:
-    """Compares every file that a rank wrote with its checksum."""
+    """Compares every rank's files with their checksums."""
     listed = checkpoint.checksums
     names_here = {path.name for folder in checkpoint.folders for path in folder.iterdir()}
     for name in (checksums_name(rank, checkpoint.world_size) for rank in sorted(ranks)):
@@ -85,7 +85,7 @@ def _check_checksums(checkpoint: "Checkpoint", ranks: set[int]) -> Iterator[tupl
             yield "bad", f"{checkpoint.where}: {name} is missing"
     for path in (path for folder in checkpoint.folders for path in sorted(folder.iterdir())):
         if path not in listed and path.name != MARKER and path.suffix != ".sha256":
-            # Whoever loads takes head files by their names.
+            # Loading finds head files by name.
             kind = "bad" if path.name.startswith("head-") and not path.name.endswith(".partial") else "note"
             yield kind, f"{path} is in no list of checksums: no file of this checkpoint"
     num_bytes = sum(path.stat().st_size for path in listed if path.exists())
@@ -99,7 +99,7 @@ def _check_checksums(checkpoint: "Checkpoint", ranks: set[int]) -> Iterator[tupl
 
 
 def _check_class_names(checkpoint: "Checkpoint", counts: Sequence[int]) -> Iterator[tuple[str, str]]:
-    """counts: the classes of each table, of which one has the names."""
+    """Checks the class names. counts: the classes of each table, one of which has the names."""
     names = checkpoint.folder / "class-names.txt"
     if counts and names.exists():
         num_names = read_bytes(names, TEXT_BYTES).count(b"\n")
@@ -110,7 +110,7 @@ def _check_class_names(checkpoint: "Checkpoint", counts: Sequence[int]) -> Itera
 def _check_table(
     checkpoint: "Checkpoint", ranks: set[int], table: str, facts: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Checks class ranges, shapes, dtypes, and how often rows moved. facts: what the manifest says of the table."""
+    """Checks class ranges, shapes, dtypes, and update counts of rows. facts: the manifest's entry of the table."""
     from partial_fc.checkpoint.rows import gaps, mismatch, part_files
     from partial_fc.head.shard import Shard
 
@@ -137,7 +137,7 @@ def _check_table(
 
 
 def _against_manifest(part: "Part", manifest: Mapping[str, Any]) -> str | None:
-    """Says how a file differs from the manifest; None where it does not."""
+    """Returns how a file differs from the manifest, or None."""
     width, subs = manifest["embedding_size"], manifest["sub_centres"]
     shape = (width,) if subs == 1 else (subs, width)
     actual = part.columns["centres"].shape

@@ -1,1 +1,1 @@
-"""Commands that write data sets: `partial-fc data pack`, `index` and `pairs`."""
+"""`partial-fc data`: commands that write data sets."""

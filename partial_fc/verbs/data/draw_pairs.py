@@ -47,12 +47,12 @@ class PairsOptions:
 
 
 def make_pairs(options: PairsOptions) -> None:
-    """Writes options.output, which must not exist. ValueError names the line, the file or the fold that is wrong."""
+    """Writes options.output, which must not exist. Raises ValueError that names the faulty line, file or fold."""
     check_new(options.output)
     if options.source.is_file() and options.source.suffix != ".rec":
         names, same = _read_pair_list(options.source)
         root = options.root or options.source.parent
-        # Lists name the same image many times; each file is read once.
+        # Lists repeat images; each file is read once.
         content = {
             name: _read_file(root / name, options)
             for name in terminal.bar(dict.fromkeys(names), desc="pairs", unit="image")
@@ -70,9 +70,9 @@ def make_pairs(options: PairsOptions) -> None:
 def draw_pairs(
     label_N: NDArray[np.int64], num_pairs: int, folds: int, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(indices (P, 2), same (P,)): fold by fold, first the pairs of one class, then as many of two. No pair twice.
+    """Returns (indices (P, 2), same (P,)): by fold, first the pairs of one class, then as many of two. No pair repeats.
 
-    Classes are dealt to the folds at random; within a fold each class gives equally many pairs as far as it can.
+    Classes are assigned to the folds at random; within a fold each class gives equally many pairs, if possible.
     """
     if folds < 1 or num_pairs < 1 or num_pairs % (2 * folds):
         raise ValueError(
@@ -105,7 +105,7 @@ def draw_pairs(
 def _same_class(
     images: list[list[int]], possible_C: NDArray[np.int64], count: int, rng: random.Random
 ) -> list[tuple[int, int]]:
-    """possible_C: how many pairs each class has."""
+    """Draws pairs of one class. possible_C: how many pairs each class has."""
     wanted_C = np.zeros_like(possible_C)
     while wanted_C.sum() < count:
         left = np.flatnonzero(wanted_C < possible_C)
@@ -120,7 +120,7 @@ def _same_class(
 
 
 def _two_classes(images: list[list[int]], count: int, rng: random.Random) -> list[tuple[int, int]]:
-    pairs: dict[tuple[int, int], None] = {}  # a set that keeps its order
+    pairs: dict[tuple[int, int], None] = {}  # an ordered set
     while len(pairs) < count:
         first, second = (rng.choice(of_class) for of_class in rng.sample(images, 2))
         pairs[min(first, second), max(first, second)] = None

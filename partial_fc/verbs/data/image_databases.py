@@ -1,5 +1,4 @@
-"""`partial-fc data lmdb`, `partial-fc data leveldb`: images of any source into a database that Caffe, Caffe2 and recipe
-imagenet read."""
+"""`partial-fc data lmdb`, `partial-fc data leveldb`: write images to a database of Caffe's and Caffe2's."""
 
 import logging
 import os
@@ -26,9 +25,9 @@ from partial_fc.findings import counted
 from partial_fc.flags.numbers import PIXELS, THREADS, check_numbers
 from partial_fc.verbs.data.left_out import usable
 
-_JUDGED = 512  # images by which the room is judged that all need
+_JUDGED = 512  # images from which the total size is estimated
 _MOST_LABELS = 2**31  # int32
-_SPARE = 1.1  # of the space that is needed, for what a database adds
+_SPARE = 1.1  # factor on the required space, for the database's overhead
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +71,7 @@ class DatabaseOptions:
 
     @property
     def copies(self) -> bool:
-        """True where records of a database stay as they are."""
+        """Tells whether records of a database are copied unchanged."""
         return self.format is None and self.size is None and not self.raw
 
 
@@ -114,7 +113,7 @@ def _make(options: DatabaseOptions, writer: AbstractContextManager[Put]) -> None
 
 
 def open_any(path: Path, root: Path | None, split: Split, leveldb_shadow: Path | None = None) -> Source:
-    """The images at a path, whatever lies there. root: what a list's paths are relative to. split: of idx files."""
+    """Opens the images at a path, of any kind. root: base of a list's paths. split: of idx files."""
     if _is_database(path):
         return open_database(path, None, _MOST_LABELS, shadow_place=leveldb_shadow)
     if path.is_dir() and any(chain(path.glob("*-idx[13]-ubyte*"), path.glob("MNIST/raw/*-idx[13]-ubyte*"))):
@@ -151,7 +150,7 @@ def _record(source: Source, number: int, index: int, options: DatabaseOptions) -
 
 
 def _image(image: bytes | NDArray[np.uint8], options: DatabaseOptions) -> bytes | NDArray[np.uint8]:
-    """Returns what is written of an image, which is decoded in either case: a bad one is found here."""
+    """Returns the stored form of an image. Decodes it in either case, to detect bad ones."""
     pixel = decode(image) if isinstance(image, bytes) else image
     check_proportions(pixel)
     resized = pixel if options.size is None else _resize(pixel, options.size)
@@ -164,7 +163,7 @@ def _image(image: bytes | NDArray[np.uint8], options: DatabaseOptions) -> bytes 
 
 
 def _resize(pixel: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """The shorter side becomes `size`, as Caffe2's make_image_db --scale does it: the other one is rounded down."""
+    """Resizes the shorter side to `size` as Caffe2's make_image_db --scale: the other one is rounded down."""
     height, width = pixel.shape[:2]
     shorter = min(height, width)
     if shorter == size:
@@ -175,7 +174,7 @@ def _resize(pixel: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 
 
 def _check_room(output: Path, num_bytes: list[int], num_images: int) -> None:
-    """Judged by the first images."""
+    """Checks the free space, estimated from the first images."""
     needed = int(sum(num_bytes) / len(num_bytes) * num_images * _SPARE)
     free = shutil.disk_usage(output.parent).free
     if free < needed:

@@ -1,4 +1,4 @@
-"""Work on the records of a set in threads, in order, with those left out that cannot be used."""
+"""Threaded, ordered processing of a set's records that skips unusable ones."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import TypeVar
 from partial_fc import terminal
 from partial_fc.data.sample import BadRecord
 
-_CHUNK = 512  # records in work at a time
+_CHUNK = 512  # records in progress at once
 
 _log = logging.getLogger(__name__)
 Item = TypeVar("Item")
@@ -18,8 +18,8 @@ Made = TypeVar("Made")
 def usable(
     make: Callable[[Item], Made], items: Sequence[Item], num_threads: int, most_bad: int, verb: str, unit: str = "image"
 ) -> Iterator[tuple[Item, Made]]:
-    """Yields (item, make(item)) in the order of the items, with a bar. An item for which make raises BadRecord is named
-    and left out. Raises ValueError where there are more than most_bad of them."""
+    """Yields (item, make(item)) in order, with a progress bar. Reports and skips an item for which make raises
+    BadRecord. Raises ValueError for more than most_bad of them."""
 
     def made(item: Item) -> Made | BadRecord:
         try:

@@ -1,4 +1,4 @@
-"""`partial-fc data pack`: images into train.rec, .idx, .lst and property, without MXNet's im2rec."""
+"""`partial-fc data pack`: packs images into train.rec, .idx, .lst and property, without MXNet's im2rec."""
 
 import logging
 from dataclasses import dataclass
@@ -48,14 +48,14 @@ class PackOptions:
 
 
 def pack_images(options: PackOptions) -> None:
-    """Writes the four files, and classes.txt (the folder names in order of their labels)."""
+    """Writes the four files, and classes.txt (the folder names in label order)."""
     source = open_source(options.source, root=options.root)
     if source.num_classes > MAX_CLASSES:
         raise ValueError(f"{source.num_classes} classes; float32 labels of a .rec are exact only up to {MAX_CLASSES}")
     check_new(options.output / "train.rec")
     options.output.mkdir(parents=True, exist_ok=True)
     label_N = source.labels()
-    # Identity records need the images of a class side by side.
+    # Identity records need the images of a class to be consecutive.
     order = np.arange(len(label_N)) if options.plain else np.argsort(label_N, kind="stable")
     first_key = 0 if options.plain else 1
 
@@ -65,7 +65,7 @@ def pack_images(options: PackOptions) -> None:
         with naming(source, index):
             return encode_square(image, options.image_size, options.quality)
 
-    labels: list[int] = []  # of the images written, by key
+    labels: list[int] = []  # of the written images, by key
     with (
         RecordWriter(options.output / "train.rec") as writer,
         open(options.output / "train.lst", "w", encoding="utf-8", errors="surrogateescape") as lst,
@@ -110,7 +110,7 @@ def make_index(options: IndexOptions) -> None:
 
 
 def write_identities(writer: RecordWriter, count_C: np.ndarray) -> None:
-    """Record 0 and the identity records of InsightFace, for images under keys 1, 2, ... sorted by class."""
+    """Writes record 0 and InsightFace's identity records, for images under keys 1, 2, ... sorted by class."""
     end_C = 1 + np.cumsum(count_C)
     first = int(end_C[-1])
     writer.write(0, pack([first, first + len(count_C)], b""))

@@ -1,4 +1,4 @@
-"""`partial-fc data show`: a picture of any set, a class a row, as it is or as training sees it."""
+"""`partial-fc data show`: a picture of any set, a class a row, original or as training sees it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from partial_fc.flags.numbers import PIXELS, check_numbers
 from partial_fc.pictures import Pixels, Row, Tile
 from partial_fc.verbs.data.image_databases import open_any
 
-_LOOKED_AT = 4096  # records, where their labels lie within them
+_LOOKED_AT = 4096  # records, if their labels are inside them
 _ANY_LABEL = 2**31
 _IMAGE_SIZE = {"face": 112, "imagenet": 227, "kinetics": 224}  # the recipes' own defaults
 
@@ -75,7 +75,7 @@ class ShowOptions:
 
 
 def show(options: ShowOptions) -> None:
-    """Writes options.out. ValueError where there is nothing to show or the file cannot be written."""
+    """Writes options.out. Raises ValueError if there is nothing to show or the file cannot be written."""
     pictures.check_name("--out", options.out)
     path = options.source
     if not path.exists():
@@ -109,7 +109,7 @@ def _open(options: ShowOptions) -> Source:
 
 
 def _check_used(options: ShowOptions, source: Source) -> None:
-    """Raises ValueError for flags that say nothing of this source."""
+    """Raises ValueError for flags that do not apply to this source."""
     if options.root and not (isinstance(source, ImageFolder) and options.source.is_file()):
         raise ValueError(f"--root {options.root} is for a list of images; {options.source} is none")
     if options.split != "train" and not isinstance(source, IdxSource):
@@ -120,7 +120,7 @@ Transform = Callable[[Sample, np.random.Generator], Pixels]
 
 
 def _transform(options: ShowOptions, source: Source) -> tuple[Transform, str]:
-    """(what training does with a sample, words about it)."""
+    """Returns (training's transform, its description)."""
     is_image = isinstance(source, RecordSource | ImageFolder)
     recipe = "kinetics" if isinstance(source, ClipList) else "face" if is_image else "imagenet"
     size, resize = options.image_size or _IMAGE_SIZE[recipe], options.resize or 256
@@ -146,7 +146,7 @@ def _transform(options: ShowOptions, source: Source) -> tuple[Transform, str]:
 def _class_rows(
     source: Source, options: ShowOptions, transform: Transform | None, problems: list[str]
 ) -> Iterator[Row]:
-    """problems: is given what is wrong with those that cannot be used."""
+    """Yields a row per class. problems: receives the errors of unusable samples."""
     rng = np.random.default_rng(options.seed)
     label_N, index_N = _labels(source, rng)
     names = source.class_names() or []
@@ -155,7 +155,7 @@ def _class_rows(
     values = np.unique(label_N)
     for label in sorted(rng.choice(values, min(options.classes, len(values)), replace=False).tolist()):
         of_class = index_N[label_N == label]
-        # One, then what becomes of it; or several.
+        # An image and its augmentations, or several images.
         number = 1 if transform else min(options.images, len(of_class))
         chosen = sorted(rng.choice(of_class, number, replace=False).tolist())
         name = f" ({names[label]})" if 0 <= label < len(names) else ""
@@ -175,7 +175,7 @@ def _class_rows(
 
 
 def _labels(source: Source, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(labels, which samples have them): of all; of some where they lie within the records."""
+    """Returns (labels, indices of samples that have them): of all, or of some if labels are inside the records."""
     label_N = source.labels()
     if label_N is not None:
         return label_N, np.arange(len(source))
@@ -184,7 +184,7 @@ def _labels(source: Source, rng: np.random.Generator) -> tuple[NDArray[np.int64]
         try:
             label_of[index] = source.read(index).label
         except BadRecord:
-            continue  # the doctor's subject
+            continue  # left to doctor data
     if not label_of:
         raise ValueError(f"{source.where(0)} and others: not one record could be read")
     return np.array(list(label_of.values()), np.int64), np.array(list(label_of), np.int64)
@@ -197,8 +197,7 @@ def _tile(source: Source, index: int, make: Transform, rng: np.random.Generator,
 
 
 def _name(source: Source, index: int) -> str:
-    """Returns what tells a sample from the others: of "photos/alice/1.jpg" the file, of "faces/train.rec, key 17" the
-    key."""
+    """Returns a sample's short name: of "photos/alice/1.jpg" the file, of "faces/train.rec, key 17" the key."""
     return source.where(index).rpartition("/")[2].rpartition(", ")[2]
 
 

@@ -1,4 +1,4 @@
-"""`partial-fc data kinetics`: the lists that recipe kinetics reads, of a folder with a sub-folder for each class."""
+"""`partial-fc data kinetics`: writes recipe kinetics' lists of a folder with a sub-folder per class."""
 
 import os
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ class ListOptions:
 
 
 def make_lists(options: ListOptions) -> None:
-    """Raises ValueError where there is nothing to list, a name cannot be listed, or too much cannot be read."""
+    """Writes the lists. Raises ValueError without videos, for an invalid name, or for too many unreadable videos."""
     names = _classes(options)
     videos = [(name, label) for label, c in enumerate(names) for name in _videos(options, c)]
     if not videos:
@@ -81,7 +81,7 @@ def _classes(options: ListOptions) -> list[str]:
 
 def _videos(options: ListOptions, name: str) -> Iterator[str]:
     folder = options.folder / name
-    if not folder.is_dir():  # one that only the file of classes has
+    if not folder.is_dir():  # only in the file of classes
         return
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if entry.is_dir() if options.rawframes else entry.name.lower().endswith(_SUFFIXES):

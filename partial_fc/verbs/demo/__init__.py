@@ -1,1 +1,1 @@
-"""Data that this project makes itself, so that everything can be tried without a download."""
+"""Generated data sets, to try everything without a download."""

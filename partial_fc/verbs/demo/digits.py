@@ -1,10 +1,10 @@
-"""`partial-fc data digits`: real handwritten digits as MNIST's four files, for machines that have no MNIST.
+"""`partial-fc data digits`: real handwritten digits as MNIST's four files, for machines without MNIST.
 
-scikit-learn carries 1,797 scans of 8 x 8 pixels (UCI, 13 people, https://archive.ics.uci.edu/dataset/80). They are
-drawn larger, as MNIST: white on black, 20 pixels high, their centre of mass in the middle of 28 x 28.
+scikit-learn contains 1,797 scans of 8 x 8 pixels (UCI, 13 people, https://archive.ics.uci.edu/dataset/80). They are
+enlarged in MNIST's style: white on black, 20 pixels high, centre of mass in the middle of 28 x 28.
 
-The split is fixed: scans 0 to 1,286 train, 1,287 to 1,796 test, in scikit-learn's order, which shows forms of about
-130 digits; the test digits are from four forms of their own. (14 forms, 13 people: a writer may be in both parts.)
+The split is fixed: scans 0 to 1,286 train, 1,287 to 1,796 test, in scikit-learn's order, which shows forms of about 130
+digits; the test digits are from four separate forms. (14 forms, 13 people: a writer may be in both parts.)
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from partial_fc.files import check_new
 
 NUM_TRAIN = 1287
 _SIDE, _DRAWN = 28, 20  # pixels of an image, and of the square that a scan fills
-_ONE = 1 << 12  # weights of the enlargement are whole numbers over this: every machine gets the same bytes
+_ONE = 1 << 12  # denominator of integer interpolation weights: the same bytes on every machine
 _BRIGHTEST = 16  # of a scan's pixels
 
 
@@ -34,7 +34,7 @@ class DigitsOptions:
 
 
 def write_digits(options: DigitsOptions) -> None:
-    """Writes the four files and the picture. Raises ValueError where MNIST's files are there already."""
+    """Writes the four files and the picture. Raises ValueError if MNIST's files exist."""
     sets = load()
     for name in (name for split in sets for name in names(split)):
         check_new(options.out / name, options.out / f"{name}.gz")
@@ -47,7 +47,7 @@ def write_digits(options: DigitsOptions) -> None:
 
 
 def load() -> dict[Split, ImageSet]:
-    """The two sets, 28 x 28. Raises ValueError where scikit-learn is not installed."""
+    """Returns the two sets, 28 x 28. Raises ValueError without scikit-learn."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -64,14 +64,14 @@ def load() -> dict[Split, ImageSet]:
 
 
 def enlarge(scan_N88: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """(N, 8, 8), 0 to 16 -> (N, 28, 28), 0 to 255: cubic interpolation, the centre of mass in the middle.
+    """Enlarges (N, 8, 8), 0 to 16, to (N, 28, 28), 0 to 255: cubic interpolation, centre of mass in the middle.
 
-    All in whole numbers. Raises ValueError for a scan that is empty or too far from its middle to be centred.
+    Integer arithmetic only. Raises ValueError for a scan that is empty or too far off centre.
     """
     weight = _cubic_weights(scan_N88.shape[-1], _DRAWN)
     drawn_NHW = weight @ scan_N88 @ weight.T
     whole = _ONE * _ONE * _BRIGHTEST
-    drawn_NHW = ((drawn_NHW * 255 + whole // 2) // whole).clip(0, 255)  # cubics swing below 0 and above the brightest
+    drawn_NHW = ((drawn_NHW * 255 + whole // 2) // whole).clip(0, 255)  # cubics overshoot below 0 and above the maximum
     image_NHW = np.zeros((len(scan_N88), _SIDE, _SIDE), np.uint8)
     for number, drawn_HW in enumerate(drawn_NHW):
         top, left = (_start(drawn_HW.sum(axis), number) for axis in (1, 0))
@@ -80,9 +80,9 @@ def enlarge(scan_N88: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def _start(mass: NDArray[np.int64], number: int) -> int:
-    """Where the drawn square begins along an axis, so that the centre of mass comes to the image's middle."""
+    """Returns the drawn square's start along an axis that puts the centre of mass in the image's middle."""
     total = int(mass.sum())
-    moment = int((mass * (2 * np.arange(_DRAWN) + 1)).sum())  # twice the centre, counted from the edge, times the mass
+    moment = int((mass * (2 * np.arange(_DRAWN) + 1)).sum())  # twice the centre, from the edge, times the mass
     start = (_SIDE * total - moment + total) // (2 * total) if total else -1
     if not 0 <= start <= _SIDE - _DRAWN:
         raise ValueError(f"scan {number} cannot be centred: it is empty, or all at one edge")
@@ -90,8 +90,8 @@ def _start(mass: NDArray[np.int64], number: int) -> int:
 
 
 def _cubic_weights(size_in: int, size: int) -> NDArray[np.int64]:
-    """(size, size_in): the share of each old pixel in each new one, over _ONE; Keys' cubic (1981) with a = -1/2. Beyond
-    the edge the background goes on."""
+    """Returns (size, size_in): the weight of each old pixel in each new one, over _ONE; Keys' cubic (1981) with a =
+    -1/2. Beyond the edge is background."""
     centre = (np.arange(size) + 0.5) * size_in / size - 0.5
     x = np.abs(centre[:, None] - np.arange(size_in)[None, :])
     near = 1.5 * x**3 - 2.5 * x**2 + 1
@@ -100,7 +100,7 @@ def _cubic_weights(size_in: int, size: int) -> NDArray[np.int64]:
 
 
 def contact_sheet(digits: ImageSet, num_a_class: int = 20, zoom: int = 2) -> NDArray[np.uint8]:
-    """Classes, one a row, with their first images; uint8 (height, width)."""
+    """Draws classes, one a row, with their first images; uint8 (height, width)."""
     images: list[pictures.Pixels] = []
     for label in np.unique(digits.label_N):
         of_class = list(digits.image_NHW[digits.label_N == label][:num_a_class])

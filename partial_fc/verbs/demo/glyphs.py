@@ -1,11 +1,10 @@
-"""Builds the glyph set: telling characters apart across typefaces, in the layout of InsightFace.
+"""Builder of the glyph set: recognition of characters across typefaces, in InsightFace's layout.
 
-As large and as open-set as face recognition, from real images that every Debian machine can make for itself:
-a class is a Unicode character, its images are its drawings in different typefaces, slightly distorted. A
-folder holds
+As large and as open-set as face recognition, from real images that every Debian machine can generate: a class is a
+Unicode character, its images are slightly distorted drawings in different typefaces. A folder holds
 - train.rec, train.idx, train.lst, property: the training images, with the identity records of InsightFace;
-- unseen.bin, unseen_font.bin, lookalike.bin: verification pairs (glyphs_pairs.py says which), and beside each
-  a .tsv that says what its pairs show;
+- unseen.bin, unseen_font.bin, lookalike.bin: verification pairs (glyphs_pairs.py), each with a .tsv that describes its
+  pairs;
 - classes.txt: class, character and code point; manifest.json, written last: options, fonts, versions, counts.
 """
 
@@ -31,7 +30,7 @@ from partial_fc.verbs.demo.glyphs_pairs import FOLDS, SETS, choose_pairs, traine
 from partial_fc.verbs.demo.glyphs_render import SHAPE_SIDE, Glyph, Pen, Runner, workers
 
 MANIFEST = "manifest.json"
-_FORMAT = 1  # counts changes of the recipe: a set of another number is not the set these options mean now
+_FORMAT = 1  # version of the generator: sets of another number differ for the same options
 _ALIGNED = 1.0  # second label of InsightFace's image records
 
 
@@ -74,7 +73,7 @@ class GlyphOptions:
         if self.pairs % (2 * FOLDS):
             raise ValueError(f"--pairs is {self.pairs}; expected a multiple of {2 * FOLDS}: {FOLDS} folds, two kinds")
         group = self.num_unseen // FOLDS
-        # Two characters fewer than a fold has: a few of them may lack the typeface of unseen_font.
+        # Two characters fewer than a fold has: some may lack unseen_font's typeface.
         if (group - 2) * (group - 3) // 2 < self.pairs // (2 * FOLDS):
             raise ValueError(
                 f"--num-unseen {self.num_unseen} gives each fold {group} characters, too few for "
@@ -82,12 +81,12 @@ class GlyphOptions:
             )
 
     def meaning(self) -> dict[str, Any]:
-        """The options that the bytes depend on."""
+        """Returns the options that the bytes depend on."""
         return {name: value for name, value in asdict(self).items() if name not in ("out", "jobs", "fonts")}
 
 
 def build(options: GlyphOptions) -> None:
-    """Makes options.out, or says that it is there already. ValueError where it holds something else."""
+    """Creates options.out, or reports that it exists. Raises ValueError if it holds something else."""
     if _is_complete(options):
         print(f"{options.out}: the glyph set is there already, with these options")
         return
@@ -95,7 +94,7 @@ def build(options: GlyphOptions) -> None:
     typefaces = characters(fonts)
     classes, unseen = choose(typefaces, options.num_classes, options.num_unseen, options.seed)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    # Made beside its place and renamed at the end: nobody ever meets half a set.
+    # Built in a temporary folder and renamed at the end: an incomplete set is never visible.
     folder = Path(tempfile.mkdtemp(prefix=f".{options.out.name}-", dir=options.out.parent))
     try:
         pen = Pen(tuple((font.path, font.index) for font in fonts), options.image_size, options.quality, options.seed)
@@ -112,7 +111,7 @@ def build(options: GlyphOptions) -> None:
             "in_all_chinese_typefaces": sum(set(CHINESE) <= set(indices) for indices in typefaces.values()),
         }
         _write_manifest(folder, options, fonts, counts, unseen)
-        folder.chmod(0o755)  # mkdtemp makes folders that only their owner can read
+        folder.chmod(0o755)  # mkdtemp makes private folders
         folder.rename(options.out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -141,10 +140,10 @@ def _is_complete(options: GlyphOptions) -> bool:
 
 
 def _drawn(pen: Pen, run: Runner, typefaces: Mapping[int, Iterable[int]]) -> dict[int, tuple[int, ...]]:
-    """The typefaces that really draw each character: with some ink, and not just as they draw another one.
+    """Returns the typefaces that really draw each character: with ink, and not identical to another character.
 
-    Tables of characters promise more than there is: AR PL UKai has empty outlines, and several typefaces draw two
-    characters with one outline, some by mistake (Micro Hei: U+4E7E as U+4E81). Such images would be wrong labels.
+    Font tables list more than exists: AR PL UKai has empty outlines, and several typefaces draw two characters with one
+    outline, some by mistake (Micro Hei: U+4E7E as U+4E81). Such images would be wrong labels.
     """
     glyphs = [Glyph(code, typeface) for code, indices in typefaces.items() for typeface in indices]
     digests = list(run(pen.digest, glyphs, "checking outlines"))
@@ -162,10 +161,10 @@ def _drawn(pen: Pen, run: Runner, typefaces: Mapping[int, Iterable[int]]) -> dic
 def _write_training(
     folder: Path, pen: Pen, run: Runner, typefaces: Mapping[int, tuple[int, ...]], images_per_typeface: int
 ) -> int:
-    """train.rec, train.idx, train.lst, property, classes.txt; returns the number of images.
+    """Writes train.rec, train.idx, train.lst, property, classes.txt; returns the number of images.
 
-    Class c is the c-th character. Key 0 holds [first, end) of the identity records, keys 1, 2, ... the images
-    class by class, then comes one record a class with [first, end) of its images.
+    Class c is the c-th character. Key 0 holds [first, end) of the identity records, keys 1, 2, ... the images by class,
+    then comes one record a class with [first, end) of its images.
     """
     glyphs = [
         Glyph(code, typeface, 0, number)
@@ -184,7 +183,7 @@ def _write_training(
         for key, (glyph, jpeg) in enumerate(zip(glyphs, jpegs, strict=True), start=1):
             label = label_of[glyph.code]
             records.write(key, pack((label, _ALIGNED), jpeg, id=key))
-            # The list format of face2rec: aligned, path, label. The path says what the image shows.
+            # face2rec's list format: aligned, path, label. The path describes the image.
             name = f"{glyph.code:04x}/{TYPEFACES[glyph.typeface].name}-{glyph.number}.jpg"
             lines.write(f"{_ALIGNED:.0f}\t{name}\t{label}\n")
         begin = 1
@@ -201,7 +200,7 @@ def _write_training(
 def _write_tests(
     folder: Path, pen: Pen, run: Runner, typefaces: Mapping[int, tuple[int, ...]], options: GlyphOptions
 ) -> None:
-    """NAME.bin and NAME.tsv of each verification set."""
+    """Writes NAME.bin and NAME.tsv of each verification set."""
     faces = trained(CHINESE)
     wanted = [Glyph(code, face) for code, indices in typefaces.items() for face in faces if face in indices]
     shape_NTP = np.zeros((len(typefaces), len(faces), SHAPE_SIDE**2), np.float32)

@@ -1,4 +1,4 @@
-"""Which typefaces the glyph set is drawn in, which characters stand in them, and which of those are chosen.
+"""The typefaces of the glyph set, their characters, and the choice of characters.
 
 A class is a Unicode character: a CJK ideograph, one of extension A, or a Hangul syllable.
 """
@@ -12,7 +12,7 @@ from fontTools.ttLib import TTCollection, TTFont
 
 @dataclass(frozen=True)
 class Typeface:
-    """One typeface of a Debian package. `face` picks a font of a collection (.ttc) by its full name."""
+    """A typeface of a Debian package. `face` selects a font of a collection (.ttc) by its full name."""
 
     name: str
     package: str
@@ -23,8 +23,8 @@ class Typeface:
 
 _HAN, _HANGUL = frozenset({"han"}), frozenset({"hangul"})
 
-# An image is seeded by its typeface's index in this list: new typefaces go to the end.
-# Un Dotum is left out because WenQuanYi Zen Hei draws Hangul with its outlines.
+# An image's seed uses its typeface's index in this list: append new typefaces. Un Dotum is omitted because WenQuanYi
+# Zen Hei draws Hangul with its outlines.
 TYPEFACES = (
     Typeface("noto-sans", "fonts-noto-cjk", "NotoSansCJK-Regular.ttc", "Noto Sans CJK SC"),
     Typeface("noto-sans-bold", "fonts-noto-cjk", "NotoSansCJK-Bold.ttc", "Noto Sans CJK SC Bold"),
@@ -47,7 +47,7 @@ LEAST_TYPEFACES = 5
 
 @dataclass(frozen=True)
 class Font:
-    """A typeface found on this machine. codes: the characters of the three ranges that its table maps."""
+    """An installed typeface. codes: the characters of the three ranges in its table."""
 
     path: Path
     index: int
@@ -56,7 +56,7 @@ class Font:
 
 
 def find_fonts(root: Path) -> list[Font]:
-    """The font of each of TYPEFACES below a folder. ValueError names the packages of those not found."""
+    """Returns the font of each of TYPEFACES below a folder. Raises ValueError that names missing packages."""
     paths = {path.name: path for path in sorted(root.rglob("*")) if path.suffix in (".ttc", ".ttf")}
     missing = [typeface for typeface in TYPEFACES if typeface.file not in paths]
     if missing:
@@ -75,7 +75,7 @@ def script(code: int) -> str | None:
 
 
 def characters(fonts: list[Font]) -> dict[int, tuple[int, ...]]:
-    """Every character of at least LEAST_TYPEFACES typefaces -> their indices in TYPEFACES; sorted by code."""
+    """Maps every character of at least LEAST_TYPEFACES typefaces to their indices in TYPEFACES; sorted by code."""
     typefaces: dict[int, list[int]] = {}
     for index, font in enumerate(fonts):
         for code in font.codes:
@@ -86,10 +86,10 @@ def characters(fonts: list[Font]) -> dict[int, tuple[int, ...]]:
 def choose(
     typefaces: Mapping[int, tuple[int, ...]], num_classes: int, num_unseen: int, seed: int
 ) -> tuple[list[int], list[int]]:
-    """(characters of the classes in class order, characters held out for the tests).
+    """Returns (characters of the classes in class order, characters held out for the tests).
 
-    Both are drawn first from the characters that stand in all Chinese typefaces. The held-out ones depend on the seed
-    and their own number only, and the classes of a smaller set are the first classes of a larger one.
+    Both are drawn first from the characters of all Chinese typefaces. The held-out ones depend on the seed and their
+    own number only, and the classes of a smaller set are the first classes of a larger one.
     """
     whole = [code for code, indices in typefaces.items() if set(CHINESE) <= set(indices)]
     rest = [code for code, indices in typefaces.items() if not set(CHINESE) <= set(indices)]
@@ -105,7 +105,7 @@ def choose(
 
 
 def _shuffled(codes: list[int], seed: int, stream: int) -> list[int]:
-    import torch  # seconds, which the verbs' help does without
+    import torch  # takes seconds, not needed for --help
 
     from partial_fc import counter_rng
 

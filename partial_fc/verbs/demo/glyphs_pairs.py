@@ -1,8 +1,8 @@
-"""Which pairs of glyph images the verification sets hold.
+"""The pairs of glyph images in the verification sets.
 
 All three sets are of characters never trained on. Half of the pairs show one character twice, in each of the ten folds;
-the two images of a pair are always in two typefaces, so that the typeface says nothing about the answer.
-- unseen: any two of the trained typefaces; the second character is drawn at random.
+the two images of a pair always have different typefaces, so that the typeface is no cue.
+- unseen: any two of the trained typefaces; the second character is random.
 - unseen_font: the first image is in the typeface never trained on, the second in a trained one.
 - lookalike: as unseen, but the two characters of a pair are among each other's most similar ones.
 In unseen and unseen_font no character is in two folds, as in LFW; a lookalike may come from another fold.
@@ -34,8 +34,8 @@ Typefaces = Mapping[int, tuple[int, ...]]
 def choose_pairs(
     name: str, typefaces: Typefaces, num_pairs: int, seed: int, shape_NTP: NDArray[np.float32]
 ) -> list[Pair]:
-    """The pairs of one of SETS in file order: fold by fold, first the genuine pairs, then the impostors; a function of
-    (name, seed, typefaces). typefaces: those that draw each held-out character. num_pairs: a multiple of 20."""
+    """Returns the pairs of one of SETS in file order: by fold, first the genuine pairs, then the impostors; a function
+    of (name, seed, typefaces). typefaces: those that draw each held-out character. num_pairs: a multiple of 20."""
     use = 1 + SETS.index(name)
     rng = np.random.default_rng((seed, use))
     codes = list(typefaces)
@@ -45,7 +45,7 @@ def choose_pairs(
     same = [(codes[i], codes[i]) for i in _spread(half, len(codes))]
     if name == "lookalike":
         other = [(codes[a], codes[b]) for a, b in lookalikes(shape_NTP, half)]
-        # Nearest neighbours come first: shuffled, so that all folds are equally hard.
+        # Sorted by similarity: shuffled, so that all folds are equally hard.
         other = [other[i] for i in rng.permutation(half)]
     else:
         other = [(codes[a], codes[b]) for a, b in _random_others(half, len(codes), rng)]
@@ -66,16 +66,16 @@ def trained(typefaces: Sequence[int]) -> tuple[int, ...]:
 
 
 def lookalikes(shape_NTP: NDArray[np.float32], count: int) -> list[tuple[int, int]]:
-    """Each character with its nearest other one, then with its second nearest, ...; every pair (a, b) once.
+    """Pairs each character with its nearest other one, then with its second nearest, ...; every pair (a, b) once.
 
-    shape_NTP: N characters in T typefaces as P values of mean 0 and length 1 (all 0 where a typeface lacks
-    one). Two characters are as similar as their drawings correlate, on average over the typefaces.
+    shape_NTP: N characters in T typefaces as P values of mean 0 and length 1 (0 where a typeface lacks one). The
+    similarity of two characters is their drawings' mean correlation over the typefaces.
     """
     num, num_faces, _ = shape_NTP.shape
     if count > num * (num - 1) // 2:
         raise ValueError(f"{count} pairs of {num} characters asked for; there are {num * (num - 1) // 2}")
     flat = shape_NTP.reshape(num, -1) / num_faces**0.5
-    # Every pair is met at most twice, from either side, so this many neighbours give enough different ones.
+    # Every pair occurs at most twice, once from each side, so this many neighbours suffice.
     depth = min(num - 1, 2 * -(-count // num))
     nearest = np.empty((num, depth), np.int64)
     for start in range(0, num, _ROWS):
@@ -92,12 +92,12 @@ def lookalikes(shape_NTP: NDArray[np.float32], count: int) -> list[tuple[int, in
 
 
 def _part_of_fold(fold: int, num: int) -> tuple[int, int]:
-    """The half-open range of num things that belongs to a fold."""
+    """Returns the half-open range of num items in a fold."""
     return fold * num // FOLDS, (fold + 1) * num // FOLDS
 
 
 def _spread(count: int, num: int) -> Iterator[int]:
-    """count indices below num, fold by fold, each character of a fold about as often as the others."""
+    """Yields count indices below num, by fold, each character of a fold about equally often."""
     each = count // FOLDS
     for fold in range(FOLDS):
         low, high = _part_of_fold(fold, num)
@@ -105,7 +105,7 @@ def _spread(count: int, num: int) -> Iterator[int]:
 
 
 def _random_others(count: int, num: int, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
-    """count different pairs; the second character is one of the same fold's."""
+    """Yields count different pairs; the second character is from the same fold."""
     seen = set()
     for i, a in enumerate(_spread(count, num)):
         low, high = _part_of_fold(i * FOLDS // count, num)

@@ -1,7 +1,7 @@
-"""Draws characters: a clean drawing at twice the size, then small random distortions of it, then a grey JPEG.
+"""Renderer of characters: a clean drawing at twice the size, small random distortions, then a grey JPEG.
 
-Every image is a function of (seed, character, typeface, use, number), so any number of processes, in any
-order, draw the same set.
+Every image is a function of (seed, character, typeface, use, number), so any number of processes, in any order, draw
+the same set.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from PIL import Image, ImageDraw, ImageFont
 from partial_fc import terminal
 from partial_fc.data.augment import add_noise, affine
 
-SHAPE_SIDE = 20  # values across a drawing when it is compared with others
+SHAPE_SIDE = 20  # resolution for comparisons of drawings
 _CHUNK = 256
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -39,8 +39,7 @@ class Glyph(NamedTuple):
 
 @dataclass(frozen=True)
 class Pen:
-    """Draws characters, and holds what all images of a set share. fonts: (file, index in it) of each typeface. size: in
-    pixels."""
+    """Draws characters. fonts: (file, index in it) of each typeface. size: in pixels."""
 
     fonts: tuple[tuple[Path, int], ...]
     size: int
@@ -48,17 +47,17 @@ class Pen:
     seed: int
 
     def jpeg(self, glyph: Glyph) -> bytes:
-        """A distorted image as a grey JPEG file."""
+        """Returns a distorted image as a grey JPEG file."""
         image = distort(drawing(self, glyph.code, glyph.typeface), np.random.default_rng((self.seed, *glyph)))
         return cv2.imencode(".jpg", image, (cv2.IMWRITE_JPEG_QUALITY, self.quality))[1].tobytes()
 
     def digest(self, glyph: Glyph) -> bytes:
-        """The digest of the clean drawing; empty where there is no ink."""
+        """Returns the digest of the clean drawing; empty without ink."""
         ink = drawing(self, glyph.code, glyph.typeface)
         return hashlib.blake2b(ink.tobytes(), digest_size=16).digest() if ink.any() else b""
 
     def shape(self, glyph: Glyph) -> NDArray[np.float32]:
-        """The blurred drawing, of mean 0 and length 1, float32 (SHAPE_SIDE**2,): dot products are correlations."""
+        """Returns the blurred drawing, mean 0, length 1, float32 (SHAPE_SIDE**2,): dot products are correlations."""
         blurred = cv2.GaussianBlur(drawing(self, glyph.code, glyph.typeface), (0, 0), 0.04 * self.size)
         small = cv2.resize(blurred, (SHAPE_SIDE, SHAPE_SIDE), interpolation=cv2.INTER_AREA)
         shape = small.astype(np.float32).ravel()
@@ -66,11 +65,11 @@ class Pen:
         return shape / max(float(np.linalg.norm(shape)), 1e-6)
 
 
-@lru_cache(maxsize=1)  # the images of a character in a typeface follow one another
+@lru_cache(maxsize=1)  # images of a character in a typeface are consecutive
 def drawing(pen: Pen, code: int, typeface: int) -> NDArray[np.uint8]:
-    """The undistorted character, ink 255 on 0, uint8 (2 * size, 2 * size); all 0 for an empty outline."""
+    """Draws the undistorted character, ink 255 on 0, uint8 (2 * size, 2 * size); all 0 for an empty outline."""
     canvas = 2 * pen.size
-    # 0.76: the corners of the largest characters stay inside when turned, grown and moved.
+    # 0.76: the corners of the largest characters stay inside after distortion.
     font = _font(*pen.fonts[typeface], round(0.76 * canvas))
     image = Image.new("L", (canvas, canvas))
     # Placed by baseline and advance width: centred by its ink, a high stroke would look like a low one.
@@ -80,8 +79,8 @@ def drawing(pen: Pen, code: int, typeface: int) -> NDArray[np.uint8]:
 
 
 def distort(ink: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
-    """A clean drawing -> a grey image of half its width, dark on light, uint8 (size, size): turned, slanted, scaled,
-    moved, strokes blurred and made heavier or lighter, on paper of varying brightness and contrast, with noise."""
+    """Distorts a clean drawing to a grey image of half its width, dark on light, uint8 (size, size): rotated, sheared,
+    scaled, shifted, strokes blurred and heavier or lighter, varying brightness and contrast, noise."""
     size = len(ink) // 2
     u = rng.random(11)
     sigma = (0.8 + 0.7 * u[0]) * size / 40
@@ -110,7 +109,7 @@ class Runner(Protocol):
 
 @contextmanager
 def workers(jobs: int, chunk: int = _CHUNK) -> Iterator[Runner]:
-    """A function that applies another, such as a method of Pen, to many items, in order; `jobs` processes (0: all
+    """Yields a parallel, ordered map of a function, such as a method of Pen, over many items; `jobs` processes (0: all
     cores), which take `chunk` items at a time."""
     jobs = jobs or len(os.sched_getaffinity(0))
 
@@ -122,7 +121,7 @@ def workers(jobs: int, chunk: int = _CHUNK) -> Iterator[Runner]:
         pool = None
         yield run
         return
-    # Spawned, not forked: a fork would copy the locks of threads that torch may have running.
+    # Spawned, not forked: a fork would copy locks of torch's threads.
     with multiprocessing.get_context("spawn").Pool(jobs, cv2.setNumThreads, (1,)) as pool:
         yield run
 

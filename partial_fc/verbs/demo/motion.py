@@ -1,8 +1,8 @@
-"""`partial-fc data make-motion`: short videos of characters that move in twelve ways, for recipe kinetics where no
-Kinetics can be had.
+"""`partial-fc data make-motion`: short videos of characters in twelve kinds of motion, for recipe kinetics without
+Kinetics.
 
-What a class does shows in time only: at any moment place (the picture is a torus), angle, size and brightness are
-those of all classes. Training and test have other characters.
+Only time tells the classes apart: at any moment position (the picture is a torus), angle, size and brightness have the
+same distribution in all classes. Training and test have different characters.
 """
 
 import json
@@ -25,8 +25,8 @@ from partial_fc.verbs.demo.glyphs_render import Pen, drawing, workers
 
 _RATE = 25
 _CHUNK = 8  # clips that a process renders at a time
-_SMALLEST, _LARGEST = 0.35, 0.75  # of a character, over the picture's side
-_DIM = 0.3  # the least brightness
+_SMALLEST, _LARGEST = 0.35, 0.75  # of a character, relative to the picture's side
+_DIM = 0.3  # the minimum brightness
 _NUM_CHARACTERS = 400  # of each of the two sets
 
 
@@ -58,7 +58,7 @@ class MotionOptions:
 
 
 class _Path(NamedTuple):
-    """A clip's frames: place (pixels), angle (degrees), size over the picture's, brightness; each (T,)."""
+    """A clip's frames: position (pixels), angle (degrees), size over the picture's, brightness; each (T,)."""
 
     x: NDArray
     y: NDArray
@@ -85,7 +85,7 @@ def _turn(sign: int) -> _Move:
 
 def _zoom(sign: int) -> _Move:
     def move(p: _Path, t: NDArray, rng: np.random.Generator) -> _Path:
-        # The sizes that all others have, passed through in this order.
+        # The sizes of all other classes, in this order.
         through = np.linspace(np.log(_SMALLEST), np.log(_LARGEST), len(t)) if len(t) > 1 else np.log(p.size)
         return p._replace(size=np.exp(through[::sign]))
 
@@ -127,7 +127,7 @@ MOTIONS: dict[str, _Move] = {
 
 
 class _Clip(NamedTuple):
-    """number: of all clips of the set. code: the character."""
+    """A clip. number: in the whole set. code: the character."""
 
     path: Path
     motion: str
@@ -136,7 +136,7 @@ class _Clip(NamedTuple):
 
 
 def make_motion(options: MotionOptions) -> None:
-    """Writes the clips and their lists. Raises ValueError where the folder holds something."""
+    """Writes the clips and their lists. Raises ValueError for a non-empty folder."""
     if options.out.exists() and any(options.out.iterdir()):
         raise ValueError(f"{options.out} is there and not empty; name another folder, or remove it")
     fonts = find_fonts(options.fonts)
@@ -182,7 +182,7 @@ def _render(pen: Pen, num_frames: int, clip: _Clip) -> None:
 
 
 def _path(motion: str, side: int, num_frames: int, rng: np.random.Generator) -> _Path:
-    """What all classes have at any moment, then what this one does; of one frame a moment of a whole clip."""
+    """Returns a clip's path: random values as in every class, moved as this one does; one frame: a random moment."""
     length = max(num_frames, 80)
     x, y, angle = rng.uniform(0, side), rng.uniform(0, side), rng.uniform(0, 360)
     size, light = np.exp(rng.uniform(np.log(_SMALLEST), np.log(_LARGEST))), rng.uniform(_DIM, 1)
@@ -193,7 +193,7 @@ def _path(motion: str, side: int, num_frames: int, rng: np.random.Generator) -> 
 
 
 def _draw(ink: NDArray[np.uint8], side: int, x: float, y: float, angle: float, size: float, light: float) -> NDArray:
-    """float (side, side), 0 to 1: the character on a torus."""
+    """Draws the character on a torus, float (side, side), 0 to 1."""
     matrix = cv2.getRotationMatrix2D((len(ink) / 2, len(ink) / 2), angle, size * side / len(ink))
     matrix[0, 2] += side / 2 - len(ink) / 2 + x % 1
     matrix[1, 2] += side / 2 - len(ink) / 2 + y % 1

@@ -1,1 +1,1 @@
-"""`partial-fc doctor`: looks at training data and at hosts before a run finds out what is wrong with them."""
+"""`partial-fc doctor`: checks training data and hosts before a run."""

@@ -1,4 +1,4 @@
-"""`partial-fc doctor data`: what is wrong with a training or verification set, before a run finds out."""
+"""`partial-fc doctor data`: checks a training or verification set before a run."""
 
 import os
 import time
@@ -105,7 +105,7 @@ def _check_options(options: DataOptions) -> None:
 
 @dataclass
 class _Check:
-    """A check of a source: what it is, and what is wrong with it. hash_N: of the images to train on."""
+    """A check of a source: its kind, and its findings. hash_N: of the training images."""
 
     options: DataOptions
     findings: list[Finding] = field(default_factory=list)
@@ -117,7 +117,7 @@ class _Check:
     sheet: ContactSheet = field(default_factory=ContactSheet)
 
     def run(self) -> None:
-        """Finds out what the source is, and checks it. Raises CannotCheck where it is nothing that is known."""
+        """Detects the kind of source and checks it. Raises CannotCheck for an unknown kind."""
         source, options = self.options.source, self.options
         if not source.exists():
             raise CannotCheck(f"{source} not found; expected {_EXPECTED}")
@@ -158,7 +158,7 @@ class _Check:
         about_identities, num_identities = check_identities(records)
         stated, size, about_property = _read_property(rec_path.with_name("property"), num_identities, len(records))
         self.findings += [*records.findings, *about_property, *about_identities, *check_layout(records)]
-        # In the file's order, so that a disk reads it once from start to end.
+        # In file order, so that a disk reads it sequentially.
         order, label_N = records.in_file_order(), records.label_N
         self._check_set(
             rec_path,
@@ -197,11 +197,11 @@ class _Check:
         size: int | None = None,
         names: Sequence[str] = (),
     ) -> None:
-        """Labels and images. num_classes, size: as the set itself has them. names: of its classes."""
+        """Checks labels and images. num_classes, size: as stated by the set. names: of its classes."""
         options = self.options
         self.num_images, self.num_classes = len(label_N), options.num_classes or num_classes
         print(f"{source}: {self.kind}, {counted(self.num_images, 'image')}, {counted(self.num_classes, 'class')}")
-        labelled = np.flatnonzero(label_N != NO_LABEL)  # the others have had their own finding
+        labelled = np.flatnonzero(label_N != NO_LABEL)  # the others have their own finding
         self.findings += check_labels(
             label_N[labelled],
             self.num_classes,
@@ -228,7 +228,7 @@ def _has_idx(folder: Path) -> bool:
 def _read_property(
     path: Path, num_identities: int | None, num_images: int
 ) -> tuple[int | None, int | None, list[Finding]]:
-    """(classes, image size, findings) of the property file."""
+    """Returns (classes, image size, findings) of the property file."""
     file = str(path)
     if not path.exists():
         what = "no `property` file (`num_classes,height,width`): the classes are counted instead"

@@ -1,4 +1,4 @@
-"""`partial-fc doctor env`: are this machine, and the hosts of a run, ready to train together?"""
+"""`partial-fc doctor env`: checks that this machine, and the hosts of a run, can train together."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ from partial_fc.verbs.doctor.hosts import ROOT, Host, HostError, parse
 _PROBE_S = 120.0  # loading the libraries, from a slow network folder
 _TRANSFER_S = 60.0
 
-# What ssh says -> what to do (docs/launching.md)
+# ssh's message -> remedy (docs/launching.md)
 _SSH = {
     "Permission denied": "let this user log in without a password: ssh-copy-id {host} (keys that others may read are "
     "ignored: chmod 400 ~/.ssh/id_rsa; docs/launching.md has more)",
@@ -53,7 +53,7 @@ class EnvOptions:
 
 
 def doctor_env(options: EnvOptions) -> int:
-    """Prints a line for everything looked at and returns the exit status."""
+    """Prints a line per check and returns the exit status."""
     try:
         check_writable(options.report)
         hosts = parse(options.hosts, options.ssh_port) if options.hosts else [Host("localhost")]
@@ -91,7 +91,7 @@ Answers = list[tuple[Host, dict[str, Any]]]
 
 
 def _ask_all(hosts: list[Host], options: EnvOptions, report: Callable[[HostFinding], None]) -> Answers:
-    """The answers of the hosts that do answer; reports those that do not."""
+    """Returns the answers of the hosts; reports those that do not answer."""
 
     def ask(host: Host) -> tuple[HostFinding | None, dict[str, Any] | None]:
         finding = None
@@ -124,8 +124,8 @@ def _ask_all(hosts: list[Host], options: EnvOptions, report: Callable[[HostFindi
 
 
 def _links(answers: Answers, report: Callable[[HostFinding], None]) -> list[dict[str, Any]]:
-    """Each host and the next, the last and the first: every host's network then sends and receives. What probe.connect
-    measured; reports what it means."""
+    """Connects each host to the next, and the last to the first: every host's network sends and receives. Returns the
+    results of probe.connect; reports their meaning."""
     links = []
     pairs = list(zip(answers, [*answers[1:], answers[0]], strict=True))
     for (one, facts), (other, _) in pairs[:1] if len(answers) == 2 else pairs:

@@ -1,4 +1,4 @@
-"""Makes findings of what hosts say about themselves (probe.facts): ok, warning or fault, and what to do."""
+"""Findings from the hosts' own facts (probe.facts): ok, warning or fault, with the remedy."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from partial_fc.verbs.doctor.hosts import Host
 
 Status = Literal["ok", "warning", "fault"]
 _GIB = 1 << 30
-# Those of comm's interface.py; not imported, since that loads torch, which may be what is broken here.
+# Those of comm's interface.py; not imported, since that loads torch, which may be broken here.
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "OMPI_MCA_btl_tcp_if_include")
 
 
 @dataclass(frozen=True)
 class HostFinding:
-    """A result of looking at one thing on one host."""
+    """The result of one check on one host."""
 
     status: Status
     host: str
@@ -30,12 +30,12 @@ class HostFinding:
     def judge(
         cls, good: bool, host: str, subject: str, observed: str, remedy: str, status: Status = "warning"
     ) -> "HostFinding":
-        """ok where it is good, else `status` with the remedy."""
+        """Returns ok if the fact is good, else `status` with the remedy."""
         return cls("ok", host, subject, observed) if good else cls(status, host, subject, observed, remedy)
 
 
 def host_findings(host: Host, facts: dict[str, Any], num_hosts: int) -> Iterator[HostFinding]:
-    """Yields what one host's facts mean for a run on num_hosts."""
+    """Yields the findings from one host's facts for a run on num_hosts."""
     yield _horovod(host.name, facts)
     remedy = "run.sh and horovodrun --mpi need it; horovodrun --gloo does not"
     yield HostFinding.judge(bool(facts["mpirun"]), host.name, "MPI", facts["mpirun"] or "no mpirun", remedy)
@@ -110,11 +110,11 @@ def _free(num_bytes: int) -> str:
 
 
 def _interface_variables(host: str, facts: dict[str, Any]) -> Iterator[HostFinding]:
-    """Faults of variables that name interfaces this host does not have, in one of the forms that libraries take."""
+    """Yields faults of variables that name interfaces this host lacks, in any of the libraries' formats."""
     for variable in _INTERFACE_VARIABLES:
         value = facts["environment"].get(variable, "")
         names = [name for name in value.removeprefix("=").split(",") if name and not value.startswith("^")]
-        # NCCL takes a bare name for the beginning of one.
+        # NCCL takes a bare name as a prefix.
         if names and not any(interface.startswith(name) for name in names for interface in facts["interfaces"]):
             observed = f"{variable}={value}, there are {', '.join(facts['interfaces'])}"
             yield HostFinding("fault", host, "interface", observed, "unset it, or name one of these")
@@ -160,7 +160,7 @@ def _interface(host: str, interfaces: dict[str, dict[str, Any]], used: set[str])
 
 
 def common_findings(answers: list[tuple[Host, dict[str, Any]]]) -> Iterator[HostFinding]:
-    """Compares what must be the same on all hosts with the first one's."""
+    """Compares facts that must be equal on all hosts with the first host's."""
     if len(answers) < 2:
         return
     first, first_facts = answers[0]
@@ -188,7 +188,7 @@ def _packages(facts: dict[str, Any]) -> str:
 
 
 def _differing(theirs: str, ours: str) -> str:
-    """Says what is in one of two lists only."""
+    """Returns what is in one of two lists only."""
     left, right = theirs.split(", "), ours.split(", ")
     only = [[word for word in one if word not in other] for one, other in ((left, right), (right, left))]
     return f"{', '.join(only[0]) or 'nothing'}, not {', '.join(only[1]) or 'nothing'}"

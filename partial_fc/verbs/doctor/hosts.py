@@ -21,7 +21,7 @@ from partial_fc.verbs.doctor.probe import MARK
 ROOT = Path(__file__).parents[3]
 """The folder of the package, on all hosts."""
 
-# Of a host: a DNS name has at most 253 letters. Of processes on one, or a port: int() of 5,000 digits is an error.
+# A host's DNS name has at most 253 letters. Slots or a port: int() of 5,000 digits is an error.
 NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,252}")
 COUNT = re.compile(r"[0-9]{1,6}")
 HOST_FILE_BYTES = 16 << 20
@@ -29,12 +29,12 @@ _PROBE = "partial_fc.verbs.doctor.probe"
 
 
 class HostError(RuntimeError):
-    """A host did not answer as expected; says what it said."""
+    """A host did not answer as expected; contains its output."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """name: as the launchers are given it. slots: processes there, 0: not said."""
+    """A host. name: as given to the launchers. slots: processes there, 0: unspecified."""
 
     name: str
     slots: int = 0
@@ -42,7 +42,7 @@ class Host:
 
     @property
     def is_here(self) -> bool:
-        """True for this machine, to which the launchers need no ssh."""
+        """Tells whether it is this machine, which needs no ssh."""
         if self.name in ("", "localhost", socket.gethostname()):
             return True
         try:
@@ -52,7 +52,7 @@ class Host:
         return address in {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
 
     def command(self, words: Sequence[str], timeout_s: float) -> list[str]:
-        """Returns the command that runs `words` there, without ever asking anything."""
+        """Returns the command that runs `words` there non-interactively."""
         if self.is_here:
             return list(words)
         port = ["-p", str(self.ssh_port)] if self.ssh_port else []
@@ -60,15 +60,15 @@ class Host:
         return ["ssh", *options, *port, "--", self.name, shlex.join(words)]
 
     def check_ssh(self, timeout_s: float) -> None:
-        """Raises HostError."""
-        self._run(["true"], "", timeout_s, grace_s=2)  # ssh's own words come first
+        """Checks that ssh works. Raises HostError."""
+        self._run(["true"], "", timeout_s, grace_s=2)  # ssh's own errors come first
 
     def ask(self, what: str, arguments: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """Returns the probe's answer there. Raises HostError."""
         return self.run_module(_PROBE, [what], MARK, timeout_s, json.dumps(arguments))
 
     def run_module(self, module: str, words: Sequence[str], mark: str, timeout_s: float, text: str = "") -> Any:
-        """Returns the JSON that a module of ours prints there after a mark; text: its input. Raises HostError."""
+        """Returns the JSON that one of our modules prints there after a mark; text: its input. Raises HostError."""
         printed = self._run(_python(module, words), text, timeout_s)
         answer = _marked(printed.splitlines(), mark)
         if answer is None:
@@ -77,8 +77,7 @@ class Host:
 
     @contextmanager
     def serving(self, seconds: float, address: str = "127.0.0.1") -> Iterator[dict[str, Any]]:
-        """port and token with which the probe there answers one `connect` at the address, within the block. Raises
-        HostError."""
+        """Runs the probe's server there in the block; yields port and token for one `connect`. Raises HostError."""
         command, pipe = self.command(_python(_PROBE, ["serve"]), seconds), subprocess.PIPE
         with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
             assert process.stdin is not None
@@ -109,19 +108,19 @@ class Host:
 
 
 def _python(module: str, words: Sequence[str]) -> list[str]:
-    """Runs a module with the Python and the sources that lie at the same path on all hosts."""
+    """Returns the command for a module with the Python and sources at the same path on all hosts."""
     return ["env", "-C", str(ROOT), sys.executable, "-m", module, *words]
 
 
 def _marked(lines: Iterable[str], mark: str) -> Any:
-    """The answer among what login scripts print; none: there is none."""
+    """Returns the answer after login scripts' output, or None."""
     return next((json.loads(line.removeprefix(mark)) for line in lines if line.startswith(mark)), None)
 
 
 def parse(text: str, ssh_port: int | None = None) -> list[Host]:
-    """ "a:8,b:8", as horovodrun -H takes it, or a file with lines "a slots=8", in which other words like max_slots=8
-    are left aside. Raises ValueError."""
-    is_path = os.path.exists(text) and not os.path.isdir(text)  # Path's own raise for a name that is too long
+    """Parses "a:8,b:8", as horovodrun -H takes it, or a file with lines "a slots=8", in which other words like
+    max_slots=8 are ignored. Raises ValueError."""
+    is_path = os.path.exists(text) and not os.path.isdir(text)  # Path.exists raises for a name that is too long
     entries = read_text(text, HOST_FILE_BYTES).splitlines() if is_path else text.split(",")
     hosts = []
     for entry in (e.strip() for e in entries):

@@ -1,8 +1,8 @@
-"""Says what a host is, and measures how fast two hosts talk: run on each host by `partial-fc doctor env` (hosts.py).
+"""The probe of `partial-fc doctor env`, run on each host (hosts.py): reports facts, measures speed.
 
     python -m partial_fc.verbs.doctor.probe facts|serve|connect <<<'{"name of the argument": its value, ...}'
 
-Arguments come from standard input, where no other user can read them; the answer is a line of JSON after MARK.
+Arguments come from standard input, which no other user can read; the answer is a line of JSON after MARK.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ import psutil
 from partial_fc.comm.launch import addresses
 from partial_fc.memory import available_memory_bytes
 
-# Before the line that is meant: what login scripts print comes first.
+# Precedes the answer: login scripts may print before it.
 MARK = "partial-fc doctor: "
 
 _PACKAGES = ("torch", "numpy", "horovod", "mxnet", "opencv-python-headless", "safetensors")
@@ -47,7 +47,7 @@ _ORDER, _TIME = struct.Struct("!cQ"), struct.Struct("!d")
 
 
 def facts(checkout: str, models_root: str, peers: list[str]) -> dict[str, Any]:
-    """Returns what a run needs to know of this host. peers: names of the others, as they are given to the launchers."""
+    """Returns this host's facts for a run. peers: names of the others, as given to the launchers."""
     interfaces = _interfaces()
     return {
         "name": socket.gethostname(),
@@ -83,7 +83,7 @@ def _version(package: str) -> str:
 
 
 def _digest(checkout: Path) -> str:
-    """A checksum of the sources that a run consists of; nothing where they are not there."""
+    """Returns a checksum of a run's sources; "" without them."""
     files = [checkout / "train.py", checkout / "config.sh"]
     files += [path for folder in ("partial_fc", "recipes") for path in (checkout / folder).rglob("*.py")]
     sources = sorted((str(path.relative_to(checkout)), path) for path in files if path.is_file())
@@ -94,7 +94,7 @@ def _digest(checkout: Path) -> str:
 
 
 def _horovod() -> dict[str, Any]:
-    """Returns what it was built with. `frameworks`: by the files, since to load one takes seconds."""
+    """Returns Horovod's build options. `frameworks`: by its files, since loading one takes seconds."""
     spec = util.find_spec("horovod")
     if spec is None or not spec.origin:
         return {"error": "not installed"}
@@ -103,7 +103,7 @@ def _horovod() -> dict[str, Any]:
     try:
         import horovod.torch as hvd
         from horovod.runner.http import http_server
-    except Exception as error:  # a library that is missing, of another version ...: whatever it says is the finding
+    except Exception as error:  # a missing library, another version ...: any message is the finding
         return {"error": f"{type(error).__name__}: {error}", "frameworks": frameworks}
     built = {"gloo": hvd.gloo_built(), "mpi": hvd.mpi_built(), "nccl": hvd.nccl_built()}
     return {
@@ -127,7 +127,7 @@ def _torch() -> dict[str, Any]:
 
 
 def _output(command: list[str]) -> str:
-    """Returns what a command prints; nothing where it is missing or fails."""
+    """Returns a command's output; "" if it is missing or fails."""
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
@@ -136,7 +136,7 @@ def _output(command: list[str]) -> str:
 
 
 def _disk(path: Path) -> dict[str, Any]:
-    """The disk of the folder, or of the nearest one above it that exists."""
+    """Returns the disk of the folder, or of its nearest existing parent."""
     folder = next(p for p in (path, *path.absolute().parents) if p.exists())
     return {
         "path": str(folder),
@@ -146,8 +146,7 @@ def _disk(path: Path) -> dict[str, Any]:
 
 
 def _interfaces() -> dict[str, dict[str, Any]]:
-    """Returns the interfaces that are up and have an IPv4 address. mbps: what the link says of itself; 0 where it says
-    nothing."""
+    """Returns the interfaces that are up and have an IPv4 address. mbps: the link's stated speed, or 0."""
     address = addresses.by_interface()
     return {
         name: {"address": address[name], "mbps": link.speed}
@@ -164,7 +163,7 @@ def _address(name: str) -> str:
 
 
 def _route(peer: str, interfaces: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """The interface by which packets to that host leave; nothing is sent."""
+    """Returns the interface of packets to that host; sends nothing."""
     address = _address(peer)
     if not address:
         return {"error": f"cannot resolve {peer}"}
@@ -176,12 +175,12 @@ def _route(peer: str, interfaces: dict[str, dict[str, Any]]) -> dict[str, str]:
     return {"address": address, "source": source, "interface": names[0] if names else ""}
 
 
-# ---- how fast two hosts talk: after the token, a letter and a number of bytes one of them sends those
+# ---- speed between two hosts: after the token, a letter and a number of bytes to send one way
 
 
 def serve(seconds: float, address: str) -> None:
-    """Answers one `connect` that knows the token, and ends after so many seconds, whatever happens. address: of this
-    host, the only one to listen at; where it is not one (behind address translation), all."""
+    """Answers one `connect` that has the token; always ends after this many seconds. address: the one of this host to
+    listen on; if it is not its own (address translation), all."""
     signal.alarm(math.ceil(seconds))
     token = secrets.token_bytes(_TOKEN_BYTES)
     arrived: queue.Queue[socket.socket] = queue.Queue()
@@ -201,8 +200,8 @@ def _listen(address: str) -> socket.socket:
 
 
 def _let_in(listening: socket.socket, token: bytes, arrived: "queue.Queue[socket.socket]") -> None:
-    """Hears all that come side by side, each for two seconds: none keeps the one away who knows the token. Where they
-    are too many, the one who has been there for longest goes."""
+    """Authenticates connections in parallel, with two seconds each: none can block the one with the token. Drops the
+    oldest if there are too many."""
     waiting: deque[socket.socket] = deque()
 
     def hear(connection: socket.socket) -> None:
@@ -214,7 +213,7 @@ def _let_in(listening: socket.socket, token: bytes, arrived: "queue.Queue[socket
     while True:
         connection, _ = listening.accept()
         if len(waiting) == _MOST_WAITING:
-            with suppress(OSError):  # closed, or who knew the token: there is only one
+            with suppress(OSError):  # closed, or authenticated: there is only one
                 waiting.popleft().shutdown(socket.SHUT_RDWR)
         waiting.append(connection)
         threading.Thread(target=hear, args=(connection,), daemon=True).start()
@@ -229,7 +228,7 @@ def _knows(token: bytes, connection: socket.socket) -> bool:
             if not part:
                 return False
             received += part
-    except OSError:  # silent, or gone
+    except OSError:  # timed out, or closed
         return False
     return hmac.compare_digest(received, token)
 
@@ -248,7 +247,7 @@ def _answer(connection: socket.socket, received: BufferedReader) -> None:
 
 
 def connect(address: str, port: int, token: str) -> dict[str, float]:
-    """latency_ms: there and back. clock_s: how far that host's clock is ahead of ours. up, down: Gbit/s."""
+    """Returns latency_ms (round trip), clock_s (that host's clock minus ours), up and down (Gbit/s)."""
     with socket.create_connection((address, port), timeout=5) as connection, connection.makefile("rb") as received:
         connection.settimeout(20)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -275,7 +274,7 @@ def connect(address: str, port: int, token: str) -> dict[str, float]:
 
 
 def _gbps(transfer: Callable[[int], None]) -> float:
-    """Measures Gbit/s, with twice as many bytes until it takes long enough."""
+    """Measures Gbit/s, doubling the bytes until it takes long enough."""
     num_bytes = _FIRST_BYTES
     while True:
         started = time.perf_counter()
@@ -309,4 +308,4 @@ if __name__ == "__main__":
     else:
         _print(facts(**arguments) if sys.argv[1] == "facts" else connect(**arguments))
     sys.stdout.flush()
-    os._exit(0)  # libraries that were loaded for a look need no tidying up, and some of them fail at it
+    os._exit(0)  # probed libraries need no cleanup, and some crash in it

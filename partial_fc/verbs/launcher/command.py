@@ -1,4 +1,4 @@
-"""`partial-fc launch`: reads its command line, prepares the hosts, and has the supervisor start what is to run."""
+"""`partial-fc launch`: parses its command line, prepares the hosts, and starts the processes through the supervisor."""
 
 import os
 import shlex
@@ -22,16 +22,16 @@ from partial_fc.verbs.launcher.job import Plan, Task, is_secret, plan
 from partial_fc.verbs.launcher.options import LaunchOptions, split
 
 _PROGRAM = "partial-fc launch"
-# sshd lets ten through at once that have not yet logged in (MaxStartups), and then refuses some.
+# sshd accepts ten unauthenticated connections at once (MaxStartups), and then refuses some.
 _CROWD, _PAUSE_S = 8, 0.2
-# A worker that Ctrl-C has reached waits for ever, in MXNet's own end, for the others.
+# After Ctrl-C a worker waits forever for the others in MXNet's exit.
 _INTERRUPT_GRACE_S = 5.0
-_MPI_GRACE_S = 15.0  # mpirun takes seconds to end what it has started
+_MPI_GRACE_S = 15.0  # mpirun takes seconds to end its processes
 
 
 @dataclass(frozen=True)
 class Start:
-    """A command behind a shell, here or on another host. leads_to: whose processes it starts, for messages."""
+    """A command behind a shell, here or on another host. leads_to: the host whose processes it starts, for messages."""
 
     name: str
     host: Host | None
@@ -76,9 +76,9 @@ def launch(arguments: list[str]) -> int:
 
 
 def run(options: LaunchOptions, command: Sequence[str]) -> int:
-    """Raises ValueError where flags, host file and COMMAND do not go together."""
+    """Runs a job. Raises ValueError for inconsistent flags, host file and COMMAND."""
     if len(command) == 1 and len(command[0].split()) > 1:
-        command = ["sh", "-c", command[0]]  # launch.py's ssh had the shells there read it
+        command = ["sh", "-c", command[0]]  # launch.py's ssh passed it to the shells there
     planned = plan(options, command)
     with ExitStack() as stack:
         starts = _starts(options, planned, list(command), stack)
@@ -97,7 +97,7 @@ def run(options: LaunchOptions, command: Sequence[str]) -> int:
 
 
 def _starts(options: LaunchOptions, planned: Plan, command: list[str], stack: ExitStack) -> list[Start]:
-    """What this host starts. stack: ends what is needed until then."""
+    """Returns the commands that this host starts. stack: cleans up afterwards."""
     if options.launcher in ("local", "ssh"):
         return _each(options, planned, command)
     scheduler = [task for task in planned.tasks if task.role == "scheduler"]
@@ -122,12 +122,12 @@ def _starts(options: LaunchOptions, planned: Plan, command: list[str], stack: Ex
 
 
 def _each(options: LaunchOptions, planned: Plan, command: list[str]) -> list[Start]:
-    """Every process is started from here."""
+    """Starts every process from here."""
     starts = []
     num_there: Counter[Host | None] = Counter()
     for task in planned.tasks:
         num_there[task.host] += 1
-        # One of this host is in the right folder, unless that is a copy; the scheduler stays in this one.
+        # A process on this host is in the right folder, unless that is a copy; the scheduler stays in this one.
         moves = task.host is not None or (options.sync_dst_dir and task.role != "scheduler")
         prepare = task.prepare(list(planned.addresses.values()), (options.sync_dst_dir or os.getcwd()) if moves else "")
         pause_s = _PAUSE_S if task.host is not None and num_there[task.host] > _CROWD else 0.0
@@ -143,8 +143,7 @@ def _mpirun(kind: str, planned: Plan, tasks: list[Task], command: list[str], fol
 
 
 def _synchronise(hosts: Sequence[Host], folder: str) -> None:
-    """Copies the current folder to that one of each host, which is made. Raises OSError that names the host where that
-    fails."""
+    """Copies the current folder to that path on each host, creating it. Raises OSError that names the host."""
     with ThreadPoolExecutor(8) as pool:
         problems = [problem for problem in pool.map(lambda host: _copy(host, folder), dict.fromkeys(hosts)) if problem]
     if problems:
@@ -152,14 +151,14 @@ def _synchronise(hosts: Sequence[Host], folder: str) -> None:
 
 
 def _copy(host: Host, folder: str) -> str:
-    """Returns what went wrong."""
+    """Copies to one host; returns the error or ""."""
     here = host.is_here and host.ssh_port is None
     port = ["-p", str(host.ssh_port)] if host.ssh_port else []
     ssh = ["ssh", *shell.SSH_OPTIONS, *port]
     make = ["mkdir", "-p", "--", folder]
     remote = [] if here else [f"--rsh={shlex.join(ssh)}"]
     target = f"{folder}/" if here else f"{host.name}:{folder}/"
-    # -s: the shell there reads no names. -F: a file .rsync-filter in the folder may leave things out.
+    # -s: the shell there does not parse names. -F: a file .rsync-filter in the folder may exclude files.
     steps = [make if here else [*ssh, "--", host.name, shlex.join(make)], ["rsync", "-azsF", *remote, "./", target]]
     for words in steps:
         try:
@@ -173,7 +172,7 @@ def _copy(host: Host, folder: str) -> str:
 
 
 def _without_secrets(line: str) -> str:
-    """For the terminal."""
+    """Removes secrets from a line for the terminal."""
     name = line.removeprefix("export ").partition("=")[0]
     return f"export {name}=..." if line.startswith("export ") and is_secret(name) else line
 

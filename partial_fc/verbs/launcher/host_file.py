@@ -1,4 +1,4 @@
-"""The file that names the hosts of a job, and who of the job goes where."""
+"""The host file of a job, and the placement of the job's processes."""
 
 import socket
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _EXPECTED = "expected lines `host`, `host:port` (sshd's) or `host slots=N` (work
 
 
 def read(path: Path) -> list[Host]:
-    """Its hosts, in order; one that is there twice is given twice as much. Raises ValueError that names the line."""
+    """Reads its hosts, in order; a repeated host gets twice the processes. Raises ValueError that names the line."""
     hosts = []
     for number, line in enumerate(read_text(path, HOST_FILE_BYTES).splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -32,8 +32,8 @@ def read(path: Path) -> list[Host]:
 
 
 def place(hosts: Sequence[Host], num_servers: int, num_workers: int) -> tuple[list[Host], list[Host]]:
-    """(hosts of the servers, hosts of the workers): round robin over the hosts, servers first, as launch.py has it; a
-    host with slots=N takes no more than N workers. Raises ValueError where there are fewer slots than workers."""
+    """Returns (hosts of the servers, hosts of the workers): round robin over the hosts, servers first, as in launch.py;
+    a host with slots=N gets at most N workers. Raises ValueError for fewer slots than workers."""
     servers = [hosts[number % len(hosts)] for number in range(num_servers)]
     workers: list[Host] = []
     left = [host.slots or num_workers for host in hosts]
@@ -52,7 +52,7 @@ def place(hosts: Sequence[Host], num_servers: int, num_workers: int) -> tuple[li
 
 
 def address(host: Host) -> str:
-    """The IPv4 address that its name has on this host. Raises ValueError."""
+    """Resolves its IPv4 address on this host. Raises ValueError."""
     try:
         return socket.gethostbyname(host.name)
     except OSError as error:
@@ -62,8 +62,8 @@ def address(host: Host) -> str:
 
 
 def own_address(hosts: Sequence[Host]) -> str:
-    """The address by which those hosts reach this one: that from which packets to the first of the others would leave;
-    where there is no other, that of the first."""
+    """Returns this host's address for the others: the source address of packets to the first other host, or the first
+    host's address if there is none."""
     others = [host for host in hosts if not host.is_here]
     if not others:
         return address(hosts[0])
@@ -71,8 +71,8 @@ def own_address(hosts: Sequence[Host]) -> str:
 
 
 def source_address(destination: str) -> str:
-    """The address from which this host's packets to that one would leave; nothing is sent. Raises ValueError."""
-    from partial_fc.comm.launch import addresses  # whose package takes long to import
+    """Returns the source address of this host's packets to that one; sends nothing. Raises ValueError."""
+    from partial_fc.comm.launch import addresses  # the package takes long to import
 
     try:
         return addresses.towards(destination)

@@ -1,4 +1,4 @@
-"""The processes of a job, before any of them is started: who they are, where they run, what they are told."""
+"""The processes of a job before their start: roles, hosts, environment."""
 
 import fnmatch
 import functools
@@ -14,24 +14,24 @@ from partial_fc.verbs.doctor.hosts import Host
 from partial_fc.verbs.launcher import host_file, shell
 from partial_fc.verbs.launcher.options import OURS, LaunchOptions
 
-SECRET = "PARTIAL_FC_SECRET"  # of the ranks that meet (comm/auth/handshake.py)
-LAUNCHER = "PARTIAL_FC_LAUNCHER"  # tells a torch rank what has started it, for messages (comm/launch/detect.py)
+SECRET = "PARTIAL_FC_SECRET"  # of the ranks' rendezvous (comm/auth/handshake.py)
+LAUNCHER = "PARTIAL_FC_LAUNCHER"  # names a torch rank's launcher, for messages (comm/launch/detect.py)
 
-# What other hosts get of the environment here; they have their own HOME, LANG and the like.
+# Variables forwarded to other hosts, which have their own HOME, LANG and the like.
 _FORWARDED = (
     *("DMLC_*", "PS_*", "MXNET_*", "OMP_*", "MKL_*", "KMP_*", "NCCL_*", "GLOO_*", "TORCH_*", "PYTORCH_*"),
     *("LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "PARTIAL_FC_TRACE"),
 )
-# launch.py forwards them too, for data on S3. They are on no command line.
+# launch.py forwards them too, for data on S3. They are never on a command line.
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _NOT_FORWARDED = OURS | {"DMLC_NODE_HOST", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"}
-# Below the ports that Linux gives to outgoing connections (32768 and up), above what services use.
+# Below Linux's ephemeral ports (32768 and up), above those of services.
 _PORTS = range(12000, 32000)
 
 
 @dataclass(frozen=True)
 class Task:
-    """One process. place: its host, of the host file."""
+    """One process. place: its host in the host file."""
 
     role: str
     number: int
@@ -40,16 +40,16 @@ class Task:
 
     @property
     def host(self) -> Host | None:
-        """The host to be reached over ssh; None: it is this one."""
+        """Returns the host to reach over ssh; None: this one."""
         return None if _here(self.place) else self.place
 
     @property
     def name(self) -> str:
-        """worker 1; for the only scheduler, scheduler."""
+        """Returns "worker 1"; for the only scheduler, "scheduler"."""
         return self.role if self.role == "scheduler" else f"{self.role} {self.number}"
 
     def prepare(self, addresses: Sequence[str], folder: str) -> list[str]:
-        """Lines for a shell before COMMAND. addresses: of all hosts. folder: to work in; "": where the shell begins."""
+        """Returns shell lines before COMMAND. addresses: of all hosts. folder: working directory; "": the shell's."""
         lines = shell.exports(self.variables)
         if self.host is not None:
             lines.append(f"export PATH={shlex.quote(os.environ.get('PATH', os.defpath))}:$PATH")
@@ -57,12 +57,12 @@ class Task:
 
 
 def own_interface(variables: Mapping[str, str], addresses: Sequence[str]) -> list[str]:
-    """Lines that make a host use, of its networks, that of its address in the host file. MXNet takes the first it has,
-    Gloo that of the host's own name, 127.0.1.1 on Debian."""
+    """Returns shell lines that select the network of the host's address in the host file. By default MXNet takes the
+    first, Gloo that of the host's own name, 127.0.1.1 on Debian."""
     if "DMLC_ROLE" in variables:
         if "DMLC_NODE_HOST" in variables:
             return []
-        # ps-lite looks at DMLC_NODE_HOST first: beside it DMLC_INTERFACE would have no effect.
+        # ps-lite prefers DMLC_NODE_HOST: with it DMLC_INTERFACE would have no effect.
         lines = ["unset DMLC_NODE_HOST"]
         if not variables.get("DMLC_INTERFACE") and variables["DMLC_ROLE"] != "scheduler":
             lines += shell.own_address(addresses, "export DMLC_NODE_HOST=$address")
@@ -75,19 +75,19 @@ def own_interface(variables: Mapping[str, str], addresses: Sequence[str]) -> lis
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be started. addresses: of its hosts, as they know each other."""
+    """The processes to start. addresses: of its hosts, as they know each other."""
 
     tasks: list[Task]
     addresses: dict[Host, str]
 
 
 def plan(options: LaunchOptions, command: Sequence[str], environ: Mapping[str, str] = os.environ) -> Plan:
-    """The scheduler, the servers and the workers; without servers, the ranks of a torch job. (Under sge only the
-    scheduler's host is known, and the others' is of no meaning.) Raises ValueError."""
+    """Plans the scheduler, the servers and the workers; without servers, the ranks of a torch job. (Under sge only the
+    scheduler's host is known; the others' is meaningless.) Raises ValueError."""
     num_servers = options.servers(command)
     hosts = host_file.read(options.hostfile) if options.hostfile else [Host("127.0.0.1")]
     given = options.variables(environ)
-    common = forwarded(environ) | {"PYTHONUNBUFFERED": "1"} | given[""]  # lines arrive when they are printed
+    common = forwarded(environ) | {"PYTHONUNBUFFERED": "1"} | given[""]  # unbuffered output
     interface = common.get("DMLC_INTERFACE", "")
     own = _own_address(options, hosts, interface if num_servers else "")
     addresses = {host: _address(host, own) for host in hosts}
@@ -107,14 +107,14 @@ def plan(options: LaunchOptions, command: Sequence[str], environ: Mapping[str, s
         for number, host in enumerate(places):
             variables = {**common, "DMLC_ROLE": role, "DMLC_TASK_ID": str(number), **given[role]}
             if not interface and addresses[host].startswith("127."):
-                # This host alone: nobody else may speak to servers, which unpickle what they receive.
+                # Local only: nobody else may connect to servers, which unpickle what they receive.
                 variables.setdefault("DMLC_NODE_HOST", addresses[host])
             tasks.append(Task(role, number, host, variables))
     return Plan(tasks, addresses)
 
 
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
-    """What of the environment here goes to other hosts."""
+    """Returns the environment variables forwarded to other hosts."""
     patterns = (*_FORWARDED, *_CREDENTIALS)
     return {
         name: value
@@ -130,7 +130,7 @@ def is_secret(name: str) -> bool:
 def _ranks(
     hosts: list[Host], workers: list[Host], addresses: dict[Host, str], common: dict[str, str], interface: str
 ) -> list[Task]:
-    """Workers of a torch job: the ranks of a host follow one another."""
+    """Returns the workers of a torch job: the ranks of a host are consecutive."""
     used = [host for host in dict.fromkeys(hosts) if host in workers]
     master = common.get("MASTER_ADDR", addresses[used[0]])
     port = common.get("MASTER_PORT") or str(_free_port(master) if _here(used[0]) else random.choice(_PORTS))
@@ -156,24 +156,24 @@ def _here(host: Host) -> bool:
 
 
 def _own_address(options: LaunchOptions, hosts: Sequence[Host], interface: str) -> str:
-    """Where the scheduler, which is here, listens."""
+    """Returns the address on which the scheduler, on this host, listens."""
     if interface:
-        from partial_fc.comm.launch import addresses  # whose package takes long to import
+        from partial_fc.comm.launch import addresses  # the package takes long to import
 
         return addresses.address_of(interface, "DMLC_INTERFACE=")
     if options.launcher in ("sge", "yarn"):
-        return host_file.source_address("198.51.100.1")  # any: where the default route leads
+        return host_file.source_address("198.51.100.1")  # any address: that of the default route
     return host_file.own_address(hosts)
 
 
 def _address(host: Host, own: str) -> str:
-    """As the other hosts know it: the host file may call this one localhost."""
+    """Returns the address as known to other hosts: the host file may call this one localhost."""
     found = host_file.address(host)
     return own if found.startswith("127.") else found
 
 
 def _free_port(address: str) -> int:
-    """One of this host. Raises ValueError where the address is not its own."""
+    """Returns a free port of this host. Raises ValueError if the address is not its own."""
     try:
         with socket.create_server((address, 0)) as trial:
             return trial.getsockname()[1]

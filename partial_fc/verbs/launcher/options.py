@@ -1,4 +1,4 @@
-"""The flags of `partial-fc launch`, those of MXNet's tools/launch.py, and where they end and COMMAND begins."""
+"""The flags of `partial-fc launch`, those of MXNet's tools/launch.py, and the split between them and COMMAND."""
 
 import dataclasses
 import os
@@ -14,7 +14,7 @@ from partial_fc.flags.numbers import PROCESSES, check_numbers
 from partial_fc.verbs.train import recipes
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# What says who a process is: the launcher's own.
+# Variables of a process's role: set by the launcher only.
 OURS = frozenset(
     (
         *("DMLC_ROLE", "DMLC_TASK_ID", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_JOB_CLUSTER"),
@@ -81,7 +81,7 @@ class LaunchOptions:
             )
 
     def servers(self, command: Sequence[str]) -> int:
-        """How many there are. Raises ValueError where servers are asked for that COMMAND does not speak to."""
+        """Returns the number of servers. Raises ValueError for servers that COMMAND does not use."""
         recipe = torch_recipe(command)
         if recipe and self.num_servers:
             raise ValueError(
@@ -101,7 +101,7 @@ class LaunchOptions:
         return self.num_workers if self.num_servers is None else self.num_servers
 
     def variables(self, environ: Mapping[str, str] = os.environ) -> dict[str, dict[str, str]]:
-        """Given by flags: "" -> for all, "server", "worker" -> for those. Raises ValueError."""
+        """Returns the variables given by flags: "" -> for all, "server", "worker" -> for those. Raises ValueError."""
         found = {
             "": dict(_pair("--env", text, "=", environ) for text in self.env),
             "server": dict(_pair("--env-server", text, ":=", None) for text in self.env_server),
@@ -113,7 +113,7 @@ class LaunchOptions:
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(flags, COMMAND): that begins with the first word that is neither a flag nor the value of one, or after --."""
+    """Returns (flags, COMMAND), which begins with the first word that is neither a flag nor its value, or after --."""
     switches = {field.name for field in dataclasses.fields(LaunchOptions) if field.type in (bool, "bool")}
     flags: list[str] = []
     rest = list(arguments)
@@ -132,7 +132,7 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def torch_recipe(command: Sequence[str]) -> str:
-    """The recipe of ours that COMMAND trains on torch; nothing where it is another program or asks for MXNet."""
+    """Returns our recipe that COMMAND trains on torch; "" for another program or with MXNet."""
     text = " ".join(command).replace("--engine=", "--engine ")
     if "--engine mxnet" in text:
         return ""

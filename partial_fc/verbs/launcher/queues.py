@@ -1,4 +1,4 @@
-"""mpirun, qsub and YARN: what starts a job's processes where we do not start each of them ourselves."""
+"""Job systems that start the processes themselves: mpirun, qsub and YARN."""
 
 import os
 import secrets
@@ -15,8 +15,8 @@ from partial_fc.verbs.launcher.job import Plan, Task, own_interface
 
 _OPEN_MPI_SSH = "OMPI_MCA_plm_rsh_args"
 _SESSIONS = "OMPI_MCA_orte_top_session_dir"
-# Each process of mpirun's runs this, with its role as $1, and says itself how it has ended: mpirun knows only a number.
-# It ends when what has started it is gone: a killed mpirun leaves the processes of its own host.
+# Each of mpirun's processes runs this, with its role as $1, and reports its exit itself: mpirun knows only a number. It
+# ends with its parent: a killed mpirun leaves the processes of its own host.
 _UNDER_MPI = """
 role=$1 number=${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}
 shift
@@ -30,9 +30,9 @@ kill "$guard"
 [ "$status" = 0 ] || echo "$role $number on $(hostname) ended with exit status $status" >&2
 exit "$status"
 """
-# Tasks are numbered from 1, workers first. One that fails takes the others with it: they would wait for it for ever. It
-# does not delete itself: of a job whose tasks are all deleted qsub says that all is well. (A PATH that qsub is given
-# does not arrive; SGE_O_PATH is the one that it was started with.)
+# Tasks are numbered from 1, workers first. A failing one deletes the others, which would wait forever, but not itself:
+# qsub reports success for a job whose tasks are all deleted. (A PATH given to qsub does not arrive; SGE_O_PATH is the
+# one that it was started with.)
 _UNDER_SGE = """#!/bin/sh
 export PATH="${{SGE_O_PATH:+$SGE_O_PATH:}}$PATH"
 if [ "$SGE_TASK_ID" -le {num_workers} ]; then
@@ -54,7 +54,7 @@ exit "$status"
 
 
 def mpirun_kind(environ: Mapping[str, str] = os.environ) -> str:
-    """ "Open MPI" or "MPICH". Raises ValueError where there is no mpirun."""
+    """Returns "Open MPI" or "MPICH". Raises ValueError without mpirun."""
     try:
         done = subprocess.run(["mpirun", "--version"], env=dict(environ), capture_output=True, text=True)
     except OSError:
@@ -69,7 +69,7 @@ def mpirun_kind(environ: Mapping[str, str] = os.environ) -> str:
 def mpirun(
     kind: str, plan: Plan, tasks: Sequence[Task], command: Sequence[str], folder: str
 ) -> tuple[dict[str, str], list[str]]:
-    """(variables, words) of the mpirun that starts these tasks, all of one role, on these hosts.
+    """Returns (variables, words) of the mpirun that starts these tasks, all of one role, on these hosts.
 
     Values of variables are on no command line, where all users of the hosts could read them.
     """
@@ -98,7 +98,7 @@ def mpirun(
 
 
 def _mpi_ssh(kind: str, places: Sequence[Host]) -> dict[str, str]:
-    """How mpirun's ssh is to behave. Raises ValueError where its hosts have several ports."""
+    """Returns the options of mpirun's ssh. Raises ValueError for hosts with different ports."""
     ports = {host.ssh_port for host in places if not host.is_here}
     if len(ports) > 1:
         raise ValueError("mpirun's ssh has one port for all hosts: write host:port with the same one, or ~/.ssh/config")
@@ -112,20 +112,19 @@ def _mpi_ssh(kind: str, places: Sequence[Host]) -> dict[str, str]:
 
 
 def _mpi_sessions(kind: str) -> dict[str, str]:
-    """Where Open MPI keeps its files: two mpirun that start at once, as those of a job's servers and workers do, remove
-    each other's /tmp/ompi.HOST.USER, which they find empty."""
+    """Sets Open MPI's session folder: concurrent mpirun delete each other's empty /tmp/ompi.HOST.USER."""
     if kind != "Open MPI" or any(os.environ.get(name) for name in ("TMPDIR", "OMPI_MCA_orte_tmpdir_base", _SESSIONS)):
         return {}
     return {_SESSIONS: f"/tmp/ompi.run.{secrets.token_hex(4)}"}
 
 
 def qsub(tasks: Sequence[Task], command: Sequence[str], file: str) -> tuple[dict[str, str], list[str], str]:
-    """(variables, words, script) of the array job that runs these tasks; the script is to lie in that file."""
+    """Returns (variables, words, script) of the array job that runs these tasks; the script's path is `file`."""
     servers = [task for task in tasks if task.role == "server"]
     workers = [task for task in tasks if task.role == "worker"]
     own = {"DMLC_ROLE", "DMLC_TASK_ID", "DMLC_NODE_HOST"}
     same = {n: v for n, v in workers[0].variables.items() if n not in own and servers[0].variables.get(n) == v}
-    # qstat -j shows a job's variables to everybody.
+    # qstat -j shows a job's variables to all users.
     same = {name: value for name, value in same.items() if not name.startswith("AWS_")}
 
     def exports(task: Task) -> str:
@@ -145,7 +144,7 @@ def qsub(tasks: Sequence[Task], command: Sequence[str], file: str) -> tuple[dict
 
 
 def yarn(command: Sequence[str]) -> tuple[str, list[str]]:
-    """(what dmlc-core's tracker would run, what of it is missing here)."""
+    """Returns (the command of dmlc-core's tracker, what it lacks here)."""
     files = ["dmlc-yarn.jar", "launcher.py"]
     client = f'java -cp "$(hadoop classpath):{files[0]}" org.apache.hadoop.yarn.dmlc.Client'
     words = [word for file in files for word in ("-file", file)]

@@ -1,9 +1,9 @@
-"""How a process is started behind a shell that ends it: here, on another host over ssh, or under mpirun.
+"""The shell in front of each process, which ends it: here, on another host over ssh, or under mpirun.
 
-The shell's command line is the same for all of them and says nothing: what it runs, with the values of variables, comes
-through its standard input, which no other user can read. Then that input is the lifeline (supervisor.Command): a line
-is a signal to pass on; its end, also because the launcher was killed or ssh has lost the connection, is that of the
-process and of all that it has started.
+The shell's command line is the same for all processes and has no secrets: the command and the values of variables come
+through standard input, which no other user can read. Afterwards that input is the lifeline (supervisor.Command): a line
+is a signal to forward; its end, also from a killed launcher or a lost ssh connection, ends the process and all its
+children.
 """
 
 import base64
@@ -15,20 +15,20 @@ from partial_fc.verbs.doctor.hosts import Host
 SSH_OPTIONS = (
     *("-o", "BatchMode=yes"),  # never asks
     *("-o", "ConnectTimeout=15"),
-    # A cable that breaks is noticed after 15 to 20 seconds.
+    # Detects a broken connection after 15 to 20 seconds.
     *("-o", "ServerAliveInterval=5"),
     *("-o", "ServerAliveCountMax=3"),
 )
-# `read` takes one byte after the other, so that nothing of what follows is lost.
+# `read` takes single bytes, so that the following input is not lost.
 _FIRST = 'read -r script; eval "$(printf %s "$script" | base64 -d)"'
-_PATIENCE_S = 25  # for a beat of the launcher, at the far end of a cable
+_PATIENCE_S = 25  # for a heartbeat of the launcher, over a network
 _NEXT_HERE = "read -r next <&3"
 _NEXT_THERE = (  # POSIX's `read` has no time limit
     f'next=$(timeout {_PATIENCE_S} sh -c \'read -r line && echo "$line"\' <&3) && [ -n "$next" ]'
 )
 
-# Three shells. This one has the exit status, also of a process that a signal has ended: ssh would make 255 of that.
-# (What it would say of it itself, "Terminated", goes nowhere.)
+# Three shells. This one has the exit status, also of a process ended by a signal, which ssh would turn into 255. (Its
+# own message, "Terminated", is discarded.)
 _STATUS = """
 exec 3<&0 </dev/null
 {prepare}
@@ -37,12 +37,12 @@ exec 4>&2 2>/dev/null
 (exec setsid sh -c {command} 2>&4 4>&-)
 exit "$?"
 """
-# It becomes the process, first of a session of its own. (Behind a shell's & it would ignore SIGINT.)
+# Becomes the process, the leader of a new session. (After a shell's & it would ignore SIGINT.)
 _COMMAND = """
 setsid sh -c {guard} guard "$$" >/dev/null 2>&1 &
 exec 3<&- {command}
 """
-# It reads the lifeline. $1: the process.
+# Reads the lifeline. $1: the process.
 _GUARD = """
 pid=$1
 while {next}; do
@@ -60,23 +60,23 @@ kill -s KILL -- "-$pid"
 
 
 def words(name: str, host: Host | None) -> list[str]:
-    """What leads to the shell. name: what `ps` shows. host: None is this one, without ssh."""
+    """Returns the command that starts the shell. name: as shown by `ps`. host: None is this one, without ssh."""
     if host is None:
         return ["sh", "-c", _FIRST, name]
     port = ["-p", str(host.ssh_port)] if host.ssh_port else []
-    # The login shell may be any; this is the same in all of them.
+    # Works in any login shell.
     return ["ssh", "-T", *SSH_OPTIONS, *port, "--", host.name, f"exec sh -c {shlex.quote(_FIRST)} {shlex.quote(name)}"]
 
 
 def script(command: Sequence[str], prepare: Sequence[str], far: bool) -> str:
-    """What the shell runs. prepare: lines before the command. far: behind a cable."""
+    """Returns the shell's script. prepare: lines before the command. far: on another host."""
     guard = _GUARD.format(next=_NEXT_THERE if far else _NEXT_HERE)
     within = _COMMAND.format(guard=shlex.quote(guard), command=shlex.join(command))
     return _STATUS.format(prepare="\n".join(prepare), command=shlex.quote(within))
 
 
 def lifeline(text: str) -> str:
-    """A script as the first line of the shell's input."""
+    """Returns a script as the first line of the shell's input."""
     return base64.b64encode(text.encode()).decode()
 
 
@@ -91,8 +91,8 @@ def change_to(folder: str) -> list[str]:
 
 
 def own_address(addresses: Sequence[str], found: str) -> list[str]:
-    """Lines that do `found` on a host that has one of these addresses, as $address. Behind address translation (public
-    addresses of clouds) it has none of them."""
+    """Returns lines that run `found` on a host with one of these addresses, as $address. Behind address translation
+    (clouds' public addresses) it has none."""
     return [
         f"for address in {' '.join(dict.fromkeys(addresses))}; do",
         f'    case " $(hostname -I 2>/dev/null) " in *" $address "*) {found} ;; esac',

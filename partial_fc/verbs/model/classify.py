@@ -1,4 +1,4 @@
-"""`partial-fc classify`: the class centres that are nearest to an image.
+"""`partial-fc classify`: the nearest class centres of an image.
 
 N images, M classes of a part of the centres, K nearest ones, D feature width.
 """
@@ -48,7 +48,7 @@ class ClassifyOptions:
 
 
 def classify(options: ClassifyOptions) -> int:
-    """Prints; returns the exit status: 1 where an image cannot be used."""
+    """Prints the results; returns the exit status: 1 if an image is unusable."""
     from partial_fc.checkpoint.read import open_with_centres
     from partial_fc.comm.device import device_type
     from partial_fc.embedding.load import from_checkpoint
@@ -80,9 +80,8 @@ def classify(options: ClassifyOptions) -> int:
 
 
 def nearest(row_ND: NDArray[np.float32], stored: "Checkpoint", top: int) -> "tuple[Tensor, Tensor]":
-    """(cosines, class numbers) of the `top` nearest classes of each embedding, (N, K), falling. Of several centres of a
-    class the nearest counts. One file's centres at a time are in memory. Raises ValueError where no class has a centre.
-    """
+    """Returns (cosines, class numbers) of the `top` nearest classes of each embedding, (N, K), descending. The nearest
+    of a class's sub-centres counts. Keeps one file's centres in memory at a time. Raises ValueError without centres."""
     import torch
 
     row = torch.from_numpy(row_ND)
@@ -90,7 +89,7 @@ def nearest(row_ND: NDArray[np.float32], stored: "Checkpoint", top: int) -> "tup
     for centres, class_M in stored_centres(stored):
         centre_MRD = centres.float().reshape(len(class_M), -1, row.shape[1])  # R of a class
         length_MR1 = centre_MRD.norm(dim=2, keepdim=True)
-        # One that was never made has no direction.
+        # A centre that was never created has no direction.
         cosine_MRN = torch.where(length_MR1 > 0, (centre_MRD / length_MR1) @ row.T, -torch.inf)
         cosine_NM = cosine_MRN.amax(1).T
         cosine_NK = torch.cat((cosine_NK, cosine_NM), dim=1)
@@ -103,7 +102,7 @@ def nearest(row_ND: NDArray[np.float32], stored: "Checkpoint", top: int) -> "tup
 
 
 def stored_centres(stored: "Checkpoint") -> "Iterator[tuple[Tensor, Tensor]]":
-    """(centres after all steps, class numbers) of the classes that have some, a block at a time."""
+    """Yields (centres after all steps, class numbers) of the classes with centres, a block at a time."""
     from partial_fc.checkpoint.rows_now import rows_now
 
     with terminal.bar(total=stored.manifest["num_classes"], unit="class", desc="centres", leave=False) as bar:

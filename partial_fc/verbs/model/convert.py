@@ -1,4 +1,4 @@
-"""`partial-fc convert`: backbones between MXNet's files and ours, with a comparison of the embeddings."""
+"""`partial-fc convert`: converts backbones between MXNet's files and ours, and compares the embeddings."""
 
 import re
 import tempfile
@@ -23,7 +23,7 @@ _PARAMS = re.compile(r"(.+)-\d{4}\.params")
 _TORCH = (".pt", ".pth")
 _KINDS = "PREFIX-0000.params (MXNet), .safetensors (this trainer), .pt or .pth (arcface_torch)"
 _NUM_IMAGES = 4
-_SMALLEST_COSINE = 1 - 1e-8  # that of no fixed gamma is .995, of no scale .999998, of no epsilon .9999999
+_SMALLEST_COSINE = 1 - 1e-8  # without fixed gammas it is .995, without scale .999998, without epsilon .9999999
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,17 @@ class ConvertOptions:
 
 @dataclass(frozen=True)
 class _Source:
-    """A model to convert: the state dict of our network, and its embeddings as the source gives them."""
+    """A model to convert: our network's state dict, and the source's embeddings."""
 
     state: "State"
     network: "Network"
     notes: list[str]
-    # By who computes them: uint8 images -> embeddings.
+    # By implementation: uint8 images -> embeddings.
     embed: "dict[str, Callable[[Tensor], Tensor]]"
 
 
 def convert(options: ConvertOptions) -> None:
-    """Raises ValueError where a file is of another network, damaged, or there already."""
+    """Converts the files. Raises ValueError for another network, a damaged file, or an existing output."""
     from partial_fc.foreign import mxnet_backbone, mxnet_ndarray, mxnet_symbol
     from partial_fc.models.iresnet import IResNet
 
@@ -76,7 +76,7 @@ def convert(options: ConvertOptions) -> None:
     network = found.network
     print(f"{source}: {network.name}, embedding {network.embedding_size}, images {network.image_size}")
     output.parent.mkdir(parents=True, exist_ok=True)
-    # Under their names only once they are found right.
+    # Renamed only after the comparison.
     with tempfile.TemporaryDirectory(prefix=".convert-", dir=output.parent) as folder:
         written = [Path(folder) / path.name for path in paths]
         if kinds[1] == "mxnet":
@@ -154,7 +154,7 @@ def _read_torch(options: ConvertOptions) -> _Source:
 
 
 def _mxnet_itself(symbol: Path | None, params: Path) -> "dict[str, Callable[[Tensor], Tensor]]":
-    """MXNet as one that computes embeddings; none where it is not installed, or has no symbol."""
+    """Returns MXNet as an implementation of embeddings; empty if it is not installed, or without a symbol."""
     if symbol is None:
         return {}
     try:
@@ -189,8 +189,7 @@ def _write_torch(found: _Source, path: Path, source: Path) -> None:
 
 
 def _compare(found: _Source, written: list[Path], output: Path) -> None:
-    """Embeds random images with what is converted and with what was written, and prints the smallest cosine. Raises
-    ValueError where it is too small."""
+    """Prints the smallest cosine of both models on random images. Raises ValueError if it is too small."""
     import torch
     from safetensors.torch import load_file
     from torch.nn.functional import cosine_similarity

@@ -1,4 +1,4 @@
-"""`partial-fc embed`: the embeddings of many images, as a table."""
+"""`partial-fc embed`: a table of the embeddings of many images."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from partial_fc.embedding.model import EmbeddingModel
 
-_NAMED = 10  # bad images that are named
+_NAMED = 10  # bad images listed by name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +103,8 @@ def _embed(options: EmbedOptions, world: World, device: "torch.device") -> None:
 def embed_together(
     model: "EmbeddingModel", source: Source, world: World, batch_size: int, name: str, unit: bool = True
 ) -> NDArray[np.float32]:
-    """(N, D), the same bits for any number of ranks. unit: of length 1, else as long as the network gives them. Raises
-    ValueError, on all ranks alike, for an image that cannot be used or has no embedding."""
+    """Returns (N, D), bit-identical for any number of ranks. unit: scale to length 1, else keep the network's length.
+    Raises ValueError, on all ranks alike, for an unusable image or one without an embedding."""
     from partial_fc.embedding.on_ranks import embedded, why_bad
 
     row_ND = np.empty((len(source), model.embedding_size), np.float32)

@@ -1,4 +1,4 @@
-"""`partial-fc evaluate`: how well a trained model tells pairs apart, and the threshold to use."""
+"""`partial-fc evaluate`: a trained model's accuracy on pairs, and the threshold to use."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from partial_fc.embedding.model import EmbeddingModel
 
 FALSE_ACCEPT_RATES = ("1e-1", "1e-2", "1e-3", "1e-4", "1e-5", "1e-6")
-_ACROSS = 5  # pairs in a row of the picture
+_ACROSS = 5  # pairs per row of the picture
 _HEAD = (
     f"  {'threshold':14}{'cosine >=':>11}{'squared distance <=':>21}{'right':>9}{'same accepted':>15}{'different':>11}"
 )
@@ -86,8 +86,7 @@ class EvaluateOptions:
 
 @dataclass
 class Judged:
-    """A set after the model has seen it. values: by name, without the set's. pixels, caption: of a pair, for the
-    picture; None where there are none."""
+    """The results of a set. values: by name, without the set's. pixels, caption: of a pair, for the picture."""
 
     name: str
     distance_N: NDArray[np.float64]
@@ -105,8 +104,7 @@ def evaluate(options: EvaluateOptions) -> None:
 
 
 def output_folder(out: Path | None, model: Path, name: str) -> Path:
-    """Makes the folder that a verb writes to: --out, or one beside the model, but not among checkpoints. Raises
-    ValueError where it cannot be made."""
+    """Creates a verb's output folder: --out, or beside the model or its checkpoints. Raises ValueError if it fails."""
     beside = model if model.is_dir() else model.parent
     if is_step(beside):
         beside = beside.parent
@@ -186,7 +184,7 @@ def _judge_list(path: Path, model: "EmbeddingModel", options: EvaluateOptions, w
 
 
 def _read_together(path: Path, root: Path | None, world: World) -> PairList:
-    """Raises ValueError on all ranks where one cannot read it, or reads something else."""
+    """Reads a list on all ranks. Raises ValueError on all if one cannot read it, or reads something else."""
     import torch
 
     from partial_fc.evaluate.verification import check_pairs
@@ -238,7 +236,7 @@ def _tar(curve: Roc) -> dict[str, float]:
 
 
 def _together(judged: Sequence[Judged]) -> Roc | None:
-    """The pairs of all sets as one, where there are several."""
+    """Returns the ROC of all sets' pairs together, if there are several."""
     if len(judged) < 2:
         return None
     distance_N = np.concatenate([one.distance_N for one in judged])
@@ -246,7 +244,7 @@ def _together(judged: Sequence[Judged]) -> Roc | None:
 
 
 def _thresholds(curve: Roc) -> dict[str, roc.Threshold]:
-    """Returns the threshold at each FAR that the set is large enough for."""
+    """Returns the threshold at each FAR for which the set is large enough."""
     found = {far: curve.threshold_at(float(far)) for far in FALSE_ACCEPT_RATES}
     return {far: threshold for far, threshold in found.items() if threshold}
 
@@ -271,7 +269,7 @@ def _lines(one: Judged) -> list[str]:
         )
     thresholds = _thresholds(one.roc)
     lines.append(_HEAD)
-    if "accuracy" in values:  # IJB's pairs are nearly all of different ones: there FAR must choose
+    if "accuracy" in values:  # nearly all of IJB's pairs are impostors: FAR must choose there
         lines.append(_row("to use", one.roc.best()))
     lines += [_row(f"for FAR {far}", threshold) for far, threshold in thresholds.items()]
     few = [far for far in FALSE_ACCEPT_RATES if far not in thresholds]
@@ -306,8 +304,7 @@ def _draw(judged: list[Judged], show: int, folder: Path) -> None:
 
 
 def _worst_pairs(one: Judged, show: int) -> pictures.Pixels:
-    """Draws the most similar pairs of different ones and the least similar of the same; a red bar marks those that the
-    threshold judges wrongly."""
+    """Draws the most similar impostors and the least similar genuine pairs; a red bar marks the threshold's errors."""
     assert one.pixels is not None
     best, rows = one.roc.best(), []
     for kind, which, sign in (("different, yet similar", ~one.same_N, 1), ("the same, yet dissimilar", one.same_N, -1)):

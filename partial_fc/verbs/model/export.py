@@ -1,4 +1,4 @@
-"""`partial-fc export`: a trained backbone for other programs, compared with ours before it has its name.
+"""`partial-fc export`: a trained backbone for other programs, compared with ours before it is renamed into place.
 
 I images of a batch, D feature width.
 """
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from partial_fc.embedding.model import EmbeddingModel
 
-_BATCHES = (1, 5, 2)  # sizes that the batch of an ONNX file is tried with
+_BATCHES = (1, 5, 2)  # batch sizes that an ONNX file is tested with
 _BATCH_SIZE = 32
-# Of fp32 the rounding of another order of sums; of fp16 its 11 bits, through a hundred layers. int8 is what it is.
+# fp32: rounding of another summation order; fp16: 11 bits through a hundred layers. int8 is not limited.
 _SMALLEST_COSINE = {"onnx": 1 - 1e-5, "onnx_fp16": 0.999, "onnx_int8": -1.0}
 
 
@@ -80,7 +80,7 @@ class ExportOptions:
 
 
 def export(options: ExportOptions) -> None:
-    """Raises ValueError where a file is found wrong; nothing is left of it then."""
+    """Writes the file. Raises ValueError if the comparison fails, and leaves no file then."""
     from partial_fc.embedding.load import load
     from partial_fc.evaluate.verification import Verification
     from partial_fc.verbs.model import onnx_model
@@ -113,7 +113,7 @@ def export(options: ExportOptions) -> None:
 
 
 def _write_torch(model: "EmbeddingModel", path: Path) -> str:
-    """The weights as arcface_torch saves them; read again by our reader, which runs no code."""
+    """Saves the weights in arcface_torch's format; reads them back with our reader, which runs no code."""
     import torch
 
     from partial_fc.foreign.backbone_weights import read_weights
@@ -140,7 +140,7 @@ def _write_onnx(name: str, fp32: Path, path: Path, model: "EmbeddingModel", opti
 
 
 def _calibration(path: Path, count: int, image_size: int) -> "Iterator[Tensor]":
-    """Batches of images evenly spread over a set. Raises ValueError for one that cannot be used."""
+    """Yields batches of images spread evenly over a set. Raises ValueError for an unusable one."""
     from partial_fc.embedding.images import batches, pixels_of
 
     source = open_images([path])
@@ -154,7 +154,7 @@ def _calibration(path: Path, count: int, image_size: int) -> "Iterator[Tensor]":
 
 
 def _compare(forward: "Callable[[Tensor], Tensor]", model: "EmbeddingModel", smallest: float, path: Path) -> str:
-    """Compares features of random images, in batches of several sizes. ValueError where a cosine is too small."""
+    """Compares features of random images, in several batch sizes. Raises ValueError for too small a cosine."""
     import torch
     from torch.nn.functional import cosine_similarity
 

@@ -1,4 +1,4 @@
-"""IJB-B and IJB-C, 1:1 and 1:N, in the layout in which InsightFace publishes their crops and lists.
+"""IJB-B and IJB-C, 1:1 and 1:N, in InsightFace's layout of crops and lists.
 
     meta/ijbc_name_5pts_score.txt       image, five points (x y each), detector's score; one line an image
     meta/ijbc_face_tid_mid.txt          image, template, media; the same images in the same order
@@ -7,9 +7,9 @@
     meta/ijbc_1N_probe_mixed.csv        the same
     loose_crop/                         the images
 
-A template is a set of images of one subject, which come from several media (photos, videos). Its feature is the sum
-over its media of the mean over the images of each, scaled to length 1 (Xie and Zisserman, 2018; InsightFace's
-evaluation). N images, D feature width, T templates, M pairs.
+A template is a set of images of one subject, from several media (photos, videos). Its feature is the sum over its media
+of the mean over the images of each, scaled to length 1 (Xie and Zisserman, 2018; InsightFace's evaluation). N images, D
+feature width, T templates, M pairs.
 """
 
 import warnings
@@ -37,14 +37,14 @@ from partial_fc.files import check_regular, read_text
 FALSE_ACCEPT_RATES = ("1e-6", "1e-5", "1e-4", "1e-3", "1e-2", "1e-1")
 RANKS = (1, 5, 10)
 _GALLERIES = {"IJBB": ("S1", "S2"), "IJBC": ("G1", "G2")}
-# Where eyes, nose and corners of the mouth lie in an image of 112 x 112 pixels, as in the training sets of InsightFace.
+# Positions of eyes, nose and corners of the mouth in an image of 112 x 112 pixels, as in InsightFace's training sets.
 _POINTS = np.array([(38.2946, 51.6963), (73.5318, 51.5014), (56.0252, 71.7366), (41.5493, 92.3655), (70.7299, 92.2041)])
 _PAIRS_AT_ONCE = 16384
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Aligned(ImageFiles):
-    """Images whose five points are moved to where those of the training sets are."""
+    """Images aligned by their five points to the positions of the training sets."""
 
     def __init__(self, root: Path, names: list[str], points_N52: NDArray[np.float64], size: int):
         super().__init__(root, names)
@@ -59,7 +59,7 @@ class Aligned(ImageFiles):
 
 @dataclass
 class Ijb:
-    """The lists of one target, checked; no image is read yet."""
+    """The lists of one target, checked; reads no image yet."""
 
     folder: Path
     target: Literal["IJBB", "IJBC"]
@@ -80,8 +80,8 @@ class Ijb:
 
     @cached_property
     def galleries(self) -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Name -> (places of its templates, subjects); the probes are "probe". Empty where none of the lists are there;
-        ValueError where only some are."""
+        """Returns name -> (indices of its templates, subjects); the probes are "probe". Empty without these lists.
+        Raises ValueError if only some exist."""
         names = {name: f"1N_gallery_{name}.csv" for name in _GALLERIES[self.target]} | {"probe": "1N_probe_mixed.csv"}
         if not any(self._path(file).exists() for file in names.values()):
             return {}
@@ -110,7 +110,7 @@ class Ijb:
 
     def _read_subjects(self, path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         table = _numbers(path, (0, 1), delimiter=",", skip=1)
-        # A line for each image of a template; one of each is enough.
+        # One of a template's lines is enough.
         template, first = np.unique(table[:, 0], return_index=True)
         return self._places(template, path), table[first, 1]
 
@@ -126,8 +126,8 @@ class Ijb:
 
 
 def align(image: Pixels, points_52: NDArray[np.float64], size: int) -> Pixels:
-    """The image turned, scaled and moved, in the least squares sense, so that its five points lie where those of the
-    training sets do; size x size pixels, black outside. Raises BadRecord for points that lie on one another."""
+    """Aligns the image by a similarity transform, in the least squares sense, of its five points to those of the
+    training sets; size x size pixels, black outside. Raises BadRecord for coinciding points."""
     # x' = a x - b y + u and y' = b x + a y + v are linear in a, b, u, v.
     x, y, one, zero = *points_52.T, np.ones(5), np.zeros(5)
     equations = np.concatenate((np.stack((x, -y, one, zero), 1), np.stack((y, x, zero, one), 1)))
@@ -142,7 +142,7 @@ def align(image: Pixels, points_52: NDArray[np.float64], size: int) -> Pixels:
 def pool(
     feat_ND: NDArray[np.float32], template_N: NDArray[np.int64], media_N: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """(T, D) of length 1, templates in ascending order."""
+    """Returns (T, D) of length 1, templates in ascending order."""
     order = np.lexsort((media_N, template_N))
     bounds = [0, *(np.flatnonzero(np.diff(template_N[order])) + 1), len(order)]
     template_TD = np.empty((len(bounds) - 1, feat_ND.shape[1]))
@@ -156,7 +156,7 @@ def pool(
 
 
 def verify(template_TD: NDArray[np.float64], ijb: Ijb, world: World) -> NDArray[np.float64]:
-    """The squared distances of all pairs, (M,), on every rank; each computes its part."""
+    """Returns the squared distances of all pairs, (M,), on every rank; each computes its part."""
     num_blocks = -(-len(ijb.same_M) // _PAIRS_AT_ONCE)
     parts = [np.empty(0)]
     for block in range(num_blocks * world.rank // world.size, num_blocks * (world.rank + 1) // world.size):
@@ -175,8 +175,8 @@ def values_1_1(roc: Roc, target: str) -> Iterator[tuple[str, float]]:
 def values_1_n(
     template_TD: NDArray[np.float64], ijb: Ijb, world: World, device: torch.device
 ) -> Iterator[tuple[str, float]]:
-    """Yields the values of each gallery, as Found.values; of both: ranks over the probes that have a mate in one, TPIR
-    and map@r as the mean of the two."""
+    """Yields the values of each gallery, as Found.values; for both together: ranks over the probes with a mate in one,
+    and the means of TPIR and map@r."""
     row_TD = template_TD.astype(np.float32)
     probe, probe_subject = ijb.galleries["probe"]
     of_both: list[tuple[Found, dict[str, float]]] = []
@@ -217,10 +217,10 @@ def _read_points(path: Path) -> tuple[list[str], NDArray[np.float64], NDArray[np
 
 
 def _numbers(path: Path, columns: tuple[int, ...], delimiter: str | None = None, skip: int = 0) -> NDArray[np.int64]:
-    """Some columns of a table, (lines, columns); skip: lines of its head. ValueError names the row that is none."""
+    """Reads some columns of a table, (lines, columns); skip: header lines. Raises ValueError that names a bad row."""
     check_regular(path)
     try:
-        with warnings.catch_warnings(action="error"):  # of an empty file it only warns
+        with warnings.catch_warnings(action="error"):  # numpy only warns of an empty file
             return np.loadtxt(
                 path, np.int64, comments=None, usecols=columns, ndmin=2, delimiter=delimiter, skiprows=skip
             )

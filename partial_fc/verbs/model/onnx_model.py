@@ -1,4 +1,4 @@
-"""A trained backbone as ONNX: written by torch.onnx, compared in onnxruntime, also in fp16 and int8.
+"""A trained backbone as ONNX, by torch.onnx, also in fp16 and int8, compared in onnxruntime.
 
 I images of a batch, D feature width.
 """
@@ -20,14 +20,14 @@ from partial_fc.embedding.model import EmbeddingModel
 from partial_fc.models.inputs import FACE, Pixels
 
 INPUT, OUTPUT = "input", "embedding"
-# onnxruntime has it since 1.14, of early 2023.
+# supported by onnxruntime since 1.14, of early 2023
 _OPSET = 18
 _PIXELS = "float32 (N, 3, H, W), RGB, pixel, 0 to 255"
 _NEEDED = "`pip install onnx onnxscript onnxruntime`"
 
 
 class _FromPixels(nn.Module):
-    """A network behind its own input contract: it takes RGB pixels as float32."""
+    """A network with its input contract included: it takes RGB pixels as float32."""
 
     mean: Tensor
     scale: Tensor
@@ -42,20 +42,20 @@ class _FromPixels(nn.Module):
         self.register_buffer("scale", 1 / (std.flip(0) if self.bgr else std), persistent=False)
 
     def forward(self, pixel_I3HW: Tensor) -> Tensor:
-        # Subtracted and multiplied first of all: by these two nodes InsightFace's loader sees that pixels go in.
+        # Subtraction and multiplication first: by these two nodes InsightFace's loader recognises pixel input.
         values = (pixel_I3HW - self.mean) * self.scale
         return self.network(values.flip(1) if self.bgr else values)
 
 
 def takes_pixels(contract: Pixels) -> bool:
     """Tells whether the exported network takes pixels, 0 to 255. InsightFace's ArcFaceONNX feeds (pixel - 127.5) /
-    127.5 to a network whose first eight nodes do not subtract and multiply, and pixels to one whose nodes do."""
+    127.5 to a network without subtraction and multiplication in its first eight nodes, and pixels to others."""
     return (contract.mean, contract.std, contract.bgr) != (FACE.mean, FACE.std, FACE.bgr)
 
 
 def write(model: EmbeddingModel, path: Path) -> None:
-    """Writes the network: input "input" float32 (N, 3, H, W) with any N, output "embedding" (N, D), not normalised;
-    what is known of it in metadata_props. ValueError where a package for it is missing."""
+    """Writes the network: input "input" float32 (N, 3, H, W) with any N, output "embedding" (N, D), not normalised; the
+    model's facts in metadata_props. Raises ValueError if a package is missing."""
     onnx = _package("onnx")
     _package("onnxscript")
     contract = model.to_input
@@ -86,14 +86,14 @@ def write(model: EmbeddingModel, path: Path) -> None:
 
 
 def _name_scaling(proto: Any) -> None:
-    """Names the nodes that scale the pixels as InsightFace's loader looks for them: it goes by names, not by kinds."""
+    """Names the nodes that scale the pixels for InsightFace's loader, which identifies nodes by name."""
     for node in list(proto.graph.node)[:8]:
         if node.op_type in ("Sub", "Mul"):
             node.name = f"{node.op_type}_{node.name}"
 
 
 def write_fp16(source: Path, path: Path) -> None:
-    """The same with weights and arithmetic in float16; input and output stay float32."""
+    """Writes it with float16 weights and arithmetic; input and output stay float32."""
     onnx = _package("onnx")
     _package("onnxruntime")
     from onnxruntime.transformers.float16 import convert_float_to_float16
@@ -104,8 +104,8 @@ def write_fp16(source: Path, path: Path) -> None:
 
 
 def write_int8(source: Path, path: Path, batches: Iterator[NDArray[np.float32]]) -> None:
-    """The same with 8-bit weights, one scale a channel, and 8-bit values between the layers, whose ranges are those
-    seen with `batches`, of what the network takes."""
+    """Writes it with 8-bit weights, one scale a channel, and 8-bit activations, whose ranges are calibrated with
+    `batches` of network inputs."""
     _package("onnxruntime")
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -125,7 +125,7 @@ def write_int8(source: Path, path: Path, batches: Iterator[NDArray[np.float32]])
                 Reader(),
                 quant_format=QuantFormat.QDQ,
                 per_channel=True,
-                reduce_range=True,  # without VNNI, pairs of 8-bit products are added in 16 bits, and saturate
+                reduce_range=True,  # without VNNI, pairs of 8-bit products are summed in 16 bits, and saturate
                 activation_type=QuantType.QInt8,
                 weight_type=QuantType.QInt8,
             )
@@ -134,7 +134,7 @@ def write_int8(source: Path, path: Path, batches: Iterator[NDArray[np.float32]])
 
 
 def forward_of(path: Path, contract: Pixels, threads: int = 0) -> Callable[[Tensor], Tensor]:
-    """uint8 RGB images (I, 3, H, W) -> features (I, D), computed by onnxruntime on the CPU."""
+    """Returns a function of uint8 RGB images (I, 3, H, W) -> features (I, D), computed by onnxruntime on the CPU."""
     runtime = _package("onnxruntime")
     options = runtime.SessionOptions()
     options.log_severity_level = 3
@@ -148,7 +148,7 @@ def forward_of(path: Path, contract: Pixels, threads: int = 0) -> Callable[[Tens
 
 
 def to_array(image_I3HW: Tensor, contract: Pixels) -> NDArray[np.float32]:
-    """Makes the exported network's input of uint8 images."""
+    """Converts uint8 images to the exported network's input."""
     values = image_I3HW.float() if takes_pixels(contract) else contract(image_I3HW)
     return values.contiguous().numpy()
 
@@ -162,7 +162,7 @@ def _package(name: str) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the advice of the exporter's parts to those who write them."""
+    """Silences the exporter's messages for developers."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

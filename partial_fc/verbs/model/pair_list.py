@@ -1,4 +1,4 @@
-"""Pairs of image files in a CSV file: two paths, and whether they are of one class."""
+"""CSV files of image pairs: two paths, and whether they are of one class."""
 
 import csv
 import zlib
@@ -24,8 +24,7 @@ _KINDS = {
 
 
 class PairList(NamedTuple):
-    """images: each file once, in the order of their first use; first_N, second_N: those of pair n; same_N: of one
-    class."""
+    """Pairs of files. images: each once, by first use; first_N, second_N: indices; same_N: of one class."""
 
     images: ImageFiles
     first_N: NDArray[np.int64]
@@ -39,12 +38,11 @@ class PairList(NamedTuple):
 
 
 def read_pair_list(path: Path, root: Path | None = None) -> PairList:
-    """Reads one pair a line: `path,path,same` or `path,path,different` (or 1 and 0, true and false, yes and no; tabs
-    between them in a file without commas). Line 1 may be a header: no field of it is a path, with a dot or a slash, nor
-    a file. Paths are relative to root, or else to the CSV file's folder. ValueError names a bad line, or what is
-    missing."""
+    """Reads one pair a line: `path,path,same` or `path,path,different` (or 1 and 0, true and false, yes and no; tabs in
+    a file without commas). Line 1 may be a header: no field of it is a path, with a dot or a slash, nor a file. Paths
+    are relative to root, by default the CSV file's folder. Raises ValueError for a bad line or a missing file."""
     root = root or path.parent
-    # As lists of images are read; and a spreadsheet's mark at the beginning is dropped.
+    # Decoded as lists of images, without a byte-order mark.
     text = read_text(path, encoding="utf-8-sig", errors="surrogateescape")
     delimiter = "," if "," in text or "\t" not in text else "\t"
     numbers: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""`partial-fc search`: whose image is it? Each probe is searched in a gallery."""
+"""`partial-fc search`: identifies each probe by a search in a gallery."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,8 +59,7 @@ class SearchOptions:
 
 @dataclass
 class Labelled:
-    """Embeddings with their classes. names: of the classes, of the first ones at least; source: the images, None:
-    there are none."""
+    """Embeddings with their classes. names: of (at least the first) classes; source: the images, or None."""
 
     path: Path
     row_ND: NDArray[np.float32]
@@ -129,12 +128,12 @@ def _open(path: Path, name: str, model: "EmbeddingModel", options: SearchOptions
     source = open_on_all(lambda: open_source(path), world)
     row_ND = embed_together(model, source, world, options.batch_size, name)
     label_N = source.labels()
-    assert label_N is not None  # of what open_source opens
+    assert label_N is not None  # true for sources of open_source
     return Labelled(path, row_ND, label_N, source.class_names(), source)
 
 
 def read_npz(path: Path) -> Labelled:
-    """Reads what `partial-fc embed` wrote. Raises ValueError for anything else."""
+    """Reads a file of `partial-fc embed`. Raises ValueError for anything else."""
     try:
         arrays = npy.read_npz(path)
         row_ND, label_N = arrays["embeddings"], arrays["labels"]
@@ -159,7 +158,7 @@ def read_npz(path: Path) -> Labelled:
 
 
 def common_labels(gallery: Labelled, probe: Labelled) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Labels that mean the same in both: by the classes' names where both have them, else their numbers."""
+    """Returns labels that are comparable: by class names if both have them, else by number."""
     if gallery is probe:
         return gallery.label_N, probe.label_N
     if (gallery.names is None) != (probe.names is None):
@@ -208,7 +207,7 @@ def _lines(values: dict[str, float], num_strangers: int) -> list[str]:
 def _neighbours(
     found: "Found", gallery: Labelled, probe: Labelled, gallery_label: NDArray[np.int64], probe_label: NDArray[np.int64]
 ) -> pictures.Pixels:
-    """Each probe with its nearest images: green where the class is the probe's."""
+    """Draws each probe with its nearest images: green for the probe's class."""
     assert gallery.source is not None
     assert probe.source is not None
     top_P = found.cosine_PK[:, 0]

@@ -1,7 +1,4 @@
-"""The embeddings of many images as a file that grows batch by batch: .npz for NumPy, .parquet for tables.
-
-N images, D feature width.
-"""
+"""A file of embeddings that grows by batches: .npz for NumPy, .parquet for tables. N images, D feature width."""
 
 import os
 import zipfile
@@ -16,7 +13,7 @@ from numpy.typing import NDArray
 
 from partial_fc.files import replacing
 
-_ROWS_OF_GROUP = 16384  # of parquet: what is read and compressed together
+_ROWS_OF_GROUP = 16384  # of parquet: rows read and compressed together
 
 
 class Table(Protocol):
@@ -26,7 +23,7 @@ class Table(Protocol):
 
 
 def check_table(path: Path) -> None:
-    """Raises ValueError where no such table can be written."""
+    """Raises ValueError for a path where no such table can be written."""
     if path.suffix not in (".npz", ".parquet"):
         raise ValueError(f"--out {path}: what kind of table is {path.suffix or 'it'}? Expected .npz or .parquet")
     if not path.parent.is_dir():
@@ -36,7 +33,7 @@ def check_table(path: Path) -> None:
 
 
 class Layout(NamedTuple):
-    """with_labels: else there are none. facts: of the model, kept beside the rows."""
+    """The columns of a table. with_labels: has labels. facts: of the model, stored beside the rows."""
 
     num_rows: int
     width: int
@@ -47,7 +44,7 @@ class Layout(NamedTuple):
 
 @contextmanager
 def new_table(path: Path, layout: Layout) -> Iterator[Table]:
-    """Makes a file that is there, whole, when the `with` block ends, and not at all if it fails."""
+    """Creates a file atomically: complete after the `with` block, absent if it fails."""
     with ExitStack() as opened:
         partial = opened.enter_context(replacing(path))
         table: Table = (_Npz if path.suffix == ".npz" else _Parquet)(opened, partial, layout)
@@ -56,7 +53,7 @@ def new_table(path: Path, layout: Layout) -> Iterator[Table]:
 
 
 class _Npz:
-    """keys (N,), labels (N,), embeddings (N, D) float32; class_names, by label, where they are known; model: JSON."""
+    """An .npz: keys (N,), labels (N,), embeddings (N, D) float32; class_names, by label, if known; model: JSON."""
 
     def __init__(self, opened: ExitStack, path: Path, layout: Layout):
         self._layout = layout
@@ -85,8 +82,7 @@ class _Npz:
 
 
 class _Parquet:
-    """key: string, label: int64, embedding: list of D float32; class: string, where names are known. The model is in
-    the file's metadata."""
+    """A .parquet: key string, label int64, embedding list of D float32, class string if known; model as metadata."""
 
     def __init__(self, opened: ExitStack, path: Path, layout: Layout):
         arrow = self._arrow = _pyarrow(path)
@@ -129,7 +125,7 @@ class _Parquet:
 
 
 def _text(name: str) -> str:
-    """Escapes what a table of text cannot hold: a file's name need not be UTF-8."""
+    """Escapes bytes that are not UTF-8, which file names may contain."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 

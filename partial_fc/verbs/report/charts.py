@@ -1,4 +1,4 @@
-"""Line charts and bars as SVG, inside a page: no library, no script; colours are the page's."""
+"""Line charts and bars as inline SVG, without libraries or scripts; the page has the colours."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ Points = Sequence[tuple[float, float]] | NDArray[np.float64]
 
 NUM_COLOURS = 8  # of style.css: .c0, .c1 ...
 _WIDE, _HIGH = 760, 270
-# Room for letters twice as large, which the page has where it is narrow.
+# Space for letters of twice the size, which narrow pages use.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 96, 48, 18, 58
 
 
@@ -25,9 +25,8 @@ def line_chart(
     percent: bool = False,
     until: int = 0,
 ) -> str:
-    """Lines by name over steps. label: of the y axis. marks: a dot with its numbers at each point. band_N3: (step, low,
-    high) behind the first line. until: the axis goes from 0 to there. Values of a log axis are above 0; there is at
-    least one point."""
+    """Draws lines by name over steps, of at least one point. label: of the y axis. marks: a dot with its values at each
+    point. band_N3: (step, low, high) behind the first line. until: end of the x axis. Log axes need values above 0."""
     every = np.concatenate([np.asarray(points, dtype=np.float64).reshape(-1, 2) for points in series.values()])
     low, high = float(every[:, 1].min()), float(every[:, 1].max())
     first = 0.0 if until else float(every[:, 0].min())
@@ -72,7 +71,7 @@ def line_chart(
 
 
 def share_bar(shares: Mapping[str, float]) -> str:
-    """Parts of a whole side by side; the legend has their percentages."""
+    """Draws parts of a whole side by side; the legend has their percentages."""
     total, left, parts = sum(shares.values()) or 1.0, 0.0, []
     for number, (name, share) in enumerate(shares.items()):
         wide = share / total * 100
@@ -91,7 +90,7 @@ def legend(names: Sequence[str]) -> str:
 
 
 def _nice(low: float, high: float) -> list[float]:
-    """About five round numbers around what is shown."""
+    """Returns about five round numbers in the shown range."""
     span = (high - low) or abs(high) or 1.0
     raw = span / 5
     power = 10.0 ** math.floor(math.log10(raw))

@@ -1,4 +1,4 @@
-"""`partial-fc report`: the folder of a run -> one HTML page."""
+"""`partial-fc report`: writes an HTML page about a run's folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ class ReportOptions:
 
 
 def report(options: ReportOptions) -> None:
-    """Says what it wrote. Raises ValueError for a folder that is no run's."""
+    """Prints the path written. Raises ValueError for a folder without a run."""
     out = options.out or options.run / "report.html"
     text = page(read_run(options.run))
     with replacing(out) as partial:

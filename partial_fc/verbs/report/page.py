@@ -1,4 +1,4 @@
-"""What the page of a run says (page.html has its sections): numbers as words, charts."""
+"""The contents of a report's page (page.html has its sections): formatted numbers, charts."""
 
 import base64
 import shlex
@@ -15,11 +15,11 @@ from partial_fc.train.record.curve import thinned
 from partial_fc.verbs.report.charts import line_chart, share_bar
 from partial_fc.verbs.report.run_facts import RunFacts
 
-_LOG_FROM = 20.0  # largest loss over smallest, from which on the axis is logarithmic
+_LOG_FROM = 20.0  # ratio of largest to smallest loss from which on the axis is logarithmic
 
 
 def page(run: RunFacts) -> str:
-    """The whole file."""
+    """Returns the whole file."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("partial_fc.verbs.report", ""),
         autoescape=True,
@@ -37,7 +37,7 @@ def page(run: RunFacts) -> str:
     scores = run.history.scores()
     curves, num_points = _curves(run)
     unit, rates = _speed(run)
-    # A dot alone says no more than the table.
+    # A single dot adds nothing to the table.
     several = any(len(marks) > 1 for marks in scores.values())
     score_chart = line_chart(scores, "score", marks=True, percent=True, until=run.last_step) if several else ""
     shares = _time_shares(run)
@@ -80,7 +80,7 @@ def _headline(run: RunFacts) -> str:
 
 
 def _last_tenth(run: RunFacts) -> int:
-    """Rows of the loss, one at least."""
+    """Returns the number of rows in the last tenth of the loss, at least one."""
     return max(1, len(run.loss_N3) // 10)
 
 
@@ -103,14 +103,14 @@ def _cards(run: RunFacts) -> dict[str, str]:
 
 
 def _interval(run: RunFacts, name: str) -> str:
-    """Of the last accuracy of a set, which few pairs leave wide; nothing where it is not known."""
+    """Returns the interval of a set's last accuracy, wide for few pairs; "" if unknown."""
     values = run.result.get("evaluations", {}) if run.is_finished else {}
     low, high = values.get(f"{name}/accuracy_low"), values.get(f"{name}/accuracy_high")
     return "" if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f} %"
 
 
 def _curves(run: RunFacts) -> tuple[list[str], int]:
-    """(charts of loss and learning rate, the points that they have)."""
+    """Returns (charts of loss and learning rate, their number of points)."""
     point_P5 = thinned(run.loss_N3)
     if not len(point_P5):
         return [], 0
@@ -128,7 +128,7 @@ def _last_values(run: RunFacts) -> dict[str, str]:
 
 
 def _speed(run: RunFacts) -> tuple[str, list[Any]]:
-    """Returns (images or samples, the rates of that as (step, rate))."""
+    """Returns (images or samples, their rates as (step, rate))."""
     series = {unit: run.history.series(f"speed/{unit}_per_s") for unit in ("samples", "images")}
     unit = "samples" if "samples_per_s" in run.result or series["samples"] else "images"
     return unit, series[unit]
@@ -139,7 +139,7 @@ def _time_shares(run: RunFacts) -> dict[str, float]:
     before = 0
     for row in run.history.scalars:
         shares = {name: share for name, share in row.items() if name.startswith("time/") and share is not None}
-        for name, share in shares.items():  # each stands for the steps since the row before
+        for name, share in shares.items():  # each covers the steps since the row before
             part = name.removeprefix("time/")
             parts[part] = parts.get(part, 0.0) + share * max(1, row["step"] - before)
         before = row["step"] if shares else before
@@ -175,5 +175,5 @@ def _as_flags(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _printable(value: Any) -> Any:
-    """A name that is no UTF-8 is shown with backslashes."""
+    """Escapes a name that is not UTF-8 with backslashes."""
     return value if isinstance(value, Markup) else str(value).encode("utf-8", "backslashreplace").decode()

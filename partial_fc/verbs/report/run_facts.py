@@ -1,4 +1,4 @@
-"""What a run has left in its folder, read for a report. Everything may be missing: the run may have just begun."""
+"""The contents of a run's folder, read for a report. Everything may be missing: the run may have just begun."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from partial_fc.files import read_manifest
 from partial_fc.train.record.curve import History, read_history, read_losses
 
 _LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) rank (\d+) ([A-Z]) (.*)")
-# What the log says in passing, and what a person looks for afterwards.
+# Log lines of events that a person looks for afterwards.
 _TROUBLE = {
     "bad record": "damaged records that were replaced by others",
     "a gradient overflowed": "updates skipped: the loss scale was too large",
@@ -29,7 +29,7 @@ _TROUBLE = {
 }
 _OBJECTS = ("configuration", "differs", "scores", "versions")
 _MOST_LINES = 40
-# Pictures with a place of their own in the report.
+# Pictures with their own place in the report.
 _TITLES = {
     "roc": "ROC: true accept rate over false accept rate",
     "similarities": "Scores of same and different pairs",
@@ -40,7 +40,7 @@ _ELSEWHERE = ("loss", "first_batch")
 
 @dataclass
 class Tile:
-    """One image of the first batch as a PNG, and what the data set says it is."""
+    """One image of the first batch as a PNG, and its label in the data set."""
 
     png: bytes
     label: int
@@ -50,7 +50,7 @@ class Tile:
 
 @dataclass
 class RunFacts:
-    """values: the flags, by name; differs: those that are not as by default (none: not known)."""
+    """The facts of a run. values: the flags, by name; differs: those not at their default (None: unknown)."""
 
     root: Path
     start: dict[str, Any]  # configuration.json
@@ -64,7 +64,7 @@ class RunFacts:
     problems: list[str] = field(default_factory=list)  # warnings and errors of all ranks
     num_problems: int = 0
     notes: list[str] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)  # of batches that were written down
+    files: list[str] = field(default_factory=list)  # of saved batches
     tiles: list[Tile] = field(default_factory=list)
     pictures: list[tuple[str, bytes]] = field(default_factory=list)  # title, PNG
 
@@ -87,7 +87,7 @@ class RunFacts:
 
 
 def read_run(root: Path) -> RunFacts:
-    """Raises ValueError for a folder that no run has written to."""
+    """Reads a run's folder. Raises ValueError if it has no run."""
     start, result = _json(root / "configuration.json"), _json(root / "result.json")
     values = start.get("configuration") or result.get("configuration") or {}
     elsewhere = values.get("checkpoint_dir")
@@ -108,7 +108,7 @@ def read_run(root: Path) -> RunFacts:
         found.files += [str(path.relative_to(root)) for path in sorted(root.glob(pattern))]
     found.tiles = _tiles(root)
     afterwards = sorted(root.glob("evaluat*/*.png"))
-    again = {path.stem for path in afterwards}  # what was evaluated anew replaces the picture of training
+    again = {path.stem for path in afterwards}  # a later evaluation replaces training's picture
     for path in [*(path for path in sorted(root.glob("*.png")) if path.stem not in again), *afterwards]:
         if path.stem not in _ELSEWHERE:
             where = "" if path.parent == root else f" ({path.parent.name})"
@@ -118,7 +118,7 @@ def read_run(root: Path) -> RunFacts:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """An empty one where there is none. Raises ValueError for a file that is no JSON object."""
+    """Reads a JSON object, empty without a file. Raises ValueError for anything else."""
     if not path.exists():
         return {}
     try:
@@ -136,7 +136,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _read_logs(found: RunFacts) -> None:
-    """Notes and what happened from rank 0, warnings and errors from all."""
+    """Reads notes and events from rank 0's log, warnings and errors from all."""
     notes = {}
     for path in sorted(found.root.glob("logs/rank-*.log")):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -157,13 +157,13 @@ def _read_logs(found: RunFacts) -> None:
 
 
 def _tiles(root: Path) -> list[Tile]:
-    """Of first_batch.png, which has none where only one of its two files is there."""
+    """Returns the images of first_batch.png; none if one of its two files is missing."""
     picture_path, rows_path = root / "first_batch.png", root / "first_batch.json"
     if not (picture_path.exists() and rows_path.exists()):
         return []
     rows = json.loads(rows_path.read_text(encoding="utf-8"))
     try:
-        picture = decode(picture_path.read_bytes())[..., ::-1]  # as OpenCV has it: BGR
+        picture = decode(picture_path.read_bytes())[..., ::-1]  # OpenCV's BGR
     except BadRecord:
         return []
     if not rows:

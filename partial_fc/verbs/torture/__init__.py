@@ -1,1 +1,1 @@
-"""`partial-fc torture`: a training that is disturbed on purpose, and whether its losses can tell."""
+"""`partial-fc torture`: training under injected faults, compared with an undisturbed run."""

@@ -27,7 +27,7 @@ from partial_fc.verbs.torture.watch import Watch
 
 _PROGRAM = "partial-fc torture"
 _POLL_S = 0.02
-_MOST_FRUITLESS = 20  # ends in a row without a step beyond the furthest one
+_MOST_FRUITLESS = 20  # consecutive ends without progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class Result:
 
 
 def torture(arguments: list[str]) -> int:
-    """Returns the exit status."""
+    """Runs both trainings; returns the exit status."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
     words, command = arguments[:at], arguments[at + 1 :]
     try:
@@ -158,7 +158,7 @@ def _undisturbed(command: list[str], root: Path, output: Any) -> float:
 
 
 def _disturbed(command: list[str], root: Path, output: Any, faults: Faults, result: Result) -> None:
-    """Runs the command with faults until it ends with 0. Raises ValueError where it gets no further."""
+    """Runs the command with faults until it ends with 0. Raises ValueError without progress."""
     print(f"{_PROGRAM}: disturbed, to {root}", flush=True)
     watch, began, fruitless = Watch(root / "loss.csv"), time.monotonic(), 0
     while True:
@@ -170,7 +170,7 @@ def _disturbed(command: list[str], root: Path, output: Any, faults: Faults, resu
                 time.sleep(_POLL_S)
                 watch.look()
                 if faults.strike(watch.step):
-                    watch.look()  # over ssh it took some time, in which there were steps
+                    watch.look()  # over ssh it took time, in which steps were made
                     watch.struck()
         watch.look()
         if process.returncode == 0:
@@ -197,7 +197,7 @@ def _disturbed(command: list[str], root: Path, output: Any, faults: Faults, resu
 
 @contextmanager
 def _started(command: list[str], root: Path, output: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """The command's process; it is ended where we are."""
+    """Starts the command's process and ends it after the block."""
     process = subprocess.Popen(
         [*command, "--models-root", str(root)], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
         start_new_session=True,

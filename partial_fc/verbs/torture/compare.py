@@ -1,4 +1,4 @@
-"""A run that was disturbed beside one that was not, by what both have written: losses, positions, checkpoints."""
+"""Comparison of a disturbed run with an undisturbed one by their files: losses, positions, checkpoints."""
 
 import json
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import numpy as np
 from partial_fc.checkpoint.folders import MANIFEST, newest
 from partial_fc.train.record.curve import read_history, read_losses
 
-# loss.csv has nine digits: that is how near two equal losses can be seen to be there.
+# loss.csv has nine digits, which limits the comparison.
 _NINE_DIGITS = 1e-8
 
 
@@ -33,7 +33,7 @@ class Comparison:
 
 
 def compare(undisturbed: Path, disturbed: Path) -> Comparison:
-    """Raises ValueError where the undisturbed run has no losses."""
+    """Compares two runs. Raises ValueError if the undisturbed run has no losses."""
     whole, other = read_losses(undisturbed), read_losses(disturbed)
     if not len(whole):
         raise ValueError(f"{undisturbed / 'loss.csv'} has no losses: nothing to compare with")
@@ -65,13 +65,13 @@ def compare(undisturbed: Path, disturbed: Path) -> Comparison:
 
 
 def _relative(a: Any, b: Any) -> Any:
-    """Infinite where one is no number and the other is."""
+    """Returns the relative difference; infinite if only one is NaN."""
     difference = np.abs(a - b) / np.maximum(np.maximum(np.abs(a), np.abs(b)), np.finfo(float).tiny)
     return np.where(np.isnan(a) & np.isnan(b), 0.0, np.where(np.isnan(difference), np.inf, difference))
 
 
 def _in_full(root: Path) -> dict[int, tuple[float, float]]:
-    """Step -> (loss, position in epochs) of the log's lines that count."""
+    """Returns step -> (loss, position in epochs) of the valid log lines."""
     return {
         row["step"]: (row["train/loss"], row["train/epoch"])
         for row in read_history(root).scalars
@@ -80,7 +80,7 @@ def _in_full(root: Path) -> dict[int, tuple[float, float]]:
 
 
 def _ends(undisturbed: Path, disturbed: Path) -> list[str]:
-    """Compares where the last checkpoints say that the data stand."""
+    """Compares the data positions of the last checkpoints."""
     last = [folder for root in (undisturbed, disturbed) if (folder := newest(root / "checkpoints"))]
     if len(last) < 2:
         return []

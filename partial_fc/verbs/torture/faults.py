@@ -1,4 +1,4 @@
-"""Faults at seeded moments: processes of a run are killed, here or over ssh, or a command of the user's is run."""
+"""Fault injection at seeded moments: kills processes of a run, here or over ssh, or runs a user's command."""
 
 import json
 import os
@@ -40,17 +40,17 @@ class Faults:
         self._next(0)
 
     def started(self, launcher: int, step: int) -> None:
-        """The command runs, as this process."""
+        """Records that the command runs, as this process."""
         self._launcher = launcher
         self.note(f"the command was started, process {launcher}", step)
 
     def strike(self, step: int) -> bool:
-        """Does what is due; True: something was done."""
+        """Injects the faults that are due; returns whether there were any."""
         now = time.monotonic() if self._mtbf_s else step
         if now < self._due:
             return False
         kind = self._random.choice(self._kinds)
-        # Drawn also where there is nobody: so the moments are the seed's alone.
+        # Drawn even without a victim: the moments depend on the seed alone.
         chosen = self._random.random()
         done = self._strike(kind, chosen, step)
         if done or self._mtbf_s:
@@ -65,7 +65,7 @@ class Faults:
         self._events.flush()
 
     def wait_until_gone(self, step: int) -> None:
-        """Gives processes that are left after the command's end some seconds, then kills them."""
+        """Waits some seconds for processes left after the command's end, then kills them."""
         give_up = time.monotonic() + _GONE_S
         while left := {(host, pid) for host in self._hosts for pid in self._processes(host)}:
             if time.monotonic() > give_up:
@@ -120,7 +120,7 @@ class Faults:
         return self._ask(host, [str(pid) for pid in pids]) or [] if pids else []
 
     def _ask(self, host: Host, words: list[str]) -> Any:
-        """Returns what the victims module says there; None where it does not answer, which is noted."""
+        """Returns the victims module's answer there; None without one, which is noted."""
         if host.is_here:
             numbers = [int(word) for word in words]
             return victims.kill(self._folder, numbers) if numbers else victims.processes(self._folder)

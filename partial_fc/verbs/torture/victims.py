@@ -1,8 +1,8 @@
-"""The processes of a run on one host, found and killed there: python -m ...torture.victims FOLDER [PID ...]
+"""Finds and kills the processes of a run on one host: python -m ...torture.victims FOLDER [PID ...]
 
-A run's processes are those of this user that have its folder on their command line. Its ranks are the Python processes
-among them to which a launcher has given a rank, or that train without one; the rest are launchers and shells. With
-numbers of processes: each that is still one of the run's gets SIGKILL. Standard library only; the last line is JSON.
+A run's processes are this user's with its folder on their command line. Ranks are the Python processes among them with
+a rank from a launcher, or that train without one; the rest are launchers and shells. With process ids: each that still
+belongs to the run gets SIGKILL. Standard library only; the last line is JSON.
 """
 
 import json
@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import Any
 
 MARK = "partial-fc torture: "
-# By which launchers say who a process is (comm/launch/detect.py).
+# The launchers' variables of a rank (comm/launch/detect.py).
 _RANKS = tuple(
     name.encode() for name in ("HOROVOD_RANK=", "OMPI_COMM_WORLD_RANK=", "PMI_RANK=", "SLURM_PROCID=", "RANK=")
 )
-# The name of the restart agent of a rank (--restarts) (comm/launch/keeper.py): a launcher, it does not train.
+# The name of the restart agent of a rank (--restarts) (comm/launch/restart_agent.py): a launcher, it does not train.
 _KEEPER = "partial-fc keep"
 
 
 def processes(folder: str) -> dict[int, bool]:
-    """Number -> whether it is a rank, of the run's processes here."""
+    """Returns the run's processes here: id -> whether it is a rank."""
     found: dict[int, bool] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
-        with suppress(OSError):  # it has ended meanwhile, or is another user's
+        with suppress(OSError):  # ended meanwhile, or another user's
             words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
             if entry.stat().st_uid == os.getuid() and _is_of(folder, words):
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
@@ -49,14 +49,14 @@ def _is_rank(words: list[str], environ: bytes) -> bool:
 
 
 def _is_of(folder: str, words: list[str]) -> bool:
-    """Tells whether a command line names the folder; a shell's has it within a word. Not those that look for it."""
+    """Tells whether a command line contains the folder; a shell's has it inside a word. Excludes this module's own."""
     if any("partial_fc.verbs.torture.victims" in word for word in words):
         return False
     return any(folder in (word, *word.replace("'", " ").replace("=", " ").split()) for word in words)
 
 
 def kill(folder: str, pids: list[int]) -> list[int]:
-    """Kills those of them that are of the run; returns which those were."""
+    """Kills those that belong to the run and returns them."""
     killed = []
     for pid in pids:
         if pid in processes(folder):

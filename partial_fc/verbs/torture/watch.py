@@ -1,4 +1,4 @@
-"""When a run has done which step, seen from outside by its loss.csv."""
+"""Times of a run's steps, observed from outside in its loss.csv."""
 
 import os
 import time
@@ -35,7 +35,7 @@ class Watch:
         if step > self.step:
             now = time.monotonic()
             if self._interrupted:
-                # Where its first step began was not seen: only from here on are durations known.
+                # The start of its first step is unknown: durations count from here on.
                 self._seen.append((float("nan"), self.step))
             self._seen.append((now, step))
             self._interrupted = False
@@ -48,17 +48,17 @@ class Watch:
             self._awaited = [(at, goal) for at, goal in self._awaited if goal > step]
 
     def interrupted(self) -> None:
-        """Something has failed: what passes until the next step is not that step's time."""
+        """Marks a failure: time until the next step does not count as that step's."""
         self._interrupted = True
 
     def struck(self) -> None:
-        """A fault was made now."""
+        """Marks a fault now."""
         self.interrupted()
         self._awaited.append((time.monotonic(), self.furthest + 2))
 
     def effective_s(self) -> float:
-        """Time in steps that count: of each step's last time, from the end of the step before. The first step after an
-        interruption counts as long as the mean of the others."""
+        """Returns the time of steps that count: of each step's last run, from the end of the step before. The first
+        step after an interruption counts as the mean of the others."""
         duration: dict[int, float | None] = {}
         before_at, before = float("nan"), 0
         for at, step in self._seen:
@@ -73,7 +73,7 @@ class Watch:
         return sum(known_s) + (len(duration) - len(known_s)) * sum(known_s) / len(known_s)
 
     def _last(self) -> int:
-        """The step of the last whole row."""
+        """Returns the step of the last complete row."""
         try:
             with self.path.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - 256))
