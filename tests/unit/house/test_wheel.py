@@ -142,7 +142,7 @@ def test_the_recipe_for_pictures(environment, recipes, monkeypatch):
 
 def test_the_recipe_for_texts_is_killed_and_goes_on(environment, recipes, monkeypatch):
     monkeypatch.chdir(recipes)
-    flags = "--titles train.tsv --test-titles test.tsv --gpus 2 --sample-rate 0.5 --max-steps 300 --checkpoint-every 10"
+    flags = "--titles train.tsv --test-titles test.tsv --gpus 2 --sample-rate 0.5 --max-steps 100 --checkpoint-every 10"
     run(*command(environment, f"./titles.py {flags} --models-root whole"), **ENVIRON)
     again = command(environment, f"./titles.py {flags} --models-root killed")
     killed = subprocess.Popen(

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.long  # make test-old runs it
 def test_the_tests_of_the_gpu_pass_in_the_interpreter():
     """In a process of its own: what is defined while TRITON_INTERPRET is set stays interpreted."""
     done = subprocess.run(
