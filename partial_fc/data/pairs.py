@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc import restricted_pickle
+from partial_fc.data import restricted_pickle
 from partial_fc.files import read_bytes, replacing
 
 _MOST_BYTES = 16 << 30

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from partial_fc import restricted_pickle
+from partial_fc.data import restricted_pickle
 from partial_fc.files import read_bytes
 from partial_fc.foreign import mxnet_ndarray
 from partial_fc.foreign.state_dicts import check_fits
