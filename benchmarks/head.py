@@ -153,21 +153,21 @@ def _heading(ours: str, any_run: Line) -> list[str]:
 def _rows(key: tuple[int, float], cell: dict[str, Any], ours: str) -> list[str]:
     """The lines of a cell: this head, then each other side with its faster operands."""
     (batch, rate), rounds, name = key, cell["rounds"], f"{OURS} {ours}"
-    sides = {OURS: compare(rounds, name, name)}
+    sides: dict[str, Line] = {OURS: compare(rounds, name, name)}
     for side in OTHERS:
         kinds = ["fp32"] if ours == "fp32" else [p for p in ("fp32", "bf16") if f"{side} {p}" in rounds[0]]
         sides[side] = min((compare(rounds, name, f"{side} {kind}") for kind in kinds), key=lambda f: f["step_s"])
     lines = []
-    for side, found in sides.items():
+    for label, found in sides.items():
         ratios = ["", "", ""]
-        if side != OURS:
+        if label != OURS:
             compared = "times_as_fast" in found
             numbers = (found["times_as_fast"], *found["times_as_fast_range"]) if compared else ()
             ratios = [f"{number:.3g}" for number in numbers] or ["not compared", "", ""]
         own = ["", "", ""]
-        if side == OURS:
+        if label == OURS:
             own = [f"{found['share_of_matmul']:.0%}", f"{found['products_s']:.3g}", f"{found['bytes_s']:.3g}"]
-        cells = [f"{rate:.1f}", f"{batch:,}", f"{cell['classes']:,}", side, found["precision"], f"{found['rows']:,}"]
+        cells = [f"{rate:.1f}", f"{batch:,}", f"{cell['classes']:,}", label, found["precision"], f"{found['rows']:,}"]
         lines.append(_line([*cells, f"{found['step_s']:.3g}", *ratios, f"{found['added_bytes'] / 1e9:.2f}", *own]))
     return lines
 
