@@ -86,6 +86,18 @@ def normal(row: Tensor, width: int, key: int) -> Tensor:
     return normal_N2P.view(len(row), 2 * pairs)[:, :width]
 
 
+def uniform(row: Tensor, width: int, key: int) -> Tensor:
+    """Returns uniform numbers in [0, 1), multiples of 2^-24, a vector per row number: float32 (len(row), width).
+
+    row: int64, any values below 2^62; the same number gives the same vector in every process and on every device.
+    """
+    column_W = torch.arange(width, dtype=torch.int32, device=row.device)
+    uniform_NW = torch.empty(len(row), width, dtype=torch.float32, device=row.device)
+    for part, key_N1 in _row_keys(row, width, key, 0x2545F491):
+        uniform_NW[part] = _upper_24_(_hash32_inplace(key_N1 + column_W)).mul_(2.0**-24)
+    return uniform_NW
+
+
 def rounding_key(seed: int, stream: int, step: int) -> int:
     """Returns the key of the noise that rounds one tensor (stream) in one step."""
     return derive_key(seed, stream, step, *b"rounding")

@@ -271,7 +271,7 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
             Config, arguments, program, default=default, matter=flags.basic(Config), elsewhere=ELSEWHERE
         )
     except UsageError as error:
-        if str(error).startswith("config."):  # from a typed flag: "--network is ..."
+        if "network" in from_file and str(error).startswith(f"--network is {from_file['network']};"):
             raise UsageError(f"{known.config}: {error}") from error
         raise
     given = {name for name in presets.OF_THE_DATA if getattr(known, name) is not None}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -27,15 +27,20 @@ if TYPE_CHECKING:
     from partial_fc.train.precision import Mode
 
 
-NETWORKS = Literal["r18", "r34", "r50", "r100", "r200", "mbf", "tiny", "mini"]
+NETWORKS = (
+    "r18", "r34", "r50", "r100", "r200", "mbf", "tiny", "mini",
+    "vit_t", "vit_t_dp005_mask0", "vit_s", "vit_s_dp005_mask_0", "vit_b", "vit_b_dp005_mask_005", "vit_l",
+    "vit_l_dp005_mask_005", "vit_h",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFlags:
     """The backbone."""
 
-    network: Annotated[NETWORKS, tyro.conf.arg(aliases=["--backbone"]), Basic] = "r50"
-    """Residual network by depth, MobileFaceNet, or a small one for a CPU: tiny, or the demo's mini."""
+    network: Annotated[str, tyro.conf.arg(aliases=["--backbone"]), Basic] = "r50"
+    """Residual network by depth, MobileFaceNet, arcface_torch's vision transformers, or a small one for a CPU: tiny, or
+    the demo's mini."""
     embedding_size: Annotated[int, In("[1, 65536]"), Basic] = 512
     """Width of the embedding."""
     dropout: Annotated[float, In("[0, 1)")] = 0.0
@@ -69,11 +74,9 @@ class ModelFlags:
     """See --input-mean."""
 
     def __post_init__(self) -> None:
-        if self.network not in get_args(NETWORKS):  # from --config: a flag is rejected earlier
-            hint = ELSEWHERE.get(f"network {self.network}") or f"see --help{near(self.network, get_args(NETWORKS))}"
-            raise ValueError(
-                f"config.network is {self.network}; expected one of {', '.join(get_args(NETWORKS))}; {hint}"
-            )
+        if self.network not in NETWORKS:
+            hint = ELSEWHERE.get(f"network {self.network.lower()}") or f"see --help{near(self.network, NETWORKS)}"
+            raise ValueError(f"--network is {self.network}; expected one of {', '.join(NETWORKS)}; {hint}")
         check_numbers(self)
         if (self.symbol is None) != (self.params is None):
             raise ValueError("--symbol FILE-symbol.json and --params FILE-0000.params go together: give both, or none")
@@ -89,8 +92,9 @@ class ModelFlags:
             self._check_mxnet()
 
     def _check_mxnet(self) -> None:
-        if self.network == "mbf" and self.symbol is None:
-            raise _refused("--network mbf", "there is no symbol of it; take r18, r34, r50, r100, r200, tiny or mini")
+        if (self.network == "mbf" or self.network.startswith("vit")) and self.symbol is None:
+            remedy = "there is no symbol of it; take r18, r34, r50, r100, r200, tiny or mini"
+            raise _refused(f"--network {self.network}", remedy)
         if self.dropout:
             raise _refused(
                 f"--dropout {self.dropout:g}",

@@ -39,7 +39,8 @@ class Batch(NamedTuple):
     input_B: the transform's arrays; images and clips with channels moved behind the batch axis: (B, C, H, W), (B, C, T,
     H, W), channels-last in memory. label_B, key_B: int64. epoch: passes over the set after this batch, a fraction.
     position: samples consumed by all ranks after this batch; a new Loader resumes from it. num_global: samples of this
-    batch on all ranks. ends_epoch: no update continues past this batch.
+    batch on all ranks. ends_epoch: no update continues past this batch. position_B: int64, the samples' own positions,
+    for random numbers inside a network; None: unknown.
     """
 
     input_B: Tensor
@@ -49,6 +50,7 @@ class Batch(NamedTuple):
     position: int
     num_global: int
     ends_epoch: bool = False
+    position_B: Tensor | None = None
 
 
 class Loader:
@@ -187,6 +189,7 @@ class Loader:
             selection.end,
             len(index_B) * self.world_size,
             selection.ends_epoch,
+            selection.position_B,
         )
 
     def _empty(self, count: int) -> NDArray:

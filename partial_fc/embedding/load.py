@@ -74,7 +74,9 @@ class Found:
     def start(self, module: nn.Module, wanted: Network) -> None:
         """Loads the weights into a module, to continue training. Raises ValueError if it is not of network `wanted`."""
         shapes = {name: t.shape for name, t in self.weights.items()}
-        if self.network.name != wanted.name or shapes != {name: t.shape for name, t in module.state_dict().items()}:
+        # arcface_torch's vit_b and vit_b_dp005_mask_005 differ in training only.
+        names = {network.name.partition("_dp005")[0] for network in (self.network, wanted)}
+        if len(names) > 1 or shapes != {name: t.shape for name, t in module.state_dict().items()}:
             raise ValueError(f"{self.source} is a backbone {self.network}; this run has {wanted}")
         module.load_state_dict(self.weights)
 

@@ -3,12 +3,12 @@
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from partial_fc.models import iresnet, resnet, slowfast
+from partial_fc.models import iresnet, resnet, slowfast, vit
 from partial_fc.models.mobilefacenet import Bottleneck, MobileFaceNet
 
 __all__ = ["BLOCKS", "NAMES", "SMALLEST_IMAGE", "build", "keeps_fp32"]
 
-NAMES = (*iresnet.DEPTHS, "mbf", *iresnet.SMALL)
+NAMES = (*iresnet.DEPTHS, "mbf", *iresnet.SMALL, *vit.SIZES)
 SMALLEST_IMAGE = 16  # pixels: halved four times, one is left
 BLOCKS = (
     iresnet.Block,
@@ -16,6 +16,7 @@ BLOCKS = (
     resnet.BasicBlock,
     resnet.Bottleneck,
     slowfast.Bottleneck,
+    vit.Block,
 )  # the units of activation checkpointing
 
 
@@ -41,6 +42,8 @@ def build(
         )
     if name == "mbf":
         return MobileFaceNet(embedding_size, image_size, in_channels, dropout)
+    if name in vit.SIZES:
+        return vit.build(name, embedding_size, image_size, in_channels, dropout)
     return iresnet.build(name, embedding_size, image_size, in_channels, dropout)
 
 

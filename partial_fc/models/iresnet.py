@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from partial_fc.models.prelu import PReLU
+from partial_fc.models.sample_random import Dropout
 
 DEPTHS = {
     "r18": (2, 2, 2, 2),
@@ -86,7 +87,7 @@ class IResNet(nn.Module):
             setattr(self, name, nn.Sequential(*blocks))
             width_in, side = width, -(-side // stride)  # a padded 3x3 with stride 2 rounds up
         self.bn2 = nn.BatchNorm2d(width_in)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.fc = nn.Linear(width_in * side * side, embedding_size)
         self.features = nn.BatchNorm1d(embedding_size)
         # The feature is normalised to unit length later; a learnt scale per axis would only distort it.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from partial_fc.models.prelu import PReLU
+from partial_fc.models.sample_random import Dropout
 
 
 class Wrapped(nn.Module):
@@ -83,7 +84,7 @@ class MobileFaceNet(nn.Module):
         # One weight per channel and position: faces are aligned, so averaging over positions would lose detail.
         self.features = Wrapped(
             _convolution(512, 512, kernel=side, groups=512, padding=0, activation=False),
-            nn.Sequential(nn.Flatten(), nn.Dropout(dropout)),
+            nn.Sequential(nn.Flatten(), Dropout(dropout)),
             nn.Linear(512, embedding_size, bias=False),
             nn.BatchNorm1d(embedding_size),
         )

@@ -11,6 +11,7 @@ from partial_fc import checkpoint
 from partial_fc.comm import World
 from partial_fc.evaluate.evaluation import Forward
 from partial_fc.models.inputs import InputContract
+from partial_fc.models.sample_random import SampleRandom
 from partial_fc.optim.backbone import load_named_state, named_state, set_lr
 from partial_fc.optim.compression import Compressor
 from partial_fc.optim.gradient_sync import GradientSync, StepBytes
@@ -38,7 +39,7 @@ class TorchBackbone:
     """A torch module with its precision, weights, optimizer, gradient exchange and input contract; see seams.Backbone.
 
     module: on its device, equal on all ranks (`broadcast_module`). contract: what model.safetensors says of the
-    network; its "network" and sizes must be those of a checkpoint that is loaded.
+    network; its "network" and sizes must be those of a checkpoint that is loaded. seed: of random layers.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class TorchBackbone:
         compressor: Compressor,
         to_input: InputContract,
         contract: Mapping[str, str],
+        seed: int = 0,
     ):
         self.module, self.world, self.precision, self.to_input = module, world, precision, to_input
         self.device = precision.device
@@ -60,6 +62,7 @@ class TorchBackbone:
         self.optimizer = make_optimizer(self.weights)
         self.sync = GradientSync(module, world, compressor=compressor)
         self.weights.bind_gradients(self.sync.gradient_of)
+        self._random, self._seed = SampleRandom.of(module), seed
         self._output_B: Tensor | None = None  # of the last forward, until its backward
         self._statistics = RunningStatistics(nn.Identity())
         self._summed = False  # whether this update's gradient is the sum over the ranks
@@ -77,6 +80,10 @@ class TorchBackbone:
         self._statistics.keep()
         self._summed = False
         self.sync.zero(self.precision.loss_scale, num_samples)
+
+    def name_samples(self, position_B: Tensor | None) -> None:
+        if self._random and position_B is not None:
+            SampleRandom.name_samples(self._random, self._seed, position_B.to(self.device, non_blocking=True))
 
     def forward(self, input_B: Tensor) -> Tensor:
         """Returns the output for a loader's batch, as a leaf in the head's dtype, which separates the two backwards."""

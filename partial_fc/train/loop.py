@@ -58,7 +58,8 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
     )
 
     while at.step < total_steps and not stopped:
-        # Random numbers of a step (dropout) depend on (seed, step, rank), so that resuming is exact.
+        # Random numbers of other people's modules depend on (seed, step, rank), so that resuming is exact; those of the
+        # networks here on (seed, position of the sample), so that the number of ranks changes nothing, either.
         torch.manual_seed(counter_rng.derive_key(job.seed, at.step, world.rank))
         world.step = at.step + 1
         lr = job.schedule.lr(at.step)

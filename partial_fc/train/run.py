@@ -191,7 +191,7 @@ class Run:
             torch_optim.build, optim.optimizer, momentum=optim.momentum, weight_decay=optim.weight_decay, **optimizer
         )
         exchange = self.config.exchange.build(self.config.run.seed)
-        backbone = TorchBackbone(module, world, chosen, make, exchange, to_input, contract)
+        backbone = TorchBackbone(module, world, chosen, make, exchange, to_input, contract, self.config.run.seed)
         self.unit = to_input.unit
         self.logger.info(
             f"{contract['network']}: {sum(p.numel() for p in module.parameters()):,} parameters; precision "

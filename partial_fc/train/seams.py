@@ -60,6 +60,10 @@ class Backbone(Protocol):
     def zero(self, num_samples: int) -> None:
         """Prepares an update over num_samples samples of all ranks."""
 
+    def name_samples(self, position_B: Tensor | None) -> None:
+        """Says which samples the next passes are over: their positions in the data, for random layers of the network
+        (models/sample_random.py); None: unknown."""
+
     def forward(self, input_B: Tensor) -> Tensor:
         """Returns the output for a loader's batch, as a leaf in the head's dtype, which separates the two backwards."""
         ...

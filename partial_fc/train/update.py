@@ -76,6 +76,7 @@ def _update(job: Job, attempt: Attempt, lr: float, watch: Stopwatch) -> None:
 def forward_backward(job: Job, attempt: Attempt, batch: Batch, label_B: Tensor, share: float, watch: Stopwatch) -> None:
     """Runs one micro-batch, with this share of the update's samples, with the head's collectives. The head's input is a
     leaf, which separates the two backwards."""
+    job.backbone.name_samples(batch.position_B)
     output_B = job.backbone.forward(batch.input_B)
     watch.lap("backbone")
 

@@ -51,7 +51,7 @@ ELSEWHERE = {
     },
     "network resnet101": "the nearest here is r100",
     **dict.fromkeys(("network mobilefacenet", "network mobilenet"), "mbf is MobileFaceNet"),
-    **{f"network vit_{size}": "there is no vision transformer yet" for size in "tslbh"},
-    **{f"network vit-{size}": "there is no vision transformer yet" for size in "tslbh"},
-    "network vit": "there is no vision transformer yet",
+    **{f"network vit-{size}": f"it is vit_{size}" for size in "tslbh"},
+    "network vit": "they are vit_t, vit_s, vit_b, vit_l and vit_h",
+    **dict.fromkeys(("network vit_t_dp005_mask_0", "network vit_t_dp005"), "arcface_torch spells it vit_t_dp005_mask0"),
 }

@@ -86,6 +86,7 @@ def _second_forward(job: Job, attempt: Attempt, look: _Look) -> None:
     passes = list(zip(attempt.passes, attempt.batches, strict=False))  # the last batches may be missing
     _draw_the_same(job)
     for _, batch in passes:
+        job.backbone.name_samples(batch.position_B)
         job.backbone.watch_outputs(batch.input_B, look_at_output)
     for one, batch in passes:  # not explained by a second forward
         bad_B = (~one.output_B.detach().isfinite().all(dim=1)).cpu()
@@ -108,6 +109,7 @@ def _second_backward(job: Job, attempt: Attempt, look: _Look) -> None:
         if grad_B is None:  # backward was not reached, on any rank
             continue
         look.at("feature gradient", str(number), grad_B, "the gradient of the features")
+        job.backbone.name_samples(batch.position_B)
         for name, g in job.backbone.gradients(batch.input_B, grad_B).items():
             look.at("gradients of this rank", name, g, f"the gradient of {name}")
     for name, g in job.backbone.gradients().items():

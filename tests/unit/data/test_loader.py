@@ -66,6 +66,8 @@ def test_order_does_not_depend_on_the_number_of_ranks(world_size: int, batch_siz
     ]
     together = [key for step in zip(*ranks, strict=True) for key in keys(list(step))]
     assert together == sample_order(torch.arange(7 * 12), 31, seed=0).tolist()
+    position = [batch.position_B for step in zip(*ranks, strict=True) for batch in step]
+    assert torch.equal(torch.cat(position), torch.arange(7 * 12))  # type: ignore[arg-type]
 
 
 def test_pixels_labels_keys_and_layout() -> None:

@@ -51,6 +51,19 @@ def test_fold_depends_on_every_part_and_on_their_order():
     assert all(0 <= key < 2**32 for key in keys)
 
 
+def test_uniform_is_uniform_and_belongs_to_its_row():
+    row = torch.arange(2000) + (1 << 40)
+    x = counter_rng.uniform(row, 99, key=5)
+    assert 0 <= x.min() < x.max() < 1
+    count = torch.histc(x, 50, 0, 1).double()
+    expected = x.numel() / 50
+    assert ((count - expected).square() / expected).sum() < 49 + 5 * (2 * 49) ** 0.5
+    for a, b in ((x[:-1], x[1:]), (x[:, :-1], x[:, 1:]), (x, counter_rng.uniform(row, 99, key=6))):
+        correlation = torch.corrcoef(torch.stack((a.flatten(), b.flatten())))[0, 1]
+        assert abs(correlation) < 5 / x.numel() ** 0.5
+    assert torch.equal(counter_rng.uniform(row[7:9], 99, key=5), x[7:9])
+
+
 def test_normal_is_normal():
     x = counter_rng.normal(torch.arange(2000), 99, key=5)
     assert x.shape == (2000, 99)
