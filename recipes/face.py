@@ -174,6 +174,8 @@ def train_here(run: Run) -> int:
     network = face_backbone.build(config.model, data.image_size, run.device, data.mirror)
     backbone = run.backbone(network.module, network.to_input, network.contract, precision=network.precision)
     head = run.partial_fc(config.head, num_classes, network.embedding_size, backbone)
+    if network.code:
+        run.keep_code(network.code)
     for note in (*network.notes, *config.model.notes(), *_notes(config, source)):
         run.note(note)
 
@@ -188,7 +190,7 @@ def _called(config: Config) -> tuple[str | Path, str]:
     """Returns data set and network, for the folder's name."""
     data, model = config.data, config.model
     preset = data.dataset if data.dataset != "custom" else None
-    network = model.symbol.name.partition("-symbol")[0] if model.symbol else model.network
+    network = model.symbol.name.partition("-symbol")[0] if model.symbol else model.network.rpartition("/")[2]
     return preset or data.config or data.rec or "", network
 
 

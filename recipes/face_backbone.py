@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -39,8 +40,9 @@ class ModelFlags:
     """The backbone."""
 
     network: Annotated[str, tyro.conf.arg(aliases=["--backbone"]), Basic] = "r50"
-    """Residual network by depth, MobileFaceNet, arcface_torch's vision transformers, or a small one for a CPU: tiny, or
-    the demo's mini."""
+    """Residual network by depth (r18 to r200), MobileFaceNet (mbf), arcface_torch's vision transformers (vit_t to
+    vit_h), or a small one for a CPU: tiny, or the demo's mini. timm:NAME: a network of timm. FILE.py:FUNCTION: what
+    your function makes; FILE.py is copied into --models-root (docs/encoders.md)."""
     embedding_size: Annotated[int, In("[1, 65536]"), Basic] = 512
     """Width of the embedding."""
     dropout: Annotated[float, In("[0, 1)")] = 0.0
@@ -74,9 +76,18 @@ class ModelFlags:
     """See --input-mean."""
 
     def __post_init__(self) -> None:
-        if self.network not in NETWORKS:
+        if self.network.startswith("timm:"):
+            if find_spec("timm") is None:
+                raise ValueError(f"--network {self.network} needs timm: `pip install 'partial-fc[timm]'`")
+        elif ".py:" in self.network:
+            if not (file := Path(self.network.rpartition(":")[0])).is_file():
+                raise ValueError(f"--network {self.network}: there is no file {file}")
+            if self.dropout:
+                raise ValueError(f"--dropout {self.dropout:g}: {file} makes its network as it likes; leave it out")
+        elif self.network not in NETWORKS:
             hint = ELSEWHERE.get(f"network {self.network.lower()}") or f"see --help{near(self.network, NETWORKS)}"
-            raise ValueError(f"--network is {self.network}; expected one of {', '.join(NETWORKS)}; {hint}")
+            raise ValueError(f"--network is {self.network}; expected one of {', '.join(NETWORKS)}, timm:NAME, or "
+                             f"FILE.py:FUNCTION; {hint}")  # fmt: skip
         check_numbers(self)
         if (self.symbol is None) != (self.params is None):
             raise ValueError("--symbol FILE-symbol.json and --params FILE-0000.params go together: give both, or none")
@@ -92,7 +103,7 @@ class ModelFlags:
             self._check_mxnet()
 
     def _check_mxnet(self) -> None:
-        if (self.network == "mbf" or self.network.startswith("vit")) and self.symbol is None:
+        if self.network not in ("r18", "r34", "r50", "r100", "r200", "tiny", "mini") and self.symbol is None:
             remedy = "there is no symbol of it; take r18, r34, r50, r100, r200, tiny or mini"
             raise _refused(f"--network {self.network}", remedy)
         if self.dropout:
@@ -142,6 +153,7 @@ class Network:
     notes: list[str] = field(default_factory=list)
     # Writes the delivered weights, with this prefix, in the engine's own format.
     deliver: Callable[[Mapping[str, Tensor], Path], Any] | None = None
+    code: Path | None = None  # the file whose function made the module
 
 
 def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool = True) -> Network:
@@ -152,7 +164,8 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
     from partial_fc import models
     from partial_fc.embedding import load
     from partial_fc.foreign import networks
-    from partial_fc.models.inputs import FACE
+    from partial_fc.foreign.backbone_weights import load_state
+    from partial_fc.models import encoders
     from partial_fc.models.iresnet import IResNet
     from partial_fc.train import activation_checkpointing
 
@@ -161,18 +174,24 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
     if model.symbol is not None:
         return _symbol_network(model, image_size, flip)
     module = models.build(model.network, model.embedding_size, image_size, dropout=model.dropout)
-    notes = []
+    is_encoder, to_input = encoders.is_encoder(model.network), encoders.input_of(module)
+    file = Path(model.network.rpartition(":")[0]) if ".py:" in model.network else None
+    name = model.network if file is None else f"{file.name}:{model.network.rpartition(':')[2]}"
+    notes = [f"--network {name}: {note}" for note in [encoders.note(module, image_size)] if note]
     if model.pretrained:
-        wanted = networks.Network(model.network, model.embedding_size, image_size)
+        wanted = networks.Network(name, model.embedding_size, image_size)
         remedy = ""
         try:
             stored = load.stored_at(model.pretrained)
-            stored.check_input(FACE)
+            stored.check_input(to_input)
             if model.pretrained_partial:
                 notes.append(f"--pretrained-partial: {stored.start_partly(module)}")
             else:
                 remedy = "; --pretrained-partial takes what fits"
-                load.check(stored).start(module, wanted)
+                if is_encoder:
+                    load_state(module, stored.weights, stored.source)
+                else:
+                    load.check(stored).start(module, wanted)
         except ValueError as error:
             raise ValueError(f"--pretrained {error}{remedy}") from error
     if model.engine == "mxnet":
@@ -185,8 +204,9 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if model.activation_checkpointing:
         activation_checkpointing.enable(module)
-    contract = {"network": model.network, **_facts(model.embedding_size, image_size, flip)}
-    return Network(module, FACE, contract, model.embedding_size, "fp32" if model.engine == "mxnet" else None, notes)
+    contract = {"network": name, **_facts(model.embedding_size, image_size, flip)}
+    precision: Mode | None = "fp32" if model.engine == "mxnet" else None
+    return Network(module, to_input, contract, model.embedding_size, precision, notes, code=file)
 
 
 def _symbol_network(model: ModelFlags, image_size: int, flip: bool) -> Network:

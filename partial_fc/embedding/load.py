@@ -24,6 +24,7 @@ from partial_fc.embedding.model import EmbeddingModel
 from partial_fc.foreign.backbone_weights import read_weights
 from partial_fc.foreign.networks import Network, network_of
 from partial_fc.foreign.state_dicts import check_fits, fitting, misfits
+from partial_fc.models import encoders
 from partial_fc.models.inputs import FACE, Pixels, contract_of
 
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt")
@@ -35,15 +36,21 @@ _log = logging.getLogger("partial_fc")
 
 
 def load(
-    path: str | Path, device: torch.device | str = "cpu", *, image_size: int | None = None, flip: bool | None = None
+    path: str | Path,
+    device: torch.device | str = "cpu",
+    *,
+    image_size: int | None = None,
+    flip: bool | None = None,
+    trust_code: bool = False,
 ) -> EmbeddingModel:
     """Loads the trained backbone at a path, ready to embed images.
 
     image_size: pixels of a side, for files that do not state it; None: the largest that the weights fit. flip: add the
-    flipped image's embedding; None: as the file states, else yes. Raises ValueError for a file that is damaged, of
+    flipped image's embedding; None: as the file states, else yes. trust_code: execute the FILE.py in the run's folder
+    that builds its network, if that was --network FILE.py:FUNCTION. Raises ValueError for a file that is damaged, of
     another kind of network or of another image_size.
     """
-    return find(Path(path), image_size, flip).model().to(device)
+    return find(Path(path), image_size, flip, trust_code).model().to(device)
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ class Stored:
 
     def check_input(self, ours: Pixels) -> None:
         """Raises ValueError if the weights expect other pixels than our network."""
-        theirs = contract_of(self.facts) or FACE
+        theirs = contract_of(self.facts) or ours
         if (theirs.mean, theirs.std, theirs.bgr) != (ours.mean, ours.std, ours.bgr):
             raise ValueError(f"{self.source} takes {theirs.description}; this run's network takes {ours.description}")
 
@@ -106,13 +113,13 @@ class Stored:
         return f"{len(taken)} of the network's {len(expected)} tensors from {self.source}; {problems or 'all fit'}"
 
 
-def find(path: Path, image_size: int | None = None, flip: bool | None = None) -> Found:
+def find(path: Path, image_size: int | None = None, flip: bool | None = None, trust_code: bool = False) -> Found:
     """Finds the backbone at a path and validates its weights; see `load`."""
     if image_size is not None and (type(image_size) is not int or image_size < models.SMALLEST_IMAGE):
         raise ValueError(f"image_size is {image_size!r}; expected a whole number from {models.SMALLEST_IMAGE}")
     if flip not in (None, True, False):
         raise ValueError(f"flip is {flip!r}; expected True, False or None")
-    return check(stored_at(path), image_size, flip)
+    return check(stored_at(path), image_size, flip, trust_code)
 
 
 def stored_at(path: Path) -> Stored:
@@ -171,11 +178,11 @@ def _step(folder: Path) -> Path:
         raise ValueError(f"{folder} holds no model.safetensors, and no complete checkpoint; {_EXPECTED}") from error
 
 
-def check(stored: Stored, image_size: int | None = None, flip: bool | None = None) -> Found:
+def check(stored: Stored, image_size: int | None = None, flip: bool | None = None, trust_code: bool = False) -> Found:
     """Validates stored weights. Raises ValueError if they are of no known network, or incomplete."""
     path, weights, facts = stored.source, stored.weights, stored.facts
     if "network" in facts:
-        network = _said(path, facts)
+        network = _said(path, facts, trust_code)
         if image_size is not None and image_size != network.image_size:
             raise ValueError(f"{path} was trained on images of {network.image_size} pixels; image_size is {image_size}")
     else:
@@ -193,7 +200,7 @@ def check(stored: Stored, image_size: int | None = None, flip: bool | None = Non
     return Found(dict(weights), network, to_input, said if flip is None else flip, path, step)
 
 
-def _said(path: Path, facts: Mapping[str, str]) -> Network:
+def _said(path: Path, facts: Mapping[str, str], trust_code: bool) -> Network:
     """Returns the network that a file names. Raises ValueError if recipe face has no such network."""
     name, recipe = facts["network"], facts.get("recipe", "another")
     if name == "MXNet symbol":
@@ -201,7 +208,7 @@ def _said(path: Path, facts: Mapping[str, str]) -> Network:
             f"{path} is a network of MXNet's own (--symbol), which only MXNet computes: embed images with MXNet, from "
             "model-symbol.json and model-0000.params beside model.safetensors"
         )
-    if name not in models.NAMES:
+    if name not in models.NAMES and not encoders.is_encoder(name):
         raise ValueError(
             f"{path} is {name} of recipe {recipe}, which gives no embedding of an image; expected a network of recipe "
             f"face: {', '.join(models.NAMES)}"
@@ -209,7 +216,24 @@ def _said(path: Path, facts: Mapping[str, str]) -> Network:
     sizes = [facts.get(size, "") for size in ("embedding_size", "image_size")]
     if not all(size.isdecimal() and len(size) < 6 for size in sizes):
         raise ValueError(f"{path}: its embedding size is {sizes[0]!r}, image size {sizes[1]!r}; expected whole numbers")
-    return Network(name, int(sizes[0]), int(sizes[1]))
+    return Network(name, int(sizes[0]), int(sizes[1]), _folder_of_code(path, name, trust_code))
+
+
+def _folder_of_code(path: Path, name: str, trust_code: bool) -> Path | None:
+    """Returns the folder of a network's FILE.py: the run's, for its model.safetensors and its checkpoints. Raises
+    ValueError if there is none, or its code is not trusted."""
+    if not name.partition(":")[0].endswith(".py"):
+        return None
+    file = encoders.split(name)[0]
+    places = [path, *path.resolve().parents[:2]] if path.is_dir() else [path.parent]
+    if file.name != str(file) or not (folder := next((place for place in places if (place / file).is_file()), None)):
+        raise ValueError(f"{path} is built by {name}; expected {file.name} beside it, or in the run's folder")
+    if not trust_code:
+        raise ValueError(
+            f"{path} is built by {folder / file}, whose code would be executed: read it, then add --trust-code "
+            "(partial_fc.load(..., trust_code=True))"
+        )
+    return folder
 
 
 def _fp32(t: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from partial_fc import models
 from partial_fc.foreign.state_dicts import some
-from partial_fc.models import iresnet, vit
+from partial_fc.models import encoders, iresnet, vit
 
 DEPTHS = {**iresnet.DEPTHS, **{name: depths for name, (depths, _) in iresnet.SMALL.items()}}
 _BLOCK = re.compile(r"(?:layer(\d+)\.\d+\.conv1\.weight|arg:stage(\d+)_unit\d+_conv1_weight)")
@@ -23,19 +23,22 @@ _VIT = ("patch_embed.proj.weight", "pos_embed", "feature.2.weight")
 
 @dataclass(frozen=True)
 class Network:
-    """One of our networks."""
+    """A network. name: as in --network; of a FILE.py:FUNCTION without the folder, which is `folder`."""
 
     name: str
     embedding_size: int
     image_size: int
+    folder: Path | None = None
 
     def __str__(self) -> str:
         return f"{self.name} with --embedding-size {self.embedding_size} and --image-size {self.image_size}"
 
     def build(self, device: str = "cpu") -> nn.Module:
-        """Builds it with fresh weights, in evaluation mode. device: "meta" if shapes suffice."""
-        with torch.device(device):
-            return models.build(self.name, self.embedding_size, self.image_size).eval()
+        """Builds it with fresh weights, in evaluation mode; torch's generator stays. device: "meta" if shapes suffice;
+        an encoder is built on the CPU all the same, as it may have buffers that no file has."""
+        name = self.name if self.folder is None else str(self.folder / self.name)
+        with torch.random.fork_rng(devices=[]), torch.device("cpu" if encoders.is_encoder(name) else device):
+            return models.build(name, self.embedding_size, self.image_size).eval()
 
 
 def network_of(arrays: Mapping[str, Tensor], path: Path, image_size: int | None = None) -> Network:

@@ -31,7 +31,7 @@ from partial_fc.data import Loader, Source, Synthetic, open_on_all
 from partial_fc.data.loader import Transform
 from partial_fc.data.order import Order
 from partial_fc.evaluate import Evaluation
-from partial_fc.files import make_folders
+from partial_fc.files import make_folders, replacing
 from partial_fc.head import PartialFC
 from partial_fc.machine import peak_bytes
 from partial_fc.models.inputs import InputContract
@@ -216,6 +216,18 @@ class Run:
         for note in given.notes(optim, head):
             self.note(note)
         return head
+
+    def keep_code(self, file: Path) -> None:
+        """Copies the file that makes the network into the run's folder, where `partial_fc.load` finds it."""
+        copy = self.root / file.name
+        if self.world.rank or (copy.exists() and copy.samefile(file)):
+            return
+        code = file.read_bytes()
+        if copy.exists() and copy.read_bytes() != code:
+            self.note(f"{file} has changed since it was copied to {copy}: that copy is replaced")
+        make_folders(self.root)
+        with replacing(copy) as partial_copy:
+            partial_copy.write_bytes(code)
 
     def resume(self, backbone: Backbone, head: Head, source: Source | None = None) -> RunState:
         """Loads the state that the run starts from into backbone and head; see `resume.resume`."""

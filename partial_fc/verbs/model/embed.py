@@ -44,6 +44,8 @@ class EmbedOptions:
     """Of models whose file does not say it; none: the largest that its weights fit."""
     flip: bool | None = None
     """Add the embedding of the mirrored image; none: as the model says."""
+    trust_code: bool = False
+    """Execute the FILE.py that builds the model, if it was trained with --network FILE.py:FUNCTION."""
     on_bad: Literal["stop", "nan"] = "stop"
     """What to do with an image that cannot be used: end without a table, or write NaN and name it."""
     batch_size: int = 64
@@ -69,7 +71,7 @@ def _embed(options: EmbedOptions, world: World, device: "torch.device") -> None:
     from partial_fc.embedding.load import load
     from partial_fc.embedding.on_ranks import embedded, why_bad
 
-    model = load(options.model, device, image_size=options.image_size, flip=options.flip)
+    model = load(options.model, device, image_size=options.image_size, flip=options.flip, trust_code=options.trust_code)
     source = open_on_all(lambda: open_images(options.images), world)
     leads, num_bad = world.rank == 0, 0
     if leads:

@@ -59,6 +59,8 @@ class EvaluateOptions:
     """Of models whose file does not say it; none: the largest that its weights fit."""
     flip: bool | None = None
     """Add the embedding of the mirrored image; none: as the model says."""
+    trust_code: bool = False
+    """Execute the FILE.py that builds the model, if it was trained with --network FILE.py:FUNCTION."""
     batch_size: int = 128
     """Images of one call of the network."""
     show: int = 10
@@ -121,7 +123,9 @@ def output_folder(out: Path | None, model: Path, name: str) -> Path:
 
 def _evaluate(options: EvaluateOptions, world: World, device: "torch.device") -> None:
     folder = output_folder(options.out, options.model, "evaluation") if world.rank == 0 else None
-    model = partial_fc.load(options.model, device, image_size=options.image_size, flip=options.flip)
+    model = partial_fc.load(
+        options.model, device, image_size=options.image_size, flip=options.flip, trust_code=options.trust_code
+    )
     if folder:
         print(model, flush=True)
     judged = []

@@ -60,6 +60,8 @@ class ExportOptions:
     """Of models whose file does not say it; none: the largest that its weights fit."""
     flip: bool | None = None
     """Add the embedding of the mirrored image; none: as the model says. It is written into the metadata."""
+    trust_code: bool = False
+    """Execute the FILE.py that builds the model, if it was trained with --network FILE.py:FUNCTION."""
 
     def __post_init__(self) -> None:
         check_numbers(self, image_size=PIXELS, num_calibrate=1)
@@ -85,7 +87,7 @@ def export(options: ExportOptions) -> None:
     from partial_fc.evaluate.verification import Verification
     from partial_fc.verbs.model import onnx_model
 
-    model = load(options.model, image_size=options.image_size, flip=options.flip)
+    model = load(options.model, image_size=options.image_size, flip=options.flip, trust_code=options.trust_code)
     sets = [Verification(path, model.image_size, 2 * _BATCH_SIZE, flip=model.flip) for path in options.val]
     print(model)
     forwards: dict[str, Callable[[Tensor], Tensor]] = {"model": model.forward}

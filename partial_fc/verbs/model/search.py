@@ -45,6 +45,8 @@ class SearchOptions:
     """Of models whose file does not say it; none: the largest that its weights fit."""
     flip: bool | None = None
     """Add the embedding of the mirrored image; none: as the model says."""
+    trust_code: bool = False
+    """Execute the FILE.py that builds the model, if it was trained with --network FILE.py:FUNCTION."""
     batch_size: int = 128
     """Images of one call of the network."""
     out: Path | None = None
@@ -81,7 +83,9 @@ def _search(options: SearchOptions, world: World, device: "torch.device") -> Non
     from partial_fc.evaluate.identification import search
 
     folder = output_folder(options.out, options.model, "search") if world.rank == 0 else None
-    model = partial_fc.load(options.model, device, image_size=options.image_size, flip=options.flip)
+    model = partial_fc.load(
+        options.model, device, image_size=options.image_size, flip=options.flip, trust_code=options.trust_code
+    )
     if folder:
         print(model, flush=True)
     gallery = _open(options.gallery, "gallery", model, options, world)

@@ -1,0 +1,180 @@
+"""Networks that are not built in: one of timm's (`timm:NAME`), or what a function makes (`FILE.py:FUNCTION`).
+
+    def make(embedding_size: int, image_size: int) -> nn.Module: ...     images (N, 3, H, W) -> (N, embedding_size)
+
+A module may state its input contract as `to_input` (inputs.Pixels); else it is that of the networks here, inputs.FACE.
+"""
+
+import difflib
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from partial_fc.models.inputs import FACE, Pixels
+
+TIMM = "timm:"
+_TIMM_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, KeyError)  # of its networks, for wrong arguments
+
+
+def is_encoder(name: str) -> bool:
+    """Tells whether a name is `timm:NAME` or `FILE.py:FUNCTION`."""
+    return name.startswith(TIMM) or ".py:" in name
+
+
+def build(name: str, embedding_size: int, image_size: int, dropout: float = 0.0) -> nn.Module:
+    """Builds an encoder with fresh weights; nothing is downloaded. Raises ValueError, before any training, if it is not
+    there, cannot be built, or does not map such images to (N, embedding_size)."""
+    if name.startswith(TIMM):
+        module = _of_timm(name.removeprefix(TIMM), embedding_size, image_size, dropout)
+    else:
+        module = _of_file(name, embedding_size, image_size)
+    _check_output(module, name, embedding_size, image_size)
+    return module
+
+
+def input_of(module: nn.Module) -> Pixels:
+    """Returns the input contract of what `build` made."""
+    return getattr(module, "to_input", FACE)
+
+
+def note(module: nn.Module, image_size: int) -> str:
+    """Returns a note for the user if timm's network was published for another image size; else nothing."""
+    cfg: Any = getattr(module, "pretrained_cfg", {})
+    height, width = cfg.get("input_size", (3, image_size, image_size))[1:]
+    if (height, width) == (image_size, image_size):
+        return ""
+    how = f"published for {height} x {width} pixels, resized {cfg.get('interpolation')}"
+    return f"{how}; this run has --image-size {image_size}"
+
+
+class OutputLinear(nn.Linear):
+    """A linear layer that computes in fp32, under autocast and beside 16-bit weights: as IResNet's last."""
+
+    KEEPS_FP32 = ("",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
+
+
+# ---- timm
+
+
+def _of_timm(name: str, embedding_size: int, image_size: int, dropout: float) -> nn.Module:
+    timm = import_timm()
+    if not timm.is_model(name):
+        close = difflib.get_close_matches(name, timm.list_models(), 3, 0.5) or timm.list_models(f"*{name}*")[:3]
+        hint = f"; near ones: {', '.join(close)}" if close else ""
+        raise ValueError(f"--network {TIMM}{name}: timm {timm.__version__} has no {name}{hint}")
+    sizes: dict[str, Any] = {"num_classes": embedding_size, "drop_rate": dropout}
+    try:
+        try:
+            module = timm.create_model(name, img_size=image_size, **sizes)
+        except TypeError as error:
+            if "img_size" not in str(error):
+                raise
+            module = timm.create_model(name, **sizes)  # a convolutional network takes any size
+    except _TIMM_ERRORS as error:
+        raise ValueError(f"--network {TIMM}{name} with --image-size {image_size}: timm says: {error}") from error
+    cfg = module.pretrained_cfg
+    last = cfg.get("classifier")
+    layer = module.get_submodule(last) if isinstance(last, str) else None
+    if not isinstance(layer, nn.Linear):
+        raise ValueError(
+            f"--network {TIMM}{name}: its last layer is {last} ({type(layer).__name__}), expected one linear layer; "
+            "FILE.py:FUNCTION may wrap the network"
+        )
+    if layer.in_features == embedding_size:
+        module.reset_classifier(0)
+    else:
+        output = OutputLinear(layer.in_features, embedding_size)
+        output.load_state_dict(layer.state_dict())
+        module.set_submodule(last, output)
+    mean, std = (_one_or_three(cfg[key]) for key in ("mean", "std"))
+    module.to_input = Pixels(f"float32 (N, 3, H, W), RGB, (pixel - mean) / std of {TIMM}{name}", mean, std)
+    return module
+
+
+def _one_or_three(share: tuple[float, ...]) -> float | tuple[float, ...]:
+    """Converts a mean or deviation of values in [0, 1] to pixels."""
+    pixels = tuple(round(255 * value, 6) for value in share)
+    return pixels[0] if len(set(pixels)) == 1 else pixels
+
+
+def import_timm() -> ModuleType:
+    """Imports timm. Raises ValueError, with the command, if it is not installed."""
+    try:
+        _declare_torchvision_operators()
+        import timm
+    except ImportError as error:
+        raise ValueError(f"--network timm:NAME needs timm ({error}): `pip install 'partial-fc[timm]'`") from error
+    return timm
+
+
+def _declare_torchvision_operators() -> None:
+    """Lets torchvision, which timm imports, load beside a PyTorch of another build: a registry's wheel is for CUDA, and
+    its compiled operators do not load beside PyTorch for CPUs. Its import wants two of them to be declared. timm's
+    networks use none."""
+    found = importlib.util.find_spec("torchvision")
+    if found is None or not found.submodule_search_locations or hasattr(torch.ops.torchvision, "nms"):
+        return
+    for library in Path(found.submodule_search_locations[0]).glob("_C*.so"):
+        try:
+            torch.ops.load_library(library)
+        except OSError:
+            declared = torch.library.Library("torchvision", "FRAGMENT")
+            for operator in ("nms", "qnms"):
+                declared.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            _kept.append(declared)  # its declarations end with it
+
+
+_kept: list[Any] = []
+
+
+# ---- a function in a file
+
+
+def split(name: str) -> tuple[Path, str]:
+    """Splits FILE.py:FUNCTION."""
+    file, _, function = name.rpartition(":")
+    return Path(file), function
+
+
+def _of_file(name: str, embedding_size: int, image_size: int) -> nn.Module:
+    file, function = split(name)
+    spec = importlib.util.spec_from_file_location(f"partial_fc_encoder_{file.stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    code = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(code)
+    except (OSError, SyntaxError, ImportError) as error:
+        raise ValueError(f"--network {name}: {file} cannot be run: {error}") from error
+    make = getattr(code, function, None)
+    if not callable(make):
+        have = [key for key, value in vars(code).items() if callable(value) and not key.startswith("_")]
+        raise ValueError(f"--network {name}: {file} has no function {function}; it has {', '.join(have) or 'none'}")
+    module = make(embedding_size=embedding_size, image_size=image_size)
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"--network {name}: {function} returns a {type(module).__name__}; expected a torch.nn.Module")
+    return module
+
+
+def _check_output(module: nn.Module, name: str, embedding_size: int, image_size: int) -> None:
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            output = module.eval()(torch.zeros(2, 3, image_size, image_size))
+    except _TIMM_ERRORS as error:
+        raise ValueError(f"--network {name} does not take images of {image_size} pixels: {error}") from error
+    finally:
+        module.train()
+    shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if shape != (2, embedding_size):
+        raise ValueError(
+            f"--network {name}: for 2 images it returns {shape}; expected (2, {embedding_size}), by --embedding-size"
+        )
