@@ -172,11 +172,13 @@ def train_here(run: Run) -> int:
     # ---- model
     torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
     network = face_backbone.build(config.model, data.image_size, run.device, data.mirror)
-    backbone = run.backbone(network.module, network.to_input, network.contract, precision=network.precision)
+    backbone = run.backbone(network.module, network.to_input, network.contract, precision=network.precision,
+                            layer_decay=config.model.layer_decay)  # fmt: skip
     head = run.partial_fc(config.head, num_classes, network.embedding_size, backbone)
     if network.code:
         run.keep_code(network.code)
-    for note in (*network.notes, *config.model.notes(), *_notes(config, source)):
+    rates = face_backbone.rate_notes(network.module, config.optim, config.schedule, run.global_batch)
+    for note in (*network.notes, *config.model.notes(), *_notes(config, source), *rates):
         run.note(note)
 
     # ---- a given checkpoint, else this run's newest, else --pretrained and --head-centres, else from scratch

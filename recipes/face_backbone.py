@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from partial_fc.flags import LaunchFlags, OptimFlags, check_numbers, flag, is_given, near
+from partial_fc.flags import LaunchFlags, OptimFlags, ScheduleFlags, check_numbers, flag, is_given, near
 from partial_fc.flags.facts import Basic, In, MayChange
 from partial_fc.flags.numbers import ANY
 
@@ -53,6 +53,8 @@ class ModelFlags:
     pretrained_partial: Annotated[bool, MayChange] = False
     """Of --pretrained take the tensors that fit this network by name and shape; the others are listed, and start
     fresh. Without it all must fit."""
+    layer_decay: Annotated[float, In("(0, 1]")] = 1.0
+    """For fine-tuning a transformer: each block learns at this share of the next one's rate."""
     activation_checkpointing: Annotated[bool, MayChange] = False
     """Blocks of the backbone are computed again in backward instead of keeping their inner values: less memory, about a
     third more arithmetic, the same results."""
@@ -207,6 +209,17 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
     contract = {"network": name, **_facts(model.embedding_size, image_size, flip)}
     precision: Mode | None = "fp32" if model.engine == "mxnet" else None
     return Network(module, to_input, contract, model.embedding_size, precision, notes, code=file)
+
+
+def rate_notes(module: nn.Module, optim: OptimFlags, schedule: ScheduleFlags, global_batch: int) -> Iterator[str]:
+    """Yields a note where a transformer starts at a learning rate that is known to diverge."""
+    scale = global_batch / schedule.base_batch_size if schedule.lr_scaling == "linear" else 1.0
+    if hasattr(module, "no_weight_decay") and (optim.optimizer == "sgd" or schedule.lr * scale > 1.001e-3):
+        yield (
+            f"--optimizer {optim.optimizer} at learning rate {schedule.lr * scale:g}: transformers with a margin have "
+            "diverged so (insightface issues 2144 and 2043); known to train are --optimizer adamw --lr-scaling none "
+            "with --lr 1e-4 to 1e-3 (docs/encoders.md)"
+        )
 
 
 def _symbol_network(model: ModelFlags, image_size: int, flip: bool) -> Network:

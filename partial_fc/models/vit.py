@@ -68,8 +68,9 @@ class Attention(nn.Module):
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         qkv_BL3D = self.qkv(x_BLD)
+        wide_BL3D = qkv_BL3D.to(torch.promote_types(qkv_BL3D.dtype, torch.float32))
         with torch.autocast(x_BLD.device.type, enabled=False):
-            q, k, v = qkv_BL3D.float().unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+            q, k, v = wide_BL3D.unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4).unbind(0)
             y_BHLd = F.scaled_dot_product_attention(q, k, v)
         return self.proj(y_BHLd.transpose(1, 2).flatten(2).to(qkv_BL3D.dtype))
 

@@ -1,6 +1,7 @@
 """The backbone's optimizer: torch's, Muon, or the SGD of Caffe2 and MXNet, with state by parameter name."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
 from typing import Literal, Protocol
 
 import torch
@@ -27,24 +28,34 @@ def build(
     lr_in_momentum: bool = False,
     decay_biases: bool = True,
     decay_norms: bool = True,
+    no_decay: Collection[str] = (),
+    layer_decay: float = 1.0,
     clip_value: float = 0.0,
 ) -> torch.optim.Optimizer:
     """Builds an optimizer of all parameters that require a gradient. The learning rate is set before each step
     (`set_lr`).
 
     nesterov, lr_in_momentum: of sgd; the second is the momentum of Caffe2 and MXNet, see `RateInMomentum`.
-    decay_biases: Caffe2 and MXNet's Module decay weights only. decay_norms: weights of batch norms too. clip_value,
-    with lr_in_momentum: clamps the gradient's numbers; 0: none.
+    decay_biases: Caffe2 and MXNet's Module decay weights only. decay_norms: weights of batch norms too. no_decay:
+    further parameters without decay, by name or its last part. layer_decay: see `layer_scales`. clip_value, with
+    lr_in_momentum: clamps the gradient's numbers; 0: none.
     """
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     free = {
         name
         for name, p in named
         if not (decay_biases if _is_bias(name) else decay_norms or p.dim() > 1)  # a norm's are vectors
+        or not {name, name.rpartition(".")[2]}.isdisjoint(no_decay)
     }
-    groups: list[dict] = [{"params": [p for name, p in named if name not in free]}]
-    if free:
-        groups.append({"params": [p for name, p in named if name in free], "weight_decay": 0.0})
+    scales = layer_scales([name for name, _ in named], layer_decay) if layer_decay != 1.0 else {}
+    members: dict[tuple[bool, float], list[nn.Parameter]] = {(False, 1.0): []}
+    for name, p in named:
+        members.setdefault((name in free, scales.get(name, 1.0)), []).append(p)
+    groups: list[dict] = [
+        {"params": params, "lr_scale": scale, **({"weight_decay": 0.0} if is_free else {})}
+        for (is_free, scale), params in sorted(members.items(), key=lambda item: item[0])
+        if params or not is_free
+    ]
     if kind == "sgd" and lr_in_momentum:
         return _RateInMomentum(groups, momentum, weight_decay, nesterov, clip_value)
     if clip_value:
@@ -56,6 +67,29 @@ def build(
     if kind == "muon":
         return Muon(groups, weight_decay)
     return _AdamW(groups, lr=0.0, weight_decay=weight_decay)
+
+
+def layer_scales(names: Collection[str], decay: float) -> dict[str, float]:
+    """Returns each parameter's share of the learning rate in a transformer of N blocks: decay^(N - n) in block n = 0 to
+    N - 1, decay^(N + 1) in what comes before the blocks, 1 in what comes after.
+
+    (Bao et al., 2021, "BEiT", https://arxiv.org/abs/2106.08254.) Raises ValueError for a network without blocks.N.
+    """
+    block = {name: int(match[1]) for name in names if (match := _BLOCK.match(name))}
+    if not block:
+        raise ValueError(
+            f"--layer-decay {decay:g}: this network has no parameters blocks.0... to blocks.N..., the layers of a "
+            "transformer; leave it out"
+        )
+    depth = max(block.values()) + 1
+    return {
+        name: decay ** (depth - block[name] if name in block else depth + 1 if _STEM.match(name) else 0)
+        for name in names
+    }
+
+
+_BLOCK = re.compile(r"blocks\.(\d+)\.")
+_STEM = re.compile(r"patch_embed|pos_embed|norm_pre|\w+_token")
 
 
 def _is_bias(name: str) -> bool:
@@ -111,7 +145,7 @@ _SGD, _AdamW, _RateInMomentum = eager(torch.optim.SGD), eager(torch.optim.AdamW)
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_scale", 1.0)
 
 
 def named_state(optimizer: torch.optim.Optimizer, module: Named) -> dict[str, Tensor]:

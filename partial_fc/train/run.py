@@ -180,8 +180,13 @@ class Run:
         **optimizer: Any,
     ) -> TorchBackbone:
         """Builds the backbone from a module by the shared flags: on this run's device, equal on all ranks. contract:
-        see TorchBackbone. precision: the module's only one. optimizer: for `optim.backbone.build`. A collective."""
+        see TorchBackbone. precision: the module's only one. optimizer: for `optim.backbone.build`; a module
+        with no_weight_decay(), as timm's and our transformers have it, adds the parameters that it names, norms and
+        biases to those without decay. A collective."""
         optim, world = self.config.optim, self.world
+        if hasattr(module, "no_weight_decay"):
+            no_decay: Any = module.no_weight_decay
+            optimizer = {"decay_biases": False, "decay_norms": False, "no_decay": no_decay(), **optimizer}
         chosen = Precision(precision or choose(optim.precision, self.device, world), self.device)
         module.to(self.device, chosen.parameter_dtype)
         broadcast_module(module, world)

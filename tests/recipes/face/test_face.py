@@ -35,13 +35,15 @@ def test_horovod_gives_the_curve_of_torch_distributed_in_fp32(glyphs, launched, 
     assert max(abs(a - b) for a, b in zip(losses(models_root), losses(tmp_path), strict=True)) < 1e-4
 
 
-def test_two_processes_give_the_curve_of_one(glyphs, tmp_path):
-    """In fp64, where rounding does not hide it."""
-    flags = f"--dataset glyphs --rec {glyphs} {CURVE} --sync-bn --precision fp64"
+@pytest.mark.parametrize("network", ["", "--network vit_t --dropout 0.2 --optimizer adamw --lr 1e-3"])
+def test_two_processes_give_the_curve_of_one(glyphs, tmp_path, network):
+    """In fp64, where rounding does not hide it; with dropout, stochastic depth and masks, too."""
+    flags = f"--dataset glyphs --rec {glyphs} {CURVE} --sync-bn --precision fp64 {network}"
     train_here(tmp_path / "one", flags + " --batch-size 16")
     train_several({tmp_path / "two": flags + " --batch-size 8"})
     one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert len(one) == 10
+    assert len(set(one)) == 10
     assert max(abs(a - b) for a, b in zip(one, two, strict=True)) < 1e-7
 
 

@@ -1,6 +1,7 @@
 """timm's networks and functions in files: what builds them, what is refused, and how they load after training."""
 
 import importlib.util
+import re
 import sys
 
 import pytest
@@ -10,8 +11,9 @@ from torch import nn
 
 import partial_fc
 from partial_fc import models
+from partial_fc.flags import OptimFlags, ScheduleFlags
 from partial_fc.models import encoders
-from recipes.face_backbone import ModelFlags, build
+from recipes.face_backbone import ModelFlags, build, rate_notes
 
 SIZE, WIDTH = 32, 16
 SOURCE = """
@@ -194,3 +196,24 @@ def test_onnx_of_timm_takes_any_batch(timm, tmp_path):
         image = torch.randint(0, 256, (count, 3, SIZE, SIZE), dtype=torch.uint8)
         ours = model.forward(image)
         assert (forward(image) - ours).abs().max() < 1e-5 * ours.abs().max()
+
+
+# ---- a transformer's learning rate
+
+
+@pytest.mark.parametrize(
+    ("network", "words", "noted"),
+    [
+        ("vit_t", {}, "--optimizer sgd at learning rate 0.2: .*2144 and 2043"),
+        ("vit_t", {"optimizer": "adamw", "lr": 1e-3}, "adamw at learning rate 0.002"),
+        ("vit_t", {"optimizer": "adamw", "lr": 1e-3, "lr_scaling": "none"}, None),
+        ("tiny", {}, None),
+    ],
+)
+def test_a_transformer_at_a_rate_that_is_known_to_diverge_is_noted(network, words, noted):
+    words = {"optimizer": "sgd", "lr": 0.1, "lr_scaling": "linear", **words}
+    module = models.build(network, WIDTH, SIZE)
+    optim = OptimFlags(optimizer=words.pop("optimizer"))
+    notes = list(rate_notes(module, optim, ScheduleFlags(**words), global_batch=1024))
+    assert len(notes) == (noted is not None)
+    assert not noted or re.search(noted, notes[0])

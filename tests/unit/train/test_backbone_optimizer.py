@@ -10,7 +10,7 @@ from torch import nn
 
 from partial_fc import checkpoint
 from partial_fc.comm import SingleWorld
-from partial_fc.models import resnet
+from partial_fc.models import resnet, vit
 from partial_fc.models.inputs import FACE
 from partial_fc.optim.backbone import build, load_named_state, named_state, set_lr
 from partial_fc.optim.compression import build_compressor
@@ -181,3 +181,30 @@ def test_the_loops_backbone_skips_clips_stores_and_goes_on(mode):
     for (name, a), (_, b) in zip(first.weights.named_parameters(), second.weights.named_parameters(), strict=True):
         assert torch.equal(a, b), name
         assert a.isfinite().all()
+
+
+# ---- groups of a transformer's parameters
+
+
+def test_a_transformer_decays_its_matrices_alone():
+    model = vit.VisionTransformer(vit.Size(64, 2), 8, 32)
+    optimizer = build("adamw", model, 0.9, 0.1, decay_biases=False, decay_norms=False, no_decay=model.no_weight_decay())
+    name_of = {p: name for name, p in model.named_parameters()}
+    decayed, free = ({name_of[p] for p in group["params"]} for group in optimizer.param_groups)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+    assert {"pos_embed", "mask_token", "norm.weight", "blocks.0.norm1.bias", "feature.1.weight"} <= free
+    assert all(name.endswith(".weight") for name in decayed)
+    assert {"patch_embed.proj.weight", "blocks.1.attn.qkv.weight", "feature.0.weight"} <= decayed
+
+
+def test_layer_decay_falls_from_the_output_to_the_patches():
+    model = vit.VisionTransformer(vit.Size(64, 3), 8, 32)
+    optimizer = build("adamw", model, 0.9, 0.1, layer_decay=0.5)
+    set_lr(optimizer, 1.6)
+    rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    found = {name: rate[id(p)] for name, p in model.named_parameters()}
+    assert [found[f"blocks.{n}.mlp.fc1.weight"] for n in range(3)] == pytest.approx([0.2, 0.4, 0.8])
+    assert found["patch_embed.proj.weight"] == found["pos_embed"] == pytest.approx(0.1)
+    assert found["norm.weight"] == found["feature.2.weight"] == 1.6
+    with pytest.raises(ValueError, match=r"--layer-decay 0.5: this network has no parameters blocks.0"):
+        build("adamw", nn.Linear(2, 2), 0.9, 0.1, layer_decay=0.5)
