@@ -1,4 +1,4 @@
-"""The flags with which processes that are started by hand on several hosts find each other, named as Caffe2's."""
+"""The flags of a start by hand on several hosts, named as Caffe2's."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +11,8 @@ from partial_fc.flags.numbers import PORT, PROCESSES, check_numbers, flag
 @may_change
 @dataclass(frozen=True, kw_only=True)
 class RendezvousFlags:
-    """Several hosts without a launcher: the same command on each, with its own --shard-id. They meet in a Redis server,
-    or else in a folder that all of them see."""
+    """Several hosts without a launcher: the same command on each, with its own --shard-id. The others find
+    shard 0 through a Redis server, or else through a folder that all of them see."""
 
     num_shards: Annotated[int, In(PROCESSES), Basic, Counts] = 1
     """Hosts of the run."""

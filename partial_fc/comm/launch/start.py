@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -123,7 +123,7 @@ def _print_notes(launch: LaunchFlags, world: World) -> None:
 
 
 def _start_shard(rendezvous: RendezvousFlags, launch: LaunchFlags) -> int | None:
-    """Joins the other hosts, then starts this one's processes. One shard, or a launcher, needs no rendezvous."""
+    """Starts this host's processes of several, once shard 0 is found. One shard, or a launcher, needs no rendezvous."""
     if comm.started_here():
         return None
     by = comm.detect()
@@ -149,24 +149,30 @@ def _start_shard(rendezvous: RendezvousFlags, launch: LaunchFlags) -> int | None
 
 
 def _run_shard(rendezvous: RendezvousFlags, launch: LaunchFlags, run_id: str) -> int:
+    store = _open_store(rendezvous, run_id, launch.start_timeout)
+    if rendezvous.shard_id:
+        found = meet_nodes.find(store, rendezvous.shard_id, launch.start_timeout)
+        return _spawn_shard(found, rendezvous, launch)
     reachable = addresses.reachable(launch.network_interface)
-    listens = rendezvous.shard_id == 0
-    address = reachable[0] if launch.network_interface else ""
-    with _listen(address, launch.master_port) if listens else nullcontext() as listening:
-        own = reachable if listens else []
-        me = meet_nodes.Node.here(rendezvous.shard_id, rendezvous.num_shards, launch.gpus, own, listening)
-        store = _open_store(rendezvous, run_id, launch.start_timeout)
-        with meet_nodes.meet(store, me, listening, launch.start_timeout) as peers:
-            return spawn.run(
-                [sys.executable, *sys.orig_argv[1:]],
-                nodes=rendezvous.num_shards,
-                gpus=launch.gpus,
-                nr=rendezvous.shard_id,
-                master_addr=peers.master_addr,
-                master_port=peers.master_port,
-                listening=listening,
-                environ=_environment(peers, launch.network_interface),
-            )
+    with _listen(reachable[0] if launch.network_interface else "", launch.master_port) as listening:
+        shard = meet_nodes.Shard0.here(reachable, listening.getsockname()[1])
+        with meet_nodes.announced(store, shard) as found:
+            return _spawn_shard(found, rendezvous, launch, listening)
+
+
+def _spawn_shard(
+    found: meet_nodes.Found, rendezvous: RendezvousFlags, launch: LaunchFlags, listening: socket.socket | None = None
+) -> int:
+    return spawn.run(
+        [sys.executable, *sys.orig_argv[1:]],
+        nodes=rendezvous.num_shards,
+        gpus=launch.gpus,
+        nr=rendezvous.shard_id,
+        master_addr=found.master_addr,
+        master_port=found.master_port,
+        listening=listening,
+        environ=_environment(found, launch.network_interface),
+    )
 
 
 def _compare(rendezvous: RendezvousFlags, by: comm.Launch) -> None:
@@ -220,11 +226,11 @@ def _listen(address: str, port: int | None) -> socket.socket:
         raise ValueError(f"--master-port {port}: cannot listen there on {socket.gethostname()}: {error}") from None
 
 
-def _environment(peers: meet_nodes.Peers, network_interface: str | None) -> dict[str, str]:
-    """Returns the processes' environment. Gloo listens at the address over which this host and shard 0 connected: its
-    default is that of the host's name, on Debian 127.0.1.1."""
-    environ = {**os.environ, SECRET: peers.secret}
-    if network_interface is None and (interface := addresses.interface_of(peers.own_addr)):
+def _environment(found: meet_nodes.Found, network_interface: str | None) -> dict[str, str]:
+    """Returns the processes' environment. Gloo listens at the address over which this host reaches shard 0 (and there,
+    see meet_ranks.py): its default is that of the host's name, on Debian 127.0.1.1."""
+    environ = {**os.environ, SECRET: found.secret}
+    if network_interface is None and (interface := addresses.interface_of(found.own_addr)):
         environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     return environ
 
