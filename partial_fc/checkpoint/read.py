@@ -5,7 +5,6 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatch
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,13 @@ from torch import Tensor
 from partial_fc.checkpoint import head_state
 from partial_fc.checkpoint.files import checksums_name, read_checksums, sha256
 from partial_fc.checkpoint.folders import MANIFEST, MARKER, OLD_FORMAT, step_folder
-from partial_fc.checkpoint.head_state import FORMAT, NAMED_FORMAT, check_same_head, hard_negatives_name, tables_in
+from partial_fc.checkpoint.head_state import FORMAT, NAMED_FORMAT, hard_negatives_name, tables_in
 from partial_fc.checkpoint.manifest import problem
 from partial_fc.checkpoint.rows import StoredRows, part_files
 from partial_fc.checkpoint.snapshot import below, local_name
 from partial_fc.comm import World
 from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, check_regular, read_manifest, read_text
-from partial_fc.head.protocol import Head
+from partial_fc.head.protocol import Head, Table
 from partial_fc.head.shard import Shard
 from partial_fc.optim.compression import merge_residuals
 
@@ -228,14 +227,15 @@ class Checkpoint:
 
     def load_head(self, head: Head) -> list[str]:
         """Loads the rows of its class range into each table, file by file. Returns notes on what was not loaded."""
-        stored, notes = check_same_head(self.manifest, head, self.where), []
-        for name, table in head.tables().items():
-            rows = self.rows(table.rows.start, table.rows.stop, name)
-            notes += head_state.load(stored[name], rows, table, self.where)
-            lists = partial(self.load, hard_negatives_name(name, table.world.rank, self.world_size))
-            notes += head_state.load_hard_negatives(stored[name], self.world_size, lists, table, self.where)
-        head.load(head_state.state_in(self.manifest))
-        return notes
+
+        def load_rows(table: Table, stored: dict[str, Any]) -> list[str]:
+            rows = self.rows(table.rows.start, table.rows.stop, table.name)
+            return head_state.load_table(stored, rows, table, self.where)
+
+        def lists(name: str) -> dict[str, Tensor]:
+            return self.load(hard_negatives_name(name, head.tables()[name].world.rank, self.world_size))
+
+        return head_state.load_head(self.manifest, head, self.where, load_rows, lists)
 
     def check_has_backbone(self) -> None:
         """Raises ValueError for a checkpoint of class centres alone: a run cannot resume from it."""

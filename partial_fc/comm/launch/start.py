@@ -9,13 +9,9 @@ A process that gets a status exits with it; None: it continues.
 
 import importlib
 import os
-import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from partial_fc import comm
 from partial_fc.comm import World, elastic
@@ -144,8 +140,7 @@ def _start_shard(rendezvous: RendezvousFlags, launch: LaunchFlags) -> int | None
     for name in ("nodes", "nr", "master_addr"):
         if is_given(launch, name):
             raise ValueError(f"{flag(name)} and --num-shards are two ways to start a run: give one of them")
-    with _ended_by_signals():
-        return _run_shard(rendezvous, launch, rendezvous.run_id)
+    return _run_shard(rendezvous, launch, rendezvous.run_id)
 
 
 def _run_shard(rendezvous: RendezvousFlags, launch: LaunchFlags, run_id: str) -> int:
@@ -189,7 +184,7 @@ def _compare(rendezvous: RendezvousFlags, by: comm.Launch) -> None:
 
 def _open_store(flags: RendezvousFlags, run_id: str, timeout_s: float) -> stores.Store:
     if flags.redis_host is None:
-        return stores.open_folder(flags.file_store_path, run_id)
+        return stores.FileStore(flags.file_store_path, run_id)
     try:
         import redis  # noqa: F401
     except ImportError:
@@ -233,22 +228,3 @@ def _environment(found: meet_nodes.Found, network_interface: str | None) -> dict
     if network_interface is None and (interface := addresses.interface_of(found.own_addr)):
         environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     return environ
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Turns a scheduler's signals in the block into SystemExit, so that the keys are removed."""
-
-    def end(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = {
-        number: signal.signal(number, end)
-        for number in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -110,7 +110,8 @@ class RedisStore(Store):
 
 
 class FileStore(Store):
-    """The file partial-fc-RUN_ID in a shared folder, which only its owner may read and write."""
+    """The file partial-fc-RUN_ID in a shared folder, which only its owner may read and write. Raises StartError if the
+    folder cannot be written to."""
 
     same = "folder (a local one, as /tmp mostly is, is another one on each host)"
 
@@ -118,7 +119,13 @@ class FileStore(Store):
         self._shared, self.path = shared, shared / f"partial-fc-{quote(run_id, safe='')}"
         self.name = f"file {self.path}"
         self.leftover = f"remove it on one host: `rm {shlex.quote(str(self.path.absolute()))}`"
-        probe = self._written("")
+        try:
+            probe = self._written("")
+        except OSError as error:
+            raise StartError(
+                f"--file-store-path {shared}: {error.strerror} ({error.filename}). It must be a folder that this user "
+                "may write to, the same one on all hosts (`ls -ld`, `mount` and `df` show it)"
+            ) from None
         self._owner = os.lstat(probe).st_uid  # of this user's files, in the eyes of the folder's server
         probe.unlink()
 
@@ -203,14 +210,3 @@ def open_redis(host: str, port: int, run_id: str, timeout_s: float, **options: A
             ) from None
         except exceptions.RedisError as error:
             raise StartError(f"{where} does not serve this process: {error}") from None
-
-
-def open_folder(shared: Path, run_id: str) -> FileStore:
-    """Returns the store of a run. Raises StartError if the folder cannot be used."""
-    try:
-        return FileStore(shared, run_id)
-    except OSError as error:
-        raise StartError(
-            f"--file-store-path {shared}: {error.strerror} ({error.filename}). It must be a folder that this user may "
-            "write to, the same one on all hosts (`ls -ld`, `mount` and `df` show it)"
-        ) from None

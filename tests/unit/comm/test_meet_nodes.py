@@ -26,7 +26,7 @@ def redis_port():
 def opened(request, tmp_path):
     """Opens the run's store."""
     if request.param == "folder":
-        return lambda: stores.open_folder(tmp_path, "run")
+        return lambda: stores.FileStore(tmp_path, "run")
     import redis
 
     port = request.getfixturevalue("redis_port")

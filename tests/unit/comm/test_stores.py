@@ -158,7 +158,7 @@ def test_a_file_that_others_may_write_is_refused(tmp_path):
 @pytest.mark.parametrize("shared", ["/sys", "/no/such/folder", "/etc/passwd"])
 def test_a_folder_that_cannot_be_written_to_is_an_error(shared):
     with pytest.raises(StartError, match=rf"--file-store-path {shared}: .*the same one on all hosts"):
-        stores.open_folder(stores.Path(shared), "r")
+        FileStore(stores.Path(shared), "r")
 
 
 def test_what_is_no_plain_file_is_not_waited_for(tmp_path):
