@@ -77,8 +77,8 @@ def check_same_head(manifest: dict[str, Any], head: Head, where: str) -> dict[st
         raise ValueError(f"{where} has no class centres: its manifest.json is of another recipe, or damaged")
     if stored.keys() != tables.keys():
         raise ValueError(
-            f"{where} has {_in_words(stored)}; this run's head has {_in_words(tables)}: centres would be lost, or "
-            "start anew. Go on with the head that it was trained with"
+            f"{where} has {_in_words(stored)}; this run's head has {_in_words(tables)}: centres would be lost or "
+            "reset. Resume with the head that it was trained with"
         )
     for name, table in tables.items():
         now = _facts_of(table)
@@ -122,7 +122,7 @@ def load_table(stored: Mapping[str, Any], rows: Rows, table: Table, where: str) 
     """Loads facts and rows of its class range into a table. Returns notes for the user. Raises ValueError."""
     notes = []
     if stored["head"]["margin"].keys() != table.facts()["margin"].keys():
-        notes.append(f"{where} was trained with another margin: what this one remembers starts anew")
+        notes.append(f"{where} was trained with another margin: the state of this one is reset")
     problem = mismatch(table.rows.columns, rows.columns, f"this run's {table.optimizer}", dtypes=False)
     if problem and rows.start < rows.stop:
         raise ValueError(f"{where} is of another head: {problem}")

@@ -142,7 +142,7 @@ class FolderLock(Fence):
                 made = None
             if made is None:
                 return super()._missing()
-        _log.warning(f"{made} was removed, and is made anew: {self.root} is still this run's, which goes on")
+        _log.warning(f"{made} was removed, and is created again: {self.root} still belongs to this run")
         return made
 
 

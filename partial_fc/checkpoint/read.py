@@ -29,7 +29,7 @@ from partial_fc.optim.compression import merge_residuals
 _READABLE = (OLD_FORMAT, FORMAT, NAMED_FORMAT)
 _UNNAMED = 1 << 19  # classes; more only if the files have a byte for each
 _SAME = ("step", "world_size", "num_classes", "tables", "head", "position")  # in the folders of all hosts
-_OLDER = "; go on from another checkpoint (--resume DIR)"
+_OLDER = "; resume from another checkpoint (--resume DIR)"
 
 
 class Damaged(ValueError):
@@ -80,7 +80,7 @@ class Checkpoint:
         if manifest["format"] != OLD_FORMAT:
             for name in (checksums_name(rank, manifest["world_size"]) for rank in ranks):
                 if name not in lists:
-                    raise Damaged(f"{folder / name} is missing: nothing tells whether the files beside it are whole")
+                    raise Damaged(f"{folder / name} is missing: the files beside it cannot be checked")
             if not any(MANIFEST in listed for listed in lists.values()):
                 raise Damaged(f"{folder / MANIFEST} is in no list of checksums beside it (rank-*.sha256)")
         for listed in lists.values():
@@ -273,8 +273,8 @@ def _compare(path: Path, actual: str, expected: str) -> None:
     if actual != expected:
         raise Damaged(
             f"{path} is damaged: its SHA-256 is {actual[:16]}..., expected {expected[:16]}...",
-            " Go on from an older checkpoint (--resume DIR; `partial-fc checkpoint verify` tells which are whole), or "
-            "bring this file back from a copy",
+            " Resume from an older checkpoint (--resume DIR; `partial-fc checkpoint verify` names the intact ones), or "
+            "restore this file from a copy",
         )
 
 

@@ -73,8 +73,8 @@ def recover(memory: ProcessState, world: World, root: Path) -> "PeerCheckpoint |
     memory.generation = max(answer["generation"] for answer in answer_W) + 1
     if location is None or disk > location.step:
         if any(answer["held"] for answer in answer_W):
-            instead = f"going on from the checkpoint of step {disk}" if disk >= 0 else "training starts anew"
-            _log.warning(f"the ranks that are left do not have all of any newer commit: {instead}")
+            instead = f"resuming from the checkpoint of step {disk}" if disk >= 0 else "training starts from step 0"
+            _log.warning(f"the remaining ranks do not hold all of any newer commit: {instead}")
         return None
     return PeerCheckpoint(location, _commit_at(location, memory), world)
 
