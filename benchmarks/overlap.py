@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from partial_fc import comm, models
 from partial_fc.comm import World
-from partial_fc.machine import synchronise
 from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
+from tools.bench.machine import synchronise
 
 
 @dataclass(frozen=True)

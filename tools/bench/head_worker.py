@@ -19,7 +19,7 @@ from partial_fc.comm.world import Traffic
 from partial_fc.head import CosFace, PartialFC, Shard, Storage
 from partial_fc.head.kernels import AutoPrecision, Precision, choose
 from partial_fc.head.kernels.cpu import CpuKernel
-from partial_fc.machine import PeakMemory, Rates, measure_rates, synchronise
+from tools.bench.machine import PeakMemory, Rates, measure_rates, synchronise
 
 from .baselines import Baseline, LocalHead, PlainHead, TorchHead
 from .head import LINE, OURS, REFUSAL, HeadOptions

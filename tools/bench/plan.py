@@ -14,7 +14,7 @@ import torch
 
 from partial_fc.head.kernels import cpu, plain, triton_bytes
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD, Storage
-from partial_fc.machine import Rates
+from tools.bench.machine import Rates
 
 from .plan_report import PlanOptions
 

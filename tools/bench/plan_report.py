@@ -269,7 +269,7 @@ def _resolved(options: PlanOptions) -> PlanOptions:
 def _machine(options: PlanOptions, workload: PlanOptions) -> "plan.Machine":
     import torch
 
-    from partial_fc.machine import Rates, measure_rates
+    from tools.bench.machine import Rates, measure_rates
 
     from . import plan
 

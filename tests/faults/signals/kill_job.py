@@ -26,13 +26,10 @@ def main(arguments: list[str]) -> int:
     from recipes import face
 
     if launch.backend != "single":
-        sightings, acquire, train_here = lock.sightings, lock.acquire, face.train_here
-
-        def looked(*words: Any) -> Any:
-            _write(here / f"looked-{launch.rank}", str(time.monotonic()))
-            return sightings(*words)
+        acquire, train_here = lock.acquire, face.train_here
 
         def held(*words: Any) -> tuple[lock.FolderLock, str]:
+            _write(here / f"looked-{launch.rank}", str(time.monotonic()))
             taken = acquire(*words)
             _write(here / f"held-{launch.rank}", str(time.monotonic()))
             return taken
@@ -49,7 +46,7 @@ def main(arguments: list[str]) -> int:
             finally:
                 Loader.__next__ = unpaced  # type: ignore[method-assign]
 
-        lock.sightings, lock.acquire, face.train_here = looked, held, paced
+        lock.acquire, face.train_here = held, paced
     return face.main(arguments)
 
 

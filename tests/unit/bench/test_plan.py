@@ -14,7 +14,7 @@ from partial_fc.tools.bench.plan_report import PlanOptions
 from partial_fc import cli
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC, Storage
-from partial_fc.machine import Rates
+from tools.bench.machine import Rates
 
 
 def workload(**changed):

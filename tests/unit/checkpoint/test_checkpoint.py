@@ -16,9 +16,9 @@ from partial_fc.checkpoint.folders import newest
 from partial_fc.checkpoint.read import Damaged
 from partial_fc.head import AdaFace, CosFace, CurricularFace, HardNegatives, PartialFC, Storage
 from partial_fc.head.rows import RowAdagrad
-from partial_fc.machine import PeakMemory
 from partial_fc.optim import backbone as backbone_optimizer
 from tests.unit.stored_checkpoints import D, OneOf, whole
+from tools.bench.machine import PeakMemory
 
 
 def head_of(rank: int, size: int, num_classes: int = 11, seed: int = 0, **options) -> PartialFC:

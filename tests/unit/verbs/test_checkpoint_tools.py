@@ -14,11 +14,11 @@ from partial_fc import checkpoint, cli
 from partial_fc.checkpoint.files import save_tensors
 from partial_fc.checkpoint.output import new_checkpoint
 from partial_fc.head import HardNegatives, PartialFC, Storage
-from partial_fc.machine import PeakMemory
 from partial_fc.verbs.checkpoint.inspect import InspectOptions, inspect
 from partial_fc.verbs.checkpoint.reshard import MergeOptions, ReshardOptions, merge, reshard
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
 from tests.unit.stored_checkpoints import D, OneOf, heads_of, save, whole
+from tools.bench.machine import PeakMemory
 
 
 def loaded(folder: Path, size: int, **options) -> list[PartialFC]:
