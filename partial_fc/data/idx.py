@@ -12,14 +12,13 @@ import io
 import math
 import struct
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.data.sample import Sample
+from partial_fc.data.sample import Sample, Source
 from partial_fc.files import read_bytes, replacing
 
 Split = Literal["train", "t10k"]
@@ -166,17 +165,13 @@ def write_idx(path: Path, array: NDArray[np.uint8]) -> None:
         partial.write_bytes(content)
 
 
-class IdxSource:
+class IdxSource(Source):
     """A set of a folder as a source. Raises ValueError as `idx.read_set`."""
 
     def __init__(self, folder: Path, split: Split, num_classes: int = 10):
         self.image_NHW, self.label_N = read_set(folder, split, num_classes)
         self._where = f"{folder} ({split})"
-        self._num_classes = num_classes
-
-    @property
-    def num_classes(self) -> int:
-        return self._num_classes
+        self.num_classes = num_classes
 
     def __len__(self) -> int:
         return len(self.label_N)
@@ -187,11 +182,5 @@ class IdxSource:
     def where(self, index: int) -> str:
         return f"{self._where}, image {index}"
 
-    def will_need(self, indices: Sequence[int]) -> None:
-        """Does nothing: all samples are in memory."""
-
     def labels(self) -> NDArray:
         return self.label_N
-
-    def class_names(self) -> None:
-        """Returns None: classes are numbers here."""
