@@ -43,10 +43,10 @@ def data(glyphs) -> str:
 def test_every_flag_makes_a_difference(glyphs, tmp_path):
     """On one rank. (What they mean on several: tests/parallel/head/test_head_kinds.py.)"""
     for name, flags in FAMILIES.items():
-        train_here(tmp_path / name, f"{data(glyphs)} --max-steps 3 --sample-rate 0.3 {flags}")
+        train_here(tmp_path / name, f"{data(glyphs)} --max-steps 5 --sample-rate 0.3 {flags}")
     curves = {name: losses(tmp_path / name) for name in FAMILIES}
     for name, curve in curves.items():
-        assert len(curve) == 3
+        assert len(curve) == 5
         assert np.isfinite(curve).all(), name
         assert (curve == curves["without"]) == (name == "without"), name
 

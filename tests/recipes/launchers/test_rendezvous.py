@@ -154,42 +154,6 @@ def test_over_tls(tmp_path):
                 rendezvous_job.main([*shards(2)[0], *flags, p, *more, "--start-timeout", "1"])
 
 
-def test_a_stopped_process_is_reported(started, redis):
-    """The status server and the watch work as under any launcher."""
-    flags = ["--run_id", "hang", *redis, "--comm-timeout", "3", "--stop", "1"]
-    first, _ = [started(*command) for command in shards(2, *flags)]
-    status, printed = ended(first)[0]
-    assert status == 1, printed
-    assert "collective after has not finished after 3 s" in printed
-    assert "missing: rank 1" in printed
-
-
-def test_a_killed_command_leaves_what_the_next_one_names(started, tmp_path):
-    flags = ["--run_id", "killed", "--file_store_path", str(tmp_path), "--start-timeout", "30"]
-    folder = tmp_path / "partial-fc-killed"
-    waiting = started(*shards(2, *flags)[0])
-    wait_for(folder / "shard%200")
-    waiting.kill()
-    waiting.wait()
-    for words in shards(2, *flags):
-        with pytest.raises(StartError, match="--shard-id 0 is there twice") as refused:
-            rendezvous_job.main(words)
-        assert f"process {waiting.pid}" in str(refused.value)
-        assert f"`rm -r {folder}`" in str(refused.value)
-    subprocess.run(["rm", "-r", folder], check=True)
-    met(shards(2, *flags), tmp_path)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_command_that_is_ended_while_it_waits_leaves_nothing(started, tmp_path, number):
-    flags = ["--run_id", "ended", "--file_store_path", str(tmp_path)]
-    waiting = started(*shards(2, *flags)[0])
-    wait_for(tmp_path / "partial-fc-ended" / "shard%200")
-    waiting.send_signal(number)
-    assert ended(waiting)[0][0] == 128 + number
-    assert os.listdir(tmp_path) == []
-
-
 def wait_for(path: Path) -> None:
     deadline = time.monotonic() + 60
     while not path.exists():
