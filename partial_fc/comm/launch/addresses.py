@@ -49,8 +49,8 @@ def interfaces() -> dict[str, list[str]]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         num_bytes, _ = struct.unpack("iP", fcntl.ioctl(any_socket, _SIOCGIFCONF, request))
     for at in range(0, num_bytes, _IFREQ_BYTES):
-        name = buffer[at : at + 16].split(b"\0")[0].decode()
-        found.setdefault(name, []).append(socket.inet_ntoa(buffer[at + 20 : at + 24]))
+        entry = buffer.raw[at : at + _IFREQ_BYTES]
+        found.setdefault(entry[:16].split(b"\0")[0].decode(), []).append(socket.inet_ntoa(entry[20:24]))
     with suppress(FileNotFoundError):  # a kernel without IPv6
         for line in Path("/proc/net/if_inet6").read_text().splitlines():
             digits, _, _, scope, _, name = line.split()
