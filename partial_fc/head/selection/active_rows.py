@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from partial_fc.head.kernels.nearest import Nearest
 from partial_fc.head.rows import RowTable
 from partial_fc.head.selection.hard_negatives import HardNegatives
 from partial_fc.head.selection.quota import within_quota
@@ -80,6 +81,13 @@ class RowSelector:
         if active.rows is None:
             return torch.arange(self.shard.start, self.shard.stop, device=active.table.device)
         return active.rows[:: self.sub_centres] // self.sub_centres + self.shard.start
+
+    def renumber(self, nearest: Nearest, active: ActiveRows) -> None:
+        """Turns positions among the active classes into class numbers."""
+        if active.rows is None:
+            nearest.class_GK += self.shard.start * (nearest.class_GK >= 0)
+        else:
+            nearest.renumber(self.classes(active))
 
     def prefetch(self, step: int) -> None:
         """Draws this step's negatives, where that or their rows take time to arrive, and sends for the rows."""
