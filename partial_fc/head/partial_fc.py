@@ -26,6 +26,7 @@ from partial_fc.head import kernels, predict
 from partial_fc.head.backward import Backward, Loss
 from partial_fc.head.batches import Batches, class_numbers
 from partial_fc.head.class_rows import ClassRows
+from partial_fc.head.interop.compiling import outside_graphs
 from partial_fc.head.interop.inputs import device_of, margin_of, rows_of, world_of
 from partial_fc.head.interop.module import HeadModule
 from partial_fc.head.kernels import Logits
@@ -157,8 +158,6 @@ class PartialFC(HeadModule):
             from partial_fc.head.kernels.triton_choice import DeviceChoice
 
             self._selector.on_device = DeviceChoice(self.sampling, self.shard, device, sampling_correction)
-        # torch.compile leaves the graph for a head. (Not a decorator: it takes a second to import.)
-        self._outside_graphs = torch.compiler.disable(PartialFC._loss)
         self._batches = Batches(num_classes, self.world, self._selector, self.scope)
         self._has_warned = False
         self._margin_before: dict[str, Any] | None = None  # what `discard` goes back to
@@ -186,7 +185,7 @@ class PartialFC(HeadModule):
         of training; else only the loss is formed, and nothing learns from the batch. Raises ValueError, on all ranks
         alike, for a label outside of [0, num_classes).
         """
-        return self._outside_graphs(self, feat_BD, label_B, 0)[0]
+        return outside_graphs(PartialFC._loss)(self, feat_BD, label_B, 0)[0]
 
     def loss_and_topk(self, feat_BD: Tensor, label_B: Tensor, k: int = 5) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the loss of `forward`, to the bit, and what `topk` would give for the classes that take part in this
@@ -200,10 +199,10 @@ class PartialFC(HeadModule):
         collective, head/topk, of 16*G*k bytes. Raises ValueError as `forward` and `topk` do.
         """
         predict.check_k(self, k)
-        loss, nearest = self._outside_graphs(self, feat_BD, label_B, k)
+        loss, nearest = outside_graphs(PartialFC._loss)(self, feat_BD, label_B, k)
         assert nearest is not None
         cosine_BK, class_BK = nearest
-        if len(class_BK) < label_B.numel():
+        if self.ignore_index is not None and len(class_BK) < label_B.numel():
             kept_B = label_B.flatten() != self.ignore_index
             shape = (len(kept_B), k)
             cosine_BK = cosine_BK.new_full(shape, -torch.inf).masked_scatter_(kept_B[:, None], cosine_BK)
