@@ -212,8 +212,9 @@ class PeerCopies:
         log(
             f"a commit is given up on all ranks: there is no memory for it on {ranks_in_words(rank_K)}"
             f"{f' (here: {problem})' if problem else ''}. Training continues; "
-            f"{f'the commit of step {steps[-1]} remains' if steps else 'there is no other one'}, and the next one is tried "
-            f"after {self._every} steps. --commit-every 0 goes without them; more hosts or processes have less each"
+            f"{f'the commit of step {steps[-1]} remains' if steps else 'there is no other one'}, and the next one "
+            f"follows after {self._every} steps. --commit-every 0 turns commits off; more hosts or processes have "
+            "less each"
         )
 
     def start_step(self) -> None:
@@ -277,7 +278,8 @@ class PeerCopies:
             ranks = [rank for rank, count in enumerate(damaged_W) if count]
             _log.error(
                 f"the commit of step {commit.step} is given up on all ranks: a copy arrived damaged on "
-                f"{ranks_in_words(ranks)}. {f'The commit of step {steps[-1]} remains' if steps else 'There is no other one'}; "
+                f"{ranks_in_words(ranks)}. "
+                f"{f'The commit of step {steps[-1]} remains' if steps else 'There is no other one'}; "
                 "if this happens again, memory or network of a host is faulty"
             )
         elif self._num_begun <= 3:  # the first one of a world, and the first ones of its usual size

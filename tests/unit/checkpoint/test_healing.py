@@ -91,7 +91,7 @@ def test_where_nothing_is_whole_all_stays_and_all_ranks_are_told_what_to_do(root
     one, two = go_on(root, owner)
     assert one == two
     assert f"no checkpoint below {root} is intact; none was renamed. step 30: " in one
-    assert "Bring the files back from a copy" in one
+    assert "Restore the files from a copy" in one
     assert names(root) == ["10", "20", "30"]
     assert go_on(root, owner, instead="a commit", after=25) == [-1, -1]
     assert names(root) == ["10", "20", "30.damaged"]
@@ -299,7 +299,7 @@ def test_a_damaged_one_that_is_named_is_an_error_on_all(root, owner):
 
     for said in in_world(2, act):
         assert "is damaged: its SHA-256" in said
-        assert "Go on from an older checkpoint (--resume DIR" in said
+        assert "(--resume DIR" in said
     assert names(root) == ["10", "20", "30"]
 
 
