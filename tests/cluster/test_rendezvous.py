@@ -56,5 +56,5 @@ def test_a_cut_cable_is_an_error_on_both(hosts, env, redis):
     with hosts.cut():
         (status_0, printed_0), (status_1, printed_1) = ended(start_on(hosts, commands, env))
     assert status_0 == status_1 == 1
-    assert "rank 1 did not come within 2 s" in printed_0
+    assert "rank 1 did not join within 2 s" in printed_0
     assert "does not answer after 2 s" in printed_1

@@ -91,11 +91,11 @@ def _held(world: ThreadWorld, root: Path) -> Iterator[Run]:
     """A run that has the folder."""
     job_log = job_of(world).logger
     run = Run("face", _config(root), world, torch.device("cpu"), job_log, ProcessState(), versions={})
-    hold_folders(run.config, world, run.memory)
+    hold_folders(run.config, world, run.process)
     try:
         yield run
     finally:
-        release_folders(run.memory)
+        release_folders(run.process)
 
 
 def write(writers: Writers) -> None:
@@ -116,7 +116,7 @@ def write(writers: Writers) -> None:
 
 def _saver(run: Run) -> checkpoint.Saver:
     return checkpoint.Saver(
-        run.config.run.checkpoints, run.world, len(STEPS), True, run.memory.locks.get(run.config.run.checkpoints)
+        run.config.run.checkpoints, run.world, len(STEPS), True, run.process.locks.get(run.config.run.checkpoints)
     )
 
 

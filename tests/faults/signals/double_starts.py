@@ -57,7 +57,7 @@ def play(folder: Path, whole: Path, launcher: str, hosts: TwoHosts | None, rando
             second = start("second", 1)
             set_pace(second.folder, 0)
             assert second.process.wait(PATIENCE_S) == 0, second.printed[-3000:]
-            assert "which is gone: taken over" in second.printed, second.printed[-3000:]
+            assert "lock taken over" in second.printed, second.printed[-3000:]
             seen["taken_over_s"] = round(_when(second, "held") - _when(second, "looked"), 2)
         else:
             time.sleep(offset_s)

@@ -144,9 +144,9 @@ def test_who_does_not_come_is_asked_about(driver):
 
 def test_who_comes_too_late_does_not_go_in_alone(driver):
     first = member(driver, "a", 0, 2, 0, 1, 0, 2)
-    assert "rank 1 has not come within 0 s" in first._barrier.wait(0.1, 1)
+    assert "rank 1 has not joined within 0 s" in first._barrier.wait(0.1, 1)
     late = member(driver, "b", 1, 2, 0, 1, 1, 2)
-    assert late._barrier.wait(20, 1) == "rank 0 has called it off"
+    assert late._barrier.wait(20, 1) == "rank 0 has cancelled the start"
     assert driver.kept["/barrier/0"].startswith(first.name)  # still known as one of this world
 
 
@@ -156,8 +156,8 @@ def test_who_is_lost_while_others_come_is_noticed(driver):
     driver.kept["/barrier/1"] = b"lost"
     with ThreadPoolExecutor(2) as pool:
         led, followed = (pool.submit(m._barrier.wait, 20, 0.5) for m in (first, last))
-        assert led.result() == "of 3 processes rank 1 has come, but then been silent for 0 s"
-        assert followed.result() == "rank 0 has called it off"
+        assert led.result() == "of 3 processes rank 1 has joined, but then been silent for 0 s"
+        assert followed.result() == "rank 0 has cancelled the start"
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -167,7 +167,7 @@ def test_nobody_waits_for_a_host_that_is_gone_meanwhile(driver, known):
     if known:
         first.hosts_changed.set()
     threading.Timer(0.3, first.hosts_changed.set).start()
-    expected = "not come within" if known else "hosts were added or removed"
+    expected = "not joined within" if known else "hosts were added or removed"
     assert expected in first._barrier.wait(1 if known else 20, 1)
 
 
@@ -176,7 +176,7 @@ def test_the_word_of_another_world_does_not_count(driver):
     old = member(driver, "b", 1, 2, 0, 1, 1, 2)
     calling = threading.Timer(0.2, lambda: driver.kept.update({"/barrier/1": b"new", "/barrier/all": b"here"}))
     calling.start()
-    assert old._barrier.wait(20, 1) == "rank 0 has spoken in another world"
+    assert old._barrier.wait(20, 1) == "rank 0 has answered in another world"
     assert driver.kept["/barrier/1"] == b"new"
 
 
