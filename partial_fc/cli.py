@@ -174,6 +174,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are no UTF-8, as stderr has them
     if name in VERBS:
+        errors.require_trainer(f"partial-fc {name}")
         with (
             contextlib.redirect_stdout(cast(TextIO, Lines(sys.stdout)))
             if name not in _OWN_READERS

@@ -1,6 +1,7 @@
 """Errors of the user, printed on one line: what, where and what to do."""
 
 import errno
+import importlib.util
 import json
 import os
 import sys
@@ -25,6 +26,13 @@ TO_DO = {
 }
 
 
+# The packages of the extra [train] (setup.cfg) by the names of their modules; protobuf comes with tensorboard.
+TRAINER = (
+    *("tyro", "cv2", "safetensors", "isal", "tensorboard", "tqdm", "psutil", "simplejpeg", "lmdb", "matplotlib"),
+    *("jinja2", "PIL", "easydict"),
+)
+
+
 class UsageError(ValueError):
     """An invalid command line: reported with exit status 2, before anything is opened."""
 
@@ -41,6 +49,14 @@ def report(program: str, error: Exception) -> None:
         said = {"message": text, "extraInfo": {"timestamp": str(int(time.time()))}}
         with suppress(OSError), replacing(Path(path)) as partial:  # printed already; a partial file would end torchrun
             partial.write_text(json.dumps({"message": said}))
+
+
+def require_trainer(program: str) -> None:
+    """Ends the process, with status 1 and one line on stderr, if a package of the extra [train] is not installed."""
+    if missing := [name for name in TRAINER if importlib.util.find_spec(name) is None]:
+        say = f"not installed: {', '.join(missing)}. pip install partial-fc brings the head only; the commands need"
+        report(program, UsageError(f'{say}: pip install "partial-fc[train]"'))
+        sys.exit(1)
 
 
 def describe(error: Exception) -> str:

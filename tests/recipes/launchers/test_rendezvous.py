@@ -141,16 +141,6 @@ def test_over_tls(started, tmp_path):
                 rendezvous_job.main([*shards(2)[0], *flags, p, *more, "--start-timeout", "1"])
 
 
-def test_a_stopped_process_is_reported(started, redis):
-    """The status server and the watch work as under any launcher."""
-    flags = ["--run_id", "hang", *redis, "--comm-timeout", "3", "--stop", "1"]
-    first, _ = [started(*command) for command in shards(2, *flags)]
-    status, printed = ended(first)[0]
-    assert status == 1, printed
-    assert "collective after has not finished after 3 s" in printed
-    assert "missing: rank 1" in printed
-
-
 def test_a_killed_command_leaves_what_the_next_one_names(started, tmp_path):
     flags = ["--run_id", "killed", "--file_store_path", str(tmp_path), "--start-timeout", "30"]
     left = tmp_path / "partial-fc-killed"
