@@ -22,8 +22,8 @@ _LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) rank (\d+) ([A-Z]) (.*)")
 _TROUBLE = {
     "bad record": "damaged records that were replaced by others",
     "a gradient overflowed": "updates skipped: the loss scale was too large",
-    "The update is made on no rank": "updates left out: a number was not finite",
-    "Back from step": "rollbacks to a checkpoint",
+    "The update is skipped on all ranks": "updates skipped after NaN or Inf",
+    "olled back from step": "rollbacks to a checkpoint",
     "far above the median": "loss spikes",
     "the disk is slower than --checkpoint-every": "steps that waited for a checkpoint",
 }

@@ -174,7 +174,7 @@ def test_a_missing_or_second_shard_ends_all(started, tmp_path):
     first, second, _ = shards(3, *flags)
     for status, printed in ended(started(*first, "--start-timeout", "20"), started(*second)):
         assert status == 1, printed
-        assert "rank 2 did not come within 20 s" in printed
+        assert "rank 2 did not join within 20 s" in printed
     flags[1] = "twice"
     first, second = shards(2, *flags)
     outputs = ended(*(started(*words) for words in (first, second, second)))

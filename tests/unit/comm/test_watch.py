@@ -59,8 +59,8 @@ def test_hang_tells_a_silent_rank_from_an_ended_one():
     assert "unknown: rank 2: has never reached the status server" in text
     assert "missing: rank 3 (host gpu3, process 7): no longer there" in text
     assert "step 12, last collective head/max, number 39" in text
-    assert "missing: rank 4: has left 20 s ago (its Python ended without closing the world; ValueError: key 17)" in text
-    assert "look at: the output of ranks 3-4" in text
+    assert "missing: rank 4: left 20 s ago (its Python ended without closing the world; ValueError: key 17)" in text
+    assert "what to check: the output of ranks 3-4" in text
 
 
 def test_hang_of_ranks_in_different_collectives():
@@ -124,7 +124,7 @@ def test_failure_names_who_ended_first_and_not_those_that_failed_with_it():
         "failed too: rank 1 (host gpu1, process 5): its backend gave up collective head/sum, and it has ended" in text
     )
     assert "missing: rank 2 (host gpu7, process 4711): no longer there" in text
-    assert text.endswith("look first at the output and the host of rank 2")
+    assert text.endswith("check first the output and the host of rank 2")
 
 
 # ---- the server
