@@ -105,7 +105,7 @@ class Verification:
             except BadRecord as error:
                 raise ValueError(f"{where}: image {image} cannot be used: {error}") from error
         raise ValueError(
-            f"{where}: an embedding is not finite or has length 0; the network has "
+            f"{where}: an embedding has NaN or Inf, or length 0; the network has "
             "diverged, or `embed` returns something else"
         )
 

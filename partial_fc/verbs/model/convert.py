@@ -67,7 +67,7 @@ def convert(options: ConvertOptions) -> None:
     source, output = options.source, options.output
     kinds = [_kind(path) for path in (source, output)]
     if kinds == ["mxnet", "mxnet"]:
-        raise ValueError(f"{source} and {output} are both MXNet's: there is nothing to convert")
+        raise ValueError(f"{source} and {output} are both files of MXNet: there is nothing to convert")
     if options.symbol and kinds[0] != "mxnet":
         raise ValueError(f"--symbol goes with a .params file; SOURCE is {source}")
     paths = [output, *([_symbol_path(output)] if kinds[1] == "mxnet" else [])]
@@ -103,7 +103,7 @@ def _kind(path: Path) -> str:
         return "mxnet"
     if path.suffix == ".safetensors" or path.suffix in _TORCH:
         return "torch"
-    raise ValueError(f"{path}: what kind of file is {path.suffix or 'it'}? Expected {_KINDS}")
+    raise ValueError(f"{path}: unknown file type; expected {_KINDS}")
 
 
 def _symbol_path(params: Path) -> Path:
@@ -133,7 +133,7 @@ def _read(path: Path, symbol: Path | None, image_size: int | None) -> _Model:
         network = mxnet_backbone.network_of(arrays, path, image_size)
         state, notes = mxnet_backbone.from_mxnet(arrays, network, graph, path)
         if symbol is None:
-            notes.insert(0, "no symbol beside it: taken for the graph of InsightFace's recipe")
+            notes.insert(0, "no symbol beside it: the graph of InsightFace's recipe is assumed")
 
         def as_mxnet(image_B3HW: "Tensor") -> "Tensor":
             return mxnet_backbone.embed_as_mxnet(arrays, network, graph, image_B3HW, path)

@@ -34,7 +34,7 @@ def test_bad(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         check(path, num_classes=5)
     black = {b"%04d" % i: databases.datum(np.zeros((4, 4, 3), np.uint8), i % 10) for i in range(40)}
-    with pytest.raises(ValueError, match="40 of 40 images show one colour"):
+    with pytest.raises(ValueError, match="40 of 40 images are of a single colour"):
         check(write_lmdb(tmp_path / "black", black))
     broken = {b"%04d" % i: b"\x08" for i in range(40)}
     with pytest.raises(ValueError, match=r"40 of 40 images cannot be used(?s:.*)broken, key 0000: 1 bytes that begin"):
