@@ -74,20 +74,20 @@ class ModelFlags:
     resnext_width_per_group: Annotated[int, In("[1, 65536]"), Makes("width_per_group")] = 64
     """Channels of a group in the first stage."""
     conventions: Literal["caffe2", "torchvision"] = "caffe2"
-    """Whose networks' details and pixels: caffe2: pooling without a border, batch norm with eps 0.001 that forgets
-    nine tenths each step, BGR, (pixel - 128) / 128; torchvision: a border, eps 0.00001, one tenth, RGB with ImageNet's
-    mean and deviation."""
+    """Conventions of the network and its pixels. caffe2: pooling without a border, batch norm with eps 0.001 that
+    forgets nine tenths each step, BGR, (pixel - 128) / 128; torchvision: a border, eps 0.00001, one tenth, RGB with
+    ImageNet's mean and deviation."""
     head: Annotated[Literal["cross-entropy", "partial-fc"], Basic, Refused("this is another last layer")] = (
         "cross-entropy"
     )
-    """partial-fc: the last layer's classes are shared out over the processes, without a bias, and compared by their
-    cosine; for very many of them. The flags below --loss are its own."""
+    """partial-fc: the last layer's classes are sharded over the processes, without a bias, and compared by
+    cosine; for very many classes. The flags from --loss on apply to it."""
     pretrained: Annotated[Path | None, Basic, MayChange] = None
     """Start from these weights: torchvision's file of this network."""
     load_model_path: Annotated[Path | None, Basic, MayChange] = None
-    """Start from a .mdl checkpoint of Caffe2's trainers; with the epoch N that a name like NAME_N.mdl says."""
+    """Start from a .mdl checkpoint of Caffe2's trainers, at epoch N of a name like NAME_N.mdl."""
     save_model_name: Annotated[str | None, Basic, MayChange] = None
-    """Write such a file after each epoch: FILE_STORE_PATH/NAME_EPOCH.mdl, of which the last one is kept."""
+    """Write a .mdl checkpoint after each epoch, FILE_STORE_PATH/NAME_EPOCH.mdl, and keep the last one."""
     channels_last: Annotated[bool, MayChange] = True
     """Store images and convolution weights channels-last, the fastest layout for tensor cores and CPUs."""
     recipe_version: Literal["default", "caffe2"] = "default"

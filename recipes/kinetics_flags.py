@@ -51,9 +51,9 @@ class DataFlags:
     scale_ratios: Annotated[tuple[float, ...], In("(0, 1]")] = (1.0, 0.875, 0.75, 0.66)
     """Sides of v1's and v2's crops, of the shorter side."""
     max_distort: int = 1
-    """By how many places in --scale-ratios height and width of a crop may differ."""
+    """Largest difference between the positions of a crop's height and width in --scale-ratios."""
     mirror: bool = True
-    """Mirror half of the clips; not where left and right make another class."""
+    """Mirror half of the clips; turn off if left and right distinguish classes."""
     all_places: bool = True
     """13 places of a crop, not 5. (GluonCV: --more-fix-crop, which means 5.)"""
     num_workers: Annotated[int, In(THREADS), MayChange] = 4
@@ -87,7 +87,7 @@ class DataFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFlags:
-    """The network, its files, how it is tested."""
+    """The network, its files, its test."""
 
     model: Annotated[Literal[
         "slowfast_4x16_resnet50_kinetics400", "slowfast_8x8_resnet50_kinetics400",
@@ -114,7 +114,7 @@ class ModelFlags:
     resume_params: Annotated[Path | None, Basic, MayChange] = None
     """Start from a .params file, GluonCV's or ours: weights and running statistics."""
     resume_states: Annotated[Path | None, MayChange] = None
-    """With it, from GluonCV's .states file: the optimizer's momentum."""
+    """With --resume-params: start with the momentum of GluonCV's .states file."""
     resume_epoch: Annotated[int, MayChange] = 0
     """Start at this epoch of data and learning rate."""
     save_frequency: Annotated[int, MayChange] = 10
@@ -156,7 +156,7 @@ class ModelFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class RateFlags(flags.ScheduleFlags):
-    """How long a run is, and the course of its learning rate."""
+    """The length of a run and its learning-rate schedule."""
 
     # What --lr-decay-epoch says counts; configurations of older runs have it here, too, as updates.
     lr_steps: Annotated[tuple[int, ...], In(1), MayChange] = ()

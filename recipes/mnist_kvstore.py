@@ -44,7 +44,7 @@ class Config:
     a small set of real digits."""
     num_classes: Annotated[int, In("[2, 65536]")] = 10
     num_examples: Annotated[int | None, In(1)] = None
-    """Images of an epoch, over all workers. none: as many as there are, MNIST's 60,000."""
+    """Images of an epoch, over all workers. none: all, MNIST's 60,000."""
     batch_size: Annotated[int, In(BATCH), Basic] = 64
     """Images of a batch of each worker, over all its devices."""
     seed: Annotated[int, In("[0, 2147483647]"), Basic] = 0
@@ -68,9 +68,9 @@ class Config:
         "local", "device", "nccl", "dist_sync", "dist_device_sync", "dist_sync_device", "dist_async",
         "dist_device_async", "dist_async_device", "horovod",
     ], Basic] = "device"  # fmt: skip
-    """How gradients are added up and weights updated. local, device, nccl: in one process, on the CPU, or its GPUs.
-    dist_sync: on servers, which wait for all workers; dist_async: for none. ..._device: GPUs of a worker add up
-    first. horovod: allreduce, and no servers."""
+    """The store that sums gradients and updates weights. local, device, nccl: in one process, on the CPU, or its GPUs.
+    dist_sync: on servers, which wait for all workers; dist_async: for none. ..._device: GPUs of a worker sum
+    theirs first. horovod: allreduce, without servers."""
     gc_type: Annotated[Literal["none", "2bit"], Basic] = "none"
     """Compression of the gradient: 2bit."""
     gc_threshold: Annotated[float, In("(0, inf)")] = 0.5

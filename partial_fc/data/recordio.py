@@ -133,9 +133,9 @@ class RecordReader:
     bytes a record if the keys are 0, 1, 2, ..., else 16.
     """
 
-    def __init__(self, rec_path: str | os.PathLike[str], idx_path: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, rec_path: str | os.PathLike[str]) -> None:
         self.rec_path = Path(rec_path)
-        self.idx_path = Path(idx_path) if idx_path is not None else self.rec_path.with_suffix(".idx")
+        self.idx_path = self.rec_path.with_suffix(".idx")
         if not self.idx_path.exists():
             raise ValueError(
                 f"{self.idx_path} not found; it tells where each record of {self.rec_path} starts. "

@@ -134,9 +134,9 @@ def stored_at(path: Path) -> Stored:
     return Stored(path, *read_weights(path))
 
 
-def from_checkpoint(stored: Checkpoint, image_size: int | None = None, flip: bool | None = None) -> Found:
+def from_checkpoint(stored: Checkpoint, flip: bool | None = None) -> Found:
     """Returns the backbone of a checkpoint. Raises ValueError if it has none that embeds images."""
-    return check(_of_checkpoint(stored), image_size, flip)
+    return check(_of_checkpoint(stored), flip=flip)
 
 
 def _of_checkpoint(stored: Checkpoint) -> Stored:

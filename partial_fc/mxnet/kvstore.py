@@ -54,10 +54,10 @@ class Store(mx.kv.KVStore):
 
 @dataclass(frozen=True)
 class Job:
-    """Who trains together, over what."""
+    """The workers that train together, and their store."""
 
     name: str
-    """Of the kind of store."""
+    """The kind of store."""
     rank: int
     num_workers: int
     store: Store | None

@@ -38,8 +38,8 @@ class _NewOptions(ListOptions):
 
 @dataclass(frozen=True)
 class AddOptions(_NewOptions):
-    """New classes. One with images starts at their mean direction, as the checkpoint's network sees them, with the
-    length of trained centres; one without starts like any untrained class. All other rows stay as they are."""
+    """New classes. A class with images starts at the mean direction of their embeddings by the checkpoint's network,
+    with the length of trained centres; one without starts as an untrained class. Other rows are unchanged."""
 
     names: Names = ()
     """NAME, NAME=FOLDER of its images, or NAME=FILE.npy with embeddings of it, (N, D)."""
@@ -86,9 +86,9 @@ class RenameOptions(_NewOptions):
     """Renames classes; nothing else changes."""
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="OLD=NEW...")] = ()
-    """Which."""
+    """The new names."""
     names_file: Path | None = None
-    """More of them, one a line; or one NEW name for each class, by number."""
+    """A file with more of them, one a line; or with one NEW name for each class, by number."""
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,11 @@ class ImportOptions:
     out: Path
     """The folder of the new checkpoint."""
     num_classes: int | None = None
-    """For MXNet's files, whose last ones may end with padding."""
+    """Number of classes; required for MXNet's files, which may end with padding."""
     names_file: Path | None = None
     """A file with the names of the classes, one a line."""
     network: _NETWORK | None = None
-    """Which network checkpoint_gpu_0.pt, or --backbone, holds; none: the backbone is left out."""
+    """The network of checkpoint_gpu_0.pt or --backbone; none: the backbone is left out."""
     backbone: Path | None = None
     """The backbone's weights, if they are in a separate file (model.pt, backbone.pth)."""
     image_size: int = 112
@@ -42,7 +42,7 @@ class ImportOptions:
     optimizer: Literal["auto", "sgd", "adamw", "adam", "adagrad"] = "auto"
     """Optimizer of the centres. auto: the one whose state the files have, else sgd."""
     momentum_lr: float | None = None
-    """For R_centers_mom.param: the learning rate of the last steps."""
+    """The learning rate of the last steps; required for R_centers_mom.param."""
     step: int = 0
     """The step to resume from: number of updates made."""
     position: int = 0

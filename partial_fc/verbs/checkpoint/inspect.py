@@ -33,7 +33,7 @@ class InspectOptions:
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
     """A checkpoint, a folder of checkpoints, or a run's --models-root."""
     json: bool = False
-    """As JSON: a list with one object for each checkpoint."""
+    """Print JSON: a list with an object for each checkpoint."""
 
 
 def inspect(options: InspectOptions) -> int:

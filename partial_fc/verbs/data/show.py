@@ -54,15 +54,15 @@ class ShowOptions:
     mirror: bool = True
     """With --augmented: mirror half of the images."""
     augment: Literal["none", "glyph"] = "none"
-    """With --augmented: as recipe face has it, for characters."""
+    """With --augmented: recipe face's --augment, for characters."""
     resize: int | None = None
     """With --augmented, of image databases and videos: the shorter side before the crop (of videos the height, the
     width is 340/256 times that). none: the recipes' 256."""
     root: Path | None = None
-    """What the paths of a list of images are relative to; the list's own folder if not given."""
+    """The folder that paths of a list of images are relative to; by default the list's own."""
     data_dir: Path | None = None
-    """What the paths of a list of videos are relative to. SOURCE is such a list if this is given: `path num_frames
-    label` a line."""
+    """The folder that paths of a list of videos are relative to. SOURCE is such a list if this is given: `path
+    num_frames label` a line."""
     split: Split = "train"
     """The set to read from a folder of idx files."""
 

@@ -27,11 +27,9 @@ class HostFinding:
         return f"{self.status:10}{self.host}: {self.subject}: {self.observed}{more}"
 
     @classmethod
-    def judge(
-        cls, good: bool, host: str, subject: str, observed: str, remedy: str, status: Status = "warning"
-    ) -> "HostFinding":
-        """Returns ok if the fact is good, else `status` with the remedy."""
-        return cls("ok", host, subject, observed) if good else cls(status, host, subject, observed, remedy)
+    def judge(cls, good: bool, host: str, subject: str, observed: str, remedy: str) -> "HostFinding":
+        """Returns ok if the fact is good, else a warning with the remedy."""
+        return cls("ok", host, subject, observed) if good else cls("warning", host, subject, observed, remedy)
 
 
 def host_findings(host: Host, facts: dict[str, Any], num_hosts: int) -> Iterator[HostFinding]:

@@ -30,7 +30,7 @@ _SMALLEST_COSINE = 1 - 1e-8  # without fixed gammas it is .995, without scale .9
 class ConvertOptions:
     """Moves a backbone (r18 to r200, tiny, mini) between MXNet's .params, this trainer's model.safetensors and
     arcface_torch's model.pt; the names of the files say from where to where. Embeddings stay the same: random images
-    are embedded before and after, and nothing is written where they differ."""
+    are embedded before and after, and nothing is written if they differ."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """PREFIX-0000.params, X.safetensors (also a checkpoint's backbone.safetensors), X.pt or X.pth (also
@@ -38,10 +38,10 @@ class ConvertOptions:
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUTPUT")]
     """The same. Beside PREFIX-0000.params PREFIX-symbol.json is written."""
     symbol: Path | None = None
-    """The symbol of a SOURCE of MXNet, which says its input's scale, epsilons and fixed gammas; none:
-    PREFIX-symbol.json beside it, else what InsightFace's recipe has."""
+    """The symbol of a SOURCE of MXNet, which has the input's scale, epsilons and fixed gammas; none:
+    PREFIX-symbol.json beside it, else that of InsightFace's recipe."""
     image_size: int | None = None
-    """That the network is for, where several fit its shapes; none: what SOURCE says, else the largest (112 for 97 to
+    """The network's image size, if several fit its shapes; none: what SOURCE states, else the largest (112 for 97 to
     112)."""
 
     def __post_init__(self) -> None:

@@ -41,9 +41,9 @@ class EmbedOptions:
     out: Path
     """The table: .npz (keys, labels, embeddings) or .parquet (key, label, embedding). A .rec's keys are its numbers."""
     image_size: int | None = None
-    """Of models whose file does not say it; none: the largest that its weights fit."""
+    """The image size, for models whose file does not state it; none: the largest that fits the weights."""
     flip: bool | None = None
-    """Add the embedding of the mirrored image; none: as the model says."""
+    """Add the embedding of the mirrored image; none: as the model's file states."""
     on_bad: Literal["stop", "nan"] = "stop"
     """For an unusable image: stop without a table, or write NaN and report it."""
     batch_size: int = 64

@@ -50,17 +50,17 @@ class EvaluateOptions:
     """The folder of IJB-B or IJB-C (meta, loose_crop), as InsightFace publishes it: 1:1, and 1:N where its lists are
     there."""
     target: Literal["IJBB", "IJBC"] = "IJBC"
-    """Which of the two --ijb is."""
+    """The target of --ijb."""
     detector_score: bool = True
-    """--ijb: weigh an image by the score of the face detector."""
+    """--ijb: weight images by the score of the face detector."""
     feature_length: bool = True
-    """--ijb: weigh an image by the length of its feature. (Both as InsightFace's table has it.)"""
+    """--ijb: weight images by the length of their features. (Both as in InsightFace's table.)"""
     image_size: int | None = None
-    """Of models whose file does not say it; none: the largest that its weights fit."""
+    """The image size, for models whose file does not state it; none: the largest that fits the weights."""
     flip: bool | None = None
-    """Add the embedding of the mirrored image; none: as the model says."""
+    """Add the embedding of the mirrored image; none: as the model's file states."""
     batch_size: int = 128
-    """Images of one call of the network."""
+    """Images in one forward of the network."""
     show: int = 10
     """Pairs of each kind in the picture of the worst pairs; 0: no picture."""
     out: Path | None = None

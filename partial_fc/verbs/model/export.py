@@ -57,9 +57,9 @@ class ExportOptions:
     val: tuple[Path, ...] = ()
     """Verification sets (.bin): the accuracy of the model and of each ONNX file is printed beside each other."""
     image_size: int | None = None
-    """Of models whose file does not say it; none: the largest that its weights fit."""
+    """The image size, for models whose file does not state it; none: the largest that fits the weights."""
     flip: bool | None = None
-    """Add the embedding of the mirrored image; none: as the model says. It is written into the metadata."""
+    """Add the embedding of the mirrored image; none: as the model's file states. Written to the metadata."""
 
     def __post_init__(self) -> None:
         check_numbers(self, image_size=PIXELS, num_calibrate=1)

@@ -42,11 +42,11 @@ class SearchOptions:
     probe: Path | None = None
     """The images to search for, likewise; by default each image of the gallery is searched among the others."""
     image_size: int | None = None
-    """Of models whose file does not say it; none: the largest that its weights fit."""
+    """The image size, for models whose file does not state it; none: the largest that fits the weights."""
     flip: bool | None = None
-    """Add the embedding of the mirrored image; none: as the model says."""
+    """Add the embedding of the mirrored image; none: as the model's file states."""
     batch_size: int = 128
-    """Images of one call of the network."""
+    """Images in one forward of the network."""
     out: Path | None = None
     """The output folder; by default `search` in the run's folder, or beside the model's file."""
     launch: Flags[LaunchFlags] = field(default_factory=LaunchFlags)

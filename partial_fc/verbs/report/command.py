@@ -17,7 +17,7 @@ class ReportOptions:
     configuration, images, speed, problems. The run may still be in progress."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_FOLDER")]
-    """Its --models-root."""
+    """The run's --models-root."""
     out: Path | None = None
     """The file; none: report.html in the run's folder."""
 
