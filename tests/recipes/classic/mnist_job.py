@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from partial_fc.tools.demo.digits import load
 from safetensors.torch import load_file
 from torch.utils.data import DistributedSampler
 
 from partial_fc.data.idx import names, read_set, write_idx
 from partial_fc.models.convnet import ConvNet
-from partial_fc.verbs.demo.digits import load
 from tests.recipes.conftest import change_manifest
 from tests.recipes.launch import endings, here, several
 from tests.recipes.several import Given
@@ -47,11 +47,10 @@ def train_here(data: Path, models_root: Path, flags: str = "") -> None:
     assert here("recipes.mnist", shlex.split(f"{words} {flags}")) == 0
 
 
-def train_several(data: Path, runs: list[tuple[Path, str, str]], num_ranks: int) -> str:
-    """Each (folder, flags, faults) after the other, in one launch. Returns what it printed."""
-    words = [f"--data-dir {data} --models-root {root} --lr 0.05 {flags}" for root, flags, _ in runs]
-    given = [Given("recipes.mnist", shlex.split(w), faults) for w, (_, _, faults) in zip(words, runs, strict=True)]
-    printed = several(given, num_ranks)
+def train_several(data: Path, runs: list[tuple[Path, str]], num_ranks: int) -> str:
+    """Each (folder, flags) after the other, in one launch. Returns what it printed."""
+    words = [f"--data-dir {data} --models-root {root} --lr 0.05 {flags}" for root, flags in runs]
+    printed = several([Given("recipes.mnist", shlex.split(each)) for each in words], num_ranks)
     assert endings(printed, 0) == ["0"] * len(runs), printed
     return printed
 

@@ -1,8 +1,8 @@
 """How we were launched, read from the environment."""
 
 import socket
-from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -83,24 +83,6 @@ def test_a_port_that_is_none(port):
         detect({**TORCHRUN, "MASTER_PORT": port})
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"gpus": 0}, "--gpus is 0; expected at least 1"),
-        ({"nodes": 0}, "--nodes is 0; expected at least 1"),
-        ({"nodes": 2, "nr": 2, "master_addr": "a"}, "--nr is 2, of --nodes 2; nodes are numbered from 0 to 1"),
-        ({"nr": -1}, "--nr is -1"),
-        ({"nodes": 2}, "--nodes 2 needs --master-addr"),
-        ({"gpus": 2, "master_port": 65536}, "--master-port is 65536"),
-        ({"comm_timeout": -1.0}, "--comm-timeout is -1.0; expected at least 0"),
-        ({"start_timeout": 0.0}, "--start-timeout is 0.0; expected more than 0"),
-    ],
-)
-def test_launch_flags_that_make_no_sense(flags, message):
-    with pytest.raises(ValueError, match=message):
-        LaunchFlags(**flags)
-
-
 @pytest.fixture
 def environ(monkeypatch):
     """The environment of this process, without what a launcher set."""
@@ -167,10 +149,17 @@ def test_the_patterns_of_nccl(said, agrees):
             addresses.choose("lo", environ)
 
 
+def test_interfaces_are_those_that_psutil_finds():
+    families = (socket.AF_INET, socket.AF_INET6)
+    entries = psutil.net_if_addrs().items()
+    theirs = {name: {entry.address for entry in each if entry.family in families} for name, each in entries}
+    assert {name: set(each) for name, each in addresses.interfaces().items()} == theirs
+    assert addresses.interface_of("127.0.0.1") == addresses.loopback()
+
+
 def test_a_network_interface_without_an_ipv4_address_is_refused(monkeypatch):
-    only_ipv6 = [SimpleNamespace(family=socket.AF_INET6, address="fe80::1")]
-    some = {"ib0": only_ipv6, "lo": [*only_ipv6, SimpleNamespace(family=socket.AF_INET, address="127.0.0.1")]}
-    monkeypatch.setattr(addresses.psutil, "net_if_addrs", lambda: some)
+    some = {"ib0": ["fe80::1%ib0"], "lo": ["::1", "127.0.0.1"]}
+    monkeypatch.setattr(addresses, "interfaces", lambda: some)
     with pytest.raises(ValueError, match=r"ib0: has no IPv4 address on .*; there are lo \(127\.0\.0\.1\)$"):
         addresses.choose("ib0", {})
     addresses.choose("lo", {})
