@@ -318,9 +318,9 @@ def test_what_is_set_aside_is_no_checkpoint_for_the_tools(root, capsys):
     quarantine(root / "step-00000030", DAMAGED)
     assert checkpoint.newest(root) == root / "step-00000020"
     assert verify(VerifyOptions((root,))) == 0
-    assert f"{root}/step-00000030.damaged: set aside, not looked at" in capsys.readouterr().out
+    assert f"{root}/step-00000030.damaged: quarantined" in capsys.readouterr().out
     inspect(InspectOptions(root))
     assert "step-00000030.damaged" in (line := capsys.readouterr().out.splitlines()[-1])
-    assert "set aside by a run" in line
+    assert "quarantined by a run" in line
     assert verify(VerifyOptions((root / "step-00000030.damaged",))) == 0
     assert torch.equal(checkpoint.Checkpoint(root / "step-00000020").backbone()["bias"], torch.full((4,), 20.0))

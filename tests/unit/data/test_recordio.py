@@ -179,7 +179,7 @@ def test_index_made_anew(tmp_path: Path) -> None:
     assert path.with_suffix(".idx").read_bytes() == index
     for cut in (4, 8):  # inside the last frame, and before it: the last record is split
         path.write_bytes(path.read_bytes()[:-cut])
-        with pytest.raises(BadRecord, match=f"after {len(PAYLOADS)} records: no whole frame"):
+        with pytest.raises(BadRecord, match=f"after {len(PAYLOADS)} records: "):
             recordio.write_index(path)
 
 
@@ -291,6 +291,6 @@ def test_a_label_behind_a_magic_number(tmp_path):
 def test_parts_that_do_not_follow_each_other_get_no_index(tmp_path, parts):
     path = tmp_path / "train.rec"
     path.write_bytes(b"".join(frame(bytes(32), part) for part in parts))
-    with pytest.raises(BadRecord, match="no whole frame here"):
+    with pytest.raises(BadRecord, match="frame"):
         write_index(path)
     assert not path.with_suffix(".idx").exists()

@@ -121,7 +121,7 @@ def test_whole_photos_and_turned_ones(tmp_path, capsys):
     assert found["image-photo"]["count"] == 2
     assert "of the median one 25% is cut off" in found["image-photo"]["what"]
     out = capsys.readouterr().out
-    assert "image-turned (1): JPEG files are stored turned or mirrored" in out
+    assert "image-turned (1): " in out
     assert f"{tmp_path}/0/0.jpg, class 0, height 320, width 240" in out
 
 
@@ -232,7 +232,7 @@ def test_a_name_that_is_no_utf_8_where_output_must_be(tmp_path):
         ({"sheet": "no/such/x.png"}, "x.png: cannot be written"),
         ({"sheet": "."}, "cannot be written"),
         ({"sheet": "sheet"}, "the name of a picture"),
-        ({"sheet": "sheet.png", "images": False}, "nothing is to be seen"),
+        ({"sheet": "sheet.png", "images": False}, "--no-images"),
     ],
 )
 def test_what_could_not_be_written_is_refused_at_once(tmp_path, options, words):

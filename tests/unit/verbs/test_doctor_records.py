@@ -17,7 +17,7 @@ def test_a_good_set_has_nothing_but_information(tmp_path, capsys):
     assert examine(write(tmp_path / "set", records())) == (0, {})
     printed = capsys.readouterr().out
     assert "RecordIO, 14 images, 4 classes" in printed
-    assert "class after class" in printed
+    assert "class by class" in printed
     assert "24 x 24: 14" in printed
 
 
