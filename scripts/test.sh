@@ -68,7 +68,7 @@ elif [ "$mode" = old ]; then
 else
     stage "unit" 150 python -m pytest "${unit[@]}" -m "not mxnet and not long" "$@"
     # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.
-    stage "MXNet: engine, oracle and stores" 74 python -m pytest -m mxnet $(marked mxnet tests/{unit,recipes}) "$@"
+    stage "MXNet: engine, oracle and stores" 55 python -m pytest -m mxnet $(marked mxnet tests/{unit,recipes}) "${two[@]}" "$@"
     # The mathematics does not depend on the transport: all of it over these two, MPI on three ranks, by which the numbers of
     # classes do not divide. Elsewhere only what speaks to the transport.
     stage "parallel, horovodrun Gloo, 2 ranks" 30 gloo 2 "${ranks[@]}" tests/parallel
