@@ -1,9 +1,13 @@
-"""What setup.cfg cannot say: the top-level folder recipes/ is installed as the package partial_fc.recipes."""
+"""What setup.cfg cannot say: the top-level folders recipes/ and tools/ are installed within the package partial_fc."""
 
 from setuptools import find_packages, setup
 
-RECIPES = [f"partial_fc.{name}" for name in find_packages(include=["recipes", "recipes.*"])]
+BESIDE = ("recipes", "tools")
+INSIDE = [
+    f"partial_fc.{name}"
+    for name in find_packages(include=[f"{folder}{rest}" for folder in BESIDE for rest in ("", ".*")])
+]
 setup(
-    packages=find_packages(include=["partial_fc", "partial_fc.*"]) + RECIPES,
-    package_dir={"partial_fc.recipes": "recipes"},
+    packages=find_packages(include=["partial_fc", "partial_fc.*"]) + INSIDE,
+    package_dir={f"partial_fc.{folder}": folder for folder in BESIDE},
 )

@@ -24,10 +24,10 @@ from typing import Any, Literal
 
 import torch
 import tyro
+from partial_fc.tools.bench.head import OURS, HeadOptions, Line, compare, run
 from tqdm import tqdm
 
 from partial_fc.machine import has_bf16
-from partial_fc.verbs.bench.head import OURS, HeadOptions, Line, compare, run
 
 # Classes of all processes, by (batch, rate): as many as leave a step of the slowest side at some seconds.
 CLASSES = {

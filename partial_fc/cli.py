@@ -15,9 +15,9 @@ from partial_fc.files import make_private
 from partial_fc.printable import Lines, clean_stderr
 
 # Section of the help -> (what it is for, an example, verb -> (its function, one line of help)). The function is
-# "module:name" below verbs, imported when its flags are asked for: the type of its `options` has them. These modules
-# import torch within functions, so that help and mistakes cost no seconds. Verbs of _OWN_READERS read their arguments
-# themselves.
+# "module:name" of verbs or of tools, imported when its flags are asked for: the type of its `options` has them. These
+# modules import torch within functions, so that help and mistakes cost no seconds. Verbs of _OWN_READERS read their
+# arguments themselves.
 _CLASSES = "checkpoint.classes"
 _OWN_READERS = ("train", "launch", "torture")
 # Those that talk to other processes: there SIGPIPE stays off, as a connection that breaks is an error to be told. They
@@ -31,7 +31,7 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
             "train": ("train:run_and_exit", "train a recipe: face, imagenet, kinetics, mnist"),
             "report": ("report.command:report", "make one HTML page of a run: curves, tests, speed"),
             "launch": ("launcher.command:launch", "start a command on several hosts, over ssh for example"),
-            "torture": ("torture.command:torture", "repeat a training with processes killed; compare losses"),
+            "torture": ("tools.torture.command:torture", "repeat a training with processes killed; compare losses"),
         },
     ),
     "Use a model": (
@@ -58,9 +58,9 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
             "data lmdb": ("data.image_databases:make_lmdb", "write images as an LMDB, for recipe imagenet"),
             "data leveldb": ("data.image_databases:make_leveldb", "the same as a LevelDB"),
             "data kinetics": ("data.video_lists:make_lists", "check a folder of videos and list them"),
-            "data glyphs": ("demo.glyphs:build", "make a demo set: characters in many typefaces"),
-            "data digits": ("demo.digits:write_digits", "make a demo set: handwritten digits, as MNIST"),
-            "data make-motion": ("demo.motion:make_motion", "make a demo set: videos of moving characters"),
+            "data glyphs": ("tools.demo.glyphs:build", "make a demo set: characters in many typefaces"),
+            "data digits": ("tools.demo.digits:write_digits", "make a demo set: handwritten digits, as MNIST"),
+            "data make-motion": ("tools.demo.motion:make_motion", "make a demo set: videos of moving characters"),
         },
     ),
     "Checkpoints": (
@@ -86,9 +86,9 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
         "partial-fc plan --classes 10000000 --gpus 8",
         {
             "doctor env": ("doctor.env:doctor_env", "check this machine, or all hosts of a run"),
-            "plan": ("bench.plan_report:report", "estimate memory, traffic and time of a last layer"),
-            "bench head": ("bench.head:bench_head", "measure time and memory of a last layer"),
-            "bench data": ("bench.data:bench_data", "measure how fast a set is read and decoded"),
+            "plan": ("tools.bench.plan_report:report", "estimate memory, traffic and time of a last layer"),
+            "bench head": ("tools.bench.head:bench_head", "measure time and memory of a last layer"),
+            "bench data": ("tools.bench.data:bench_data", "measure how fast a set is read and decoded"),
         },
     ),
 }
@@ -154,7 +154,8 @@ def nearest(words: list[str]) -> tuple[str, ...]:
 def load(name: str) -> Callable[..., Any]:
     """The function of a verb."""
     module, _, function = VERBS[name][0].partition(":")
-    return getattr(importlib.import_module(f"partial_fc.verbs.{module}"), function)
+    above = "partial_fc" if module.startswith("tools.") else "partial_fc.verbs"
+    return getattr(importlib.import_module(f"{above}.{module}"), function)
 
 
 def flags_of(name: str) -> type:
@@ -173,6 +174,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are no UTF-8, as stderr has them
     if name in VERBS:
+        errors.require_trainer(f"partial-fc {name}")
         with (
             contextlib.redirect_stdout(cast(TextIO, Lines(sys.stdout)))
             if name not in _OWN_READERS

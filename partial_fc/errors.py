@@ -1,6 +1,7 @@
 """Errors of the user, printed on one line: what, where and what to do."""
 
 import errno
+import importlib.util
 import json
 import os
 import sys
@@ -12,7 +13,7 @@ from partial_fc import printable
 from partial_fc.files import replacing
 
 _NOT_ALLOWED = "`ls -ld` shows to whom it belongs, `mount` whether it is read-only; or take another folder"
-_FULL = "make room or take a folder on another disk; a training run goes on from its last checkpoint"
+_FULL = "make room or take a folder on another disk; a training run resumes from its last checkpoint"
 TO_DO = {
     errno.ENOENT: "is the path right, and is it there on this host?",
     errno.ENOTDIR: "a part of that path is a file, where a folder is expected",
@@ -23,6 +24,13 @@ TO_DO = {
     errno.EROFS: _NOT_ALLOWED,
     errno.EMFILE: "`ulimit -n` shows how many files a process may open; allow more, or give fewer --num-workers",
 }
+
+
+# The packages of the extra [train] (setup.cfg) by the names of their modules; protobuf comes with tensorboard.
+TRAINER = (
+    *("tyro", "cv2", "safetensors", "isal", "tensorboard", "tqdm", "psutil", "simplejpeg", "lmdb", "matplotlib"),
+    *("jinja2", "PIL", "easydict"),
+)
 
 
 class UsageError(ValueError):
@@ -41,6 +49,14 @@ def report(program: str, error: Exception) -> None:
         said = {"message": text, "extraInfo": {"timestamp": str(int(time.time()))}}
         with suppress(OSError), replacing(Path(path)) as partial:  # printed already; a partial file would end torchrun
             partial.write_text(json.dumps({"message": said}))
+
+
+def require_trainer(program: str) -> None:
+    """Ends the process, with status 1 and one line on stderr, if a package of the extra [train] is not installed."""
+    if missing := [name for name in TRAINER if importlib.util.find_spec(name) is None]:
+        say = f"not installed: {', '.join(missing)}. pip install partial-fc brings the head only; the commands need"
+        report(program, UsageError(f'{say}: pip install "partial-fc[train]"'))
+        sys.exit(1)
 
 
 def describe(error: Exception) -> str:

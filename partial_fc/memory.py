@@ -9,8 +9,6 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
 # mallopt(3): number of the parameter, the environment's name for it, value.
 _MALLOC = (
     (-1, "MALLOC_TRIM_THRESHOLD_", 2**31 - 1),
@@ -55,7 +53,13 @@ def refusals() -> Iterator[None]:
 def available_memory_bytes(proc: Path = Path("/proc/self")) -> int:
     """Returns the memory that this process can take without swapping or being killed: what the machine has free, and at
     most what each of its memory cgroups has left (a container, a job of SLURM or Kubernetes)."""
-    return max(0, min([psutil.virtual_memory().available, *_cgroup_bytes_left(proc)]))
+    return max(0, min([_free_on_machine_bytes(), *_cgroup_bytes_left(proc)]))
+
+
+def _free_on_machine_bytes() -> int:
+    found = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    assert found, "/proc/meminfo has no MemAvailable; Linux has it since 3.14"
+    return int(found[1]) * 1024
 
 
 def _cgroup_bytes_left(proc: Path) -> Iterator[int]:

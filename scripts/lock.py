@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "lock"
-EXTRAS = ("glyphs", "digits", "export", "redis", "video", "dev")  # of scripts/setup.sh
+EXTRAS = ("train", "glyphs", "digits", "export", "redis", "video", "dev")  # of scripts/setup.sh
 FOR_HOROVOD = ("setuptools", "wheel", "numpy", "cffi", "cloudpickle", "packaging", "psutil", "pyyaml")
 FOR_MXNET = ("graphviz", "requests")
 # Name -> its entry: the requirement, a marker where it has one, and a line for each file.

@@ -192,7 +192,7 @@ say "installing OpenCV and the rest"
 locked trainer
 # Ourselves, from here: what is still missing is an error, not a download.
 env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null "${pip[@]}" install --quiet --no-index --no-build-isolation \
-    -e '.[glyphs,digits,export,redis,video,dev]' || die "lock/ has not all that setup.cfg asks for: scripts/lock.py writes it anew"
+    -e '.[train,glyphs,digits,export,redis,video,dev]' || die "lock/ has not all that setup.cfg asks for: scripts/lock.py writes it anew"
 
 # The head's CPU kernels, for every instruction set.
 if have "${CXX:-g++}" >/dev/null; then

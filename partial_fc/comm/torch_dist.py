@@ -22,6 +22,11 @@ _FOR_EVER = timedelta(days=3650)
 # Dtypes that reach a backend (world.py turns the others into bytes).
 _ON_THE_WIRE = (torch.uint8, torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)
 
+# Their names before torch 2.13 are deprecated since.
+_is_new = hasattr(dist, "all_gather_single")
+_all_gather_single = dist.all_gather_single if _is_new else dist.all_gather_into_tensor
+_reduce_scatter_single = dist.reduce_scatter_single if _is_new else dist.reduce_scatter_tensor
+
 
 class TorchWorld(World):
     """The processes of torchrun, srun or our own command."""
@@ -70,7 +75,7 @@ class TorchWorld(World):
         if t.shape[0] < most:
             t = torch.cat((t, t.new_zeros(most - t.shape[0], *t.shape[1:])))
         gathered = t.new_empty(self.size * most, *t.shape[1:])
-        work = dist.all_gather_single(gathered, t, self._group, async_op=True)
+        work = _all_gather_single(gathered, t, self._group, async_op=True)
 
         def finish() -> Tensor:
             blocks = _finish(work, gathered)
@@ -85,7 +90,7 @@ class TorchWorld(World):
         are exchanged first, 24 bytes a rank; ranks whose rows differ would misread each other's bytes."""
         mine = [t.shape[0], math.prod(t.shape[1:]), _ON_THE_WIRE.index(t.dtype)]
         found = torch.empty(self.size, len(mine), dtype=torch.int64, device=t.device)
-        dist.all_gather_single(found, torch.tensor([mine], device=t.device), self._group)
+        _all_gather_single(found, torch.tensor([mine], device=t.device), self._group)
         counts, *what = found.t().tolist()
         rows = list(zip(*what, strict=True))
         if len(set(rows)) > 1:
@@ -96,7 +101,7 @@ class TorchWorld(World):
     def _reduce_scatter(self, t: Tensor, rows: Sequence[int], name: str) -> Callable[[], Tensor]:
         padded = pad_rows(t, rows)
         result = padded.new_empty(max(rows), *t.shape[1:])
-        work = dist.reduce_scatter_single(result, padded, dist.ReduceOp.SUM, self._group, async_op=True)
+        work = _reduce_scatter_single(result, padded, dist.ReduceOp.SUM, self._group, async_op=True)
         return lambda: _finish(work, result)[: rows[self.rank]]
 
     def _all_to_all(self, t: Tensor, rows: Sequence[int], arriving: Sequence[int], name: str) -> Callable[[], Tensor]:

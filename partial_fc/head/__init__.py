@@ -5,6 +5,7 @@ S sampled local classes.
 """
 
 from partial_fc.head.cross_entropy import CrossEntropy
+from partial_fc.head.interop.optimizer import HeadOptimizer, JointOptimizer
 from partial_fc.head.margin import ArcFace, CombinedMargin, CosFace, Margin, Softmax, SphereFace
 from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
 from partial_fc.head.partial_fc import PartialFC
@@ -22,6 +23,8 @@ __all__ = [
     "CurricularFace",
     "HardNegatives",
     "Head",
+    "HeadOptimizer",
+    "JointOptimizer",
     "Margin",
     "PartialFC",
     "RowAdagrad",

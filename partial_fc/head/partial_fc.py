@@ -26,6 +26,7 @@ from partial_fc.head import kernels, predict
 from partial_fc.head.backward import Backward, Loss
 from partial_fc.head.batches import Batches, class_numbers
 from partial_fc.head.class_rows import ClassRows
+from partial_fc.head.interop.compiling import outside_graphs
 from partial_fc.head.interop.inputs import device_of, margin_of, rows_of, world_of
 from partial_fc.head.interop.module import HeadModule
 from partial_fc.head.kernels import Logits
@@ -38,7 +39,7 @@ from partial_fc.head.selection.active_rows import ActiveRows, RowSelector
 from partial_fc.head.selection.hard_negatives import HardNegatives
 from partial_fc.head.selection.sampling import Quota, Sampling
 from partial_fc.head.shard import Shard
-from partial_fc.head.softmax import RowMath, own_arithmetic
+from partial_fc.head.softmax import own_arithmetic, row_math_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -151,28 +152,15 @@ class PartialFC(HeadModule):
         self._selector = RowSelector(
             self.sampling, self.shard, sub_centres, self.store, hard_negatives, sampling_correction, dtype
         )
-        self._row_math = RowMath()
-        self._fuse()
+        # What lies between the kernel's passes is done in few calls, too, where it has them.
+        self._row_math = row_math_of(self.kernel)
+        if self.kernel.name == "triton" and not self.store.can_prefetch and quota == "negatives":
+            from partial_fc.head.kernels.triton_choice import DeviceChoice
+
+            self._selector.on_device = DeviceChoice(self.sampling, self.shard, device, sampling_correction)
         self._batches = Batches(num_classes, self.world, self._selector, self.scope)
         self._has_warned = False
         self._margin_before: dict[str, Any] | None = None  # what `discard` goes back to
-
-    def _fuse(self) -> None:
-        """What lies between the kernel's passes is done in few calls, too, where it has them."""
-        if self.kernel.name == "cpu":
-            from partial_fc.head.kernels.cpu_rows import CpuRowMath
-
-            self._row_math = CpuRowMath(self.kernel)
-        if self.kernel.name != "triton":
-            return
-        from partial_fc.head.kernels.triton_choice import DeviceChoice
-        from partial_fc.head.kernels.triton_rows import FusedRowMath
-
-        self._row_math = FusedRowMath()
-        if not self.store.can_prefetch and self.sampling.quota == "negatives":
-            self._selector.on_device = DeviceChoice(
-                self.sampling, self.shard, self.store.device, self.sampling_correction
-            )
 
     def __repr__(self) -> str:
         storage = self.store.storage
@@ -197,17 +185,43 @@ class PartialFC(HeadModule):
         of training; else only the loss is formed, and nothing learns from the batch. Raises ValueError, on all ranks
         alike, for a label outside of [0, num_classes).
         """
+        return outside_graphs(PartialFC._loss)(self, feat_BD, label_B, 0)[0]
+
+    def loss_and_topk(self, feat_BD: Tensor, label_B: Tensor, k: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the loss of `forward`, to the bit, and what `topk` would give for the classes that take part in this
+        step: (loss, cosine (..., k) in the head's dtype, falling, class (..., k) int64), features being (..., D).
+
+        For the accuracy in training: `(class_BK[:, :1] == label_B[:, None]).any(1)`. Cosines are without margin, and
+        carry no gradient. With sampling the other classes of a step are not looked at, so that the accuracy is higher
+        than that of `topk`; -inf and class -1 stand where fewer than k classes take part, and in rows with
+        ignore_index. The plain and the C++ kernel find them in the pass that forms the loss, with its products (bf16
+        where that is the head's precision); the Triton kernel forms the products once more, in float32. One more
+        collective, head/topk, of 16*G*k bytes. Raises ValueError as `forward` and `topk` do.
+        """
+        predict.check_k(self, k)
+        loss, nearest = outside_graphs(PartialFC._loss)(self, feat_BD, label_B, k)
+        assert nearest is not None
+        cosine_BK, class_BK = nearest
+        if self.ignore_index is not None and len(class_BK) < label_B.numel():
+            kept_B = label_B.flatten() != self.ignore_index
+            shape = (len(kept_B), k)
+            cosine_BK = cosine_BK.new_full(shape, -torch.inf).masked_scatter_(kept_B[:, None], cosine_BK)
+            class_BK = class_BK.new_full(shape, -1).masked_scatter_(kept_B[:, None], class_BK)
+        return loss, cosine_BK.view(*label_B.shape, k), class_BK.view(*label_B.shape, k)
+
+    def _loss(self, feat_BD: Tensor, label_B: Tensor, num_nearest: int) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """(loss, nearest classes of this rank's rows without ignored ones; None where num_nearest is 0)."""
         feat_BD, label_B = rows_of(feat_BD, label_B, self.embedding_size, self.ignore_index, self.world)
         training = self.training and torch.is_grad_enabled() and feat_BD.requires_grad
         with own_arithmetic(self.store.device):
-            loss, backward = self._forward(feat_BD.detach(), label_B, training)
+            loss, backward, nearest = self._forward(feat_BD.detach(), label_B, training, num_nearest)
         if backward is None:
-            return loss
+            return loss, nearest
         if self.pending and not self._batches.are_prepared:
             self._warn_of_pending()
         with torch.enable_grad():  # a rank without rows trains where the others do, whatever its features say
             leaf_BD = feat_BD if feat_BD.requires_grad else feat_BD.detach().requires_grad_()
-            return Loss.apply(leaf_BD, loss, backward)
+            return Loss.apply(leaf_BD, loss, backward), nearest
 
     def _warn_of_pending(self) -> None:
         """Once: a second batch before `step` is a mistake, or wants `prepare`."""
@@ -218,10 +232,12 @@ class PartialFC(HeadModule):
                 f"{self.world}: a second batch before head.step(): without it the centres stay as they are. If several "
                 f"micro-batches make one step, call head.prepare(all their labels) first: without it all their "
                 f"gradients are kept{sampled}",
-                stacklevel=4,
+                stacklevel=7,
             )
 
-    def _forward(self, feat_BD: Tensor, label_B: Tensor, training: bool) -> tuple[Tensor, Backward | None]:
+    def _forward(
+        self, feat_BD: Tensor, label_B: Tensor, training: bool, num_nearest: int
+    ) -> tuple[Tensor, Backward | None, tuple[Tensor, Tensor] | None]:
         """The collectives of a forward pass, and what softmax.py and the kernel do between them."""
         margin, world, rows = self.margin, self.world, self._row_math
         batch, active = self._batches.look(feat_BD, label_B, training, self.num_steps)
@@ -244,7 +260,7 @@ class PartialFC(HeadModule):
         logits = Logits(
             unit_GD, table, row_S, targets.position_G, margin.scale, negatives, active.bias_S, self.sub_centres
         )
-        sums = self.kernel.sums(logits, training, self.label_smoothing > 0)
+        sums = self.kernel.sums(logits, training, self.label_smoothing > 0, num_nearest)
         terms = rows.local_terms(targets, target_logit_G, sums, margin.scale, logits.num_sampled)
         terms = world.start_all_reduce(terms, name=f"{self.scope}/softmax", in_place=True).wait()
         outcome = rows.finish(terms, targets, target_slope_G, sums, margin.scale, self.label_smoothing, training)
@@ -254,15 +270,18 @@ class PartialFC(HeadModule):
             "denominator": outcome.denominator_G,
             "target_logit": outcome.target_logit_G,
         }
-        loss = outcome.loss_G.mean().to(self.dtype)
+        loss, nearest = outcome.loss_G.mean().to(self.dtype), None
+        if sums.nearest is not None:
+            self._selector.renumber(sums.nearest, active)
+            nearest = predict.of_own_rows(world, sums.nearest, rows_W, f"{self.scope}/topk")
         if outcome.logit_grad is None or outcome.grad_feat_GD is None:
-            return loss, None
+            return loss, None, nearest
         features = world.start_reduce_scatter(outcome.grad_feat_GD, rows_W, name=f"{self.scope}/features")
         if self.hard_negatives is not None:  # while they travel
             class_N = self._selector.classes(active)
             self.hard_negatives.learn(label_G, unit_GD, table, row_S, class_N, self.num_steps)
         deferred = DeferredGradient(logits, outcome.logit_grad, active.rows)
-        return loss, Backward(self.pending, deferred, features, self._gradient_factor)
+        return loss, Backward(self.pending, deferred, features, self._gradient_factor), nearest
 
     def prepare(self, label_B: Tensor) -> None:
         """Several micro-batches make one step: these are their labels, of this rank, all together. Then

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from partial_fc.head.kernels import LogitGrad, Sums
+from partial_fc.head.kernels import Kernel, LogitGrad, Sums
 from partial_fc.head.kernels.plain import row_dots, unit, unit_backward
 from partial_fc.head.margin import Margin, State, value_and_slope
 from partial_fc.head.selection.active_rows import ActiveRows
@@ -150,6 +150,19 @@ class RowMath:
             grad_GD -= uniform_D
         grad_GD.addcmul_(targets.centre_GD, target_grad_G[:, None])
         return unit_backward(grad_GD, targets.unit_GD, targets.norm_G1)
+
+
+def row_math_of(kernel: Kernel) -> RowMath:
+    """The mathematics in the calls of this kernel, where it has its own."""
+    if kernel.name == "cpu":
+        from partial_fc.head.kernels.cpu_rows import CpuRowMath
+
+        return CpuRowMath(kernel)
+    if kernel.name == "triton":
+        from partial_fc.head.kernels.triton_rows import FusedRowMath
+
+        return FusedRowMath()
+    return RowMath()
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ def run_and_exit(arguments: list[str], program: str = "partial-fc train") -> NoR
         # MXNet's servers and scheduler have the workers' command line. Importing MXNet serves the whole job and then
         # ends the process, without torch, which they do not need.
         importlib.import_module("partial_fc.mxnet")
+    errors.require_trainer(program)
     exit_now(main(arguments, program))
 
 

@@ -10,9 +10,10 @@ import torch
 
 pytest.importorskip("triton")
 
+from partial_fc.tools.bench import plan
+
 from partial_fc.head import CosFace, PartialFC, Storage
 from partial_fc.head.kernels import triton_kernels, triton_pass
-from partial_fc.verbs.bench import plan
 from tests.gpu.test_triton import DEVICE, on_gpu, pytestmark  # noqa: F401
 from tests.unit.operations import Operations
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from partial_fc.tools.demo.glyphs import GlyphOptions, build
 
-from partial_fc.verbs.demo.glyphs import GlyphOptions, build
 from partial_fc.verbs.report.page import page
 from partial_fc.verbs.report.run_facts import read_run
 

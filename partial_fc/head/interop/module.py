@@ -1,14 +1,15 @@
 """The head as a citizen of PyTorch: an nn.Module whose state_dict has this rank's rows under their class range.
 
     classes_0_501.centres, classes_0_501.momentum, ...   one entry for each local class
-    _extra_state                                         what is equal on all ranks, plain values
+    _extra_state                                         what is equal on all ranks: JSON, as a tensor of bytes
 
 The range is part of the names, so a state of another rank or of another number of ranks has other names and is refused;
-it never fits by chance. Tables are no parameters: no optimizer, DistributedDataParallel, FSDP or weight decay finds
-them in `parameters()`.
+it never fits by chance. All entries are tensors, so safetensors can store them, too. Tables are no parameters: no
+optimizer, DistributedDataParallel, FSDP or weight decay finds them in `parameters()`.
 """
 
 import copy
+import json
 import re
 from abc import abstractmethod
 from collections.abc import Callable
@@ -46,6 +47,9 @@ class HeadModule(nn.Module):
         """made_with: the arguments of the subclass, by name: a copy is made with the same."""
         super().__init__()
         self._made_with = made_with
+        # accelerate wraps what it prepares into DistributedDataParallel, which refuses a module without parameters.
+        # With this, accelerator.prepare(head) gives the head back as it is.
+        self._is_accelerate_prepared = True
 
     @property
     @abstractmethod
@@ -78,7 +82,8 @@ class HeadModule(nn.Module):
         return identity | {"facts": self.facts()}
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        destination[prefix + _EXTRA] = self.common_state()
+        text = json.dumps(self.common_state()).encode()
+        destination[prefix + _EXTRA] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         for name, t in self.own_state().items():
             destination[prefix + self.range_prefix + name] = t
 
@@ -97,7 +102,9 @@ class HeadModule(nn.Module):
         found = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
         if "rows" in found and "facts" in found:  # saved before 2026-11-24
             found = _of_older_state(found)
-        common = found.pop(_EXTRA, None)
+        common = found.pop(_EXTRA, None)  # saved before 2026-11-24 18:00: a dict
+        if isinstance(common, Tensor):
+            common = json.loads(bytes(common.tolist()))
         own = {
             name.removeprefix(self.range_prefix): t for name, t in found.items() if name.startswith(self.range_prefix)
         }

@@ -1,4 +1,4 @@
-"""The head behind the interface of torch.optim.Optimizer: schedulers, GradScaler, Lightning and accelerate drive it."""
+"""The head behind the interface of torch.optim.Optimizer, for schedulers, GradScaler, Lightning and accelerate."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -55,3 +55,43 @@ class HeadOptimizer(torch.optim.Optimizer):
         grad = grad_loss.detach().to(self.probe)
         self._received = grad if self.probe.grad is None else self._received + grad
         self.probe.grad = self._received.clone()
+
+
+class JointOptimizer(torch.optim.Optimizer):
+    """Several optimizers behind the interface of one: Lightning's automatic optimisation takes no more.
+
+        JointOptimizer(torch.optim.AdamW(backbone.parameters()), head.as_optimizer(lr=0.1))
+
+    Its parameter groups are those of the optimizers, so a scheduler moves all learning rates alike.
+    """
+
+    def __init__(self, *optimizers: torch.optim.Optimizer):
+        self.optimizers = optimizers
+        super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Evaluates `closure` once, then steps every optimizer."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raises ValueError for the state of another number of optimizers."""
+        states = state_dict["optimizers"]
+        if len(states) != len(self.optimizers):
+            raise ValueError(f"the state is of {len(states)} optimizers; expected {len(self.optimizers)}")
+        for optimizer, state in zip(self.optimizers, states, strict=True):
+            optimizer.load_state_dict(state)
+        self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 from torch import Tensor
 
+from partial_fc.head.kernels.nearest import Nearest
 from partial_fc.head.margin import Negatives
 from partial_fc.machine import has_bf16
 
@@ -60,6 +61,7 @@ class Sums:
     weighted_sum_GD: Tensor | None
     centre_sum_D: Tensor | None  # sum of all active unit centres, targets too; None: not asked for
     cache: object | None = None  # names what the kernel may remember of this pass for the next: for LogitGrad.cache
+    nearest: Nearest | None = None  # as `Kernel.nearest`, with the products of this pass; None: not asked for
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,16 @@ class Kernel(ABC):
     precision: Precision  # of the products' operands
 
     @abstractmethod
-    def sums(self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False) -> Sums:
-        """One pass over the centres."""
+    def sums(
+        self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False, num_nearest: int = 0
+    ) -> Sums:
+        """One pass over the centres. num_nearest: how many of the nearest classes to find on the way."""
+
+    @abstractmethod
+    def nearest(self, logits: Logits, k: int) -> Nearest:
+        """The k active classes with the largest cosines, in at least float32: of unit_GD, centre_LD, row_S and
+        sub_centres, whatever the rest of the logits is. Targets count. Class numbers are positions in row_S over
+        sub_centres."""
 
     @abstractmethod
     def centre_gradients(self, logits: Logits, logit_grad: LogitGrad) -> Iterator[tuple[int, int, Tensor]]:

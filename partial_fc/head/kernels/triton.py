@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from partial_fc.head.kernels import Kernel, LogitGrad, Logits, Precision, Sums
+from partial_fc.head.kernels import Kernel, LogitGrad, Logits, Precision, Sums, plain
 from partial_fc.head.kernels import triton_kernels as device_side
+from partial_fc.head.kernels.nearest import Nearest
 from partial_fc.head.kernels.triton_pass import Pass, Tiles, tiles_for
 from partial_fc.head.kernels.triton_update import Finish, can_move, gradient_only, optimizer_step
 
@@ -83,7 +84,11 @@ class TritonKernel(Kernel):
         self._room = torch.empty(0, dtype=self.operands)
         self._kept: Kept | None = None  # whose weights are in it: Sums.cache of the last pass
 
-    def sums(self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False) -> Sums:
+    def sums(
+        self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False, num_nearest: int = 0
+    ) -> Sums:
+        """num_nearest is found by products of their own (`nearest`): a tile of logits does not leave its program, and
+        to keep the k largest of each in registers would cost every pass its speed."""
         over = self._pass(logits)
         shift_G = self._shift(over)
         by_feature = over.new_by_feature()
@@ -103,7 +108,12 @@ class TritonKernel(Kernel):
                 over.centre_sum(chunk, totals)
         denominator_G, weighted_sum_GD = over.add_up(by_feature, splits, shift_G)
         centre_sum_D = None if totals is None else totals.sum(dim=0)[: over.width]
-        return Sums(denominator_G, weighted_sum_GD, centre_sum_D, kept)
+        nearest = self.nearest(logits, num_nearest) if num_nearest else None
+        return Sums(denominator_G, weighted_sum_GD, centre_sum_D, kept, nearest)
+
+    def nearest(self, logits: Logits, k: int) -> Nearest:
+        """By torch.mm and torch.topk, chunk by chunk, in float32."""
+        return plain.nearest(logits, k)
 
     def _keep(self, over: Pass, shift_G: Tensor) -> Kept:
         """Room for the weights of a pass, which takes it over from the last one."""

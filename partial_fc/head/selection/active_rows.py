@@ -2,12 +2,12 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from partial_fc.head.rows import RowTable
+from partial_fc.head.kernels.nearest import Nearest
 from partial_fc.head.selection.hard_negatives import HardNegatives
 from partial_fc.head.selection.quota import within_quota
 from partial_fc.head.selection.sampling import Sampling
@@ -27,6 +27,21 @@ class ActiveRows:
     row_S: Tensor | None  # the rows' positions in `table`; None: all of it
 
 
+class RowSource(Protocol):
+    """Where rows are fetched from: a RowTable, or a tensor of the caller."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def can_prefetch(self) -> bool: ...
+
+    def fetch(self, row_S: Tensor | None, step: int, /) -> tuple[Tensor, Tensor | None]:
+        """As `RowTable.fetch`."""
+
+    def prefetch(self, row_S: Tensor, /) -> None: ...
+
+
 @dataclass(frozen=True)
 class Chosen:
     """The classes of a step, of which only the first ones count where the device knows how many."""
@@ -42,7 +57,7 @@ class RowSelector:
     sampling: Sampling
     shard: Shard
     sub_centres: int
-    store: RowTable
+    store: RowSource
     hard_negatives: HardNegatives | None
     correction: bool
     dtype: torch.dtype
@@ -80,6 +95,13 @@ class RowSelector:
         if active.rows is None:
             return torch.arange(self.shard.start, self.shard.stop, device=active.table.device)
         return active.rows[:: self.sub_centres] // self.sub_centres + self.shard.start
+
+    def renumber(self, nearest: Nearest, active: ActiveRows) -> None:
+        """Turns positions among the active classes into class numbers."""
+        if active.rows is None:
+            nearest.class_GK += self.shard.start * (nearest.class_GK >= 0)
+        else:
+            nearest.renumber(self.classes(active))
 
     def prefetch(self, step: int) -> None:
         """Draws this step's negatives, where that or their rows take time to arrive, and sends for the rows."""

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from partial_fc.tools.bench import head_worker
+from partial_fc.tools.bench.head import OURS, HeadOptions
+from partial_fc.tools.bench.insightface_style import InsightFaceStyleHead
 
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.head.rows import RowSGD
-from partial_fc.verbs.bench import head_worker
-from partial_fc.verbs.bench.head import OURS, HeadOptions
-from partial_fc.verbs.bench.insightface_style import InsightFaceStyleHead
 
 
 def test_textbook_and_ours_agree_for_three_steps(world):

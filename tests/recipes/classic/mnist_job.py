@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from partial_fc.tools.demo.digits import load
 from safetensors.torch import load_file
 from torch.utils.data import DistributedSampler
 
 from partial_fc.data.idx import names, read_set, write_idx
 from partial_fc.models.convnet import ConvNet
-from partial_fc.verbs.demo.digits import load
 from tests.recipes.conftest import change_manifest
 from tests.recipes.launch import endings, here, several
 from tests.recipes.several import Given

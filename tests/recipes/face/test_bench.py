@@ -1,9 +1,9 @@
 """`partial-fc bench head` runs its processes, and a head takes the memory that `partial-fc plan` says."""
 
 import pytest
+from partial_fc.tools.bench.head import HeadOptions, measure, report
 
 from benchmarks.plan_memory import CASES, planned_bytes
-from partial_fc.verbs.bench.head import HeadOptions, measure, report
 
 
 def test_a_head_takes_the_memory_that_is_planned():

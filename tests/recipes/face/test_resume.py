@@ -126,7 +126,7 @@ def test_what_ctrl_c_promises_of_a_published_config_is_true(tmp_path):
             lambda: os.kill(os.getpid(), signal.SIGINT),
         )
         assert here("recipes.face", words) == 130
-    promised, _ = re.findall(r"the same command goes on from (\S+)", log.read_text())
+    promised, _ = re.findall(r"the same command resumes from (\S+)", log.read_text())
     assert f"resumed from {promised}" in log.read_text()
     assert "not the same run" not in log.read_text()
     config.write_text(PUBLISHED.replace("0.02", "0.05"))

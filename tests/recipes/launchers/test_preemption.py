@@ -126,7 +126,7 @@ def test_a_signal_ends_the_run_with_a_checkpoint(stopped, name):
     assert (root / f"checkpoints/step-{step:08d}/COMPLETE").exists()
     assert not (root / "result.json").exists()
     assert "finishing this step, then a checkpoint" in output
-    assert f"the same command goes on from {root}/checkpoints/step-{step:08d}" in output
+    assert f"the same command resumes from {root}/checkpoints/step-{step:08d}" in output
     assert output.count("; restart ") == (name == "run.sh")
     assert not [p for p in psutil.process_iter() if str(root) in " ".join(_words(p))], "nothing is left"
 

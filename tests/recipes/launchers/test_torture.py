@@ -6,10 +6,10 @@ import shutil
 import sys
 
 import pytest
+from partial_fc.tools.torture import victims
+from partial_fc.tools.torture.compare import compare
 
 from partial_fc import cli
-from partial_fc.verbs.torture import victims
-from partial_fc.verbs.torture.compare import compare
 from tests.recipes.conftest import ROOT, SMALL, environment, train_here
 
 JOB = [

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import cv2
 import pytest
+from partial_fc.tools.bench.data import DataOptions, bench_data
 
-from partial_fc.verbs.bench.data import DataOptions, bench_data
 from tests.unit import videos
 from tests.unit.verbs.test_pack import make_images
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from partial_fc.tools.bench import head as bench
+from partial_fc.tools.bench.baselines import PlainHead, TorchHead
+from partial_fc.tools.bench.head import HeadOptions
 
 from partial_fc.head import CosFace, reference
-from partial_fc.verbs.bench import head as bench
-from partial_fc.verbs.bench.baselines import PlainHead, TorchHead
-from partial_fc.verbs.bench.head import HeadOptions
 
 SCALE = 16.0
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from partial_fc.tools.bench.machine import PeakMemory
 from safetensors.torch import load_file
 from torch import nn
 
@@ -14,7 +15,6 @@ from partial_fc.checkpoint.folders import newest
 from partial_fc.checkpoint.read import Damaged
 from partial_fc.head import AdaFace, CosFace, CurricularFace, HardNegatives, PartialFC, Storage
 from partial_fc.head.rows import RowAdagrad
-from partial_fc.machine import PeakMemory
 from partial_fc.optim import backbone as backbone_optimizer
 from tests.unit.stored_checkpoints import D, OneOf, whole
 

@@ -1,8 +1,8 @@
 """How we were launched, read from the environment."""
 
 import socket
-from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -149,10 +149,17 @@ def test_the_patterns_of_nccl(said, agrees):
             addresses.choose("lo", environ)
 
 
+def test_interfaces_are_those_that_psutil_finds():
+    families = (socket.AF_INET, socket.AF_INET6)
+    entries = psutil.net_if_addrs().items()
+    theirs = {name: {entry.address for entry in each if entry.family in families} for name, each in entries}
+    assert {name: set(each) for name, each in addresses.interfaces().items()} == theirs
+    assert addresses.interface_of("127.0.0.1") == addresses.loopback()
+
+
 def test_a_network_interface_without_an_ipv4_address_is_refused(monkeypatch):
-    only_ipv6 = [SimpleNamespace(family=socket.AF_INET6, address="fe80::1")]
-    some = {"ib0": only_ipv6, "lo": [*only_ipv6, SimpleNamespace(family=socket.AF_INET, address="127.0.0.1")]}
-    monkeypatch.setattr(addresses.psutil, "net_if_addrs", lambda: some)
+    some = {"ib0": ["fe80::1%ib0"], "lo": ["::1", "127.0.0.1"]}
+    monkeypatch.setattr(addresses, "interfaces", lambda: some)
     with pytest.raises(ValueError, match=r"ib0: has no IPv4 address on .*; there are lo \(127\.0\.0\.1\)$"):
         addresses.choose("ib0", {})
     addresses.choose("lo", {})

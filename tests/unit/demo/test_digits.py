@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from partial_fc.tools.demo.digits import NUM_TRAIN, DigitsOptions, enlarge, load, write_digits
 
 from partial_fc.data.idx import names, read_set
-from partial_fc.verbs.demo.digits import NUM_TRAIN, DigitsOptions, enlarge, load, write_digits
 
 
 @pytest.fixture(scope="module")

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from partial_fc.tools.demo import glyphs
+from partial_fc.tools.demo.glyphs import GlyphOptions, build
+from partial_fc.tools.demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, Font, choose, find_fonts
+from partial_fc.tools.demo.glyphs_pairs import SETS, lookalikes
+from partial_fc.tools.demo.glyphs_render import Pen, drawing, workers
 
 from partial_fc.data import RecordSource
 from partial_fc.data.decode import decode
 from partial_fc.data.pairs import read_pairs
 from partial_fc.data.recordio import RecordReader, unpack
-from partial_fc.verbs.demo import glyphs
-from partial_fc.verbs.demo.glyphs import GlyphOptions, build
-from partial_fc.verbs.demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, Font, choose, find_fonts
-from partial_fc.verbs.demo.glyphs_pairs import SETS, lookalikes
-from partial_fc.verbs.demo.glyphs_render import Pen, drawing, workers
 
 pytestmark = pytest.mark.slow
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from partial_fc.tools.demo.motion import MOTIONS, MotionOptions, _path, make_motion
 
 from partial_fc.data.video import ClipList
-from partial_fc.verbs.demo.motion import MOTIONS, MotionOptions, _path, make_motion
 
 
 @pytest.mark.parametrize(

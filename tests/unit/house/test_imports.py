@@ -9,12 +9,12 @@ ROOT = Path(__file__).parents[3]
 GROUND = ""  # the modules directly in partial_fc
 ORDER = (
     *({GROUND}, {"flags", "models"}, {"comm"}, {"head", "optim"}, {"checkpoint", "data"}, {"foreign"}, {"embedding"}),
-    *({"evaluate"}, {"mxnet"}, {"train"}, {"verbs"}, {"recipe"}, {"recipes"}),
+    *({"evaluate"}, {"mxnet"}, {"train"}, {"verbs"}, {"recipe"}, {"recipes", "tools"}),
 )
 FLOOR = {folder: number for number, folders in enumerate(ORDER) for folder in folders}
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for top in ("partial_fc", "recipes")
+    for top in ("partial_fc", "recipes", "tools")
     for path in (ROOT / top).rglob("*.py")
 }
 
@@ -34,7 +34,7 @@ def imports(nodes: list[ast.stmt], package: list[str]) -> Iterator[str]:
 def folder(module: str) -> str:
     top, *below = module.split(".")
     is_folder = below and ((ROOT / top / below[0]).is_dir() or below[0] == "recipe")
-    return "recipes" if top == "recipes" else below[0] if is_folder else GROUND
+    return top if top != "partial_fc" else below[0] if is_folder else GROUND
 
 
 def imported(name: str, path: Path) -> set[str]:

@@ -90,12 +90,16 @@ def calls(text: str) -> set[str]:
 
 
 def test_images_are_decoded_in_one_place_and_videos_not_by_opencv():
-    """partial_fc/verbs/bench compares decoders, on the user's own files; Pillow draws, and opens nothing."""
+    """tools/bench compares decoders, on the user's own files; Pillow draws, and opens nothing."""
     readers = re.compile(
         r"cv2\.(imread\w*|imdecode\w*|imcount|VideoCapture|VideoWriter|dnn|FileStorage|CascadeClassifier)|"
         r"Image\.open|mx\.image|mx\.recordio|\w+\.ImageRecordIter"
     )
-    texts = {path: path.read_text() for folder in ("partial_fc", "recipes") for path in (ROOT / folder).rglob("*.py")}
+    texts = {
+        path: path.read_text()
+        for folder in ("partial_fc", "recipes", "tools")
+        for path in (ROOT / folder).rglob("*.py")
+    }
     found = {
         f"{path.relative_to(ROOT)}: {call}"
         for path, text in texts.items()

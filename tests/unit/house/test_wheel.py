@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 ENVIRON = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-PARTS = ("partial_fc", "recipes", "setup.cfg", "setup.py", "pyproject.toml", "README.md")
+PARTS = ("partial_fc", "recipes", "tools", "setup.cfg", "setup.py", "pyproject.toml", "README.md")
 
 
 def run(*command: object, **environ: str) -> str:
@@ -50,7 +50,11 @@ def test_one_wheel_serves_every_python_and_holds_one_package(wheel):
     assert wheel.name.endswith("-py3-none-any.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"partial_fc"}
-    for folder, there in (("partial_fc", "partial_fc"), ("recipes", "partial_fc/recipes")):
+    for folder, there in (
+        ("partial_fc", "partial_fc"),
+        ("recipes", "partial_fc/recipes"),
+        ("tools", "partial_fc/tools"),
+    ):
         for source in (ROOT / folder).rglob("*"):
             if source.suffix in (".py", ".h", ".cpp"):
                 assert f"{there}/{source.relative_to(ROOT / folder)}" in names

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
+from partial_fc import memory
 from partial_fc.memory import _memory_cgroups, available_memory_bytes
 
 GB = 10**9
@@ -35,7 +35,7 @@ print(json.dumps(faults()))
 @pytest.fixture(autouse=True)
 def host(monkeypatch):
     """A machine with 64 GB free."""
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 64 * GB}))
+    monkeypatch.setattr(memory, "_free_on_machine_bytes", lambda: 64 * GB)
 
 
 def group(folder: Path, names: tuple[str, str, str], limit: object, usage: int, inactive: int = 0) -> None:

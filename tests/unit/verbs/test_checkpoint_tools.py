@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from partial_fc.tools.bench.machine import PeakMemory
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.files import save_tensors
 from partial_fc.checkpoint.output import new_checkpoint
 from partial_fc.head import PartialFC, Storage
-from partial_fc.machine import PeakMemory
 from partial_fc.verbs.checkpoint.inspect import InspectOptions, inspect
 from partial_fc.verbs.checkpoint.reshard import MergeOptions, ReshardOptions, merge, reshard
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify

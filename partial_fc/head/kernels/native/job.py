@@ -8,14 +8,16 @@ from torch import Tensor
 
 
 class Job(ctypes.Structure):
-    """The arguments of head_sums, head_gradients and head_update."""
+    """The arguments of head_sums, head_nearest, head_gradients and head_update."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("G", "D", "S")),
         *((name, ctypes.c_void_p) for name in ("unit", "centre", "row", "target", "bias", "hard")),
         *((name, ctypes.c_float) for name in ("scale", "shift", "filter_above", "hard_t")),
         *((name, ctypes.c_int32) for name in ("sub_centres", "centre_dtype", "low_precision", "threads")),
-        *((name, ctypes.c_void_p) for name in ("denominator", "weighted_sum", "centre_sum", "cache")),
+        *((name, ctypes.c_void_p) for name in ("denominator", "weighted_sum", "centre_sum")),
+        ("num_nearest", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("nearest_cos", "nearest_class", "cache")),
         ("cached_rows", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("factor", "target_grad", "uniform")),
         *((name, ctypes.c_int64) for name in ("begin", "end")),

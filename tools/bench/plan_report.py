@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from partial_fc.flags.numbers import CLASSES, PROCESSES, THREADS, check_numbers
 
 if TYPE_CHECKING:
-    from partial_fc.verbs.bench import plan
+    from . import plan
 
 # The fraction of the product rate that a kernel reaches, beside exponentials and row reads. cpu and plain: measured on
 # the machine of docs/benchmarks.md at D = 512, batch 128; triton: assumed.
@@ -125,7 +125,7 @@ def report(options: PlanOptions) -> None:
 
 def make(options: PlanOptions) -> dict[str, Any]:
     """Returns the table's figures, in bytes and seconds."""
-    from partial_fc.verbs.bench import plan
+    from . import plan
 
     workload = _resolved(options)
     machine = _machine(options, workload)
@@ -269,8 +269,8 @@ def _resolved(options: PlanOptions) -> PlanOptions:
 def _machine(options: PlanOptions, workload: PlanOptions) -> "plan.Machine":
     import torch
 
-    from partial_fc.machine import Rates, measure_rates
-    from partial_fc.verbs.bench import plan
+    from . import plan
+    from .machine import Rates, measure_rates
 
     if options.launch_us and not options.tflops:
         raise ValueError(

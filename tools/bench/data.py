@@ -86,7 +86,7 @@ def bench_data(options: DataOptions) -> None:
     if len(paths) != 1:
         raise ValueError("give one set: a path, --rec PATH, --train_data PATH or --train-list PATH")
     if options.train_list:
-        from partial_fc.verbs.bench.videos import bench_videos  # needs PyAV
+        from .videos import bench_videos  # needs PyAV
 
         bench_videos(options)
         return

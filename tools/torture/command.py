@@ -21,9 +21,10 @@ from partial_fc.flags.command_line import parse
 from partial_fc.flags.numbers import PORT, check_numbers
 from partial_fc.verbs.doctor import hosts as doctor_hosts
 from partial_fc.verbs.doctor.hosts import Host
-from partial_fc.verbs.torture.compare import Comparison, compare
-from partial_fc.verbs.torture.faults import Faults
-from partial_fc.verbs.torture.watch import Watch
+
+from .compare import Comparison, compare
+from .faults import Faults
+from .watch import Watch
 
 _PROGRAM = "partial-fc torture"
 _POLL_S = 0.02

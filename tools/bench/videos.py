@@ -14,7 +14,8 @@ import numpy as np
 from partial_fc.data.order import Keyed
 from partial_fc.data.sample import Frames, naming
 from partial_fc.data.video import ClipList, ClipTransform, Window
-from partial_fc.verbs.bench.data import DataOptions, in_turn, loaders, print_table, timed
+
+from .data import DataOptions, in_turn, loaders, print_table, timed
 
 
 def bench_videos(options: DataOptions) -> None:

@@ -25,9 +25,10 @@ from PIL import features
 from partial_fc.data.pairs import write_pairs
 from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.flags.numbers import check_numbers
-from partial_fc.verbs.demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, Font, characters, choose, find_fonts
-from partial_fc.verbs.demo.glyphs_pairs import FOLDS, SETS, choose_pairs, trained
-from partial_fc.verbs.demo.glyphs_render import SHAPE_SIDE, Glyph, Pen, Runner, workers
+
+from .glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, Font, characters, choose, find_fonts
+from .glyphs_pairs import FOLDS, SETS, choose_pairs, trained
+from .glyphs_render import SHAPE_SIDE, Glyph, Pen, Runner, workers
 
 MANIFEST = "manifest.json"
 _FORMAT = 1  # version of the generator: sets of another number differ for the same options

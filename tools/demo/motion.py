@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from partial_fc.data.video.clip_list import write_list
 from partial_fc.findings import counted
 from partial_fc.flags.numbers import check_numbers
-from partial_fc.verbs.demo.glyphs_fonts import CHINESE, characters, choose, find_fonts
-from partial_fc.verbs.demo.glyphs_render import Pen, drawing, workers
+
+from .glyphs_fonts import CHINESE, characters, choose, find_fonts
+from .glyphs_render import Pen, drawing, workers
 
 _RATE = 25
 _CHUNK = 8  # clips that a process renders at a time

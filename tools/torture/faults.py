@@ -11,7 +11,8 @@ from random import Random
 from typing import Any, TextIO
 
 from partial_fc.verbs.doctor.hosts import Host, HostError
-from partial_fc.verbs.torture import victims
+
+from . import victims
 
 _ANSWER_S = 20.0
 _GONE_S = 30.0
@@ -125,7 +126,7 @@ class Faults:
             numbers = [int(word) for word in words]
             return victims.kill(self._folder, numbers) if numbers else victims.processes(self._folder)
         try:
-            return host.run_module("partial_fc.verbs.torture.victims", [self._folder, *words], victims.MARK, _ANSWER_S)
+            return host.run_module("partial_fc.tools.torture.victims", [self._folder, *words], victims.MARK, _ANSWER_S)
         except HostError as error:
             self.note(f"{host.name}: {error}", -1)
             return None

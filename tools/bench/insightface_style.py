@@ -13,7 +13,8 @@ from torch.nn import functional
 
 from partial_fc.comm import World
 from partial_fc.head import CombinedMargin, Shard
-from partial_fc.verbs.bench.baselines import MOMENTUM, WEIGHT_DECAY, Baseline
+
+from .baselines import MOMENTUM, WEIGHT_DECAY, Baseline
 
 
 class InsightFaceStyleHead(Baseline):

@@ -146,7 +146,7 @@ def run(options: HeadOptions, side: str, precision: str) -> Line:
         job = {**asdict(options), "side": side, "side_precision": precision, "folder": folder}
         search = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
         status = spawn.run(
-            [sys.executable, "-m", "partial_fc.verbs.bench.head_worker", json.dumps(job, default=str)],
+            [sys.executable, "-m", "partial_fc.tools.bench.head_worker", json.dumps(job, default=str)],
             nodes=1,
             gpus=options.num_processes,
             nr=0,

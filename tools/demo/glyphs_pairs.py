@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.verbs.demo.glyphs_fonts import NEVER_TRAINED
-from partial_fc.verbs.demo.glyphs_render import Glyph
+from .glyphs_fonts import NEVER_TRAINED
+from .glyphs_render import Glyph
 
 FOLDS = 10
 SETS = ("unseen", "unseen_font", "lookalike")
