@@ -1,6 +1,5 @@
 """Recipe `face` as its users start it: the demo, shrunk."""
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 
 from partial_fc.verbs import train as train_command
-from recipes import face
 from tests.recipes.conftest import LAUNCHERS, SMALL, losses, result, run, train_here, train_several
 from tests.unit.mxnet_recordio import mxnet_pack
 
@@ -146,31 +144,6 @@ def test_a_folder_that_mxnet_wrote_trains_with_rec_alone(tmp_path, style):
     assert "all 3 classes;" in printed
     curve = losses(tmp_path / "run")
     assert np.mean(curve[-5:]) < 0.5 * np.mean(curve[:5])
-
-
-def test_image_folder_and_arcface_torch_config(tmp_path):
-    for label, name in enumerate(("red", "green", "blue")):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for i in range(8):
-            pixels = np.full((50, 60, 3), 40, dtype=np.uint8)
-            pixels[:, :, 2 - label] += np.uint8(100 + 10 * i)
-            cv2.imwrite(str(tmp_path / "photos" / name / f"{i}.png"), pixels)
-    config = tmp_path / "config.py"
-    config.write_text(
-        "from easydict import EasyDict as edict\n\nconfig = edict()\nconfig.margin_list = (1.0, 0.0, 0.4)\n"
-        f'config.network = "mbf"\nconfig.embedding_size = 24\nconfig.rec = "{tmp_path / "photos"}"\n'
-        "config.num_epoch = 2\nconfig.batch_size = 6\nconfig.lr = 0.01\nconfig.image_size = 32\n"
-    )
-    words = ["--config", str(config), "--models-root", str(tmp_path / "run"), "--batch_size", "8"]
-    assert face.main([*words, "--num-workers", "1", "--frequent", "1"]) == 0
-    printed = (tmp_path / "run/logs/rank-0000.log").read_text()
-    found = result(tmp_path / "run")
-    assert found["steps"] == 6  # 2 epochs of 24 images, 8 a step: the flag won over the file
-    assert found["configuration"]["network"] == "mbf"
-    assert "step 6/6 epoch 2.00" in printed
-    assert json.loads((tmp_path / "run/configuration.json").read_text())["differs"]["network"] == "mbf"
-    for name in ("history.jsonl", "training.log", "loss.png", "first_batch.png"):
-        assert (tmp_path / "run" / name).stat().st_size > 0
 
 
 def test_a_million_classes_without_data(tmp_path):
