@@ -261,14 +261,6 @@ def assert_falls(printed: str) -> None:
 
 
 @pytest.mark.mxnet
-def test_a_worker_that_fails_ends_the_job(mx, tmp_path):
-    """In MXNet itself it waits, with its error, for the others: for ever. (A server: test_kv_launch.py.)"""
-    printed = launch(recipe(f"--kv-store dist_sync --data-dir {tmp_path}"), expect=1)
-    assert re.search(r"worker \d: train.py mnist: no MNIST files in", printed)
-    assert re.search(r"worker \d on \S+ .*1", printed), "the launcher names it"
-
-
-@pytest.mark.mxnet
 def test_a_worker_does_not_wait_for_ever(mx):
     """For a server that is missing: something listens where the scheduler should, and says nothing."""
     from partial_fc.mxnet.kvstore import absent

@@ -1,4 +1,4 @@
-"""The programs of docs/library.md, as they stand there. (From a wheel, in empty environments: scripts/test_wheel.py.)"""
+"""The programs of docs/library.md, as they stand there. (From a wheel: scripts/test_wheel.py.)"""
 
 import os
 import re

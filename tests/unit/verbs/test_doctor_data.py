@@ -1,9 +1,5 @@
 """`partial-fc doctor data` on folders, lists, .bin pairs and MNIST's files."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -210,19 +206,6 @@ def test_idx_files(tmp_path):
     write_idx(tmp_path / "t10k-labels-idx1-ubyte", label_N[1:])
     _, found = examine(tmp_path)
     assert "20 images" in found["idx-unreadable"]["what"]
-
-
-def test_a_name_that_is_no_utf_8_where_output_must_be(tmp_path):
-    folder = tmp_path / os.fsdecode(b"Bj\xf6rn")
-    folder.mkdir()
-    (folder / "0.jpg").write_bytes(b"no image")
-    done = subprocess.run(
-        [sys.executable, "-m", "partial_fc.cli", "doctor", "data", tmp_path, "--report", tmp_path / "r.json"],
-        env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    assert "/Bj\\udcf6rn/0.jpg, class 0" in done.stdout
-    assert json.loads((tmp_path / "r.json").read_text())["errors"] > 0
 
 
 @pytest.mark.parametrize(
