@@ -213,6 +213,7 @@ def test_recipes_of_a_wheel_lie_in_the_package(recipe, tmp_path, monkeypatch, ca
     recipe.rename(tmp_path / "recipes" / "mine.py")
     monkeypatch.setattr(train_command, "_PACKAGE", tmp_path)
     monkeypatch.setattr(partial_fc, "__path__", [str(tmp_path), *partial_fc.__path__])
+    monkeypatch.delitem(sys.modules, "partial_fc.recipes", raising=False)
     assert train_command.recipes() == {"mine": "A task of mine."}
     assert train_command.main(["mine", "--a"]) == 1
     assert capsys.readouterr().out.startswith("['--a']")
