@@ -210,6 +210,7 @@ def test_recipes_of_a_checkout_are_those_with_a_main():
 
 def test_recipes_of_a_wheel_lie_in_the_package(recipe, tmp_path, monkeypatch, capsys):
     (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "__init__.py").touch()
     recipe.rename(tmp_path / "recipes" / "mine.py")
     monkeypatch.setattr(train_command, "_PACKAGE", tmp_path)
     monkeypatch.setattr(partial_fc, "__path__", [str(tmp_path), *partial_fc.__path__])
