@@ -8,13 +8,16 @@ from partial_fc.on_demand import on_demand
 if TYPE_CHECKING:
     from partial_fc.embedding.load import load
     from partial_fc.head import PartialFC
+    from partial_fc.head.functional import linear_partial_cross_entropy
 
 __version__ = "0.1.0"
-__all__ = ["PartialFC", "__version__", "load"]
+__all__ = ["PartialFC", "__version__", "linear_partial_cross_entropy", "load"]
 
 # Where this package is installed, it holds recipes and tools; in a checkout they are folders beside it.
 _PACKAGE = Path(__file__).parent
 if not (_PACKAGE / "tools").is_dir():
     __path__.append(str(_PACKAGE.parent))
 
-__getattr__ = on_demand(__name__, {"load": "embedding.load", "PartialFC": "head"})
+__getattr__ = on_demand(
+    __name__, {"load": "embedding.load", "PartialFC": "head", "linear_partial_cross_entropy": "head.functional"}
+)

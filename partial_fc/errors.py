@@ -13,7 +13,7 @@ from partial_fc import printable
 from partial_fc.files import replacing
 
 _NOT_ALLOWED = "`ls -ld` shows to whom it belongs, `mount` whether it is read-only; or take another folder"
-_FULL = "make room or take a folder on another disk; a training run goes on from its last checkpoint"
+_FULL = "make room or take a folder on another disk; a training run resumes from its last checkpoint"
 TO_DO = {
     errno.ENOENT: "is the path right, and is it there on this host?",
     errno.ENOTDIR: "a part of that path is a file, where a folder is expected",

@@ -1,58 +1,19 @@
-"""Measurements of this machine: rates of matrix products and memory (in a second), and memory in use."""
+"""What this machine has: bf16 products, a GPU's load, and the memory in use."""
 
 import platform
 import re
-import timeit
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 _STATUS = Path("/proc/self/status")
-_CLEAR_REFS = Path("/proc/self/clear_refs")
-
-
-@dataclass(frozen=True)
-class Rates:
-    """The rates of one process with its threads, or of one GPU."""
-
-    gflops: dict[str, float]  # of matrix products, by dtype: "fp32", "bf16"
-    gbytes_per_s: float  # of memory: what is read plus what is written
-    gexp_per_s: float  # of numbers in the cache
-    launch_us: float = 5.0  # host time to launch one small torch operation; the default is assumed
-
-
-class PeakMemory:
-    """The peak memory of this process (cuda: its tensors on the GPU) from here on, beyond the current."""
-
-    def __init__(self, device: torch.device):
-        self._device = device
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-            self._idle = torch.cuda.memory_allocated(device)
-        else:
-            _CLEAR_REFS.write_text("5")  # resets the peak resident size (man 5 proc)
-            self._idle = _status_bytes("VmRSS")
-            self._idle_file = _status_bytes("RssFile")
-
-    def added_bytes(self) -> int:
-        """Returns the peak minus the start. Pages of mapped files count while they are resident."""
-        if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._device) - self._idle
-        return _status_bytes("VmHWM") - self._idle
-
-    def mapped_file_bytes(self) -> int:
-        """Returns the resident bytes of mapped files beyond the start, which the kernel can reclaim."""
-        return 0 if self._device.type == "cuda" else _status_bytes("RssFile") - self._idle_file
 
 
 def peak_bytes(device: torch.device) -> int:
     """Returns the peak memory of this process (cuda: of its tensors on the GPU) since its start."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return _status_bytes("VmHWM")
+    return status_bytes("VmHWM")
 
 
 def gpu_load(device: torch.device) -> str | None:
@@ -67,7 +28,7 @@ def gpu_load(device: torch.device) -> str | None:
         return f"{text} (utilization: `pip install nvidia-ml-py`)"
 
 
-def _status_bytes(name: str) -> int:
+def status_bytes(name: str) -> int:
     found = re.search(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
     if found is None:
         raise ValueError(f"{_STATUS} has no line {name}; memory is measured on Linux only")
@@ -83,60 +44,3 @@ def has_bf16(device: torch.device) -> bool:
             return False
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def measure_rates(device: torch.device, batch: int, dim: int) -> Rates:
-    """Measures rates, the best of a few tries, as the machine is shared. Products: the head's, (batch, dim) with (dim,
-    8192), and square ones, whichever is faster. Without bf16 the head's kernel rounds to bf16 and multiplies in
-    fp32."""
-    side = 8192 if device.type == "cuda" else 1024
-    shapes = ((batch, dim, 8192), (side, side, side))
-    gflops = {"fp32": max(_product_gflops(shape, torch.float32, device) for shape in shapes)}
-    gflops["bf16"] = gflops["fp32"]
-    if has_bf16(device):
-        gflops["bf16"] = max(_product_gflops(shape, torch.bfloat16, device) for shape in shapes)
-    x = torch.zeros(1 << 16 if device.type == "cpu" else 1 << 28, device=device)
-    y = torch.empty_like(x)
-    gexp_per_s = len(x) / 1e9 / _best_seconds(lambda: torch.exp(x, out=y), device)
-    return Rates(gflops, _copy_gbytes_per_s(device), gexp_per_s, _launch_us(device))
-
-
-def _product_gflops(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> float:
-    m, k, n = shape
-    a, b = (torch.randn(size, device=device).to(dtype) for size in ((m, k), (k, n)))
-    out = torch.empty(m, n, dtype=dtype, device=device)
-    return 2 * m * k * n / 1e9 / _best_seconds(lambda: torch.mm(a, b, out=out), device)
-
-
-def _copy_gbytes_per_s(device: torch.device) -> float:
-    """Measures a copy between two blocks larger than any cache: bytes read plus written."""
-    num_bytes = (4096 if device.type == "cuda" else 128) << 20
-    source, target = (torch.ones(num_bytes, dtype=torch.uint8, device=device) for _ in range(2))
-    return 2 * num_bytes / 1e9 / _best_seconds(lambda: target.copy_(source), device)
-
-
-def _launch_us(device: torch.device, num: int = 1000) -> float:
-    x, y = torch.zeros(16, device=device), torch.zeros(16, device=device)
-    out = torch.empty_like(x)
-
-    def launch() -> Tensor:
-        for _ in range(num):
-            torch.add(x, y, out=out)
-        return out
-
-    return 1e6 / num * _best_seconds(launch, device)
-
-
-def _best_seconds(work: Callable[[], Tensor], device: torch.device, tries: int = 8) -> float:
-    def work_and_wait() -> None:
-        work()
-        synchronise(device)
-
-    synchronise(device)
-    return min(timeit.repeat(work_and_wait, number=1, repeat=tries))
-
-
-def synchronise(device: torch.device) -> None:
-    """Waits for the GPU, if it is one."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -1,5 +1,6 @@
 """End of an epoch in recipe imagenet: tests, Caffe2's CSV row and .mdl file; and the start from an .mdl file."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from partial_fc.checkpoint.consistency import check_replicas
@@ -19,9 +19,10 @@ from partial_fc.data import Loader, Source
 from partial_fc.data.order import Order, Sharded
 from partial_fc.data.transform import ShortSideCrop
 from partial_fc.evaluate import Classification, Evaluation
+from partial_fc.evaluate.classification import Predictions
 from partial_fc.evaluate.evaluation import Forward
 from partial_fc.files import warn_on_os_error
-from partial_fc.head import Table
+from partial_fc.head import PartialFC
 from partial_fc.machine import gpu_load
 from partial_fc.optim.backbone import load_named_state
 from partial_fc.train.backbone import TorchBackbone
@@ -93,22 +94,31 @@ def _batch_statistics(module: nn.Module) -> Iterator[None]:
 
 
 class PartialFCTest(Classification):
-    """A test that predicts the nearest class centre. Every rank gathers all centres."""
+    """A test that predicts the nearest class centre over all ranks, by `PartialFC.topk`. There are no logits: `loss` is
+    NaN, and mistakes are sorted by their cosines."""
 
-    def __init__(self, *arguments: Any, head: Table, **more: Any):
+    def __init__(self, *arguments: Any, head: PartialFC, **more: Any):
         super().__init__(*arguments, **more)
         self._head = head
 
     def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
-        centres = world.all_gather(self._head.centres.float().contiguous(), name="evaluate/centres")
-        # With sub-centres (C, K, D) the nearest one of a class counts.
-        centre_CKD = normalize(centres, dim=-1).reshape(len(centres), -1, centres.shape[-1])
+        yield from super().run(forward, world)
+        self.loss = math.nan
 
-        def cosines(batch: Tensor) -> Tensor:
-            cosine = normalize(forward(batch).float()) @ centre_CKD.flatten(0, 1).T
-            return cosine.unflatten(1, centre_CKD.shape[:2]).amax(2)
+    def _batches(self, world: World, counts: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yields this rank's batches, then calls `topk` without features until it was called as often as elsewhere."""
+        head, missing = self._head, math.ceil(math.ceil(self.num_items / self.batch_size) / world.size)
+        for batch in super()._batches(world, counts):
+            missing -= 1
+            yield batch
+        for _ in range(missing):
+            head.topk(torch.empty(0, head.embedding_size, device=head.store.device), self.top)
 
-        yield from super().run(cosines, world)
+    def _predict(self, forward: Forward, input_B: Tensor, label_B: Tensor) -> Predictions:
+        cosine_BK, class_BK = self._head.topk(forward(input_B).float(), self.top)
+        cosine_BK, class_BK = cosine_BK.double().cpu(), class_BK.cpu()
+        no_loss_B = torch.zeros_like(cosine_BK[:, 0])
+        return Predictions(cosine_BK.isfinite().all(dim=1), class_BK[:, 0], cosine_BK[:, 0], class_BK, no_loss_B)
 
 
 Test = Classification | Caffe2Test
@@ -124,6 +134,7 @@ def epoch_test(config: Any, source: Source, backbone: TorchBackbone, head: Head)
     batch_size = min(config.optim.batch_size, 64)
     table = head.tables().get("")
     if table is not None:
+        assert isinstance(table, PartialFC)
         return PartialFCTest("test", source, middle, batch_size, limit=data.test_epoch_size, head=table)
     return Classification("test", source, middle, batch_size, limit=data.test_epoch_size)
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What tests/faults does in a minute or two, for two hours: 10,000 changed files for every reader of files, then 50 kills of
-# a training, every signal to every process of every launcher, 200 double starts, 1,000 folders of damaged checkpoints, full
+# a training, every signal to every process of every launcher, full
 # disks, lost packets, and native code under sanitizers. Names of readers as arguments: only those get changed files; names
-# of what is checked below (kills, "double starts" ...): only that is done. INPUTS, ROUNDS, SCHEDULES, SIGNALS ("TERM KILL";
+# of what is checked below (kills, signals ...): only that is done. INPUTS, ROUNDS, SCHEDULES, SIGNALS ("TERM KILL";
 # all six) and SEED in the environment say how much, and which. A file that is read wrongly is printed by hypothesis.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -58,12 +58,10 @@ sanitized() ( # FOLDER: where the libraries go; a shell of its own, whose enviro
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 check "kills" timeout 7200 python -m tests.faults.kills "$folder/kills" --rounds "$rounds" --seed "$seed"
-check "damage" timeout 3600 python -m tests.faults.damage "$folder/damage" --rounds "$((20 * rounds))" --seed "$seed"
 check "bits" timeout 1200 python -m tests.faults.bit_flips --flips 1000 --seed "$seed"
 # shellcheck disable=SC2086  # signals are words
 check "signals" timeout 7200 python -m tests.faults.signals.kill_matrix "$folder/signals" ${SIGNALS:+--signals $SIGNALS}
-check "double starts" timeout 14400 python -m tests.faults.signals.double_starts "$folder/starts" --rounds "$((4 * rounds))" --seed "$seed"
-check "disks" timeout 600 python -m tests.faults.disk.full_disks "$folder/disks"
+check "disks" timeout 600 python -m pytest tests/faults/test_runs.py -k "disk or still"
 check "network" timeout 600 python -m pytest tests/faults/test_network.py
 check "sanitizers" sanitized "$folder/kernels"
 # Schedules of the elastic protocol in simulated time: some 15 minutes of one core.

@@ -39,7 +39,7 @@ def common(root: Path, world: World, after: int = -1, needed: bool = True) -> di
     )
     raise ValueError(
         f"{world}: no checkpoint below {root} is there for all ranks: {each}. Give a --checkpoint-dir that all hosts "
-        "see, bring the folders of the hosts that wrote them, or start anew with another --models-root"
+        "see, bring the folders of the hosts that wrote them, or start from scratch with another --models-root"
     )
 
 
@@ -58,7 +58,7 @@ def open_checkpoint(folder: Path | None, world: World) -> Checkpoint | None:
             found.check_share(world.rank, world.size)
         return found
 
-    remedy = "give another --checkpoint-dir or --resume, or start anew with another --models-root"
+    remedy = "give another --checkpoint-dir or --resume, or start from scratch with another --models-root"
     return same_checkpoint(opened, remedy, world)
 
 

@@ -6,6 +6,7 @@ lists of hard negatives (the k nearest of its centres) load only on the same num
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -76,8 +77,8 @@ def check_same_head(manifest: dict[str, Any], head: Head, where: str) -> dict[st
         raise ValueError(f"{where} has no class centres: its manifest.json is of another recipe, or damaged")
     if stored.keys() != tables.keys():
         raise ValueError(
-            f"{where} has {_in_words(stored)}; this run's head has {_in_words(tables)}: centres would be lost, or "
-            "start anew. Go on with the head that it was trained with"
+            f"{where} has {_in_words(stored)}; this run's head has {_in_words(tables)}: centres would be lost or "
+            "reset. Resume with the head that it was trained with"
         )
     for name, table in tables.items():
         now = _facts_of(table)
@@ -97,16 +98,31 @@ def _in_words(tables: Iterable[str]) -> str:
     return "class centres without a name" if names == [""] else f"the tables {', '.join(map(repr, names))}"
 
 
-def state_in(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the head's state besides its tables, from a manifest that `tables_in` has checked."""
-    return manifest["head"] if manifest["format"] == NAMED_FORMAT else {}
+def load_head(
+    manifest: dict[str, Any],
+    head: Head,
+    where: str,
+    load_rows: Callable[[Table, dict[str, Any]], list[str]],
+    read_lists: Callable[[str], dict[str, Tensor]],
+) -> list[str]:
+    """Loads the head of this manifest, for `Checkpoint` and `PeerCheckpoint`. Returns notes. Raises ValueError.
+
+    load_rows: loads a table's rows, with its facts in the manifest; returns notes. read_lists: reads this rank's lists
+    of hard negatives of a table, by name.
+    """
+    stored, notes = check_same_head(manifest, head, where), []
+    for name, table in head.tables().items():
+        notes += load_rows(table, stored[name])
+        notes += _load_hard_negatives(stored[name], manifest["world_size"], partial(read_lists, name), table, where)
+    head.load(manifest["head"] if manifest["format"] == NAMED_FORMAT else {})
+    return notes
 
 
-def load(stored: Mapping[str, Any], rows: Rows, table: Table, where: str) -> list[str]:
+def load_table(stored: Mapping[str, Any], rows: Rows, table: Table, where: str) -> list[str]:
     """Loads facts and rows of its class range into a table. Returns notes for the user. Raises ValueError."""
     notes = []
     if stored["head"]["margin"].keys() != table.facts()["margin"].keys():
-        notes.append(f"{where} was trained with another margin: what this one remembers starts anew")
+        notes.append(f"{where} was trained with another margin: the state of this one is reset")
     problem = mismatch(table.rows.columns, rows.columns, f"this run's {table.optimizer}", dtypes=False)
     if problem and rows.start < rows.stop:
         raise ValueError(f"{where} is of another head: {problem}")
@@ -120,7 +136,7 @@ def hard_negatives_name(table: str, rank: int, world_size: int) -> str:
     return f"{scope(table)}-{rank:05d}-of-{world_size:05d}-hard-negatives.safetensors"
 
 
-def load_hard_negatives(
+def _load_hard_negatives(
     stored: Mapping[str, Any], world_size: int, read: Callable[[], dict[str, Tensor]], table: Table, where: str
 ) -> list[str]:
     """Loads this rank's lists of hard negatives, by `read`, if number of ranks and length match. Returns notes."""

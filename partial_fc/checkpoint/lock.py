@@ -34,9 +34,6 @@ _LOOK_S = 2.0  # one second, and a busy host's delay
 _POLL_S = 0.2
 _WIDTH = 1024  # bytes of a record: rewritten in place, its length never changes
 
-Sightings = dict[Path, tuple[bytes | None, float]]
-"""Record -> its content when this process first saw it, and that time."""
-
 
 class InUse(ValueError):
     """Another run writes to the folder."""
@@ -145,19 +142,14 @@ class FolderLock(Fence):
                 made = None
             if made is None:
                 return super()._missing()
-        _log.warning(f"{made} was removed, and is made anew: {self.root} is still this run's, which goes on")
+        _log.warning(f"{made} was removed, and is created again: {self.root} still belongs to this run")
         return made
 
 
-def sightings(root: Path) -> Sightings:
-    """Returns the records in root, for `acquire`, which then waits less for stale ones."""
-    return {path: (_content(path), time.monotonic()) for path in _records(root)}
-
-
-def acquire(root: Path, run: str, seen: Sightings | None = None) -> tuple[FolderLock, str]:
+def acquire(root: Path, run: str) -> tuple[FolderLock, str]:
     """Returns (this process's record in root, notes for the user). A record of the same run becomes this process's.
     Waits while records of other runs may be live. Raises InUse if one is, OSError if the folder is not writable."""
-    mine, seen = Record.here(run), seen or {}
+    mine = Record.here(run)
     while True:
         stale = {}
         for path in _records(root):
@@ -166,15 +158,13 @@ def acquire(root: Path, run: str, seen: Sightings | None = None) -> tuple[Folder
                 mine = replace(mine, world=record.world + 1)
                 _rewrite(path, mine, 0)
                 return FolderLock(root, mine), ""
-            stale[path] = _when_stale(path, *seen.get(path, (_content(path), time.monotonic())), _STALE_S)
+            stale[path] = _when_stale(path, _content(path), time.monotonic(), _STALE_S)
         made = _create(root, mine)
         # Numbers are reused after all records were removed: the content must be what was judged stale.
         others = [other for other in _records(root) if other != made]
         if made and all(other in stale and _read(other) == stale[other] for other in others):
             break
-        # Another process was as fast, or faster: the next look finds its record.
-        seen = {}
-        if made:
+        if made:  # another process was as fast, or faster: the next look finds its record
             made.unlink(missing_ok=True)
             time.sleep(secrets.randbelow(1000) / 1000)
     # Only these: a newcomer creates a record, too, sees this one and removes its own.
@@ -187,7 +177,8 @@ def acquire(root: Path, run: str, seen: Sightings | None = None) -> tuple[Folder
 def check_free(roots: Iterable[Path]) -> None:
     """Raises InUse if another run is seen alive in one of these folders: at once on its own host, else within _LOOK_S.
     It may miss one, unlike `acquire`. For the time before a run's ranks have joined, when no record can be its own."""
-    for path, (first, since) in {path: sight for root in roots for path, sight in sightings(root).items()}.items():
+    since = time.monotonic()
+    for path, first in [(path, _content(path)) for root in roots for path in _records(root)]:
         _when_stale(path, first, since, _LOOK_S)
 
 

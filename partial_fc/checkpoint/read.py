@@ -5,7 +5,6 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatch
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,20 +16,20 @@ from torch import Tensor
 from partial_fc.checkpoint import head_state
 from partial_fc.checkpoint.files import checksums_name, read_checksums, sha256
 from partial_fc.checkpoint.folders import MANIFEST, MARKER, OLD_FORMAT, step_folder
-from partial_fc.checkpoint.head_state import FORMAT, NAMED_FORMAT, check_same_head, hard_negatives_name, tables_in
+from partial_fc.checkpoint.head_state import FORMAT, NAMED_FORMAT, hard_negatives_name, tables_in
 from partial_fc.checkpoint.manifest import problem
 from partial_fc.checkpoint.rows import StoredRows, part_files
 from partial_fc.checkpoint.snapshot import below, local_name
 from partial_fc.comm import World
 from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, check_regular, read_manifest, read_text
-from partial_fc.head.protocol import Head
+from partial_fc.head.protocol import Head, Table
 from partial_fc.head.shard import Shard
 from partial_fc.optim.compression import merge_residuals
 
 _READABLE = (OLD_FORMAT, FORMAT, NAMED_FORMAT)
 _UNNAMED = 1 << 19  # classes; more only if the files have a byte for each
 _SAME = ("step", "world_size", "num_classes", "tables", "head", "position")  # in the folders of all hosts
-_OLDER = "; go on from another checkpoint (--resume DIR)"
+_OLDER = "; resume from another checkpoint (--resume DIR)"
 
 
 class Damaged(ValueError):
@@ -81,7 +80,7 @@ class Checkpoint:
         if manifest["format"] != OLD_FORMAT:
             for name in (checksums_name(rank, manifest["world_size"]) for rank in ranks):
                 if name not in lists:
-                    raise Damaged(f"{folder / name} is missing: nothing tells whether the files beside it are whole")
+                    raise Damaged(f"{folder / name} is missing: the files beside it cannot be checked")
             if not any(MANIFEST in listed for listed in lists.values()):
                 raise Damaged(f"{folder / MANIFEST} is in no list of checksums beside it (rank-*.sha256)")
         for listed in lists.values():
@@ -228,14 +227,15 @@ class Checkpoint:
 
     def load_head(self, head: Head) -> list[str]:
         """Loads the rows of its class range into each table, file by file. Returns notes on what was not loaded."""
-        stored, notes = check_same_head(self.manifest, head, self.where), []
-        for name, table in head.tables().items():
-            rows = self.rows(table.rows.start, table.rows.stop, name)
-            notes += head_state.load(stored[name], rows, table, self.where)
-            lists = partial(self.load, hard_negatives_name(name, table.world.rank, self.world_size))
-            notes += head_state.load_hard_negatives(stored[name], self.world_size, lists, table, self.where)
-        head.load(head_state.state_in(self.manifest))
-        return notes
+
+        def load_rows(table: Table, stored: dict[str, Any]) -> list[str]:
+            rows = self.rows(table.rows.start, table.rows.stop, table.name)
+            return head_state.load_table(stored, rows, table, self.where)
+
+        def lists(name: str) -> dict[str, Tensor]:
+            return self.load(hard_negatives_name(name, head.tables()[name].world.rank, self.world_size))
+
+        return head_state.load_head(self.manifest, head, self.where, load_rows, lists)
 
     def check_has_backbone(self) -> None:
         """Raises ValueError for a checkpoint of class centres alone: a run cannot resume from it."""
@@ -273,8 +273,8 @@ def _compare(path: Path, actual: str, expected: str) -> None:
     if actual != expected:
         raise Damaged(
             f"{path} is damaged: its SHA-256 is {actual[:16]}..., expected {expected[:16]}...",
-            " Go on from an older checkpoint (--resume DIR; `partial-fc checkpoint verify` tells which are whole), or "
-            "bring this file back from a copy",
+            " Resume from an older checkpoint (--resume DIR; `partial-fc checkpoint verify` names the intact ones), or "
+            "restore this file from a copy",
         )
 
 

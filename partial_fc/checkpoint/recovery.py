@@ -30,7 +30,7 @@ from partial_fc.errors import describe
 
 _log = logging.getLogger("partial_fc")
 _RETRIES_S = (1.0, 3.0, 6.0)  # before a file that the disk cannot read (EIO) counts as damaged
-_WHOLE, _DAMAGED, _REFUSED, _UNREADABLE = "whole", "damaged", "refused", "unreadable"
+_VALID, _DAMAGED, _REFUSED, _UNREADABLE = "valid", "damaged", "refused", "unreadable"
 
 
 def latest_valid(
@@ -48,9 +48,9 @@ def latest_valid(
     damaged: dict[int, str] = {}
     for step, folder in reversed(folders.items()):
         checkpoint, finding = _look(folder, world)
-        finding_W = all_gather_json(finding, world, "checkpoint/whole")
+        finding_W = all_gather_json(finding, world, "checkpoint/valid")
         kind, message = _worst(finding_W)
-        if kind == _WHOLE:
+        if kind == _VALID:
             found = checkpoint
             break
         if kind == _REFUSED:
@@ -62,22 +62,26 @@ def latest_valid(
     if damaged and found is None and instead is None:
         each = "; ".join(f"step {step}: {message}" for step, message in damaged.items())
         raise ValueError(
-            f"no checkpoint below {root} is whole, and all were left where they are. {each}. Bring the files back from "
-            "a copy (`partial-fc checkpoint verify` names all that are damaged), go on from a checkpoint elsewhere "
-            "(--models-root NEW --resume DIR), or start anew with another --models-root"
+            f"no checkpoint below {root} is intact; none was renamed. {each}. Restore the files from "
+            "a copy (`partial-fc checkpoint verify` names all that are damaged), resume from another checkpoint "
+            "(--models-root NEW --resume DIR), or start from scratch with another --models-root"
         )
     if damaged:
         to = found.step if found else after
-        _say(world, logging.WARNING, [f"checkpoint of step {step}: {message}" for step, message in damaged.items()])
+        _log_once(
+            world, logging.WARNING, [f"checkpoint of step {step}: {message}" for step, message in damaged.items()]
+        )
         moved = _quarantine(lambda: [folders[step] for step in damaged], DAMAGED, root, world, lock)
         lost = (
             f"{max(damaged) - to} step(s) that were trained are lost" if to >= 0 else "what was trained since is lost"
         )
-        _say(world, logging.WARNING, [*moved, f"going on from {found.folder if found else instead}; {lost}"])
+        _log_once(world, logging.WARNING, [*moved, f"resuming from {found.folder if found else instead}; {lost}"])
     with contextlib.suppress(OSError):  # for messages only
         ahead = [folder for folder in all_steps(root) if found and step_of(folder) > found.step]
         unfinished = [folder for folder in ahead if step_of(folder) not in damaged]
-        _say(world, logging.INFO, [f"{folder} is not complete on all ranks: passed over" for folder in unfinished])
+        _log_once(
+            world, logging.INFO, [f"{folder} is skipped: it is not complete on all ranks" for folder in unfinished]
+        )
     return found
 
 
@@ -88,7 +92,7 @@ def go_back_to(found: Checkpoint, root: Path, world: World, lock: FolderLock | N
     def ahead() -> list[Path]:
         return [folder for folder in complete(root) if step_of(folder) > found.step]
 
-    _say(world, logging.WARNING, _quarantine(ahead, LEFT, root, world, lock))
+    _log_once(world, logging.WARNING, _quarantine(ahead, LEFT, root, world, lock))
 
 
 def _look(folder: Path, world: World) -> tuple[Checkpoint | None, tuple[str, str]]:
@@ -118,7 +122,7 @@ def _look_once(folder: Path, world: World) -> tuple[Checkpoint | None, tuple[str
     except OSError as error:
         unread = Path(error.filename or folder) if error.errno == errno.EIO else None
         return None, (_UNREADABLE, describe(error)), unread
-    return checkpoint, (_WHOLE, ""), None
+    return checkpoint, (_VALID, ""), None
 
 
 def _worst(finding_W: Iterable[tuple[str, str]]) -> tuple[str, str]:
@@ -126,15 +130,15 @@ def _worst(finding_W: Iterable[tuple[str, str]]) -> tuple[str, str]:
     by_kind: dict[str, list[tuple[int, str]]] = {}
     for rank, (kind, message) in enumerate(finding_W):
         by_kind.setdefault(kind, []).append((rank, message))
-    kind = next(kind for kind in (_UNREADABLE, _DAMAGED, _REFUSED, _WHOLE) if kind in by_kind)
+    kind = next(kind for kind in (_UNREADABLE, _DAMAGED, _REFUSED, _VALID) if kind in by_kind)
     rank, message = by_kind[kind][0]
     others = len({text for _, text in by_kind[kind]}) - 1
     if kind == _DAMAGED:
         return kind, f"{message} (rank {rank}{f'; other ranks find {others} more' if others else ''})"
     if kind == _UNREADABLE:
         return kind, (
-            f"rank {rank} cannot read a checkpoint: {message}. That is no damage, so nothing was set aside: start "
-            "again when the disk is there, or go back to an older one (--resume DIR)"
+            f"rank {rank} cannot read a checkpoint: {message}. That is no damage, so nothing was renamed. Start "
+            "again when the disk is back, or resume from an older one (--resume DIR)"
         )
     return kind, message
 
@@ -151,21 +155,21 @@ def _quarantine(
             assert lock is not None
             lock.check()
             try:
-                lines.append(f"{folder} is now {quarantine(folder, why).name}; remove it when nobody wants it")
+                lines.append(f"{folder} is now {quarantine(folder, why).name}; remove it if it is not needed")
             except OSError as error:
-                lines.append(f"{folder} cannot be set aside, and is passed over: {describe(error)}")
+                lines.append(f"{folder} cannot be renamed, and is skipped: {describe(error)}")
     except LostLock as error:
         lost = str(error)
     except OSError as error:
-        lines.append(f"what is in {folder} cannot be set aside, and is passed over: {describe(error)}")
-    said_W = all_gather_json((lost, lines), world, "checkpoint/aside")
-    for lost, _ in said_W:
+        lines.append(f"the checkpoints in {folder} cannot be renamed, and are skipped: {describe(error)}")
+    lines_W = all_gather_json((lost, lines), world, "checkpoint/quarantine")
+    for lost, _ in lines_W:
         if lost:
             raise ValueError(lost)
-    return list(dict.fromkeys(line for _, lines in said_W for line in lines))
+    return list(dict.fromkeys(line for _, lines in lines_W for line in lines))
 
 
-def _say(world: World, level: int, lines: Iterable[str]) -> None:
+def _log_once(world: World, level: int, lines: Iterable[str]) -> None:
     """Logs the lines on every rank, and on the terminal once."""
     for line in lines:
         _log.log(level if world.rank == 0 else logging.INFO, line)

@@ -35,7 +35,7 @@ _COPY_SHARE = 0.5  # of the memory that is free now
 class Saver:
     """Writes the checkpoints of one run below `root`. All ranks call its methods at the same steps.
 
-        saver.begin(snapshot)                       # training goes on
+        saver.begin(snapshot)                       # training continues
         saver.poll(any_busy, any_failed)          # after every step, with what all ranks say of busy and failed
         saver.finish()                              # waits; a collective
 
@@ -96,7 +96,7 @@ class Saver:
         if not fits and not self._warned_of_memory:
             self._warned_of_memory = True
             _log.warning(
-                f"checkpoints are written while training stands still: a copy of {num_bytes / 1e6:,.1f} MB, by each of "
+                f"training pauses while checkpoints are written: a copy of {num_bytes / 1e6:,.1f} MB, by each of "
                 f"this host's {self._world.local_size} processes, would take more than {_COPY_SHARE:.0%} of the "
                 f"{available / 1e6:,.1f} MB that are free. {REMEDY}"
             )
@@ -221,15 +221,16 @@ class Saver:
         why = _describe(error, self._folder) if error else "another rank could not write"
         log = _log.error if error or self._world.rank == 0 else _log.info
         log(
-            f"the checkpoint of step {self._step} was not written on rank {self._world.rank}: {why}. Training goes on; "
-            f"{self._what_stands()}. {remedy}"
+            f"the checkpoint of step {self._step} was not written on rank {self._world.rank}: {why}. Training continues; "
+            f"{self._newest_in_words()}. {remedy}"
         )
 
-    def _what_stands(self) -> str:
+    def _newest_in_words(self) -> str:
         try:
-            return f"{newest(self.root) or 'no checkpoint'} stands"
+            found = newest(self.root)
         except OSError as error:
-            return f"which checkpoint stands cannot be told ({_describe(error, self.root)})"
+            return f"the newest complete one is unknown ({_describe(error, self.root)})"
+        return f"the newest complete one is {found}" if found else "there is no complete one"
 
 
 def _describe(error: BaseException, where: Path) -> str:

@@ -197,7 +197,7 @@ def capture(
     if problem is not None:
         if checksums or not is_copy:
             raise MemoryError(problem)
-        _log.warning(f"the checkpoint of step {step} is written while training stands still: {problem}. {REMEDY}")
+        _log.warning(f"training pauses while the checkpoint of step {step} is written: {problem}. {REMEDY}")
         taken = take(False)
     if checksums:
         made = {

@@ -38,7 +38,7 @@ def meet(launch: LaunchFlags) -> tuple[World, torch.device]:
         if elastic.active():
             raise ValueError(
                 "--deterministic under horovodrun with --host-discovery-script: the number of processes may change, "
-                "and Horovod 0.28 crashes when ranks meet again with the HOROVOD_FUSION_THRESHOLD that this needs; "
+                "and Horovod 0.28 crashes when ranks rejoin with the HOROVOD_FUSION_THRESHOLD that this needs; "
                 "leave one of the two out"
             )
         repeat_bit_by_bit()

@@ -58,7 +58,7 @@ class HorovodWorld(World):
         if problem:
             mismatched = elastic.mismatched_ranks(on_gpu_W, trained_W)
             if mismatched and launch.rank not in mismatched:
-                raise elastic.HostsChanged(f"going on without new processes: {problem}")
+                raise elastic.HostsChanged(f"continuing without the new processes: {problem}")
             raise StartError(f"{launch}: {problem}")
         super().__init__(launch)
         if elastic.active():

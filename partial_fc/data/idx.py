@@ -12,14 +12,13 @@ import io
 import math
 import struct
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.data.sample import Sample
+from partial_fc.data.sample import Sample, Source
 from partial_fc.files import read_bytes, replacing
 
 Split = Literal["train", "t10k"]
@@ -27,7 +26,6 @@ Split = Literal["train", "t10k"]
 _IMAGES, _LABELS = 0x00000803, 0x00000801
 _KINDS = {_IMAGES: "images", _LABELS: "labels"}
 _GZIP = b"\x1f\x8b"
-_CHUNK_BYTES = 2**20
 _MOST_BYTES = 4 << 30
 
 
@@ -105,11 +103,9 @@ def read_idx(path: Path, expect: Literal["images", "labels"]) -> NDArray[np.uint
     shape = struct.unpack(f">{num_sizes}I", content[4:header])
     wanted_bytes, num_bytes = math.prod(shape), len(content) - header
     if num_bytes != wanted_bytes:
-        follow = f"{num_bytes} follow; the file is cut off"
-        if num_bytes > wanted_bytes:
-            follow = f"at least {num_bytes} follow; the file is too long"
         raise ValueError(
-            f"{path}: its header says {' x '.join(map(str, shape))} = {wanted_bytes} bytes, {follow}: copy it again"
+            f"{path}: its header says {' x '.join(map(str, shape))} = {wanted_bytes} bytes, {num_bytes} follow; the "
+            f"file is {'cut off' if num_bytes < wanted_bytes else 'too long'}: copy it again"
         )
     try:
         return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
@@ -123,24 +119,9 @@ def _content(path: Path) -> bytes:
         return content
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-            return _as_announced(file)
+            return file.read(_MOST_BYTES)  # a few bytes can decompress to terabytes
     except (EOFError, OSError, zlib.error) as error:
         raise ValueError(f"{path}: damaged or cut off ({error}); copy it again") from error
-
-
-def _as_announced(file: gzip.GzipFile) -> bytes:
-    """Reads the bytes that the header announces and one more, if any: a few bytes can decompress to terabytes."""
-    content = file.read(4)
-    num_sizes = min(content[3], 3) if len(content) == 4 else 0
-    content += file.read(4 * num_sizes)
-    if len(content) < 4 + 4 * num_sizes:
-        return content
-    left = math.prod(struct.unpack(f">{num_sizes}I", content[4:])) + 1
-    pieces = [content]
-    while left and (piece := file.read(min(left, _CHUNK_BYTES))):
-        pieces.append(piece)
-        left -= len(piece)
-    return b"".join(pieces)
 
 
 def _unknown(content: bytes) -> str:
@@ -166,17 +147,13 @@ def write_idx(path: Path, array: NDArray[np.uint8]) -> None:
         partial.write_bytes(content)
 
 
-class IdxSource:
+class IdxSource(Source):
     """A set of a folder as a source. Raises ValueError as `idx.read_set`."""
 
     def __init__(self, folder: Path, split: Split, num_classes: int = 10):
         self.image_NHW, self.label_N = read_set(folder, split, num_classes)
         self._where = f"{folder} ({split})"
-        self._num_classes = num_classes
-
-    @property
-    def num_classes(self) -> int:
-        return self._num_classes
+        self.num_classes = num_classes
 
     def __len__(self) -> int:
         return len(self.label_N)
@@ -187,11 +164,5 @@ class IdxSource:
     def where(self, index: int) -> str:
         return f"{self._where}, image {index}"
 
-    def will_need(self, indices: Sequence[int]) -> None:
-        """Does nothing: all samples are in memory."""
-
     def labels(self) -> NDArray:
         return self.label_N
-
-    def class_names(self) -> None:
-        """Returns None: classes are numbers here."""

@@ -2,13 +2,12 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord, Sample
+from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord, Sample, Source
 from partial_fc.files import read_bytes, regular
 from partial_fc.findings import counted
 
@@ -16,7 +15,7 @@ MAX_LABEL = 2**53  # labels are read as floats, exact up to here
 _SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 
 
-class ImageFolder:
+class ImageFolder(Source):
     """Images whose class i is the i-th sub-folder in sorted order; images are sorted too.
 
     With a list file: one image a line, `path label` (the path may contain blanks), or im2rec's .lst format,
@@ -63,9 +62,6 @@ class ImageFolder:
     def key(self, index: int) -> str:
         """Returns the image's path as in the list, or relative to the folder."""
         return self.names[index]
-
-    def will_need(self, indices: Sequence[int]) -> None:
-        """Does nothing: the hint would have to open each file."""
 
     def labels(self) -> NDArray[np.int64]:
         return self._labels

@@ -1,64 +1,53 @@
-"""Reader of .npy and .npz files of numbers and names, without pickle; allocates no more than the file's size allows."""
+"""Reader of .npy and .npz files of numbers and names, without pickle."""
 
-import math
-import os
 import tokenize
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.files import regular
+from partial_fc.files import check_regular
 
-# Exceptions of NumPy for damaged headers (TypeError: an absurd dtype), and of zipfile (RuntimeError: encrypted).
+# Exceptions of NumPy for damaged headers (TypeError: an absurd dtype, or an .npy in place of an .npz), and of zipfile
+# (RuntimeError: encrypted).
 _DAMAGED = (
-    EOFError,
-    SyntaxError,
-    TypeError,
-    OverflowError,
-    MemoryError,
-    RecursionError,
-    RuntimeError,
-    tokenize.TokenError,
+    *(EOFError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError, RuntimeError, KeyError),
+    *(ValueError, tokenize.TokenError, zipfile.BadZipFile),
 )
+Read = TypeVar("Read")
 
 
 def read_npy(path: Path) -> NDArray[Any]:
-    """Reads an array of numbers, bools or texts. Raises ValueError, with the file's name, for anything else."""
-    with open(path, "rb", opener=regular) as file:
-        return _array(path, file, os.fstat(file.fileno()).st_size)
+    """Maps an array of numbers, bools or texts. Raises ValueError, with the file's name, for anything else."""
+    return _read(path, lambda: _numbers(np.load(path, mmap_mode="r", allow_pickle=False)))
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     """Reads a numpy.savez file's arrays, by name. Raises as `read_npy`, also if compressed: that can expand a
     thousandfold."""
-    try:
-        with open(path, "rb", opener=regular) as file, zipfile.ZipFile(file) as archive:
-            if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
-                raise ValueError(f"{path} is compressed; expected what numpy.savez and `partial-fc embed` write")
-            arrays, num_bytes = {}, os.fstat(file.fileno()).st_size
-            for part in archive.infolist():
-                with archive.open(part) as content:
-                    arrays[part.filename.removesuffix(".npy")] = _array(f"{path}, {part.filename}", content, num_bytes)
-            return arrays
-    except (zipfile.BadZipFile, *_DAMAGED) as error:
-        raise ValueError(f"{path} is no .npz file, or damaged: {error}") from None
+
+    def read() -> dict[str, NDArray[Any]]:
+        with np.load(path, allow_pickle=False) as file:
+            if any(part.compress_type != zipfile.ZIP_STORED for part in file.zip.infolist()):
+                raise ValueError("it is compressed; expected what numpy.savez and `partial-fc embed` write")
+            return {name: _numbers(file[name]) for name in file}
+
+    return _read(path, read)
 
 
-def _array(path: object, file: IO[bytes], num_bytes: int) -> NDArray[Any]:
-    """Reads one array; num_bytes, of the whole file, bounds its size."""
-    begin, form = file.tell(), np.lib.format
+def _read(path: Path, read: Callable[[], Read]) -> Read:
+    check_regular(path)
     try:
-        header = form.read_array_header_1_0 if form.read_magic(file) == (1, 0) else form.read_array_header_2_0
-        shape, _, dtype = header(file)
-        if math.prod(shape) * dtype.itemsize > num_bytes:
-            raise ValueError(f"its header says {dtype} {shape}; the file has {num_bytes} bytes")
-        file.seek(begin)
-        array = form.read_array(file, allow_pickle=False)
-    except (ValueError, *_DAMAGED) as error:
-        raise ValueError(f"{path} is no .npy file of numbers: {error}") from None
+        return read()
+    except _DAMAGED as error:
+        raise ValueError(f"{path} is no {path.suffix} file of numbers, or damaged: {error}") from None
+
+
+def _numbers(found: Any) -> NDArray[Any]:
+    array = np.asarray(found)
     if array.dtype.kind not in "biufU":
-        raise ValueError(f"{path} is no .npy file of numbers: {array.dtype}")
+        raise ValueError(f"its dtype is {array.dtype}")
     return array

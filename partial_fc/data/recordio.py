@@ -34,7 +34,7 @@ from partial_fc.data.record_files import (
     aligned,
     read_index,
 )
-from partial_fc.data.sample import BadRecord, Sample
+from partial_fc.data.sample import BadRecord, Sample, Source
 from partial_fc.files import read_bytes, read_text, replacing
 
 HEADER = struct.Struct("<IfQQ")
@@ -293,7 +293,7 @@ def _aligned_magics(record: bytes) -> list[int]:
 # ---- a training set
 
 
-class RecordSource:
+class RecordSource(Source):
     """A RecordIO set. `path`: a folder with train.rec, train.idx and maybe `property` (`num_classes,height,width`), or
     a .rec.
 
@@ -316,17 +316,13 @@ class RecordSource:
                 "%s says %d classes, %s holds %d identity records",
                 rec_path.with_name("property"), stated, rec_path, num_identities,
             )  # fmt: skip
-        self._num_classes = num_classes or stated or num_identities or int(self.labels().max()) + 1
-        if self._num_classes < 1:
+        self.num_classes = num_classes or stated or num_identities or int(self.labels().max()) + 1
+        if self.num_classes < 1:
             raise ValueError(f"{rec_path}: no label is 0 or more; give the number of classes")
-        if self._num_classes > MAX_CLASSES:
+        if self.num_classes > MAX_CLASSES:
             raise ValueError(
-                f"{rec_path}: {self._num_classes} classes; float32 labels are exact only up to {MAX_CLASSES}"
+                f"{rec_path}: {self.num_classes} classes; float32 labels are exact only up to {MAX_CLASSES}"
             )
-
-    @property
-    def num_classes(self) -> int:
-        return self._num_classes
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -369,9 +365,9 @@ class RecordSource:
             return None
         names = read_text(path, errors="surrogateescape").split("\n")
         names = names[:-1] if names[-1] == "" else names
-        if len(names) > self._num_classes:
+        if len(names) > self.num_classes:
             raise ValueError(
-                f"{path} names {len(names)} classes, {self.reader.rec_path} has {self._num_classes}: is it the list of "
+                f"{path} names {len(names)} classes, {self.reader.rec_path} has {self.num_classes}: is it the list of "
                 "another set? Remove it, or bring the right one"
             )
         return names

@@ -58,8 +58,7 @@ class Source(Protocol):
     """Samples 0 to len - 1 in a fixed order. Every method is safe to call from several threads at once. The default
     methods suit samples in memory; sources may inherit them."""
 
-    @property
-    def num_classes(self) -> int: ...
+    num_classes: int
 
     def __len__(self) -> int: ...
 

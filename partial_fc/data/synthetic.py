@@ -1,14 +1,12 @@
 """Synthetic data: training without reading images, to find out whether input is the bottleneck."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.data.sample import Sample
+from partial_fc.data.sample import Sample, Source
 
 
-class Synthetic:
+class Synthetic(Source):
     """One random image for every sample; sample i has label i % num_classes.
 
     The loader's keyed permutation shuffles the labels, so they need no randomness of their own, and every class occurs.
@@ -29,11 +27,5 @@ class Synthetic:
     def where(self, index: int) -> str:
         return f"synthetic sample {index}"
 
-    def will_need(self, indices: Sequence[int]) -> None:
-        """Does nothing: no sample is read."""
-
     def labels(self) -> NDArray[np.int64]:
         return np.arange(self._num_samples) % self.num_classes
-
-    def class_names(self) -> None:
-        """Returns None: classes are numbers here."""

@@ -5,6 +5,7 @@ N samples, B of one batch, C classes, M mistakes.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,17 @@ _MOST_CLASSES = 1000  # of a confusion matrix
 _MOST_MISTAKES = 60  # of the picture
 # Losses are summed as integer multiples of this: integer sums do not depend on the order.
 _LOSS_UNIT, _LARGEST_LOSS = 2.0**-24, 2.0**12
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of a batch, on the CPU."""
+
+    finite_B: Tensor  # bool: the output has neither NaN nor Inf
+    prediction_B: Tensor  # int64: class numbers
+    certainty_B: Tensor  # float64: sorts mistakes
+    top_BK: Tensor  # int64: the `top` most likely classes
+    loss_B: Tensor  # float64
 
 
 class Classification:
@@ -43,7 +55,7 @@ class Classification:
         self.top = min(top, source.num_classes)
         self.num_samples = self.num_items = min(len(source), limit or len(source))  # an item is read as a whole
         # Results of the latest run, equal on every rank. confusion_CC: int64 counts by (label, prediction), of up to
-        # 1,000 classes. mistakes_M3: float64 (sample, prediction, probability), the most confident first, at most 60.
+        # 1,000 classes. mistakes_M3: float64 (sample, prediction, certainty), the most confident first, at most 60.
         self.confusion_CC: Tensor | None = None
         self.mistakes_M3 = torch.zeros(0, 3, dtype=torch.float64)
         self.num_correct = 0
@@ -58,18 +70,15 @@ class Classification:
         counts = torch.zeros(cells + 5, dtype=torch.int64)  # then: loss, correct, among the top, NaN or Inf, unusable
         mistakes = [torch.zeros(0, 3, dtype=torch.float64)]
         for index_B, input_B, label_B in self._batches(world, counts):
-            logit_BC = forward(input_B).double().cpu()
-            counts[-2] += int((~logit_BC.isfinite()).any(dim=1).sum())
-            log_p_BC = logit_BC.log_softmax(1)
-            loss_B = -log_p_BC.gather(1, label_B[:, None]).nan_to_num(0).clamp(max=_LARGEST_LOSS)
-            counts[-5] += (loss_B / _LOSS_UNIT).round().long().sum()
-            probability_B, prediction_B = log_p_BC.exp().max(1)
-            right_B = prediction_B == label_B
+            seen = self._predict(forward, input_B, label_B)
+            counts[-2] += int((~seen.finite_B).sum())
+            counts[-5] += (seen.loss_B.nan_to_num(0).clamp(max=_LARGEST_LOSS) / _LOSS_UNIT).round().long().sum()
+            right_B = seen.prediction_B == label_B
             counts[-4] += int(right_B.sum())
-            counts[-3] += int((logit_BC.topk(self.top).indices == label_B[:, None]).any(dim=1).sum())
+            counts[-3] += int((seen.top_BK == label_B[:, None]).any(dim=1).sum())
             if cells:
-                counts[:cells] += (label_B * num_classes + prediction_B).bincount(minlength=cells)
-            rows = torch.stack((index_B.double(), prediction_B.double(), probability_B), dim=1)[~right_B]
+                counts[:cells] += (label_B * num_classes + seen.prediction_B).bincount(minlength=cells)
+            rows = torch.stack((index_B.double(), seen.prediction_B.double(), seen.certainty_B), dim=1)[~right_B]
             mistakes = [surest(torch.cat((*mistakes, rows)))]
         counts = world.all_reduce(counts, name=f"evaluate/{self.name}/counts")
         self._check(counts)
@@ -78,6 +87,15 @@ class Classification:
         self.num_correct, self.loss = int(counts[-4]), int(counts[-5]) * _LOSS_UNIT / self.num_samples
         yield f"{self.name}/accuracy", self.num_correct / self.num_samples
         yield f"{self.name}/top{self.top}", int(counts[-3]) / self.num_samples
+
+    def _predict(self, forward: Forward, input_B: Tensor, label_B: Tensor) -> "Predictions":
+        """From logits (B, C)."""
+        logit_BC = forward(input_B).double().cpu()
+        log_p_BC = logit_BC.log_softmax(1)
+        probability_B, prediction_B = log_p_BC.exp().max(1)
+        loss_B = -log_p_BC.gather(1, label_B[:, None]).squeeze(1)
+        top_BK = logit_BC.topk(self.top).indices
+        return Predictions(logit_BC.isfinite().all(dim=1), prediction_B, probability_B, top_BK, loss_B)
 
     def scores(self, values: Mapping[str, float]) -> dict[str, float]:
         return {self.name: values[f"{self.name}/accuracy"]}

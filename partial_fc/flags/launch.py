@@ -1,4 +1,4 @@
-"""The flags that say how a run is started, and on what; every recipe has them."""
+"""The flags of a run's start and devices; every recipe has them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,27 +27,25 @@ class LaunchFlags:
     master_port: Annotated[int | None, In(PORT)] = None
     """A free port of that host, the same on all nodes. none: 8888; on a single node whichever is free."""
     network_interface: str | None = None
-    """Where hosts have several networks, the one between them, for example eth0 (`ip addr` lists them). none: what
-    the launcher or the environment says, else that of the host's own address."""
+    """The network between the hosts, if they have several, for example eth0 (`ip addr` lists them). none: the
+    launcher's or the environment's, else that of the host's own address."""
     secret_file: Path | None = None
-    """A file that only you may read (mode 600), with the same 16 or more characters on all hosts: who does not know
-    them does not get in where the processes meet (--nodes, srun; SECURITY.md). On one host, and with --num-shards and
-    `partial-fc launch`, they have a secret without it."""
+    """A file that only you may read (mode 600), with the same 16 or more characters on all hosts: the secret without
+    which no process can join (--nodes, srun; SECURITY.md). One host, --num-shards and `partial-fc launch` have a secret
+    without it."""
     comm_timeout: float = 600.0
-    """Seconds that an exchange between the processes may take before it is reported as hung and the run ends; 0: for
-    ever."""
+    """Seconds that a collective may take before it is reported as hanging and the run ends; 0: no limit."""
     start_timeout: Annotated[float, In("(0, inf)")] = 120.0
-    """Seconds in which all processes must have found each other. (horovodrun has a --start-timeout of its own; where
-    hosts come and go this is the one.)"""
+    """Seconds in which all processes must join. (horovodrun has its own --start-timeout, except in elastic runs.)"""
     restarts: Annotated[int, In("[0, 1000000]")] = 0
-    """So many times at most, where a process fails or is killed, all go on from the newest checkpoint: each is started
-    again at once, in place, with its libraries loaded. Not where five tries bring no step beyond the furthest, nor what
-    fails before its first step. With --gpus, --nodes, `partial-fc launch`, srun, and horovodrun where hosts come and go
-    (there from a commit in memory); mpirun has `run.sh --restarts`, torchrun --max-restarts."""
+    """The most restarts after a process fails or is killed: all processes are started again at once, in place, with
+    their libraries loaded, and resume from the newest checkpoint. No restart after five without a new step, or after a
+    failure before the first step. With --gpus, --nodes, `partial-fc launch`, srun, and elastic horovodrun (there from a
+    copy in memory); mpirun has `run.sh --restarts`, torchrun --max-restarts."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: one GPU for each process where there is one."""
     deterministic: bool = False
-    """Only GPU algorithms that repeat bit by bit, and no messages that Horovod joins by chance (slower)."""
+    """Only deterministic GPU algorithms, and no fused messages in Horovod (slower)."""
 
     def __post_init__(self) -> None:
         check_numbers(self)

@@ -1,4 +1,4 @@
-"""The flags with which processes that are started by hand on several hosts find each other, named as Caffe2's."""
+"""The flags of a start by hand on several hosts, named as Caffe2's."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,31 +11,30 @@ from partial_fc.flags.numbers import PORT, PROCESSES, check_numbers, flag
 @may_change
 @dataclass(frozen=True, kw_only=True)
 class RendezvousFlags:
-    """Several hosts without a launcher: the same command on each, with its own --shard-id. They meet in a Redis server,
-    or else in a folder that all of them see."""
+    """Several hosts without a launcher: the same command on each, with its own --shard-id. The others find
+    shard 0 through a Redis server, or else through a folder that all of them see."""
 
     num_shards: Annotated[int, In(PROCESSES), Basic, Counts] = 1
     """Hosts of the run."""
     shard_id: Annotated[int, Basic] = 0
     """Number of this host among --num-shards, from 0."""
     run_id: Annotated[str | None, Basic] = None
-    """A name for this run, the same on all hosts and of no other run that goes on."""
+    """A name for this run, the same on all hosts, and of no other run at the same time."""
     redis_host: str | None = None
     """Host of the Redis server. Its password comes from REDIS_PASSWORD in the environment, or a file; a user's name
     from REDIS_USERNAME."""
     redis_port: Annotated[int, In(PORT)] = 6379
     redis_password_file: Path | None = None
-    """A file with nothing but the password."""
+    """A file that contains only the password."""
     redis_tls: bool = False
     """Speak TLS to the server, and check its certificate."""
     redis_ca: Path | None = None
-    """Certificates of those who may have signed the server's. none: those of the system."""
+    """Authorities that may have signed the server's certificate. none: the system's."""
     redis_cert: Path | None = None
-    """Our certificate, where the server asks for one (`tls-auth-clients`), with --redis_key."""
+    """Our certificate, if the server asks for one (`tls-auth-clients`), with --redis_key."""
     redis_key: Path | None = None
     file_store_path: Annotated[Path, Basic] = Path("/tmp")
-    """Without --redis-host: a folder that all hosts see (NFS), in which they meet. /tmp serves shards of one host
-    only."""
+    """Without --redis-host: a folder that all hosts see (NFS). /tmp serves shards of one host only."""
 
     def __post_init__(self) -> None:
         check_numbers(self)

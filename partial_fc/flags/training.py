@@ -1,4 +1,4 @@
-"""The flags that every recipe has, by group: one field, one flag, one help text, one place for what may go together.
+"""The flags that every recipe has, by group: one field is one flag with one help text.
 
 A recipe's Config holds the groups with its own defaults:
 
@@ -28,17 +28,17 @@ NO_CHECKPOINT = ("auto", "same", "never")
 @may_change
 @dataclass(frozen=True, kw_only=True)
 class RunFlags:
-    """Where a run is written, when it is saved, and what it goes on from."""
+    """Where a run is written, when it is saved, and what it resumes from."""
 
     models_root: Annotated[Path, Basic]
     """Where everything is written: model, checkpoints, logs, TensorBoard, loss.csv, result.json, pictures; by one run
     at a time. In the default DATA is the name of the data set (of --dataset, --config, or the data's path), NETWORK
     that of the network: runs/face-faces-r50."""
     resume: Annotated[str, Basic] = "auto"
-    """auto: go on from the newest checkpoint of --checkpoint-dir that is whole, if there are any; damaged ones are set
-    aside. same: as auto, but only where it was trained with the same flags. never; or the DIR of a checkpoint: of an
-    older one of this run, the newer ones are set aside. Flags that are others than then are named in the log, or
-    refused."""
+    """auto: resume from the newest intact checkpoint of --checkpoint-dir, if there is one; damaged ones are renamed.
+    same: like auto, but only if it was trained with the same flags. never: start from step 0. DIR: resume from this
+    checkpoint; if it is an older one of this run, the newer ones are renamed. Flags that differ from the checkpoint's
+    are logged or refused."""
     frequent: Annotated[int, In(1)] = 20
     """Steps between two lines of the log. (The first ones come after 1, 2, 5 and 10 steps.)"""
     log_style: Literal["own", "insightface-mxnet"] = "own"
@@ -53,20 +53,20 @@ class RunFlags:
     """Where checkpoints are written: a folder that all hosts see, or one of its own on each. none: checkpoints in
     --models-root."""
     checkpoint_every: int = 2000
-    """Steps between two checkpoints, which are written while training goes on; 0: none but those that the recipe writes
-    anyway, and the one at the end. (Of images that are made up none is written unless --models-root, --checkpoint-dir
-    or another --checkpoint-every than the default asks for it.)"""
+    """Steps between two checkpoints, which are written while training continues; 0: only those that the recipe writes
+    anyway, and the last one. (With synthetic data none is written unless --models-root, --checkpoint-dir or
+    --checkpoint-every is given.)"""
     keep_checkpoints: Annotated[int, In(1)] = 3
     """Older ones are removed."""
     save_best: bool = True
     """A checkpoint also whenever an evaluation was the best so far (mean accuracy of all sets); the best one is kept
     besides --keep-checkpoints."""
     commit_every: int | None = None
-    """Steps between two copies of each process's share of the state in the memory of another host, from which a run
-    goes on that loses a host (horovodrun --min-np ... --host-discovery-script ...); 0: it goes on from its last
-    checkpoint. none: 100 where horovodrun runs so and the state is in memory, else 0."""
+    """Steps between two copies of each process's share of the state to the memory of another host, from which a run
+    recovers that loses a host (horovodrun --min-np ... --host-discovery-script ...); 0: it resumes from its last
+    checkpoint. none: 100 under such a horovodrun if the state is in memory, else 0."""
     seed: Annotated[int, Counts] = 0
-    """Start of everything that is random: equal seeds give equal runs, for any number of ranks."""
+    """Seed of all random numbers: equal seeds give equal runs, for any number of ranks."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -85,17 +85,17 @@ class RunFlags:
 @may_change
 @dataclass(frozen=True, kw_only=True)
 class GuardFlags:
-    """What happens where numbers are not finite, and how replicas are watched."""
+    """What happens after NaN or Inf, and how often replicas are compared."""
 
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
-    """Where the loss or a gradient is not finite; the first such tensor is named, and the batch written down below
-    --models-root. stop: the run ends, the last checkpoint stands. skip: the update is made on no rank, and the run goes
-    on; class centres then wait for the backbone's gradient in every step. rollback: back to the last checkpoint, and on
-    with the data after the bad batch."""
+    """After NaN or Inf in the loss or a gradient; the first such tensor is named, and the batch is written below
+    --models-root. stop: the run ends; the last checkpoint remains. skip: no rank makes the update, and the run
+    continues; class centres then wait for the backbone's gradient in every step. rollback: the run returns to the last
+    checkpoint, and continues with the data after the bad batch."""
     max_skips: Annotated[int, In(1)] = 10
-    """For skip: so many in a row, then it ends."""
+    """For skip: the most consecutive updates to skip before the run ends."""
     max_rollbacks: Annotated[int, In(1)] = 3
-    """For rollback: so many, then it ends."""
+    """For rollback: the most rollbacks before the run ends."""
     desync_every: int = 500
     """Steps between two checks that the backbone and its optimizer are the same bits on all ranks; 0: never."""
 
@@ -105,7 +105,7 @@ class GuardFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeFlags:
-    """What the backbone's gradient travels as."""
+    """How the backbone's gradient is sent between ranks."""
 
     gradient_compression: Literal["none", "fp16", "bf16", "2bit", "powersgd"] = "none"
     """For slow links. fp16, bf16: half the bytes. 2bit (as MXNet has it), powersgd: far fewer; what a step leaves out
@@ -183,7 +183,7 @@ class ScheduleFlags:
     lr_steps: Annotated[tuple[int, ...], In(1)] = ()
     """For `step`: the updates after which the rate falls (--lr-factor)."""
     lr_step_epochs: float = 0.0
-    """For `step`, instead of --lr-steps: the rate falls again and again, each time after so many epochs."""
+    """For `step`, instead of --lr-steps: epochs between two falls of the rate."""
     lr_factor: Annotated[float, In("(0, 1)")] = 0.1
     """For `step`: what the rate is multiplied by."""
     lr_power: float = 1.0
@@ -197,7 +197,7 @@ class ScheduleFlags:
     epochs: Annotated[float, In("(0, inf)"), Basic, MayChange] = 20.0
     """Passes over the data; may be a fraction."""
     max_steps: Annotated[int | None, In(1), Basic, MayChange] = None
-    """Ends training after so many updates instead of --epochs."""
+    """Updates to train for, instead of --epochs."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -206,8 +206,8 @@ class ScheduleFlags:
 
 
 def notes(config: Any, world_size: int, elastic: bool) -> Iterator[str]:
-    """What was asked for in the shared groups of a Config and makes no difference here. elastic: whether hosts may come
-    and go."""
+    """Yields a note for each given flag of the shared groups that has no effect. elastic: whether hosts may come and
+    go."""
     run, guards, kind = config.run, config.guards, config.exchange.gradient_compression
     if run.commit_every and not elastic:
         yield (
@@ -215,11 +215,11 @@ def notes(config: Any, world_size: int, elastic: bool) -> Iterator[str]:
             "with --min-np and --host-discovery-script"
         )
     if kind != "none" and world_size == 1:
-        yield f"--gradient-compression {kind}: one process, nothing travels, it only rounds"
+        yield f"--gradient-compression {kind}: one process sends nothing; the gradient is only rounded"
     if kind == "fp16" and config.optim.precision not in ("fp16", "fp16-o2"):
         yield (
-            "--gradient-compression fp16 without a loss scale: gradients below 6e-8 vanish on their way, and one above "
-            "65,504 ends the run"
+            "--gradient-compression fp16 without a loss scale: gradients below 6e-8 are sent as 0, and one above 65,504 "
+            "ends the run"
         )
     if is_given(config.schedule, "lr_factor") and config.schedule.lr_scheduler != "step":
         yield f"--lr-factor goes with --lr-scheduler step; this run's is {config.schedule.lr_scheduler}"
@@ -237,11 +237,11 @@ def notes(config: Any, world_size: int, elastic: bool) -> Iterator[str]:
     if guards.on_nan == "rollback" and not run.checkpoint_every and not (run.save_best and run.verbose):
         yield "--on-nan rollback without --checkpoint-every: there will be no checkpoint to go back to before the end"
     if is_given(guards, "desync_every") and world_size == 1:
-        yield "--desync-every: one process has no others to compare itself with"
+        yield "--desync-every without effect: there is one process"
 
 
 def flat(config: Any) -> dict[str, Any]:
-    """A Config with its groups -> flag name (with _) -> value, as JSON and messages have it."""
+    """Returns the values of all flags of a Config, groups included, by name (with _)."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -250,9 +250,8 @@ def flat(config: Any) -> dict[str, Any]:
 
 
 def with_defaults(config_type: type, values: dict[str, Any]) -> Any:
-    """A Config, its groups included, with these values (by flag name) in place of its defaults. Whether they go
-    together is not checked, nor what may be replaced: the command line is still to be read. Raises ValueError for a
-    name that is no flag."""
+    """Returns a Config with these values (by flag name) instead of its defaults, unchecked: the command line is still
+    to be read. Raises ValueError for a name that is no flag."""
     left = dict(values)
     config: Any = object.__new__(config_type)
     for field in dataclasses.fields(config_type):
@@ -266,5 +265,5 @@ def with_defaults(config_type: type, values: dict[str, Any]) -> Any:
 
 
 def is_given(group: Any, name: str) -> bool:
-    """Whether a flag has another value than its group's own default."""
+    """Returns whether a flag's value differs from its group's own default."""
     return getattr(group, name) != next(f.default for f in dataclasses.fields(group) if f.name == name)

@@ -1,4 +1,4 @@
-"""Partial FC: a margin softmax over class centres that are sharded over the ranks.
+"""PartialFC: a margin softmax over class centres that are sharded over the ranks.
 
 One step, as the data sees it, with its three collectives (per rank: B*(D*itemsize + 12), 16*G and 4*G*D bytes):
   1. head/gather     all-gather of (feature, label, rank) rows: every rank holds feat_GD and label_G;
@@ -26,6 +26,7 @@ from partial_fc.head import kernels, predict
 from partial_fc.head.backward import Backward, Loss
 from partial_fc.head.batches import Batches, class_numbers
 from partial_fc.head.class_rows import ClassRows
+from partial_fc.head.interop.compiling import outside_graphs
 from partial_fc.head.interop.inputs import device_of, margin_of, rows_of, world_of
 from partial_fc.head.interop.module import HeadModule
 from partial_fc.head.kernels import Logits
@@ -38,7 +39,7 @@ from partial_fc.head.selection.active_rows import ActiveRows, RowSelector
 from partial_fc.head.selection.hard_negatives import HardNegatives
 from partial_fc.head.selection.sampling import Quota, Sampling
 from partial_fc.head.shard import Shard
-from partial_fc.head.softmax import RowMath, own_arithmetic
+from partial_fc.head.softmax import own_arithmetic, row_math_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class PartialFC(HeadModule):
-    """A last layer of num_classes centres, of which this rank keeps and updates its own shard.
+    """A last layer of num_classes class centres. Each rank stores and updates its shard of them.
 
         loss = head(feat_BD, label_B)   # scalar of `dtype`, equal on every rank: the mean over the global batch
         loss.backward()                 # feat_BD.grad = d(loss)/d(these rows), exact: nothing is to be divided again
@@ -151,28 +152,15 @@ class PartialFC(HeadModule):
         self._selector = RowSelector(
             self.sampling, self.shard, sub_centres, self.store, hard_negatives, sampling_correction, dtype
         )
-        self._row_math = RowMath()
-        self._fuse()
+        # What lies between the kernel's passes is done in few calls, too, where it has them.
+        self._row_math = row_math_of(self.kernel)
+        if self.kernel.name == "triton" and not self.store.can_prefetch and quota == "negatives":
+            from partial_fc.head.kernels.triton_choice import DeviceChoice
+
+            self._selector.on_device = DeviceChoice(self.sampling, self.shard, device, sampling_correction)
         self._batches = Batches(num_classes, self.world, self._selector, self.scope)
         self._has_warned = False
         self._margin_before: dict[str, Any] | None = None  # what `discard` goes back to
-
-    def _fuse(self) -> None:
-        """What lies between the kernel's passes is done in few calls, too, where it has them."""
-        if self.kernel.name == "cpu":
-            from partial_fc.head.kernels.cpu_rows import CpuRowMath
-
-            self._row_math = CpuRowMath(self.kernel)
-        if self.kernel.name != "triton":
-            return
-        from partial_fc.head.kernels.triton_choice import DeviceChoice
-        from partial_fc.head.kernels.triton_rows import FusedRowMath
-
-        self._row_math = FusedRowMath()
-        if not self.store.can_prefetch and self.sampling.quota == "negatives":
-            self._selector.on_device = DeviceChoice(
-                self.sampling, self.shard, self.store.device, self.sampling_correction
-            )
 
     def __repr__(self) -> str:
         storage = self.store.storage
@@ -184,7 +172,7 @@ class PartialFC(HeadModule):
 
     @property
     def centres(self) -> Tensor:
-        """This rank's centres after all steps so far, (stop - start, D) or, with sub-centres, (stop - start,
+        """Returns this rank's centres after all steps so far, (stop - start, D) or, with sub-centres, (stop - start,
         sub_centres, D). Read only."""
         centre_LD = self.store.centres_now()
         return centre_LD if self.sub_centres == 1 else centre_LD.unflatten(0, (-1, self.sub_centres))
@@ -197,17 +185,43 @@ class PartialFC(HeadModule):
         of training; else only the loss is formed, and nothing learns from the batch. Raises ValueError, on all ranks
         alike, for a label outside of [0, num_classes).
         """
+        return outside_graphs(PartialFC._loss)(self, feat_BD, label_B, 0)[0]
+
+    def loss_and_topk(self, feat_BD: Tensor, label_B: Tensor, k: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the loss of `forward`, to the bit, and what `topk` would give for the classes that take part in this
+        step: (loss, cosine (..., k) in the head's dtype, falling, class (..., k) int64), features being (..., D).
+
+        For the accuracy in training: `(class_BK[:, :1] == label_B[:, None]).any(1)`. Cosines are without margin, and
+        carry no gradient. With sampling the other classes of a step are not looked at, so that the accuracy is higher
+        than that of `topk`; -inf and class -1 stand where fewer than k classes take part, and in rows with
+        ignore_index. The plain and the C++ kernel find them in the pass that forms the loss, with its products (bf16
+        where that is the head's precision); the Triton kernel forms the products once more, in float32. One more
+        collective, head/topk, of 16*G*k bytes. Raises ValueError as `forward` and `topk` do.
+        """
+        predict.check_k(self, k)
+        loss, nearest = outside_graphs(PartialFC._loss)(self, feat_BD, label_B, k)
+        assert nearest is not None
+        cosine_BK, class_BK = nearest
+        if self.ignore_index is not None and len(class_BK) < label_B.numel():
+            kept_B = label_B.flatten() != self.ignore_index
+            shape = (len(kept_B), k)
+            cosine_BK = cosine_BK.new_full(shape, -torch.inf).masked_scatter_(kept_B[:, None], cosine_BK)
+            class_BK = class_BK.new_full(shape, -1).masked_scatter_(kept_B[:, None], class_BK)
+        return loss, cosine_BK.view(*label_B.shape, k), class_BK.view(*label_B.shape, k)
+
+    def _loss(self, feat_BD: Tensor, label_B: Tensor, num_nearest: int) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """(loss, nearest classes of this rank's rows without ignored ones; None where num_nearest is 0)."""
         feat_BD, label_B = rows_of(feat_BD, label_B, self.embedding_size, self.ignore_index, self.world)
         training = self.training and torch.is_grad_enabled() and feat_BD.requires_grad
         with own_arithmetic(self.store.device):
-            loss, backward = self._forward(feat_BD.detach(), label_B, training)
+            loss, backward, nearest = self._forward(feat_BD.detach(), label_B, training, num_nearest)
         if backward is None:
-            return loss
+            return loss, nearest
         if self.pending and not self._batches.are_prepared:
             self._warn_of_pending()
         with torch.enable_grad():  # a rank without rows trains where the others do, whatever its features say
             leaf_BD = feat_BD if feat_BD.requires_grad else feat_BD.detach().requires_grad_()
-            return Loss.apply(leaf_BD, loss, backward)
+            return Loss.apply(leaf_BD, loss, backward), nearest
 
     def _warn_of_pending(self) -> None:
         """Once: a second batch before `step` is a mistake, or wants `prepare`."""
@@ -218,10 +232,12 @@ class PartialFC(HeadModule):
                 f"{self.world}: a second batch before head.step(): without it the centres stay as they are. If several "
                 f"micro-batches make one step, call head.prepare(all their labels) first: without it all their "
                 f"gradients are kept{sampled}",
-                stacklevel=4,
+                stacklevel=7,
             )
 
-    def _forward(self, feat_BD: Tensor, label_B: Tensor, training: bool) -> tuple[Tensor, Backward | None]:
+    def _forward(
+        self, feat_BD: Tensor, label_B: Tensor, training: bool, num_nearest: int
+    ) -> tuple[Tensor, Backward | None, tuple[Tensor, Tensor] | None]:
         """The collectives of a forward pass, and what softmax.py and the kernel do between them."""
         margin, world, rows = self.margin, self.world, self._row_math
         batch, active = self._batches.look(feat_BD, label_B, training, self.num_steps)
@@ -244,7 +260,7 @@ class PartialFC(HeadModule):
         logits = Logits(
             unit_GD, table, row_S, targets.position_G, margin.scale, negatives, active.bias_S, self.sub_centres
         )
-        sums = self.kernel.sums(logits, training, self.label_smoothing > 0)
+        sums = self.kernel.sums(logits, training, self.label_smoothing > 0, num_nearest)
         terms = rows.local_terms(targets, target_logit_G, sums, margin.scale, logits.num_sampled)
         terms = world.start_all_reduce(terms, name=f"{self.scope}/softmax", in_place=True).wait()
         outcome = rows.finish(terms, targets, target_slope_G, sums, margin.scale, self.label_smoothing, training)
@@ -254,18 +270,21 @@ class PartialFC(HeadModule):
             "denominator": outcome.denominator_G,
             "target_logit": outcome.target_logit_G,
         }
-        loss = outcome.loss_G.mean().to(self.dtype)
+        loss, nearest = outcome.loss_G.mean().to(self.dtype), None
+        if sums.nearest is not None:
+            self._selector.renumber(sums.nearest, active)
+            nearest = predict.of_own_rows(world, sums.nearest, rows_W, f"{self.scope}/topk")
         if outcome.logit_grad is None or outcome.grad_feat_GD is None:
-            return loss, None
+            return loss, None, nearest
         features = world.start_reduce_scatter(outcome.grad_feat_GD, rows_W, name=f"{self.scope}/features")
         if self.hard_negatives is not None:  # while they travel
             class_N = self._selector.classes(active)
             self.hard_negatives.learn(label_G, unit_GD, table, row_S, class_N, self.num_steps)
         deferred = DeferredGradient(logits, outcome.logit_grad, active.rows)
-        return loss, Backward(self.pending, deferred, features, self._gradient_factor)
+        return loss, Backward(self.pending, deferred, features, self._gradient_factor), nearest
 
     def prepare(self, label_B: Tensor) -> None:
-        """Several micro-batches make one step: these are their labels, of this rank, all together. Then
+        """Announces the labels of all micro-batches of one step, this rank's. Then
 
             for each micro-batch: (head(feat, label) / how_many).backward()
             head.step(lr)
@@ -280,44 +299,46 @@ class PartialFC(HeadModule):
         self._batches.prepare(class_numbers(label_B), self.num_steps)
 
     def active_rows(self, label_G: Tensor) -> ActiveRows:
-        """The rows that take part in the step of this global batch."""
+        """Returns the rows that take part in the step of this global batch."""
         return self._selector.fetch(self._selector.choose(label_G, self.num_steps), self.num_steps)
 
     def topk(self, feat_BD: Tensor, k: int = 5) -> tuple[Tensor, Tensor]:
-        """The k nearest classes of each feature over all ranks, (cosine_BK, class_BK): `predict.topk`. A collective."""
+        """Returns the k nearest classes of each feature over all ranks, (cosine_BK, class_BK): `predict.topk`. A
+        collective."""
         return predict.topk(self, feat_BD, k)
 
     def logits(self, feat_BD: Tensor, class_N: Tensor) -> Tensor:
-        """Logits of some classes without margin, (B, N): `predict.logits`. A collective."""
+        """Returns the logits of some classes without margin, (B, N): `predict.logits`. A collective."""
         return predict.logits(self, feat_BD, class_N)
 
     def centres_of(self, class_N: Tensor) -> Tensor:
-        """The centres of some classes, whichever ranks have them: `predict.centres_of`. A collective."""
+        """Returns the centres of some classes, whichever ranks have them: `predict.centres_of`. A collective."""
         return predict.centres_of(self, class_N)
 
     def rank_of(self, class_N: Tensor) -> Tensor:
-        """The rank that has each class, (N,) int64."""
+        """Returns the rank that stores each class, (N,) int64."""
         return Shard.owners(class_N, self.num_classes, self.world.size)
 
     def sharded(self) -> "ShardedState":
-        """The state for torch.distributed.checkpoint, which any number of ranks loads (head/sharded.py)."""
+        """Returns the state for torch.distributed.checkpoint, loadable on any number of ranks (interop/sharded.py)."""
         from partial_fc.head.interop.sharded import ShardedState
 
         return ShardedState(self)
 
     def as_optimizer(self, lr: float) -> "HeadOptimizer":
-        """A torch.optim.Optimizer whose `step` moves the centres, for schedulers, GradScaler and frameworks."""
+        """Returns a torch.optim.Optimizer whose `step` updates the centres, for schedulers, GradScaler and
+        frameworks."""
         from partial_fc.head.interop.optimizer import HeadOptimizer
 
         return HeadOptimizer(self, lr)
 
     def finite(self) -> Tensor:
-        """Whether all numbers of the pending gradient are finite here: bool scalar. Ranks may differ."""
+        """Returns whether this rank's pending gradient has neither NaN nor Inf: bool scalar. Ranks may differ."""
         return self.pending.finite()
 
     def discard(self) -> None:
-        """The step is not made: forgets the gradients since the last one, and what margin and lists of hard negatives
-        learnt from its batch. The next step has the same negatives."""
+        """Discards the gradients since the last step, and what margin and lists of hard negatives learnt from its
+        batch. The next step has the same negatives."""
         if self._margin_before is not None:
             self.margin_state = self._margin_before
         self.forget()
@@ -325,8 +346,8 @@ class PartialFC(HeadModule):
             self.hard_negatives.undo()
 
     def gradient_square_sum(self) -> Tensor:
-        """Sum of squares of the centres' gradient over all ranks (a collective), for clipping: float64 scalar.
-        The gradient is not kept anywhere: this passes over the centres once more."""
+        """Returns the sum of squares of the centres' gradient over all ranks (a collective), for clipping: float64
+        scalar. The gradient is not kept anywhere: this passes over the centres once more."""
         with own_arithmetic(self.store.device):
             here = self.pending.square_sum(self.kernel, self.store.device)
         return self.world.all_reduce(here, name=f"{self.scope}/gradient_norm")
@@ -337,8 +358,7 @@ class PartialFC(HeadModule):
             deferred.scale(factor)
 
     def step(self, lr: float) -> None:
-        """Updates the centres that took part since the last step, while the next step's negatives come from where they
-        lie."""
+        """Updates the centres that took part since the last step, and starts to fetch the next step's negatives."""
         self._selector.prefetch(self.num_steps + 1)
         with own_arithmetic(self.store.device):
             self.pending.update(self.kernel, self.store, lr, self.num_steps)
@@ -348,19 +368,19 @@ class PartialFC(HeadModule):
         self.num_steps += 1
 
     def forget(self) -> None:
-        """Drops the gradients since the last step: they have been used, or are not wanted."""
+        """Drops the gradients since the last step."""
         self.pending.clear()
         self._batches.forget()
         self._margin_before = None
 
     def row_losses(self, last_step: dict[str, Tensor], num_rows: int) -> Tensor:
-        """The losses of this rank's num_rows rows, from `last_step` as a forward left it; all ranks' batches are of one
-        size. Without label smoothing's part."""
+        """Returns the losses of this rank's num_rows rows, from the `last_step` of a forward pass; all ranks' batches
+        are of one size. Without label smoothing's part."""
         loss_G = last_step["denominator"].log() - last_step["target_logit"]
         return loss_G[self.world.rank * num_rows :][:num_rows]
 
     def non_finite_classes(self, most: int = 5) -> list[int]:
-        """Up to `most` classes of this rank with a centre that is not finite, of those that the pending passes saw."""
+        """Returns up to `most` classes of this rank whose centre has NaN or Inf, of those in the pending gradient."""
         classes: set[int] = set()
         for bad_K in self.pending.non_finite_rows():
             classes |= set((bad_K // self.sub_centres + self.shard.start).tolist())
@@ -369,7 +389,7 @@ class PartialFC(HeadModule):
         return sorted(classes)[:most]
 
     def close(self) -> None:
-        """Ends threads and closes files of the centres, which are not to be used after it. `with head:` does so."""
+        """Stops threads and closes files; the head cannot be used afterwards. `with head:` calls it."""
         self.store.close()
 
     def __enter__(self) -> "PartialFC":
@@ -380,26 +400,26 @@ class PartialFC(HeadModule):
 
     @property
     def rows(self) -> ClassRows:
-        """This rank's classes with all that belongs to them: what a checkpoint stores, together with `facts`."""
+        """Access to this rank's rows by class, for checkpoints; `facts` is the rest of the state."""
         return ClassRows(self.store, self.shard, self.sub_centres)
 
     def tables(self) -> dict[str, "PartialFC"]:
-        """The head is its own table."""
+        """Returns the head as its own only table."""
         return {self.name: self}
 
     def state(self) -> dict[str, Any]:
-        """Nothing: all that there is to remember is the table's."""
+        """Returns {}: all state is the table's."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """There is nothing besides the table."""
+        """Does nothing: all state is the table's."""
 
     def row_state(self) -> dict[str, Tensor]:
-        """Everything that a class has here, by name, one entry for each local class. Not copies."""
+        """Returns the tensors of the classes by name, one entry for each local class; not copies."""
         return self.rows.tables()
 
     def facts(self) -> dict[str, Any]:
-        """What there is to remember besides the rows, as JSON: equal on every rank."""
+        """Returns the state besides the rows, as JSON, equal on every rank."""
         return {
             "num_steps": self.num_steps,
             "row_seed": self.store.seed,
@@ -408,7 +428,7 @@ class PartialFC(HeadModule):
         }
 
     def load_facts(self, facts: dict[str, Any]) -> None:
-        """Takes over what `facts` gave, of any rank. A margin of another kind starts anew."""
+        """Loads what `facts` returned, on any rank. A margin of another kind starts with its initial state."""
         self.store.seed = facts["row_seed"]  # rows that no step has touched yet are made from it
         self.store.load_schedule_state(facts["schedule"])
         same = facts["margin"].keys() == self.margin_state.keys()
@@ -416,5 +436,6 @@ class PartialFC(HeadModule):
         self.num_steps = facts["num_steps"]
 
     def centre_gradients(self) -> Iterator[tuple[Tensor | None, int, int, Tensor]]:
-        """(row_S, begin, end, gradient) of everything pending; several backwards before a step are added up."""
+        """Yields (row_S, begin, end, gradient) of the pending gradient; several backwards before a step are added
+        up."""
         return self.pending.gradients(self.kernel)

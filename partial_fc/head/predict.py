@@ -2,8 +2,8 @@
 
 All are collectives: every rank calls them, with as many features as it likes, also none. Nothing learns from them.
 
-Letters: B features of this rank, G of all ranks, K nearest classes, N classes asked for, P classes of a chunk, M
-sub-centres of a class, D feature width.
+Letters: B features of this rank, G of all ranks, K nearest classes, N classes asked for,
+D feature width.
 """
 
 from typing import TYPE_CHECKING
@@ -11,46 +11,66 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from partial_fc.comm import World
 from partial_fc.head.gather import FEATURE_DTYPES
+from partial_fc.head.kernels import Logits
+from partial_fc.head.kernels.nearest import Nearest
 from partial_fc.head.kernels.plain import unit
+from partial_fc.head.margin import Negatives
 from partial_fc.head.softmax import own_arithmetic
 
 if TYPE_CHECKING:
     from partial_fc.head.partial_fc import PartialFC
 
 MOST = 100  # nearest classes
-# Cosines that are formed at a time: 64 MB in float32.
-_CHUNK = 1 << 24
 
 
 def topk(head: "PartialFC", feat_BD: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k nearest classes of each feature: (cosine_BK in the head's dtype, falling; class_BK int64).
+    """Returns the k nearest classes of each feature: (cosine_BK in the head's dtype, falling; class_BK int64).
 
-    Exact over all classes, sampled in training or not. Of several sub-centres of a class the nearest counts; margins
-    play no part. Three collectives: the numbers of rows, head/predict/features 4*B*D bytes, head/predict/nearest 16*G*K
-    bytes. Raises ValueError for k outside of [1, min(100, num_classes)] and features of another width or dtype.
+    Exact over all classes, sampled in training or not, with products of float32 (float64 where the head computes in
+    it). Of several sub-centres of a class the nearest counts; margins play no part. The kernel passes over the centres
+    once and never has (B, C) numbers. Three collectives: the numbers of rows, head/predict/features 4*B*D bytes,
+    head/predict/nearest 16*G*K bytes. With catch_up="exact" each call copies the centres where some lag: many features
+    at once then cost no more than few. Raises ValueError for k outside of [1, min(100, num_classes)] and features of
+    another width or dtype.
     """
+    check_k(head, k)
+    with own_arithmetic(head.store.device):
+        unit_GD, rows_W = _gathered(head, feat_BD)
+        target_G = torch.full((len(unit_GD),), -1, device=unit_GD.device)
+        table, scale = head.store.centres_now(), head.margin.scale
+        logits = Logits(unit_GD, table, None, target_G, scale, Negatives(), sub_centres=head.sub_centres)
+        nearest = head.kernel.nearest(logits, k)
+        nearest.class_GK += head.shard.start * (nearest.class_GK >= 0)
+        return of_own_rows(head.world, nearest, rows_W, "head/predict/nearest")
+
+
+def check_k(head: "PartialFC", k: int) -> None:
+    """Raises ValueError for a number of nearest classes that `topk` does not take."""
     most = min(MOST, head.num_classes)
     if not 1 <= k <= most:
         raise ValueError(f"{head.world}: k is {k}; expected 1 to {most}")
-    with own_arithmetic(head.store.device):
-        unit_GD, rows_W = _gathered(head, feat_BD)
-        cosine_GK, class_GK = _local_topk(head, unit_GD, k)
-        if head.world.size == 1:
-            return cosine_GK, class_GK
-        packed_GK2 = torch.stack([cosine_GK.double(), class_GK.double()], dim=2)  # class numbers are below 2^53
-        arriving = [len(feat_BD)] * head.world.size
-        found = head.world.start_all_to_all(packed_GK2, rows_W, arriving, name="head/predict/nearest").wait()
-        # Ranks have ascending classes, so the first of equal cosines is that of the smallest class.
-        candidates = found.unflatten(0, (head.world.size, len(feat_BD))).transpose(0, 1).flatten(1, 2)
-        cosine_BK, at_BK = candidates[:, :, 0].sort(dim=1, descending=True, stable=True)
-        class_BK = candidates[:, :, 1].gather(1, at_BK[:, :k])
-        return cosine_BK[:, :k].to(cosine_GK.dtype), class_BK.long()
+
+
+def of_own_rows(world: World, nearest: Nearest, rows_W: list[int], name: str) -> tuple[Tensor, Tensor]:
+    """Returns the nearest classes of this rank's features over all ranks, (cosine_BK, class_BK), from those of all
+    features among each rank's classes. rows_W: how many features each rank has. A collective of 16*G*K bytes."""
+    if world.size == 1:
+        return nearest.cosine_GK, nearest.class_GK
+    k, num_own = nearest.cosine_GK.shape[1], rows_W[world.rank]
+    packed_GK2 = torch.stack([nearest.cosine_GK.double(), nearest.class_GK.double()], dim=2)  # classes are below 2^53
+    found = world.start_all_to_all(packed_GK2, rows_W, [num_own] * world.size, name=name).wait()
+    # Ranks have ascending classes, so the first of equal cosines is that of the smallest class.
+    candidates = found.unflatten(0, (world.size, num_own)).transpose(0, 1).flatten(1, 2)
+    cosine_BK, at_BK = candidates[:, :, 0].sort(dim=1, descending=True, stable=True)
+    class_BK = candidates[:, :, 1].gather(1, at_BK[:, :k])
+    return cosine_BK[:, :k].to(nearest.cosine_GK.dtype), class_BK.long()
 
 
 def logits(head: "PartialFC", feat_BD: Tensor, class_N: Tensor) -> Tensor:
-    """The logits of some classes, without margin: scale * cosine, (B, N) in the head's dtype. class_N: int64, any
-    classes, this rank's own choice. A collective (`centres_of`)."""
+    """Returns the logits of some classes without margin: scale * cosine, (B, N) in the head's dtype. class_N: int64,
+    any classes, this rank's own choice. A collective (`centres_of`)."""
     _check_features(head, feat_BD)
     centre = centres_of(head, class_N)
     with own_arithmetic(head.store.device):
@@ -61,10 +81,10 @@ def logits(head: "PartialFC", feat_BD: Tensor, class_N: Tensor) -> Tensor:
 
 
 def centres_of(head: "PartialFC", class_N: Tensor) -> Tensor:
-    """The centres of some classes, (N, D) or (N, sub_centres, D), in the dtype that they are stored in: after all steps
-    so far. class_N: int64, this rank's own choice, in any order. Two collectives: head/predict/classes, an all-gather
-    of 8*N bytes, and head/predict/centres. Raises ValueError, on all ranks alike, for a class outside of
-    [0, num_classes)."""
+    """Returns the centres of some classes after all steps so far, (N, D) or (N, sub_centres, D), in the dtype that they
+    are stored in. class_N: int64, this rank's own choice, in any order. Two collectives: head/predict/classes, an
+    all-gather of 8*N bytes, and head/predict/centres. Raises ValueError, on all ranks alike, for a class outside of [0,
+    num_classes)."""
     with own_arithmetic(head.store.device):
         class_N = class_N.to(head.store.device)
         rows_W = _rows(head, class_N)
@@ -107,24 +127,3 @@ def _gathered(head: "PartialFC", feat_BD: Tensor) -> tuple[Tensor, list[int]]:
     own = feat_BD.detach().to(head.dtype)
     feat_GD = head.world.start_all_gather(own, rows_W, name="head/predict/features").wait()
     return unit(feat_GD)[0], rows_W
-
-
-def _local_topk(head: "PartialFC", unit_GD: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """(cosine_GK, class_GK) of this rank's classes; -inf and class -1 where it has fewer than k."""
-    num_rows, subs = len(unit_GD), head.sub_centres
-    best_GK = unit_GD.new_full((num_rows, k), -torch.inf)
-    class_GK = torch.full((num_rows, k), -1, dtype=torch.int64, device=unit_GD.device)
-    table = head.store.centres_now()
-    step = max(k, _CHUNK // max(1, num_rows * subs))
-    for begin in range(0, len(head.shard), step):
-        end = min(begin + step, len(head.shard))
-        centre_PMD = unit(table[begin * subs : end * subs].to(unit_GD))[0]
-        cosine_GP = unit_GD @ centre_PMD.T
-        if subs > 1:
-            cosine_GP = cosine_GP.unflatten(1, (-1, subs)).amax(2)
-        near_GK, at_GK = cosine_GP.topk(min(k, end - begin), dim=1)
-        merged = torch.cat([best_GK, near_GK], dim=1)
-        classes = torch.cat([class_GK, at_GK + (begin + head.shard.start)], dim=1)
-        best_GK, at_GK = merged.topk(k, dim=1)
-        class_GK = classes.gather(1, at_GK)
-    return best_GK, class_GK

@@ -243,7 +243,7 @@ def save_beside(job: Job) -> LostLock:
     if saver.last_failed:
         return LostLock(f"{why}. The state of step {job.at.step} could not be saved in {root} either, see above")
     return LostLock(
-        f"{why}. The state of step {job.at.step} is in {root}: go on from it with --models-root NEW --resume "
+        f"{why}. The state of step {job.at.step} is in {root}: resume from it with --models-root NEW --resume "
         f"{saver.root / folder_name(job.at.step)}"
     )
 

@@ -108,17 +108,17 @@ def _checkpoint(
     asked, root, world, lock = run.config.run.resume, run.config.run.checkpoints, run.world, _lock(run)
     given = _given(run)
     # In a later world of the run, or a restart, the run's own checkpoints come before the one that it began from.
-    healing = (
+    recovers = (
         asked in ("auto", "same")
         or run.memory.generation > 1
         or any(all_gather_json(furthest_step(), world, "resume/restart"))
     )
     if found is not None and found.step <= _step_in(given):
         found = None
-    if found is None and healing:
+    if found is None and recovers:
         found = latest_valid(root, world, lock, _step_in(given), given)
     found = found or open_checkpoint(given, world)
-    newest = None if healing else newest_common(root, world)
+    newest = None if recovers else newest_common(root, world)
     goes_back = newest is not None and (found.step if found else -1) < step_of(newest)
     if newest and goes_back:
         inside = found is not None and found.folder.resolve().parent == root.resolve()
@@ -138,7 +138,7 @@ def _checkpoint(
         if asked == "same" and run.differences:
             raise ValueError(
                 f"{found.folder} is of another run (--resume same): it was trained with "
-                f"{'; with '.join(run.differences)}. Use another --models-root, or go on from it with --resume auto"
+                f"{'; with '.join(run.differences)}. Use another --models-root, or resume from it with --resume auto"
             )
         found.check_has_backbone()
         if goes_back:

@@ -143,7 +143,7 @@ class Run:
         source = open_on_all(opened, self.world, [generation > 0 for generation in generation_W])
         if isinstance(source, Synthetic) and not self.keeps_made_up:
             self.keeps = False
-            self.note("the images are made up: no checkpoints or weights are written unless --models-root is given")
+            self.note("the data is synthetic: no checkpoints or weights are written unless --models-root is given")
         return source  # type: ignore[return-value]
 
     def loader(self, source: Source, transform: Transform, order: Order | None = None, **more: Any) -> Loader:
@@ -274,7 +274,7 @@ class Run:
         if self.config.schedule.max_steps or not shift:
             if start.step > course.total_steps:
                 raise ValueError(
-                    f"the checkpoint to go on from is at step {start.step}, beyond this run's {course.total_steps}; "
+                    f"the checkpoint to resume from is at step {start.step}, beyond this run's {course.total_steps}; "
                     "use another --models-root, or more --epochs or --max-steps"
                 )
             return course
@@ -333,11 +333,11 @@ class Run:
         if self.differences:
             raise ValueError(
                 f"{self.root} holds a finished run, with {'; with '.join(self.differences)}: nothing would be trained. "
-                "Start anew with --models-root NEW, or go on with more --max-steps or --epochs"
+                "Start from scratch with --models-root NEW, or continue with more --max-steps or --epochs"
             )
         self.logger.info(
-            f"{self.root} is finished, see result.json; to go on give more --max-steps or --epochs, to start anew "
-            "another --models-root"
+            f"{self.root} is finished, see result.json; to continue, raise --max-steps or --epochs; to start "
+            "from scratch, give another --models-root"
         )
         self.world.close()
         return True
@@ -490,10 +490,10 @@ class Run:
 
     def _where_to_go_on(self, job: Job) -> str:
         if not self.keeps:
-            return "of images that are made up nothing is kept"
+            return "nothing is kept of synthetic data"
         newest, asked = checkpoint.newest(job.saver.root), self.config.run.resume
         if not newest:
-            return "there is no checkpoint to go on from"
+            return "there is no checkpoint to resume from"
         if asked in ("auto", "same"):
-            return f"the same command goes on from {newest}"
-        return f"the same command with --resume auto, in place of --resume {asked}, goes on from {newest}"
+            return f"the same command resumes from {newest}"
+        return f"the same command with --resume auto, in place of --resume {asked}, resumes from {newest}"

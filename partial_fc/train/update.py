@@ -126,7 +126,7 @@ def check_loss_scale(job: Job, loss: float) -> None:
 
 def _usual_causes(job: Job) -> str:
     causes = "a learning rate that is too high (try --lr or --warmup-steps, or --clip), or damaged data"
-    others = "" if job.guards.on_nan != "stop" else "; --on-nan skip and --on-nan rollback go on without the batch"
+    others = "" if job.guards.on_nan != "stop" else "; --on-nan skip and --on-nan rollback continue without the batch"
     return f" (usual causes: {causes}{others})"
 
 

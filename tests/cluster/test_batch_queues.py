@@ -128,5 +128,5 @@ until grep -q "srun ended" out; do sleep 0.3; done
     in_queue("slurm", "bash", "-c", script).communicate()
     printed = (tmp_path / "out").read_text()
     assert "srun ended with 75" in printed, printed
-    assert "the same command goes on from" in printed
+    assert "the same command resumes from" in printed
     assert list((tmp_path / "run/checkpoints").glob("step-*/COMPLETE"))

@@ -85,7 +85,7 @@ def test_a_host_whose_cable_breaks_is_given_up(hosts, env, glyphs, tmp_path):
     come without the data: its disk is not mounted yet. The others go on, and do not look at theirs again."""
     flags = shlex.split(f"--checkpoint-every 0 --dataset glyphs --rec {glyphs} --num-classes 80 --val-targets")
     with running(hosts, env, tmp_path, flags, rank_0=1) as job:
-        job.wait_for("the commit of step 20 is whole")
+        job.wait_for("the commit of step 20 is complete")
         # (A host that is late on a busy machine may have cost a world already.)
         recoveries, worlds = (job.printed.count(words) for words in ("recovered in", "global batch 2 x 8"))
         with hosts.cut():

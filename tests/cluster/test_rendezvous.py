@@ -48,13 +48,3 @@ def test_two_hosts_find_each_other(hosts, env, redis, tmp_path):
         assert status == 0, printed
         assert f"rank {host} of 2, 0 of 1 here: 3" in printed
     assert hosts.sent_bytes(1) > before
-
-
-def test_a_cut_cable_is_an_error_on_both(hosts, env, redis):
-    env = env | {"REDIS_PASSWORD": "right", "PYTHONPATH": str(ROOT)}
-    commands = [on_host(host, redis, "--run_id", "cut", "--start-timeout", "2") for host in (0, 1)]
-    with hosts.cut():
-        (status_0, printed_0), (status_1, printed_1) = ended(start_on(hosts, commands, env))
-    assert status_0 == status_1 == 1
-    assert "shard 1 did not come within 2 s" in printed_0
-    assert "does not answer after 2 s" in printed_1

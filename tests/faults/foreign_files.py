@@ -39,11 +39,10 @@ from partial_fc.foreign.backbone_weights import load_weights
 from partial_fc.foreign.state_dicts import check_fits
 from partial_fc.models.iresnet import IResNet
 from partial_fc.verbs.checkpoint.imprint import from_file
-from partial_fc.verbs.data.draw_pairs import _read_pair_list
+from partial_fc.verbs.data.pair_list import read_pair_list
 from partial_fc.verbs.doctor import hosts
 from partial_fc.verbs.launcher import host_file
 from partial_fc.verbs.model.ijb import Ijb
-from partial_fc.verbs.model.pair_list import read_pair_list
 from partial_fc.verbs.model.search import read_npz
 from recipes.compat import arcface_torch as arcface_torch_config
 from tests.unit import videos
@@ -314,7 +313,7 @@ IJB = {
 }
 IMAGES = dict.fromkeys(("a.png", "b.png"), b"")
 LST = {"a": b"a.png 0\na.png 1\n\nb.png\t2\n", **IMAGES}
-PAIRS = {"p.txt": b"a.png b.png 1\nc\te\t0\n"}
+PAIRS = {"p.txt": b"a.png b.png 1\nb.png\ta.png\t0\n", **IMAGES}
 HOSTS = {"hosts": b"# ours\nip1:22\n10.0.0.2 slots=8\n\n"}
 CSV = {"a.csv": b"first,second,same\na.png,b.png,1\nb.png,a.png,different\n", **IMAGES}
 
@@ -344,7 +343,7 @@ READERS = {
     "idx": Reader(idx_files, lambda f: read_set(f, "t10k"), (), in_gzip),
     "bin": Reader(pair_files, lambda f: read_pairs(f / "a.bin"), _CALLS),
     "list": Reader(lambda: [LST], named(lambda f: read_all(ImageFolder(list_file=f / "a"))), _LISTED, changed="a"),
-    "pair-list": Reader(lambda: [PAIRS], lambda f: _read_pair_list(f / "p.txt"), _LISTED),
+    "pair-list": Reader(lambda: [PAIRS], lambda f: read_pair_list(f / "p.txt").digest(), _LISTED, changed="p.txt"),
     "image": Reader(
         lambda: [{"image": image(suffix)} for suffix in (".jpg", ".png", ".bmp", ".webp", ".gif", ".tiff")],
         named(lambda f: decode(read_bytes(f / "image", 1 << 30))), _SEGMENTS,

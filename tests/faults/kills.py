@@ -14,7 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.faults.ranks import Ranks, flags, preload, steps_done
+from partial_fc.verbs.checkpoint.verify import findings
+from tests.faults.ranks import Ranks, flags, steps_done
 
 EVERY = 2  # steps between two checkpoints
 # When a rank is killed: before the first step, between steps, while files are written, when a folder got its marker.
@@ -30,7 +31,6 @@ def complete(models_root: Path) -> list[Path]:
 
 def attack(folder: Path, rounds: int, seed: int) -> dict[str, Any]:
     """Returns figures."""
-    preload()
     random = Random(seed)
     num_steps = 8 * rounds + 16
     whole, killed = folder / "whole", folder / "killed"
@@ -44,12 +44,12 @@ def attack(folder: Path, rounds: int, seed: int) -> dict[str, Any]:
         had_ended = _wait_for(moment, running, killed, random)
         victims = random.choice(([0], [1], [0, 1]))
         for rank in victims:
-            running.kill(rank)
+            running.signal(rank)
         statuses = running.wait()  # the other ranks notice and end, too
         if not had_ended and any(statuses):
             counts[moment] += 1
         _check_resumed(running, before, _losses(killed) != losses)
-        _check_whole(killed, number)
+        check_whole(killed)
         newest = complete(killed)
         lost.append(steps_done(killed) - (_step(newest[-1]) if newest else 0))
         assert not before or _step(newest[-1]) >= _step(before[-1]), f"round {number}: a complete checkpoint is gone"
@@ -102,12 +102,10 @@ def _check_resumed(running: Ranks, before: list[Path], trained: bool) -> None:
         raise AssertionError(f"started anew, though {before[-1]} is complete\n{printed[-3000:]}")
 
 
-def _check_whole(models_root: Path, number: int) -> None:
-    from partial_fc.verbs.checkpoint.verify import findings
-
+def check_whole(models_root: Path) -> None:
     for folder in complete(models_root):
         bad = [text for kind, text in findings([folder], finite=True) if kind == "bad"]
-        assert not bad, f"round {number}: {folder} counts, but: {bad}"
+        assert not bad, f"{folder} counts, but: {bad}"
 
 
 def check_equal(whole: Path, killed: Path, num_steps: int) -> None:

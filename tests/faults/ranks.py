@@ -3,10 +3,15 @@
 import os
 import shlex
 import signal
-import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+from partial_fc.verbs import train as train_command
+from tests.recipes.hang import free_port
+from tests.recipes.launch import start
+from tests.recipes.several import become_rank
 
 # 20,000 classes: a checkpoint is some megabytes in each rank's file, so that there is time to be killed in the middle.
 JOB = shlex.split(
@@ -24,69 +29,41 @@ def flags(models_root: Path, num_steps: int, every: int) -> list[str]:
     return [*JOB, "--models-root", str(models_root), *words.split()]
 
 
-def preload() -> None:
-    """Before the first `Ranks`."""
-    from recipes import face  # noqa: F401
+def train(flags: list[str]) -> None:
+    train_command.exit_now(train_command.main(["face", *flags], "train.py"))
 
 
 class Ranks:
     """`train.py face FLAGS` in `size` processes, as torchrun would start them. Output: FOLDER/output.RANK."""
 
     def __init__(self, folder: Path, flags: list[str], size: int = 2) -> None:
-        from tests.recipes.hang import free_port
-
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        self.statuses: dict[int, int] = {}
-        sys.stdout.flush()
+        self.outputs = [folder / f"output.{rank}" for rank in range(size)]
         port = free_port()
-        self.pids = [self._fork(rank, size, port, flags) for rank in range(size)]
+        for output in self.outputs:
+            output.write_text("")
+        self.processes = [
+            start(become_rank, rank, size, port, str(output), train, flags) for rank, output in enumerate(self.outputs)
+        ]
 
-    def _fork(self, rank: int, size: int, port: int, flags: list[str]) -> int:
-        pid = os.fork()
-        if pid:
-            return pid
-        try:
-            numbers = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
-            os.environ.update({name: str(value) for name, value in numbers.items()})
-            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-            output = os.open(self.folder / f"output.{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            from partial_fc.verbs import train as train_command
-
-            os._exit(train_command.main(["face", *flags], "train.py"))
-        finally:  # whatever it raised is in its output
-            import traceback
-
-            traceback.print_exc()
-            os._exit(1)
-
-    def kill(self, rank: int) -> None:
-        if rank not in self.statuses:
-            os.kill(self.pids[rank], signal.SIGKILL)
-
-    def signal(self, rank: int, number: int) -> None:
-        os.kill(self.pids[rank], number)
+    def signal(self, rank: int, number: int = signal.SIGKILL) -> None:
+        """Where it has not ended yet."""
+        with suppress(ProcessLookupError):
+            os.kill(self.processes[rank].pid or 0, number)
 
     def poll(self) -> bool:
         """Have all ended?"""
-        for rank, pid in enumerate(self.pids):
-            if rank not in self.statuses:
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if ended:
-                    self.statuses[rank] = os.waitstatus_to_exitcode(status)
-        return len(self.statuses) == len(self.pids)
+        return all(process.exitcode is not None for process in self.processes)
 
-    def wait(self, num_steps: int = 0) -> list[int]:
+    def wait(self, num_steps: int = 0) -> list[int | None]:
         """The statuses of all, which have so many steps to go. AssertionError: one does not end, and is killed."""
         seconds = PATIENCE_S + 2 * num_steps
         if not self.until(lambda: False, seconds):
-            left = [rank for rank in range(len(self.pids)) if rank not in self.statuses]
+            left = [rank for rank, process in enumerate(self.processes) if process.exitcode is None]
             for rank in left:
-                self.kill(rank)
+                self.signal(rank)
             raise AssertionError(f"rank(s) {left} have not ended after {seconds} s\n{self.output()}")
-        return [self.statuses[rank] for rank in range(len(self.pids))]
+        return [process.exitcode for process in self.processes]
 
     def until(self, happened: Callable[[], bool], seconds: float = PATIENCE_S) -> bool:
         """Waits until this has happened, or all have ended; False: neither has in time."""
@@ -102,8 +79,8 @@ class Ranks:
     def output(self, rank: int | None = None) -> str:
         """Of one rank, or the end of what each printed."""
         if rank is not None:
-            return (self.folder / f"output.{rank}").read_text()
-        return "\n".join(f"--- rank {r}\n{self.output(r)[-3000:]}" for r in range(len(self.pids)))
+            return self.outputs[rank].read_text()
+        return "\n".join(f"--- rank {r}\n{self.output(r)[-3000:]}" for r in range(len(self.outputs)))
 
 
 def steps_done(models_root: Path) -> int:

@@ -359,6 +359,20 @@ def test_only_what_is_asked_for():
     torch.testing.assert_close(sums.denominator_G, exact_sums(logits).denominator_G, rtol=1e-4, atol=0.0)
 
 
+@pytest.mark.parametrize("sub_centres", [1, 3])
+def test_the_nearest_classes_come_with_the_sums(sub_centres):
+    logits, _ = problem(Case(sub_centres=sub_centres))
+    kernel = TritonKernel("bf16")
+    alone, sums, expected = (
+        kernel.sums(logits),
+        kernel.sums(logits, num_nearest=3),
+        PlainKernel().nearest(exact(logits), 3),
+    )
+    assert torch.equal(sums.denominator_G, alone.denominator_G)
+    assert sums.nearest is not None
+    torch.testing.assert_close(sums.nearest.cosine_GK.double(), expected.cosine_GK, rtol=0, atol=1e-6)
+
+
 def test_what_it_cannot_do_it_refuses():
     logits, logit_grad = problem(Case(features=3, sampled=4))
     with pytest.raises(ValueError, match=r"float64; .* use impl 'plain'"):

@@ -2,7 +2,6 @@
 
 FAULTS, separated by spaces:
     nan@STEP[,TIMES]     its features are NaN in that step, the first TIMES (1) times that the step is made
-    bright@STEP          its images are a million times as bright in that step: more than float16 holds
     bit@STEP             after that step a weight of its backbone has another last bit
     spike@STEP           the loss of that step is 100 more, on all ranks
 """
@@ -19,7 +18,7 @@ forward_backward, update = updates.forward_backward, loop.update
 
 def put_in(faults: str, is_last: bool) -> None:
     """From now on, in place of those of the run before."""
-    left: dict[str, Counter[int]] = {kind: Counter() for kind in ("nan", "bright", "bit", "spike")}
+    left: dict[str, Counter[int]] = {kind: Counter() for kind in ("nan", "bit", "spike")}
     for fault in faults.split():
         kind, _, where = fault.partition("@")
         step, _, times = where.partition(",")
@@ -33,8 +32,6 @@ def put_in(faults: str, is_last: bool) -> None:
         hooks = []
         if due("nan", job.at.step + 1) and is_last:
             hooks.append(job.backbone.module.register_forward_hook(lambda _module, _input, output: output * torch.nan))
-        if due("bright", job.at.step + 1) and is_last:
-            hooks.append(job.backbone.module.register_forward_pre_hook(lambda _module, input: (input[0] * 1e6,)))
         try:
             forward_backward(job, *arguments)
         finally:

@@ -50,7 +50,7 @@ def _disk_first(memory: Any, world: Any, root: Any) -> Any:
 
 
 def _leaves_at_once(commits_here: Any, step: int) -> None:
-    raise membership.HostsChanged("hosts have come or are to go")
+    raise membership.HostsChanged("hosts were added or removed")
 
 
 def _waits_for_nobody(at: Any, arrive_s: float, silent_s: float) -> str:

@@ -19,11 +19,11 @@ from partial_fc.comm.world import Traffic
 from partial_fc.head import CosFace, PartialFC, Shard, Storage
 from partial_fc.head.kernels import AutoPrecision, Precision, choose
 from partial_fc.head.kernels.cpu import CpuKernel
-from partial_fc.machine import PeakMemory, Rates, measure_rates, synchronise
 
 from .baselines import Baseline, LocalHead, PlainHead, TorchHead
 from .head import LINE, OURS, REFUSAL, HeadOptions
 from .insightface_style import InsightFaceStyleHead
+from .machine import PeakMemory, Rates, measure_rates, synchronise
 from .plan import DTYPES, OPTIMIZERS
 
 Head = PartialFC | Baseline

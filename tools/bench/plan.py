@@ -14,8 +14,8 @@ import torch
 
 from partial_fc.head.kernels import cpu, plain, triton_bytes
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD, Storage
-from partial_fc.machine import Rates
 
+from .machine import Rates
 from .plan_report import PlanOptions
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -269,9 +269,8 @@ def _resolved(options: PlanOptions) -> PlanOptions:
 def _machine(options: PlanOptions, workload: PlanOptions) -> "plan.Machine":
     import torch
 
-    from partial_fc.machine import Rates, measure_rates
-
     from . import plan
+    from .machine import Rates, measure_rates
 
     if options.launch_us and not options.tflops:
         raise ValueError(

@@ -211,8 +211,8 @@ class PeerCopies:
         log = _log.error if problem or self._world.rank == 0 else _log.info
         log(
             f"a commit is given up on all ranks: there is no memory for it on {ranks_in_words(rank_K)}"
-            f"{f' (here: {problem})' if problem else ''}. Training goes on; "
-            f"{f'that of step {steps[-1]} stands' if steps else 'there is no other one'}, and the next one is tried "
+            f"{f' (here: {problem})' if problem else ''}. Training continues; "
+            f"{f'the commit of step {steps[-1]} remains' if steps else 'there is no other one'}, and the next one is tried "
             f"after {self._every} steps. --commit-every 0 goes without them; more hosts or processes have less each"
         )
 
@@ -277,13 +277,13 @@ class PeerCopies:
             ranks = [rank for rank, count in enumerate(damaged_W) if count]
             _log.error(
                 f"the commit of step {commit.step} is given up on all ranks: a copy arrived damaged on "
-                f"{ranks_in_words(ranks)}. {f'That of step {steps[-1]} stands' if steps else 'There is no other one'}; "
-                "memory or network of a host is faulty where that comes again"
+                f"{ranks_in_words(ranks)}. {f'The commit of step {steps[-1]} remains' if steps else 'There is no other one'}; "
+                "if this happens again, memory or network of a host is faulty"
             )
         elif self._num_begun <= 3:  # the first one of a world, and the first ones of its usual size
             kept = sum(stream.num_bytes for _, stream in self._incoming.values())
             _log.info(
-                f"the commit of step {commit.step} is whole: {commit.local.num_bytes / 1e6:.1f} MB here, of which "
+                f"the commit of step {commit.step} is complete: {commit.local.num_bytes / 1e6:.1f} MB here, of which "
                 f"{self._outgoing.num_bytes / 1e6:.1f} MB have gone to the peer, and {kept / 1e6:.1f} MB kept for "
                 f"others. Its snapshot paused training for {self._paused_s:.3f} s, its copies, on their way in "
                 f"{self._num_steps} steps, for {self._waited_s:.3f} s"

@@ -73,8 +73,8 @@ def recover(memory: ProcessState, world: World, root: Path) -> "PeerCheckpoint |
     memory.generation = max(answer["generation"] for answer in answer_W) + 1
     if location is None or disk > location.step:
         if any(answer["held"] for answer in answer_W):
-            instead = f"going on from the checkpoint of step {disk}" if disk >= 0 else "training starts anew"
-            _log.warning(f"the ranks that are left do not have all of any newer commit: {instead}")
+            instead = f"resuming from the checkpoint of step {disk}" if disk >= 0 else "training starts from step 0"
+            _log.warning(f"the remaining ranks do not hold all of any newer commit: {instead}")
         return None
     return PeerCheckpoint(location, _commit_at(location, memory), world)
 
@@ -161,15 +161,16 @@ class PeerCheckpoint:
 
     def load_head(self, head: Head) -> list[str]:
         """Loads the rows of its class range into each table, a piece per rank at a time. Returns notes for the user."""
-        stored, notes = head_state.check_same_head(self.manifest, head, self.folder), []
-        for name, table in head.tables().items():
-            table.load_facts(stored[name]["head"])
+
+        def load_rows(table: Table, stored: dict[str, Any]) -> list[str]:
+            table.load_facts(stored["head"])
             self._received(partial(self._load_rows, table))
-            lists = partial(self._of_this_rank, partial(_lists, name))
-            ranks = len(self._location.holder_W)
-            notes += head_state.load_hard_negatives(stored[name], ranks, lists, table, self.folder)
-        head.load(head_state.state_in(self.manifest))
-        return notes
+            return []
+
+        def lists(name: str) -> _Tensors:
+            return self._of_this_rank(lambda share: share.tables[name].hard_negatives)
+
+        return head_state.load_head(self.manifest, head, self.folder, load_rows, lists)
 
     def _received(self, receive: Callable[[], _T]) -> _T:
         """Returns what `receive` returns; repeats it, on all ranks, if something arrived damaged."""
@@ -241,10 +242,6 @@ class PeerCheckpoint:
 
     def _broadcast(self, tensors: _Tensors | None, root: int) -> _Tensors:
         return self._received(lambda: broadcast_tensors(tensors, root, self._world, "recover/broadcast"))
-
-
-def _lists(table: str, share: Snapshot) -> _Tensors:
-    return share.tables[table].hard_negatives
 
 
 def _residuals(share: Snapshot) -> _Tensors:

@@ -68,7 +68,7 @@ class Barrier:
             if not missing:
                 return ""
             if self.hosts_changed.is_set() and not changed_before:
-                return "hosts have come or are to go"
+                return "hosts were added or removed"
             if time.monotonic() > deadline:
                 return f"of {self.size} processes rank {', '.join(missing)} has {what_else}"
             time.sleep(_POLL_S)

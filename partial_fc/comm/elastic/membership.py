@@ -126,8 +126,8 @@ class Member:
             address, port = self.store.driver
             raise StartError(
                 f"horovodrun at {address}, port {port}, does not answer ({error}): it has ended, or its host "
-                "cannot be reached from here. The others go on if it can be from theirs; else start the job again, it "
-                "goes on from its newest checkpoint"
+                "cannot be reached from here. The others continue if they reach it; otherwise start the job again: it "
+                "resumes from its newest checkpoint"
             ) from error
         self._hand_over(joined=True)
         self.store.assignment = ",".join(map(str, self.assignment)).encode()
@@ -145,7 +145,7 @@ class Member:
                 before = self._barrier
                 if before.is_replaced() and not self.is_restart:
                     raise Evicted(
-                        f"{self.host}, process {self.local_rank}: the others have gone on without this process, which "
+                        f"{self.host}, process {self.local_rank}: the others have continued without this process, which "
                         "could not be reached"
                     )
                 self.hosts_changed.clear()  # its answer includes all changes so far
@@ -230,7 +230,7 @@ def member() -> Member:
         left_out = [f"{name}={e.pop(name)}" for name in _CRASHES if name in e]
         if left_out and assignment[0] == 0:
             _log.warning(
-                f"{' and '.join(left_out)} left out: with them Horovod 0.28 crashes when ranks meet again; without, it "
+                f"{' and '.join(left_out)} left out: with them Horovod 0.28 crashes when ranks rejoin; without, it "
                 "is 128 MB and 1 ms"
             )
         e.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(SILENT_S))
@@ -257,7 +257,7 @@ def run(train: Callable[[], T]) -> T | None:
         try:
             return train()
         except Evicted as error:
-            _log.warning(f"{error}; this process ends, the others go on")
+            _log.warning(f"{error}; this process ends, the others continue")
             return None
         except HostsChanged as error:
             why = str(error)
@@ -265,7 +265,7 @@ def run(train: Callable[[], T]) -> T | None:
                 _log.warning(why)
         except (CollectiveError, HorovodInternalError) as error:
             why = f"a rank was lost ({str(error).partition(': ')[0]})"
-            _log.warning(f"{error}\nleaving, to meet the ranks that are left")
+            _log.warning(f"{error}\nleaving, to rejoin the remaining ranks")
             member().losses_without_progress += 1
             if member().losses_without_progress > MAX_LOSSES_WITHOUT_PROGRESS:
                 raise

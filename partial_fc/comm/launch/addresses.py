@@ -12,6 +12,9 @@ from pathlib import Path
 # The variables that libraries read at their start; Horovod has one for Gloo, and leaves the rest to NCCL and MPI.
 VARIABLES = ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
 
+ANY = "0.0.0.0"
+"""All addresses of this host: to listen at, and for connections within the host."""
+
 
 def choose(interface: str, environ: MutableMapping[str, str] = os.environ) -> None:
     """Makes all backends started later in this process use this network interface.

@@ -9,7 +9,9 @@
 
 import os
 import socket
+import sys
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -18,11 +20,15 @@ from partial_fc import printable
 from partial_fc.comm.auth.handshake import SECRET, Handshake, NoAnswer, NotRank0, connect
 from partial_fc.comm.launch import addresses
 from partial_fc.comm.launch.detect import LISTENING_SOCKET, Launch, StartError, devices_differ, has_agent
-from partial_fc.comm.launch.rendezvous import ALL_HERE, Rendezvous
 
 _RETRY_S = 0.025  # to the second try to reach rank 0; then longer each time
 _LINGER_S = 1.0  # rank 0 stays after a failure, so that the others can read the outcome in its store
 _LATER_S = 10.0  # the others wait longer, as rank 0 knows which ranks are missing
+_POLL_S = 0.05
+_CHECKS_A_SECOND = 5000  # of all ranks together, as one of them hosts the store
+_NOTICE_S = 10.0  # after which the missing ones are printed
+ALL_HERE = "all here"
+_OUTCOME, _ADDRESS = "outcome", "address of rank 0"
 
 _stores: dict[tuple[str, int], dist.Store] = {}
 _num_meetings = 0
@@ -46,7 +52,8 @@ def meet(launch: Launch, timeout_s: float, device: str = "cpu", secret: str | No
     store = dist.PrefixStore(f"attempt {attempt}, meeting {_num_meetings}", _stores[address])
     try:
         left_s = max(1.0, started + timeout_s - time.monotonic())
-        outcome = _Ranks(store, launch, device, timeout_s).outcome_of_all(left_s)
+        rank = _Rank(store, launch, device, timeout_s)
+        outcome = rank.outcome_of_all(left_s)
     except dist.DistError as error:
         raise StartError(
             f"{launch}: the store at {_where(launch)} went away while the ranks gathered: has rank 0 ended? Its "
@@ -58,64 +65,106 @@ def meet(launch: Launch, timeout_s: float, device: str = "cpu", secret: str | No
         if launch.rank == 0:
             time.sleep(_LINGER_S)
         raise StartError(f"{launch}: {printable.name(outcome[:4000])}")
+    if launch.master_addr == addresses.ANY and (interface := addresses.interface_of(rank.address_of_rank_0())):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # the way between the hosts; see start.py
     return store
 
 
-class _Ranks(Rendezvous):
-    """One rank at the rendezvous."""
+class _Rank:
+    """One rank at the rendezvous. timeout_s: the time for all to join."""
 
     def __init__(self, store: dist.Store, launch: Launch, device: str, timeout_s: float):
-        super().__init__(store, "rank", launch.rank, launch.size, str(launch), _where(launch), timeout_s)
-        self._launch, self._device = launch, device
+        self._store, self._launch, self._device, self._timeout_s = store, launch, device, timeout_s
+        self._keys = [f"rank {rank}" for rank in range(launch.size)]
+        self._key = self._keys[launch.rank]
 
     def outcome_of_all(self, left_s: float) -> str:
-        """Returns the outcome; left_s: what remains of timeout_s."""
+        """Returns the outcome, after left_s seconds (rank 0), or some more, at most."""
         if problem := self._claim():
-            self.decide(problem)
+            self._decide(problem)
             return problem  # if a job runs already, its outcome is "all here": only the newcomer fails
-        leads = self._launch.rank == 0
-        return self.wait(left_s if leads else left_s + _LATER_S, notice=leads)
+        leads, started = self._launch.rank == 0, time.monotonic()
+        patience_s, is_noted = left_s if leads else left_s + _LATER_S, not leads
+        poll_s = max(_POLL_S, len(self._keys) / _CHECKS_A_SECOND)
+        while not (outcome := self._read(_OUTCOME)):
+            waited_s = time.monotonic() - started
+            if text := self._all_here() or (self._missing() if waited_s > patience_s else ""):
+                return self._decide(text)
+            if not is_noted and waited_s > _NOTICE_S:
+                is_noted = True
+                where, absent = _where(self._launch), ", ".join(self._absent())
+                print(f"{self._launch} waits at {where} for {absent}", file=sys.stderr, flush=True)
+            time.sleep(poll_s)
+        return outcome
 
-    def look(self) -> str:
-        if self._launch.rank != 0 or not self.store.check(self.keys):
-            return ""
-        devices = self.store.multi_get([f"device of {rank}" for rank in self.keys])
-        return devices_differ([device.decode() for device in devices]) or ALL_HERE
+    def address_of_rank_0(self) -> str:
+        """Returns the address at which other hosts reach rank 0; "": there are none."""
+        return self._read(_ADDRESS)
 
     def _claim(self) -> str:
         """Writes this rank's number, size and device; returns the error, or ""."""
         launch, host = self._launch, socket.gethostname()
         process = f"{host} (process {os.getpid()})"
-        local_size = f"{launch.size} processes, says {self.own_key} on {host}"
-        first_size = self.store.compare_set("size", "", local_size).decode()
+        local_size = f"{launch.size} processes, says {self._key} on {host}"
+        first_size = self._store.compare_set("size", "", local_size).decode()
         if first_size.split()[0] != str(launch.size):
             return (
                 f"the ranks disagree on how many there are: {first_size}; {local_size}. Give every node the same "
-                "--nodes and --gpus, and every job a port of its own"
+                "--nodes (--num-shards) and --gpus, and every job a port of its own"
             )
-        self.store.set(f"device of {self.own_key}", self._device)
-        holder = self.claim(process).decode()
+        self._store.set(f"device of {self._key}", self._device)
+        if launch.master_addr != addresses.ANY:
+            self._store.set(_ADDRESS, launch.master_addr)
+        holder = self._store.compare_set(self._key, "", process).decode()
         if holder != process:
             return (
-                f"{self.own_key} is there twice: {holder} and {process}. Two nodes with the same --nr? Or two jobs "
-                "with the same master address and port? Give each job a port of its own"
+                f"{self._key} is there twice: {holder} and {process}. Two nodes with the same --nr or --shard-id? Or "
+                "two jobs with the same master address and port? Give each job a port of its own"
             )
         return ""
 
-    def described(self, claim: bytes, key: str) -> str:
-        return f"{key}: {claim.decode()}"
+    def _decide(self, text: str) -> str:
+        """Sets the outcome to `text`, unless there is one. Returns the one in effect."""
+        return self._store.compare_set(_OUTCOME, "", text).decode(errors="replace")
 
-    def remedy(self, absent: list[str]) -> str:
+    def _read(self, key: str) -> str:
+        """Returns the key's value at once; "" if it is not set."""
+        return self._store.get(key).decode(errors="replace") if self._store.check([key]) else ""
+
+    def _all_here(self) -> str:
+        """Returns the outcome on rank 0 if all ranks have joined; else ""."""
+        if self._launch.rank != 0 or not self._store.check(self._keys):
+            return ""
+        devices = self._store.multi_get([f"device of {rank}" for rank in self._keys])
+        return devices_differ([device.decode() for device in devices]) or ALL_HERE
+
+    def _absent(self) -> list[str]:
+        return [key for key in self._keys if not self._store.check([key])]
+
+    def _missing(self) -> str:
+        present = [f"{key}: {claim}" for key in self._keys if (claim := self._read(key))]
+        return (
+            f"{_listed(self._absent())} did not come within {self._timeout_s:g} s to {_where(self._launch)}. There "
+            f"are: {_listed(present)}. {self._remedy()}"
+        )
+
+    def _remedy(self) -> str:
         launch = self._launch
         text = (
-            "Was the command started on every node, each with its own --nr, all with the same master address and port, "
-            "and do their messages say why they ended?"
+            "Was the command started on every node, each with its own --nr (--shard-id), all with the same master "
+            "address and port (--run-id), and do their messages say why they ended?"
         )
         if launch.rank == 0 and not addresses.is_local(launch.master_addr):
             text += f" {launch.master_addr} is no address of {socket.gethostname()}, where rank 0 runs."
         elif launch.master_addr in ("localhost", "127.0.0.1", "::1") and launch.size > launch.local_size:
             text += f" {launch.master_addr} means every host itself: other hosts need the address of this one."
         return text
+
+
+def _listed(items: Sequence[str], most: int = 16) -> str:
+    """Returns the items as text, the first ones if there are many."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more
 
 
 # ---- the store

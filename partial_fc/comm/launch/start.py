@@ -9,13 +9,9 @@ A process that gets a status exits with it; None: it continues.
 
 import importlib
 import os
-import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import FrameType
 
 from partial_fc import comm
 from partial_fc.comm import World, elastic
@@ -123,7 +119,7 @@ def _print_notes(launch: LaunchFlags, world: World) -> None:
 
 
 def _start_shard(rendezvous: RendezvousFlags, launch: LaunchFlags) -> int | None:
-    """Joins the other hosts, then starts this one's processes. One shard, or a launcher, needs no rendezvous."""
+    """Starts this host's processes of several, once shard 0 is found. One shard, or a launcher, needs no rendezvous."""
     if comm.started_here():
         return None
     by = comm.detect()
@@ -144,29 +140,34 @@ def _start_shard(rendezvous: RendezvousFlags, launch: LaunchFlags) -> int | None
     for name in ("nodes", "nr", "master_addr"):
         if is_given(launch, name):
             raise ValueError(f"{flag(name)} and --num-shards are two ways to start a run: give one of them")
-    with _ended_by_signals():
-        return _run_shard(rendezvous, launch, rendezvous.run_id)
+    return _run_shard(rendezvous, launch, rendezvous.run_id)
 
 
 def _run_shard(rendezvous: RendezvousFlags, launch: LaunchFlags, run_id: str) -> int:
+    store = _open_store(rendezvous, run_id, launch.start_timeout)
+    if rendezvous.shard_id:
+        found = meet_nodes.find(store, rendezvous.shard_id, launch.start_timeout)
+        return _spawn_shard(found, rendezvous, launch)
     reachable = addresses.reachable(launch.network_interface)
-    listens = rendezvous.shard_id == 0
-    address = reachable[0] if launch.network_interface else ""
-    with _listen(address, launch.master_port) if listens else nullcontext() as listening:
-        own = reachable if listens else []
-        me = meet_nodes.Node.here(rendezvous.shard_id, rendezvous.num_shards, launch.gpus, own, listening)
-        store = _open_store(rendezvous, run_id, launch.start_timeout)
-        with meet_nodes.meet(store, me, listening, launch.start_timeout) as peers:
-            return spawn.run(
-                [sys.executable, *sys.orig_argv[1:]],
-                nodes=rendezvous.num_shards,
-                gpus=launch.gpus,
-                nr=rendezvous.shard_id,
-                master_addr=peers.master_addr,
-                master_port=peers.master_port,
-                listening=listening,
-                environ=_environment(peers, launch.network_interface),
-            )
+    with _listen(reachable[0] if launch.network_interface else "", launch.master_port) as listening:
+        shard = meet_nodes.Shard0.here(reachable, listening.getsockname()[1])
+        with meet_nodes.announced(store, shard) as found:
+            return _spawn_shard(found, rendezvous, launch, listening)
+
+
+def _spawn_shard(
+    found: meet_nodes.Found, rendezvous: RendezvousFlags, launch: LaunchFlags, listening: socket.socket | None = None
+) -> int:
+    return spawn.run(
+        [sys.executable, *sys.orig_argv[1:]],
+        nodes=rendezvous.num_shards,
+        gpus=launch.gpus,
+        nr=rendezvous.shard_id,
+        master_addr=found.master_addr,
+        master_port=found.master_port,
+        listening=listening,
+        environ=_environment(found, launch.network_interface),
+    )
 
 
 def _compare(rendezvous: RendezvousFlags, by: comm.Launch) -> None:
@@ -183,7 +184,7 @@ def _compare(rendezvous: RendezvousFlags, by: comm.Launch) -> None:
 
 def _open_store(flags: RendezvousFlags, run_id: str, timeout_s: float) -> stores.Store:
     if flags.redis_host is None:
-        return stores.open_folder(flags.file_store_path, run_id)
+        return stores.FileStore(flags.file_store_path, run_id)
     try:
         import redis  # noqa: F401
     except ImportError:
@@ -220,29 +221,10 @@ def _listen(address: str, port: int | None) -> socket.socket:
         raise ValueError(f"--master-port {port}: cannot listen there on {socket.gethostname()}: {error}") from None
 
 
-def _environment(peers: meet_nodes.Peers, network_interface: str | None) -> dict[str, str]:
-    """Returns the processes' environment. Gloo listens at the address over which this host and shard 0 connected: its
-    default is that of the host's name, on Debian 127.0.1.1."""
-    environ = {**os.environ, SECRET: peers.secret}
-    if network_interface is None and (interface := addresses.interface_of(peers.own_addr)):
+def _environment(found: meet_nodes.Found, network_interface: str | None) -> dict[str, str]:
+    """Returns the processes' environment. Gloo listens at the address over which this host reaches shard 0 (and there,
+    see meet_ranks.py): its default is that of the host's name, on Debian 127.0.1.1."""
+    environ = {**os.environ, SECRET: found.secret}
+    if network_interface is None and (interface := addresses.interface_of(found.own_addr)):
         environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     return environ
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Turns a scheduler's signals in the block into SystemExit, so that the keys are removed."""
-
-    def end(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = {
-        number: signal.signal(number, end)
-        for number in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,6 +1,6 @@
-"""Stores for the rendezvous of hosts without a launcher: a key of a Redis server, or a folder that all hosts see.
+"""Where shard 0 of a run announces itself to the other hosts: a key of a Redis server, or a file that all of them see.
 
-Both hold few keys and short values, with the methods of torch.distributed's stores. Nothing is unpickled.
+A store holds one short text, the announcement of one run. Nothing is unpickled.
 """
 
 import os
@@ -10,8 +10,6 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -21,47 +19,50 @@ from partial_fc.comm.launch.detect import StartError
 if TYPE_CHECKING:
     import redis
 
-EXPIRE_S = 60  # from the last refresh, if the processes ended without removing it, to the key's end
+EXPIRE_S = 60  # from the last refresh to the key's end, if the process ended without removing it
 _ANSWER_S = 5.0  # of the server
 _CONNECT_S = 10.0  # the server runs before the processes do, so a wrong name fails early
 _MOST_BYTES = 1 << 16
 
 
 class Store:
-    """A store; its methods raise `errors` if the server or the disk fails."""
+    """The place of one announcement; its methods raise `errors` if the server or the disk fails."""
 
     name: str
     """Its kind and place, for messages."""
     leftover: str
-    """The removal of a killed run's keys, for messages."""
+    """The removal of a killed run's announcement, for messages."""
+    same: str
+    """What all hosts must share, for messages."""
     errors: tuple[type[Exception], ...] = (OSError,)
+    is_mine = False
+    """Whether this process wrote the announcement."""
 
-    def set(self, key: str, value: str | bytes) -> None:
+    def announce(self, text: str) -> bytes | None:
+        """Writes the announcement, until `close`. Returns the one that is there already, if any; None: written."""
         raise NotImplementedError
 
-    def read(self, key: str) -> bytes | None:
-        """Returns the value; None if the key is not set."""
+    def read(self) -> bytes | None:
+        """Returns the announcement; None if there is none."""
         raise NotImplementedError
 
-    def compare_set(self, key: str, expected: str, desired: str | bytes) -> bytes:
-        """Sets the key if it is not set (`expected` must be ""). Returns its value then."""
-        raise NotImplementedError
-
-    def delete_key(self, key: str) -> bool:
+    def remove(self) -> None:
+        """Removes the announcement that this process wrote."""
         raise NotImplementedError
 
     def close(self) -> None:
-        raise NotImplementedError
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return all(self.read(key) is not None for key in keys)
+        """Removes the announcement if this process wrote it; prints a note if that fails."""
+        try:
+            if self.is_mine:
+                self.remove()
+        except self.errors as error:
+            print(f"note: {self.name} cannot be removed: {error}; {self.leftover}", file=sys.stderr, flush=True)
 
 
 class RedisStore(Store):
-    """A hash of a Redis server under the key partial-fc:RUN_ID: the keys of the store are its fields.
+    """The key partial-fc:RUN_ID of a Redis server. It expires; a thread renews it until `close`."""
 
-    It expires; a thread renews it until `close`.
-    """
+    same = "Redis"
 
     def __init__(self, client: "redis.Redis", run_id: str, expire_s: int = EXPIRE_S):
         from redis import RedisError
@@ -73,33 +74,26 @@ class RedisStore(Store):
         at = client.connection_pool.connection_kwargs
         self.name = f"Redis at {at['host']}:{at['port']}, key {self.key}"
         delete = f"redis-cli -h {at['host']} -p {at['port']} DEL {shlex.quote(self.key)}"
-        self.leftover = f"the key goes by itself {expire_s} s after the last process that uses it, or by `{delete}`"
+        self.leftover = f"the key expires {expire_s} s after the last process that uses it; `{delete}` removes it now"
         self._closed = threading.Event()
+
+    def announce(self, text: str) -> bytes | None:
+        self.is_mine = bool(self._client.set(self.key, text, nx=True, ex=self._expire_s))
+        if not self.is_mine:
+            return self.read() or b""
         threading.Thread(target=self._refresh, name="redis-expire", daemon=True).start()
+        return None
 
-    def set(self, key: str, value: str | bytes) -> None:
-        with self._client.pipeline(transaction=True) as steps:
-            steps.hset(self.key, key, value)
-            steps.expire(self.key, self._expire_s)
-            steps.execute()
-
-    def read(self, key: str) -> bytes | None:
-        value: bytes | None = self._client.hget(self.key, key)  # type: ignore[assignment]
+    def read(self) -> bytes | None:
+        value: bytes | None = self._client.get(self.key)  # type: ignore[assignment]
         return value
 
-    def compare_set(self, key: str, expected: str, desired: str | bytes) -> bytes:
-        with self._client.pipeline(transaction=True) as steps:
-            steps.hsetnx(self.key, key, desired)
-            steps.expire(self.key, self._expire_s)
-            steps.hget(self.key, key)
-            return steps.execute()[2]
-
-    def delete_key(self, key: str) -> bool:
-        """Deletes the key; the hash goes with its last field."""
-        return bool(self._client.hdel(self.key, key))
+    def remove(self) -> None:
+        self._client.delete(self.key)
 
     def close(self) -> None:
         self._closed.set()
+        super().close()
         self._client.close()
 
     def _refresh(self) -> None:
@@ -115,80 +109,65 @@ class RedisStore(Store):
                 answered = False
 
 
-class FolderStore(Store):
-    """A folder partial-fc-RUN_ID in a shared folder, with a file for each key; only its owner may enter.
+class FileStore(Store):
+    """The file partial-fc-RUN_ID in a shared folder, which only its owner may read and write. Raises StartError if the
+    folder cannot be written to."""
 
-    Raises StartError if the folder belongs to another user.
-    """
+    same = "folder (a local one, as /tmp mostly is, is another one on each host)"
 
     def __init__(self, shared: Path, run_id: str):
-        self._prefix = f".{secrets.token_hex(8)}-"
-        self.folder = shared / f"partial-fc-{quote(run_id, safe='')}"
-        self.name = f"folder {self.folder}"
-        self.leftover = f"remove it on one host: `rm -r {shlex.quote(str(self.folder.absolute()))}`"
-        self._create()
+        self._shared, self.path = shared, shared / f"partial-fc-{quote(run_id, safe='')}"
+        self.name = f"file {self.path}"
+        self.leftover = f"remove it on one host: `rm {shlex.quote(str(self.path.absolute()))}`"
+        try:
+            probe = self._written("")
+        except OSError as error:
+            raise StartError(
+                f"--file-store-path {shared}: {error.strerror} ({error.filename}). It must be a folder that this user "
+                "may write to, the same one on all hosts (`ls -ld`, `mount` and `df` show it)"
+            ) from None
+        self._owner = os.lstat(probe).st_uid  # of this user's files, in the eyes of the folder's server
+        probe.unlink()
 
-    def set(self, key: str, value: str | bytes) -> None:
-        os.replace(self._written(value), self.folder / quote(key, safe=""))
+    def announce(self, text: str) -> bytes | None:
+        written = self._written(text)
+        try:
+            os.link(written, self.path)  # only one process can create it, over NFS too
+            self.is_mine = True
+        except FileExistsError:
+            return self.read() or b""
+        finally:
+            written.unlink()
+        return None
 
-    def read(self, key: str) -> bytes | None:
+    def read(self) -> bytes | None:
+        """Raises StartError if the file is another user's."""
         # Listing makes NFS look at the folder itself; otherwise it caches a missing name for up to a minute.
         try:
-            if quote(key, safe="") not in os.listdir(self.folder):
+            if self.path.name not in os.listdir(self._shared):
                 return None
-            descriptor = os.open(self.folder / quote(key, safe=""), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             return None
         with open(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != self._owner or found.st_mode & 0o077:
+                raise StartError(
+                    f"{self.name} is not a file of this user (number {self._owner}) alone: is it another user's? Use "
+                    "another --run-id or another --file-store-path"
+                )
             return file.read(_MOST_BYTES)
 
-    def compare_set(self, key: str, expected: str, desired: str | bytes) -> bytes:
-        written = self._written(desired)
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    def _written(self, text: str) -> Path:
+        """Returns a new file with that text, of mode 600."""
+        path = self._shared / f".partial-fc-{secrets.token_hex(8)}"
         try:
-            while True:
-                with suppress(FileExistsError):  # only one process can create a link, over NFS too
-                    os.link(written, self.folder / quote(key, safe=""))
-                found = self.read(key)
-                if found is not None:  # else it was removed meanwhile
-                    return found
-        finally:
-            written.unlink(missing_ok=True)
-
-    def delete_key(self, key: str) -> bool:
-        """Deletes the key; the folder goes with its last file."""
-        try:
-            (self.folder / quote(key, safe="")).unlink()
-        except FileNotFoundError:
-            return False
-        finally:
-            with suppress(OSError):  # not empty, or gone
-                self.folder.rmdir()
-        return True
-
-    def close(self) -> None:
-        for path in self.folder.glob(f"{self._prefix}*"):  # Ctrl-C may have come during a write
-            path.unlink(missing_ok=True)
-        with suppress(OSError):
-            self.folder.rmdir()
-
-    def _create(self) -> None:
-        written = self._written("")
-        owner = os.lstat(written).st_uid  # of our files, by the clock of the folder's server
-        written.unlink()
-        found = os.lstat(self.folder)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != owner or found.st_mode & 0o022:
-            raise StartError(
-                f"{self.name} is not a folder of this user (number {owner}) alone: others could write into it. Is it "
-                "another user's? Take another --run-id or another --file-store-path"
-            )
-
-    def _written(self, value: str | bytes) -> Path:
-        """Returns a new file with that value, under a name that no key has."""
-        self.folder.mkdir(mode=0o700, exist_ok=True)  # a run that has just ended may have removed it
-        path = self.folder / f"{self._prefix}{secrets.token_hex(8)}"
-        try:
-            with open(path, "xb") as file:
-                file.write(value.encode() if isinstance(value, str) else value)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(descriptor, "w") as file:
+                file.write(text)
         except OSError:
             path.unlink(missing_ok=True)
             raise
@@ -231,16 +210,3 @@ def open_redis(host: str, port: int, run_id: str, timeout_s: float, **options: A
             ) from None
         except exceptions.RedisError as error:
             raise StartError(f"{where} does not serve this process: {error}") from None
-
-
-def open_folder(shared: Path, run_id: str) -> FolderStore:
-    """Returns the store of a run. Raises StartError if the folder cannot be used."""
-    try:
-        return FolderStore(shared, run_id)
-    except StartError:
-        raise
-    except OSError as error:
-        raise StartError(
-            f"--file-store-path {shared}: {error.strerror} ({error.filename}). It must be a folder that this user may "
-            "write to, the same one on all hosts (`ls -ld`, `mount` and `df` show it)"
-        ) from None

@@ -188,7 +188,7 @@ def _advice(ranks: dict[Doing, list[int]]) -> str:
     if ranks["unknown"]:
         return "the ranks that never reached the status server; give --network-interface if hosts have several"
     return (
-        "every rank has called it, so the transfer stands still: the network between the hosts (firewall, "
+        "every rank has called it, so the transfer is stuck: the network between the hosts (firewall, "
         "--network-interface), or tensors of different sizes on different ranks"
     )
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from partial_fc import pictures
-from partial_fc.data.check.images import DecoderStderr
-from partial_fc.data.decode import decode
+from partial_fc.data.check.images import decode_scanned
 from partial_fc.data.sample import BadRecord
 from partial_fc.findings import Describe, Finding
 from partial_fc.pictures import A_ROW, Pixels, Row, Tile
@@ -34,9 +33,7 @@ class ContactSheet:
         """Writes the picture and returns a line about it. Raises ValueError without images, OSError if it fails."""
         if not self.rows:
             raise ValueError(f"{path}: not written, there is no image to show")
-        with DecoderStderr():  # the check has reported the decoder's messages already
-            rows = [_row(finding, read) for finding, read in self.rows]
-        pictures.write(path, pictures.sheet(rows))
+        pictures.write(path, pictures.sheet([_row(finding, read) for finding, read in self.rows]))
         return f"pictures: {path}"
 
 
@@ -60,6 +57,6 @@ def _caption(place: Mapping[str, Any]) -> list[str]:
 
 def _image(read: Read, index: int) -> Pixels | None:
     try:
-        return pictures.fit(decode(read(index)))
+        return pictures.fit(decode_scanned(read(index))[0])
     except BadRecord:
         return None

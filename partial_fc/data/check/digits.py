@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.check.contact_sheet import ContactSheet
-from partial_fc.data.check.images import CONSTANT, ImageScan, check_images, hash_of
+from partial_fc.data.check.images import check_images, scan_images
 from partial_fc.data.check.labels import check_labels
-from partial_fc.data.idx import ImageSet, Split, find, read_set
+from partial_fc.data.idx import Split, find, read_set
 from partial_fc.findings import Finding, findings_at
 
 _CLASSES = 10
@@ -27,7 +27,8 @@ def check_digits(folder: Path, sheet: ContactSheet) -> tuple[list[Finding], int]
         except (ValueError, OSError) as error:
             findings.append(Finding("error", "idx-unreadable", str(error), file=str(folder)))
             continue
-        scan = _scan(images)
+        pixel_NHW1 = images.image_NHW[..., None]
+        scan = scan_images(pixel_NHW1.__getitem__, len(pixel_NHW1), 1)
         hashes[split] = scan.hash_N
 
         def describe(i: int, label_N: NDArray[np.int64] = images.label_N) -> dict[str, int]:
@@ -45,12 +46,3 @@ def check_digits(folder: Path, sheet: ContactSheet) -> tuple[list[Finding], int]
         name = str(find(folder, "t10k")[0])
         findings += findings_at("warning", "pairs-trained-on", what, both, lambda i: {"image": i}, name)
     return findings, sum(map(len, hashes.values()))
-
-
-def _scan(images: ImageSet) -> ImageScan:
-    scan = ImageScan(len(images.label_N))
-    scan.height_N[:], scan.width_N[:] = images.image_NHW.shape[1:]
-    flat_NX = images.image_NHW.reshape(len(scan.code_N), -1)
-    scan.code_N[flat_NX.min(axis=1) == flat_NX.max(axis=1)] = CONSTANT
-    scan.hash_N[:] = [hash_of(row.data) for row in flat_NX]
-    return scan

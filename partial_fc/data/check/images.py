@@ -5,19 +5,17 @@ N images scanned, of which 16 bytes each are kept.
 """
 
 import hashlib
-import os
 import re
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
-from typing import Any, Literal, Self, TextIO
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from simplejpeg import decode_jpeg, decode_jpeg_header
 
 from partial_fc import terminal
-from partial_fc.data.decode import check_proportions, decode
+from partial_fc.data.decode import MAX_JPEG, check_proportions, decode
 from partial_fc.data.sample import BadRecord
 from partial_fc.findings import Describe, Finding, Severity, findings_at
 
@@ -50,45 +48,12 @@ _EXIF_WITHIN = 1 << 17  # bytes; the Exif segment has at most 64 KiB and is amon
 
 Read = Callable[[int], bytes | NDArray[np.uint8]]
 _BLOCK = 64  # images that a thread scans before it takes the next ones
-_WINDOW = 1024  # images searched for the one that the decoder complained about
+_WINDOW = 1024  # images between two steps of the progress bar
 _MESSAGES_KEPT = 10_000
 _FLAT = 2  # grey levels by which a decoded JPEG of one colour may vary
 _GREY = (125, 131)  # libjpeg's filler decodes to about 128
-# Colour profiles and other unused chunks. libpng reports incomplete pixels as an error, not as a warning.
-_NOT_OF_PIXELS = "libpng warning:"
 # All pixels are decoded by then: a few extra bytes are a writer's padding, many are left over from earlier damage.
 _PADDING = re.compile(r"Corrupt JPEG data: ([12]?\d|3[0-2]) extraneous bytes before marker 0xd9")
-
-
-class DecoderStderr:
-    """A context that redirects stderr of the whole process to an unnamed file, which it can read back. libjpeg fills
-    missing or garbled parts of a JPEG with grey, returns normally and reports it on stderr only. For commands, not for
-    training: the file descriptor belongs to the whole process."""
-
-    def __enter__(self) -> Self:
-        self._file = tempfile.TemporaryFile()
-        self._before = os.dup(2)
-        os.dup2(self._file.fileno(), 2)
-        self.terminal: TextIO = os.fdopen(os.dup(self._before), "w")
-        """The stderr of before, for a progress bar."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        os.dup2(self._before, 2)
-        os.close(self._before)
-        self.terminal.close()
-        self._file.close()
-
-    def new_lines(self) -> list[str]:
-        """Returns the lines written since the last call."""
-        if os.fstat(self._file.fileno()).st_size == 0:
-            return []
-        self._file.seek(0)
-        written = self._file.read().decode(errors="replace")
-        self._file.truncate(0)
-        # Both descriptors share one position.
-        self._file.seek(0)
-        return written.splitlines()
 
 
 class ImageScan:
@@ -134,7 +99,6 @@ def scan_images(
     num_images: int,
     num_threads: int,
     *,
-    hear_decoder: bool = False,
     bar: str = "",
     window: int = _WINDOW,
     after_window: Callable[[int], None] = lambda stop: None,
@@ -142,9 +106,8 @@ def scan_images(
     """Scans images 0 to num_images - 1, roughly in order; read(i) returns an image file or pixels (H, W, 3) or (H, W,
     1), or raises BadRecord.
 
-    hear_decoder: also detect faults that the decoder only writes to stderr, which is then redirected. bar: the name of
-    a progress bar, if any. after_window(stop) is called after every `window` images, when all images below `stop` are
-    scanned.
+    bar: the name of a progress bar, if any. after_window(stop) is called after every `window` images, when all images
+    below `stop` are scanned.
     """
     scan = ImageScan(num_images)
 
@@ -152,39 +115,16 @@ def scan_images(
         for index in range(start, min(start + _BLOCK, num_images)):
             _scan_image(scan, index, read)
 
-    stderr = DecoderStderr() if hear_decoder else None
     with (
-        stderr or nullcontext(),
         ThreadPoolExecutor(num_threads, thread_name_prefix="scan") as pool,
-        terminal.bar(
-            total=num_images, unit="image", desc=bar, shown=bool(bar), stream=stderr.terminal if stderr else None
-        ) as progress,
+        terminal.bar(total=num_images, unit="image", desc=bar, shown=bool(bar)) as progress,
     ):
         for start in range(0, num_images, window):
             stop = min(start + window, num_images)
             list(pool.map(scan_block, range(start, stop, _BLOCK)))
-            if stderr and _lines_about_pixels(stderr):
-                _scan_again(scan, range(start, stop), read, stderr)
             progress.update(stop - start)
             after_window(stop)
     return scan
-
-
-def _scan_again(scan: ImageScan, indices: Sequence[int], read: Read, stderr: DecoderStderr) -> None:
-    """Scans images one by one: with several threads a line of the decoder cannot be traced to its image."""
-    for index in indices:
-        if scan.code_N[index] >= CUT:
-            continue
-        _scan_image(scan, index, read)
-        lines = _lines_about_pixels(stderr)
-        code = PADDED if all(map(_PADDING.fullmatch, lines)) else DAMAGED
-        if lines and code > scan.code_N[index]:
-            scan.set_code(index, code, lines[0])
-
-
-def _lines_about_pixels(stderr: DecoderStderr) -> list[str]:
-    lines = [line.strip() for line in stderr.new_lines()]
-    return [line for line in lines if line and not line.startswith(_NOT_OF_PIXELS)]
 
 
 def _scan_image(scan: ImageScan, index: int, read: Read) -> None:
@@ -194,7 +134,7 @@ def _scan_image(scan: ImageScan, index: int, read: Read) -> None:
         scan.set_code(index, NOT_READ, str(error))
         return
     try:
-        image = decode(content) if isinstance(content, bytes) else content
+        image, complaint = decode_scanned(content) if isinstance(content, bytes) else (content, "")
     except BadRecord as error:
         assert isinstance(content, bytes)
         is_cut = content[:2] == b"\xff\xd8" and content.rfind(b"\xff\xd9") < 0
@@ -210,7 +150,31 @@ def _scan_image(scan: ImageScan, index: int, read: Read) -> None:
     scan.turned_N[index] = isinstance(content, bytes) and orientation(content) > 1
     few = image[::4, ::4].astype(np.int16)
     scan.coloured_N[index] = (np.abs(few[..., :1] - few[..., 1:2]) > _FLAT).any()  # never true of a single channel
-    scan.set_code(index, *_check_pixels(image))
+    code, message = _check_pixels(image)
+    if complaint and code < (fault := PADDED if _PADDING.fullmatch(complaint) else DAMAGED):
+        code, message = fault, complaint
+    scan.set_code(index, code, message)
+
+
+def decode_scanned(content: bytes) -> tuple[NDArray[np.uint8], str]:
+    """Decodes an image file to (RGB pixels, libjpeg's complaint about a JPEG or ""). libjpeg fills missing or garbled
+    parts with grey, which training's decoder does not report. Raises BadRecord as `decode`."""
+    try:
+        height, width, kind, _ = decode_jpeg_header(content)
+    except ValueError:  # another format
+        return decode(content), ""
+    if height * width > MAX_JPEG or kind not in ("YCbCr", "Gray") or content.rfind(b"\xff\xd9") < 0:
+        return decode(content), ""
+    complaint = ""
+    try:
+        image = decode_jpeg(content, "RGB")
+    except ValueError as error:
+        complaint = str(error)
+        try:
+            image = decode_jpeg(content, "RGB", strict=False)
+        except ValueError:
+            return decode(content), complaint
+    return (decode(content) if orientation(content) > 1 else image), complaint
 
 
 def hash_of(content: bytes | memoryview) -> int:

@@ -32,7 +32,7 @@ def check_pairs(
     if not images:
         return findings, 0
     read = pairs.images.__getitem__
-    scan = scan_images(read, len(pairs.images), num_threads, hear_decoder=True, bar=path.name if bar else "")
+    scan = scan_images(read, len(pairs.images), num_threads, bar=path.name if bar else "")
 
     def describe(image: int) -> Mapping[str, Any]:
         return {"pair": image // 2, "image": image, "same": bool(pairs.same[image // 2])}

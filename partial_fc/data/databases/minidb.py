@@ -11,10 +11,8 @@ import struct
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from partial_fc.data.sample import BadRecord
 from partial_fc.files import regular, replacing
@@ -24,13 +22,9 @@ _MAX_LENGTH = 2**31 - 1
 
 
 def read(path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Yields (key, value) in file order, one at a time in memory. Raises ValueError with the offset for a file that is
-    no minidb, empty or cut short."""
-    with open(path, "rb", opener=regular) as file:
-        for start, key_length, value_length in _pairs(path, file):
-            file.seek(start + _LENGTHS.size)
-            content = file.read(key_length + value_length)
-            yield content[:key_length], content[key_length:]
+    """Yields (key, value) in file order, one at a time in memory. Raises as MinidbStore."""
+    store = MinidbStore(path)
+    return map(store.item, range(len(store)))
 
 
 def write(path: Path, items: Iterable[tuple[bytes, bytes]]) -> None:
@@ -49,14 +43,14 @@ def write(path: Path, items: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 class MinidbStore:
-    """A minidb as a store. Lists the records' offsets at the start; values stay on disk. Raises ValueError for a file
-    that is no minidb or is cut short."""
+    """A minidb as a store. Lists the records' offsets at the start; values stay on disk. Raises ValueError with the
+    offset for a file that is no minidb, empty or cut short."""
 
     kind = "minidb"
 
     def __init__(self, path: Path):
         self.path = path
-        self._edges = _offsets(path)
+        self._edges = np.fromiter(_edges(path), np.int64)
         self._file = regular(path, os.O_RDONLY)
         self.close = weakref.finalize(self, os.close, self._file)
 
@@ -69,37 +63,27 @@ class MinidbStore:
         content = os.pread(self._file, end - start, start)
         if len(content) != end - start:
             raise BadRecord(f"{self.path}, byte {start}: the file ends before this record does; it was cut meanwhile")
-        return _pair(content)
+        value = _LENGTHS.size + _LENGTHS.unpack_from(content)[0]
+        return content[_LENGTHS.size : value], content[value:]
 
 
-def _offsets(path: Path) -> NDArray[np.int64]:
-    """Returns the offset of each pair, int64, and the file size last; reads no values. Raises as `read`."""
+def _edges(path: Path) -> Iterator[int]:
+    """Yields the offset of each pair, and then the file's size; reads no values."""
     with open(path, "rb", opener=regular) as file:
-        starts = np.fromiter((start for start, _, _ in _pairs(path, file)), np.int64)
-        return np.append(starts, os.fstat(file.fileno()).st_size)
-
-
-def _pair(content: bytes) -> tuple[bytes, bytes]:
-    """Returns key and value of one pair, given its bytes from `_offsets`."""
-    key_length, _ = _LENGTHS.unpack_from(content)
-    return content[_LENGTHS.size : _LENGTHS.size + key_length], content[_LENGTHS.size + key_length :]
-
-
-def _pairs(path: Path, file: BinaryIO) -> Iterator[tuple[int, int, int]]:
-    """Yields (start, length of the key, length of the value) of each pair."""
-    size = os.fstat(file.fileno()).st_size
-    if not size:
-        raise ValueError(f"{path} is empty; expected a minidb file")
-    start = 0
-    while start < size:
-        file.seek(start)
-        head = file.read(_LENGTHS.size)
-        key_length, value_length = _LENGTHS.unpack(head) if len(head) == _LENGTHS.size else (0, 0)
-        end = start + _LENGTHS.size + key_length + value_length
-        if key_length < 1 or value_length < 0 or end > size:
-            raise ValueError(
-                f"{path}, byte {start}: expected a key of at least 1 byte and a value within the {size} bytes of the "
-                f"file; got lengths {key_length} and {value_length}. It is cut short, or no minidb file"
-            )
-        yield start, key_length, value_length
-        start = end
+        size = os.fstat(file.fileno()).st_size
+        if not size:
+            raise ValueError(f"{path} is empty; expected a minidb file")
+        start = 0
+        while start < size:
+            yield start
+            file.seek(start)
+            head = file.read(_LENGTHS.size)
+            key_length, value_length = _LENGTHS.unpack(head) if len(head) == _LENGTHS.size else (0, 0)
+            end = start + _LENGTHS.size + key_length + value_length
+            if key_length < 1 or value_length < 0 or end > size:
+                raise ValueError(
+                    f"{path}, byte {start}: expected a key of at least 1 byte and a value within the {size} bytes of "
+                    f"the file; got lengths {key_length} and {value_length}. It is cut short, or no minidb file"
+                )
+            start = end
+        yield size

@@ -1,7 +1,7 @@
 """An image database as a source: records in key order, each a Datum or TensorProtos."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from partial_fc.data.databases.records import read_record
 from partial_fc.data.image_folder import image_names
-from partial_fc.data.sample import BadRecord, LabelOutOfRange, Sample
+from partial_fc.data.sample import BadRecord, LabelOutOfRange, Sample, Source
 from partial_fc.files import regular
 
 if TYPE_CHECKING:
@@ -36,19 +36,15 @@ class Store(Protocol):
     def close(self) -> object: ...
 
 
-class DatabaseSource:
+class DatabaseSource(Source):
     """A store's records as samples. Reads no label at the start. Raises ValueError for an empty database."""
 
     def __init__(self, store: Store, num_classes: int) -> None:
         if len(store) == 0:
             raise ValueError(f"{store.path} is an empty {store.kind}: it has no record")
         self._store = store
-        self._num_classes = num_classes
+        self.num_classes = num_classes
         self.kind, self.close = store.kind, store.close
-
-    @property
-    def num_classes(self) -> int:
-        return self._num_classes
 
     def __len__(self) -> int:
         return len(self._store)
@@ -60,10 +56,10 @@ class DatabaseSource:
             image, label = read_record(value)
         except BadRecord as error:
             raise BadRecord(f"{self._named(key)}: {error}") from None
-        if label >= self._num_classes:
+        if label >= self.num_classes:
             raise LabelOutOfRange(
-                f"{self._named(key)}: label {label}; expected 0 to {self._num_classes - 1}: is --num_labels "
-                f"{self._num_classes} that of another set?",
+                f"{self._named(key)}: label {label}; expected 0 to {self.num_classes - 1}: is --num_labels "
+                f"{self.num_classes} that of another set?",
                 label,
             )
         return Sample(image, label, index)
@@ -80,15 +76,6 @@ class DatabaseSource:
 
     def _named(self, key: bytes) -> str:
         return f"{self._store.path}, key {key.decode('utf-8', 'backslashreplace')}"
-
-    def will_need(self, indices: Sequence[int]) -> None:
-        """Does nothing: neither library takes hints."""
-
-    def labels(self) -> None:
-        """Returns None: the labels are inside the records."""
-
-    def class_names(self) -> None:
-        """Returns None: classes are numbers here."""
 
 
 # ---- opening one

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.data.sample import Sample
+from partial_fc.data.sample import Sample, Source
 from partial_fc.data.video.frames import FrameFolder, VideoFile
 from partial_fc.files import regular, replacing
 
@@ -16,7 +16,7 @@ _COLUMNS = "path num_frames label"
 _MOST_DIGITS = 12
 
 
-class ClipList:
+class ClipList(Source):
     """The videos of a list, with paths relative to data_dir: video files (".mp4" is added to a name without a dot; the
     list's number of frames is ignored), or folders of img_00001.jpg, ..., as many as the list says.
 
@@ -72,15 +72,8 @@ class ClipList:
     def where(self, index: int) -> str:
         return str(self.data_dir / self.names[index])
 
-    def will_need(self, indices: Sequence[int]) -> None:
-        """Does nothing: the hint would have to open each file."""
-
     def labels(self) -> NDArray[np.int64]:
         return self._labels
-
-    def class_names(self) -> list[str] | None:
-        """Returns None: a list has numbers only."""
-        return None
 
     def missing(self, indices: Sequence[int]) -> list[str]:
         """Returns the paths of those that are missing on this host."""

@@ -1,5 +1,5 @@
-"""The C++ kernel (native/), called through ctypes: the products, the exponentials and the row update of a centre while
-it is in the cache.
+"""The C++ kernel (native/), called through ctypes. It computes the products, exponentials and update of a centre while
+that is in the cache.
 
 With precision "bf16" the operands of the products are rounded to bfloat16, and everything else is float32; with "fp32"
 the operands are, too. Threads: those of torch (OMP_NUM_THREADS). On processors with AMX the products of bfloat16 are
@@ -19,6 +19,7 @@ from torch import Tensor
 from partial_fc.head.kernels import Kernel, LogitGrad, Logits, Precision, Sums
 from partial_fc.head.kernels.native.build import VARIANTS, load_library
 from partial_fc.head.kernels.native.job import Job, RowJob, call, check_layout
+from partial_fc.head.kernels.nearest import Nearest
 from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.margin import Negatives
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
@@ -46,13 +47,13 @@ _SHARE_OF_FREE_MEMORY = 1 / 16  # the processes of a machine divide it
 
 @functools.cache
 def load(variant: str | None = None) -> ctypes.CDLL:
-    """The compiled kernel: of the given variant, else of the best that this processor has; compiles it at first use.
-    CompilerNotFoundError where that cannot be, RuntimeError where the operating system does not let us use it,
-    AssertionError where job.h and job.py differ."""
+    """Returns the compiled kernel of the variant, or of the processor's best, compiling it at first use. Raises
+    CompilerNotFoundError without a compiler, RuntimeError if the operating system refuses the instructions,
+    AssertionError if job.h and job.py differ."""
     if variant is None:
         variant = variant_here()
     compiled = load_library(variant)
-    functions = ("best", "prepare", "sums", "gradients", "update", "row_targets", "row_gradients")
+    functions = ("best", "prepare", "sums", "nearest", "gradients", "update", "row_targets", "row_gradients")
     for name in (*functions, "job_layout", "row_job_layout"):
         getattr(compiled, f"head_{name}").restype = ctypes.c_char_p
     check_layout(Job, compiled.head_job_layout().decode())
@@ -67,13 +68,13 @@ def load(variant: str | None = None) -> ctypes.CDLL:
 
 @functools.cache
 def variant_here() -> str:
-    """`best_variant`, checked once in a process."""
+    """Returns `best_variant`, determined once in a process."""
     return best_variant()
 
 
 def best_variant() -> str:
-    """The processor's best, up to what torch uses (its ATEN_CPU_CAPABILITY=avx2 or =default lowers that); a
-    RuntimeWarning says so where that is "amx" and fails its check."""
+    """Returns the best variant that the processor runs, up to what torch uses (its ATEN_CPU_CAPABILITY=avx2 or =default
+    lowers that); a RuntimeWarning says so where that is "amx" and fails its check."""
     best = load("portable").head_best().decode()
     lowered = {"AVX2": "avx2", "DEFAULT": "portable"}.get(torch.backends.cpu.get_cpu_capability())
     if lowered is not None and best != "portable":
@@ -123,7 +124,7 @@ def difference(variant: str, trusted: str) -> str | None:
 
 
 class CpuKernel(Kernel):
-    """See `Kernel`. variant: an instruction set of native/build.py; None: the processor's best."""
+    """The kernel in C++, float32. variant: an instruction set of native/build.py; None: the processor's best."""
 
     name = "cpu"
 
@@ -138,22 +139,34 @@ class CpuKernel(Kernel):
         self._cache_wanted = 0  # numbers that `_cache` was last made for: memory may have been short
         self._cache_owner: object | None = None  # whose exponentials are in it: Sums.cache of the last pass
 
-    def sums(self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False) -> Sums:
+    def sums(
+        self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False, num_nearest: int = 0
+    ) -> Sums:
         num_rows, width = logits.unit_GD.shape
         denominator_G = torch.zeros(num_rows, dtype=torch.float64)
         weighted_sum_GD = torch.zeros(num_rows, width, dtype=torch.float32) if with_weighted_sum else None
         centre_sum_D = torch.zeros(width, dtype=torch.float32) if with_centre_sum else None
         job, shift = self._job(logits)
         results = {"denominator": denominator_G, "weighted_sum": weighted_sum_GD, "centre_sum": centre_sum_D}
+        nearest = Nearest(num_rows, num_nearest, torch.float32) if num_nearest else None
+        found = {} if nearest is None else _nearest_fields(nearest)
         cache = self._cache_for(job) if with_weighted_sum else {}
-        call(self.compiled, "head_sums", Job, {**job, **results, **cache})
+        call(self.compiled, "head_sums", Job, {**job, **results, **cache, **found})
         self._cache_owner = object() if cache else None
         if logits.num_sampled and bool((denominator_G < _SMALLEST_DENOMINATOR).any()):
-            return PlainKernel().sums(logits, with_weighted_sum, with_centre_sum)
+            return PlainKernel().sums(logits, with_weighted_sum, with_centre_sum, num_nearest)
         if weighted_sum_GD is not None:
             # (By float32: with float64 it is computed by way of a copy in float64, in five times the time.)
             weighted_sum_GD.div_(denominator_G.masked_fill(denominator_G == 0, 1.0).float()[:, None])
-        return Sums(denominator_G * math.exp(shift), weighted_sum_GD, centre_sum_D, self._cache_owner)
+        return Sums(denominator_G * math.exp(shift), weighted_sum_GD, centre_sum_D, self._cache_owner, nearest)
+
+    def nearest(self, logits: Logits, k: int) -> Nearest:
+        """Finds the nearest classes with float32 operands, whatever the kernel's precision is."""
+        job, _ = self._job(logits)
+        found = Nearest(len(logits.unit_GD), k, torch.float32)
+        rules = {"low_precision": False, "filter_above": math.inf, **_nearest_fields(found)}
+        call(self.compiled, "head_nearest", Job, {**job, **rules})
+        return found
 
     def centre_gradients(self, logits: Logits, logit_grad: LogitGrad) -> Iterator[tuple[int, int, Tensor]]:
         job, shift = self._job(logits)
@@ -170,7 +183,7 @@ class CpuKernel(Kernel):
             yield begin, end, grad_KD
 
     def update(self, logits: Logits, logit_grad: LogitGrad, store: "RowTable", lr: float, step: int) -> bool:
-        """For centres and state in memory that the processor reaches."""
+        """Updates centres and state that the processor can address."""
         if logits.centre_LD.data_ptr() != store.centre_LD.data_ptr():
             return False
         job, shift = self._job(logits)
@@ -225,7 +238,7 @@ class CpuKernel(Kernel):
 
 
 def exp_cache_bytes(centre_bytes: int) -> int:
-    """The most that the first pass' exponentials may take beside so many bytes of centres."""
+    """Returns how many bytes of the first pass' exponentials may be kept, given the bytes of the centres."""
     return max(EXP_CACHE_BYTES, int(EXP_CACHE_SHARE * centre_bytes))
 
 
@@ -238,6 +251,12 @@ def _check_indices(logits: Logits) -> None:
         raise ValueError(f"rows {int(row_S[0])} to {int(row_S[-1])} of a table of {len(centre_LD)} centres")
     if len(logits.target_G) and int(logits.target_G.max()) >= logits.num_sampled:
         raise ValueError(f"target {int(logits.target_G.max())} of {logits.num_sampled} active rows")
+
+
+def _nearest_fields(nearest: Nearest) -> dict[str, Any]:
+    """Where the nearest classes are written to."""
+    k = nearest.cosine_GK.shape[1]
+    return {"num_nearest": k, "nearest_cos": nearest.cosine_GK, "nearest_class": nearest.class_GK}
 
 
 def _optimizer_fields(store: "RowTable", lr: float, step: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The definition of what a kernel computes, in PyTorch, chunk by chunk over the classes; for any device and dtype.
+"""The reference kernel in PyTorch's operations, chunk by chunk over the classes, for any device and dtype.
 
 `sums` keeps a few numbers a row and forms the features' gradient on its way; `centre_gradients` forms each chunk's
 logits again.
@@ -10,24 +10,27 @@ import torch
 from torch import Tensor
 
 from partial_fc.head.kernels import Kernel, LogitGrad, Logits, Sums
+from partial_fc.head.kernels.nearest import Nearest
 
 # Of one chunk, whichever is reached first: 4 MiB of float32 logits, and as much of centres at D = 512, stay in a
 # core's cache.
 CHUNK_LOGITS = 1 << 20
 CHUNK_ROWS = 2048
+# The same where nothing but the nearest classes is looked for: 64 MiB of float32.
+NEAREST_LOGITS = 1 << 24
 
 
 def unit(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Rows (N, D) -> (rows of length 1, their former lengths (N, 1)). A row of length 0 stays 0; one whose length is
-    beyond the dtype's range becomes NaN: as zeros it would hide from whoever looks for what is not finite. out: where
-    the rows go; x, for example."""
+    """Normalises rows (N, D); returns them and their former lengths (N, 1). A row of length 0 stays 0; one whose length
+    is beyond the dtype's range becomes NaN: as zeros it would hide from whoever looks for what is not finite. out:
+    where the rows go; x, for example."""
     norm = x.norm(dim=1, keepdim=True)
     divisor = torch.threshold(norm, 0.0, 1.0).nan_to_num_(nan=torch.nan, posinf=torch.nan)
     return torch.div(x, divisor, out=out), norm
 
 
 def row_dots(x: Tensor, y: Tensor) -> Tensor:
-    """Row by row the sum of the products (..., D) -> (...), which are never there for more than CHUNK_ROWS rows."""
+    """Returns the dot products of rows, (..., D) -> (...), CHUNK_ROWS rows at a time."""
     if len(x) <= CHUNK_ROWS:
         return (x * y).sum(dim=-1)
     parts = zip(x.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True)
@@ -35,28 +38,34 @@ def row_dots(x: Tensor, y: Tensor) -> Tensor:
 
 
 def unit_backward(grad_unit: Tensor, unit_rows: Tensor, norm: Tensor) -> Tensor:
-    """The gradient of `unit`'s input: the part of grad_unit across the row, over its length; 0 for a row of length 0.
-    Overwrites grad_unit."""
+    """Returns the gradient of `unit`'s input: the part of grad_unit orthogonal to the row, over its length; 0 for a row
+    of length 0. Overwrites grad_unit."""
     along = row_dots(grad_unit, unit_rows)[:, None]
     grad_unit.addcmul_(unit_rows, along, value=-1.0)
     return grad_unit.div_(torch.threshold(norm, 0.0, torch.inf))
 
 
 class PlainKernel(Kernel):
-    """See `Kernel`. Computes in the features' dtype throughout."""
+    """The kernel in PyTorch's operations, in the features' dtype throughout."""
 
     name = "plain"
     precision = "fp32"
 
-    def sums(self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False) -> Sums:
-        """Denominators relative to a running maximum, so no scale under- or overflows."""
+    def sums(
+        self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False, num_nearest: int = 0
+    ) -> Sums:
+        """Keeps denominators relative to a running maximum, so that no scale under- or overflows."""
         unit_GD = logits.unit_GD
         most_G = unit_GD.new_full((len(unit_GD),), -torch.inf)
         sum_G = torch.zeros_like(most_G)
         weighted_sum_GD = torch.zeros_like(unit_GD) if with_weighted_sum else None
         centre_sum_D = torch.zeros_like(unit_GD[0]) if with_centre_sum else None
+        nearest = Nearest(len(unit_GD), num_nearest, unit_GD.dtype, unit_GD.device) if num_nearest else None
         for begin, end, hat_KD, _ in _chunks(logits):
-            logit_GK, slope_GK = _logits(logits, begin, end, hat_KD)
+            cos_GK = unit_GD @ hat_KD.T
+            if nearest is not None:
+                _add(nearest, cos_GK, begin, logits.sub_centres)
+            logit_GK, slope_GK = _logits(logits, begin, end, cos_GK)
             larger_G = torch.maximum(most_G, logit_GK.amax(dim=1))
             shift_G = larger_G.masked_fill(larger_G == -torch.inf, 0.0)
             shrink_G = (most_G - shift_G).exp_()
@@ -70,14 +79,17 @@ class PlainKernel(Kernel):
             most_G = larger_G
         if weighted_sum_GD is not None:
             weighted_sum_GD.div_(sum_G.masked_fill(sum_G == 0, 1.0)[:, None])
-        return Sums(sum_G.double() * most_G.double().exp(), weighted_sum_GD, centre_sum_D)
+        return Sums(sum_G.double() * most_G.double().exp(), weighted_sum_GD, centre_sum_D, nearest=nearest)
+
+    def nearest(self, logits: Logits, k: int) -> Nearest:
+        return nearest(logits, k)
 
     def centre_gradients(self, logits: Logits, logit_grad: LogitGrad) -> Iterator[tuple[int, int, Tensor]]:
         unit_GD = logits.unit_GD
         sign_G = logit_grad.factor_G.sign().to(unit_GD.dtype)
         log_factor_G = logit_grad.factor_G.abs().log().to(unit_GD.dtype)
         for begin, end, hat_KD, norm_K1 in _chunks(logits):
-            logit_GK, slope_GK = _logits(logits, begin, end, hat_KD)
+            logit_GK, slope_GK = _logits(logits, begin, end, unit_GD @ hat_KD.T)
             grad_GK = logit_GK.add_(log_factor_G[:, None]).exp_().mul_(sign_G[:, None])
             if slope_GK is not None:
                 grad_GK.mul_(slope_GK)
@@ -89,19 +101,37 @@ class PlainKernel(Kernel):
             yield begin, end, unit_backward(grad_KD, hat_KD, norm_K1)
 
 
-def _chunks(logits: Logits) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-    """(begin, end, unit centres, their lengths) of chunks of whole classes."""
-    step = max(64, min(CHUNK_ROWS, CHUNK_LOGITS // max(1, len(logits.unit_GD))))
+def nearest(logits: Logits, k: int) -> Nearest:
+    """Finds the nearest classes (`Kernel.nearest`) by torch.mm and torch.topk; centres may lie on another device than
+    features."""
+    found = Nearest(len(logits.unit_GD), k, logits.unit_GD.dtype, logits.unit_GD.device)
+    most = max(64, NEAREST_LOGITS // max(1, len(logits.unit_GD)))
+    for begin, _, hat_KD, _ in _chunks(logits, most):
+        _add(found, logits.unit_GD @ hat_KD.T, begin, logits.sub_centres)
+    return found
+
+
+def _add(found: Nearest, cos_GK: Tensor, begin: int, sub_centres: int) -> None:
+    """Adds the classes of a chunk, whose rows begin at `begin`; each is as near as the nearest of its centres."""
+    if sub_centres > 1:
+        cos_GK = cos_GK.unflatten(1, (-1, sub_centres)).amax(2)
+    first = begin // sub_centres
+    found.add(cos_GK, torch.arange(first, first + cos_GK.shape[1], device=cos_GK.device))
+
+
+def _chunks(logits: Logits, step: int | None = None) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+    """(begin, end, unit centres, their lengths) of chunks of whole classes. step: their rows, at most."""
+    if step is None:
+        step = max(64, min(CHUNK_ROWS, CHUNK_LOGITS // max(1, len(logits.unit_GD))))
     step = max(logits.sub_centres, step - step % logits.sub_centres)
     for begin in range(0, logits.num_sampled, step):
         end = min(begin + step, logits.num_sampled)
         rows = slice(begin, end) if logits.row_S is None else logits.row_S[begin:end]
-        yield begin, end, *unit(logits.centre_LD[rows].to(logits.unit_GD.dtype))
+        yield begin, end, *unit(logits.centre_LD[rows].to(logits.unit_GD))
 
 
-def _logits(logits: Logits, begin: int, end: int, hat_KD: Tensor) -> tuple[Tensor, Tensor | None]:
+def _logits(logits: Logits, begin: int, end: int, cos_GK: Tensor) -> tuple[Tensor, Tensor | None]:
     """The chunk's logits, -inf where left out, and the slopes f'(cos), None where they are 1."""
-    cos_GK = logits.unit_GD @ hat_KD.T
     k = logits.sub_centres
     left_out_GK = torch.zeros_like(cos_GK, dtype=torch.bool)
     if k > 1:

@@ -23,8 +23,8 @@ class Differences:
         """Raises ValueError if any is refused."""
         if self.refused:
             raise ValueError(
-                f"{folder} was trained with {'; with '.join(self.refused)}. Go on with what it was trained with, or "
-                "start anew with --models-root NEW"
+                f"{folder} was trained with {'; with '.join(self.refused)}. Resume with the same flags, or "
+                "start from scratch with --models-root NEW"
             )
 
 

@@ -2,20 +2,16 @@
 
 import secrets
 import socket
-from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from partial_fc.checkpoint.lock import Fence, Record, Sightings, acquire, sightings
+from partial_fc.checkpoint.lock import Fence, Record, acquire
 from partial_fc.checkpoint.peer import ProcessState
 from partial_fc.checkpoint.saver import ranks_beside
 from partial_fc.comm import World, all_gather_json
 from partial_fc.errors import describe
 from partial_fc.train.begin.start import roots
-
-T = TypeVar("T")
 
 
 def hold_folders(config: Any, world: World, memory: ProcessState) -> list[str]:
@@ -27,16 +23,14 @@ def hold_folders(config: Any, world: World, memory: ProcessState) -> list[str]:
     for lock in memory.locks.values():  # of the previous world
         lock.stop()
     memory.locks.clear()
-    # All are looked at together, to wait once: each may take ten seconds.
     mine = [root for root, owner in owners.items() if owner == world.rank]
-    seen = {root: _tried(partial(sightings, root), root, world) for root in mine}
     turns = [(str(root.resolve()), socket.gethostname(), world.rank, list(owners).index(root)) for root in mine]
     turns_W = all_gather_json(turns, world, "run/wanted")
     notes, facts_of = [], {}
     # In the same order as other runs: of two that start at once one gets all folders.
     for _, _, owner, number in sorted(tuple(turn) for turns in turns_W for turn in turns):
         root = list(owners)[number]
-        answer = _take(root, *seen[root], world, memory) if owner == world.rank else None
+        answer = _take(root, world, memory) if owner == world.rank else None
         problem, note, facts_of[owner, number] = all_gather_json(answer, world, "run/lock")[owner]
         if problem:
             raise ValueError(problem)
@@ -46,25 +40,15 @@ def hold_folders(config: Any, world: World, memory: ProcessState) -> list[str]:
     return notes
 
 
-def _take(
-    root: Path, seen: Sightings | None, problem: str, world: World, memory: ProcessState
-) -> tuple[str, str, dict[str, Any]]:
+def _take(root: Path, world: World, memory: ProcessState) -> tuple[str, str, dict[str, Any]]:
     """Returns (the error, a note, the facts of the record) for a folder that this rank locks."""
-    taken, problem = (None, problem) if problem else _tried(lambda: acquire(root, memory.run, seen), root, world)
-    if taken is None:
-        return problem, "", {}
-    memory.locks[root], note = taken
-    return "", note, asdict(memory.locks[root].record)
-
-
-def _tried(job: Callable[[], T], root: Path, world: World) -> tuple[T | None, str]:
-    """Returns (result, error)."""
     try:
-        return job(), ""
+        memory.locks[root], note = acquire(root, memory.run)
     except ValueError as error:
-        return None, str(error)
+        return str(error), "", {}
     except OSError as error:
-        return None, f"rank {world.rank} cannot write to {root}: {describe(error)}"
+        return f"rank {world.rank} cannot write to {root}: {describe(error)}", "", {}
+    return "", note, asdict(memory.locks[root].record)
 
 
 def release_folders(memory: ProcessState) -> None:

@@ -60,7 +60,7 @@ class Commits:
             )
         if short:  # fewer hosts have larger shares: the loss that commits are for must not end the run
             _log.warning(
-                f"{short}: going on without commits; a host that is lost from now on costs the steps since the last "
+                f"{short}: continuing without commits; a host that is lost from now on costs the steps since the last "
                 "checkpoint"
             )
             self._memory.commits, self._copies = [], None
@@ -90,7 +90,7 @@ class Commits:
             self._copies.finish()
             self._commit(self._copies)
             self._copies.finish()
-        raise elastic.HostsChanged(f"hosts have come or are to go: all ranks leave after step {step}, to meet anew")
+        raise elastic.HostsChanged(f"hosts were added or removed: all ranks leave after step {step} and rejoin")
 
     def _commit_if_due(self, step: int) -> None:
         if self._copies and self._copies.due(step):

@@ -40,7 +40,7 @@ def find_first_non_finite(job: Job, attempt: Attempt, symptom: str) -> str:
         _write_down(job, attempt, symptom, look, folder / f"step-{step:08d}-rank-{job.world.rank:05d}.json")
     moved = "The centres of this step have moved, the backbone has not" if attempt.centres_moved else ""
     return (
-        f"{symptom}. {_in_words(first_W)} {moved or 'Nothing was updated in this step'}; the last checkpoint stands. "
+        f"{symptom}. {_in_words(first_W)} {moved or 'Nothing was updated in this step'}; the last checkpoint remains. "
         f"Each rank's record keys, labels and largest values: {folder / f'step-{step:08d}-rank-*.json'}."
     )
 
@@ -89,9 +89,7 @@ def _second_forward(job: Job, attempt: Attempt, look: _Look) -> None:
         job.backbone.watch_outputs(batch.input_B, look_at_output)
     for one, batch in passes:  # not explained by a second forward
         bad_B = (~one.output_B.detach().isfinite().all(dim=1)).cpu()
-        again = (
-            "while a second forward of the same batch gives finite ones (a memory or a processor that makes mistakes?)"
-        )
+        again = "while a second forward of the same batch gives finite ones (a faulty memory or processor?)"
         look.next([f"the features of record {key}, {again}" for key in batch.key_B[bad_B].tolist()])
         loss_B = job.head.row_losses(one.seen, len(batch.key_B)).cpu()
         rows = zip(batch.key_B.tolist(), batch.label_B.tolist(), loss_B.tolist(), strict=True)
@@ -123,7 +121,7 @@ def _in_words(first_W: list[tuple[int, str] | None]) -> str:
     """Describes the finding, with the same sentence on all ranks."""
     found = [(first[0], rank, first[1]) for rank, first in enumerate(first_W) if first]
     if not found:
-        return "A second look at the same batch finds all finite (a memory or a processor that makes mistakes?)."
+        return "A second look at the same batch finds all finite (a faulty memory or processor?)."
     number, rank, what = min(found)
     others = sum(other == number for other, _, _ in found) - 1
     also = f" (and on {others} other{'s' if others > 1 else ''})" if others else ""

@@ -73,7 +73,7 @@ class StopSignals:
                 # KeyboardInterrupt would wait for the checkpoint that is being written.
                 signal.signal(number, signal.SIG_DFL)
             with contextlib.suppress(OSError, ValueError):
-                self._say(f"the second one, ending at once; {self._newest() or 'no complete checkpoint'} stands")
+                self._say(f"second signal, ending at once; newest complete checkpoint: {self._newest() or 'none'}")
             output.drain(_LAST_WORDS_S)
             os.kill(os.getpid(), number)
 

@@ -9,8 +9,8 @@ from partial_fc.comm import Work, World
 
 
 @dataclass(frozen=True)
-class StepVerdict:
-    """The outcome, equal on all ranks. stop: the exit status if any rank wants to stop, else 0; and whether any is busy
+class Votes:
+    """The result of a vote, equal on all ranks. stop: the exit status if any rank wants to stop, else 0; and whether any is busy
     with a checkpoint, failed to write it, has lost its folder to another run, or was notified of changed hosts."""
 
     stop: int
@@ -32,8 +32,8 @@ class StepVote:
         votes = torch.tensor([stop, saver.busy, saver.failed, saver.lost is not None, hosts_changed], dtype=torch.int32)
         self._pending = self._world.start_all_reduce(votes, "max", name="train/vote")
 
-    def result(self) -> StepVerdict:
+    def result(self) -> Votes:
         assert self._pending is not None, "start() comes first"
         votes, self._pending = self._pending.wait(), None
         stop, *others = votes.tolist()
-        return StepVerdict(stop, *map(bool, others))
+        return Votes(stop, *map(bool, others))

@@ -34,7 +34,7 @@ class OneClass(ImageFolder):
         if not self.names:
             raise ValueError(f"{folder}: no image in it")
         self._labels = np.zeros(len(self.names), np.int64)
-        self._num_classes = 1
+        self.num_classes = 1
 
 
 def directions(stored: Checkpoint, source: Source, labels: Iterable[int], max_bad: int) -> dict[int, Tensor]:

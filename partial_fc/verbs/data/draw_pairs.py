@@ -14,10 +14,11 @@ from partial_fc import terminal
 from partial_fc.data import open_source
 from partial_fc.data.decode import encode_square
 from partial_fc.data.pairs import write_pairs
-from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord, still
-from partial_fc.files import check_new, read_bytes, read_text
+from partial_fc.data.sample import BadRecord, still
+from partial_fc.files import check_new
 from partial_fc.findings import counted
 from partial_fc.flags.numbers import PIXELS, check_numbers
+from partial_fc.verbs.data.pair_list import read_pair_list
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class PairsOptions:
     """Writes a verification set in the layout of lfw.bin."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """A list of pairs, one `path1 path2 0|1` a line (tabs between them where paths hold blanks); or images to
-    draw pairs from: a folder of class folders, or a folder with train.rec."""
+    """A list of pairs, one `path1 path2 0|1` a line (tabs or commas between them where paths hold blanks); or images
+    to draw pairs from: a folder of class folders, or a folder with train.rec."""
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.bin")]
     """The .bin file to write."""
     root: Path | None = None
@@ -50,14 +51,12 @@ def make_pairs(options: PairsOptions) -> None:
     """Writes options.output, which must not exist. Raises ValueError that names the faulty line, file or fold."""
     check_new(options.output)
     if options.source.is_file() and options.source.suffix != ".rec":
-        names, same = _read_pair_list(options.source)
-        root = options.root or options.source.parent
+        listed = read_pair_list(options.source, options.root)
+        files, same = listed.images, listed.same_N
         # Lists repeat images; each file is read once.
-        content = {
-            name: _read_file(root / name, options)
-            for name in terminal.bar(dict.fromkeys(names), desc="pairs", unit="image")
-        }
-        images = [content[name] for name in names]
+        numbers = terminal.bar(range(len(files)), desc="pairs", unit="image")
+        content = [_encoded(files.read_file(number), files.where(number), options) for number in numbers]
+        images = [content[image] for image in np.stack((listed.first_N, listed.second_N), axis=1).ravel()]
     else:
         source = open_source(options.source)
         pair_P2, same = draw_pairs(source.labels(), options.num_pairs, options.folds, options.seed)
@@ -125,29 +124,6 @@ def _two_classes(images: list[list[int]], count: int, rng: random.Random) -> lis
         first, second = (rng.choice(of_class) for of_class in rng.sample(images, 2))
         pairs[min(first, second), max(first, second)] = None
     return list(pairs)
-
-
-def _read_pair_list(path: Path) -> tuple[list[str], NDArray[np.bool_]]:
-    names: list[str] = []
-    same = []
-    text = read_text(path, errors="surrogateescape")  # as in lists of images
-    for number, line in enumerate(text.splitlines(), start=1):
-        fields = line.split("\t") if "\t" in line else line.split()
-        if not fields:
-            continue
-        if len(fields) != 3 or fields[2].strip() not in ("0", "1") or "\0" in line:
-            raise ValueError(f"{path}, line {number}: expected `path1 path2 0|1`, got {line[:200]!r}")
-        names += fields[:2]
-        same.append(fields[2].strip() == "1")
-    if not same:
-        raise ValueError(f"{path} names no pairs")
-    return names, np.array(same)
-
-
-def _read_file(path: Path, options: PairsOptions) -> bytes:
-    if not path.exists():
-        raise ValueError(f"{path} not found; --root says what the paths of a list are relative to")
-    return _encoded(read_bytes(path, MAX_FILE_BYTES), str(path), options)
 
 
 def _encoded(image: bytes | NDArray[np.uint8], where: str, options: PairsOptions) -> bytes:

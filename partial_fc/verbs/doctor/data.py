@@ -213,7 +213,7 @@ class _Check:
         if not options.images:
             return
         bar = source.name if options.bar else ""
-        scan = scan_images(read, len(label_N), options.num_workers, hear_decoder=True, bar=bar)
+        scan = scan_images(read, len(label_N), options.num_workers, bar=bar)
         findings = check_images(scan, label_N, describe, str(source), size, embedding=True)
         self.findings += findings
         self.sheet.add(findings, read, len(label_N), describe, source.name)

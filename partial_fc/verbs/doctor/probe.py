@@ -6,7 +6,6 @@ Arguments come from standard input, which no other user can read; the answer is 
 """
 
 import hashlib
-import hmac
 import json
 import math
 import os
@@ -22,11 +21,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import metadata, util
-from io import BufferedReader
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +39,10 @@ MARK = "partial-fc doctor: "
 
 _PACKAGES = ("torch", "numpy", "horovod", "mxnet", "opencv-python-headless", "safetensors")
 _PINGS = 50
-_FIRST_BYTES, _MOST_BYTES, _ENOUGH_S = 1 << 20, 1 << 30, 0.3
-_TOKEN_BYTES, _TOKEN_S, _MOST_WAITING = 16, 2.0, 64
+_TOKEN_BYTES, _ACCEPTING, _ORDER_BYTES = 16, 16, 64
 _BLOCK = bytes(1 << 18)
-_ORDER, _TIME = struct.Struct("!cQ"), struct.Struct("!d")
+_FIRST_BLOCKS, _MOST_BLOCKS, _ENOUGH_S = 4, 4096, 0.3  # 1 MiB to 1 GiB
+_TIME = struct.Struct("!d")
 
 
 def facts(checkout: str, models_root: str, peers: list[str]) -> dict[str, Any]:
@@ -175,7 +174,7 @@ def _route(peer: str, interfaces: dict[str, dict[str, Any]]) -> dict[str, str]:
     return {"address": address, "source": source, "interface": names[0] if names else ""}
 
 
-# ---- speed between two hosts: after the token, a letter and a number of bytes to send one way
+# ---- speed between two hosts: a ping, or blocks one way
 
 
 def serve(seconds: float, address: str) -> None:
@@ -183,118 +182,84 @@ def serve(seconds: float, address: str) -> None:
     listen on; if it is not its own (address translation), all."""
     signal.alarm(math.ceil(seconds))
     token = secrets.token_bytes(_TOKEN_BYTES)
-    arrived: queue.Queue[socket.socket] = queue.Queue()
-    with _listen(address) as listening:
-        _print({"port": listening.getsockname()[1], "token": token.hex()})
-        threading.Thread(target=_let_in, args=(listening, token, arrived), daemon=True).start()
-        with arrived.get() as connection, connection.makefile("rb") as received:
-            connection.settimeout(seconds)
-            _answer(connection, received)
-
-
-def _listen(address: str) -> socket.socket:
     try:
-        return socket.create_server((address, 0))
+        listener = Listener((address, 0), authkey=token)
     except OSError:
-        return socket.create_server(("", 0))
+        listener = Listener(("", 0), authkey=token)
+    _print({"port": listener.address[1], "token": token.hex()})
+    accepted: queue.Queue[Connection] = queue.Queue()
+    for _ in range(_ACCEPTING):
+        threading.Thread(target=_accept, args=(listener, accepted), daemon=True).start()
+    _answer(accepted.get())
 
 
-def _let_in(listening: socket.socket, token: bytes, arrived: "queue.Queue[socket.socket]") -> None:
-    """Authenticates connections in parallel, with two seconds each: none can block the one with the token. Drops the
-    oldest if there are too many."""
-    waiting: deque[socket.socket] = deque()
-
-    def hear(connection: socket.socket) -> None:
-        if _knows(token, connection):
-            arrived.put(connection)
-        else:
-            connection.close()
-
+def _accept(listener: Listener, accepted: "queue.Queue[Connection]") -> None:
+    """Accepts connections until one has the token. Several threads do: a silent connection blocks only its own."""
     while True:
-        connection, _ = listening.accept()
-        if len(waiting) == _MOST_WAITING:
-            with suppress(OSError):  # closed, or authenticated: there is only one
-                waiting.popleft().shutdown(socket.SHUT_RDWR)
-        waiting.append(connection)
-        threading.Thread(target=hear, args=(connection,), daemon=True).start()
+        with suppress(AuthenticationError, EOFError, OSError):
+            accepted.put(listener.accept())
+            return
 
 
-def _knows(token: bytes, connection: socket.socket) -> bool:
-    until, received = time.monotonic() + _TOKEN_S, b""
-    try:
-        while len(received) < len(token):
-            connection.settimeout(max(0.001, until - time.monotonic()))
-            part = connection.recv(len(token) - len(received))
-            if not part:
-                return False
-            received += part
-    except OSError:  # timed out, or closed
-        return False
-    return hmac.compare_digest(received, token)
-
-
-def _answer(connection: socket.socket, received: BufferedReader) -> None:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    while order := received.read(_ORDER.size):
-        kind, num_bytes = _ORDER.unpack(order)
-        if kind == b"P":
-            connection.sendall(_TIME.pack(time.time()))
-        elif kind == b"U":
-            _skip(received, min(num_bytes, _MOST_BYTES))
-            connection.sendall(b"!")
-        else:
-            _send(connection, min(num_bytes, _MOST_BYTES))
+def _answer(connection: Connection) -> None:
+    with connection, suppress(EOFError):
+        while True:
+            order, _, count = connection.recv_bytes(_ORDER_BYTES).partition(b" ")
+            num_blocks = min(int(count or b"0"), _MOST_BLOCKS)
+            if order == b"ping":
+                connection.send_bytes(_TIME.pack(time.time()))
+            elif order == b"up":
+                _receive(connection, num_blocks)
+                connection.send_bytes(b"done")
+            else:
+                _send(connection, num_blocks)
 
 
 def connect(address: str, port: int, token: str) -> dict[str, float]:
     """Returns latency_ms (round trip), clock_s (that host's clock minus ours), up and down (Gbit/s)."""
-    with socket.create_connection((address, port), timeout=5) as connection, connection.makefile("rb") as received:
-        connection.settimeout(20)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.sendall(bytes.fromhex(token))
+    socket.create_connection((address, port), timeout=5).close()  # Client has no time limit
+    with Client((address, port), authkey=bytes.fromhex(token)) as connection:
         pings = []
         for _ in range(_PINGS):
             started, before = time.perf_counter(), time.time()
-            connection.sendall(_ORDER.pack(b"P", 0))
-            (theirs,) = _TIME.unpack(received.read(_TIME.size))
+            connection.send_bytes(b"ping")
+            (theirs,) = _TIME.unpack(connection.recv_bytes())
             seconds = time.perf_counter() - started
             pings.append((seconds, theirs - (before + seconds / 2)))
         latency, clock = min(pings)
 
-        def up(num_bytes: int) -> None:
-            connection.sendall(_ORDER.pack(b"U", num_bytes))
-            _send(connection, num_bytes)
-            received.read(1)
+        def up(num_blocks: int) -> None:
+            connection.send_bytes(b"up %d" % num_blocks)
+            _send(connection, num_blocks)
+            connection.recv_bytes()
 
-        def down(num_bytes: int) -> None:
-            connection.sendall(_ORDER.pack(b"D", num_bytes))
-            _skip(received, num_bytes)
+        def down(num_blocks: int) -> None:
+            connection.send_bytes(b"down %d" % num_blocks)
+            _receive(connection, num_blocks)
 
         return {"latency_ms": 1e3 * latency, "clock_s": clock, "up": _gbps(up), "down": _gbps(down)}
 
 
 def _gbps(transfer: Callable[[int], None]) -> float:
-    """Measures Gbit/s, doubling the bytes until it takes long enough."""
-    num_bytes = _FIRST_BYTES
+    """Measures Gbit/s, doubling the blocks until it takes long enough."""
+    num_blocks = _FIRST_BLOCKS
     while True:
         started = time.perf_counter()
-        transfer(num_bytes)
+        transfer(num_blocks)
         seconds = time.perf_counter() - started
-        if seconds > _ENOUGH_S or num_bytes >= _MOST_BYTES:
-            return 8e-9 * num_bytes / seconds
-        num_bytes *= 2
+        if seconds > _ENOUGH_S or num_blocks >= _MOST_BLOCKS:
+            return 8e-9 * num_blocks * len(_BLOCK) / seconds
+        num_blocks *= 2
 
 
-def _send(connection: socket.socket, num_bytes: int) -> None:
-    for start in range(0, num_bytes, len(_BLOCK)):
-        connection.sendall(memoryview(_BLOCK)[: num_bytes - start])
+def _send(connection: Connection, num_blocks: int) -> None:
+    for _ in range(num_blocks):
+        connection.send_bytes(_BLOCK)
 
 
-def _skip(received: BufferedReader, num_bytes: int) -> None:
-    block = memoryview(bytearray(len(_BLOCK)))
-    for start in range(0, num_bytes, len(_BLOCK)):
-        if not received.readinto(block[: num_bytes - start]):
-            raise ConnectionError("the other host ended the connection")
+def _receive(connection: Connection, num_blocks: int) -> None:
+    for _ in range(num_blocks):
+        connection.recv_bytes(len(_BLOCK))
 
 
 def _print(values: dict[str, Any]) -> None:

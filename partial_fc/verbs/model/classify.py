@@ -84,21 +84,19 @@ def nearest(row_ND: NDArray[np.float32], stored: "Checkpoint", top: int) -> "tup
     of a class's sub-centres counts. Keeps one file's centres in memory at a time. Raises ValueError without centres."""
     import torch
 
+    from partial_fc.head.kernels.nearest import Nearest
+
     row = torch.from_numpy(row_ND)
-    cosine_NK, class_NK = row.new_empty(len(row), 0), torch.empty(len(row), 0, dtype=torch.int64)
+    found = Nearest(len(row), min(top, stored.manifest["num_classes"]), row.dtype)
     for centres, class_M in stored_centres(stored):
         centre_MRD = centres.float().reshape(len(class_M), -1, row.shape[1])  # R of a class
         length_MR1 = centre_MRD.norm(dim=2, keepdim=True)
         # A centre that was never created has no direction.
         cosine_MRN = torch.where(length_MR1 > 0, (centre_MRD / length_MR1) @ row.T, -torch.inf)
-        cosine_NM = cosine_MRN.amax(1).T
-        cosine_NK = torch.cat((cosine_NK, cosine_NM), dim=1)
-        class_NK = torch.cat((class_NK, class_M.expand(len(row), -1)), dim=1)
-        cosine_NK, at_NK = cosine_NK.topk(min(top, cosine_NK.shape[1]))
-        class_NK = class_NK.gather(1, at_NK)
-    if not bool((cosine_NK > -torch.inf).any()) and not bool(row.isnan().all()):
+        found.add(cosine_MRN.amax(1).T, class_M)
+    if not bool((found.cosine_GK > -torch.inf).any()) and not bool(row.isnan().all()):
         raise ValueError(f"{stored.where}: no step has touched any class: there are no centres to compare with")
-    return cosine_NK, class_NK
+    return found.cosine_GK, found.class_GK
 
 
 def stored_centres(stored: "Checkpoint") -> "Iterator[tuple[Tensor, Tensor]]":

@@ -49,8 +49,8 @@ class ConvertOptions:
 
 
 @dataclass(frozen=True)
-class _Source:
-    """A model to convert: our network's state dict, and the source's embeddings."""
+class _Model:
+    """A file's model as our network's state dict, and what computes the file's own embeddings."""
 
     state: "State"
     network: "Network"
@@ -72,25 +72,25 @@ def convert(options: ConvertOptions) -> None:
         raise ValueError(f"--symbol goes with a .params file; SOURCE is {source}")
     paths = [output, *([_symbol_path(output)] if kinds[1] == "mxnet" else [])]
     check_new(*paths)
-    found = _read_mxnet(options) if kinds[0] == "mxnet" else _read_torch(options)
-    network = found.network
+    before = _read(source, options.symbol or _symbol_of(source), options.image_size)
+    network = before.network
     print(f"{source}: {network.name}, embedding {network.embedding_size}, images {network.image_size}")
     output.parent.mkdir(parents=True, exist_ok=True)
     # Renamed only after the comparison.
     with tempfile.TemporaryDirectory(prefix=".convert-", dir=output.parent) as folder:
         written = [Path(folder) / path.name for path in paths]
+        notes = before.notes
         if kinds[1] == "mxnet":
-            arrays, notes = mxnet_backbone.to_mxnet(found.state, network, source)
+            arrays, notes = mxnet_backbone.to_mxnet(before.state, network, source)
             mxnet_ndarray.write(written[0], arrays)
             model = network.build("meta")
             assert isinstance(model, IResNet)
             written[1].write_text(mxnet_symbol.symbol_json(model), encoding="utf-8")
         else:
-            notes = found.notes
-            _write_torch(found, written[0], source)
+            _write_torch(before, written[0], source)
         for note in notes:
             print(f"  {note}")
-        _compare(found, written, output)
+        _compare(before, _read(written[0], _symbol_of(written[0]), network.image_size), output)
         for path, name in zip(written, paths, strict=True):
             path.replace(name)
     print(f"written: {', '.join(map(str, paths))}")
@@ -112,45 +112,41 @@ def _symbol_path(params: Path) -> Path:
     return params.with_name(f"{match[1]}-symbol.json")
 
 
+def _symbol_of(path: Path) -> Path | None:
+    """Returns the symbol beside a .params file, if there is one."""
+    symbol = _symbol_path(path) if path.suffix == ".params" else None
+    return symbol if symbol and symbol.exists() else None
+
+
 # ---- reading
 
 
-def _read_mxnet(options: ConvertOptions) -> _Source:
+def _read(path: Path, symbol: Path | None, image_size: int | None) -> _Model:
+    """Reads a model from a file of either kind. Raises ValueError for another network."""
     from partial_fc.foreign import mxnet_backbone, mxnet_ndarray, mxnet_symbol
-    from partial_fc.foreign.mxnet_backbone import network_of
-    from partial_fc.foreign.mxnet_symbol import Graph
-
-    path, symbol = options.source, options.symbol
-    if symbol is None and _symbol_path(path).exists():
-        symbol = _symbol_path(path)
-    graph = mxnet_symbol.read(symbol) if symbol else Graph()
-    arrays = mxnet_ndarray.read(path)
-    network = network_of(arrays, path, options.image_size)
-    state, notes = mxnet_backbone.from_mxnet(arrays, network, graph, path)
-    if symbol is None:
-        notes.insert(0, "no symbol beside it: taken for the graph of InsightFace's recipe")
-
-    def as_mxnet(image_B3HW: "Tensor") -> "Tensor":
-        return mxnet_backbone.embed_as_mxnet(arrays, network, graph, image_B3HW, path)
-
-    return _Source(state, network, notes, {"torch with MXNet's rules": as_mxnet, **_mxnet_itself(symbol, path)})
-
-
-def _read_torch(options: ConvertOptions) -> _Source:
-    from partial_fc.foreign import mxnet_backbone
     from partial_fc.foreign.backbone_weights import read_weights
-    from partial_fc.foreign.mxnet_backbone import network_of
     from partial_fc.foreign.state_dicts import check_fits
 
-    path = options.source
+    if _kind(path) == "mxnet":
+        graph = mxnet_symbol.read(symbol) if symbol else mxnet_symbol.Graph()
+        arrays = mxnet_ndarray.read(path)
+        network = mxnet_backbone.network_of(arrays, path, image_size)
+        state, notes = mxnet_backbone.from_mxnet(arrays, network, graph, path)
+        if symbol is None:
+            notes.insert(0, "no symbol beside it: taken for the graph of InsightFace's recipe")
+
+        def as_mxnet(image_B3HW: "Tensor") -> "Tensor":
+            return mxnet_backbone.embed_as_mxnet(arrays, network, graph, image_B3HW, path)
+
+        return _Model(state, network, notes, {"torch with MXNet's rules": as_mxnet, **_mxnet_itself(symbol, path)})
     state, contract = read_weights(path)
-    image_size, said = options.image_size, contract.get("image_size", "")
+    said = contract.get("image_size", "")
     if image_size is None and said.isdecimal():
         image_size = int(said)
-    network = network_of(state, path, image_size)
+    network = mxnet_backbone.network_of(state, path, image_size)
     check_fits(state, network.build("meta").state_dict(), path, network.name)
     state = {name: t.float() if t.is_floating_point() else t for name, t in state.items()}
-    return _Source(state, network, [], {"torch": lambda image: mxnet_backbone.embed(state, network, image)})
+    return _Model(state, network, [], {"torch": lambda image: mxnet_backbone.embed(state, network, image)})
 
 
 def _mxnet_itself(symbol: Path | None, params: Path) -> "dict[str, Callable[[Tensor], Tensor]]":
@@ -168,7 +164,7 @@ def _mxnet_itself(symbol: Path | None, params: Path) -> "dict[str, Callable[[Ten
 # ---- writing, and comparing
 
 
-def _write_torch(found: _Source, path: Path, source: Path) -> None:
+def _write_torch(found: _Model, path: Path, source: Path) -> None:
     import torch
 
     from partial_fc.models.inputs import FACE
@@ -188,38 +184,18 @@ def _write_torch(found: _Source, path: Path, source: Path) -> None:
     save_tensors(found.state, path, contract)
 
 
-def _compare(found: _Source, written: list[Path], output: Path) -> None:
+def _compare(before: _Model, after: _Model, output: Path) -> None:
     """Prints the smallest cosine of both models on random images. Raises ValueError if it is too small."""
     import torch
-    from safetensors.torch import load_file
     from torch.nn.functional import cosine_similarity
 
-    from partial_fc.foreign import mxnet_backbone, mxnet_ndarray, mxnet_symbol, torch_file
-
-    network = found.network
-    shape = (_NUM_IMAGES, 3, network.image_size, network.image_size)
-    image_B3HW = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    path = written[0]
-    after: dict[str, Callable[[Tensor], Tensor]]
-    if path.suffix == ".params":
-        arrays = mxnet_ndarray.read(path)
-
-        def as_mxnet(image: "Tensor") -> "Tensor":
-            return mxnet_backbone.embed_as_mxnet(arrays, network, mxnet_symbol.read(written[1]), image, output)
-
-        after = {"torch with MXNet's rules": as_mxnet, **_mxnet_itself(written[1], path)}
-    else:
-        state = load_file(path) if path.suffix == ".safetensors" else torch_file.load(path)
-        after = {"torch": lambda image: mxnet_backbone.embed(state, network, image)}
-    before_BD = {who: embed(image_B3HW) for who, embed in found.embed.items()}
-    for who, feat_BD in before_BD.items():
-        if not bool(torch.isfinite(feat_BD).all()):
-            raise ValueError(
-                f"{who} gives embeddings that are not finite, so there is nothing to compare with: the network has "
-                "diverged, or was never trained"
-            )
-    after_BD = {who: embed(image_B3HW) for who, embed in after.items()}
+    size = before.network.image_size
+    generator = torch.Generator().manual_seed(0)
+    image_B3HW = torch.randint(0, 256, (_NUM_IMAGES, 3, size, size), generator=generator, dtype=torch.uint8)
+    before_BD, after_BD = ({who: embed(image_B3HW) for who, embed in m.embed.items()} for m in (before, after))
     for one, feat_BD in before_BD.items():
+        if not bool(torch.isfinite(feat_BD).all()):
+            raise ValueError(f"{one} gives NaN or Inf, so there is nothing to compare with: the network has diverged")
         for other, again_BD in after_BD.items():
             smallest = cosine_similarity(feat_BD, again_BD, eps=0.0).min().item()
             print(f"  {_NUM_IMAGES} random images, {one} and then {other}: smallest cosine {smallest:.8f}")
@@ -227,5 +203,5 @@ def _compare(found: _Source, written: list[Path], output: Path) -> None:
                 raise ValueError(
                     f"the embeddings differ: smallest cosine {smallest:.8f} between {one} before and {other} after; "
                     f"{output} is not written. Is the symbol that of these arrays (--symbol), and the image size "
-                    f"{network.image_size} right?"
+                    f"{size} right?"
                 )

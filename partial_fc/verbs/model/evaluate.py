@@ -20,8 +20,8 @@ from partial_fc.evaluate.roc import Roc
 from partial_fc.findings import check_writable
 from partial_fc.flags import Flags, LaunchFlags, check_numbers
 from partial_fc.flags.numbers import PIXELS
+from partial_fc.verbs.data.pair_list import PairList, read_pair_list
 from partial_fc.verbs.model.embed import embed_together
-from partial_fc.verbs.model.pair_list import PairList, read_pair_list
 
 if TYPE_CHECKING:
     import torch

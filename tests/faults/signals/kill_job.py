@@ -3,8 +3,6 @@
     FAULT_FOLDER=DIR python train.py tests/faults/signals/kill_job.py --gpus 2 FLAGS
 
 DIR/rank-R: process number and host of rank R. DIR/pace: seconds between two steps; none where the file is not there.
-DIR/looked-R, DIR/held-R: when this rank looked whose the run's folder is, and when that was known to be its own, in
-seconds of this machine's monotonic clock (of several folders, of the last one).
 """
 
 import os
@@ -22,20 +20,10 @@ from partial_fc import comm
 def main(arguments: list[str]) -> int:
     here, launch = Path(os.environ["FAULT_FOLDER"]), comm.detect()
     sys.path.insert(0, str(Path(__file__).parents[3]))
-    from partial_fc.checkpoint import lock
     from recipes import face
 
     if launch.backend != "single":
-        sightings, acquire, train_here = lock.sightings, lock.acquire, face.train_here
-
-        def looked(*words: Any) -> Any:
-            _write(here / f"looked-{launch.rank}", str(time.monotonic()))
-            return sightings(*words)
-
-        def held(*words: Any) -> tuple[lock.FolderLock, str]:
-            taken = acquire(*words)
-            _write(here / f"held-{launch.rank}", str(time.monotonic()))
-            return taken
+        train_here = face.train_here
 
         def paced(run: Any) -> int:
             from partial_fc.data.loader import Loader
@@ -49,7 +37,7 @@ def main(arguments: list[str]) -> int:
             finally:
                 Loader.__next__ = unpaced  # type: ignore[method-assign]
 
-        lock.sightings, lock.acquire, face.train_here = looked, held, paced
+        face.train_here = paced
     return face.main(arguments)
 
 

@@ -19,8 +19,8 @@ def test_the_table_in_the_docs_is_what_was_seen_and_that_is_what_is_promised():
 @pytest.mark.long
 def test_a_launcher_that_is_killed_or_asked_to_end_takes_its_processes_with_it(tmp_path):
     chains = [
-        Chain("own launch", "launcher", ("KILL", "HUP")),
-        Chain("torchrun", "launcher", ("KILL",)),
+        Chain("own launch", "launcher", ("INT", "HUP", "KILL")),
+        Chain("torchrun", "launcher", ("TERM", "KILL")),
         Chain("run.sh", "supervisor", ("KILL",)),
         Chain("horovodrun --gloo", "launcher", ("TERM",)),
     ]

@@ -12,7 +12,7 @@ from partial_fc import checkpoint
 from partial_fc.checkpoint.consistency import newest_common
 from partial_fc.checkpoint.saver import ranks_beside
 from partial_fc.head import CosFace, PartialFC
-from partial_fc.train.guards.step_vote import StepVerdict, StepVote
+from partial_fc.train.guards.step_vote import StepVote, Votes
 
 
 @pytest.fixture(params=["shared", "one each"])
@@ -124,6 +124,6 @@ def test_what_one_rank_says_all_know(world):
         busy, failed, lost = last, world.rank == 0, None
 
     vote.start(False, Says)
-    assert vote.result() == StepVerdict(stop=False, busy=True, failed=True)
+    assert vote.result() == Votes(stop=False, busy=True, failed=True)
     vote.start(last, type("Says", (), {"busy": False, "failed": False, "lost": None}))
-    assert vote.result() == StepVerdict(stop=True, busy=False, failed=False)
+    assert vote.result() == Votes(stop=True, busy=False, failed=False)

@@ -165,7 +165,7 @@ def test_a_fault_that_does_not_come_again_is_said_to_be_one(world, folder):
     key = int(world.broadcast(batches[0].key_B[:1], name="t/key"))
     text = message_of(job, batches, world)
     assert f"on rank 0: the features of record {key}, while a second forward" in text
-    assert "(a memory or a processor that makes mistakes?)." in text
+    assert "(a faulty memory or processor?)." in text
 
 
 # ---- skip

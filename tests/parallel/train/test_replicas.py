@@ -92,7 +92,7 @@ def test_a_single_bit_of_the_last_rank_is_found(world, where):
     with pytest.raises(ValueError) as error:
         model.check(num_steps=num_steps)
     assert str(error.value).startswith(
-        f"step 70: the replicas have parted: {who}, in 1 of 12 parts of the state, the first of them {name[where]}. "
+        f"step 70: the replicas have diverged: {who}, in 1 of 12 parts of the state, the first of them {name[where]}. "
     )
     assert "since some step after 60, where they were equal" in str(error.value)
 

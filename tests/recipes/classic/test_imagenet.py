@@ -192,16 +192,6 @@ def test_mdl_files(data, tmp_path):
         assert not torch.equal(after[name], before[name])
 
 
-def test_resnet50_at_its_own_size(data, tmp_path):
-    """What a Caffe2 user starts first, with fewer images."""
-    flags = "--network resnet50 --image_size 227 --resize 256 --num_labels 1000 --batch_size 2 --max-steps 1"
-    train_here(tmp_path, data / "datum", flags)
-    assert len(losses(tmp_path)) == 1
-    log = (tmp_path / "logs/rank-0000.log").read_text()
-    assert "resnet50: 25,557,032 parameters" in log
-    assert len(list(tmp_path.glob("resnet50_gpu1_b2_L1000_lr0.01_v2_*.log"))) == 1
-
-
 # ---- what is refused
 
 

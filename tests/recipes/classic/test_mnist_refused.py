@@ -30,24 +30,3 @@ def test_data_that_cannot_be_used(digits, tmp_path):
 def test_the_log_of_another_recipe(tmp_path):
     with pytest.raises(ValueError, match="--log-style insightface-mxnet is for recipe face; recipe mnist has lines"):
         train_here(tmp_path, tmp_path / "run", "--log-style insightface-mxnet")
-
-
-def test_checkpoints_of_other_runs(digits, tmp_path, capfd):
-    train_here(digits, tmp_path, "--epochs 1")
-    with pytest.raises(ValueError, match="is ahead of where this run would start"):
-        train_here(digits, tmp_path, "--resume never")
-    with pytest.raises(ValueError, match="step 7, beyond this run's 5"):
-        train_here(digits, tmp_path, "--max-steps 5")
-    with pytest.raises(ValueError, match="is no complete checkpoint"):
-        train_here(digits, tmp_path, f"--resume {tmp_path / 'elsewhere'}")
-    capfd.readouterr()
-    train_here(digits, tmp_path, "--lr 0.01 --gradient-compression 2bit")
-    printed = capfd.readouterr().out
-    for words in ("--lr 0.05, this run has 0.01", "--gradient-compression none, this run has 2bit"):
-        assert words in printed
-    assert "--epochs" not in printed  # a longer run is the same one
-    (tmp_path / "checkpoints/step-00000014/rank-00000-of-00001.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"rank-00000-of-00001.safetensors is missing"):
-        train_here(digits, tmp_path, f"--epochs 3 --resume {tmp_path / 'checkpoints/step-00000014'}")
-    train_here(digits, tmp_path, "--epochs 3")
-    assert (tmp_path / "checkpoints/step-00000014.damaged").exists()

@@ -11,7 +11,6 @@ import torch
 from partial_fc import checkpoint
 from partial_fc.verbs.checkpoint import classes
 from partial_fc.verbs.checkpoint.classes import AddOptions, MatchOptions
-from partial_fc.verbs.checkpoint.import_centres import ImportOptions, import_centres
 from tests.recipes.conftest import train_here
 
 FLAGS = "--network tiny --image-size 20 --embedding-size 8 --batch-size 8 --val-targets --check-data off"
@@ -99,28 +98,3 @@ def test_training_starts_from_the_centres_of_a_checkpoint(trained, tmp_path):
     for name, row in after.items():
         assert torch.equal(row["centres"], before[name]["centres"])  # with a learning rate of 0
         assert row["touched"].item() == 1
-
-
-def test_training_goes_on_from_files_of_arcface_torch(trained, tmp_path):
-    """Of two ranks; the centres rest, so that they can be told again."""
-    data, old = trained
-    found, before = checkpoint.Checkpoint(old), rows(old)
-    centre_CD = torch.stack([before[name]["centres"] for name in found.class_names])
-    for rank, part in enumerate(centre_CD.split(3)):
-        content = {
-            "epoch": 4,
-            "global_step": 20,
-            "state_dict_backbone": found.backbone(),
-            "state_dict_softmax_fc": {"weight": part.clone()},
-        }
-        torch.save(content, tmp_path / f"checkpoint_gpu_{rank}.pt")
-    options = ImportOptions(
-        (tmp_path,), tmp_path / "out", network="tiny", image_size=20, optimizer="adamw", step=20, position=160
-    )
-    import_centres(options)
-    printed = train(tmp_path / "a", data, f"--max-steps 21 --head-lr 0 --resume {tmp_path / 'out'}")
-    assert "out has none: whether class numbers mean the same cannot be checked" in printed
-    assert f"resumed from {tmp_path / 'out'}" in printed
-    after = rows(tmp_path / "a/checkpoints/step-00000021")
-    assert torch.equal(torch.stack([row["centres"] for row in after.values()]), centre_CD)
-    assert all(row["touched"].item() == 21 for row in after.values())

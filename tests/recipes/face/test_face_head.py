@@ -1,4 +1,4 @@
-"""Flags of the head in recipe `face`: each does something, on two ranks, and resuming is exact."""
+"""Flags of the head in recipe `face`: each does something, and resuming on two ranks is exact."""
 
 import json
 import shlex
@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tests.recipes.conftest import losses, train_here, train_several
 
 OPTIMIZERS = ("sgd", "nesterov", "adamw", "adagrad", "adam")
-# What any of them may be tried with; the first run of each group is the one without.
+# The first run is the one without.
 FAMILIES = {
     "without": "",
     "fp16, host": "--centre-dtype fp16 --centre-state-dtype bf16 --centre-place host",
@@ -40,17 +40,10 @@ def data(glyphs) -> str:
     return f"--dataset glyphs --rec {glyphs} {common}"
 
 
-def in_process(models_root: Path, flags: str) -> list[float]:
-    """One rank, here: the losses."""
-    train_here(models_root, flags)
-    return losses(models_root)
-
-
-def test_every_flag_makes_a_difference_on_two_ranks(glyphs, tmp_path):
-    runs = {
-        tmp_path / name: f"{data(glyphs)} --max-steps 5 --sample-rate 0.3 {flags}" for name, flags in FAMILIES.items()
-    }
-    train_several(runs)
+def test_every_flag_makes_a_difference(glyphs, tmp_path):
+    """On one rank. (What they mean on several: tests/parallel/head/test_head_kinds.py.)"""
+    for name, flags in FAMILIES.items():
+        train_here(tmp_path / name, f"{data(glyphs)} --max-steps 5 --sample-rate 0.3 {flags}")
     curves = {name: losses(tmp_path / name) for name in FAMILIES}
     for name, curve in curves.items():
         assert len(curve) == 5
@@ -64,11 +57,11 @@ RESUMED = {
         "--head-catch-up exact --centre-dtype bf16 --sample-rate 0.2"
         for optimizer in ("sgd", "adam")  # the others' states: tests/unit/head/test_row_optimizers.py
     },
-    "adaface": "--loss adaface --margins None --sub-centres 2 --sample-rate 0.3",
-    "curricularface": "--loss curricularface --margins None --head-clip 0.5",
-    "hard negatives": "--hard-negatives 3 --hard-negatives-every 2 --sample-rate 0.1 --sampling-correction",
+    "hard negatives, curricularface": "--hard-negatives 3 --hard-negatives-every 2 --sample-rate 0.1 "
+    "--sampling-correction --loss curricularface --margins None --head-clip 0.5",
     "fp16-o2, 2bit": "--precision fp16-o2 --gradient-compression 2bit --accumulate 2 --sample-rate 0.3",
-    "fp16, powersgd": "--precision fp16 --gradient-compression powersgd --compression-rank 2",
+    "fp16, powersgd, adaface": "--precision fp16 --gradient-compression powersgd --compression-rank 2 "
+    "--loss adaface --margins None --sub-centres 2 --sample-rate 0.3",
 }
 
 
@@ -83,13 +76,13 @@ def resumed(glyphs, tmp_path_factory):
         return {
             folders[name][part]: data(glyphs)
             + flags.replace("PATH", shlex.quote(str(folders[name][part] / "rows")))
-            + " --max-steps 8 --clip 5 --checkpoint-every 4"
+            + " --max-steps 4 --clip 5 --checkpoint-every 2"
             + more.replace("WHOLE", shlex.quote(str(folders[name][0])))
             for name, flags in RESUMED.items()
         }
 
     train_several(runs(0))
-    printed = train_several(runs(1, " --resume WHOLE/checkpoints/step-00000004"))
+    printed = train_several(runs(1, " --resume WHOLE/checkpoints/step-00000002"))
     assert printed.count("resumed from") == len(RESUMED)
     return folders
 
@@ -98,18 +91,18 @@ def resumed(glyphs, tmp_path_factory):
 def test_resume_continues_bit_by_bit(resumed, name):
     whole, rest = resumed[name]
     rows = [(root / "loss.csv").read_text().splitlines()[1:] for root in (whole, rest)]
-    assert len(rows[0]) == 8
-    assert rows[1] == rows[0][4:]
-    folders = [root / "checkpoints/step-00000008" for root in (whole, rest)]
+    assert len(rows[0]) == 4
+    assert rows[1] == rows[0][2:]
+    folders = [root / "checkpoints/step-00000004" for root in (whole, rest)]
     manifests = [json.loads((folder / "manifest.json").read_text()) for folder in folders]
     assert manifests[0]["head"] == manifests[1]["head"]
-    assert bool(manifests[0]["head"]["margin"]) == (name in ("adaface", "curricularface"))
+    assert bool(manifests[0]["head"]["margin"]) == ("adaface" in name or "curricularface" in name)
     files = sorted(path.name for path in folders[0].glob("*.safetensors"))
     model = load_file(whole / "model.safetensors")
     assert all(t.dtype in (torch.float32, torch.int64) for t in model.values())
     assert manifests[0].get("loss_scaler") == manifests[1].get("loss_scaler")
     assert ("loss_scaler" in manifests[0]) == ("fp16" in name)
-    assert len(files) == 6 + 2 * (name == "hard negatives")
+    assert len(files) == 6 + 2 * ("hard negatives" in name)
     own = load_file(folders[0] / "rank-00001-of-00002.safetensors")
     assert any(key.startswith("exchange/") for key in own) == ("2bit" in name or "powersgd" in name)
     for file in files:
@@ -119,8 +112,9 @@ def test_resume_continues_bit_by_bit(resumed, name):
 
 
 def test_resume_on_another_number_of_ranks_says_what_starts_anew(resumed, glyphs, tmp_path):
-    folder = resumed["hard negatives"][0] / "checkpoints/step-00000008"
-    flags = f"{data(glyphs)} {RESUMED['hard negatives']} --max-steps 10 --clip 5 --resume {shlex.quote(str(folder))}"
+    name = "hard negatives, curricularface"
+    folder = resumed[name][0] / "checkpoints/step-00000004"
+    flags = f"{data(glyphs)} {RESUMED[name]} --max-steps 6 --clip 5 --resume {shlex.quote(str(folder))}"
     printed = train_here(tmp_path, flags)
     assert "hard negatives start empty" in printed
     assert "2 ranks, this run 1" in printed
@@ -129,8 +123,8 @@ def test_resume_on_another_number_of_ranks_says_what_starts_anew(resumed, glyphs
 
 def test_what_compression_owes_goes_to_another_number_of_ranks(resumed, glyphs, tmp_path):
     """One process takes over the sum of what two owed."""
-    folder = resumed["fp16-o2, 2bit"][0] / "checkpoints/step-00000008"
-    flags = f"{data(glyphs)} {RESUMED['fp16-o2, 2bit']} --clip 5 --max-steps 9 --resume {shlex.quote(str(folder))}"
+    folder = resumed["fp16-o2, 2bit"][0] / "checkpoints/step-00000004"
+    flags = f"{data(glyphs)} {RESUMED['fp16-o2, 2bit']} --clip 5 --max-steps 5 --resume {shlex.quote(str(folder))}"
     train_here(tmp_path / "same", flags)
     printed = train_here(tmp_path / "other", flags + " --gradient-compression none")
     assert "its residuals are left out" in printed
@@ -140,5 +134,5 @@ def test_what_compression_owes_goes_to_another_number_of_ranks(resumed, glyphs, 
         return {name: t for name, t in own.items() if name.startswith("exchange/")}
 
     before = owed(folder, 0, 2)
-    assert owed(tmp_path / "same/checkpoints/step-00000009", 0, 1).keys() == before.keys()
+    assert owed(tmp_path / "same/checkpoints/step-00000005", 0, 1).keys() == before.keys()
     assert any(t.any() for t in before.values())

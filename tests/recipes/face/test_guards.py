@@ -104,8 +104,8 @@ def test_centres_in_files_go_back_like_others(runs):
 def test_replicas_that_part_end_the_run_on_all_ranks(runs):
     root, ended = runs["desync"]
     assert ended[0] == ended[1]
-    assert ended[0].startswith("ValueError: step 8: the replicas have parted: rank 0 and rank 1 differ")
-    assert "go on from a checkpoint of step 4 or before" in ended[0]
+    assert ended[0].startswith("ValueError: step 8: the replicas have diverged: rank 0 and rank 1 differ")
+    assert "a checkpoint of step 4 or before" in ended[0]
     assert rows(root)[-1][0] == 8
 
 

@@ -43,20 +43,6 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def become_shard(words: list[str], output: str) -> None:
-    """In a forked process: `partial-fc train` with this recipe, whose ranks say who they are, and no more."""
-    from partial_fc.verbs.train import exit_now
-    from partial_fc.verbs.train import main as train_command
-
-    file = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    # A rank has the command line of its shard.
-    names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
-    sys.orig_argv = [sys.executable, "-c", f"import os; print('rank', *map(os.environ.get, {names}))"]
-    exit_now(train_command([__file__, *words]))
-
-
 def train(arguments: list[str]) -> int:
     # Imported here: what only adds up starts sooner without.
     from partial_fc.train.begin.start import launch

@@ -13,7 +13,7 @@ import pytest
 
 from partial_fc.comm import StartError
 from tests.recipes.conftest import ROOT, environment, losses
-from tests.recipes.launch import several, start
+from tests.recipes.launch import several
 from tests.recipes.launchers import rendezvous_job
 from tests.recipes.several import Given
 from tests.redis_server import free_port, redis_server, skip_without
@@ -58,20 +58,6 @@ def shards(num_shards: int, *flags: str) -> list[list[str]]:
 def ended(*processes: subprocess.Popen[str]) -> list[tuple[int, str]]:
     outputs = [process.communicate(timeout=150)[0] for process in processes]
     return [(process.returncode, printed) for process, printed in zip(processes, outputs, strict=True)]
-
-
-def met(shards: list[list[str]], folder: Path) -> None:
-    """Fails where these do not find each other. They are forked, and their ranks only say who they are: torch takes its
-    time to be imported."""
-    outputs = [folder / f"output {number}" for number in range(len(shards))]
-    processes = [
-        start(rendezvous_job.become_shard, words, str(output)) for words, output in zip(shards, outputs, strict=True)
-    ]
-    for rank, (process, output) in enumerate(zip(processes, outputs, strict=True)):
-        process.join(150)
-        process.kill()
-        assert process.exitcode == 0, output.read_text()
-        assert f"rank {rank} {len(shards)} 0 1" in output.read_text().splitlines()
 
 
 def documented() -> tuple[str, list[list[str]]]:
@@ -131,12 +117,12 @@ def test_a_run_goes_on_without_the_server_it_met_in(started, tmp_path):
         client.shutdown(nosave=True)
         running.wait(30)
     go_on.touch()
-    for status, printed in ended(*hosts):
+    for host, (status, printed) in enumerate(ended(*hosts)):
         assert status == 0, printed
-        assert "cannot leave Redis at" in printed
+        assert ("cannot be removed" in printed) == (host == 0)
 
 
-def test_over_tls(tmp_path):
+def test_over_tls(started, tmp_path):
     """With certificates on both sides, as Debian's server asks for."""
     new = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -addext subjectAltName=DNS:localhost -days 2"
     if subprocess.run([*new.split(), "-keyout", "key", "-out", "crt"], cwd=tmp_path, capture_output=True).returncode:
@@ -147,46 +133,52 @@ def test_over_tls(tmp_path):
     with redis_server(*server) as plain:
         tls = ["--redis_tls", "--redis_ca", crt, "--redis_cert", crt, "--redis_key", key]
         flags = ["--run_id", "tls", "--redis_host", "localhost", "--redis_port"]
-        met([[*s, *flags, port, *tls] for s in shards(2)], tmp_path)
+        for status, printed in ended(*(started(*words, *flags, port, *tls) for words in shards(2))):
+            assert status == 0, printed
         wrong = ((port, []), (str(plain), tls), (port, ["--redis_tls"]))
         for p, more in wrong:
             with pytest.raises(StartError, match=r"Redis at localhost:\d+ does not answer after 1 s: .*--redis-tls"):
                 rendezvous_job.main([*shards(2)[0], *flags, p, *more, "--start-timeout", "1"])
 
 
-def test_a_stopped_process_is_reported(started, redis):
-    """The status server and the watch work as under any launcher."""
-    flags = ["--run_id", "hang", *redis, "--comm-timeout", "3", "--stop", "1"]
-    first, _ = [started(*command) for command in shards(2, *flags)]
-    status, printed = ended(first)[0]
-    assert status == 1, printed
-    assert "collective after has not finished after 3 s" in printed
-    assert "missing: rank 1" in printed
-
-
 def test_a_killed_command_leaves_what_the_next_one_names(started, tmp_path):
     flags = ["--run_id", "killed", "--file_store_path", str(tmp_path), "--start-timeout", "30"]
-    folder = tmp_path / "partial-fc-killed"
+    left = tmp_path / "partial-fc-killed"
     waiting = started(*shards(2, *flags)[0])
-    wait_for(folder / "shard%200")
+    wait_for(left)
     waiting.kill()
     waiting.wait()
-    for words in shards(2, *flags):
-        with pytest.raises(StartError, match="--shard-id 0 is there twice") as refused:
-            rendezvous_job.main(words)
-        assert f"process {waiting.pid}" in str(refused.value)
-        assert f"`rm -r {folder}`" in str(refused.value)
-    subprocess.run(["rm", "-r", folder], check=True)
-    met(shards(2, *flags), tmp_path)
+    with pytest.raises(StartError, match="the run id is in use") as refused:
+        rendezvous_job.main(shards(2, *flags)[0])
+    assert f"process {waiting.pid}" in str(refused.value)
+    assert f"`rm {left}`" in str(refused.value)
+    left.unlink()
+    for rank, (status, printed) in enumerate(ended(*(started(*words) for words in shards(2, *flags)))):
+        assert status == 0, printed
+        assert f"rank {rank} of 2, 0 of 1 here: 3" in printed
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_command_that_is_ended_while_it_waits_leaves_nothing(started, tmp_path, number):
     flags = ["--run_id", "ended", "--file_store_path", str(tmp_path)]
     waiting = started(*shards(2, *flags)[0])
-    wait_for(tmp_path / "partial-fc-ended" / "shard%200")
+    wait_for(tmp_path / "partial-fc-ended")
     waiting.send_signal(number)
     assert ended(waiting)[0][0] == 128 + number
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_missing_or_second_shard_ends_all(started, tmp_path):
+    """Which: the ranks say."""
+    flags = ["--run_id", "three", "--file_store_path", str(tmp_path)]
+    first, second, _ = shards(3, *flags)
+    for status, printed in ended(started(*first, "--start-timeout", "20"), started(*second)):
+        assert status == 1, printed
+        assert "rank 2 did not come within 20 s" in printed
+    flags[1] = "twice"
+    first, second = shards(2, *flags)
+    outputs = ended(*(started(*words) for words in (first, second, second)))
+    assert "rank 1 is there twice" in "".join(printed for _, printed in outputs)
     assert os.listdir(tmp_path) == []
 
 

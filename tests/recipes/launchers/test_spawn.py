@@ -108,25 +108,6 @@ def test_two_processes_of_one_host_which_partial_fc_launch_calls_one_worker(job,
     assert sorted(capfd.readouterr().out.splitlines()) == lines
 
 
-def test_two_nodes_as_in_the_tutorial(job, started):
-    """Both are this host; the flags are spelt in all the ways there are."""
-    port = str(free_port())
-    first = started(*job, "--nodes=2", "--gpus=1", "--nr=0", "--master_addr=127.0.0.1", f"--master_port={port}")
-    second = started(*job, "-n", "2", "-g", "1", "-nr", "1", "--master-addr", "127.0.0.1", "--master-port", port)
-    for rank, process in enumerate((first, second)):
-        out, err = process.communicate(timeout=100)
-        assert process.returncode == 0, err
-        assert f"rank {rank} of 2, 0 of 1 here: 3" in out
-
-
-def test_nothing_is_left_when_the_command_itself_is_killed(job, started):
-    command = started(*job, "--what", "sleep", "--nodes", "2", "--master-addr", "127.0.0.1")
-    pid = int(command.stdout.readline().split()[1])
-    assert is_running(pid)
-    command.kill()
-    wait_for_end([pid])
-
-
 def test_an_interface_that_a_host_does_not_have_ends_the_run(job, capfd):
     assert run([*job, "--network-interface", "eth77"], gpus=1) == 1
     out, err = capfd.readouterr()

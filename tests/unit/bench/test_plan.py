@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 from partial_fc.tools.bench import plan, plan_report
+from partial_fc.tools.bench.machine import Rates
 from partial_fc.tools.bench.plan import OPTIMIZERS, Machine
 from partial_fc.tools.bench.plan_report import PlanOptions
 
 from partial_fc import cli
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC, Storage
-from partial_fc.machine import Rates
 
 
 def workload(**changed):

@@ -1,22 +1,20 @@
 """Checkpoints: whole or not there, readable by any number of ranks, older ones removed."""
 
 import errno
-import json
 import os
 from pathlib import Path
 
 import pytest
 import torch
+from partial_fc.tools.bench.machine import PeakMemory
 from safetensors.torch import load_file
 from torch import nn
 
 from partial_fc import checkpoint
-from partial_fc.checkpoint.files import read_checksums, sha256, write_checksums
 from partial_fc.checkpoint.folders import newest
 from partial_fc.checkpoint.read import Damaged
 from partial_fc.head import AdaFace, CosFace, CurricularFace, HardNegatives, PartialFC, Storage
 from partial_fc.head.rows import RowAdagrad
-from partial_fc.machine import PeakMemory
 from partial_fc.optim import backbone as backbone_optimizer
 from tests.unit.stored_checkpoints import D, OneOf, whole
 
@@ -223,32 +221,6 @@ def test_lists_of_hard_negatives_come_back_to_as_many_ranks(tmp_path):
     (folder / "head-00001-of-00002-hard-negatives.safetensors").unlink()
     with pytest.raises(ValueError, match=r"head-00001-of-00002-hard-negatives\.safetensors is missing"):
         found.load_head(with_lists(1, 2))
-
-
-def test_another_format_is_refused_and_no_damage(tmp_path):
-    """As its checksum is right; else it is a damaged manifest."""
-    folder = save(tmp_path, 1, [head_of(0, 1)])
-    manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
-    with pytest.raises(Damaged, match=r"manifest.json is damaged: its SHA-256"):
-        checkpoint.Checkpoint(folder)
-    listed = folder / "rank-00000-of-00001.sha256"
-    checksums = {**read_checksums(listed), "manifest.json": sha256(folder / "manifest.json")}
-    write_checksums(checksums, listed)
-    with pytest.raises(ValueError, match="format 99") as raised:
-        checkpoint.Checkpoint(folder)
-    assert not isinstance(raised.value, Damaged)
-
-
-@pytest.mark.parametrize("form", [3, 4])
-def test_without_its_lists_of_checksums_nothing_is_believed(tmp_path, form):
-    """Also where the manifest says, since a bit of it was changed, that it is of the format that had none."""
-    folder = save(tmp_path, 1, [head_of(0, 1)])
-    (folder / "rank-00000-of-00001.sha256").unlink()
-    manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "format": form}))
-    with pytest.raises(Damaged, match="sha256 is missing" if form == 4 else r"COMPLETE says .* expected nothing"):
-        checkpoint.Checkpoint(folder)
 
 
 @pytest.mark.parametrize("text", ["", "x", "{}", '{"step": 2, "ranks": [0]}', '{"step": 1, "ranks": []}'])

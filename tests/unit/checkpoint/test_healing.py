@@ -79,7 +79,7 @@ def test_damage_is_gone_past_and_said(root, owner, caplog):
     assert "checkpoint of step 30: " in said[0]
     assert "safetensors is damaged: its SHA-256 is" in said[0]
     assert f"{root}/step-00000020 is now step-00000020.damaged-2; remove it" in said[3]
-    assert said[4] == f"going on from {root}/step-00000010; 20 step(s) that were trained are lost"
+    assert said[4] == f"resuming from {root}/step-00000010; 20 step(s) that were trained are lost"
     assert go_on(root, owner) == [10, 10]
     assert len(said) == 5
     assert sum(record.levelno == logging.WARNING for record in caplog.records) == 5, "once"
@@ -90,7 +90,7 @@ def test_where_nothing_is_whole_all_stays_and_all_ranks_are_told_what_to_do(root
         file(root, step, "rank-*.sha256").unlink()
     one, two = go_on(root, owner)
     assert one == two
-    assert f"no checkpoint below {root} is whole, and all were left where they are. step 30: " in one
+    assert f"no checkpoint below {root} is intact; none was renamed. step 30: " in one
     assert "Bring the files back from a copy" in one
     assert names(root) == ["10", "20", "30"]
     assert go_on(root, owner, instead="a commit", after=25) == [-1, -1]
@@ -191,7 +191,7 @@ def test_an_error_of_the_disk_is_no_damage(root, owner, monkeypatch):
     said = in_world(2, act)
     assert said[0] == said[1]
     assert "rank 0 cannot read a checkpoint: Input/output error: " in said[0]
-    assert "That is no damage, so nothing was set aside" in said[0]
+    assert "That is no damage, so nothing was renamed" in said[0]
     assert names(root) == ["10", "20", "30"]
 
 
@@ -204,7 +204,7 @@ def test_what_cannot_be_renamed_is_passed_over(root, owner, monkeypatch, caplog)
     monkeypatch.setattr(Path, "rename", rename)
     assert go_on(root, owner) == [20, 20]
     assert names(root) == ["10", "20", "30"]
-    assert f"{root}/step-00000030 cannot be set aside, and is passed over: Read-only file system" in caplog.text
+    assert f"{root}/step-00000030 cannot be renamed, and is skipped: Read-only file system" in caplog.text
     monkeypatch.undo()
     for last in (25, 31):  # the first one of this run, and the second; --keep-checkpoints 2
         write(root, last)

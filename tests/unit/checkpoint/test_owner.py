@@ -149,7 +149,7 @@ def test_a_record_that_was_removed_is_made_anew(tmp_path, caplog):
     (tmp_path / "owner-1.json").unlink()
     holder.check()
     other_rank.check()
-    assert "is made anew" in caplog.text
+    assert "is created again" in caplog.text
     (tmp_path / "owner-1.json").unlink()
     deadline = time.monotonic() + 10
     while not records(tmp_path) and time.monotonic() < deadline:  # its thread does it, too

@@ -83,24 +83,6 @@ def test_a_port_that_is_none(port):
         detect({**TORCHRUN, "MASTER_PORT": port})
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"gpus": 0}, "--gpus is 0; expected at least 1"),
-        ({"nodes": 0}, "--nodes is 0; expected at least 1"),
-        ({"nodes": 2, "nr": 2, "master_addr": "a"}, "--nr is 2, of --nodes 2; nodes are numbered from 0 to 1"),
-        ({"nr": -1}, "--nr is -1"),
-        ({"nodes": 2}, "--nodes 2 needs --master-addr"),
-        ({"gpus": 2, "master_port": 65536}, "--master-port is 65536"),
-        ({"comm_timeout": -1.0}, "--comm-timeout is -1.0; expected at least 0"),
-        ({"start_timeout": 0.0}, "--start-timeout is 0.0; expected more than 0"),
-    ],
-)
-def test_launch_flags_that_make_no_sense(flags, message):
-    with pytest.raises(ValueError, match=message):
-        LaunchFlags(**flags)
-
-
 @pytest.fixture
 def environ(monkeypatch):
     """The environment of this process, without what a launcher set."""

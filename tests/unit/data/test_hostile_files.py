@@ -123,7 +123,7 @@ def test_arrays_say_what_they_hold(tmp_path):
         with pytest.raises(ValueError, match=r"x\.npy"):
             read_npy(path)
     np.savez_compressed(tmp_path / "x.npz", a=np.zeros(1 << 20))
-    with pytest.raises(ValueError, match=r"x\.npz is compressed"):
+    with pytest.raises(ValueError, match=r"x\.npz .*compressed"):
         read_npz(tmp_path / "x.npz")
     np.savez(tmp_path / "y.npz", a=np.arange(3), b=np.array(["x"]))
     assert {name: array.tolist() for name, array in read_npz(tmp_path / "y.npz").items()} == {

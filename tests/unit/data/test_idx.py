@@ -88,7 +88,7 @@ def test_swapped_files(folder):
         (struct.pack("<I", 0x803) + bytes(12), "got 0x03080000$"),
         (by_the_format(IMAGES)[:9], "ends after 9 bytes, within its header of 16"),
         (by_the_format(IMAGES)[:-1], "5 x 3 x 2 = 30 bytes, 29 follow; the file is cut off"),
-        (by_the_format(IMAGES) + b"x", "30 bytes, at least 31 follow; the file is too long"),
+        (by_the_format(IMAGES) + b"x", "30 bytes, 31 follow; the file is too long"),
         (gzip.compress(by_the_format(IMAGES), mtime=0)[:-10], "damaged or cut off"),
         (gzip.compress(by_the_format(IMAGES), mtime=0)[:12] + b"\xff" * 20, "damaged or cut off"),
     ],

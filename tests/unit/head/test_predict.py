@@ -11,7 +11,7 @@ D = 7
 
 
 def head_of(world, num_classes: int, **options) -> PartialFC:
-    return PartialFC(num_classes, D, CosFace(scale=8.0), world=world, dtype=torch.float64, **options)
+    return PartialFC(num_classes, D, CosFace(scale=8.0), world=world, **{"dtype": torch.float64} | options)
 
 
 def features(rank: int, num_rows: int) -> torch.Tensor:
@@ -28,17 +28,61 @@ def dense_cosines(num_classes: int, feat_BD: torch.Tensor, **options) -> torch.T
 @pytest.mark.parametrize(("num_classes", "k", "options"), [
     (1, 1, {}), (2, 2, {}), (11, 3, {}), (101, 100, {}), (50, 5, {"sub_centres": 3}), (40, 4, {"sample_rate": 0.1}),
 ])  # fmt: skip
-def test_topk_is_that_of_the_dense_product(world_size, num_classes, k, options):
+@pytest.mark.parametrize("impl", ["plain", "cpu"])
+def test_topk_is_that_of_the_dense_product(world_size, num_classes, k, options, impl):
     """Also where ranks have fewer classes than k, other numbers of rows, or none."""
+    kernel = {"impl": "plain"} if impl == "plain" else {"impl": "cpu", "dtype": torch.float32}
 
     def on_rank(world):
-        with head_of(world, num_classes, **options) as head:
+        with head_of(world, num_classes, **options, **kernel) as head:
             return head.topk(features(world.rank, 4 - 2 * world.rank), k)
 
     for rank, (cosine_BK, class_BK) in enumerate(in_world(world_size, on_rank)):
         expected = dense_cosines(num_classes, features(rank, 4 - 2 * rank), **options).topk(k)
-        torch.testing.assert_close(cosine_BK, expected.values, rtol=0, atol=1e-12)
+        error = 1e-12 if impl == "plain" else 1e-6
+        torch.testing.assert_close(cosine_BK.double(), expected.values, rtol=0, atol=error)
         assert class_BK.tolist() == expected.indices.tolist()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("impl", ["plain", "cpu"])
+@pytest.mark.parametrize("options", [{}, {"sub_centres": 3}, {"sample_rate": 0.2}], ids=str)
+def test_the_loss_comes_with_the_nearest_of_the_active_classes(world_size, impl, options):
+    """To the bit of the loss alone, and to rounding with the dense cosines; ranks bring other numbers of rows."""
+    num_classes, k = 31, 4
+    dtype = torch.float64 if impl == "plain" else torch.float32
+
+    def on_rank(world):
+        head = PartialFC(num_classes, D, CosFace(8.0), world=world, dtype=dtype, impl=impl, **options)
+        feat_BD = features(world.rank, 5 - world.rank).to(dtype).requires_grad_()
+        label_B = torch.arange(len(feat_BD)) * 7 % num_classes
+        alone = head(feat_BD, label_B)
+        loss, cosine_BK, class_BK = head.loss_and_topk(feat_BD, label_B, k)
+        active = head._selector.classes(head.active_rows(world.all_gather(label_B, name="t/labels")))
+        grads = [torch.autograd.grad(each, feat_BD)[0] for each in (alone, loss)]
+        head.step(0.1)
+        return alone, loss, grads, cosine_BK, class_BK, world.all_gather(active, name="t/active")
+
+    for rank, (alone, loss, grads, cosine_BK, class_BK, active_S) in enumerate(in_world(world_size, on_rank)):
+        assert torch.equal(alone, loss)
+        assert torch.equal(*grads)
+        cos_BC = dense_cosines(num_classes, features(rank, 5 - rank), **options)
+        expected = cos_BC[:, active_S].topk(k)
+        torch.testing.assert_close(cosine_BK.double(), expected.values, rtol=0, atol=1e-6 if impl == "cpu" else 1e-12)
+        assert class_BK.tolist() == active_S[expected.indices].tolist()
+
+
+def test_ignored_rows_and_classes_that_are_not_there_have_no_nearest():
+    with head_of(None, 200, sample_rate=0.01) as head:
+        label_BT = torch.tensor([[3, -100, 5], [-100, 7, 7]])
+        feat_BTD = features(0, 6).view(2, 3, D)
+        loss, cosine_BTK, class_BTK = head.loss_and_topk(feat_BTD, label_BT, k=100)
+        assert torch.equal(loss, head(feat_BTD, label_BT))
+        ignored_BT, num_active = label_BT == -100, len(head.active_rows(torch.tensor([3, 5, 7])).rows)
+        assert (class_BTK >= 0).sum(2).tolist() == ((~ignored_BT) * num_active).tolist()
+        assert torch.equal(cosine_BTK == -torch.inf, class_BTK == -1)
+        with pytest.raises(ValueError, match="k is 0"):
+            head.loss_and_topk(feat_BTD, label_BT, k=0)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

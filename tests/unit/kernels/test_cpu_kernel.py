@@ -183,6 +183,50 @@ def test_operands_that_bfloat16_holds_cost_nothing(variant, G, S, D):
             torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
 
 
+def dense_cosines(logits: Logits) -> torch.Tensor:
+    centre_LD = logits.centre_LD if logits.row_S is None else logits.centre_LD[logits.row_S]
+    cos_GS = logits.unit_GD.double() @ unit(centre_LD.double())[0].T
+    return cos_GS.unflatten(1, (-1, logits.sub_centres)).amax(2)
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_nearest_classes_are_those_of_the_dense_product(variant, case):
+    """Alone in float32, and in the first pass with its products; the pass keeps its bits."""
+    logits = case.logits()
+    cos_GC = dense_cosines(logits)
+    k = min(9, cos_GC.shape[1])
+    for precision in ("fp32", "bf16"):
+        kernel = CpuKernel(precision, variant)
+        sums, alone = kernel.sums(logits), kernel.sums(logits, num_nearest=k)
+        for name in ("denominator_G", "weighted_sum_GD"):
+            assert torch.equal(getattr(sums, name), getattr(alone, name))
+        assert alone.nearest is not None
+        for found, error in ((kernel.nearest(logits, k), 1e-6), (alone.nearest, 1e-6 if precision == "fp32" else 0.01)):
+            torch.testing.assert_close(found.cosine_GK.double(), cos_GC.topk(k).values, rtol=0, atol=error)
+            torch.testing.assert_close(found.cosine_GK.double(), cos_GC.gather(1, found.class_GK), rtol=0, atol=error)
+            assert all(len(set(row)) == k for row in found.class_GK.tolist())
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+def test_the_nearest_of_few_or_equal_or_nan_centres(variant):
+    unit_GD, target_G = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([-1, -1])
+    centre_LD = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    kernel = CpuKernel("fp32", variant)
+
+    def nearest(centre_LD: torch.Tensor, k: int):
+        return kernel.nearest(Logits(unit_GD, centre_LD, None, target_G, 1.0, Negatives()), k)
+
+    found = nearest(centre_LD, 5)
+    assert found.class_GK.tolist() == [[0, 1, 2, -1, -1], [2, 0, 1, -1, -1]]
+    assert found.cosine_GK.tolist() == [[1, 1, 0, -torch.inf, -torch.inf], [1, 0, 0, -torch.inf, -torch.inf]]
+    assert nearest(centre_LD[:0], 1).class_GK.tolist() == [[-1], [-1]]
+    centre_LD[1, 0] = torch.nan
+    found = nearest(centre_LD, 2)
+    assert found.cosine_GK.isnan().tolist() == [[True, False]] * 2
+    assert found.class_GK.tolist() == [[1, 0], [1, 2]]
+
+
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_repeats_bit_by_bit_and_threads_change_rounding_only(precision, variant):

@@ -4,7 +4,6 @@ import copy
 import json
 import math
 import sys
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -12,16 +11,9 @@ import torch
 from torch import nn
 
 from partial_fc import models
-from partial_fc.comm import SingleWorld
 from partial_fc.foreign import mxnet_ndarray
 from partial_fc.foreign.mxnet_symbol import mxnet_names, symbol_json
-from partial_fc.head import CosFace, PartialFC
-from partial_fc.models.inputs import FACE
 from partial_fc.models.iresnet import IResNet
-from partial_fc.optim import backbone as torch_optim
-from partial_fc.optim.compression import build_compressor
-from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.precision import Precision
 from recipes import face, face_backbone
 
 
@@ -79,12 +71,6 @@ def test_a_symbol_has_the_arrays_of_insightface(mx, name, arguments, states):
         assert (len(names), sum(math.prod(size) for size in sizes)) == expected
 
 
-def linear_prelu() -> IResNet:
-    """Its slopes start at 1: where they bend, a rounding error in a value near 0 grows step by step, in torch too."""
-    activation = partial(nn.PReLU, init=1.0)
-    return IResNet((1, 1), 16, 24, widths=(8, 16), strides=(2, 2, 2), activation=activation)
-
-
 def features_and_gradient(net: nn.Module, image_B: torch.Tensor, slope_B: torch.Tensor) -> tuple[torch.Tensor, ...]:
     feat_B = net(image_B)
     trained = [p for p in net.parameters() if p.requires_grad]
@@ -111,50 +97,6 @@ def test_one_update_is_as_near_to_fp64_as_that_of_torch_channels_last(mx, bends,
     ]
     assert off[1][0] < min(features_off, 3 * off[0][0] + 1e-6)
     assert off[1][1] < min(gradient_off, 3 * off[0][1] + 1e-6)
-
-
-def losses(net: nn.Module, lr: float) -> Iterator[float]:
-    """Of 20 updates with images of noise, one by one."""
-    optimizer = partial(torch_optim.build, "sgd", momentum=0.9, weight_decay=5e-4)
-    precision, world = Precision("fp32", torch.device("cpu")), SingleWorld()
-    backbone = TorchBackbone(net, world, precision, optimizer, build_compressor("none"), FACE, {})
-    head = PartialFC(50, net.fc.out_features, CosFace(scale=4.0), 0.5, world=world)
-    random = torch.Generator().manual_seed(0)
-    for _ in range(20):
-        image_B = torch.randint(256, (16, 3, 24, 24), generator=random).to(torch.uint8)
-        backbone.zero(16)
-        output_B = backbone.forward(image_B)
-        loss = head(output_B, torch.randint(50, (16,), generator=random))
-        loss.backward()
-        backbone.backward(output_B.grad)
-        backbone.wait()
-        head.step(lr)
-        backbone.step(lr)
-        yield loss.item()
-
-
-def assert_close(ours: list[float], theirs: list[float]):
-    assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 1e-5
-    assert max(ours) - min(ours) > 0.01
-
-
-@pytest.mark.mxnet
-def test_twenty_updates_have_the_losses_of_torch(mx):
-    torch.manual_seed(0)
-    ours, theirs = (list(losses(net, 0.01)) for net in both(linear_prelu()))
-    assert_close(ours, theirs)
-
-
-@pytest.mark.mxnet
-def test_twenty_updates_each_from_the_weights_of_torch_have_its_losses(mx):
-    """PReLU bends here, so that 20 updates in a row part: those of torch with 1 and 2 threads by up to 7e-3."""
-    torch.manual_seed(0)
-    net, its_net = both(models.build("tiny", 16, 24))
-    found = []
-    for pair in zip(losses(net, 0.01), losses(its_net, 0.01), strict=True):
-        found.append(pair)
-        its_net.load_state_dict(net.state_dict())
-    assert_close(*map(list, zip(*found, strict=True)))
 
 
 def test_a_missing_mxnet_is_said_with_the_command(monkeypatch):

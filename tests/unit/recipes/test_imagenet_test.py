@@ -1,27 +1,71 @@
-"""The test of recipe imagenet with --head partial-fc: the nearest centre of any of a class's is the prediction."""
+"""The test of recipe imagenet with --head partial-fc: the class of the nearest centre on any rank is predicted."""
 
-from types import SimpleNamespace
+import math
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
 
-from partial_fc.comm import SingleWorld
-from partial_fc.evaluate import Classification
+from partial_fc.data import BadRecord, Synthetic
+from partial_fc.data.sample import Sample
+from partial_fc.data.transform import pixels
 from partial_fc.head import CosFace, PartialFC
 from recipes.imagenet_epochs import PartialFCTest
+from tests.unit.thread_world import in_world
+
+C, N, D = 7, 23, 9
 
 
+class Images(Synthetic):
+    def __init__(self, bad: int | None = None):
+        super().__init__(C, 3, N)
+        self.bad = bad
+
+    def read(self, index: int) -> Sample:
+        if index == self.bad:
+            raise BadRecord("a bad record")
+        image = np.random.default_rng(index).integers(0, 256, (3, 3, 1), dtype=np.uint8)
+        return Sample(image, index % C, index)
+
+
+def network(input_B: torch.Tensor) -> torch.Tensor:
+    return input_B.flatten(1).double() / 128 - 1
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("sub_centres", [1, 3])
-def test_a_class_is_as_near_as_its_nearest_centre(sub_centres, monkeypatch):
-    head = PartialFC(7, 5, CosFace(), sub_centres=sub_centres)
-    feat_BD = torch.randn(11, 5)
-    seen = []
-    monkeypatch.setattr(Classification, "run", lambda self, forward, world: seen.append(forward(feat_BD)) or iter(()))
-    source = SimpleNamespace(num_classes=7, __len__=lambda: 1)
-    test = PartialFCTest.__new__(PartialFCTest)
-    test._head, test.source = head, source
-    list(test.run(lambda batch: batch, SingleWorld()))
-    centre_CKD = head.centres.reshape(7, sub_centres, 5)
-    expected = [[max(normalize(f, dim=0) @ normalize(c, dim=0) for c in k) for k in centre_CKD] for f in feat_BD]
-    torch.testing.assert_close(seen[0], torch.tensor(expected))
+def test_the_numbers_are_those_of_the_dense_cosines(sub_centres, world_size):
+    """12 batches and one: ranks have other numbers of batches, or none."""
+
+    def on_rank(world):
+        head = PartialFC(C, D, CosFace(), sub_centres=sub_centres, world=world, dtype=torch.float64)
+        found = []
+        for batch_size in (2, N):
+            test = PartialFCTest("test", Images(), pixels, batch_size, top=3, head=head)
+            found.append((dict(test.run(network, world)), test.confusion_CC, test.mistakes_M3, test.loss))
+        return world.all_gather(head.centres, name="t/centres"), found
+
+    for centres, found in in_world(world_size, on_rank):
+        samples = [Images().read(index) for index in range(N)]
+        feat_ND = network(torch.tensor(np.stack([sample.image for sample in samples])))
+        cos_NC = (normalize(feat_ND) @ normalize(centres.reshape(-1, D)).T).unflatten(1, (C, -1)).amax(2)
+        label_N, top_NK = torch.arange(N) % C, cos_NC.topk(3).indices
+        right_N = top_NK[:, 0] == label_N
+        for values, confusion_CC, mistakes_M3, loss in found:
+            assert values == {
+                "test/accuracy": right_N.double().mean().item(),
+                "test/top3": (top_NK == label_N[:, None]).any(1).double().mean().item(),
+            }
+            assert int(confusion_CC.diagonal().sum()) == int(right_N.sum())
+            assert sorted(mistakes_M3[:, 0].tolist()) == (~right_N).nonzero().squeeze(1).tolist()
+            assert math.isnan(loss)
+
+
+def test_an_unusable_sample_ends_the_test_on_all_ranks():
+    def on_rank(world):
+        test = PartialFCTest("test", Images(bad=9), pixels, 2, head=PartialFC(C, D, CosFace(), world=world))
+        with pytest.raises(ValueError, match=r"record|another rank"):
+            dict(test.run(network, world))
+
+    in_world(2, on_rank)

@@ -33,6 +33,9 @@ FACE = """
     --head-impl triton --device cpu | --head-impl triton with --device cpu
     --head-impl cpu --device cuda | --head-impl cpu with --device cuda
     --head-centres a --resume b | --head-centres with --resume b
+    --nodes 2 | --nodes 2 needs --master-addr
+    --nodes 2 --nr 2 --master-addr a | --nr is 2, of --nodes 2
+    --gpus 2 --master-port 65536 | --master-port is 65536
 """
 ON_MXNET = """
     --precision bf16 | --precision bf16 with --engine mxnet
@@ -88,6 +91,10 @@ IMAGENET = """
     --model shufflenet | --model shufflenet
     --pretrained a --load_model_path b | both say where to start
     --num_shards 2 --shard_id 2 | shards are numbered from 0 to 1
+    --redis_port 65536 | is 65536
+    --run_id "" | --run_id ''
+    --redis_key k --redis_tls | --redis-cert and --redis_key
+    --redis_ca c | goes with --redis-tls
     --num_layers 20 | resnet20; expected one of resnet18
     --head partial-fc --recipe-version caffe2 --test_data t | Caffe2 has no such last layer
     --scale 30 --sample-rate 0.5 | --scale, --sample-rate without --head partial-fc

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from partial_fc.checkpoint.lock import InUse, LostLock, acquire, sightings
+from partial_fc.checkpoint.lock import InUse, LostLock, acquire
 from partial_fc.checkpoint.peer.commits import ProcessState
 from partial_fc.train.begin import run_folder
 from partial_fc.train.begin.run_folder import hold_folders, release_folders
@@ -130,22 +130,15 @@ def test_of_two_that_begin_at_once_one_gets_both_folders(tmp_path, monkeypatch):
     """Also where what one has for its checkpoints is the other one's for all else. Both find nobody there, and each
     asks for its first folder before anybody asks for a second one."""
     meeting, begun = threading.Barrier(2, timeout=20), set()
-    looking = threading.Barrier(2, timeout=20)
 
-    def see(root):
-        seen = sightings(root)
-        looking.wait()
-        return seen
-
-    def meet(root, run, *known):
+    def meet(root, run):
         try:
-            return acquire(root, run, *known)
+            return acquire(root, run)
         finally:
             if run not in begun:
                 begun.add(run)
                 meeting.wait()
 
-    monkeypatch.setattr(run_folder, "sightings", see)
     monkeypatch.setattr(run_folder, "acquire", meet)
 
     def begin(config) -> str:

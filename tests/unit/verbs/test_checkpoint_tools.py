@@ -1,20 +1,16 @@
 """`partial-fc checkpoint inspect | verify | merge | reshard`."""
 
-import contextlib
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from partial_fc.tools.bench.machine import PeakMemory
 
-from partial_fc import checkpoint, cli
+from partial_fc import checkpoint
 from partial_fc.checkpoint.files import save_tensors
 from partial_fc.checkpoint.output import new_checkpoint
-from partial_fc.head import HardNegatives, PartialFC, Storage
-from partial_fc.machine import PeakMemory
+from partial_fc.head import PartialFC, Storage
 from partial_fc.verbs.checkpoint.inspect import InspectOptions, inspect
 from partial_fc.verbs.checkpoint.reshard import MergeOptions, ReshardOptions, merge, reshard
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
@@ -90,25 +86,6 @@ def test_what_compression_owes_is_joined_and_running_statistics_of_ranks_are_lef
     again = checkpoint.Checkpoint(tmp_path / "c")
     assert again.exchange(OneOf(2, 3))["residual/w"].tolist() == [6.0] * 3
     assert again.buffers(OneOf(2, 3))["n"].tolist() == [1.0]
-
-
-def test_lists_of_hard_negatives_stay_with_as_many_ranks(tmp_path, capsys):
-    def heads(size: int) -> list[PartialFC]:
-        lists = [HardNegatives(11, 2) for _ in range(size)]
-        return [heads_of(size, sample_rate=0.5, hard_negatives=lists[rank])[rank] for rank in range(size)]
-
-    saved = heads(2)
-    for rank, head in enumerate(saved):
-        for tensor in head.hard_negatives.state().values():
-            tensor.fill_(3 + rank)
-    save(tmp_path / "a", saved)
-    reshard(ReshardOptions((tmp_path / "a",), tmp_path / "b", 2))
-    for rank, head in enumerate(heads(2)):
-        assert checkpoint.Checkpoint(tmp_path / "b").load_head(head) == []
-        assert all(bool((t == 3 + rank).all()) for t in head.hard_negatives.state().values())
-    merge(MergeOptions((tmp_path / "a",), tmp_path / "c"))
-    assert "left out, they grow anew" in capsys.readouterr().out
-    assert not list((tmp_path / "c").glob("*hard-negatives*"))
 
 
 def test_memory_of_resharding_is_that_of_a_file(tmp_path, monkeypatch):
@@ -295,52 +272,3 @@ def test_checkpoints_without_a_head_are_looked_at_too(tmp_path, capsys):
     assert ["best", "0.97"] in [line.split() for line in capsys.readouterr().out.splitlines()]
     with pytest.raises(ValueError, match="has no class centres: it is not of recipe face"):
         merge(MergeOptions((tmp_path / "a",), tmp_path / "b"))
-
-
-ANYTHING = st.one_of(
-    st.none(), st.booleans(), st.integers(-3, 1 << 70), st.floats(), st.text(max_size=3), st.just([]), st.just({})
-)
-
-
-@pytest.fixture(scope="module")
-def whole_folder(tmp_path_factory) -> tuple[Path, str]:
-    """A checkpoint, and its manifest."""
-    (folder,) = save(tmp_path_factory.mktemp("manifest") / "a", heads_of(2), score=0.5)
-    return folder, (folder / "manifest.json").read_text()
-
-
-@pytest.mark.slow
-@settings(max_examples=40)
-@given(st.data())
-def test_whatever_a_manifest_or_marker_says_errors_are_named(whole_folder, data):
-    """Any value in any place, with its right checksum."""
-    folder, text = whole_folder
-    manifest = json.loads(text)
-    places = [(manifest, key) for key in manifest] + [(manifest["head"], key) for key in manifest["head"]]
-    into, key = data.draw(st.sampled_from(places))
-    value = data.draw(ANYTHING)
-    if data.draw(st.booleans()):
-        into[key] = value
-    else:
-        del into[key]
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    rewritten(folder, folder / "manifest.json")
-    ranks = value if data.draw(st.booleans()) else [0, 1]
-    (folder / "COMPLETE").write_text(json.dumps({"step": 7, "ranks": ranks}))
-    for command in (
-        lambda: verify(VerifyOptions((folder,), finite=True)),
-        lambda: inspect(InspectOptions(folder)),
-        lambda: inspect(InspectOptions(folder, json=True)),
-    ):
-        with contextlib.suppress(ValueError):
-            command()
-
-
-def test_from_the_command_line(tmp_path, monkeypatch, capsys):
-    save(tmp_path / "a", heads_of(2))
-    words = ["partial-fc", "checkpoint", "merge", str(tmp_path / "a"), "--out", str(tmp_path / "b")]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code in (0, None)
-    assert "step 7, 11 classes, 1 rank(s)" in capsys.readouterr().out

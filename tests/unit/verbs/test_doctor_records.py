@@ -83,8 +83,7 @@ def test_labels_and_ranges_that_are_none(tmp_path, key, record, expected):
     assert status == 1
 
 
-def test_remarks_about_what_no_pixel_depends_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("partial_fc.data.check.images._scan_again", None)  # nor is it looked at a second time
+def test_remarks_about_what_no_pixel_depends_on(tmp_path):
     good = {**records(), 2: pack([0, 1.0], png(2, iCCP=b"x\0\0rubbish", gAMA=bytes(4), sRGB=b"\x09"), id=2)}
     assert examine(write(tmp_path / "set", good)) == (0, {})
 

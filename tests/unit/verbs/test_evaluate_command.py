@@ -14,8 +14,8 @@ from partial_fc.data.pairs import write_pairs
 from partial_fc.embedding.load import load
 from partial_fc.evaluate import Roc
 from partial_fc.pictures import GAP, SIDE
+from partial_fc.verbs.data.pair_list import read_pair_list
 from partial_fc.verbs.model.evaluate import EvaluateOptions, evaluate, output_folder
-from partial_fc.verbs.model.pair_list import read_pair_list
 from partial_fc.verbs.model.search import SearchOptions, search_faces
 
 SIZE = 40

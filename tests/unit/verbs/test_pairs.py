@@ -146,11 +146,11 @@ def test_from_a_folder_and_from_a_list(tmp_path: Path) -> None:
 
 def test_bad_pair_lists(tmp_path: Path) -> None:
     path = tmp_path / "pairs.txt"
-    path.write_text("a b 1\na b yes\n")
-    with pytest.raises(ValueError, match=r"pairs.txt, line 2: expected `path1 path2 0|1`, got 'a b yes'"):
+    path.write_text("a b 1\na b 2\n")
+    with pytest.raises(ValueError, match=r"pairs.txt, line 2: .*'a b 2'"):
         make_pairs(PairsOptions(path, tmp_path / "a.bin"))
     path.write_text("a b 1\n")
-    with pytest.raises(ValueError, match=r"a not found; --root"):
+    with pytest.raises(ValueError, match=r"2 images .*/a; --root"):
         make_pairs(PairsOptions(path, tmp_path / "a.bin"))
     cv2.imwrite(str(tmp_path / "a.png"), np.zeros((3, 3), np.uint8))
     (tmp_path / "b").write_text("no image")

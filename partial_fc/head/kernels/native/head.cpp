@@ -10,6 +10,7 @@
 #include "table.h"
 #include "threads.h"
 #include "packing.h"
+#include "nearest.h"
 #include "logits.h"
 #include "passes.h"
 #include "optimizers.h"
@@ -21,9 +22,20 @@
 
 namespace {
 
+// parts: of the threads, in the order of their classes.
+void write_nearest(const Job& job, std::vector<Nearest>& parts) {
+    share(0, job.G, job.threads, 1, [&](int, int64_t begin, int64_t end) {
+        for (int64_t g = begin; g < end; g++) {
+            for (size_t t = 1; t < parts.size(); t++)
+                if (!parts[t].empty()) parts[0].take(g, parts[t]);
+            parts[0].write(g, job.nearest_cos + g * job.num_nearest, job.nearest_class + g * job.num_nearest);
+        }
+    });
+}
+
 template <bool BF> void sums(const Job& job) {
     const Features<BF> f(job, true, false);
-    struct Part { std::vector<double> denominator; Buffer weighted_sum, centre_sum; };
+    struct Part { std::vector<double> denominator; Buffer weighted_sum, centre_sum; Nearest nearest; };
     std::vector<Part> parts(job.threads);
     const bool direct = f.Gp == job.G && f.Dp == job.D;  // without padding, the first thread adds to the result itself
     share(0, job.S, job.threads, whole_classes(job, BLOCK), [&](int t, int64_t begin, int64_t end) {
@@ -32,7 +44,9 @@ template <bool BF> void sums(const Job& job) {
         const bool own = job.weighted_sum && !(direct && t == 0);
         if (own) part.weighted_sum = Buffer(f.Gp * f.Dp);
         if (job.centre_sum) part.centre_sum = Buffer(f.Dp);
-        Pass<BF>(job, f).sums(begin, end, part.denominator.data(), own ? part.weighted_sum : job.weighted_sum, part.centre_sum);
+        if (job.num_nearest) part.nearest = Nearest(f.Gp, job.num_nearest);
+        Pass<BF>(job, f).sums(begin, end, part.denominator.data(), own ? part.weighted_sum : job.weighted_sum, part.centre_sum,
+                              job.num_nearest ? &part.nearest : nullptr);
     });
     share(0, job.G, job.threads, 1, [&](int, int64_t begin, int64_t end) {
         for (const Part& part : parts) {  // in their order, so that the result repeats bit by bit
@@ -48,6 +62,20 @@ template <bool BF> void sums(const Job& job) {
     for (const Part& part : parts)
         for (int64_t d = 0; job.centre_sum && !part.denominator.empty() && d < job.D; d++)
             job.centre_sum[d] += part.centre_sum[d];
+    if (!job.num_nearest) return;
+    std::vector<Nearest> found;
+    for (Part& part : parts) found.push_back(std::move(part.nearest));
+    write_nearest(job, found);
+}
+
+template <bool BF> void nearest(const Job& job) {
+    const Features<BF> f(job, true, false);
+    std::vector<Nearest> parts(job.threads);
+    share(0, job.S, job.threads, whole_classes(job, BLOCK), [&](int t, int64_t begin, int64_t end) {
+        parts[t] = Nearest(f.Gp, job.num_nearest);
+        Pass<BF>(job, f).nearest(begin, end, parts[t]);
+    });
+    write_nearest(job, parts);
 }
 
 template <bool BF> void gradients(const Job& job) {
@@ -93,6 +121,9 @@ template <class Function> const char* guarded(Function function) {
 #define EXPORT extern "C" __attribute__((visibility("default")))
 EXPORT const char* head_sums(const Job* j) {
     return guarded([&] { j->low_precision ? sums<true>(*j) : sums<false>(*j); });
+}
+EXPORT const char* head_nearest(const Job* j) {
+    return guarded([&] { j->low_precision ? nearest<true>(*j) : nearest<false>(*j); });
 }
 EXPORT const char* head_gradients(const Job* j) {
     return guarded([&] { j->low_precision ? gradients<true>(*j) : gradients<false>(*j); });

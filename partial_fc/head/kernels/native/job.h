@@ -27,6 +27,12 @@ struct Job {
     float* weighted_sum;     // (G, D): sum of exp(logit - shift) * f' * unit centre, or null
     float* centre_sum;       // (D): sum of unit centres, or null
 
+    // results of nearest, and of sums where num_nearest is not 0: for each feature the classes (positions / sub_centres) with the
+    // largest cosines, falling, targets too; -infinity and -1 where there are fewer
+    int64_t num_nearest;
+    float* nearest_cos;      // (G, num_nearest)
+    int64_t* nearest_class;  // (G, num_nearest)
+
     // exp(logit - shift) * f' of the first cached_rows positions in the operands' dtype, (cached_rows, head_cache_row(G)), or null:
     // written by sums, read by gradients and update, which then do not form those logits again.
     void* cache;
@@ -87,7 +93,8 @@ struct RowJob {
 
 #define FIELDS_OF_JOB(F) \
     F(G) F(D) F(S) F(unit) F(centre) F(row) F(target) F(bias) F(hard) F(scale) F(shift) F(filter_above) F(hard_t) F(sub_centres) \
-    F(centre_dtype) F(low_precision) F(threads) F(denominator) F(weighted_sum) F(centre_sum) F(cache) F(cached_rows) F(factor) \
+    F(centre_dtype) F(low_precision) F(threads) F(denominator) F(weighted_sum) F(centre_sum) F(num_nearest) F(nearest_cos) \
+    F(nearest_class) F(cache) F(cached_rows) F(factor) \
     F(target_grad) F(uniform) F(begin) F(end) F(grad) F(optimizer) F(nesterov) F(wide) F(scalar) F(wide_dtype) F(centre_key) \
     F(wide_key) F(lr) F(weight_decay) F(eps) F(beta1) F(beta2) F(touched) F(touched_step) F(first_row)
 #define FIELDS_OF_ROW_JOB(F) \

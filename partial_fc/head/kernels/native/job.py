@@ -1,4 +1,4 @@
-"""How Python calls the C++ functions: the structs of job.h, field by field, and what their tensors have to be."""
+"""Calls the C++ functions: mirrors the structs of job.h and checks the tensors that they point to."""
 
 import ctypes
 from typing import Any
@@ -8,14 +8,16 @@ from torch import Tensor
 
 
 class Job(ctypes.Structure):
-    """The arguments of head_sums, head_gradients and head_update."""
+    """The arguments of head_sums, head_nearest, head_gradients and head_update."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("G", "D", "S")),
         *((name, ctypes.c_void_p) for name in ("unit", "centre", "row", "target", "bias", "hard")),
         *((name, ctypes.c_float) for name in ("scale", "shift", "filter_above", "hard_t")),
         *((name, ctypes.c_int32) for name in ("sub_centres", "centre_dtype", "low_precision", "threads")),
-        *((name, ctypes.c_void_p) for name in ("denominator", "weighted_sum", "centre_sum", "cache")),
+        *((name, ctypes.c_void_p) for name in ("denominator", "weighted_sum", "centre_sum")),
+        ("num_nearest", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("nearest_cos", "nearest_class", "cache")),
         ("cached_rows", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("factor", "target_grad", "uniform")),
         *((name, ctypes.c_int64) for name in ("begin", "end")),
@@ -47,7 +49,7 @@ class RowJob(ctypes.Structure):
 
 
 def check_layout(struct: type[ctypes.Structure], compiled: str) -> None:
-    """Raises AssertionError, with the first field that differs, where the compiled struct is not laid out as its mirror
+    """Raises AssertionError with the first field that differs if the compiled struct is not laid out as its mirror
     here. compiled: its size, then a line with name, offset and size for each field."""
     size, *lines = compiled.split("\n")
     there = {name: f"offset {offset}, {length} bytes" for name, offset, length in map(str.split, lines)}

@@ -261,6 +261,29 @@ template <bool BF> class Logits {
         }
     }
 
+    // Shows the cosines of n prepared centres from place `at` on, whole classes, whose products with the features from g on are in
+    // `logit`. A class is as near as the nearest of its centres.
+    void show(int64_t at, int64_t n, int64_t first_g, int64_t width, Nearest& nearest) const {
+        const int64_t k = job.sub_centres;
+        auto cosines = [&](int64_t c, int64_t i) {
+            vf most = load<vf>(logit + c * row_of_logits + i) * inverse_at(at + c);
+            for (int64_t other = c + 1; other < c + k; other++) {
+                vf x = load<vf>(logit + other * row_of_logits + i) * inverse_at(at + other);
+                most = select((x > most) | (x != x), x, most);
+            }
+            return most;
+        };
+        for (int64_t c = 0; c < n; c += k) {
+            vi any{};
+            for (int64_t i = 0; i < width; i += LANES) any |= nearest.changes(first_g + i, cosines(c, i));
+            if (std::all_of((int32_t*)&any, (int32_t*)&any + LANES, [](int32_t one) { return !one; })) continue;
+            for (int64_t i = 0; i < width; i += LANES) {
+                const vf cos = cosines(c, i);
+                for (int v = 0; v < LANES; v++) nearest.take(first_g + i + v, (at + c) / k, cos[v]);
+            }
+        }
+    }
+
   private:
     // Whole classes, and whole words of LANES centres; where few classes do not fill those, all of the chunk.
     static int64_t strip_of(const Job& job, int64_t chunk) {

@@ -11,7 +11,7 @@ template <bool BF> class Pass : public Logits<BF> {
     using Base = Logits<BF>;
     using Base::a_word, Base::job, Base::f, Base::chunk, Base::strip, Base::several, Base::at_once, Base::block, Base::rows;
     using Base::row_of_logits, Base::row_of_cache, Base::logit, Base::row;
-    using Base::prepare, Base::operand_of, Base::row_of_operand, Base::inverse_at, Base::form_logits, Base::weigh;
+    using Base::prepare, Base::operand_of, Base::row_of_operand, Base::inverse_at, Base::form_logits, Base::show, Base::weigh;
     using Base::store_weight, Base::keep_weight, Base::floats_of, Base::inverse_of, Base::targets_between;
     using typename Base::Cached;
 
@@ -22,8 +22,9 @@ template <bool BF> class Pass : public Logits<BF> {
         if (job.uniform) std::memcpy(uniform, job.uniform, f.D * 4);
     }
 
-    // Adds the places [begin, end) to denominator (Gp), weighted_sum (Gp, Dp; may be null) and centre_sum (Dp; may be null).
-    void sums(int64_t begin, int64_t end, double* denominator, float* weighted_sum, float* centre_sum) {
+    // Adds the places [begin, end) to denominator (Gp), weighted_sum (Gp, Dp; may be null) and centre_sum (Dp; may be null), and shows
+    // them to nearest (may be null).
+    void sums(int64_t begin, int64_t end, double* denominator, float* weighted_sum, float* centre_sum, Nearest* nearest) {
         Tiles tiles;
         const bool packed = weighted_sum && (BF || several);
         const int64_t words_of_centre = f.Dp / a_word;
@@ -48,7 +49,7 @@ template <bool BF> class Pass : public Logits<BF> {
                         }
                     };
                     std::memset(sum, 0, width * 4);
-                    form_weights(at, n, g, width, sum, weighted_sum ? (float*)weight : nullptr, send);
+                    form_weights(at, n, g, width, sum, weighted_sum ? (float*)weight : nullptr, nearest, send);
                     for (int64_t i = 0; i < std::min(width, f.G - g); i++) denominator[g + i] += sum[i];
                     if (!weighted_sum) continue;
                     Operand right{operand_of(at), row_of_operand(), Padding<BF>::panel};
@@ -58,6 +59,21 @@ template <bool BF> class Pass : public Logits<BF> {
                 }
         }
         settle_streams();
+    }
+
+    // Shows the places [begin, end) to found.
+    void nearest(int64_t begin, int64_t end, Nearest& found) {
+        Tiles tiles;
+        for (int64_t from = begin; from < end; from += at_once) {
+            const int64_t last = std::min(from + at_once, end);
+            prepare(from, last - from);
+            for (int64_t g = 0; g < f.Gp; g += TILE)
+                for (int64_t at = from; at < last; at += chunk) {
+                    const int64_t n = std::min(chunk, last - at), width = std::min(TILE, f.Gp - g);
+                    form_logits(at, n, g, width);
+                    show(at, n, g, width, found);
+                }
+        }
     }
 
     // For each place of [begin, end): take(place, centre (Dp), gradient by the unit centre (Dp), projection): the
@@ -113,11 +129,13 @@ template <bool BF> class Pass : public Logits<BF> {
     int64_t row_of_weights() const { return words() + GAP; }
 
     // The weights of n prepared centres with the features from g on, strip by strip: to weight (width, row_of_weights), may be
-    // null, and kept; sum (width) gets what they add up to. send(0), ..., send(n - 1) are called within the products.
-    template <class Send> void form_weights(int64_t at, int64_t n, int64_t g, int64_t width, float* sum, float* weight, Send send) {
+    // null, and kept; nearest (may be null) is shown the cosines; sum (width) gets what they add up to. send(0), ..., send(n - 1) are called within the products.
+    template <class Send>
+    void form_weights(int64_t at, int64_t n, int64_t g, int64_t width, float* sum, float* weight, Nearest* nearest, Send send) {
         for (int64_t c = 0; c < n; c += strip) {
             const int64_t here = at + c, m = std::min(strip, n - c);
             form_logits(here, m, g, width, Base::spread(m, pauses<BF>(m, width, f.Kd), [=](int64_t i) { send(c + i); }));
+            if (nearest) show(here, m, g, width, *nearest);
             for (int64_t i = 0; i < m; i++) {
                 float* product = logit + i * row_of_logits;
                 const float inverse = inverse_at(here + i);
