@@ -147,8 +147,11 @@ def run_program(name: str, text: str, bin_folder: Path, folder: Path, settings: 
     folder.mkdir()
     (folder / "train.py").write_text(text)
     for size, words in enumerate(WORDS[name], start=1):
-        launcher = ("--standalone", f"--nproc_per_node={size}", "train.py")
-        printed = run(bin_folder / "torchrun", *launcher, *words.split(), folder=folder, environ=settings)
+        launcher: tuple[str, ...] = ("torchrun", "--standalone", f"--nproc_per_node={size}")
+        if size == 1 and "init_process_group" not in text:
+            launcher = ("python",)
+        command = (bin_folder / launcher[0], *launcher[1:], "train.py", *words.split())
+        printed = run(*command, folder=folder, environ=settings)
         if name == "ddp":  # its files are of one number of ranks
             for path in folder.glob("checkpoint*"):
                 path.unlink()
