@@ -58,6 +58,8 @@ if [ "$mode" = quick ]; then
     stage "recipe face, one rank and two" 15 python -m pytest tests/recipes/face/test_face.py -k two_processes_give_the_curve_of_one "$@"
 elif [ "$mode" = long ]; then
     stage "every failing operation, attacks, launchers killed" 240 python -m pytest -m long $(marked long tests/{recipes,faults,cluster,simulation}) "${three[@]}" -rs "$@"
+    # With PyTorch in uv's cache; else it downloads it twice.
+    stage "the wheel in empty environments, Python 3.11 and 3.13" 75 python scripts/test_wheel.py
 elif [ "$mode" = old ]; then
     # PyTorch, oneDNN, OpenBLAS and numpy each have a setting of their own; the head's kernel takes what PyTorch takes.
     export ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Zen
