@@ -1,4 +1,4 @@
-"""The backward pass, which the forward has all but done."""
+"""Autograd's node of the loss: waits for the features' gradient, which the forward has started to reduce."""
 
 from dataclasses import dataclass, replace
 
@@ -11,7 +11,8 @@ from partial_fc.head.pending import DeferredGradient, Pending
 
 @dataclass
 class Backward:
-    """The rest of one backward pass: waits for the features' gradient and hands the centres' to the head."""
+    """Finishes one backward pass: waits for the features' gradient and adds the deferred centres' gradient to
+    `pending`."""
 
     pending: Pending  # gets `deferred`
     deferred: DeferredGradient
@@ -27,7 +28,8 @@ class Backward:
 
 
 class Loss(torch.autograd.Function):
-    """The loss as a node of autograd, whose forward has nothing left to do."""
+    """The autograd function of the loss. Its forward returns the loss that the head has computed; its backward calls
+    `Backward`."""
 
     @staticmethod
     def forward(ctx, feat_BD: Tensor, loss: Tensor, backward: Backward) -> Tensor:

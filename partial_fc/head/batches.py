@@ -1,4 +1,4 @@
-"""From the ranks' batches to the rows of their step: gathered, checked, and what takes part found."""
+"""Gathers the ranks' batches, checks their labels and fetches the active rows of the step."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ from partial_fc.head.selection.active_rows import ActiveRows, Chosen, RowSelecto
 
 
 class Batches:
-    """Brings a step's batches together, checks them and finds their rows. Here, and nowhere else in a step, the host
-    waits for numbers of the device: for all of them at once."""
+    """Gathers and checks the batches of a step and fetches its rows. The host waits for the device here, once, and
+    nowhere else in a step."""
 
     def __init__(self, num_classes: int, world: World, selector: RowSelector, scope: str = "head"):
         """scope: what the names of the collectives begin with."""
@@ -23,11 +23,12 @@ class Batches:
         self._prepared: tuple[ActiveRows, Tensor] | None = None
 
     def look(self, feat_BD: Tensor, label_B: Tensor, training: bool, step: int) -> tuple[GlobalBatch, ActiveRows]:
-        """The rows are those of the batch's step, or of all its micro-batches."""
+        """Returns the global batch and its active rows; after `prepare` these are the rows of all micro-batches."""
         return self._look(self._gather, feat_BD, label_B, training, step)
 
     def prepare(self, label_B: Tensor, step: int) -> None:
-        """label_B: of all micro-batches of the step."""
+        """Chooses and fetches the rows of a step of several micro-batches. label_B: this rank's labels of all of
+        them."""
         no_feature_B0 = torch.empty(len(label_B), 0, dtype=torch.uint8, device=label_B.device)
         self.forget()
         batch, active = self._look(self._gather_labels, no_feature_B0, label_B, False, step)
@@ -39,7 +40,7 @@ class Batches:
         return self._prepared is not None
 
     def forget(self) -> None:
-        """The micro-batches that were prepared are done, or not to be."""
+        """Drops what `prepare` chose."""
         self._prepared = None
 
     def _look(
@@ -93,7 +94,7 @@ class _Seen:
 
 
 def class_numbers(label_B: Tensor) -> Tensor:
-    """Raises ValueError for labels that are no whole numbers."""
+    """Returns the labels as int64. Raises ValueError for floating, complex and bool labels."""
     if label_B.is_floating_point() or label_B.is_complex() or label_B.dtype == torch.bool:
         raise ValueError(f"labels are {label_B.dtype}; expected class numbers as integers, int64 for one")
     return label_B.long()

@@ -1,4 +1,4 @@
-"""The rows of a head by class: what a checkpoint stores of them, and gives back.
+"""Access to a head's rows by class, for checkpoints.
 
 M classes asked for, K rows of theirs, D feature width.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Column(NamedTuple):
-    """What one class has of a tensor: (D,), (sub_centres, D) or (1,) numbers of a dtype."""
+    """Shape and dtype of what one class has of a tensor: (D,), (sub_centres, D) or (1,) numbers of a dtype."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -27,8 +27,8 @@ class Column(NamedTuple):
 
 
 class ClassRows:
-    """The rows of this rank's classes [start, stop): each created class has one entry of each column of
-    `RowTable.row_state`."""
+    """Reads and writes the rows of this rank's classes [start, stop): each created class has one entry of each column
+    of `RowTable.row_state`."""
 
     def __init__(self, store: "RowTable", shard: Shard, sub_centres: int):
         self.start, self.stop = shard.start, shard.stop
@@ -64,14 +64,14 @@ class ClassRows:
         return {name: t.index_select(0, (classes - self.start).to(t.device)) for name, t in tables.items()}
 
     def begin_copy(self) -> "CopiedRows | None":
-        """The rows as they are now, which `CopiedRows.finish` copies while training goes on; None where they lie in
-        files or on a device."""
+        """Returns a copy of the rows as they are now, which `CopiedRows.finish` completes while training goes on; None
+        where they lie in files or on a device."""
         copy = self._store.begin_copy(self._sub_centres)
         return None if copy is None else CopiedRows(copy, self.start, self.stop, self.columns)
 
     def write(self, start: int, stop: int, class_M: Tensor, rows: dict[str, Tensor]) -> None:
-        """Classes [start, stop) become: class_M of them (ascending) what `read` gave for those, in any dtype (converted
-        to nearest), the others what they are before they are created. The head's `load_facts` comes first."""
+        """Replaces the rows of classes [start, stop): class_M of them (ascending) get what `read` returned, in any
+        dtype (rounded to nearest), the others become uncreated. The head's `load_facts` comes first."""
         subs = self._sub_centres
         row_K = ((class_M - self.start)[:, None] * subs + torch.arange(subs, device=class_M.device)).flatten()
         table = {name: t.reshape(len(row_K), t.shape[-1]) for name, t in rows.items()}
@@ -79,7 +79,7 @@ class ClassRows:
 
 
 class CopiedRows:
-    """The rows of classes [start, stop) at one moment. What `read` gives is theirs when `finish` has returned."""
+    """A copy of the rows of classes [start, stop) at one moment. `read` is valid after `finish`."""
 
     def __init__(self, copy: "RowCopy", start: int, stop: int, columns: dict[str, Column]):
         self.start, self.stop, self.columns = start, stop, columns
@@ -89,12 +89,12 @@ class CopiedRows:
         return self._copy.created_C[start - self.start : stop - self.start]
 
     def read(self, classes: Tensor | range) -> dict[str, Tensor]:
-        """Of created classes without one between them: views."""
+        """Returns views of the rows of adjacent created classes."""
         at = int(self._copy.place_C[int(classes[0]) - self.start]) if len(classes) else 0
         return {
             name: t.view(-1, *self.columns[name].shape)[at : at + len(classes)] for name, t in self._copy.copies.items()
         }
 
     def finish(self) -> None:
-        """Copies what is left of them, in any thread. Raises MemoryError."""
+        """Copies the remaining rows, in any thread. Raises MemoryError."""
         self._copy.finish()

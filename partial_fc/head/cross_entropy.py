@@ -1,4 +1,4 @@
-"""Softmax cross-entropy for classes that fit every rank: the model's output is the logits, and there are no rows.
+"""Softmax cross-entropy on logits that the model computes: a head without class centres, for few classes.
 
 Letters: B local batch, G global batch, C classes.
 """
@@ -15,7 +15,7 @@ from partial_fc.head.protocol import Table
 
 
 class CrossEntropy(AbstractContextManager):
-    """A head with nothing to learn, with the verbs of PartialFC.
+    """A head without parameters, with the methods of PartialFC.
 
         loss = head(logit_BC, label_B)  # equal on every rank: the mean over the global batch
         loss.backward()                 # logit_BC.grad = d(loss)/d(these rows), exact: nothing is to be divided again
@@ -48,22 +48,22 @@ class CrossEntropy(AbstractContextManager):
     # ---- there are no class centres: nothing to update, to store or to reshard
 
     def prepare(self, label_B: Tensor) -> None:
-        """Nothing: no classes have to be chosen for an update."""
+        """Does nothing: no classes have to be chosen."""
 
     def finite(self) -> Tensor:
         return torch.ones((), dtype=torch.bool)
 
     def discard(self) -> None:
-        """Nothing is pending."""
+        """Does nothing: no gradient is pending."""
 
     def gradient_square_sum(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64)
 
     def scale_gradient(self, factor: float) -> None:
-        """There is no gradient of rows."""
+        """Does nothing: there is no gradient of rows."""
 
     def step(self, lr: float) -> None:
-        """There are no rows to update."""
+        """Does nothing: there are no rows."""
 
     def tables(self) -> dict[str, Table]:
         return {}
@@ -72,13 +72,13 @@ class CrossEntropy(AbstractContextManager):
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """There is nothing to remember."""
+        """Does nothing: there is no state."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: no file is open."""
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is open."""
+        """Does nothing: no file is open."""
 
 
 class _Loss(torch.autograd.Function):

@@ -128,7 +128,7 @@ class _Given:
         return self.centre_RD, row_S
 
     def prefetch(self, row_S: Tensor) -> None:
-        """Nothing: the rows are here."""
+        """Does nothing: the rows are in memory."""
 
 
 def _loss(feat_BD: Tensor, centre_CD: Tensor, label_B: Tensor, options: _Options) -> Tensor:

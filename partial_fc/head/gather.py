@@ -1,4 +1,4 @@
-"""The global batch: every rank's features and labels, on every rank."""
+"""Gathers the ranks' features and labels into the global batch."""
 
 import math
 from bisect import bisect
@@ -18,7 +18,7 @@ _DTYPES = (torch.uint8, *FEATURE_DTYPES)
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """Features and labels in rank order, equal on all ranks."""
+    """Features and labels of all ranks in rank order, equal on all of them."""
 
     feat_GD: Tensor
     label_G: Tensor
@@ -39,9 +39,9 @@ class _MakeUp:
 
 @dataclass
 class Gather:
-    """Brings the ranks' batches together, with one all-gather for each: features and labels travel side by side, as
-    bits, with the rank that they come from, their dtype and whether the rank trains, so that batches of different sizes
-    need no second exchange. A rank without rows does what the others do.
+    """Gathers the ranks' batches with one all-gather each: features and labels travel side by side, as bits, with the
+    rank that they come from, their dtype and whether the rank trains, so that batches of different sizes need no second
+    exchange. A rank without rows does what the others do.
 
     Steps are alike: the batch is taken to be made up as the last one was, until `settle` has seen numbers that say
     so. A device is so given all that depends on labels alone before the host waits for it once. Where the backend
@@ -75,13 +75,14 @@ class Gather:
         return Arrived(feat, label_G, _numbers(origin, torch.int32).squeeze(1))
 
     def expected_origin(self, arrived: "Arrived") -> Tensor:
-        """What `origin_G` is taken to be: int32 (G,). Where it is another in some rows, `settle` is told."""
+        """Returns the expected `origin_G`, int32 (G,). The number of rows that differ is an argument of `settle`."""
         if self._last is None or len(self._last.origin_G) != len(arrived.origin_G):
             self._last = self._count(arrived)
         return self._last.origin_G
 
     def settle(self, arrived: "Arrived", lowest: int, highest: int, changed: int) -> GlobalBatch | None:
-        """lowest, highest: of the labels; changed: how many rows are not made up as expected.
+        """Checks an arrived batch and returns it. lowest, highest: of the labels; changed: how many rows are not made
+        up as expected.
 
         Returns None where, on all ranks alike, the batch has to be gathered again. Raises ValueError, on all ranks
         alike, for a label outside of [0, num_classes), and where features have another dtype, or are trained with, on
@@ -142,7 +143,7 @@ class Gather:
 
 @dataclass(frozen=True)
 class Arrived:
-    """A global batch that nobody has looked at: labels may be anything."""
+    """A global batch before its checks: labels may be any integers."""
 
     feat_GD: Tensor  # as bytes
     label_G: Tensor

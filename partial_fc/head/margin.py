@@ -1,4 +1,4 @@
-"""Margins: what the softmax sees instead of the cosine between a feature and its target class centre.
+"""Margins: rules that replace the cosine between a feature and its target class centre in the softmax.
 
 Each is written once, as differentiable tensor maths; the dense reference, the chunked path and the kernels take
 value and slope from here. margin_adaptive.py has those that remember something between the steps.
@@ -62,32 +62,32 @@ class Margin(ABC):
 
     @property
     def slope_is_one(self) -> bool:
-        """Whether `target` has the slope 1 at every cosine, so that nobody need differentiate it."""
+        """Whether `target` has the slope 1 at every cosine, so that it need not be differentiated."""
         return False
 
     @abstractmethod
     def target(self, cos_N: Tensor, norm_N: Tensor, state: State) -> Tensor:
-        """Cosines with the target class -> their values with the margin, of cos_N's shape and dtype; differentiable by
-        cos_N. norm_N: lengths of those rows' features, constants through which no gradient flows."""
+        """Returns the values with the margin of the cosines with the target class, of cos_N's shape and dtype;
+        differentiable by cos_N. norm_N: lengths of those rows' features, constants through which no gradient flows."""
 
     def negatives(self, target_cos_G: Tensor | None, state: State) -> Negatives:
         """The rule of the other classes."""
         return Negatives()
 
     def state(self) -> State:
-        """What the margin remembers between the steps, at the start of training."""
+        """Returns the margin's state at the start of training; {} if it has none."""
         return {}
 
     def advance(self, state: State, norm_G: Tensor, target_cos_G: Tensor | None) -> State:
-        """The state for this step, from that of the step before; once in every forward of training, before its use.
-        norm_G: lengths of the features, target_cos_G: target cosines (only where needed), both of the whole global
-        batch, so that the result is equal on all ranks."""
+        """Returns this step's state, given the previous one; called once in every forward of training, before the state
+        is used. norm_G: lengths of the features, target_cos_G: target cosines (only where needed), both of the whole
+        global batch, so that the result is equal on all ranks."""
         return state
 
 
 @dataclass(frozen=True)
 class CombinedMargin(Margin):
-    """cos(m1 * theta + m2) - m3 (ArcFace, https://arxiv.org/abs/1801.07698, eq. 4).
+    """The margin cos(m1 * theta + m2) - m3 (ArcFace, https://arxiv.org/abs/1801.07698, eq. 4).
 
     As in InsightFace nothing is clipped: past theta = (pi - m2) / m1 the value rises again and the slope is negative.
     straight_through: the slope is taken as 1, as the implementations do that apply the margin outside of autograd.
@@ -119,24 +119,24 @@ class CombinedMargin(Margin):
 
 
 def ArcFace(scale: float = 64.0, margin: float = 0.5, straight_through: bool = False) -> CombinedMargin:
-    """cos(theta + margin) (https://arxiv.org/abs/1801.07698)."""
+    """Returns the margin cos(theta + margin) (https://arxiv.org/abs/1801.07698)."""
     return CombinedMargin(scale, m2=margin, straight_through=straight_through)
 
 
 def CosFace(scale: float = 64.0, margin: float = 0.4) -> CombinedMargin:
-    """cos(theta) - margin (https://arxiv.org/abs/1801.09414)."""
+    """Returns the margin cos(theta) - margin (https://arxiv.org/abs/1801.09414)."""
     return CombinedMargin(scale, m3=margin)
 
 
 def Softmax(scale: float = 64.0) -> CombinedMargin:
-    """No margin: the plain normalised softmax (NormFace, https://arxiv.org/abs/1704.06369)."""
+    """Returns the rule without a margin: the normalised softmax (NormFace, https://arxiv.org/abs/1704.06369)."""
     return CombinedMargin(scale)
 
 
 @dataclass(frozen=True)
 class SphereFace(Margin):
-    """(relax * cos(theta) + psi(theta)) / (relax + 1), with psi(theta) = (-1)^k cos(m * theta) - 2k and
-    k = floor(m * theta / pi) (https://arxiv.org/abs/1704.08063): cos(m * theta), continued so that it keeps falling.
+    """The margin (relax * cos(theta) + psi(theta)) / (relax + 1), with psi(theta) = (-1)^k cos(m * theta) - 2k and k =
+    floor(m * theta / pi) (https://arxiv.org/abs/1704.08063): cos(m * theta), continued so that it keeps falling.
 
     psi alone is too steep to learn from the start; the paper mixes it with the cosine and lowers the cosine's weight
     to 5 while training. Here the weight is constant and 5 from the start (0: psi alone). m need not be a whole number.
@@ -166,7 +166,7 @@ class SphereFace(Margin):
 
 
 def angle(cos: Tensor) -> Tensor:
-    """arccos with a finite slope everywhere: constant beyond one float32 step from -1 and 1."""
+    """Returns arccos with a finite slope everywhere: constant beyond one float32 step from -1 and 1."""
     return torch.acos(cos.clamp(-EDGE, EDGE))
 
 

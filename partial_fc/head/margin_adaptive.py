@@ -1,4 +1,4 @@
-"""Margins that follow the training: they remember a running mean or two between the steps.
+"""Margins that adapt during training: they keep one or two running means between the steps.
 
 Their state is a few numbers, equal on all ranks, since every rank sees the global batch's numbers they come from.
 """
@@ -18,8 +18,8 @@ _SHORTEST, _LONGEST = 1e-3, 100.0
 
 @dataclass(frozen=True)
 class AdaFace(Margin):
-    """cos(theta - m * q) - (m + m * q), where q in [-1, 1] is the quality of the image: how long its feature is
-    compared with others, h * (length - mean) / deviation (https://arxiv.org/abs/2204.00964, eq. 15 to 18).
+    """The margin cos(theta - m * q) - (m + m * q), where q in [-1, 1] is the quality of the image: how long its feature
+    is compared with others, h * (length - mean) / deviation (https://arxiv.org/abs/2204.00964, eq. 15 to 18).
 
     Mean and deviation run over the global batches; weight is the share of the newest one (t_alpha in the published
     training), they start as 20 and 100. As published, lengths are limited to 0.001 to 100 and the angle with its

@@ -1,4 +1,4 @@
-"""The options of PartialFC, and which of them do not go together."""
+"""Checks the options of PartialFC: their values and their combinations."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Partial FC: a margin softmax over class centres that are sharded over the ranks.
+"""PartialFC: a margin softmax over class centres that are sharded over the ranks.
 
 One step, as the data sees it, with its three collectives (per rank: B*(D*itemsize + 12), 16*G and 4*G*D bytes):
   1. head/gather     all-gather of (feature, label, rank) rows: every rank holds feat_GD and label_G;
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class PartialFC(HeadModule):
-    """A last layer of num_classes centres, of which this rank keeps and updates its own shard.
+    """A last layer of num_classes class centres. Each rank stores and updates its shard of them.
 
         loss = head(feat_BD, label_B)   # scalar of `dtype`, equal on every rank: the mean over the global batch
         loss.backward()                 # feat_BD.grad = d(loss)/d(these rows), exact: nothing is to be divided again
@@ -172,7 +172,7 @@ class PartialFC(HeadModule):
 
     @property
     def centres(self) -> Tensor:
-        """This rank's centres after all steps so far, (stop - start, D) or, with sub-centres, (stop - start,
+        """Returns this rank's centres after all steps so far, (stop - start, D) or, with sub-centres, (stop - start,
         sub_centres, D). Read only."""
         centre_LD = self.store.centres_now()
         return centre_LD if self.sub_centres == 1 else centre_LD.unflatten(0, (-1, self.sub_centres))
@@ -284,7 +284,7 @@ class PartialFC(HeadModule):
         return loss, Backward(self.pending, deferred, features, self._gradient_factor), nearest
 
     def prepare(self, label_B: Tensor) -> None:
-        """Several micro-batches make one step: these are their labels, of this rank, all together. Then
+        """Announces the labels of all micro-batches of one step, this rank's. Then
 
             for each micro-batch: (head(feat, label) / how_many).backward()
             head.step(lr)
@@ -299,44 +299,46 @@ class PartialFC(HeadModule):
         self._batches.prepare(class_numbers(label_B), self.num_steps)
 
     def active_rows(self, label_G: Tensor) -> ActiveRows:
-        """The rows that take part in the step of this global batch."""
+        """Returns the rows that take part in the step of this global batch."""
         return self._selector.fetch(self._selector.choose(label_G, self.num_steps), self.num_steps)
 
     def topk(self, feat_BD: Tensor, k: int = 5) -> tuple[Tensor, Tensor]:
-        """The k nearest classes of each feature over all ranks, (cosine_BK, class_BK): `predict.topk`. A collective."""
+        """Returns the k nearest classes of each feature over all ranks, (cosine_BK, class_BK): `predict.topk`. A
+        collective."""
         return predict.topk(self, feat_BD, k)
 
     def logits(self, feat_BD: Tensor, class_N: Tensor) -> Tensor:
-        """Logits of some classes without margin, (B, N): `predict.logits`. A collective."""
+        """Returns the logits of some classes without margin, (B, N): `predict.logits`. A collective."""
         return predict.logits(self, feat_BD, class_N)
 
     def centres_of(self, class_N: Tensor) -> Tensor:
-        """The centres of some classes, whichever ranks have them: `predict.centres_of`. A collective."""
+        """Returns the centres of some classes, whichever ranks have them: `predict.centres_of`. A collective."""
         return predict.centres_of(self, class_N)
 
     def rank_of(self, class_N: Tensor) -> Tensor:
-        """The rank that has each class, (N,) int64."""
+        """Returns the rank that stores each class, (N,) int64."""
         return Shard.owners(class_N, self.num_classes, self.world.size)
 
     def sharded(self) -> "ShardedState":
-        """The state for torch.distributed.checkpoint, which any number of ranks loads (head/sharded.py)."""
+        """Returns the state for torch.distributed.checkpoint, loadable on any number of ranks (interop/sharded.py)."""
         from partial_fc.head.interop.sharded import ShardedState
 
         return ShardedState(self)
 
     def as_optimizer(self, lr: float) -> "HeadOptimizer":
-        """A torch.optim.Optimizer whose `step` moves the centres, for schedulers, GradScaler and frameworks."""
+        """Returns a torch.optim.Optimizer whose `step` updates the centres, for schedulers, GradScaler and
+        frameworks."""
         from partial_fc.head.interop.optimizer import HeadOptimizer
 
         return HeadOptimizer(self, lr)
 
     def finite(self) -> Tensor:
-        """Whether all numbers of the pending gradient are finite here: bool scalar. Ranks may differ."""
+        """Returns whether this rank's pending gradient has neither NaN nor Inf: bool scalar. Ranks may differ."""
         return self.pending.finite()
 
     def discard(self) -> None:
-        """The step is not made: forgets the gradients since the last one, and what margin and lists of hard negatives
-        learnt from its batch. The next step has the same negatives."""
+        """Discards the gradients since the last step, and what margin and lists of hard negatives learnt from its
+        batch. The next step has the same negatives."""
         if self._margin_before is not None:
             self.margin_state = self._margin_before
         self.forget()
@@ -344,8 +346,8 @@ class PartialFC(HeadModule):
             self.hard_negatives.undo()
 
     def gradient_square_sum(self) -> Tensor:
-        """Sum of squares of the centres' gradient over all ranks (a collective), for clipping: float64 scalar.
-        The gradient is not kept anywhere: this passes over the centres once more."""
+        """Returns the sum of squares of the centres' gradient over all ranks (a collective), for clipping: float64
+        scalar. The gradient is not kept anywhere: this passes over the centres once more."""
         with own_arithmetic(self.store.device):
             here = self.pending.square_sum(self.kernel, self.store.device)
         return self.world.all_reduce(here, name=f"{self.scope}/gradient_norm")
@@ -356,8 +358,7 @@ class PartialFC(HeadModule):
             deferred.scale(factor)
 
     def step(self, lr: float) -> None:
-        """Updates the centres that took part since the last step, while the next step's negatives come from where they
-        lie."""
+        """Updates the centres that took part since the last step, and starts to fetch the next step's negatives."""
         self._selector.prefetch(self.num_steps + 1)
         with own_arithmetic(self.store.device):
             self.pending.update(self.kernel, self.store, lr, self.num_steps)
@@ -367,19 +368,19 @@ class PartialFC(HeadModule):
         self.num_steps += 1
 
     def forget(self) -> None:
-        """Drops the gradients since the last step: they have been used, or are not wanted."""
+        """Drops the gradients since the last step."""
         self.pending.clear()
         self._batches.forget()
         self._margin_before = None
 
     def row_losses(self, last_step: dict[str, Tensor], num_rows: int) -> Tensor:
-        """The losses of this rank's num_rows rows, from `last_step` as a forward left it; all ranks' batches are of one
-        size. Without label smoothing's part."""
+        """Returns the losses of this rank's num_rows rows, from the `last_step` of a forward pass; all ranks' batches
+        are of one size. Without label smoothing's part."""
         loss_G = last_step["denominator"].log() - last_step["target_logit"]
         return loss_G[self.world.rank * num_rows :][:num_rows]
 
     def non_finite_classes(self, most: int = 5) -> list[int]:
-        """Up to `most` classes of this rank with a centre that is not finite, of those that the pending passes saw."""
+        """Returns up to `most` classes of this rank whose centre has NaN or Inf, of those in the pending gradient."""
         classes: set[int] = set()
         for bad_K in self.pending.non_finite_rows():
             classes |= set((bad_K // self.sub_centres + self.shard.start).tolist())
@@ -388,7 +389,7 @@ class PartialFC(HeadModule):
         return sorted(classes)[:most]
 
     def close(self) -> None:
-        """Ends threads and closes files of the centres, which are not to be used after it. `with head:` does so."""
+        """Stops threads and closes files; the head cannot be used afterwards. `with head:` calls it."""
         self.store.close()
 
     def __enter__(self) -> "PartialFC":
@@ -399,26 +400,26 @@ class PartialFC(HeadModule):
 
     @property
     def rows(self) -> ClassRows:
-        """This rank's classes with all that belongs to them: what a checkpoint stores, together with `facts`."""
+        """Access to this rank's rows by class, for checkpoints; `facts` is the rest of the state."""
         return ClassRows(self.store, self.shard, self.sub_centres)
 
     def tables(self) -> dict[str, "PartialFC"]:
-        """The head is its own table."""
+        """Returns the head as its own only table."""
         return {self.name: self}
 
     def state(self) -> dict[str, Any]:
-        """Nothing: all that there is to remember is the table's."""
+        """Returns {}: all state is the table's."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """There is nothing besides the table."""
+        """Does nothing: all state is the table's."""
 
     def row_state(self) -> dict[str, Tensor]:
-        """Everything that a class has here, by name, one entry for each local class. Not copies."""
+        """Returns the tensors of the classes by name, one entry for each local class; not copies."""
         return self.rows.tables()
 
     def facts(self) -> dict[str, Any]:
-        """What there is to remember besides the rows, as JSON: equal on every rank."""
+        """Returns the state besides the rows, as JSON, equal on every rank."""
         return {
             "num_steps": self.num_steps,
             "row_seed": self.store.seed,
@@ -427,7 +428,7 @@ class PartialFC(HeadModule):
         }
 
     def load_facts(self, facts: dict[str, Any]) -> None:
-        """Takes over what `facts` gave, of any rank. A margin of another kind starts anew."""
+        """Loads what `facts` returned, on any rank. A margin of another kind starts with its initial state."""
         self.store.seed = facts["row_seed"]  # rows that no step has touched yet are made from it
         self.store.load_schedule_state(facts["schedule"])
         same = facts["margin"].keys() == self.margin_state.keys()
@@ -435,5 +436,6 @@ class PartialFC(HeadModule):
         self.num_steps = facts["num_steps"]
 
     def centre_gradients(self) -> Iterator[tuple[Tensor | None, int, int, Tensor]]:
-        """(row_S, begin, end, gradient) of everything pending; several backwards before a step are added up."""
+        """Yields (row_S, begin, end, gradient) of the pending gradient; several backwards before a step are added
+        up."""
         return self.pending.gradients(self.kernel)

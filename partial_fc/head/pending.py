@@ -1,4 +1,4 @@
-"""What the backward passes leave for `step`: the centres' gradient, not formed yet, in O(G * D) numbers."""
+"""The centres' gradient between backward and `step`: deferred, in O(G * D) numbers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class DeferredGradient:
-    """The centres' gradient of one backward, not formed yet: its forward's logits and the gradient by them."""
+    """The centres' gradient of one backward before it is computed: the forward's logits and the gradient by them."""
 
     logits: Logits
     logit_grad: LogitGrad
     rows: Tensor | None  # the active local rows (Logits.row_S is about the table that was fetched); None: all
 
     def tensors(self) -> list[Tensor]:
-        """What the gradient is made of besides the centres."""
+        """Returns the tensors that the gradient is computed from, without the centres."""
         grad = self.logit_grad
         made_of = (self.logits.unit_GD, grad.factor_G, grad.target_grad_G, grad.uniform_D)
         return [t for t in made_of if t is not None]
@@ -38,26 +38,26 @@ class DeferredGradient:
 
 
 class Pending(list[DeferredGradient]):
-    """One for each backward since the last step, and what is done to all of them."""
+    """The deferred gradients since the last step, one for each backward."""
 
     def __init__(self) -> None:
         super().__init__()
         self.on_backward: Callable[[Tensor], None] | None = None  # is told the gradient of the loss
 
     def add(self, deferred: DeferredGradient, grad_loss: Tensor) -> None:
-        """Adds what a backward leaves; grad_loss: d(what was differentiated)/d(loss), scalar."""
+        """Adds the deferred gradient of a backward; grad_loss: d(what was differentiated)/d(loss), scalar."""
         deferred.scale(grad_loss)
         self.append(deferred)
         if self.on_backward is not None:
             self.on_backward(grad_loss)
 
     def finite(self) -> Tensor:
-        """Whether all numbers that the gradient is made of are finite: bool scalar."""
+        """Returns whether all tensors of the gradient are finite: bool scalar."""
         good = [torch.isfinite(x).all() for part in self for x in part.tensors()]
         return torch.stack(good).all() if good else torch.ones((), dtype=torch.bool)
 
     def gradients(self, kernel: Kernel) -> Iterator[tuple[Tensor | None, int, int, Tensor]]:
-        """(rows, begin, end, gradient of rows[begin:end]); several backwards before a step are added up."""
+        """Yields (rows, begin, end, gradient of rows[begin:end]); several backwards before a step are added up."""
         self[:] = concatenate(self)
         if len(self) == 1:
             for begin, end, grad_KD in kernel.centre_gradients(self[0].logits, self[0].logit_grad):
@@ -67,14 +67,14 @@ class Pending(list[DeferredGradient]):
             yield rows, 0, len(total), total
 
     def square_sum(self, kernel: Kernel, device: torch.device) -> Tensor:
-        """Sum of squares of the gradient, float64 scalar. It is not kept anywhere: this passes over the centres."""
+        """Returns the sum of squares of the gradient, float64 scalar, by a pass over the centres."""
         here = torch.zeros((), dtype=torch.float64, device=device)
         for _, _, _, grad_KD in self.gradients(kernel):
             here += grad_KD.double().square_().sum()
         return here
 
     def update(self, kernel: Kernel, store: "RowTable", lr: float, step: int) -> None:
-        """Moves the rows that took part."""
+        """Updates the rows that took part."""
         self[:] = concatenate(self)
         if len(self) == 1 and kernel.update(self[0].logits, self[0].logit_grad, store, lr, step):
             return
@@ -86,7 +86,7 @@ class Pending(list[DeferredGradient]):
             store.update(None, 0, 0, store.centre_LD[:0], lr, step)
 
     def non_finite_rows(self) -> Iterator[Tensor]:
-        """Local rows with a centre that is not finite, of those that took part, some at a time."""
+        """Yields the local rows whose centre has NaN or Inf, of those that took part, some at a time."""
         for part in self:
             table, row_S = part.logits.centre_LD, part.logits.row_S
             for place_K in torch.arange(part.logits.num_sampled, device=table.device).split(1 << 14):
@@ -96,8 +96,8 @@ class Pending(list[DeferredGradient]):
 
 
 def concatenate(parts: list[DeferredGradient]) -> list[DeferredGradient]:
-    """Makes one of several backwards over the same rows, over all their features: nothing has to be formed twice, or
-    kept. Where rows or rules differ (CurricularFace's moves with every forward), the parts stay as they are."""
+    """Joins several backwards over the same rows into one over all their features. Where rows or rules differ
+    (CurricularFace's moves with every forward), the parts stay as they are."""
     if len(parts) < 2 or not all(_same_rule(part.logits, parts[0].logits) for part in parts):
         return parts
     logits, grads = [part.logits for part in parts], [part.logit_grad for part in parts]
@@ -124,7 +124,7 @@ def _same_rule(a: Logits, b: Logits) -> bool:
 
 
 def sum_gradients(parts: Sequence[DeferredGradient], kernel: Kernel) -> tuple[Tensor | None, Tensor]:
-    """(rows, gradient) of several backwards over overlapping rows; here the gradient does exist as a whole."""
+    """Returns (rows, gradient) summed over several backwards with overlapping rows; stores the whole gradient."""
     unit_GD = parts[0].logits.unit_GD
     rows = None
     if parts[0].rows is not None:

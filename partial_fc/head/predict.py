@@ -31,7 +31,8 @@ def topk(head: "PartialFC", feat_BD: Tensor, k: int) -> tuple[Tensor, Tensor]:
     Exact over all classes, sampled in training or not, with products of float32 (float64 where the head computes in
     it). Of several sub-centres of a class the nearest counts; margins play no part. The kernel passes over the centres
     once and never has (B, C) numbers. Three collectives: the numbers of rows, head/predict/features 4*B*D bytes,
-    head/predict/nearest 16*G*K bytes. Raises ValueError for k outside of [1, min(100, num_classes)] and features of
+    head/predict/nearest 16*G*K bytes. With catch_up="exact" each call copies the centres where some lag: many features
+    at once then cost no more than few. Raises ValueError for k outside of [1, min(100, num_classes)] and features of
     another width or dtype.
     """
     check_k(head, k)
@@ -68,8 +69,8 @@ def of_own_rows(world: World, nearest: Nearest, rows_W: list[int], name: str) ->
 
 
 def logits(head: "PartialFC", feat_BD: Tensor, class_N: Tensor) -> Tensor:
-    """The logits of some classes, without margin: scale * cosine, (B, N) in the head's dtype. class_N: int64, any
-    classes, this rank's own choice. A collective (`centres_of`)."""
+    """Returns the logits of some classes without margin: scale * cosine, (B, N) in the head's dtype. class_N: int64,
+    any classes, this rank's own choice. A collective (`centres_of`)."""
     _check_features(head, feat_BD)
     centre = centres_of(head, class_N)
     with own_arithmetic(head.store.device):
@@ -80,10 +81,10 @@ def logits(head: "PartialFC", feat_BD: Tensor, class_N: Tensor) -> Tensor:
 
 
 def centres_of(head: "PartialFC", class_N: Tensor) -> Tensor:
-    """The centres of some classes, (N, D) or (N, sub_centres, D), in the dtype that they are stored in: after all steps
-    so far. class_N: int64, this rank's own choice, in any order. Two collectives: head/predict/classes, an all-gather
-    of 8*N bytes, and head/predict/centres. Raises ValueError, on all ranks alike, for a class outside of
-    [0, num_classes)."""
+    """Returns the centres of some classes after all steps so far, (N, D) or (N, sub_centres, D), in the dtype that they
+    are stored in. class_N: int64, this rank's own choice, in any order. Two collectives: head/predict/classes, an
+    all-gather of 8*N bytes, and head/predict/centres. Raises ValueError, on all ranks alike, for a class outside of [0,
+    num_classes)."""
     with own_arithmetic(head.store.device):
         class_N = class_N.to(head.store.device)
         rows_W = _rows(head, class_N)

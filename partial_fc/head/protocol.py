@@ -1,4 +1,4 @@
-"""What the trainer asks of a head, and what checkpoints ask of its tables of class centres.
+"""Interfaces of a head, for the trainer, and of its tables of class centres, for checkpoints.
 
 A head turns the model's output and the labels into a loss. PartialFC has one table, which is itself; CrossEntropy has
 none; tests/recipes/two_heads.py is a head with two.
@@ -40,18 +40,17 @@ class Table(Protocol):
         """This rank's centres after all steps so far, (classes, D) or (classes, sub_centres, D). Read only."""
 
     def facts(self) -> dict[str, Any]:
-        """What there is to remember besides the rows, as JSON, equal on every rank: num_steps, row_seed, margin,
-        schedule."""
+        """Returns the state besides the rows, as JSON, equal on every rank: num_steps, row_seed, margin, schedule."""
 
     def load_facts(self, facts: dict[str, Any], /) -> None:
-        """Takes over what `facts` gave. The rows are written after it."""
+        """Loads what `facts` returned. The rows are written afterwards."""
 
     def non_finite_classes(self) -> list[int]:
-        """Some of this rank's classes with a centre that has NaN or Inf, of those in the pending gradient."""
+        """Returns some of this rank's classes whose centre has NaN or Inf, of those in the pending gradient."""
 
 
 class Head(Protocol):
-    """What makes the loss. All ranks call all of it alike."""
+    """Computes the loss. All ranks call every method in the same order."""
 
     num_classes: int
 
@@ -59,16 +58,16 @@ class Head(Protocol):
         """The loss, a scalar that is equal on every rank: the mean over the global batch."""
 
     def prepare(self, label_B: Tensor, /) -> None:
-        """Is told the labels of all micro-batches of a step, before the first of several."""
+        """Takes the labels of all micro-batches of a step, before the first of several."""
 
     def finite(self) -> Tensor:
-        """Whether this rank's pending gradient has neither NaN nor Inf: bool scalar."""
+        """Returns whether this rank's pending gradient has neither NaN nor Inf: bool scalar."""
 
     def discard(self) -> None:
-        """Forgets the pending gradient: the step is not made."""
+        """Discards the pending gradient: the step is skipped."""
 
     def gradient_square_sum(self) -> Tensor:
-        """The sum of squares of the pending gradient over all ranks: float64 scalar."""
+        """Returns the sum of squares of the pending gradient over all ranks: float64 scalar."""
 
     def scale_gradient(self, factor: float, /) -> None:
         """Multiplies the pending gradient."""
@@ -78,23 +77,23 @@ class Head(Protocol):
 
     @property
     def last_step(self) -> Any:
-        """What `row_losses` needs of the last forward pass."""
+        """The argument of `row_losses` for the last forward pass."""
 
     def row_losses(self, last_step: Any, num_rows: int, /) -> Tensor:
-        """The losses of this rank's num_rows rows in the forward pass that left this `last_step`."""
+        """Returns the losses of this rank's num_rows rows in the forward pass that set this `last_step`."""
 
     def tables(self) -> Mapping[str, Table]:
-        """The tables by name, in an order that is the same on all ranks: a checkpoint has the rows of these."""
+        """Returns the tables by name, in the same order on all ranks; a checkpoint stores their rows."""
 
     def state(self) -> dict[str, Any]:
-        """What there is to remember besides the tables, as JSON, equal on every rank."""
+        """Returns the state besides the tables, as JSON, equal on every rank."""
 
     def load(self, state: dict[str, Any], /) -> None:
-        """Takes over what `state` gave, when the tables have been loaded."""
+        """Loads what `state` returned, after the tables."""
 
 
 def scope(table: str) -> str:
-    """What the names of a table's files and collectives begin with: "head", or "head-NAME"."""
+    """Returns the prefix of a table's files and collectives: "head", or "head-NAME"."""
     return f"head-{table}" if table else "head"
 
 

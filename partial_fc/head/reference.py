@@ -1,4 +1,4 @@
-"""The whole head in one process, in plain differentiable tensor maths: what every other path is tested against."""
+"""The dense head in one process, in differentiable tensor operations: the reference of all tests."""
 
 from dataclasses import replace
 
@@ -9,13 +9,13 @@ from partial_fc.head.margin import Margin, State
 
 
 def unit(x: Tensor) -> Tensor:
-    """Rows scaled to length 1; a row of length 0 stays 0 and gets no gradient."""
+    """Returns the rows scaled to length 1; a row of length 0 stays 0 and gets no gradient."""
     norm = x.norm(dim=1, keepdim=True)
     return torch.where(norm > 0, x / torch.where(norm > 0, norm, 1.0), torch.zeros_like(x))
 
 
 def cosines(feat_GD: Tensor, centre_CD: Tensor, sub_centres: int = 1) -> Tensor:
-    """(G, classes): with the nearest of each class's centres, whose rows stand together."""
+    """Returns the cosines (G, classes) with the nearest of each class's centres, whose rows are adjacent."""
     cos_GC = unit(feat_GD) @ unit(centre_CD).T
     return cos_GC.unflatten(1, (-1, sub_centres)).max(dim=2).values if sub_centres > 1 else cos_GC
 
@@ -33,7 +33,7 @@ def loss(
     label_smoothing: float = 0.0,
     inclusion_C: Tensor | None = None,
 ) -> Tensor:
-    """Mean over the global batch of -log softmax(logit)[label], a scalar of feat_GD's dtype.
+    """Returns the mean over the global batch of -log softmax(logit)[label], a scalar of feat_GD's dtype.
 
     sampled_S: the class numbers that take part, ascending and with every label among them; all when None.
     state: the margin's, already advanced to this step; that of the start when None.

@@ -1,4 +1,4 @@
-"""The classes of a rank. Nobody else computes them."""
+"""The class range of a rank: the only place that computes it."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Located(NamedTuple):
-    """Where classes are in a shard. They may be any integers."""
+    """The positions of classes in a shard. They may be any integers."""
 
     local_N: Tensor  # int64: their numbers, from the shard's first class; where they are elsewhere, any in its range
     elsewhere_N: Tensor  # bool: not in the shard
@@ -34,7 +34,8 @@ class Shard:
 
     @staticmethod
     def owners(class_N: Tensor, num_classes: int, size: int) -> Tensor:
-        """The rank that has each class, (N,) int64, by the ranges of `of`. class_N: int64, in [0, num_classes)."""
+        """Returns the rank that stores each class, (N,) int64, by the ranges of `of`. class_N: int64, in [0,
+        num_classes)."""
         each, more = divmod(num_classes, size)
         split = more * (each + 1)  # the first class of the ranks that own one less
         late_N = more + (class_N - split).div(max(each, 1), rounding_mode="floor")

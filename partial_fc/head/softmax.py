@@ -1,4 +1,4 @@
-"""The softmax of the sharded head, row by row: what lies between its collectives (partial_fc.py).
+"""The row-wise part of the sharded softmax, between the collectives of partial_fc.py.
 
 Every one of the G rows of the global batch is computed here, also where another rank has its target class: shapes then
 depend on no number that a device would have to be asked for, and masks take the place of row numbers.
@@ -22,15 +22,16 @@ from partial_fc.head.shard import Shard
 
 @contextmanager
 def own_arithmetic(device: torch.device) -> Iterator[None]:
-    """The head forms its gradients itself, in dtypes that it chooses, whatever mode the caller is in."""
+    """Switches autograd, autocast and inference mode off: the head computes gradients itself, in dtypes that it
+    chooses."""
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield
 
 
 @dataclass(frozen=True)
 class Targets:
-    """The features, and the nearest centre of each one's target class. Where another rank has the class, numbers mean
-    nothing."""
+    """The features with the nearest centre of each one's target class. Rows whose class another rank stores are
+    undefined."""
 
     unit_GD: Tensor  # the features, of length 1
     norm_G1: Tensor  # their former lengths
@@ -46,7 +47,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is known of a batch once the ranks have added up their terms: float64, equal on all of them, but for the
+    """The result for a batch after the ranks have summed their terms: float64, equal on all of them, but for the
     gradients, which are None where nothing learns."""
 
     loss_G: Tensor
@@ -57,12 +58,13 @@ class Outcome:
 
 
 class RowMath:
-    """The mathematics in PyTorch's operations, for any device and dtype. kernels/triton_rows.py has them in fewer."""
+    """The row-wise computations in PyTorch's operations, for any device and dtype. kernels/cpu_rows.py and
+    kernels/triton_rows.py fuse them."""
 
     def find_targets(
         self, feat_GD: Tensor, label_G: Tensor, shard: Shard, sub_centres: int, active: ActiveRows, dtype: torch.dtype
     ) -> Targets:
-        """dtype: what is computed in."""
+        """Finds the nearest target centre of each feature. dtype: of the computation."""
         unit_GD, norm_G1 = unit(feat_GD.to(dtype))
         local_G, elsewhere_G = shard.locate(label_G)
         num_active = len(active.table) if active.row_S is None else len(active.row_S)
@@ -90,13 +92,13 @@ class RowMath:
         return Targets(unit_GD, norm_G1, elsewhere_G, cos_G, centre_GD, position_G.masked_fill(elsewhere_G, -1))
 
     def with_margin(self, margin: Margin, targets: Targets, state: State) -> tuple[Tensor, Tensor]:
-        """(logits of the targets, their derivatives by the cosines)."""
+        """Returns the targets' logits and their derivatives by the cosines."""
         return value_and_slope(margin, targets.cos_G, targets.norm_G1[:, 0], state)
 
     def local_terms(
         self, targets: Targets, target_logit_G: Tensor, sums: Sums, scale: float, num_active: int
     ) -> Tensor:
-        """This rank's part of what `finish` takes, to be summed over the ranks: float64 (G, 2), the sum of exp(logit)
+        """Returns this rank's terms, to be summed over the ranks for `finish`: float64 (G, 2), the sum of exp(logit)
         and the target's logit; with label smoothing (G, 4), also the sum of a row's logits and the number of rows."""
         logit_G = target_logit_G.double()
         columns = [logit_G.exp(), logit_G]
@@ -120,7 +122,8 @@ class RowMath:
         label_smoothing: float,
         training: bool,
     ) -> Outcome:
-        """terms: `local_terms`, summed over the ranks. Overwrites sums.weighted_sum_GD where `training`."""
+        """Computes loss and gradients. terms: `local_terms`, summed over the ranks. Overwrites sums.weighted_sum_GD
+        where `training`."""
         softmax = _global_softmax(terms, label_smoothing)
         known = softmax.loss_G, softmax.denominator_G, softmax.target_logit_G
         if not training:
@@ -142,8 +145,8 @@ class RowMath:
         uniform_D: Tensor | None,
         targets: Targets,
     ) -> Tensor:
-        """d(loss)/d(features), this rank's part, (G, D): that of the negatives is weight_G times weighted_sum_GD, less
-        uniform_D. Overwrites weighted_sum_GD."""
+        """Returns this rank's part of d(loss)/d(features), (G, D): that of the negatives is weight_G times
+        weighted_sum_GD, less uniform_D. Overwrites weighted_sum_GD."""
         assert targets.centre_GD is not None
         grad_GD = weighted_sum_GD.mul_(weight_G[:, None])
         if uniform_D is not None:
@@ -153,7 +156,7 @@ class RowMath:
 
 
 def row_math_of(kernel: Kernel) -> RowMath:
-    """The mathematics in the calls of this kernel, where it has its own."""
+    """Returns the RowMath that belongs to a kernel."""
     if kernel.name == "cpu":
         from partial_fc.head.kernels.cpu_rows import CpuRowMath
 

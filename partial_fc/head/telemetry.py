@@ -1,4 +1,4 @@
-"""Telemetry: a few of the head's rows, how many were never touched, how old, long and near to each other they are.
+"""Telemetry: statistics of a sample of the head's rows: how many are untouched, their age, lengths and similarities.
 
     report = observe(head)          # every few hundred steps, on all ranks; three small collectives
     report.scalars, report.histograms, report.similar
@@ -67,14 +67,14 @@ def pack(values: Tensor, edges: Tensor) -> Tensor:
 
 
 def draw(num: int, most: int, key: int) -> Tensor:
-    """min(num, most) different numbers of [0, num), ascending, int64; a function of the key alone."""
+    """Returns min(num, most) different numbers of [0, num), ascending, int64; a function of the key alone."""
     if num <= most:
         return torch.arange(num)
     return counter_rng.permute(torch.arange(most), num, key).sort().values
 
 
 def covered_mass(denominator_G: Tensor, target_logit_G: Tensor, rate: float, corrected: bool) -> Tensor:
-    """The estimated share of the full softmax's denominator that the sampled classes and the target hold: (G,).
+    """Returns the estimated share of the full softmax's denominator that the sampled classes and the target hold: (G,).
 
     denominator_G: over the classes that took part. Their negatives are a share `rate` of all negatives, so all of
     them hold 1 / rate times as much (the other classes of the batch, which always take part, are taken for drawn
@@ -88,7 +88,7 @@ def covered_mass(denominator_G: Tensor, target_logit_G: Tensor, rate: float, cor
 
 
 def nearest(query_QD: Tensor, query_class_Q: Tensor, chunks: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """(cosine, class) of the nearest row of another class, for each query: float64 (Q,) and int64 (Q,).
+    """Returns (cosine, class) of the nearest row of another class for each query: float64 (Q,) and int64 (Q,).
 
     chunks: (rows (K, D), their classes (K,)). -inf and -1 where there is none. A row of length 0 has cosine 0 with all.
     """
@@ -117,7 +117,7 @@ class Report:
 
 
 def observe_tables(head: Head) -> dict[str, Report]:
-    """`observe`, of each table that is a PartialFC."""
+    """Returns the report of each table that is a PartialFC."""
     return {name: observe(table) for name, table in head.tables().items() if isinstance(table, PartialFC)}
 
 

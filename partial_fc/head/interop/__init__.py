@@ -1,1 +1,1 @@
-"""The head behind the interfaces of PyTorch: module, optimizer, distributed checkpoints."""
+"""Adapters to PyTorch's interfaces: nn.Module, Optimizer, distributed checkpoints, torch.compile."""

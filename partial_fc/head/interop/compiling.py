@@ -1,4 +1,4 @@
-"""Keeps the head out of the graphs of torch.compile: a head waits for other ranks, draws classes and calls C++."""
+"""Keeps the head out of torch.compile's graphs: it waits for other ranks, draws classes and calls C++."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,8 @@ _outside: dict[str, Callable[..., Any]] = {}
 
 
 def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function as torch.compile calls it without a look into it. function: of a module.
+    """Returns the function wrapped so that torch.compile calls it without tracing it. function: defined at module or
+    class level.
 
     Not a decorator: torch.compiler.disable imports torch._dynamo, which takes a second, so it waits for the first call.
     """

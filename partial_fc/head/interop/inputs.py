@@ -1,4 +1,4 @@
-"""What a caller may hand to a head, brought into the form that it computes with: rows of features, a label each."""
+"""Checks what a caller hands to a head and converts it to rows of features with one label each."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from partial_fc.head.margin import ArcFace, CosFace, Margin, Softmax
 
 
 def margin_of(margin: Margin | str) -> Margin:
-    """The margin, also by name, with its defaults. Raises ValueError for another name."""
+    """Returns the margin; a name stands for that margin with its defaults. Raises ValueError for another name."""
     if isinstance(margin, Margin):
         return margin
     named = {"arcface": ArcFace, "cosface": CosFace, "softmax": Softmax}
@@ -23,7 +23,8 @@ def margin_of(margin: Margin | str) -> Margin:
 
 
 def world_of(world: Any) -> World | None:
-    """The world, also of a process group of torch.distributed. Raises TypeError for anything else."""
+    """Returns the world; a process group of torch.distributed is wrapped into one. Raises TypeError for anything
+    else."""
     if world is None or isinstance(world, World):
         return world
     if torch.distributed.is_available() and isinstance(world, torch.distributed.ProcessGroup):
@@ -32,7 +33,7 @@ def world_of(world: Any) -> World | None:
 
 
 def device_of(device: torch.device | str) -> torch.device:
-    """The device. Raises ValueError for a GPU where torch finds none."""
+    """Returns the device. Raises ValueError for a GPU where torch finds none."""
     found = torch.device(device)
     if found.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device is {device}; torch finds no GPU here (see `nvidia-smi`, and torch's CUDA build)")
@@ -42,8 +43,8 @@ def device_of(device: torch.device | str) -> torch.device:
 def rows_of(
     feat: Tensor, label: Tensor, embedding_size: int, ignore_index: int | None, world: World
 ) -> tuple[Tensor, Tensor]:
-    """(feat_BD, label_B) of features (..., D) and labels (...), without the rows whose label is ignore_index. Raises
-    TypeError for what is no tensor, ValueError for other shapes and dtypes."""
+    """Flattens features (..., D) and labels (...) to (feat_BD, label_B), without the rows whose label is ignore_index.
+    Raises TypeError for what is no tensor, ValueError for other shapes and dtypes."""
     if not isinstance(label, Tensor) or not isinstance(feat, Tensor):
         wrong = label if isinstance(feat, Tensor) else feat
         raise TypeError(f"{world}: got {type(wrong).__name__}; expected tensors: features, and torch.tensor(labels)")

@@ -1,4 +1,4 @@
-"""The head as a citizen of PyTorch: an nn.Module whose state_dict has this rank's rows under their class range.
+"""The head as an nn.Module: its state_dict has this rank's rows under their class range.
 
     classes_0_501.centres, classes_0_501.momentum, ...   one entry for each local class
     _extra_state                                         what is equal on all ranks: JSON, as a tensor of bytes
@@ -32,7 +32,7 @@ _RANGE = re.compile(r"classes_(\d+)_(\d+)\.")
 
 
 class HeadModule(nn.Module):
-    """What makes PartialFC an nn.Module: state, copies, devices."""
+    """Base class of PartialFC with what nn.Module needs: state_dict, copies, pickling, devices, resize."""
 
     world: World
     shard: Shard
@@ -68,7 +68,7 @@ class HeadModule(nn.Module):
     # ---- state
 
     def own_state(self) -> dict[str, Tensor]:
-        """This rank's rows and lists of hard negatives by name, without the class range. Not copies."""
+        """Returns this rank's rows and lists of hard negatives by name, without the class range. Not copies."""
         lists = {} if self.hard_negatives is None else self.hard_negatives.state()
         return self.rows.tables() | {f"hard_negatives.{name}": t for name, t in lists.items()}
 
@@ -77,7 +77,7 @@ class HeadModule(nn.Module):
         return f"classes_{self.shard.start}_{self.shard.stop}."
 
     def common_state(self) -> dict[str, Any]:
-        """What is equal on all ranks, as plain values."""
+        """Returns the state that is equal on all ranks, as plain values."""
         identity = {name: getattr(self, name) for name in ("num_classes", "embedding_size", "sub_centres")}
         return identity | {"facts": self.facts()}
 
@@ -116,7 +116,7 @@ class HeadModule(nn.Module):
             self.load_own(common["facts"], own)
 
     def load_own(self, facts: dict[str, Any], own: dict[str, Tensor]) -> None:
-        """Takes over `facts` and what `own_state` gave."""
+        """Loads `facts` and what `own_state` returned."""
         self.forget()
         self.load_facts(facts)
         kind = "hard_negatives."
@@ -183,8 +183,8 @@ class HeadModule(nn.Module):
     # ---- copies
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "HeadModule":
-        """A head with rows of its own, in the same world. Pending gradients stay behind. Raises ValueError for rows on
-        disk."""
+        """Returns a head with its own copy of the rows, in the same world, without pending gradients. Raises ValueError
+        for rows on disk."""
         if self.store.storage.path is not None:
             raise ValueError(f"the centres lie in {self.store.storage.path}: two heads cannot share files")
         twin = type(self)(**self._arguments())

@@ -1,4 +1,4 @@
-"""The head behind the interface of torch.optim.Optimizer, for schedulers, GradScaler, Lightning and accelerate."""
+"""A torch.optim.Optimizer that updates a head, for schedulers, GradScaler, Lightning and accelerate."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class HeadOptimizer(torch.optim.Optimizer):
-    """`step` moves the centres with the learning rate of the only parameter group.
+    """An optimizer whose `step` updates the centres with the learning rate of its only parameter group.
 
     That group has one scalar, `probe`, whose gradient after a backward is the sum of the gradients of the loss, which
     is the loss' scale: where somebody divides it (GradScaler.unscale_), the centres' gradient is divided alike. What
@@ -27,8 +27,8 @@ class HeadOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Moves the centres; where the pending gradient has NaN or Inf on any rank the step is left out on all. A
-        collective of 4 bytes."""
+        """Updates the centres. Skips the step on all ranks if the pending gradient has NaN or Inf on any. A collective
+        of 4 bytes."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -45,7 +45,7 @@ class HeadOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets the pending gradient, as for any optimizer."""
+        """Discards the pending gradient."""
         self.probe.grad = None
         if self.head.pending:
             self.head.discard()

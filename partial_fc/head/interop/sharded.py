@@ -1,4 +1,4 @@
-"""The state of a head for torch.distributed.checkpoint, which any number of ranks loads.
+"""A head's state for torch.distributed.checkpoint, loadable on any number of ranks.
 
     dcp.save({"head": head.sharded()}, checkpoint_id=folder)
     dcp.load({"head": head.sharded()}, checkpoint_id=folder)    # on as many ranks as one likes
@@ -62,7 +62,8 @@ class RowShard(Tensor):
 
 
 class ShardedState:
-    """A `torch.distributed.checkpoint.stateful.Stateful`. Lists of hard negatives are a rank's own and start anew."""
+    """A `torch.distributed.checkpoint.stateful.Stateful` of a head. It leaves out the lists of hard negatives, which
+    belong to a rank and start empty."""
 
     def __init__(self, head: "HeadModule"):
         self._head = head
@@ -74,7 +75,7 @@ class ShardedState:
         return {**shards, "common": json.dumps(head.common_state())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what DCP has read. Raises ValueError where it is of another head."""
+        """Loads what DCP has read. Raises ValueError where it is of another head."""
         common, here = json.loads(state["common"]), self._head.common_state()
         for name in ("num_classes", "embedding_size", "sub_centres"):
             if common[name] != here[name]:

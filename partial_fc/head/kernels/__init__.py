@@ -1,4 +1,4 @@
-"""The local part of the softmax, behind one front door: `choose(impl, ...)`.
+"""The kernels: each rank's part of the softmax. `choose(impl, ...)` returns one.
 
 Every kernel makes the same two passes over this rank's (G, S) logits, which never exist as a whole: `sums`, for the
 loss and the features' gradient, and `centre_gradients`, chunk by chunk. plain.py is the definition, in PyTorch; the
@@ -29,8 +29,8 @@ AutoPrecision = Literal["auto", "fp32", "bf16"]
 
 @dataclass(frozen=True)
 class Logits:
-    """The logits scale * f(cos(feature g, centre c)) + bias_S[c], where f is the margin's `Negatives`: described, not
-    formed.
+    """Describes the logits scale * f(cos(feature g, centre c)) + bias_S[c], where f is the margin's `Negatives`,
+    without computing them.
 
     Each row's target class is left out (its logit has the margin and is one number a row: softmax.py adds it), and so
     is what `negatives` filters. Features and centres of length 0 have cosine 0 with everything.
@@ -75,7 +75,7 @@ class LogitGrad:
 
 
 class Kernel(ABC):
-    """The local part of the softmax: forms the products, the exponentials and the centres' gradients."""
+    """Computes a rank's part of the softmax: products, exponentials and the centres' gradients."""
 
     name: str
     precision: Precision  # of the products' operands
@@ -84,22 +84,22 @@ class Kernel(ABC):
     def sums(
         self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False, num_nearest: int = 0
     ) -> Sums:
-        """One pass over the centres. num_nearest: how many of the nearest classes to find on the way."""
+        """Makes the first pass over the centres. num_nearest: how many of the nearest classes to find on the way."""
 
     @abstractmethod
     def nearest(self, logits: Logits, k: int) -> Nearest:
-        """The k active classes with the largest cosines, in at least float32: of unit_GD, centre_LD, row_S and
-        sub_centres, whatever the rest of the logits is. Targets count. Class numbers are positions in row_S over
+        """Finds the k active classes with the largest cosines, in float32 or float64. Uses unit_GD, centre_LD, row_S
+        and sub_centres of the logits and ignores the rest; targets count. Class numbers are positions in row_S over
         sub_centres."""
 
     @abstractmethod
     def centre_gradients(self, logits: Logits, logit_grad: LogitGrad) -> Iterator[tuple[int, int, Tensor]]:
-        """(begin, end, d(loss)/d(rows begin to end of row_S)), ascending and complete; the tensor, of unit_GD's
-        dtype, is the caller's to overwrite, and valid until the next one is asked for."""
+        """Makes the second pass: yields (begin, end, d(loss)/d(rows begin to end of row_S)), ascending and complete;
+        the tensor, of unit_GD's dtype, is the caller's to overwrite, and valid until the next one is asked for."""
 
     def update(self, logits: Logits, logit_grad: LogitGrad, store: "RowTable", lr: float, step: int) -> bool:
-        """Forms the gradients and moves the centres in the same pass, with what `store.update` would have done. Where
-        a kernel cannot do that for this optimizer and storage it does nothing and returns False."""
+        """Makes the second pass and updates the centres in it, as `store.update` would. Does nothing and returns False
+        where the kernel has no fused update for this optimizer and storage."""
         return False
 
 
@@ -140,8 +140,8 @@ def choose(impl: Impl, device: torch.device, dtype: torch.dtype, precision: Auto
 
 
 def auto_precision(impl: str, device: torch.device) -> Precision:
-    """bf16 where the kernel's products are made of bfloat16 numbers by the hardware itself, else fp32: numbers
-    that are rounded to bfloat16 and multiplied as float32 ones are never chosen, only asked for."""
+    """Returns bf16 if the hardware multiplies bfloat16 numbers, else fp32. Rounding to bfloat16 and multiplying in
+    float32 has to be asked for."""
     if impl == "cpu":
         from partial_fc.head.kernels.cpu import BF16_VARIANTS, variant_here
 

@@ -1,5 +1,5 @@
-"""The C++ kernel (native/), called through ctypes: the products, the exponentials and the row update of a centre while
-it is in the cache.
+"""The C++ kernel (native/), called through ctypes. It computes the products, exponentials and update of a centre while
+that is in the cache.
 
 With precision "bf16" the operands of the products are rounded to bfloat16, and everything else is float32; with "fp32"
 the operands are, too. Threads: those of torch (OMP_NUM_THREADS). On processors with AMX the products of bfloat16 are
@@ -47,9 +47,9 @@ _SHARE_OF_FREE_MEMORY = 1 / 16  # the processes of a machine divide it
 
 @functools.cache
 def load(variant: str | None = None) -> ctypes.CDLL:
-    """The compiled kernel: of the given variant, else of the best that this processor has; compiles it at first use.
-    CompilerNotFoundError where that cannot be, RuntimeError where the operating system does not let us use it,
-    AssertionError where job.h and job.py differ."""
+    """Returns the compiled kernel of the variant, or of the processor's best, compiling it at first use. Raises
+    CompilerNotFoundError without a compiler, RuntimeError if the operating system refuses the instructions,
+    AssertionError if job.h and job.py differ."""
     if variant is None:
         variant = variant_here()
     compiled = load_library(variant)
@@ -68,13 +68,13 @@ def load(variant: str | None = None) -> ctypes.CDLL:
 
 @functools.cache
 def variant_here() -> str:
-    """`best_variant`, checked once in a process."""
+    """Returns `best_variant`, determined once in a process."""
     return best_variant()
 
 
 def best_variant() -> str:
-    """The processor's best, up to what torch uses (its ATEN_CPU_CAPABILITY=avx2 or =default lowers that); a
-    RuntimeWarning says so where that is "amx" and fails its check."""
+    """Returns the best variant that the processor runs, up to what torch uses (its ATEN_CPU_CAPABILITY=avx2 or =default
+    lowers that); a RuntimeWarning says so where that is "amx" and fails its check."""
     best = load("portable").head_best().decode()
     lowered = {"AVX2": "avx2", "DEFAULT": "portable"}.get(torch.backends.cpu.get_cpu_capability())
     if lowered is not None and best != "portable":
@@ -124,7 +124,7 @@ def difference(variant: str, trusted: str) -> str | None:
 
 
 class CpuKernel(Kernel):
-    """See `Kernel`. variant: an instruction set of native/build.py; None: the processor's best."""
+    """The kernel in C++, float32. variant: an instruction set of native/build.py; None: the processor's best."""
 
     name = "cpu"
 
@@ -161,7 +161,7 @@ class CpuKernel(Kernel):
         return Sums(denominator_G * math.exp(shift), weighted_sum_GD, centre_sum_D, self._cache_owner, nearest)
 
     def nearest(self, logits: Logits, k: int) -> Nearest:
-        """With operands of float32, whatever the kernel's precision is."""
+        """Finds the nearest classes with float32 operands, whatever the kernel's precision is."""
         job, _ = self._job(logits)
         found = Nearest(len(logits.unit_GD), k, torch.float32)
         rules = {"low_precision": False, "filter_above": math.inf, **_nearest_fields(found)}
@@ -183,7 +183,7 @@ class CpuKernel(Kernel):
             yield begin, end, grad_KD
 
     def update(self, logits: Logits, logit_grad: LogitGrad, store: "RowTable", lr: float, step: int) -> bool:
-        """For centres and state in memory that the processor reaches."""
+        """Updates centres and state that the processor can address."""
         if logits.centre_LD.data_ptr() != store.centre_LD.data_ptr():
             return False
         job, shift = self._job(logits)
@@ -238,7 +238,7 @@ class CpuKernel(Kernel):
 
 
 def exp_cache_bytes(centre_bytes: int) -> int:
-    """The most that the first pass' exponentials may take beside so many bytes of centres."""
+    """Returns how many bytes of the first pass' exponentials may be kept, given the bytes of the centres."""
     return max(EXP_CACHE_BYTES, int(EXP_CACHE_SHARE * centre_bytes))
 
 

@@ -1,7 +1,5 @@
-"""softmax.py's mathematics of a row's features in two C++ functions (native/rows.h): one pass over the rows before the
-kernel's, and one after it. Centres of targets are read where they lie, twice, instead of being kept beside the
-features.
-"""
+"""`RowMath` in two C++ functions (native/rows.h), one before the kernel's first pass and one after it. Both read the
+targets' centres from the table instead of keeping a copy."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,13 +17,13 @@ from partial_fc.head.softmax import RowMath, Targets
 
 @dataclass(frozen=True)
 class TableTargets(Targets):
-    """Targets whose centres stay in their table."""
+    """Targets whose centres are read from the table."""
 
     job: dict[str, Any]  # what both calls have in common
 
 
 class CpuRowMath(RowMath):
-    """See `RowMath`; float32."""
+    """`RowMath` in C++, float32."""
 
     def __init__(self, kernel: Kernel):
         assert isinstance(kernel, CpuKernel)

@@ -1,4 +1,4 @@
-"""The classes with the largest cosines of each feature, found block by block.
+"""Collects the classes with the largest cosines of each feature, block by block.
 
 Letters: G features, K nearest classes, P classes of a block.
 """
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Nearest:
-    """The k nearest of the classes that were added: cosine_GK, falling, and class_GK, int64; -inf and -1 where fewer
+    """The k nearest classes of those that were added: cosine_GK, descending, and class_GK, int64; -inf and -1 if fewer
     were added. NaN comes first."""
 
     def __init__(self, num_rows: int, k: int, dtype: torch.dtype, device: torch.device | str = "cpu"):

@@ -1,4 +1,4 @@
-"""The definition of what a kernel computes, in PyTorch, chunk by chunk over the classes; for any device and dtype.
+"""The reference kernel in PyTorch's operations, chunk by chunk over the classes, for any device and dtype.
 
 `sums` keeps a few numbers a row and forms the features' gradient on its way; `centre_gradients` forms each chunk's
 logits again.
@@ -21,16 +21,16 @@ NEAREST_LOGITS = 1 << 24
 
 
 def unit(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Rows (N, D) -> (rows of length 1, their former lengths (N, 1)). A row of length 0 stays 0; one whose length is
-    beyond the dtype's range becomes NaN: as zeros it would hide from whoever looks for what is not finite. out: where
-    the rows go; x, for example."""
+    """Normalises rows (N, D); returns them and their former lengths (N, 1). A row of length 0 stays 0; one whose length
+    is beyond the dtype's range becomes NaN: as zeros it would hide from whoever looks for what is not finite. out:
+    where the rows go; x, for example."""
     norm = x.norm(dim=1, keepdim=True)
     divisor = torch.threshold(norm, 0.0, 1.0).nan_to_num_(nan=torch.nan, posinf=torch.nan)
     return torch.div(x, divisor, out=out), norm
 
 
 def row_dots(x: Tensor, y: Tensor) -> Tensor:
-    """Row by row the sum of the products (..., D) -> (...), which are never there for more than CHUNK_ROWS rows."""
+    """Returns the dot products of rows, (..., D) -> (...), CHUNK_ROWS rows at a time."""
     if len(x) <= CHUNK_ROWS:
         return (x * y).sum(dim=-1)
     parts = zip(x.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True)
@@ -38,15 +38,15 @@ def row_dots(x: Tensor, y: Tensor) -> Tensor:
 
 
 def unit_backward(grad_unit: Tensor, unit_rows: Tensor, norm: Tensor) -> Tensor:
-    """The gradient of `unit`'s input: the part of grad_unit across the row, over its length; 0 for a row of length 0.
-    Overwrites grad_unit."""
+    """Returns the gradient of `unit`'s input: the part of grad_unit orthogonal to the row, over its length; 0 for a row
+    of length 0. Overwrites grad_unit."""
     along = row_dots(grad_unit, unit_rows)[:, None]
     grad_unit.addcmul_(unit_rows, along, value=-1.0)
     return grad_unit.div_(torch.threshold(norm, 0.0, torch.inf))
 
 
 class PlainKernel(Kernel):
-    """See `Kernel`. Computes in the features' dtype throughout."""
+    """The kernel in PyTorch's operations, in the features' dtype throughout."""
 
     name = "plain"
     precision = "fp32"
@@ -54,7 +54,7 @@ class PlainKernel(Kernel):
     def sums(
         self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False, num_nearest: int = 0
     ) -> Sums:
-        """Denominators relative to a running maximum, so no scale under- or overflows."""
+        """Keeps denominators relative to a running maximum, so that no scale under- or overflows."""
         unit_GD = logits.unit_GD
         most_G = unit_GD.new_full((len(unit_GD),), -torch.inf)
         sum_G = torch.zeros_like(most_G)
@@ -102,7 +102,8 @@ class PlainKernel(Kernel):
 
 
 def nearest(logits: Logits, k: int) -> Nearest:
-    """`Kernel.nearest` in PyTorch's operations; centres may lie on another device than features."""
+    """Finds the nearest classes (`Kernel.nearest`) by torch.mm and torch.topk; centres may lie on another device than
+    features."""
     found = Nearest(len(logits.unit_GD), k, logits.unit_GD.dtype, logits.unit_GD.device)
     most = max(64, NEAREST_LOGITS // max(1, len(logits.unit_GD)))
     for begin, _, hat_KD, _ in _chunks(logits, most):

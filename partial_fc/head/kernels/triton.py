@@ -1,4 +1,4 @@
-"""The kernel for GPUs, in Triton. triton_pass.py launches what triton_kernels.py defines. Speed: not measured yet.
+"""The kernel for GPUs, in Triton: triton_pass.py launches the functions of triton_kernels.py. Speed: not measured yet.
 
 A chunk of at most 65,536 centres is read where it lies, through row_S; its exponentials, (G, K) in the products' dtype,
 go through memory between two products. To keep them on the chip instead, as attention kernels do, a program would have
@@ -42,26 +42,26 @@ SPARE = 512  # columns after the last, or up to 63 fewer, for tiles that reach b
 
 
 def runs_on(device: torch.device) -> bool:
-    """On GPUs; on others only in Triton's interpreter, for tests."""
+    """Whether the kernel runs on a device: on GPUs, on others only in Triton's interpreter, for tests."""
     return device.type == "cuda" or bool(device_side.INTERPRETED.value)
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What a first pass leaves to the second: Sums.cache."""
+    """Weights that the first pass keeps for the second: Sums.cache."""
 
     shift_G: Tensor
     weight_GS: Tensor
     places: int  # the first ones, whose weights are in it
 
     def weights(self, begin: int, end: int) -> Tensor | None:
-        """Of the places begin to end, and up to SPARE columns more; None: not all are here."""
+        """Returns the weights of the places begin to end, and up to SPARE columns more; None if some were not kept."""
         return self.weight_GS[:, begin:] if end <= self.places else None
 
 
 def kept_places(num_sampled: int, chunk_rows: int, padded_rows: int, operands: torch.dtype) -> int:
-    """How many places' weights the second pass takes over: all, or as many whole chunks as there is room for. With
-    fp32 operands none: forming them costs what reading them saves."""
+    """Returns how many places' weights are kept for the second pass: all, or as many whole chunks as there is room for.
+    With fp32 operands none: forming them costs what reading them saves."""
     if operands != torch.bfloat16:
         return 0
     most = EXP_CACHE_BYTES // (2 * padded_rows) - SPARE
@@ -69,7 +69,8 @@ def kept_places(num_sampled: int, chunk_rows: int, padded_rows: int, operands: t
 
 
 class TritonKernel(Kernel):
-    """See `Kernel`. unit_GD is float32; centres are float32, bfloat16 or float16 and lie on the features' device.
+    """The kernel in Triton, float32. unit_GD is float32; centres are float32, bfloat16 or float16 and lie on the
+    features' device.
 
     precision: of the products' operands, "bf16" or "fp32"; their sums, logits and exponentials are fp32 either way.
     tiles: instead of those of the device's generation.
@@ -131,7 +132,7 @@ class TritonKernel(Kernel):
         yield from self._finished(logits, logit_grad, gradient_only())
 
     def update(self, logits: Logits, logit_grad: LogitGrad, store: "RowTable", lr: float, step: int) -> bool:
-        """For every optimizer; not where the centres are copies of rows that lie elsewhere."""
+        """Updates the centres for every optimizer, but not copies of rows that are stored elsewhere."""
         if not can_move(store, logits.centre_LD):
             return False
         for _ in self._finished(logits, logit_grad, optimizer_step(store, lr, step)):

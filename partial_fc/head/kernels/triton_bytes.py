@@ -1,4 +1,4 @@
-"""What the Triton kernel's row update moves, counted, for the planner: nothing here needs Triton."""
+"""Counts the bytes that the Triton kernel's row update moves, for the planner. Does not import Triton."""
 
 from dataclasses import dataclass
 

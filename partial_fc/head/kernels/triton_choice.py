@@ -1,4 +1,4 @@
-"""The classes of a step, chosen on the GPU: the drawn ones and the batch's, ascending, in three launches.
+"""Chooses the classes of a step on the GPU, the drawn ones and the batch's, ascending, in three launches.
 
 Every class of the shard is asked whether it takes part: one byte for each. That is more than the draw alone would
 touch, but needs no sort, no shape that depends on a number, and no wait: 10 million classes are 40 MB a step. The draw

@@ -1,4 +1,4 @@
-"""Device side of triton.py: what one chunk of K places of row_S costs, on tiles of (features, places).
+"""Device functions of triton.py. Each works on one chunk of K places of row_S, on tiles of (features, places).
 
 Letters: G features, padded to tiles; K places of a chunk, numbered from 0; `begin` is the first one's number in row_S.
 Padded features are 0; places past the end have inverse length 0, so their cosines are 0 and what is left out is said

@@ -1,4 +1,4 @@
-"""Host side of triton_kernels.py: one pass over the centres, with its tile sizes, buffers and launches."""
+"""Launches triton_kernels.py for one pass over the centres: tile sizes, buffers, launches."""
 
 import math
 from collections.abc import Iterator
@@ -27,7 +27,8 @@ NUM_TOTALS = 256  # partial sums of unit centres
 
 @dataclass(frozen=True)
 class Tile:
-    """A program forms (rows, columns) of a product, `depth` of the summed dimension at a time. Powers of 2 from 16."""
+    """The tile of a product that a program computes: (rows, columns), `depth` of the summed dimension at a time. Powers
+    of 2, at least 16."""
 
     rows: int
     columns: int
@@ -58,7 +59,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tiles:
-    """The tile of each product, and what its rows and columns are."""
+    """The tiles of the four products."""
 
     logits: Tile  # (features, places)
     ruled: Tile  # the same, where more than the own class sets a logit apart: what that takes would not fit registers
@@ -77,8 +78,8 @@ INTERPRETER = Tiles(Tile(32, 64, 64, 1, 1), Tile(32, 64, 64, 1, 1), Tile(32, 64,
 
 
 def tiles_for(generation: int, operands: torch.dtype) -> Tiles:
-    """generation: the first part of the device's compute capability. The Blackwell of 12 has no more shared memory than
-    the smaller ones of Ampere."""
+    """Returns the tiles for a device. generation: the first part of the device's compute capability. The Blackwell of
+    12 has no more shared memory than the smaller ones of Ampere."""
     if device_side.INTERPRETED.value:
         return INTERPRETER
     if operands == torch.float32:
@@ -88,7 +89,7 @@ def tiles_for(generation: int, operands: torch.dtype) -> Tiles:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Places begin to begin + size of row_S, and what is known of each."""
+    """The places begin to begin + size of row_S with their centres, rows, biases and lengths."""
 
     begin: int
     size: int
@@ -108,7 +109,8 @@ class Chunk:
 
 
 class Pass:
-    """G and D are padded to whole tiles, and so is K, a chunk's number of places, in everything that a GPU sees.
+    """One pass over the centres. G, D and K, a chunk's number of places, are padded to whole tiles in everything that
+    the GPU reads.
 
     Memory: scratch_GK and _copies_KD, where they are needed (each at most CHUNK_BYTES), `splits`' copies of (G, D) in
     fp32, and 4 bytes of partial sums for each feature and tile of places.

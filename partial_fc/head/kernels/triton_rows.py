@@ -1,4 +1,4 @@
-"""softmax.py's mathematics in four launches: all that happens to a row of the global batch between two collectives.
+"""`RowMath` in four launches: everything that happens to a row of the global batch between two collectives.
 
 A program has whole rows, so sums over a row stay in registers. What is float64 there is float64 here, O(G) numbers.
 """
@@ -169,7 +169,7 @@ def finish(
 
 
 class FusedRowMath(RowMath):
-    """See `RowMath`; float32. Label smoothing, a rank without active rows and rarer margins stay with PyTorch's
+    """`RowMath` in Triton, float32. Label smoothing, a rank without active rows and rarer margins stay with PyTorch's
     operations."""
 
     def find_targets(

@@ -1,5 +1,5 @@
-"""What follows the gradient's product on the GPU: whole rows in registers, from the sums over the features to centres
-and state as they are stored, each read once and written once (triton_bytes.py counts).
+"""The row update on the GPU, after the gradient's product: whole rows in registers, from the sums over the features to
+centres and state as they are stored, each read once and written once (triton_bytes.py counts).
 
 A product's tile does not hold whole rows, and the projection across a centre, the mean squares of row-wise optimizers
 and 1 / length need them. So the product leaves its sums to this kernel, 4 bytes a number, in a chunk that stays in the

@@ -1,4 +1,4 @@
-"""Catch-up: does to a row what a dense optimizer would have done in the steps in which it took no part.
+"""Catch-up: applies to a row what a dense optimizer would have done in the steps in which it took no part.
 
 A dense optimizer moves every row in every step: where the gradient is zero, weight decay and the momentum of earlier
 gradients still act. A catch-up applies just that to rows that lag behind, before they take part again, so that the
@@ -25,7 +25,7 @@ class CatchUp:
         self._optimizer = optimizer
 
     def record(self, lr: float) -> None:
-        """One more step was made, with this learning rate."""
+        """Counts one more step, with this learning rate."""
         self.rates.append(lr)
 
     def apply(self, centre_KD: Tensor, state: dict[str, Tensor], since_K: Tensor, step: int) -> None:

@@ -48,7 +48,8 @@ class RowCopy:
         self._error: Exception | None = None
 
     def want(self, row_S: Tensor | None) -> None:
-        """These rows (None: all) are to be changed soon, after `settle`. From the training thread, as that."""
+        """Announces rows (None: all) that will change after `settle`. Called from the training thread, like
+        `settle`."""
         with self._lock:
             if row_S is None:
                 self._all_wanted = True
@@ -56,12 +57,11 @@ class RowCopy:
                 self._wanted.extend(row_S[self._left_L[row_S]].split(self._chunk))
 
     def settle(self) -> None:
-        """Returns when the rows that were wanted have been copied. Where they cannot be, `finish` says so: training
-        goes on."""
+        """Waits until the announced rows are copied. A failure is raised by `finish`: training goes on."""
         self._work(wanted_only=True)
 
     def finish(self) -> None:
-        """Copies all that is left. Raises MemoryError where here or in training there was no memory for it."""
+        """Copies all remaining rows. Raises MemoryError if there was no memory, here or in `settle`."""
         self._work(wanted_only=False)
         if self._error is not None:
             raise MemoryError(f"there is no memory for a copy of the centres: {self._error}") from self._error

@@ -92,7 +92,7 @@ class RowFiles:
                 os.posix_fadvise(self._files[name], begin * _PAGE, size, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
-        """The tables are not to be used after it."""
+        """Closes the files; the tables cannot be used afterwards."""
         self._worker.shutdown(cancel_futures=True)
         for file in (*self._files.values(), self._lock):
             os.close(file)

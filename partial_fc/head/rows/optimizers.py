@@ -1,4 +1,4 @@
-"""Optimizers for class centres: the mathematics of one step, on the rows that take part in it.
+"""Optimizers for class centres: the update of one step, on the rows that take part in it.
 
 They know nothing of where rows lie or in which dtype they rest: table.py hands them working copies and puts the
 results back. A row that takes no part rests with its state, as in InsightFace's Partial FC, unless catch_up.py makes up
@@ -32,12 +32,12 @@ class RowOptimizer(ABC):
 
     @abstractmethod
     def step(self, centre_KD: Tensor, state: dict[str, Tensor], grad_KD: Tensor, lr: float) -> None:
-        """One step of all K rows, in place. Everything is float32 (float64 in checks); grad_KD is overwritten."""
+        """Makes one step of all K rows, in place. Everything is float32 (float64 in checks); grad_KD is overwritten."""
 
 
 @dataclass(frozen=True)
 class RowSGD(RowOptimizer):
-    """m' = momentum * m + d, where d = g + weight_decay * w; w' = w - lr * m', as torch.optim.SGD has it.
+    """SGD: m' = momentum * m + d, where d = g + weight_decay * w; w' = w - lr * m', as torch.optim.SGD has it.
 
     nesterov: w' = w - lr * (d + momentum * m').
     """
@@ -131,7 +131,7 @@ _KINDS: dict[str, type[RowOptimizer]] = {k.__name__: k for k in (RowSGD, RowAdam
 
 
 def from_repr(text: object) -> RowOptimizer:
-    """The optimizer whose repr this is, as a checkpoint's manifest has it. Raises ValueError for what is none."""
+    """Returns the optimizer with this repr, as in a checkpoint's manifest. Raises ValueError for anything else."""
     found = re.fullmatch(r"(\w{1,20})\((.{0,200})\)", str(text))
     try:
         if not found:

@@ -1,4 +1,4 @@
-"""Staging: copies on the device of a step's active rows, where it cannot index them where they lie.
+"""Staging: copies of a step's active rows on the device, for tables that it cannot index.
 
 What a step changed goes back while the next one runs, and the rows of the next one come while this one runs, both in
 one thread, in the order in which they were asked for. Rows that were fetched ahead and then changed by this step are
@@ -15,14 +15,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Copies:
-    """Rows on the device."""
+    """Copies of rows on the device."""
 
     row_S: Tensor  # int64, ascending, each once; on the device
     home_S: Tensor  # the same where the tables lie
     tables: dict[str, Tensor]  # name -> (S, width) on the device
 
     def positions(self, row_K: Tensor) -> tuple[Tensor, Tensor]:
-        """(where in row_S each of row_K is, which of them are there at all)."""
+        """Returns (the position in row_S of each of row_K, which of them are in it)."""
         if not len(self.row_S):
             return torch.zeros_like(row_K), torch.zeros_like(row_K, dtype=torch.bool)
         position_K = torch.searchsorted(self.row_S, row_K).clamp_(max=len(self.row_S) - 1)
@@ -30,7 +30,7 @@ class Copies:
 
 
 class Staging:
-    """Brings rows to the device and back. home: name -> (L, width) tables in ordinary memory, or in mapped files."""
+    """Copies rows to the device and back. home: name -> (L, width) tables in ordinary memory, or in mapped files."""
 
     def __init__(self, home: dict[str, Tensor], device: torch.device):
         self._home, self._device = home, device
@@ -71,16 +71,16 @@ class Staging:
         self.copies = Copies(row_S, home_S, tables)
 
     def prefetch(self, row_P: Tensor) -> None:
-        """Begins to bring rows for the next step; row_P: int64, ascending, each once, where the tables lie."""
+        """Starts to copy rows for the next step; row_P: int64, ascending, each once, where the tables lie."""
         self._ahead = self._worker.submit(self._fetch_ahead, row_P)
 
     def drain(self) -> None:
-        """Waits until the tables hold what the copies hold."""
+        """Waits until all changed copies are written to the tables."""
         self._wait()
         self._write_back(self.copies, self._event())
 
     def forget(self) -> None:
-        """Drops the copies: the tables have other contents now."""
+        """Drops the copies, for tables that have changed."""
         self._wait()
         if self._ahead is not None:
             self._ahead.result()

@@ -1,4 +1,4 @@
-"""The table of one rank's rows, class centres and their optimizer state: where they lie, in which dtype, how they move.
+"""The table of one rank's rows: class centres and their optimizer state, their storage and update.
 
 A row is created when it first takes part: its start value is a function of (seed, global row number), so rows never
 touched take neither time nor memory (whole pages of zeros that the system has not handed out yet, or holes in a file).
@@ -29,7 +29,7 @@ def initial_centres(row_M: Tensor, embedding_size: int, seed: int) -> Tensor:
 
 
 class RowTable:
-    """The rows first_row to first_row + num_rows - 1 (global numbers), and one optimizer for all of them.
+    """Stores the rows first_row to first_row + num_rows - 1 (global numbers) and updates them with one optimizer.
 
     In each step, in this order: fetch, then update for every chunk of what was fetched. Steps count from 0. catch_up:
     "none": a row lives only in the steps that touch it; "exact": before a row takes part, it is moved as the dense
@@ -96,8 +96,8 @@ class RowTable:
         return self.centre_LD
 
     def centres_now(self) -> Tensor:
-        """(L, D): the centres after all steps so far. A copy where rows lag behind: these stay as they are, so that a
-        look changes no bit of what follows."""
+        """Returns the centres after all steps so far, (L, D). A copy if rows lag behind: the table stays as it is, so
+        that reading changes no later result."""
         table_LD = self.all_rows()
         if self._catch_up is None:
             return table_LD
@@ -115,7 +115,7 @@ class RowTable:
         return now_LD
 
     def fetch(self, row_S: Tensor | None, step: int) -> tuple[Tensor, Tensor | None]:
-        """Readies the rows row_S (local numbers, ascending, each once; None: all) for a step: creates the missing ones,
+        """Prepares the rows row_S (local numbers, ascending, each once; None: all) for a step: creates missing ones and
         catches up. Returns a table, and the rows' positions in it (None: the table is those rows, in order)."""
         self._is_fetched = True
         for copy in self._row_copies:
@@ -136,12 +136,12 @@ class RowTable:
 
     @property
     def can_prefetch(self) -> bool:
-        """Says whether rows lie where it takes time to bring them from."""
+        """Whether rows are stored where fetching them takes time."""
         return self._staging is not None or self._files is not None
 
     def prefetch(self, row_S: Tensor) -> None:
-        """Begins to bring rows that the next step will fetch (as far as they are known: its negatives), if they lie
-        elsewhere. Changes no result."""
+        """Starts to fetch rows of the next step (as far as they are known: its negatives), if that takes time. Changes
+        no result."""
         row_S = row_S.cpu()
         row_S = row_S[self.exists_L[row_S]]
         if self._staging is not None:
@@ -150,8 +150,8 @@ class RowTable:
             self._files.read_ahead(row_S)
 
     def update(self, row_K: Tensor | None, begin: int, end: int, grad_KD: Tensor, lr: float, step: int) -> None:
-        """One step of the optimizer for rows [begin, end) of those fetched. row_K: that part of row_S, None where
-        row_S was None. grad_KD: their gradient, floating; it is overwritten."""
+        """Makes one optimizer step for rows [begin, end) of those fetched. row_K: that part of row_S, None where row_S
+        was None. grad_KD: their gradient, floating; it is overwritten."""
         self._settle()
         self._record(lr, step)
         tables = self._tables if self._staging is None else self._staging.copies.tables
@@ -193,15 +193,15 @@ class RowTable:
             copy.settle()
 
     def row_state(self) -> dict[str, Tensor]:
-        """All that belongs to the rows, as stored and one row for each: "centres", the optimizer's state by name, and
-        "touched", int32 (rows, 1): how many steps the row's values stand for, which is the step after the last that
-        it took part in or was caught up to; 0: never. A row that was never created is zeros throughout; whoever loads
-        it makes its start value when it is needed. Not copies."""
+        """Returns all tensors of the rows, as stored, one row for each: "centres", the optimizer's state by name, and
+        "touched", int32 (rows, 1): how many steps the row's values stand for, which is the step after the last that it
+        took part in or was caught up to; 0: never. A row that was never created is zeros throughout; whoever loads it
+        makes its start value when it is needed. Not copies."""
         self._drain()
         return self._tables
 
     def close(self) -> None:
-        """Ends threads and closes files; the rows are not to be used after it."""
+        """Stops threads and closes files; the table cannot be used afterwards."""
         if self._staging is not None:
             self._staging.close()
         self._tables = {}
@@ -209,8 +209,8 @@ class RowTable:
             self._files.close()
 
     def load_row_state(self, rows: dict[str, Tensor]) -> None:
-        """Takes over what `row_state` gave, for this rank's rows; other dtypes are converted (to nearest). Rows that
-        are zeros throughout count as never created."""
+        """Loads what `row_state` returned, for this rank's rows; other dtypes are converted (to nearest). Rows that are
+        zeros throughout count as never created."""
         self._check_names(rows)
         for name, table in self._tables.items():
             if rows[name].shape != table.shape:

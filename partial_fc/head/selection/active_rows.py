@@ -1,4 +1,5 @@
-"""The rows that take part in a step on this rank: all, or those of the batch's classes and of sampled negatives."""
+"""Chooses the rows that take part in a step on this rank: all, or those of the batch's classes and sampled
+negatives."""
 
 import math
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ class ActiveRows:
 
 
 class RowSource(Protocol):
-    """Where rows are fetched from: a RowTable, or a tensor of the caller."""
+    """The source that rows are fetched from: a RowTable, or a tensor of the caller."""
 
     @property
     def device(self) -> torch.device: ...
@@ -65,7 +66,7 @@ class RowSelector:
     _drawn: dict[int, Tensor] = field(default_factory=dict)  # a step's negatives, where they were wanted early
 
     def choose(self, label_G: Tensor, step: int) -> Chosen:
-        """For a batch with these labels."""
+        """Chooses the classes of a batch with these labels."""
         if self.sampling.rate == 1.0:
             return Chosen(None, None)
         certain_M = label_G
@@ -84,14 +85,14 @@ class RowSelector:
         return Chosen(class_N, bias_N.index_fill_(0, torch.searchsorted(class_N, certain_M), 0.0))
 
     def fetch(self, chosen: Chosen, step: int, count: int | None = None) -> ActiveRows:
-        """count: how many of the classes chosen count; None: all."""
+        """Fetches the rows of chosen classes. count: only the first so many; None: all."""
         rows = None if chosen.class_P is None else self._rows_of(chosen.class_P[:count])
         bias_S = None if chosen.bias_P is None else chosen.bias_P[:count].repeat_interleave(self.sub_centres)
         table, row_S = self.store.fetch(rows, step)
         return ActiveRows(rows, bias_S, table, row_S)
 
     def classes(self, active: ActiveRows) -> Tensor:
-        """The numbers of their classes, each once, ascending."""
+        """Returns the class numbers of active rows, each once, ascending."""
         if active.rows is None:
             return torch.arange(self.shard.start, self.shard.stop, device=active.table.device)
         return active.rows[:: self.sub_centres] // self.sub_centres + self.shard.start
@@ -104,7 +105,7 @@ class RowSelector:
             nearest.renumber(self.classes(active))
 
     def prefetch(self, step: int) -> None:
-        """Draws this step's negatives, where that or their rows take time to arrive, and sends for the rows."""
+        """Draws this step's negatives ahead and starts to fetch their rows, if either takes time."""
         if self.sampling.rate == 1.0:
             return
         if self.on_device is not None:
@@ -128,7 +129,8 @@ class RowSelector:
 
 
 def insert(ascending: Tensor, more: Tensor) -> Tensor:
-    """The union of two ascending tensors without repeats, ascending, in O(their lengths); `more` is the short one."""
+    """Returns the union of two ascending tensors without repeats, ascending, in O(their lengths); `more` is the short
+    one."""
     position = torch.searchsorted(ascending, more)
     present = torch.zeros_like(more, dtype=torch.bool)
     if len(ascending):

@@ -41,12 +41,13 @@ class HardNegatives:
         self._before: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def classes(self, label_G: Tensor, shard: Shard) -> Tensor:
-        """The listed classes of the batch's classes that are this shard's: int64, ascending, each once."""
+        """Returns the listed classes of the batch's classes that are this shard's: int64, ascending, each once."""
         near = self.listed(label_G)
         return torch.unique(near[(near >= shard.start) & (near < shard.stop)])
 
     def listed(self, label_G: Tensor) -> Tensor:
-        """All of the batch's classes' lists: int64 (G * k,), -1 where there is none. Labels may be any integers."""
+        """Returns the lists of the batch's classes: int64 (G * k,), -1 where there is none. Labels may be any
+        integers."""
         slot_G = self._slot(label_G if self._hashed else label_G.clamp(0, len(self._owner_T) - 1))
         near_GK = self._near_TK[slot_G].long()
         return near_GK.masked_fill_((self._owner_T[slot_G] != label_G)[:, None], _NONE).flatten()
@@ -54,7 +55,7 @@ class HardNegatives:
     def learn(
         self, label_G: Tensor, unit_GD: Tensor, table: Tensor, row_S: Tensor | None, class_N: Tensor, step: int
     ) -> None:
-        """Renews the lists of the batch's classes, in the steps that are multiples of `every`.
+        """Updates the lists of the batch's classes, in the steps that are multiples of `every`.
 
         table, row_S: the centres that take part, as `RowTable.fetch` gives them; class_N: the numbers of their classes;
         S is a multiple of N: the sub-centres of a class stand together and the nearest of them counts.
@@ -85,11 +86,11 @@ class HardNegatives:
         self._near_TK[slot_U] = near_UK
 
     def keep(self) -> None:
-        """Confirms what was learnt: the step is made."""
+        """Confirms what `learn` changed: the step is made."""
         self._before = []
 
     def undo(self) -> None:
-        """Makes the lists again what they were when `keep` was last called: the step is not made."""
+        """Restores the lists as of the last `keep`: the step is skipped."""
         for slot_U, owner_U, near_UK in reversed(self._before):
             self._owner_T[slot_U], self._near_TK[slot_U] = owner_U, near_UK
         self._before = []
@@ -101,11 +102,11 @@ class HardNegatives:
         self._before = []
 
     def state(self) -> dict[str, Tensor]:
-        """The lists of this rank, for a checkpoint; not copies."""
+        """Returns the lists of this rank, for a checkpoint; not copies."""
         return {"owner": self._owner_T, "near": self._near_TK}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Takes over what `state` gave. From a run with another number of ranks only what lies in the shard is used."""
+        """Loads what `state` returned. From a run with another number of ranks only what lies in the shard is used."""
         for name, mine in self.state().items():
             if state[name].shape != mine.shape:
                 raise ValueError(

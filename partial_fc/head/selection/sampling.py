@@ -43,7 +43,7 @@ class Sampling:
         return int(1.0 / self.rate + 1e-9)
 
     def counts(self, step: int) -> Tensor:
-        """How many negatives of this step each block of classes gives: int64, on the CPU."""
+        """Returns how many negatives of this step each block of classes contributes: int64, on the CPU."""
         full_blocks, more = divmod(self.num_classes, BLOCK)
         parts = [self._turn(torch.arange(full_blocks), BLOCK, step).count_N]
         if more:
@@ -51,7 +51,7 @@ class Sampling:
         return torch.cat(parts)
 
     def negatives(self, step: int, shard: Shard, device: torch.device | str = "cpu") -> Tensor:
-        """The negatives of this step in the shard: class numbers, int64, ascending, each once."""
+        """Returns the negatives of this step in the shard: class numbers, int64, ascending, each once."""
         full_blocks = self.num_classes // BLOCK
         first, last = shard.start // BLOCK, -(-shard.stop // BLOCK)
         device = torch.device(device)
@@ -68,7 +68,7 @@ class Sampling:
         return class_S[begin:end]
 
     def walks(self, steps: range, shard: Shard) -> "Walks":
-        """How the blocks of a shard are walked in these steps, for who walks them elsewhere: on the CPU."""
+        """Returns the walks of a shard's blocks in these steps, for a kernel that draws on a device: on the CPU."""
         full_blocks = self.num_classes // BLOCK
         first, last = shard.start // BLOCK, -(-shard.stop // BLOCK)
         step_M, num_steps = torch.arange(steps.start, steps.stop), len(steps)
@@ -184,12 +184,12 @@ def _position(size: int, key: int) -> Tensor:
 
 
 def inverse_tables(seed: int) -> Tensor:
-    """The inverses of the permutations that all whole blocks share: int32 (2, BLOCK), on the CPU."""
+    """Returns the inverses of the permutations that all whole blocks share: int32 (2, BLOCK), on the CPU."""
     return torch.stack([_position(BLOCK, derive_key(seed, i, *b"tables")) for i in (1, 2)])
 
 
 def send(t: Tensor, device: torch.device) -> Tensor:
-    """Brings a tensor of the host to a device without waiting for it."""
+    """Copies a tensor of the host to a device without waiting."""
     return t if device.type == "cpu" else t.pin_memory().to(device, non_blocking=True)
 
 

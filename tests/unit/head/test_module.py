@@ -1,6 +1,7 @@
 """The head in other people's modules, loops and checkpoints."""
 
 import copy
+import json
 import pickle
 import warnings
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed import checkpoint as dcp
 
-from partial_fc.head import CosFace, HardNegatives, PartialFC, RowSGD
+from partial_fc.head import CosFace, HardNegatives, JointOptimizer, PartialFC, RowSGD
 from tests.unit.thread_world import in_world
 
 C, D = 41, 8
@@ -54,6 +55,46 @@ def test_a_model_saved_the_naive_way_goes_on_where_it_stopped(tmp_path, options)
     assert "head.classes_0_41.centres" in model.state_dict()
     other.load_state_dict(torch.load(tmp_path / "model.pt"))
     assert train(other, range(5, 9)) == train(model, range(5, 9))
+
+
+def test_the_state_is_tensors_and_older_ones_with_a_dict_load(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    model, other, older = Model(), Model(), Model()
+    train(model, range(3))
+    safetensors.save_file(model.state_dict(), tmp_path / "model.safetensors")
+    state = safetensors.load_file(tmp_path / "model.safetensors")
+    other.load_state_dict(state)
+    state["head._extra_state"] = json.loads(bytes(state["head._extra_state"].tolist()))
+    older.load_state_dict(state)
+    assert train(other, range(3, 5)) == train(older, range(3, 5)) == train(model, range(3, 5))
+
+
+def test_a_joint_optimizer_steps_and_saves_all():
+    model = Model()
+    parts = torch.optim.SGD(model.net.parameters(), lr=0.1, momentum=0.9), model.head.as_optimizer(lr=0.2)
+    joint = JointOptimizer(*parts)
+    schedule = torch.optim.lr_scheduler.StepLR(joint, 1, gamma=0.5)
+    before = model.head.centres.clone(), model.net.weight.clone()
+    feat, label = torch.randn(6, 5), torch.arange(6)
+
+    def closure():
+        joint.zero_grad()
+        loss = model(feat, label)
+        loss.backward()
+        return loss
+
+    assert joint.step(closure) > 0
+    schedule.step()
+    assert [group["lr"] for part in parts for group in part.param_groups] == [0.05, 0.1]
+    assert not torch.equal(before[0], model.head.centres)
+    assert not torch.equal(before[1], model.net.weight)
+    state = joint.state_dict()
+    again = JointOptimizer(torch.optim.SGD(model.net.parameters(), lr=1.0), model.head.as_optimizer(lr=1.0))
+    again.load_state_dict(state)
+    assert [group["lr"] for group in again.param_groups] == [0.05, 0.1]
+    assert again.optimizers[0].state
+    with pytest.raises(ValueError, match="of 2 optimizers; expected 1"):
+        JointOptimizer(parts[0]).load_state_dict(state)
 
 
 def test_centres_are_no_parameters_and_a_state_without_them_is_missing_them():

@@ -1,10 +1,12 @@
-"""The programs of docs/library.md, as they stand there. (From a wheel, in empty environments: scripts/test_wheel.py.)"""
+"""The programs of docs/{library,migrate,retrieval}.md, as they stand there. (From the wheel: scripts/test_wheel.py.)"""
 
 import os
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +19,13 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 STEPS = 6
-ONE, DDP, FSDP, LIGHTNING, ACCELERATE = re.findall(
-    r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL
-)
+
+
+def programs(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+
+
+ONE, DDP, FSDP, LIGHTNING, ACCELERATE = programs("library.md")
 
 
 def run(folder: Path, num_steps: int) -> list[float]:
@@ -83,12 +89,11 @@ def test_a_sharded_checkpoint_resumes_on_another_number_of_ranks(tmp_path):
     assert found == pytest.approx(losses("one", 1, 5) + losses("one", 1, 8), rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("text", "resumed"), [(LIGHTNING, ["model.ckpt"]), (ACCELERATE, [])], ids=["Lightning", "accelerate"]
-)
+FRAMEWORKS = [pytest.param(LIGHTNING, ["model.ckpt"], id="Lightning"), pytest.param(ACCELERATE, [], id="accelerate")]
+
+
+@pytest.mark.parametrize(("text", "resumed"), FRAMEWORKS)
 def test_frameworks_train_and_resume_on_another_number_of_processes(tmp_path, text, resumed):
-    pytest.importorskip("lightning")
-    pytest.importorskip("accelerate")
     found = []
     for folder, before, after in (("a", 1, 1), ("b", 2, 1)):
         (tmp_path / folder).mkdir()
@@ -98,3 +103,37 @@ def test_frameworks_train_and_resume_on_another_number_of_processes(tmp_path, te
     assert len(found[0]) == 16
     assert found[1] == pytest.approx(found[0], rel=1e-4)
     assert found[0][-1] < 0.7 * found[0][0]
+
+
+def migrated(number: int) -> None:
+    """Runs the program with some batches of one set, which it is to learn."""
+    random = torch.Generator().manual_seed(0)
+    image, label = torch.randn(64, 32, generator=random), torch.randint(0, 1000, (64,), generator=random)
+    found: dict[str, Any] = {"loader": [(image, label)] * 30}
+    text = programs("migrate.md")[2 * number + 1]
+    exec(text, found)
+    with torch.no_grad():
+        first = text.index("head = ")
+        assert found["head"](found["backbone"](image), label) < 10, text[first:]
+    if number == 0:
+        assert found["predicted"].shape == (64, 5)
+    if number == 1:
+        assert found["logits"].shape == (64, 1000)
+
+
+@pytest.mark.parametrize(("number", "size"), [(0, 1), (1, 1), (2, 1), (2, 2)])
+def test_programs_after_a_migration_run_and_learn(number, size, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ranks(size, migrated, number)
+
+
+def test_the_search_for_products_learns(tmp_path):
+    """A hundredth of the products, a fifth of the steps."""
+    (tmp_path / "retrieval.py").write_text(programs("retrieval.md")[0])
+    command = [sys.executable, "retrieval.py", "2000", "60"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    before, after = (list(map(float, re.findall(r"recall@\d ([\d.]+\d)", line))) for line in done.stdout.splitlines())
+    assert max(before) < 0.05
+    assert after[0] > 0.3
+    assert after[1] >= after[0]

@@ -1,4 +1,4 @@
-"""Compiles head.cpp into the user's cache, at first use: for the instruction set that is asked for.
+"""Compiles head.cpp into the user's cache at first use, for one instruction set.
 
 `python -m partial_fc.head.kernels.native.build [VARIANT ...]` does it for those, or for all; `make setup` runs that.
 Each variant is a library of its own, since a function that the linker shares between objects would be taken from one
@@ -41,12 +41,12 @@ if platform.machine() == "x86_64":
 
 
 class CompilerNotFoundError(ValueError):
-    """A variant is not compiled on this machine, and nothing here can compile it."""
+    """No library of a variant exists on this machine, and no compiler."""
 
 
 def library(variant: str) -> Path:
-    """Where a variant's library is, or will be, in the user's cache: they may not be able to write to the package's
-    folder. Its name has a hash of what it is made of."""
+    """Returns the path of a variant's library in the user's cache (the package's folder may be read-only). Its name has
+    a hash of sources and flags."""
     digest = hashlib.sha256(" ".join(FLAGS + VARIANTS[variant]).encode())
     for source in sorted((*HERE.glob("*.h"), *HERE.glob("*.cpp"))):
         digest.update(source.read_bytes())
@@ -54,8 +54,8 @@ def library(variant: str) -> Path:
 
 
 def build(variants: Iterable[str] = tuple(VARIANTS)) -> None:
-    """Compiles those of the variants that are not there yet. CompilerNotFoundError without g++, RuntimeError with the
-    compiler's words, OSError where the folder cannot be written."""
+    """Compiles the missing variants. Raises CompilerNotFoundError without g++, RuntimeError with the compiler's
+    message, OSError where the folder cannot be written."""
     missing = [variant for variant in variants if not _is_whole(library(variant))]
     if not missing:
         return
@@ -103,8 +103,8 @@ def _compile(variant: str) -> None:
 
 
 def load_library(variant: str) -> ctypes.CDLL:
-    """The library of a variant, compiled where it is missing, and once more where what is there cannot be loaded.
-    Raises as `build`, and OSError where the new one cannot be loaded either."""
+    """Loads the library of a variant; compiles it if it is missing, and once more if it cannot be loaded. Raises as
+    `build`, and OSError where the new one cannot be loaded either."""
     build([variant])
     path = library(variant)
     try:

@@ -1,4 +1,4 @@
-"""How Python calls the C++ functions: the structs of job.h, field by field, and what their tensors have to be."""
+"""Calls the C++ functions: mirrors the structs of job.h and checks the tensors that they point to."""
 
 import ctypes
 from typing import Any
@@ -49,7 +49,7 @@ class RowJob(ctypes.Structure):
 
 
 def check_layout(struct: type[ctypes.Structure], compiled: str) -> None:
-    """Raises AssertionError, with the first field that differs, where the compiled struct is not laid out as its mirror
+    """Raises AssertionError with the first field that differs if the compiled struct is not laid out as its mirror
     here. compiled: its size, then a line with name, offset and size for each field."""
     size, *lines = compiled.split("\n")
     there = {name: f"offset {offset}, {length} bytes" for name, offset, length in map(str.split, lines)}
