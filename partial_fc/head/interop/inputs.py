@@ -1,5 +1,6 @@
 """Checks what a caller hands to a head and converts it to rows of features with one label each."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -23,8 +24,16 @@ def margin_of(margin: Margin | str) -> Margin:
 
 
 def world_of(world: Any) -> World | None:
-    """Returns the world; a process group of torch.distributed is wrapped into one. Raises TypeError for anything
-    else."""
+    """Returns the world; a process group of torch.distributed is wrapped into one. Warns if none is given where
+    torch.distributed has several processes. Raises TypeError for anything else."""
+    if world is None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        if (size := torch.distributed.get_world_size()) > 1:
+            warnings.warn(
+                f"PartialFC without world= in one of {size} processes: each trains a head of its own with all classes; "
+                "world=torch.distributed.new_group() shards them (world=partial_fc.comm.SingleWorld(): no warning)",
+                stacklevel=4,
+            )
+        return None
     if world is None or isinstance(world, World):
         return world
     if torch.distributed.is_available() and isinstance(world, torch.distributed.ProcessGroup):

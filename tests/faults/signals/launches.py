@@ -47,13 +47,15 @@ _LAUNCH = [sys.executable, *shlex.split("-m partial_fc launch --launcher local -
 _RESTARTS = ["--restarts", "99"]
 LAUNCHES = {
     "own launch": Launch([*_TRAIN, "--gpus", "2"]),
-    "own launch, --restarts": Launch([*_TRAIN, "--gpus", "2", *_RESTARTS], ("launcher", "keeper")),
+    "own launch, --restarts": Launch([*_TRAIN, "--gpus", "2", *_RESTARTS], ("launcher", "restart agent")),
     "horovodrun --gloo": Launch([*_GLOO, *_TRAIN], ("launcher", "helper")),
     "horovodrun --mpi": Launch(
         ["horovodrun", "--mpi", "-np", "2", "-H", "localhost:2", *_TRAIN], ("launcher", "helper")
     ),
     "horovodrun, elastic": Launch([*_ELASTIC, *_TRAIN], ("launcher", "helper")),
-    "horovodrun, elastic, --restarts": Launch([*_ELASTIC, *_TRAIN, *_RESTARTS], ("launcher", "helper", "keeper")),
+    "horovodrun, elastic, --restarts": Launch(
+        [*_ELASTIC, *_TRAIN, *_RESTARTS], ("launcher", "helper", "restart agent")
+    ),
     "run.sh": Launch(["bash", "run.sh"], ("supervisor", "launcher")),
     "run.sh --restarts": Launch(["bash", "run.sh", *_RESTARTS], ("supervisor", "launcher")),
     "partial-fc launch": Launch([*_LAUNCH, *_TRAIN]),

@@ -49,7 +49,7 @@ def test_a_run_whose_process_is_killed_twice_cannot_be_told_from_one_that_was_le
 
 
 @pytest.mark.long
-def test_ranks_whose_keepers_start_them_again_cannot_be_told_from_those_that_were_left_alone(
+def test_ranks_whose_agents_start_them_again_cannot_be_told_from_those_that_were_left_alone(
     tmp_path, monkeypatch, capsys
 ):
     """The command itself is started once."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed import checkpoint as dcp
 
+from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, HardNegatives, JointOptimizer, PartialFC, RowSGD
 from tests.unit.thread_world import in_world
 
@@ -239,6 +240,16 @@ def test_a_forgotten_step_warns_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(*batch(2))
+
+
+def test_a_head_without_a_world_among_several_processes_warns(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.warns(UserWarning, match=r"world=.*2 processes"):
+        PartialFC(C, D, "cosface")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PartialFC(C, D, "cosface", world=SingleWorld())
 
 
 def test_ignored_rows_count_for_nothing():
