@@ -1,6 +1,5 @@
 """Training of models whose last layer has millions of classes, sharded over many processes."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partial_fc.on_demand import on_demand
@@ -12,11 +11,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["PartialFC", "__version__", "linear_partial_cross_entropy", "load"]
-
-# Where this package is installed, it holds recipes and tools; in a checkout they are folders beside it.
-_PACKAGE = Path(__file__).parent
-if not (_PACKAGE / "tools").is_dir():
-    __path__.append(str(_PACKAGE.parent))
 
 __getattr__ = on_demand(
     __name__, {"load": "embedding.load", "PartialFC": "head", "linear_partial_cross_entropy": "head.functional"}

@@ -143,9 +143,9 @@ def stored_at(path: Path) -> Stored:
     return Stored(path, *read_weights(path))
 
 
-def from_checkpoint(stored: Checkpoint, flip: bool | None = None) -> Found:
+def from_checkpoint(stored: Checkpoint, flip: bool | None = None, trust_code: bool = False) -> Found:
     """Returns the backbone of a checkpoint. Raises ValueError if it has none that embeds images."""
-    return check(_of_checkpoint(stored), flip=flip)
+    return check(_of_checkpoint(stored), flip=flip, trust_code=trust_code)
 
 
 def _of_checkpoint(stored: Checkpoint) -> Stored:

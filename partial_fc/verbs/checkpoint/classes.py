@@ -52,6 +52,8 @@ class AddOptions(_NewOptions):
     the present names are."""
     max_bad_records: int = 0
     """Unreadable images to report and skip before stopping."""
+    trust_code: bool = False
+    """Execute the FILE.py that builds the model, if it was trained with --network FILE.py:FUNCTION."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ class MatchOptions(_NewOptions):
     """The data set that training continues with; its classes must have names."""
     max_bad_records: int = 0
     """Unreadable images to report and skip before stopping."""
+    trust_code: bool = False
+    """Execute the FILE.py that builds the model, if it was trained with --network FILE.py:FUNCTION."""
 
 
 def list_classes(options: ListOptions) -> None:
@@ -127,9 +131,11 @@ def add(options: AddOptions) -> None:
     if not new:
         raise ValueError("no class to add: give NAME, --names-file or --images")
     _check_new(new, stored)
-    directions = {name: _direction(stored, Path(start), options.max_bad_records) for name, start in starts if start}
+    directions = {name: _direction(stored, Path(start), options) for name, start in starts if start}
     if folder:
-        by_label = imprint.directions(stored, folder, range(folder.num_classes), options.max_bad_records)
+        by_label = imprint.directions(
+            stored, folder, range(folder.num_classes), options.max_bad_records, options.trust_code
+        )
         directions |= {folder.classes[label]: direction_D for label, direction_D in by_label.items()}
     plan = _with_new(stored, new, directions, options.order)
     remap_classes.write(stored, plan, options.out, f"{len(new)} classes added to {stored.where}: {_some(new)}")
@@ -222,7 +228,9 @@ def match(options: MatchOptions) -> None:
     number_of = _numbers_by_name(stored)
     old = [number_of.get(name, -1) for name in wanted]
     new = [number for number, before in enumerate(old) if before < 0]
-    plan = remap_classes.Plan(wanted, old, imprint.directions(stored, source, new, options.max_bad_records))
+    plan = remap_classes.Plan(
+        wanted, old, imprint.directions(stored, source, new, options.max_bad_records, options.trust_code)
+    )
     gone = len(number_of) - (len(old) - len(new))
     made_by = f"classes of {stored.where} made those of {options.data}: {len(new)} new, {gone} gone"
     remap_classes.write(stored, plan, options.out, made_by)
@@ -301,7 +309,7 @@ def _with_new(stored: "Checkpoint", new: list[str], directions: "dict[str, Tenso
     return plan
 
 
-def _direction(stored: "Checkpoint", path: Path, max_bad: int) -> "Tensor":
+def _direction(stored: "Checkpoint", path: Path, options: AddOptions) -> "Tensor":
     """Returns the direction of one class, from its embeddings or a folder of its images."""
     from partial_fc.verbs.checkpoint import imprint
 
@@ -309,7 +317,7 @@ def _direction(stored: "Checkpoint", path: Path, max_bad: int) -> "Tensor":
         return imprint.from_file(path, stored.manifest["embedding_size"])
     if not path.is_dir():
         raise ValueError(f"{path}: expected a folder of images, or embeddings in a .npy file")
-    return imprint.directions(stored, imprint.OneClass(path), (0,), max_bad)[0]
+    return imprint.directions(stored, imprint.OneClass(path), (0,), options.max_bad_records, options.trust_code)[0]
 
 
 def _some(names: Iterable[str]) -> str:

@@ -37,7 +37,9 @@ class OneClass(ImageFolder):
         self.num_classes = 1
 
 
-def directions(stored: Checkpoint, source: Source, labels: Iterable[int], max_bad: int) -> dict[int, Tensor]:
+def directions(
+    stored: Checkpoint, source: Source, labels: Iterable[int], max_bad: int, trust_code: bool
+) -> dict[int, Tensor]:
     """Returns label -> mean direction (D,), float32, length 1, of its images' embeddings, without empty classes. Raises
     ValueError for more than max_bad damaged images."""
     wanted = set(labels)
@@ -47,7 +49,7 @@ def directions(stored: Checkpoint, source: Source, labels: Iterable[int], max_ba
         index_N = np.flatnonzero(np.isin(label_N, list(wanted))).tolist()
     if not index_N:
         return {}
-    model = from_checkpoint(stored).model()
+    model = from_checkpoint(stored, trust_code=trust_code).model()
     total: dict[int, Tensor] = {}
 
     def read(index: int) -> tuple[np.ndarray, int] | None:

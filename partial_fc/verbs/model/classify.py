@@ -38,6 +38,8 @@ class ClassifyOptions:
     """Classes for each image."""
     flip: bool | None = None
     """Add the embedding of the mirrored image; none: as the checkpoint says."""
+    trust_code: bool = False
+    """Execute the FILE.py that builds the model, if it was trained with --network FILE.py:FUNCTION."""
     device: str = "auto"
     """cpu, cuda, or auto: a GPU where there is one."""
 
@@ -61,7 +63,8 @@ def classify(options: ClassifyOptions) -> int:
             f"{options.checkpoint} is a file, without class centres: give the checkpoint, step-N, or the run's folder"
         )
     stored = open_with_centres(options.checkpoint)
-    model = from_checkpoint(stored, flip=options.flip).model().to(device_type(options.device))  # type: ignore[arg-type]
+    model = from_checkpoint(stored, options.flip, options.trust_code).model()
+    model.to(device_type(options.device))  # type: ignore[arg-type]
     source = open_images(options.images)
     print(f"{model}; {stored.manifest['num_classes']:,} classes")
     parts = list(embedded(model, source, SingleWorld()))

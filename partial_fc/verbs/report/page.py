@@ -163,7 +163,10 @@ def _in_python(run: RunFacts) -> str:
     if not weights.exists():
         return ""
     if run.recipe == "face":
-        return f"import partial_fc\n\nmodel = partial_fc.load({str(run.root)!r})\nmodel.embed(['a.jpg', 'b.jpg'])"
+        trust = ", trust_code=True" if ".py:" in str(run.values.get("network")) else ""
+        return (
+            f"import partial_fc\n\nmodel = partial_fc.load({str(run.root)!r}{trust})\nmodel.embed(['a.jpg', 'b.jpg'])"
+        )
     return f"from safetensors.torch import load_file\n\nweights = load_file({str(weights)!r})"
 
 

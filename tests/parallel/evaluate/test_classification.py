@@ -97,7 +97,7 @@ def test_an_output_that_is_not_finite_is_an_error_on_all_ranks(world):
         logit_BC[1, 2] = torch.nan if world.rank == 0 else logit_BC[1, 2]
         return logit_BC
 
-    with pytest.raises(FloatingPointError, match=rf"test: .* not finite for \d+ of {N}"):
+    with pytest.raises(FloatingPointError, match=rf"test: .* {N} samples"):
         list(Classification("test", Images(), pixels, 5).run(sick, world))
     assert in_step(world)
 

@@ -161,7 +161,7 @@ def test_a_configuration_file_shows_no_controls(tmp_path, capsys):
     )
     assert train_main(["face", "--config", str(tmp_path / "evil.py")]) == 2
     said = "".join(capsys.readouterr())
-    assert r"evil.py: config.network is \x1b[31mred; expected one of r18, " in said
+    assert r"evil.py: --network is \x1b[31mred; expected one of r18, " in said
     assert "\x1b" not in said
 
 
