@@ -51,7 +51,7 @@ DATASETS = Literal[("custom", *presets.PRESETS)]  # type: ignore[valid-type]
 
 @dataclass(frozen=True, kw_only=True)
 class DataFlags:
-    """What is trained on."""
+    """The training data."""
 
     dataset: Annotated[DATASETS, Basic] = "custom"
     """A preset: class count, schedule and verification sets of a known data set; `custom` fixes none of them."""
@@ -59,29 +59,29 @@ class DataFlags:
     """A configuration file of arcface_torch (config.network = "r50"), or the settings of partial_fc/mxnet's default.py;
     read as data, never executed."""
     rec: Annotated[Path | None, Basic] = None
-    """Where the images are: a folder with train.rec, a folder of class folders, or a list file (docs/data.md)."""
+    """The images: a folder with train.rec, a folder of class folders, or a list file (docs/data.md)."""
     num_classes: Annotated[int | None, In(CLASSES), Basic, Refused("these are other classes")] = None
     """Classes of the last layer; none: what the data says."""
     num_images: Annotated[int | None, In(1)] = None
     """Images of one epoch of synthetic data."""
     image_size: Annotated[int, In(PIXELS), Basic] = 112
-    """Height and width in pixels; other images are resized. Where it is not given, the size that the file `property`
-    beside a .rec says counts."""
+    """Height and width in pixels; other images are resized. By default the size in the file `property` beside a
+    .rec."""
     mirror: bool = True
-    """A mirrored image is of the same class: mirror half of the images, add both embeddings in verification."""
+    """Mirror half of the training images, and add both embeddings in verification."""
     augment: Literal["none", "glyph"] = "none"
     """glyph: small shifts, turns, blur, noise and contrast, for the characters of the demo."""
     order: Literal["shuffled", "blocks"] = "shuffled"
-    """shuffled: any image may follow any other. blocks: for a .rec on a spinning disk or a network drive: blocks of
-    1,024 images that lie together in random order, shuffled with one another 32 blocks at a time; the next 32 are read
-    ahead, about 230 MB of 7 kB images."""
+    """shuffled: a random permutation. blocks: for a .rec on a spinning disk or a network drive: blocks of 1,024
+    consecutive images in random order, shuffled 32 blocks at a time; the next 32 are read ahead, about 230 MB of 7 kB
+    images."""
     num_workers: Annotated[int, In(THREADS), MayChange] = 2
     """Decoding threads of each process."""
     max_bad_records: Annotated[int, MayChange] = 100
-    """Damaged records that are replaced by others (each is named in the log) before training stops."""
+    """Damaged records to log and replace by others before training stops."""
     check_data: Annotated[Literal["quick", "full", "off"], MayChange] = "quick"
-    """What is looked at before the first step, by all ranks together; data that is not fit to train on is refused.
-    quick: some hundred images and, where they are cheap to read, all labels. full: every image."""
+    """Check of the data before the first step, shared by all ranks; a run on unusable data stops. quick: some hundred
+    images and, if they are cheap to read, all labels. full: every image."""
     val_targets: Annotated[tuple[str, ...] | None, Basic, MayChange] = None
     """Verification sets: NAME of NAME.bin in --rec, or a path. none: what the preset names, for `custom` every .bin
     there; `--val-targets` with nothing after it: no verification."""
@@ -91,7 +91,7 @@ class DataFlags:
         if self.dataset == "synthetic" and self.num_classes is None:
             raise ValueError("--dataset synthetic needs --num-classes")
         if self.order == "blocks" and self.rec is not None and not self.is_record_file:
-            raise ValueError(f"--order blocks is for a .rec file; the images of {self.rec} lie anywhere on the disk")
+            raise ValueError(f"--order blocks is for a .rec file; the images of {self.rec} are separate files")
         if self.augment == "glyph" and self.mirror:
             raise ValueError("--augment glyph with --mirror: a mirrored character is another one; add --no-mirror")
 
@@ -121,7 +121,7 @@ class Config:
 
     def __post_init__(self) -> None:
         if not self.data.synthetic and self.data.rec is None:
-            raise ValueError("--rec DIR is missing: where do the images lie? (--dataset 100w trains without any)")
+            raise ValueError("--rec DIR is missing: give the folder of the images (--dataset 100w needs none)")
         if self.optim.batch_size == 1 and not self.optim.sync_bn:
             raise ValueError("--batch-size 1: batch norm needs 2 images a process, or --sync-bn")
         self.model.check(self.launch, self.optim)

@@ -39,32 +39,32 @@ class ModelFlags:
     embedding_size: Annotated[int, In("[1, 65536]"), Basic] = 512
     """Width of the embedding."""
     dropout: Annotated[float, In("[0, 1)")] = 0.0
-    """Share of the values before the last linear layer that are dropped in training."""
+    """Dropout probability before the last linear layer."""
     pretrained: Annotated[Path | None, Basic, MayChange] = None
     """Start from this backbone, of the same network and size: the folder of another run, a checkpoint's, its
     model.safetensors, or arcface_torch's model.pt, backbone.pth or checkpoint_gpu_0.pt."""
     pretrained_partial: Annotated[bool, MayChange] = False
-    """Of --pretrained take the tensors that fit this network by name and shape; the others are listed, and start
-    fresh. Without it all must fit."""
+    """Load only the tensors of --pretrained that fit this network by name and shape; the others are listed and start
+    fresh. By default all must fit."""
     activation_checkpointing: Annotated[bool, MayChange] = False
-    """Blocks of the backbone are computed again in backward instead of keeping their inner values: less memory, about a
-    third more arithmetic, the same results."""
+    """Recompute blocks of the backbone in backward instead of storing their activations: less memory, about a third
+    more computation, the same results."""
     channels_last: Annotated[bool, MayChange] = True
-    """Images and convolution weights lie in memory with the channels last: what tensor cores and CPUs like best."""
+    """Store images and convolution weights channels-last, the fastest layout for tensor cores and CPUs."""
     engine: Annotated[Literal["torch", "mxnet"], MayChange] = "torch"
-    """What computes the backbone. mxnet: MXNet 1.9.1, in fp32 on the CPU; all else, checkpoints too, is the same
-    (docs/mxnet_engine.md)."""
+    """The engine of the backbone. mxnet: MXNet 1.9.1, in fp32 on the CPU; everything else, including checkpoints, is
+    the same (docs/mxnet_engine.md)."""
     symbol: Path | None = None
     """With --engine mxnet and --params, instead of --network: any MXNet network (NAME-symbol.json). It is also
     delivered as MXNet's files."""
     params: Annotated[Path | None, MayChange] = None
     """The weights that --symbol starts from (NAME-0000.params)."""
     output_name: str | None = None
-    """Of --symbol: the layer that gives the embedding. none: its only output, or what a loss layer at its end is
-    given."""
+    """The layer of --symbol whose output is the embedding. none: its only output, or the input of a final loss
+    layer."""
     input_mean: Annotated[float, In(ANY)] = 0.0
-    """Of --symbol: it takes (pixel - input mean) / input std. InsightFace's networks take pixels, 0 to 255, and scale
-    them themselves."""
+    """The input of --symbol is (pixel - input mean) / input std. InsightFace's networks take pixels, 0 to 255, and
+    scale them themselves."""
     input_std: Annotated[float, In("(0, inf)")] = 1.0
     """See --input-mean."""
 
@@ -80,11 +80,11 @@ class ModelFlags:
         if self.symbol is not None and self.engine != "mxnet":
             raise ValueError("--symbol is a network of MXNet's: add --engine mxnet")
         if self.pretrained_partial and self.pretrained is None:
-            raise ValueError("--pretrained-partial is about --pretrained, which is not given")
+            raise ValueError("--pretrained-partial requires --pretrained")
         if self.symbol is None:
             for name in ("output_name", "input_mean", "input_std"):
                 if is_given(self, name):
-                    raise ValueError(f"{flag(name)} is about --symbol, which is not given")
+                    raise ValueError(f"{flag(name)} requires --symbol")
         if self.engine == "mxnet":
             self._check_mxnet()
 
@@ -119,7 +119,7 @@ class ModelFlags:
     def notes(self) -> Iterator[str]:
         """Yields notes on flags without effect."""
         if self.engine == "mxnet" and is_given(self, "channels_last"):
-            yield "--no-channels-last: MXNet orders its numbers as it likes, whatever this says"
+            yield "--no-channels-last has no effect: MXNet chooses its own memory layout"
 
 
 def _refused(what: str, remedy: str) -> ValueError:

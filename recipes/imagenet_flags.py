@@ -13,7 +13,7 @@ from partial_fc.flags.numbers import ANY, CLASSES, PIXELS, THREADS
 
 @dataclass(frozen=True, kw_only=True)
 class DataFlags:
-    """What is trained on. Defaults are resnet50_trainer's."""
+    """The training data. Defaults are resnet50_trainer's."""
 
     train_data: Annotated[str, Basic]
     """An LMDB, a LevelDB or a minidb file with Datum or TensorProtos records; null: one image, whatever the label,
@@ -21,7 +21,7 @@ class DataFlags:
     test_data: Annotated[Path | None, Basic, MayChange] = None
     """A database to test on after each epoch."""
     db_type: Annotated[Literal["lmdb", "leveldb", "minidb"] | None, Basic] = None
-    """Checked against what lies there, which needs no telling."""
+    """The expected kind of database; by default any."""
     num_labels: Annotated[int, In(CLASSES), Basic, Refused("these are other classes")] = 1000
     """Classes."""
     num_channels: Literal[3] = 3
@@ -29,28 +29,28 @@ class DataFlags:
     image_size: Annotated[int, In(PIXELS), Basic] = 227
     """Pixels of a side of the crop that the network takes."""
     resize: Annotated[int, In(PIXELS)] = 256
-    """The shorter side of an image is made so long before it is cropped."""
+    """Pixels of the shorter side before the crop."""
     mirror: bool = True
     """Mirror half of the training images."""
     image_mean_per_channel: Annotated[tuple[float, float, float] | None, In(ANY)] = None
-    """What is subtracted, of blue, green, red. none: 128, or what --conventions say."""
+    """Mean of blue, green, red, which is subtracted. none: 128, or that of --conventions."""
     image_std_per_channel: Annotated[tuple[float, float, float] | None, In("(0, inf)")] = None
-    """What the rest is divided by. none: likewise."""
+    """Standard deviation, by which the difference is divided. none: likewise."""
     epoch_size: Annotated[int, In(1), Basic] = 1_500_000
-    """Images of an epoch over all machines, whatever the database has; rounded down to whole updates."""
+    """Images of an epoch over all machines, independent of the database; rounded down to a multiple of an update."""
     test_epoch_size: Annotated[int | None, In(1)] = None
-    """Test so many images, the first ones. none: all."""
+    """Number of test images, the first ones. none: all."""
     order: Literal["key", "shuffled"] = "key"
     """key: of S machines the k-th reads records k, k + S, ... in the order of their keys; shuffle when the database is
     built. shuffled: all machines read all of it in an order that is random in every epoch."""
     num_workers: Annotated[int, In(THREADS), MayChange] = 2
     """Decoding threads of each process."""
     leveldb_shadow: Annotated[Path | None, MayChange] = None
-    """A folder for what opening a LevelDB writes; none: that of temporary files."""
+    """The folder for files that LevelDB writes when it opens a database; none: the temporary folder."""
     max_bad_records: Annotated[int, MayChange] = 100
-    """Damaged records that are replaced by others (each is named in the log) before training stops."""
+    """Damaged records to log and replace by others before training stops."""
     check_data: Annotated[Literal["quick", "full", "off"], MayChange] = "quick"
-    """What is looked at before the first step, by all ranks together; data that is not fit to train on is refused."""
+    """Check of the data before the first step, shared by all ranks; a run on unusable data stops."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -74,22 +74,22 @@ class ModelFlags:
     resnext_width_per_group: Annotated[int, In("[1, 65536]"), Makes("width_per_group")] = 64
     """Channels of a group in the first stage."""
     conventions: Literal["caffe2", "torchvision"] = "caffe2"
-    """Whose networks' details and pixels: caffe2: pooling without a border, batch norm with eps 0.001 that forgets
-    nine tenths each step, BGR, (pixel - 128) / 128; torchvision: a border, eps 0.00001, one tenth, RGB with ImageNet's
-    mean and deviation."""
+    """Conventions of the network and its pixels. caffe2: pooling without a border, batch norm with eps 0.001 that
+    forgets nine tenths each step, BGR, (pixel - 128) / 128; torchvision: a border, eps 0.00001, one tenth, RGB with
+    ImageNet's mean and deviation."""
     head: Annotated[Literal["cross-entropy", "partial-fc"], Basic, Refused("this is another last layer")] = (
         "cross-entropy"
     )
-    """partial-fc: the last layer's classes are shared out over the processes, without a bias, and compared by their
-    cosine; for very many of them. The flags below --loss are its own."""
+    """partial-fc: the last layer's classes are sharded over the processes, without a bias, and compared by
+    cosine; for very many classes. The flags from --loss on apply to it."""
     pretrained: Annotated[Path | None, Basic, MayChange] = None
     """Start from these weights: torchvision's file of this network."""
     load_model_path: Annotated[Path | None, Basic, MayChange] = None
-    """Start from a .mdl checkpoint of Caffe2's trainers; with the epoch N that a name like NAME_N.mdl says."""
+    """Start from a .mdl checkpoint of Caffe2's trainers, at epoch N of a name like NAME_N.mdl."""
     save_model_name: Annotated[str | None, Basic, MayChange] = None
-    """Write such a file after each epoch: FILE_STORE_PATH/NAME_EPOCH.mdl, of which the last one is kept."""
+    """Write a .mdl checkpoint after each epoch, FILE_STORE_PATH/NAME_EPOCH.mdl, and keep the last one."""
     channels_last: Annotated[bool, MayChange] = True
-    """Images and convolution weights lie in memory with the channels last: what tensor cores and CPUs like best."""
+    """Store images and convolution weights channels-last, the fastest layout for tensor cores and CPUs."""
     recipe_version: Literal["default", "caffe2"] = "default"
     """caffe2: tests as resnet50_trainer of 2017 did, on 100 batches of each machine's own test database, at random
     crops and with the batches' own statistics. default: on all of it, once, at the middle, as the model is used."""
@@ -97,4 +97,4 @@ class ModelFlags:
     def __post_init__(self) -> None:
         check_numbers(self)
         if self.pretrained and self.load_model_path:
-            raise ValueError("--pretrained and --load_model_path both say where to start; give one of them")
+            raise ValueError("--pretrained and --load_model_path exclude each other; give one of them")

@@ -15,19 +15,19 @@ Dataset = Literal["ucf101", "kinetics400", "somethingsomethingv2", "hmdb51", "cu
 
 @dataclass(frozen=True, kw_only=True)
 class DataFlags:
-    """What is trained on. Defaults are train_recognizer's. A clip of 36 frames of 224 pixels takes 5.4 MB in memory;
+    """The training data. Defaults are train_recognizer's. A clip of 36 frames of 224 pixels takes 5.4 MB in memory;
     each process holds (threads + --prefetch-ratio x threads) x --batch-size of them."""
 
     train_list: Annotated[Path | None, Basic] = None
     """A video a line: `path num_frames label`."""
     val_list: Annotated[Path | None, Basic, MayChange] = None
-    """The same, of those to validate on after each epoch."""
+    """The list of validation videos, for after each epoch."""
     data_dir: Annotated[Path, Basic, MayChange] = Path()
-    """What the paths of --train-list are relative to."""
+    """The folder that paths of --train-list are relative to."""
     val_data_dir: Annotated[Path | None, Basic, MayChange] = None
-    """What those of --val-list are relative to. none: --data-dir."""
+    """The folder that paths of --val-list are relative to. none: --data-dir."""
     dataset: Dataset = "ucf101"
-    """Its name stands in the names of files, and means nothing else: any of the networks trains on any of them.
+    """The name of the data set, used in file names only: any network trains on any data set.
     (GluonCV's own for somethingsomethingv2, slowfast_16x8_resnet50_sthsthv2, is not here.)"""
     num_classes: Annotated[int, In(CLASSES), Basic, Refused("these are other classes")] = 101
     video_loader: Annotated[bool, Basic] = False
@@ -36,34 +36,34 @@ class DataFlags:
     new_length: Annotated[int, In("[1, 65536]"), Basic] = 64
     """Frames of the window that a clip is taken from. (GluonCV's default, 1, fits no SlowFast network.)"""
     slow_temporal_stride: Annotated[int, In(1)] = 16
-    """Of the window the slow network sees every so manieth frame."""
+    """Frames of the window per frame of the slow network."""
     fast_temporal_stride: Annotated[int, In(1)] = 2
-    """The fast network likewise."""
+    """Frames of the window per frame of the fast network."""
     new_height: Annotated[int, In("[1, 16384]"), Basic] = 256
     """v1: every frame is made --new-width x --new-height, whatever its proportions. v2: its shorter side is made
     --new-height. v3: its shorter side is drawn from --new-height to --new-width. (GluonCV's default, 0: as it is.)"""
     new_width: Annotated[int, In("[1, 16384]"), Basic] = 340
     input_size: Annotated[int, In("[32, 16384]"), Basic] = 224
-    """Pixels of a side of what the network sees."""
+    """Pixels of a side of the network's input."""
     data_aug: Annotated[Augmentation, Basic] = "v1"
     """v1, v2: a crop of one of --scale-ratios at one of 13 places; v3: at random; v4: a random rectangle of 8 % to all
     of the area. One draw a clip."""
     scale_ratios: Annotated[tuple[float, ...], In("(0, 1]")] = (1.0, 0.875, 0.75, 0.66)
     """Sides of v1's and v2's crops, of the shorter side."""
     max_distort: int = 1
-    """By how many places in --scale-ratios height and width of a crop may differ."""
+    """Largest difference between the positions of a crop's height and width in --scale-ratios."""
     mirror: bool = True
-    """Mirror half of the clips; not where left and right make another class."""
+    """Mirror half of the clips; turn off if left and right distinguish classes."""
     all_places: bool = True
     """13 places of a crop, not 5. (GluonCV: --more-fix-crop, which means 5.)"""
     num_workers: Annotated[int, In(THREADS), MayChange] = 4
     """Decoding threads of each process; --num-data-workers are those of a machine."""
     prefetch_ratio: Annotated[float, In("[0, 1024]"), MayChange] = 2.0
-    """Batches that wait, for each thread."""
+    """Prefetched batches per thread."""
     max_bad_records: Annotated[int, MayChange] = 100
-    """Videos that cannot be read and are replaced by others (each is named in the log) before training stops."""
+    """Unreadable videos to log and replace by others before training stops."""
     check_data: Annotated[Literal["quick", "full", "off"], MayChange] = "quick"
-    """Whether the listed files are there, on every host: some hundred of them, or all."""
+    """Check on every host that the listed files exist: some hundred of them, or all."""
 
     def __post_init__(self) -> None:
         flags.check_numbers(self)
@@ -87,7 +87,7 @@ class DataFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFlags:
-    """The network, its files, how it is tested."""
+    """The network, its files, its test."""
 
     model: Annotated[Literal[
         "slowfast_4x16_resnet50_kinetics400", "slowfast_8x8_resnet50_kinetics400",
@@ -97,34 +97,34 @@ class ModelFlags:
     width: Annotated[int, In("[8, 65536]")] = 64
     """Channels of the slow network's first layer, a multiple of 8; 64 are the published networks."""
     fast_alone: bool = False
-    """Leave the slow network out: what movement alone tells (the paper's "Fast-only")."""
+    """Train the fast network alone (the paper's "Fast-only")."""
     dropout: Annotated[float, In("[0, 1)")] = 0.5
     partial_bn: bool = False
-    """All batch norms but the first ones normalise with their running statistics, which stay as they are."""
+    """All batch norms but the first ones use their running statistics and do not update them."""
     freeze_bn: bool = False
-    """Scales and shifts of batch norms are not trained."""
+    """Do not train scales and shifts of batch norms."""
     no_wd: bool = False
     """No decay of biases, nor of scales and shifts of batch norms; else all is decayed, as Gluon does."""
     clip_grad: float = 0.0
-    """Each number of the gradient is brought to within this; 0: any. (--clip is of the whole gradient's norm.)"""
+    """Bound on each element of the gradient; 0: none. (--clip bounds the norm.)"""
     lr_decay_epoch: Annotated[str, Basic] = "40,60"
-    """For --lr-mode step: the epochs at which the rate falls."""
+    """For --lr-mode step: the epochs at which the rate drops."""
     lr_decay_period: int = 0
-    """For --lr-mode step, instead: it falls each time after so many epochs."""
+    """For --lr-mode step, instead: the number of epochs between two drops."""
     resume_params: Annotated[Path | None, Basic, MayChange] = None
     """Start from a .params file, GluonCV's or ours: weights and running statistics."""
     resume_states: Annotated[Path | None, MayChange] = None
-    """With it, from GluonCV's .states file: the optimizer's momentum."""
+    """With --resume-params: start with the momentum of GluonCV's .states file."""
     resume_epoch: Annotated[int, MayChange] = 0
     """Start at this epoch of data and learning rate."""
     save_frequency: Annotated[int, MayChange] = 10
-    """Epochs between two .params files; besides the best and the last. 0: only these."""
+    """Epochs between two .params files, in addition to the best and the last. 0: only these."""
     logging_file: Annotated[str, MayChange] = "train.log"
     """The log, below --save-dir."""
     train_only: Annotated[bool, MayChange] = False
     """No validation."""
     channels_last_3d: Annotated[bool, MayChange] = True
-    """Clips and convolution weights lie in memory with the channels last."""
+    """Store clips and convolution weights channels-last."""
     eval: Annotated[bool, Basic, MayChange] = False
     """Train nothing: measure --resume-params (or else the newest checkpoint) on --val-list, each video in
     --num-segments clips."""
@@ -133,7 +133,7 @@ class ModelFlags:
     three_crop: Annotated[bool, Basic, MayChange] = False
     """For --eval: three crops along the longer side instead of the middle; --input-size is then the shorter side."""
     view_scores: Annotated[Literal["outputs", "probabilities"], MayChange] = "outputs"
-    """For --eval: what is added up over the clips of a video. GluonCV adds outputs."""
+    """For --eval: the values that are summed over the clips of a video. GluonCV sums outputs."""
 
     def __post_init__(self) -> None:
         flags.check_numbers(self)
@@ -156,7 +156,7 @@ class ModelFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class RateFlags(flags.ScheduleFlags):
-    """How long a run is, and the course of its learning rate."""
+    """The length of a run and its learning-rate schedule."""
 
     # What --lr-decay-epoch says counts; configurations of older runs have it here, too, as updates.
     lr_steps: Annotated[tuple[int, ...], In(1), MayChange] = ()

@@ -16,17 +16,17 @@ def load_params(run: Run, backbone: TorchBackbone) -> None:
     """Loads weights and running statistics of a .params file, momentum of a .states file. A collective."""
     model, module = run.config.model, backbone.module
     gluoncv.load(module, model.resume_params)
-    state, told = dict(module.state_dict()), f"started from {model.resume_params}"
+    state, message = dict(module.state_dict()), f"started from {model.resume_params}"
     if model.resume_states and not model.eval:
         found = gluoncv.read_states(module, model.resume_states)
         state |= found.masters
         named = dict(backbone.weights.named_parameters())
         momentum = {f"{name}/momentum": t.to(named[name].dtype) for name, t in found.momentum.items()}
         load_named_state(backbone.optimizer, backbone.weights, momentum)
-        told += f", with the momentum of {model.resume_states} after {found.num_updates:,} updates"
+        message += f", with the momentum of {model.resume_states} after {found.num_updates:,} updates"
     backbone.weights.load_state_dict(state)
     check_replicas(backbone.replicated(), run.world)
-    run.logger.info(told)
+    run.logger.info(message)
 
 
 def start_from(run: Run, backbone: TorchBackbone, order: Order, state: RunState) -> None:
@@ -35,7 +35,7 @@ def start_from(run: Run, backbone: TorchBackbone, order: Order, state: RunState)
     if model.resume_params and not state.step:
         load_params(run, backbone)
     if model.resume_epoch and state.step:
-        run.note(f"--resume-epoch {model.resume_epoch} is for a new run; this one goes on from its own checkpoint")
+        run.note(f"--resume-epoch {model.resume_epoch} is for a new run; this one resumes from its own checkpoint")
     elif model.resume_epoch:
         state.position = model.resume_epoch * order.num_samples
         state.step = state.position // run.global_batch

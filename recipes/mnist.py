@@ -41,16 +41,16 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True, kw_only=True)
 class MnistFlags:
-    """What is trained on, and files of other programs."""
+    """The training data, and files of other programs."""
 
     data_dir: Annotated[Path, Basic, MayChange] = Path("data")
-    """Folder of MNIST's four files, compressed or not; they may also lie in its MNIST/raw. Nothing is downloaded:
+    """Folder of MNIST's four files, compressed or not; also in its MNIST/raw. Nothing is downloaded:
     `partial-fc data digits --out DIR` writes a small set of real digits."""
     n_workers: Annotated[int, In("[0, 4096]"), MayChange] = 0
-    """Threads that read ahead, for each process that trains; 0: it reads itself."""
+    """Loader threads of each process; 0: the training thread reads."""
     engine: Annotated[Literal["torch", "mxnet"], Basic] = "torch"
-    """What computes. mxnet: another job, with flags of its own: MXNet's train_mnist.py over a key-value store;
-    `--engine mxnet --help` lists them."""
+    """The engine. mxnet: another job with its own flags, MXNet's train_mnist.py over a key-value store; `--engine mxnet
+    --help` lists them."""
     load_amp: Annotated[Path | None, Basic, MayChange] = None
     """Start from an Apex checkpoint ({'model', 'optimizer', 'amp'}): weights, momentum, loss scale."""
     save_amp: Annotated[Path | None, Basic, MayChange] = None
@@ -89,9 +89,7 @@ class Config:
         if save is not None and self.optim.precision == "fp64":
             raise ValueError("--save-amp with --precision fp64: Apex's files hold fp32 weights")
         if load is not None and self.run.resume not in flags.NO_CHECKPOINT:
-            raise ValueError(
-                f"--load-amp {load} and --resume {self.run.resume} both say where to start; give one of them"
-            )
+            raise ValueError(f"--load-amp {load} and --resume {self.run.resume} exclude each other; give one of them")
 
 
 def main(arguments: list[str]) -> int:

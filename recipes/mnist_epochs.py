@@ -85,7 +85,7 @@ class ApexFile(Hooks):
 def load_amp(run: Run, backbone: TorchBackbone, path: Path, start: RunState) -> None:
     """Starts from an Apex checkpoint, unless the run resumes its own. A collective."""
     if start.step:
-        run.note(f"--load-amp {path} is for a new run; this one goes on from its own checkpoint")
+        run.note(f"--load-amp {path} is for a new run; this one resumes from its own checkpoint")
         return
     found = apex.read(path)
     check_fits(found.model, backbone.weights.state_dict(), path, "ConvNet")

@@ -36,7 +36,7 @@ class Config:
     """Trains lenet or mlp on MNIST files with MXNet, on several devices and machines. Defaults are train_mnist.py's."""
 
     engine: Annotated[Literal["mxnet"], Basic] = "mxnet"
-    """What these flags belong to; `train.py mnist --help` has those of PyTorch."""
+    """The engine of these flags; `train.py mnist --help` has those of PyTorch."""
 
     # ---- data
     data_dir: Annotated[Path, Basic] = Path("data")
@@ -44,18 +44,18 @@ class Config:
     a small set of real digits."""
     num_classes: Annotated[int, In("[2, 65536]")] = 10
     num_examples: Annotated[int | None, In(1)] = None
-    """Images of an epoch, over all workers. none: as many as there are, MNIST's 60,000."""
+    """Images of an epoch, over all workers. none: all, MNIST's 60,000."""
     batch_size: Annotated[int, In(BATCH), Basic] = 64
     """Images of a batch of each worker, over all its devices."""
     seed: Annotated[int, In("[0, 2147483647]"), Basic] = 0
-    """Start of what is random: the first weights, the order of the images."""
+    """Seed of the initial weights and of the order of the images."""
 
     # ---- network
     network: Annotated[Literal["lenet", "mlp"], tyro.conf.arg(aliases=["--backbone"]), Basic] = "mlp"
     dtype: Literal["float32"] = "float32"
-    """(float16 is none of MXNet 1.9.1's on CPUs.)"""
+    """(MXNet 1.9.1 has no float16 on CPUs.)"""
     initializer: Literal["default", "xavier", "msra", "orthogonal", "normal", "uniform", "one", "zero"] = "default"
-    """How the first weights are drawn. default: Xavier's, normal, by the inputs, magnitude 2."""
+    """Initialisation of the weights. default: Xavier, normal, fan-in, magnitude 2."""
 
     # ---- devices and workers
     gpus: Annotated[str, Basic] = ""
@@ -63,20 +63,20 @@ class Config:
     cpus: Annotated[int, In(THREADS)] = 1
     """Devices on the CPU that share a batch like GPUs, to try out --work-load-list or --kv-store device."""
     work_load_list: str = ""
-    """How a batch is shared out over the devices, for example 3,1. none: evenly."""
+    """Relative shares of a batch on the devices, for example 3,1. none: equal shares."""
     kv_store: Annotated[Literal[
         "local", "device", "nccl", "dist_sync", "dist_device_sync", "dist_sync_device", "dist_async",
         "dist_device_async", "dist_async_device", "horovod",
     ], Basic] = "device"  # fmt: skip
-    """How gradients are added up and weights updated. local, device, nccl: in one process, on the CPU, or its GPUs.
-    dist_sync: on servers, which wait for all workers; dist_async: for none. ..._device: GPUs of a worker add up
-    first. horovod: allreduce, and no servers."""
+    """The store that sums gradients and updates weights. local, device, nccl: in one process, on the CPU, or its GPUs.
+    dist_sync: on servers, which wait for all workers; dist_async: for none. ..._device: GPUs of a worker sum
+    theirs first. horovod: allreduce, without servers."""
     gc_type: Annotated[Literal["none", "2bit"], Basic] = "none"
     """Compression of the gradient: 2bit."""
     gc_threshold: Annotated[float, In("(0, inf)")] = 0.5
-    """What two bits stand for: this, its opposite, or 0; in sums over a worker's batch, not means."""
+    """Each two-bit value is this, its negative, or 0; in sums over a worker's batch, not means."""
     start_timeout: Annotated[float, In("(0, inf)")] = 30.0
-    """Seconds in which scheduler, servers and workers must have met (dist_*)."""
+    """Seconds within which scheduler, servers and workers must connect (dist_*)."""
 
     # ---- optimizer
     optimizer: Annotated[Literal[
@@ -85,7 +85,7 @@ class Config:
     ], Basic] = "sgd"  # fmt: skip
     lr: Annotated[float, Basic] = 0.05
     lr_factor: Annotated[float, In("(0, inf)"), Basic] = 0.1
-    """What the rate is multiplied by at each of --lr-step-epochs; 1: it stays."""
+    """Factor of the learning rate at each of --lr-step-epochs; 1: constant."""
     lr_step_epochs: Annotated[str, Basic] = "10"
     """Epochs after which the rate falls, for example 10,20. Or powP, for example pow2: to 0 as (1 - done) ** P."""
     mom: Annotated[float, Basic] = 0.9
@@ -98,7 +98,7 @@ class Config:
     disp_batches: Annotated[int, In(1), Basic] = 100
     """Batches between two lines of the log."""
     top_k: int = 0
-    """Also print how often the right class is among the first k."""
+    """Also print top-k accuracy."""
     loss: str = ""
     """Also print the loss: ce, nll_loss, or both with a comma."""
     model_prefix: Annotated[str | None, Basic] = None
@@ -106,7 +106,7 @@ class Config:
     save_period: Annotated[int, In(1)] = 1
     """Epochs between two files of weights."""
     load_epoch: Annotated[int | None, In(1), Basic] = None
-    """Go on from PREFIX-LOAD_EPOCH.params. It holds weights, and no momentum, which starts from 0."""
+    """Continue from PREFIX-LOAD_EPOCH.params, which has weights but no momentum."""
 
     def __post_init__(self) -> None:
         check_numbers(self)

@@ -85,9 +85,9 @@ class Fence:
         os.stat(self.root)  # a missing folder, with its whole disk, is not lost
         if records:
             raise LostLock(
-                f"{self.root} is not this run's any more: it is that of {list(records)[-1]}. Was this process stopped, "
-                "or its host cut off, for more than 10 seconds? Nothing is marked or removed there; start again with "
-                "another --models-root, or when the other run has ended"
+                f"{self.root} no longer belongs to this run: its lock is held by {list(records)[-1]}. Was this "
+                "process stopped, or its host cut off, for more than 10 seconds? Nothing is marked or removed there. "
+                "Start again with another --models-root, or when the other run has ended"
             )
         return self._missing()
 
@@ -171,7 +171,9 @@ def acquire(root: Path, run: str) -> tuple[FolderLock, str]:
     left = [str(stale[other] or "a run") for other in others]
     for other in others:
         other.unlink(missing_ok=True)
-    return FolderLock(root, mine), f"{root} was that of {', '.join(left)}, which is gone: taken over" if left else ""
+    return FolderLock(
+        root, mine
+    ), f"{root} was locked by {', '.join(left)}, which has ended: lock taken over" if left else ""
 
 
 def check_free(roots: Iterable[Path]) -> None:

@@ -221,8 +221,8 @@ class Saver:
         why = _describe(error, self._folder) if error else "another rank could not write"
         log = _log.error if error or self._world.rank == 0 else _log.info
         log(
-            f"the checkpoint of step {self._step} was not written on rank {self._world.rank}: {why}. Training continues; "
-            f"{self._newest_in_words()}. {remedy}"
+            f"the checkpoint of step {self._step} was not written on rank {self._world.rank}: {why}. Training "
+            f"continues; {self._newest_in_words()}. {remedy}"
         )
 
     def _newest_in_words(self) -> str:

@@ -65,7 +65,9 @@ def open_on_all(make: Callable[[], Source], world: "World", has_trained_W: Seque
     others = elastic.mismatched_ranks(seen_W3, known_W)
     if others and world.rank not in others:
         each = ", ".join(f"rank {rank} {_describe(*seen_W3[rank])}" for rank in others)
-        raise elastic.HostsChanged(f"the training data is not what the others train on, who go on alone: {each}")
+        raise elastic.HostsChanged(
+            f"the training data differs from that of the running ranks, which continue without it: {each}"
+        )
     if problem:
         # Other hosts may have the file.
         where = f"{socket.gethostname()}: " if isinstance(problem, OSError) and world.size > 1 else ""

@@ -133,13 +133,13 @@ class RecordReader:
     bytes a record if the keys are 0, 1, 2, ..., else 16.
     """
 
-    def __init__(self, rec_path: str | os.PathLike[str], idx_path: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, rec_path: str | os.PathLike[str]) -> None:
         self.rec_path = Path(rec_path)
-        self.idx_path = Path(idx_path) if idx_path is not None else self.rec_path.with_suffix(".idx")
+        self.idx_path = self.rec_path.with_suffix(".idx")
         if not self.idx_path.exists():
             raise ValueError(
                 f"{self.idx_path} not found; it tells where each record of {self.rec_path} starts. "
-                f"Make it anew: partial-fc data index {self.rec_path}"
+                f"Rebuild it: partial-fc data index {self.rec_path}"
             )
         self._file = RecordFile(self.rec_path)
         # Records are read in random order: read-ahead would fetch many times what is used.
@@ -270,7 +270,7 @@ def write_index(rec_path: str | os.PathLike[str]) -> int:
         inside = part in (FIRST, MIDDLE)
         stop = aligned(end)
     if stop < file.size or inside:
-        raise BadRecord(f"{rec_path}, offset {stop}, after {len(offsets)} records: no whole frame here")
+        raise BadRecord(f"{rec_path}, offset {stop}, after {len(offsets)} records: expected a complete frame here")
     file.close()
     keys = ids if len(set(ids)) == len(offsets) and max(ids) < 2**63 else range(len(offsets))
     idx_path = rec_path.with_suffix(".idx")
@@ -392,8 +392,8 @@ def read_property(path: Path) -> tuple[int | None, tuple[int, int] | None]:
     shown = text[:80].decode("utf-8", "replace")
     if not first.isdigit() or len(first) > 18 or int(first) < 1:
         raise ValueError(f"{path}: expected `num_classes,height,width`, got {shown!r}")
-    told = len(size) >= 2 and all(field.isdigit() and len(field) < 6 for field in size[:2])
-    return int(first), (int(size[0]), int(size[1])) if told else None
+    has_size = len(size) >= 2 and all(field.isdigit() and len(field) < 6 for field in size[:2])
+    return int(first), (int(size[0]), int(size[1])) if has_size else None
 
 
 def _image_keys(reader: RecordReader) -> tuple[NDArray[np.int64] | range, int | None]:
@@ -419,7 +419,7 @@ def _image_keys(reader: RecordReader) -> tuple[NDArray[np.int64] | range, int | 
     if last_header.flag < 2 or last_header.label[1] != header.label[0]:
         raise ValueError(
             f"{reader.rec_path}, key {end - 1}: got {last_header.label[:2].tolist()} as the last identity's "
-            f"images, expected [start, {header.label[0]:.0f}): there, says record 0, identity records start"
+            f"images, expected [start, {header.label[0]:.0f}): where identity records start according to record 0"
         )
     if isinstance(keys, range):
         return keys[1:first], end - first
@@ -445,5 +445,6 @@ def _first_identity(reader: RecordReader, rounded: float) -> int:
         if not reader.read_sample(key)[1] and (keys[row - 1] == 0 or reader.read_sample(int(keys[row - 1]))[1]):
             return key
     raise ValueError(
-        f"{reader.rec_path}, key 0: identity records start at {rounded:.0f}, it says; found images or nothing"
+        f"{reader.rec_path}, key 0: it says that identity records start at {rounded:.0f}; found images there, or no "
+        "record"
     )

@@ -58,7 +58,7 @@ class Found:
     step: int | None
 
     def model(self) -> EmbeddingModel:
-        network, module = self.network, self.network.build("meta")  # on meta: no weights are drawn in vain
+        network, module = self.network, self.network.build("meta")  # on meta: skips the initialisation
         module.load_state_dict({name: _fp32(t) for name, t in self.weights.items()}, assign=True)
         return EmbeddingModel(
             module,
@@ -124,19 +124,19 @@ def stored_at(path: Path) -> Stored:
         found = stored_at(delivered)
         latest, step = newest(path / "checkpoints"), found.facts.get("step", "")
         if latest is not None and step.isdecimal() and step_of(latest) > int(step):
-            _log.warning(f"{delivered} is of step {step}; {latest} is newer, and not taken: give its path for it")
+            _log.warning(f"{delivered} is of step {step}; {latest} is newer: give its path to use it")
         return found
     if not path.exists():
         raise ValueError(f"{path} not found; {_EXPECTED}")
     if path.suffix not in _SUFFIXES:
         hint = " (`partial-fc convert` makes MXNet's files one of them)" if path.suffix in (".params", ".json") else ""
-        raise ValueError(f"{path}: what kind of model is {path.suffix or 'this'}? {_EXPECTED}{hint}")
+        raise ValueError(f"{path}: unknown file type; {_EXPECTED}{hint}")
     return Stored(path, *read_weights(path))
 
 
-def from_checkpoint(stored: Checkpoint, image_size: int | None = None, flip: bool | None = None) -> Found:
+def from_checkpoint(stored: Checkpoint, flip: bool | None = None) -> Found:
     """Returns the backbone of a checkpoint. Raises ValueError if it has none that embeds images."""
-    return check(_of_checkpoint(stored), image_size, flip)
+    return check(_of_checkpoint(stored), flip=flip)
 
 
 def _of_checkpoint(stored: Checkpoint) -> Stored:
@@ -145,8 +145,8 @@ def _of_checkpoint(stored: Checkpoint) -> Stored:
     missing = [name for name in ("network", "embedding_size", "image_size") if name not in facts]
     if missing and facts.get("network", "mbf") in models.NAMES:
         raise ValueError(
-            f"{stored.where} does not say which network it has: its configuration lacks {', '.join(missing)}. Images "
-            "cannot be looked at with it (`checkpoint classes add` takes embeddings, too: NAME=FILE.npy)"
+            f"{stored.where} does not say which network it has: its configuration lacks {', '.join(missing)}. It "
+            "cannot embed images (`checkpoint classes add` also takes embeddings: NAME=FILE.npy)"
         )
     return Stored(stored.folder, stored.backbone(), facts)
 
@@ -187,7 +187,7 @@ def check(stored: Stored, image_size: int | None = None, flip: bool | None = Non
         step = int(facts["step"]) if "step" in facts else None
         said = {"true": True, "false": False}[facts.get("flip", "true")]
     except (ValueError, KeyError) as error:
-        raise ValueError(f"{path}: what it says of itself is not understood: {error}") from error
+        raise ValueError(f"{path}: its metadata is invalid: {error}") from error
     return Found(dict(weights), network, to_input, said if flip is None else flip, path, step)
 
 

@@ -123,6 +123,6 @@ class EmbeddingModel:
         broken = set(np.flatnonzero(~np.isfinite(row_ID).all(axis=1)).tolist()) - set(bad)
         if broken:
             raise ValueError(
-                f"{name(min(broken))}: its embedding is not finite or has length 0 ({len(broken)} of "
+                f"{name(min(broken))}: its embedding has NaN or Inf, or length 0 ({len(broken)} of "
                 f"{len(row_ID)} in its batch): the network of {self.source} has diverged, or was never trained"
             )

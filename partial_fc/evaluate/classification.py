@@ -152,7 +152,7 @@ class Classification:
             raise ValueError(str(self._problem or f"{self.name}: another rank cannot read its samples, see there"))
         if counts[-2]:
             raise FloatingPointError(
-                f"evaluation {self.name}: the output is not finite for {counts[-2]} of {self.num_samples} samples"
+                f"evaluation {self.name}: the output has NaN or Inf for {counts[-2]} of {self.num_samples} samples"
             )
 
     def _tile(self, index: int, prediction: int) -> pictures.Tile:

@@ -55,11 +55,11 @@ class Found:
     def tpir_at(self, fpir: float) -> tuple[float, float]:
         """Returns (true positive identification rate, cosine that must be exceeded) at which at most a fraction fpir of
         the probes without a mate is identified; NaN with fewer than 1 / fpir of them."""
-        stranger = np.sort(self.cosine_PK[~self.has_mate_P, 0])[::-1]
-        if not len(stranger) or 0 < fpir < 1 / len(stranger):
+        unknown = np.sort(self.cosine_PK[~self.has_mate_P, 0])[::-1]
+        if not len(unknown) or 0 < fpir < 1 / len(unknown):
             return float("nan"), float("nan")
-        accepted = int(np.searchsorted(np.arange(len(stranger) + 1) / len(stranger), fpir, side="right")) - 1
-        threshold = float(stranger[accepted]) if accepted < len(stranger) else -np.inf
+        accepted = int(np.searchsorted(np.arange(len(unknown) + 1) / len(unknown), fpir, side="right")) - 1
+        threshold = float(unknown[accepted]) if accepted < len(unknown) else -np.inf
         right = (self.rank_P == 1) & (self.cosine_PK[:, 0] > threshold)
         return int(right.sum()) / int(self.has_mate_P.sum()), threshold
 
@@ -92,7 +92,7 @@ def search(
     label_P = np.where(in_gallery_P, place_P, -1)
     mates_P = np.where(in_gallery_P, count_C[place_P], 0) - int(is_gallery)
     if not (mates_P > 0).any():
-        what = "every class has one image only" if is_gallery else "no probe is of a class that the gallery has"
+        what = "every class has one image only" if is_gallery else "no probe has a class of the gallery"
         raise ValueError(f"{name}: {what} ({len(probe_PD)} probes, {len(classes)} classes in the gallery)")
     # Among this many nearest images at most max_rank - 1 classes can be nearer than a mate outside them.
     kept = min(len(label_G), max((max_rank - 1) * int(count_C.max()) + 1, int(mates_P.max()), shown))

@@ -105,7 +105,7 @@ class Verification:
             except BadRecord as error:
                 raise ValueError(f"{where}: image {image} cannot be used: {error}") from error
         raise ValueError(
-            f"{where}: an embedding is not finite or has length 0; the network has "
+            f"{where}: an embedding has NaN or Inf, or length 0; the network has "
             "diverged, or `embed` returns something else"
         )
 
@@ -176,8 +176,9 @@ def _below(distance_n: np.ndarray) -> np.ndarray:
     return np.searchsorted(np.sort(distance_n), THRESHOLDS)
 
 
-def wilson_interval(fraction: float, count: int, z: float = 1.959964) -> tuple[float, float]:
-    """Returns Wilson's interval (1927) for a fraction observed in `count` independent trials; z = 1.96 covers 95 %."""
+def wilson_interval(fraction: float, count: int) -> tuple[float, float]:
+    """Returns Wilson's 95 % interval (1927) for a fraction observed in `count` independent trials."""
+    z = 1.959964
     shrink = 1 + z**2 / count
     centre = (fraction + z**2 / (2 * count)) / shrink
     half = z / shrink * math.sqrt(fraction * (1 - fraction) / count + z**2 / (4 * count**2))

@@ -218,8 +218,8 @@ def notes(config: Any, world_size: int, elastic: bool) -> Iterator[str]:
         yield f"--gradient-compression {kind}: one process sends nothing; the gradient is only rounded"
     if kind == "fp16" and config.optim.precision not in ("fp16", "fp16-o2"):
         yield (
-            "--gradient-compression fp16 without a loss scale: gradients below 6e-8 are sent as 0, and one above 65,504 "
-            "ends the run"
+            "--gradient-compression fp16 without a loss scale: gradients below 6e-8 are sent as 0, and one above "
+            "65,504 ends the run"
         )
     if is_given(config.schedule, "lr_factor") and config.schedule.lr_scheduler != "step":
         yield f"--lr-factor goes with --lr-scheduler step; this run's is {config.schedule.lr_scheduler}"

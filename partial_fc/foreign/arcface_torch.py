@@ -55,8 +55,8 @@ def from_checkpoint(path: Path) -> RankCentres:
             centres.state[ours] = value
         elif isinstance(value, Tensor):  # versions with a separate parameter of sampled centres
             centres.notes.append(
-                f"{ours} has shape {tuple(value.shape)}, the centres {tuple(shape)}: of sampled rows, and which they "
-                "are is not said: it starts anew"
+                f"{ours} has shape {tuple(value.shape)}, the centres {tuple(shape)}: it belongs to sampled rows, and "
+                "the file does not say which: it starts from zero"
             )
     return centres
 

@@ -54,10 +54,10 @@ class Store(mx.kv.KVStore):
 
 @dataclass(frozen=True)
 class Job:
-    """Who trains together, over what."""
+    """The workers that train together, and their store."""
 
     name: str
-    """Of the kind of store."""
+    """The kind of store."""
     rank: int
     num_workers: int
     store: Store | None
@@ -105,8 +105,9 @@ def check_started_for(name: str, environ: Mapping[str, str] = os.environ) -> Non
         return
     if role is not None:
         raise ValueError(
-            f"started as one of {environ.get('DMLC_NUM_WORKER', 'several')} workers, but --kv-store {name} knows no "
-            "servers: they would wait for ever; give --kv-store dist_sync or dist_async, or start without the launcher"
+            f"started as one of {environ.get('DMLC_NUM_WORKER', 'several')} workers, but --kv-store {name} has no "
+            "servers: the workers would wait forever; give --kv-store dist_sync or dist_async, or start without the "
+            "launcher"
         )
     launch = comm.detect(environ)
     if name != HOROVOD and launch.size > 1:
@@ -149,7 +150,7 @@ def absent(after_s: float, environ: Mapping[str, str] = os.environ) -> str:
     number = f"worker {environ['DMLC_TASK_ID']}" if "DMLC_TASK_ID" in environ else "a worker"
     try:
         with socket.create_connection((host, int(port)), timeout=3):
-            who = f"the scheduler at {host}:{port} answers, so that one or more of the {num_servers} server(s) and "
+            who = f"the scheduler at {host}:{port} answers, so one or more of the {num_servers} server(s) and "
             who += f"{num_workers} worker(s) are missing: look for the last lines of each; PS_VERBOSE=1 shows who came"
     except OSError as error:
         who = f"the scheduler at {host}:{port} does not answer ({error.strerror or error}): did it start, and is that "

@@ -167,6 +167,6 @@ def check_finite(epoch: int, arrays: Arrays) -> None:
     for name, array in arrays.items():
         if not math.isfinite(float(mx.nd.sum(array).asscalar())):
             raise FloatingPointError(
-                f"{name} is not finite after epoch {epoch}: the rate is too high; give a smaller --lr. Nothing was "
-                "saved of this epoch"
+                f"{name} has NaN or Inf after epoch {epoch}: the learning rate is too high; give a smaller --lr. "
+                "Nothing of this epoch was saved"
             )

@@ -83,12 +83,12 @@ def read_network(
     arguments = output.list_arguments()
     if "data" not in arguments:
         raise ValueError(
-            f"{where}: the network's input must be called data; its arguments are {some(arguments)}. Rename the "
+            f"{where}: the network's input must be named data; its arguments are {some(arguments)}. Rename the "
             f"variable in {symbol_path}"
         )
     moving = {name for pair in _moving_averages(_nodes(output)) for name in pair}
     if other := [name for name in output.list_auxiliary_states() if name not in moving]:
-        raise ValueError(f"{where}: auxiliary states of no batch norm, {some(other)}: nothing here knows what they are")
+        raise ValueError(f"{where}: unsupported auxiliary states, {some(other)}: only those of batch norms are")
     shapes, width = _shapes(output, where, image_size)
     arrays, left = _arrays(params_path, shapes, output.list_auxiliary_states(), where, image_size)
     notes = [f"{params_path}: not used up to {_name(output)}: {some(left)}"] if left else []
@@ -133,8 +133,8 @@ def _output(symbol: "mx.sym.Symbol", name: str | None, path: Path, image_size: i
     losses = [node["name"] for node in _nodes(output) if node["op"] in _LOSSES]
     if losses:
         raise ValueError(
-            f"{path}: {_name(output)} comes from the loss layer {losses[-1]}, which passes no gradient of "
-            "ours on; name a layer before it with --output-name"
+            f"{path}: {_name(output)} comes from the loss layer {losses[-1]}, which passes no gradient "
+            "on; name a layer before it with --output-name"
         )
     return output
 

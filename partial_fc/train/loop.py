@@ -102,7 +102,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
             exchanged = backbone.step_bytes()
             job.logger.info(
                 f"the backbone's gradient is {exchanged.gradient:,} bytes a step; {exchanged.handed_in:,.0f} are "
-                "handed in to be exchanged"
+                "given to the collectives"
             )
 
         # ---- log, evaluate, save
@@ -165,9 +165,9 @@ def look_at_rows(job: Job, progress: Progress) -> None:
         if report.similar:
             named = ", ".join(f"{one} and {other} ({cos:.2f})" for one, other, cos in report.similar[:3])
             job.logger.info(
-                f"step {step}: of {telemetry.NUM_QUERIES} classes that were looked at"
+                f"step {step}: of {telemetry.NUM_QUERIES} classes examined"
                 f"{f' in table {table}' if table else ''}, {len(report.similar)} have another one's centre at a cosine "
-                f"above {telemetry.SIMILAR}: {named}. If that lasts: one identity, two numbers?"
+                f"above {telemetry.SIMILAR}: {named}. If this persists, one identity may have two numbers."
             )
 
 
@@ -230,7 +230,7 @@ def save(job: Job, score: float | None = None) -> None:
 def save_beside(job: Job) -> LostLock:
     """Writes the state beside a folder that another run has taken, and returns the error to end with. A collective."""
     job.saver.finish()
-    why = job.saver.lost or LostLock(f"{job.saver.root} is not this run's any more, another rank has found")
+    why = job.saver.lost or LostLock(f"{job.saver.root} no longer belongs to this run, as another rank has found")
     if not job.settings.keep:
         return why
     root = job.models_root.with_name(f"{job.models_root.name}.lost-{job.commits.run}")

@@ -41,14 +41,14 @@ def resume(
     on_disk: checkpoint.Checkpoint | None = None
     if elastic.active():
         on_disk = _newer_than_commits(run)
-        found = recover(run.memory, run.world, run.config.run.checkpoints)
+        found = recover(run.process, run.world, run.config.run.checkpoints)
     if found is None:
         found = _checkpoint(run, backbone, head, source, head_centres, on_disk)
     if found is None:
         return RunState()
     _load(run, found, backbone, head)
     if isinstance(found, PeerCheckpoint):
-        found.keep_alone(run.memory)
+        found.keep_alone(run.process)
     run.logger.info(f"resumed from {found.folder}")
     return state_of(found, source)
 
@@ -88,7 +88,7 @@ def restore(
 def _newer_than_commits(run: Run) -> checkpoint.Checkpoint | None:
     """Returns the newest valid checkpoint that is newer than any rank's commits; quarantines damaged ones, as a commit
     counts more. None: there is none, or no commit. A collective."""
-    oldest_W = all_gather_json(min((c.step for c in run.memory.commits), default=None), run.world, "resume/commits")
+    oldest_W = all_gather_json(min((c.step for c in run.process.commits), default=None), run.world, "resume/commits")
     kept = [step for step in oldest_W if step is not None]
     if not kept:
         return None
@@ -110,7 +110,7 @@ def _checkpoint(
     # In a later world of the run, or a restart, the run's own checkpoints come before the one that it began from.
     recovers = (
         asked in ("auto", "same")
-        or run.memory.generation > 1
+        or run.process.generation > 1
         or any(all_gather_json(furthest_step(), world, "resume/restart"))
     )
     if found is not None and found.step <= _step_in(given):
@@ -162,7 +162,7 @@ def _step_in(folder: Path | None) -> int:
 
 def _lock(run: Run) -> FolderLock | None:
     """Returns this rank's lock of the checkpoints' folder, if it is the one that holds it."""
-    return run.memory.locks.get(run.config.run.checkpoints)
+    return run.process.locks.get(run.config.run.checkpoints)
 
 
 def _compare(run: Run, found: Stored, backbone: Backbone, head: Head) -> None:

@@ -66,16 +66,16 @@ def run_in_worlds(
     """Joins the other ranks, runs train_here, returns the exit status; in elastic runs anew in each world, with the
     state of the processes. bare: the terminal's lines have no prefix. hist: of the log, see `open_files`; only a recipe
     with such lines has --log-style. called: data set and network, for a default --models-root."""
-    memory, asked = ProcessState(), is_asked_for(config)
+    process, asked = ProcessState(), is_asked_for(config)
     config = named(config, called)
     if config.run.log_style != "own" and hist is None:
         raise ValueError(f"--log-style {config.run.log_style} is for recipe face; recipe {recipe} has lines of its own")
 
     def in_this_world() -> int:
         world, its_device = meet(config.launch)
-        held = run_folder.hold_folders(config, world, memory)
+        held = run_folder.hold_folders(config, world, process)
         logger = open_files(config.run.models_root, world, bare, hist)
-        run = Run(recipe, config, world, its_device, logger, memory, keeps_made_up=asked)
+        run = Run(recipe, config, world, its_device, logger, process, keeps_synthetic=asked)
         header.begin(run)
         for note in (*held, *notes, *flags.notes(config, world.size, elastic.active())):
             run.note(note)
@@ -85,14 +85,14 @@ def run_in_worlds(
     try:
         return elastic.run(in_this_world) or 0
     finally:
-        run_folder.release_folders(memory)
+        run_folder.release_folders(process)
 
 
 @dataclass
 class Run:
     """One run in one world: its facts, and the methods of its start and end.
 
-    config: of the recipe, with the shared flag groups. memory: the process's state across worlds.
+    config: of the recipe, with the shared flag groups. process: its state across worlds.
     """
 
     recipe: str
@@ -100,13 +100,13 @@ class Run:
     world: World
     device: torch.device
     logger: Logger
-    memory: ProcessState
+    process: ProcessState
     versions: dict[str, str] = field(default_factory=versions)
     # Whether this is the run's first world to train: only then may a check of the data end or delay the run.
     data_is_new: bool = True
     # Whether checkpoints and weights are written; whether also for synthetic data.
     keeps: bool = True
-    keeps_made_up: bool = True
+    keeps_synthetic: bool = True
     # The differences from the run that this one resumes, by flag.
     differences: list[str] = field(default_factory=list)
     # --epochs and --max-steps of that run.
@@ -138,10 +138,10 @@ class Run:
 
     def open_data(self, opened: Callable[[], S]) -> S:
         """Returns what every rank opens, once all opened the same. Raises ValueError, on all ranks. A collective."""
-        generation_W = self.world.all_gather(torch.tensor([self.memory.generation]), name="run/generation").tolist()
+        generation_W = self.world.all_gather(torch.tensor([self.process.generation]), name="run/generation").tolist()
         self.data_is_new = not any(generation_W)
         source = open_on_all(opened, self.world, [generation > 0 for generation in generation_W])
-        if isinstance(source, Synthetic) and not self.keeps_made_up:
+        if isinstance(source, Synthetic) and not self.keeps_synthetic:
             self.keeps = False
             self.note("the data is synthetic: no checkpoints or weights are written unless --models-root is given")
         return source  # type: ignore[return-value]
@@ -167,7 +167,7 @@ class Run:
     def saver(self) -> checkpoint.Saver:
         """Returns the writer of checkpoints below --checkpoint-dir. Closed at the end. A collective."""
         run = self.config.run
-        lock = self.memory.fences.get(run.checkpoints)
+        lock = self.process.fences.get(run.checkpoints)
         saver = checkpoint.Saver(run.checkpoints, self.world, run.keep_checkpoints, run.save_best, lock)
         return self.parts.enter_context(closing(saver))
 
@@ -409,7 +409,7 @@ class Run:
             settings=Settings(**settings),
             guards=Guards(**dataclasses.asdict(config.guards), restore=restore),
             saver=saver,
-            commits=Commits(self.memory, self.world, self._commit_every(in_memory=not on_disk)),
+            commits=Commits(self.process, self.world, self._commit_every(in_memory=not on_disk)),
             models_root=self.root,
             logger=self.logger,
             seed=config.run.seed,
@@ -439,7 +439,7 @@ class Run:
         deliver: called by rank 0 with the weights and a prefix of files to write them to besides model.safetensors.
         Raises OSError if the last state is in no checkpoint. A collective."""
         if outcome.stopped:
-            self.logger.info(f"stopped at step {job.at.step}, as asked; {self._where_to_go_on(job)}")
+            self.logger.info(f"stopped at step {job.at.step}, as asked; {self._how_to_resume(job)}")
         else:
             weights, *_ = job.backbone.state()  # as evaluated: with the statistics of all ranks together
             weights = {name: t.detach().cpu() for name, t in weights.items()}
@@ -488,7 +488,7 @@ class Run:
         }
         checkpoint.write_json(result, self.root / "result.json")
 
-    def _where_to_go_on(self, job: Job) -> str:
+    def _how_to_resume(self, job: Job) -> str:
         if not self.keeps:
             return "nothing is kept of synthetic data"
         newest, asked = checkpoint.newest(job.saver.root), self.config.run.resume

@@ -18,8 +18,9 @@ def on_ranks(program: str, launch: LaunchFlags, work: Callable[[World, torch.dev
     its exit status. Raises ValueError for elastic launches."""
     if elastic.active():
         raise ValueError(
-            "under horovodrun with --host-discovery-script only training goes on when hosts come and go; start this on "
-            "hosts that stay (-H)"
+            "horovodrun with --host-discovery-script is supported for training only; start this on a fixed list of "
+            "hosts "
+            "(-H)"
         )
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a broken connection is an error to report, not the end
     world, device = join(launch)

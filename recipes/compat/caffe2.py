@@ -23,7 +23,7 @@ RENAMED = {
     "distributed_interfaces": "network-interface",
 }
 _WITHOUT_EFFECT = {
-    "cudnn_workspace_limit_mb": "cuDNN's workspace is PyTorch's affair",
+    "cudnn_workspace_limit_mb": "PyTorch manages cuDNN's workspace",
     "float16_compute": "updates are made in fp32, on fp32 weights",
     "enable_tensor_core": "PyTorch uses tensor cores by itself",
     "use_nccl": "GPUs always exchange over NCCL",
@@ -32,7 +32,7 @@ _WITHOUT_EFFECT = {
     "use_ideep": "PyTorch uses oneDNN by itself",
     "use_caffe_datum": "each record says itself whether it is a Datum",
 }
-# Bare in one trainer, followed by True or False in another.
+# Without a value in one trainer, followed by True or False in another.
 _SWITCHES = (
     "use_cpu", "float16_compute", "enable_tensor_core", "use_nccl", "model_parallel", "use_ideep", "use_caffe_datum",
 )  # fmt: skip

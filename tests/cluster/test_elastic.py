@@ -94,7 +94,7 @@ def test_a_host_whose_cable_breaks_is_given_up(hosts, env, glyphs, tmp_path):
             assert step >= 20, job.printed[:20000]
             assert seconds < LIMIT_S
             job.wait_for(rf"step {step + 20 - step % 4}/")
-        job.wait_for("who go on alone: rank 1 cannot open it")
+        job.wait_for("continue without it: rank 1 cannot open it")
         hosts.run(1, ["umount", str(glyphs)], timeout_s=10)
         job.wait_for("global batch 2 x 8", worlds + 1)
         assert job.printed.count("--check-data quick: ") == 1

@@ -15,8 +15,8 @@ from tests.simulation.simulation import Plan, simulate
 
 # From which seed on schedules are tried: that one shows the mutation, until the product waits elsewhere.
 _SHOWS = {
-    "each world counts as the first": 41,
-    "a commit counts when it is begun": 26,
+    "each world counts as the first": 64,
+    "a commit counts when it is begun": 50,
     "what is kept for others counts before it came": 26,
     "the step is not taken back": 10,
     "images that were lost are not seen again": 1,
@@ -30,7 +30,7 @@ _SHOWS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [1, 21, 41, *(pytest.param(seed, marks=pytest.mark.long) for seed in (61, 81, 101))])
+@pytest.mark.parametrize("first", [1, 21, *(pytest.param(seed, marks=pytest.mark.long) for seed in (41, 61, 81, 101))])
 def test_whatever_befalls_the_hosts_each_step_is_made_once_and_the_run_comes_to_its_end(first):
     for seed in range(first, first + 20):
         problem = simulate(Plan.of(seed)).problem

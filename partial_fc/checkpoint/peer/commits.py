@@ -101,9 +101,9 @@ class PeerCopies:
         copies.begin(snapshot)        # or why there is none
     """
 
-    def __init__(self, memory: ProcessState, world: World, every: int):
+    def __init__(self, process: ProcessState, world: World, every: int):
         """every: steps from one commit to the next. A collective."""
-        self._memory, self._world, self._every = memory, world, every
+        self._process, self._world, self._every = process, world, every
         host = int(identity()[:15], 16)
         host_W = world.all_gather(torch.tensor([host]), name="peer/hosts").tolist()
         self._peer_W = peers(host_W)
@@ -145,7 +145,7 @@ class PeerCopies:
         bytes_W = self._world.all_gather(torch.tensor([num_bytes]), name="peer/bytes").tolist()
         commit = (num_bytes + more_bytes + sum(bytes_W[rank] for rank in self._keeps)) * self._world.local_size
         # Commits of the previous world are removed when the first one is complete.
-        shares = [share for before in self._memory.commits for share in before.shares.values()]
+        shares = [share for before in self._process.commits for share in before.shares.values()]
         parts = [part for share in shares for table in share.tables.values() for part in table.parts]
         held = sum(part.num_bytes for part in parts) * self._world.local_size
         need = 2 * commit - min(commit, held)
@@ -162,7 +162,7 @@ class PeerCopies:
 
     def make_room(self) -> None:
         """Removes the older of two complete commits, before a snapshot is taken."""
-        freed, self._memory.commits = self._memory.commits[:-1], self._memory.commits[-1:]
+        freed, self._process.commits = self._process.commits[:-1], self._process.commits[-1:]
         shares = [share for each in freed for share in each.shares.values() if share is not each.local]
         self._freed_bytes = sum(share.num_bytes for share in [*shares, *(each.local for each in freed)])
 
@@ -192,8 +192,10 @@ class PeerCopies:
             return
         assert taken.is_copy
         manifest = as_json(taken.manifest).encode()
-        self._commit = Commit(taken.step, self._memory.generation, taken, {rank: taken}, manifest, zlib.crc32(manifest))
-        self._memory.commits = [*self._memory.commits[-1:], self._commit]
+        self._commit = Commit(
+            taken.step, self._process.generation, taken, {rank: taken}, manifest, zlib.crc32(manifest)
+        )
+        self._process.commits = [*self._process.commits[-1:], self._commit]
         self._outgoing = outgoing
         self._incoming = {other: (share, ByteStream(share.own)) for other, share in shares.items()}
         self._kept_bytes = sum(stream.num_bytes for _, stream in self._incoming.values())
@@ -207,13 +209,14 @@ class PeerCopies:
             self._log_what_is_kept()
 
     def _say_not_begun(self, problem: MemoryError | None, rank_K: Sequence[int]) -> None:
-        steps = [each.step for each in self._memory.commits]
+        steps = [each.step for each in self._process.commits]
         log = _log.error if problem or self._world.rank == 0 else _log.info
         log(
             f"a commit is given up on all ranks: there is no memory for it on {ranks_in_words(rank_K)}"
             f"{f' (here: {problem})' if problem else ''}. Training continues; "
-            f"{f'the commit of step {steps[-1]} remains' if steps else 'there is no other one'}, and the next one is tried "
-            f"after {self._every} steps. --commit-every 0 goes without them; more hosts or processes have less each"
+            f"{f'the commit of step {steps[-1]} remains' if steps else 'there is no other one'}, and the next one "
+            f"follows after {self._every} steps. --commit-every 0 turns commits off; more hosts or processes have "
+            "less each"
         )
 
     def start_step(self) -> None:
@@ -265,19 +268,20 @@ class PeerCopies:
             self._pending.wait()
         self._pending = self._commit = None
         self._incoming, self._left_W = {}, []
-        self._memory.commits = []
+        self._process.commits = []
 
     def _complete(self, commit: Commit) -> None:
         """Completes the commit. A collective."""
         damaged_W = self._world.all_gather(torch.tensor([self._num_damaged]), name="peer/damaged").tolist()
         self._commit = None
         if any(damaged_W):
-            self._memory.commits = [each for each in self._memory.commits if each is not commit]
-            steps = [each.step for each in self._memory.commits]
+            self._process.commits = [each for each in self._process.commits if each is not commit]
+            steps = [each.step for each in self._process.commits]
             ranks = [rank for rank, count in enumerate(damaged_W) if count]
             _log.error(
                 f"the commit of step {commit.step} is given up on all ranks: a copy arrived damaged on "
-                f"{ranks_in_words(ranks)}. {f'The commit of step {steps[-1]} remains' if steps else 'There is no other one'}; "
+                f"{ranks_in_words(ranks)}. "
+                f"{f'The commit of step {steps[-1]} remains' if steps else 'There is no other one'}; "
                 "if this happens again, memory or network of a host is faulty"
             )
         elif self._num_begun <= 3:  # the first one of a world, and the first ones of its usual size

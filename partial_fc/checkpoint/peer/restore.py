@@ -45,7 +45,7 @@ class CommitLocation:
     root: int
 
 
-def recover(memory: ProcessState, world: World, root: Path) -> "PeerCheckpoint | None":
+def recover(process: ProcessState, world: World, root: Path) -> "PeerCheckpoint | None":
     """Returns the newest commit that this world's ranks have completely and undamaged; None if there is none, or if all
     see a newer checkpoint below `root`. A collective."""
     on_disk = newest(root)
@@ -59,29 +59,29 @@ def recover(memory: ProcessState, world: World, root: Path) -> "PeerCheckpoint |
                 "ranks": sorted(c.shares),
                 "leads": c.can_lead,
             }
-            for c in memory.commits
+            for c in process.commits
         ]
-        answer = {"generation": memory.generation, "held": held, "disk": step_of(on_disk) if on_disk else -1}
+        answer = {"generation": process.generation, "held": held, "disk": step_of(on_disk) if on_disk else -1}
         answer_W = all_gather_json(answer, world, "recover/held")
         location = choose([answer["held"] for answer in answer_W])
         disk = min(answer["disk"] for answer in answer_W)
         if location is None or disk > location.step:
             break
         # Damaged shares no longer count; another rank may have the same.
-        here = _leave_out_damaged(_commit_at(location, memory), location, world.rank)
+        here = _leave_out_damaged(_commit_at(location, process), location, world.rank)
         damaged = bool(world.all_gather(torch.tensor([here]), name="recover/damaged").any())
-    memory.generation = max(answer["generation"] for answer in answer_W) + 1
+    process.generation = max(answer["generation"] for answer in answer_W) + 1
     if location is None or disk > location.step:
         if any(answer["held"] for answer in answer_W):
             instead = f"resuming from the checkpoint of step {disk}" if disk >= 0 else "training starts from step 0"
             _log.warning(f"the remaining ranks do not hold all of any newer commit: {instead}")
         return None
-    return PeerCheckpoint(location, _commit_at(location, memory), world)
+    return PeerCheckpoint(location, _commit_at(location, process), world)
 
 
-def _commit_at(location: CommitLocation, memory: ProcessState) -> Commit | None:
+def _commit_at(location: CommitLocation, process: ProcessState) -> Commit | None:
     """Returns this rank's shares of the commit, if any."""
-    return next((c for c in memory.commits if (c.step, c.generation) == (location.step, location.generation)), None)
+    return next((c for c in process.commits if (c.step, c.generation) == (location.step, location.generation)), None)
 
 
 def _leave_out_damaged(commit: Commit | None, location: CommitLocation, rank: int) -> bool:
@@ -138,9 +138,9 @@ class PeerCheckpoint:
         self.step = location.step
         self.folder = f"the commit of step {location.step}"  # printed instead of a checkpoint's folder
 
-    def keep_alone(self, memory: ProcessState) -> None:
+    def keep_alone(self, process: ProcessState) -> None:
         """Removes all other commits, once everything has been loaded: until then, another may be needed."""
-        memory.commits = [self._commit] if self._commit else []
+        process.commits = [self._commit] if self._commit else []
 
     def backbone(self) -> dict[str, Tensor]:
         return self._broadcast(self._commit.local.backbone if self._commit else None, self._location.root)

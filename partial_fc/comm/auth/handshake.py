@@ -65,7 +65,7 @@ class Handshake:
         try:
             with self._limiter.waiting(writer):
                 _write(writer, {"nonce": ours})
-                line = await asyncio.wait_for(read_line(reader, PRE_AUTH_BYTES), PRE_AUTH_S)
+                line = await asyncio.wait_for(read_line(reader), PRE_AUTH_S)
                 reply = json.loads(line)
                 knows = hmac.compare_digest(_proof(self._secret, "rank", ours, reply["nonce"]), reply["proof"].encode())
             if knows:

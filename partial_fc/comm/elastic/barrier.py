@@ -47,12 +47,12 @@ class Barrier:
         return not self._get(self.rank).startswith(self.name)
 
     def _lead(self, arrive_s: float, silent_s: float) -> str:
-        problem = self._wait_for_all(b"", arrive_s, f"not come within {arrive_s:.0f} s (--start-timeout)")
+        problem = self._wait_for_all(b"", arrive_s, f"not joined within {arrive_s:.0f} s (--start-timeout)")
         if problem:
             return problem
         self._put(0, self.name + _READY)
         self._put(_RANK_0, _ARE_YOU_READY)
-        return self._wait_for_all(_READY, silent_s, f"come, but then been silent for {silent_s:.0f} s")
+        return self._wait_for_all(_READY, silent_s, f"joined, but then been silent for {silent_s:.0f} s")
 
     def _wait_for_all(self, last_word: bytes, timeout_s: float, what_else: str) -> str:
         deadline = time.monotonic() + timeout_s
@@ -79,16 +79,16 @@ class Barrier:
         while time.monotonic() < deadline:
             word = self._get(_RANK_0)
             if word and self.is_replaced():
-                return "rank 0 has spoken in another world"
+                return "rank 0 has answered in another world"
             if word == _ENTER:
                 return ""
             if word == _RETRY:
-                return "rank 0 has called it off"
+                return "rank 0 has cancelled the start"
             if word == _ARE_YOU_READY and not is_ready:
                 self._put(self.rank, self.name + _READY)
                 is_ready, deadline = True, time.monotonic() + silent_s + _LONGER_S
             time.sleep(_POLL_S)
-        return "rank 0 has not said that all are here"
+        return "rank 0 has not answered that all are here"
 
     def _get(self, key: int | str) -> bytes:
         return request(self.driver, "GET", f"/{_SCOPE}/{key}")[1]

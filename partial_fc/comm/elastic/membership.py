@@ -145,8 +145,8 @@ class Member:
                 before = self._barrier
                 if before.is_replaced() and not self.is_restart:
                     raise Evicted(
-                        f"{self.host}, process {self.local_rank}: the others have continued without this process, which "
-                        "could not be reached"
+                        f"{self.host}, process {self.local_rank}: the others have continued without this process, "
+                        "which could not be reached"
                     )
                 self.hosts_changed.clear()  # its answer includes all changes so far
                 answer = self._ask_driver()

@@ -144,7 +144,7 @@ class _Rank:
     def _missing(self) -> str:
         present = [f"{key}: {claim}" for key in self._keys if (claim := self._read(key))]
         return (
-            f"{_listed(self._absent())} did not come within {self._timeout_s:g} s to {_where(self._launch)}. There "
+            f"{_listed(self._absent())} did not join within {self._timeout_s:g} s to {_where(self._launch)}. There "
             f"are: {_listed(present)}. {self._remedy()}"
         )
 

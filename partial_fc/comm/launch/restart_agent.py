@@ -112,11 +112,11 @@ class _RestartAgent:
                 os.close(int(listening))
             code = os.waitstatus_to_exitcode(os.waitpid(self._worker, 0)[1])
             self._worker = 0
-            if not self._goes_on(code, restart, before):
+            if not self._may_restart(code, restart, before):
                 return code if code >= 0 else 128 - code
         raise AssertionError("count() has no end")
 
-    def _goes_on(self, code: int, restart: int, before: int) -> bool:
+    def _may_restart(self, code: int, restart: int, before: int) -> bool:
         """Returns whether to start another worker, after the delay. before: the furthest step when this one began."""
         if code in _FINAL or self._asked:
             return False

@@ -73,9 +73,9 @@ def hang_report(query: Query, peer_states: Sequence[PeerState] | None, why_rank_
         f"call {query.nth} of that name, collective number {query.number} of rank {query.rank}"
     )
     if peer_states is None:
-        return f"{head}\n{_no_board(why_rank_0_left)}"
+        return f"{head}\n{_no_server(why_rank_0_left)}"
     lines, ranks = _lines(query, peer_states)
-    return "\n  ".join([head, *lines, f"what to look at: {_advice(ranks)}"])
+    return "\n  ".join([head, *lines, f"what to check: {_advice(ranks)}"])
 
 
 def failure_report(
@@ -87,21 +87,21 @@ def failure_report(
         f"name: {backend_error}"
     )
     if peer_states is None:
-        return f"{head}\n{_no_board(why_rank_0_left)}"
+        return f"{head}\n{_no_server(why_rank_0_left)}"
     lines, ranks = _lines(query, [s for s in peer_states if s.rank != query.rank])
     if first := [*ranks["left"], *ranks["lost"], *ranks["silent"]]:
-        lines.append(f"look first at the output and the host of {ranks_in_words(first)}")
+        lines.append(f"check first the output and the host of {ranks_in_words(first)}")
     return "\n  ".join([head, *lines])
 
 
-def _no_board(why_rank_0_left: str) -> str:
+def _no_server(why_rank_0_left: str) -> str:
     state = "does not answer: it has ended, is stopped, or its host cannot be reached"
     if why_rank_0_left:
         state = f"has left ({why_rank_0_left})"
     return (
         f"  missing: rank 0, whose process keeps the status server and {state}\n"
         "  nothing is known of the other ranks\n"
-        "  what to look at: the output of rank 0 and its host (dmesg: killed for its memory?)"
+        "  what to check: the output of rank 0 and its host (dmesg: killed for its memory?)"
     )
 
 
@@ -131,7 +131,7 @@ def _about(query: Query, s: PeerState) -> tuple[Doing, str]:
         ended = "" if s.link == "open" else ", and it has ended"
         return "failed too", f"its backend gave up collective {state.failed}{ended}"
     if s.link == "left":
-        return "left", f"has left {s.age_s:.0f} s ago ({s.goodbye}). {_last_known(state)}"
+        return "left", f"left {s.age_s:.0f} s ago ({s.goodbye}). {_last_known(state)}"
     if s.link == "lost":
         return "lost", (
             f"no longer there: its process ended, or its host went away, {s.age_s:.0f} s ago. {_last_known(state)}"
@@ -167,7 +167,7 @@ def _position(state: RankState) -> str:
 
 def _last_known(state: RankState | None) -> str:
     """Describes the newest state that the server has received, possibly seconds old."""
-    return f"When it was last heard of: {_position(state)}." if state else "It never said where it was."
+    return f"Last known: {_position(state)}." if state else "It has sent no state."
 
 
 def _advice(ranks: dict[Doing, list[int]]) -> str:

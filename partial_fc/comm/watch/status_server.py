@@ -20,7 +20,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from partial_fc.comm.auth.limiter import LINE_BYTES, PRE_AUTH_BYTES, PRE_AUTH_S, Limiter, read_line
+from partial_fc.comm.auth.limiter import ANSWER_BYTES, PRE_AUTH_BYTES, PRE_AUTH_S, Limiter, read_line
 from partial_fc.comm.launch import addresses
 from partial_fc.comm.watch.report import Link, PeerState, RankState
 
@@ -86,7 +86,7 @@ class StatusServer:
             client.writer, client.link, client.heard = writer, "open", time.monotonic()
             client.newest = state
             send(writer, {"welcome": self.endpoint.token})
-            while line := await read_line(reader, LINE_BYTES):
+            while line := await read_line(reader):
                 client.heard = time.monotonic()
                 self._handle(client, json.loads(line))
         except OSError:
@@ -104,7 +104,7 @@ class StatusServer:
     async def _admit(self, reader: asyncio.StreamReader) -> dict[str, Any] | None:
         """Returns the state of a rank that knows the token; None for other messages."""
         try:
-            greeting = json.loads(await asyncio.wait_for(read_line(reader, PRE_AUTH_BYTES), PRE_AUTH_S))
+            greeting = json.loads(await asyncio.wait_for(read_line(reader), PRE_AUTH_S))
             has_token = secrets.compare_digest(greeting["token"].encode(), self.endpoint.token.encode())
             state = greeting["state"]
             is_rank = type(state["rank"]) is int and 0 <= state["rank"] < len(self._clients)
@@ -190,9 +190,9 @@ async def join(
         writer = None
         try:
             async with asyncio.timeout(seconds):
-                reader, writer = await asyncio.open_connection(address, endpoint.port, limit=PRE_AUTH_BYTES)
+                reader, writer = await asyncio.open_connection(address, endpoint.port, limit=ANSWER_BYTES)
                 send(writer, {"token": endpoint.token, "state": asdict(state)})
-                if json.loads(await read_line(reader, PRE_AUTH_BYTES))["welcome"] == endpoint.token:
+                if json.loads(await read_line(reader))["welcome"] == endpoint.token:
                     return reader, writer
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             if writer is not None:

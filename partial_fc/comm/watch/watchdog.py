@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from partial_fc import output
-from partial_fc.comm.auth.limiter import LINE_BYTES, end, read_line
+from partial_fc.comm.auth.limiter import end, read_line
 from partial_fc.comm.launch.detect import StartError
 from partial_fc.comm.watch.report import PeerState, Query, RankState, failure_report, hang_report
 from partial_fc.comm.watch.stacks import code_of_main_thread, emit, stacks
@@ -204,7 +204,7 @@ class Watch:
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
         try:
-            while line := await read_line(reader, LINE_BYTES):
+            while line := await read_line(reader):
                 self._handle(json.loads(line))
         except OSError:
             pass  # the connection has ended otherwise

@@ -80,7 +80,9 @@ def check_data(
         findings += check_class_number(num_classes)
         values = np.unique(label_n[read])
         if len(values) == 1 and num_classes > 1 and len(label_n) >= _FEW:
-            findings.append(Finding("error", "label-constant", f"all labels are {values[0]}: were they lost?"))
+            findings.append(
+                Finding("error", "label-constant", f"all labels are {values[0]}: have the real ones been lost?")
+            )
     else:
         read = np.flatnonzero(label_N != _UNREAD)
         read_label = label_N[read]
@@ -98,8 +100,8 @@ def check_data(
     if errors:
         listed = "\n".join(f"  {line}" for finding in errors for line in text_lines(finding, _SHOWN))
         raise ValueError(
-            f"the training data is not fit to train on (--check-data {mode} looked at {what}):\n{listed}\n"
-            "`partial-fc doctor data` lists everything; --check-data off trains all the same"
+            f"the training data cannot be used (--check-data {mode} checked {what}):\n{listed}\n"
+            "`partial-fc doctor data` lists all findings; --check-data off trains anyway"
         )
     rest = [finding for finding in findings if finding.severity != "info"]
     verdict = counted(len(rest), "finding") if rest else "nothing wrong"
@@ -206,19 +208,19 @@ def _check_whole(scan: ImageScan, num_samples: int, max_bad_records: int) -> lis
     expected = len(bad) * num_samples / max(1, num_scanned)
     # A single one in a sample is a poor estimate of their number.
     if expected > max_bad_records and (len(bad) > 1 or num_scanned == num_samples or not max_bad_records):
-        about = "" if num_scanned == num_samples else f", which makes about {expected:,.0f} of {num_samples:,}"
+        about = "" if num_scanned == num_samples else f", an estimated {expected:,.0f} of {num_samples:,}"
         what = (
-            f"{len(bad):,} of {num_scanned:,} images cannot be used{about}; more than {max_bad_records} on a rank end "
-            "the training (--max-bad-records)"
+            f"{len(bad):,} of {num_scanned:,} images cannot be used{about}; training stops after {max_bad_records} on "
+            "a rank (--max-bad-records)"
         )
         findings += findings_at("error", "images-bad", what, bad, lambda i: {"problem": scan.messages.get(i, "")})
     if num_scanned < _FEW:
         return findings
     constant = int((scan.code_N == CONSTANT).sum())
     if constant > num_scanned / 2:
-        what = f"{constant:,} of {num_scanned:,} images show one colour and nothing else"
+        what = f"{constant:,} of {num_scanned:,} images are of a single colour"
         findings.append(Finding("error", "images-constant", what, constant))
     elif len(scan.repetitions()) == num_scanned - 1:
-        what = f"all {num_scanned:,} images are one and the same"
+        what = f"all {num_scanned:,} images are identical"
         findings.append(Finding("error", "images-equal", what, num_scanned))
     return findings

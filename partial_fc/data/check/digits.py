@@ -41,7 +41,7 @@ def check_digits(folder: Path, sheet: ContactSheet) -> tuple[list[Finding], int]
         findings += check_labels(images.label_N, _CLASSES, describe, str(file)) + about_images
         sheet.add(about_images, as_file, len(images.label_N), describe, file.name)
     if len(hashes) == 2:
-        what = "images of the test set are also trained on, pixel for pixel"
+        what = "images of the test set are also in the training set, pixel for pixel"
         both = np.isin(hashes["t10k"], hashes["train"])
         name = str(find(folder, "t10k")[0])
         findings += findings_at("warning", "pairs-trained-on", what, both, lambda i: {"image": i}, name)

@@ -37,7 +37,9 @@ def check_identities(records: Records) -> tuple[list[Finding], int | None]:
 
 
 def _labels_without_image(records: Records, headless: NDArray[np.int64]) -> list[Finding]:
-    what = "records have a label but no image: readers that know no identity records take them for damaged images"
+    what = (
+        "records have a label but no image: readers without support for identity records treat them as damaged images"
+    )
     keys, file = records.key_R, str(records.path)
     return findings_at("error", "record-no-image", what, headless, lambda row: {"key": int(keys[row])}, file)
 
@@ -105,7 +107,7 @@ def check_layout(records: Records) -> list[Finding]:
     """Checks for labels that are no class numbers, ids that differ from keys, missing keys, and the file order."""
     file = str(records.path)
     raw_N = records.raw_label_R[records.image_N]
-    what = "labels are no whole numbers: training takes their records for damaged"
+    what = "labels are not whole numbers: training treats these records as damaged"
     findings = findings_at("error", "label-fraction", what, ~are_whole(raw_N), records.describe, file)
     what = f"labels above {_EXACT:,}: float32 rounds them, and classes fall together"
     large = np.isfinite(raw_N) & (np.abs(raw_N) > _EXACT)
@@ -144,10 +146,10 @@ def _check_order(records: Records) -> Finding:
     sorted_by_class = 1 - (len(counts) - 1) / max(1, num_images - 1)
     if neighbours > (by_chance + sorted_by_class) / 2:
         what = (
-            f"images lie {in_order}, class after class ({neighbours:.0%} have the class of the one before). This "
+            f"images are stored {in_order}, class by class ({neighbours:.0%} have the class of the one before). This "
             "trainer draws a new order for each epoch; for readers that go through the file in order it is not "
             "shuffled, and on a disk the random order costs a seek for each image (docs/data.md)"
         )
         return Finding("info", "order-by-class", what, file=file)
     shares = f"{neighbours:.1%} have the class of the one before, {by_chance:.1%} by chance"
-    return Finding("info", "order-shuffled", f"images lie {in_order}, classes mixed ({shares})", file=file)
+    return Finding("info", "order-shuffled", f"images are stored {in_order}, classes mixed ({shares})", file=file)

@@ -24,18 +24,18 @@ GOOD, PADDED, CONSTANT, GREY_REST, DAMAGED, CUT, NARROW, NOT_AN_IMAGE, NOT_READ 
 
 # code -> (severity, key, what)
 _BY_CODE: dict[int, tuple[Severity, str, str]] = {
-    NOT_READ: ("error", "image-unreadable", "images cannot be read: training puts others in their place"),
-    NOT_AN_IMAGE: ("error", "image-undecodable", "files are no image that OpenCV can decode"),
-    NARROW: ("error", "image-narrow", "images are too long and narrow to be made square"),
-    CUT: ("error", "image-cut", "JPEG files are cut short: they have no end marker"),
+    NOT_READ: ("error", "image-unreadable", "images cannot be read: training replaces them by others"),
+    NOT_AN_IMAGE: ("error", "image-undecodable", "files are not images that OpenCV can decode"),
+    NARROW: ("error", "image-narrow", "images are too narrow to be cropped to a square"),
+    CUT: ("error", "image-cut", "JPEG files are truncated: they have no end marker"),
     DAMAGED: (
         "error",
         "image-damaged",
-        "images decode with a complaint of the decoder: part of what is seen is made up, and training would not notice",
+        "JPEG files are damaged: the decoder fills missing parts with grey, and training does not report it",
     ),
-    GREY_REST: ("warning", "image-grey-rest", "images end in grey rows: were they cut short once and saved again?"),
-    CONSTANT: ("warning", "image-constant", "images show one colour and nothing else"),
-    PADDED: ("warning", "image-padded", "JPEG files hold a few bytes too many: padding, or damage in their last rows"),
+    GREY_REST: ("warning", "image-grey-rest", "images end in grey rows: were truncated files saved again?"),
+    CONSTANT: ("warning", "image-constant", "images are of a single colour"),
+    PADDED: ("warning", "image-padded", "JPEG files have a few extra bytes: padding, or damage in the last rows"),
 }
 
 # Faults that the loader replaces by another image, up to --max-bad-records.
@@ -236,9 +236,7 @@ def check_images(
     for code, (severity, key, what) in _BY_CODE.items():
         findings += findings_at(severity, key, what, scan.code_N == code, with_problem, file)
     findings += _check_sizes(scan, describe, file, size) + (_check_photos(scan, describe, file) if embedding else [])
-    what = (
-        "JPEG files are stored turned or mirrored (Exif) and read as they are meant to be seen; do others do so, too?"
-    )
+    what = "JPEG files have an Exif orientation, which is applied here; other programs may ignore it"
     findings += findings_at("info", "image-turned", what, scan.turned_N, describe, file)
     return findings + _check_repetitions(scan, label_N, describe, file)
 
@@ -251,7 +249,7 @@ def _check_sizes(scan: ImageScan, describe: Describe, file: str, size: int | Non
     more = f" and {len(sizes) - 5} more sizes" if len(sizes) > 5 else ""
     decoded = scan.height_N > 0
     if (scan.height_N != scan.width_N).sum() > decoded.sum() / 2:
-        more += ". Most are not square: training sees their middle"
+        more += ". Most are not square: training crops them to the middle"
     findings = [Finding("info", "image-sizes", f"images of height x width {shown}{more}", file=file)]
     with_size = _with_size(scan, describe)
     height, width, most = sizes[0]
@@ -280,10 +278,10 @@ def _check_photos(scan: ImageScan, describe: Describe, file: str) -> list[Findin
     if photo.sum() <= _PHOTO_SHARE * decoded.sum():
         return []
     what = (
-        f"images of {int(decoded.sum()):,} look like whole photos, not like aligned crops: one side is {_PHOTO_RATIO} "
-        f"times the other or more, and none is below {_PHOTO_SIDE} pixels. Training sees the square in the middle, "
-        f"made as small as --image-size: of the median one {1 - 1 / np.median(ratio_N[photo]):.0%} is cut off. Faces "
-        "have to be cut out and aligned first (docs/data.md); where the thing itself fills the picture, all is well"
+        f"images of {int(decoded.sum()):,} look like uncropped photos, not aligned crops: one side is {_PHOTO_RATIO} "
+        f"times the other or more, and none is below {_PHOTO_SIDE} pixels. Training crops the square in the middle "
+        f"and resizes it to --image-size: of the median one {1 - 1 / np.median(ratio_N[photo]):.0%} is cut off. Faces "
+        "must be cropped and aligned first (docs/data.md); images that the object fills are fine"
     )
     return findings_at("warning", "image-photo", what, photo, _with_size(scan, describe), file)
 
@@ -296,7 +294,7 @@ def _check_repetitions(scan: ImageScan, label_N: NDArray[np.int64], describe: De
         return {**second, **{f"same as {name}": value for name, value in first.items()}}
 
     differ = label_N[pair_P2[:, 0]] != label_N[pair_P2[:, 1]]
-    what = "image files also occur in another class: one label of two is wrong"
+    what = "image files also occur in another class: one of the two labels is wrong"
     findings = findings_at("error", "repeated-other-class", what, differ, both, file)
-    what = "image files repeat another one of their class"
+    what = "image files repeat another file of the same class"
     return findings + findings_at("warning", "repeated-same-class", what, ~differ, both, file)

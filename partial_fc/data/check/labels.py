@@ -39,8 +39,8 @@ def check_labels(
     num_used = int((count_C > 0).sum())
     if embedding and 1 < num_used < _FEW_CLASSES:
         what = (
-            f"classes have images, fewer than {_FEW_CLASSES}: an embedding of so few tells little of classes that it "
-            "has not seen"
+            f"classes have images, fewer than {_FEW_CLASSES}: an embedding trained on so few classes generalises "
+            "poorly to others"
         )
         findings += findings_at("warning", "class-few", what, count_C > 0, _describe(count_C, names), file)
     return findings + check_class_number(num_classes, file) + _check_classes(count_C, file, names)
@@ -51,7 +51,7 @@ def check_class_number(num_classes: int, file: str = "") -> list[Finding]:
     if num_classes != 1:
         return []
     what = (
-        "all images are of one class: there is nothing to tell apart, and the loss is 0 from the start. Is the path "
+        "all images are of one class: there is nothing to learn, and the loss is 0 from the start. Is the path "
         "one level too high (expected ROOT/CLASS/IMAGE), or are the labels lost?"
     )
     return [Finding("error", "class-only-one", what, file=file)]
@@ -94,7 +94,7 @@ def _check_classes(count_C: NDArray[np.int64], file: str, names: Sequence[str]) 
     label_C, num_images = np.arange(len(count_C)), int(count_C.sum())
     if len(count_C) > 1 and len(used) == 1 and num_images > 1:
         others = counted(len(count_C) - 1, "class")
-        what = f"one class has all {num_images:,} images, {others} have none: were the labels lost?"
+        what = f"one class has all {num_images:,} images, {others} have none: have the real labels been lost?"
         add("error", "label-constant", what, count_C > 0)
     if len(count_C) > MAX_CLASSES:
         what = f"classes; labels in a .rec are float32, exact up to {MAX_CLASSES:,} only"
@@ -102,22 +102,27 @@ def _check_classes(count_C: NDArray[np.int64], file: str, names: Sequence[str]) 
     named = label_C < len(names)
     what = (
         "classes have a name but no image (an empty folder, or one whose files are all left out): the head keeps a "
-        "centre for each. Remove them, or see what is left out"
+        "centre for each. Remove them, or check which files are left out"
     )
     add("warning", "class-empty", what, (count_C == 0) & named)
-    what = "numbers below the largest label that no image has: classes of nobody"
+    what = "class numbers below the largest label have no image"
     add("warning", "class-gap", what, (count_C == 0) & (label_C < used[-1]) & ~named)
     what = (
-        f"classes above the largest label, {used[-1]}, that no image has: is the number of classes, {len(count_C)}, "
-        "that of another set?"
+        f"classes above the largest label, {used[-1]}, have no image: is the number of classes, {len(count_C)}, that "
+        "of another set?"
     )
     add("warning", "class-unused", what, (label_C > used[-1]) & ~named)
-    add("warning", "class-one-image", "classes with one image: it attracts nothing of its kind", count_C == 1)
+    add(
+        "warning",
+        "class-one-image",
+        "classes with a single image: nothing is learned about their variation",
+        count_C == 1,
+    )
     if len(used) > 1:
         median = float(np.median(count_C[used]))
         what = (
             f"classes with more than {_MANY_TIMES} times the images of the median class ({median:g}), or more than "
-            "half of all: a bin for what could not be told apart?"
+            "half of all: are these unsorted images?"
         )
         huge = (count_C > _MANY_TIMES * median) | ((count_C > num_images / 2) & (len(used) > 2))
         add("warning", "class-huge", what, huge)
@@ -141,7 +146,7 @@ def check_folders(source: Source, file: str = "") -> list[Finding]:
         alike[" ".join(name.casefold().replace("_", " ").split())].append(name)
     groups = [" = ".join(names) for names in alike.values() if len(names) > 1]
     if groups:
-        what = "names of class folders differ only in case, blanks or `_`: is that one class, twice?"
+        what = "names of class folders differ only in case, blanks or `_`: are they the same class?"
         findings.append(
             Finding("warning", "class-names-alike", what, len(groups), np.arange(len(groups)),
                     lambda i: {"folders": groups[i]}, file)

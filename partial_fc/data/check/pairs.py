@@ -44,7 +44,7 @@ def check_pairs(
     findings += about_images + _check_repetitions(hash_N, pairs.same, file)
     if len(trained_hash):
         at = np.minimum(np.searchsorted(trained_hash, hash_N), len(trained_hash) - 1)
-        what = "images are also trained on, byte for byte: the accuracy is not that on unseen ones"
+        what = "images are also in the training set, byte for byte: the accuracy does not hold for unseen images"
         trained = (trained_hash[at] == hash_N) & (hash_N != 0)
         findings += findings_at("warning", "pairs-trained-on", what, trained, describe, file)
     return findings, len(pairs.images)
@@ -55,20 +55,19 @@ def _check_answers(same_P: NDArray[np.bool_], file: str) -> list[Finding]:
     counts = f"{counted(num_pairs, 'pair')}, {num_same:,} of them of one class"
     findings = [Finding("info", "pairs-count", counts, file=file)]
     if num_same in (0, num_pairs):
-        what = f"{counts}: with one kind of answer any embedding is right"
+        what = f"{counts}: with one kind of pair every embedding scores 100 %"
         return [*findings, Finding("error", "pairs-one-answer", what, file=file)]
     if not 0.4 <= num_same / num_pairs <= 0.6:
-        what = f"{counts}; usual is half: accuracy then says little, `always yes` or `always no` has more than 60 %"
+        what = f"{counts}; half is usual: a constant answer scores more than 60 %"
         findings.append(Finding("warning", "pairs-balance", what, file=file))
     folds = np.array_split(same_P, min(_FOLDS, num_pairs))
     one_answer = np.array([fold.all() or not fold.any() for fold in folds])
     what = (
-        f"{one_answer.sum()} of {len(folds)} folds hold one kind of answer: pairs are to be mixed, fold after fold "
-        "(docs/data.md)"
+        f"{one_answer.sum()} of {len(folds)} folds have one kind of pair: mix the pairs within each fold (docs/data.md)"
     )
     findings += findings_at("warning", "pairs-folds", what, one_answer, lambda fold: {"fold": fold}, file)
     if num_pairs % _FOLDS:
-        what = f"{counted(num_pairs, 'pair')}: no multiple of {_FOLDS} folds"
+        what = f"{counted(num_pairs, 'pair')}: not a multiple of {_FOLDS} folds"
         findings.append(Finding("info", "pairs-folds-uneven", what, file=file))
     return findings
 
@@ -82,8 +81,8 @@ def _check_repetitions(hash_N: NDArray[np.uint64], same_P: NDArray[np.bool_], fi
     def add(severity: Severity, key: str, what: str, which: NDArray[np.bool_]) -> None:
         findings.extend(findings_at(severity, key, what, which, lambda pair: {"pair": pair}, file))
 
-    add("error", "pairs-contradict", "pairs of an image with itself are marked as two classes", identical & ~same_P)
-    add("warning", "pairs-identical", "pairs of one class are an image with itself: no test", identical & same_P)
+    add("error", "pairs-contradict", "pairs of the same image twice are marked as two classes", identical & ~same_P)
+    add("warning", "pairs-identical", "pairs of one class consist of the same image twice", identical & same_P)
     # The order within a pair does not matter.
     _, first, of_pair = np.unique(np.sort(hash_P2, axis=1), axis=0, return_index=True, return_inverse=True)
     first_P = first[of_pair.ravel()]  # NumPy 2.0 gives of_pair a second axis

@@ -37,16 +37,16 @@ class Records:
         try:
             keys, offsets = read_index(idx_path)
         except FileNotFoundError:
-            raise CannotCheck(f"{idx_path} not found; make it anew: partial-fc data index {rec_path}") from None
+            raise CannotCheck(f"{idx_path} not found; rebuild it: partial-fc data index {rec_path}") from None
         except (ValueError, OSError) as error:
-            raise CannotCheck(f"{error}; make the index anew: partial-fc data index {rec_path}") from None
+            raise CannotCheck(f"{error}; rebuild the index: partial-fc data index {rec_path}") from None
         is_whole, record_bytes = self._check_frames(np.asarray(keys), offsets)
         self.key_R, self.offset_R = np.asarray(keys)[is_whole], offsets[is_whole]
         self._read_headers(record_bytes[is_whole])
         self.image_N = np.flatnonzero(self.content_bytes_R > 0)
         self.key_N = self.key_R[self.image_N]
         if not len(self.image_N):
-            raise CannotCheck(f"{rec_path}: of {len(keys)} records that {idx_path} names none has an image")
+            raise CannotCheck(f"{rec_path}: none of the {len(keys)} records that {idx_path} lists has an image")
 
     def __len__(self) -> int:
         return len(self.image_N)
@@ -94,11 +94,11 @@ class Records:
         heads = file.heads(offsets)
         starts = heads.is_frame & (heads.part <= FIRST)
         what = (
-            f"offsets of the index are no multiple of 4 below the file's {file.size:,} bytes: the file is cut short, "
+            f"offsets of the index are not multiples of 4 below the file's {file.size:,} bytes: the file is truncated, "
             "or the index belongs to another one"
         )
         add("index-offset", what, ~inside)
-        what = "offsets of the index point to no record: damaged, or of another file"
+        what = "offsets of the index do not point to a record: the index is damaged, or belongs to another file"
         add("index-frame", what, inside & ~heads.is_frame)
         what = "offsets of the index point into the middle of a split record"
         add("index-part", what, heads.is_frame & ~starts)
@@ -106,7 +106,7 @@ class Records:
         for row in np.flatnonzero(starts & (heads.part == FIRST)).tolist():
             length[row], end[row] = self._split_record(int(offsets[row]))
         fits = starts & (end <= file.size)
-        add("record-cut", "records run past the end of the file: it is cut short", starts & ~fits)
+        add("record-cut", "records run past the end of the file: it is truncated", starts & ~fits)
         ordered = np.flatnonzero(fits)[np.argsort(offsets[fits], kind="stable")]
         # The last record's padding may be missing at the end of the file.
         end = np.minimum(end + -end % 4, file.size)
@@ -138,7 +138,7 @@ class Records:
                 at = aligned(end)
             if at < stop:
                 waste.append(at)
-        what = "whole records of the file are not in the index: training never sees them"
+        what = "records of the file are missing from the index: training does not use them"
         self._add("warning", "index-nameless", what, np.array(nameless, np.int64), _offset)
         what = "places of the file hold no records"
         self._add("warning", "file-waste", what, np.array(waste, np.int64), _offset)

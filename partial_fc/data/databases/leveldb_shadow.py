@@ -67,8 +67,8 @@ def _check_room(original: Path, manifest: Manifest, place: Path, num_shadows: in
         )
     if manifest.overlapping_bytes:
         _log.warning(
-            "%s was not written in key order: LevelDB will sort %.2f GiB of it anew in %s, at every start; `partial-fc "
-            "data lmdb` does so once",
+            "%s was not written in key order: LevelDB sorts %.2f GiB of it again in %s at every start; `partial-fc "
+            "data lmdb` sorts it once",
             original, manifest.overlapping_bytes / 2**30, place,
         )  # fmt: skip
 

@@ -81,7 +81,9 @@ class LevelDbStore:
                 cursor.iterator.seek(key)
                 cursor.at = index - steps
                 if not cursor.iterator.valid() or cursor.iterator.key() != key:
-                    raise ValueError(f"{self.path}: key {key!r} is not where the key list has it; it is damaged")
+                    raise ValueError(
+                        f"{self.path}: key {key!r} is not at its position in the key list; the database is damaged"
+                    )
             while cursor.at < index:
                 cursor.iterator.next()
                 cursor.at += 1
@@ -115,8 +117,8 @@ class LevelDbStore:
         keys = KeyList.load(kept)
         if keys is None:
             _log.info(
-                "%s: its keys are listed once, which reads all %.2f GiB; the list is kept in %s. An LMDB needs neither "
-                "this nor a shadow: `partial-fc data lmdb %s OUT`",
+                "%s: listing its keys, which reads all %.2f GiB once; the list is kept in %s. An LMDB needs neither "
+                "a list nor a shadow: `partial-fc data lmdb %s OUT`",
                 self.path, manifest.num_bytes / 2**30, kept, self.path,
             )  # fmt: skip
             try:

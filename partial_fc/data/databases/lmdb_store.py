@@ -40,7 +40,9 @@ class LmdbStore:
             for _ in range(steps):
                 found = found and cursor.next()
             if not found:
-                raise ValueError(f"{self.path} was written to since it was opened; start again when that is done")
+                raise ValueError(
+                    f"{self.path} was written to after it was opened; start again when the writer has finished"
+                )
             return cursor.item()
 
     def close(self) -> None:

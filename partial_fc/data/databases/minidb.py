@@ -62,7 +62,9 @@ class MinidbStore:
         start, end = map(int, self._edges[index : index + 2])
         content = os.pread(self._file, end - start, start)
         if len(content) != end - start:
-            raise BadRecord(f"{self.path}, byte {start}: the file ends before this record does; it was cut meanwhile")
+            raise BadRecord(
+                f"{self.path}, byte {start}: the file ends within this record: it was truncated after it was opened"
+            )
         value = _LENGTHS.size + _LENGTHS.unpack_from(content)[0]
         return content[_LENGTHS.size : value], content[value:]
 

@@ -129,7 +129,7 @@ def _kind(path: Path) -> Kind:
             raise ValueError(f"{path} holds MXNet's records; {expected}: `partial-fc data lmdb {path} OUT` makes one")
         return "lmdb" if head[_LMDB_MAGIC_AT:] == _LMDB_MAGIC else "minidb"
     if any(path.glob("MANIFEST-*")) or any(path.glob("*.ldb")):
-        raise ValueError(f"{path} has LevelDB's files but no CURRENT: it was not copied as a whole")
+        raise ValueError(f"{path} has LevelDB's files but no CURRENT: the copy is incomplete")
     entries = sorted(entry for entry in path.iterdir() if entry.is_dir())
     if image_names(path) or any(image_names(entry) for entry in entries[:10]) or (path / "train.rec").exists():
         raise ValueError(

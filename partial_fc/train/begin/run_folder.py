@@ -14,15 +14,15 @@ from partial_fc.errors import describe
 from partial_fc.train.begin.start import roots
 
 
-def hold_folders(config: Any, world: World, memory: ProcessState) -> list[str]:
+def hold_folders(config: Any, world: World, process: ProcessState) -> list[str]:
     """Locks the folders of a run until `release_folders`; later worlds of the run keep them. Returns notes for the
     user. Raises ValueError, on all ranks, if another run writes there. A collective."""
-    id_W = all_gather_json([memory.run, secrets.token_hex(8)], world, "run/id")
-    memory.run = next((run for run, _ in id_W if run), id_W[0][1])
+    id_W = all_gather_json([process.run, secrets.token_hex(8)], world, "run/id")
+    process.run = next((run for run, _ in id_W if run), id_W[0][1])
     owners = {root: ranks_beside(root, world)[0] for root in roots(config)}
-    for lock in memory.locks.values():  # of the previous world
+    for lock in process.locks.values():  # of the previous world
         lock.stop()
-    memory.locks.clear()
+    process.locks.clear()
     mine = [root for root, owner in owners.items() if owner == world.rank]
     turns = [(str(root.resolve()), socket.gethostname(), world.rank, list(owners).index(root)) for root in mine]
     turns_W = all_gather_json(turns, world, "run/wanted")
@@ -30,29 +30,29 @@ def hold_folders(config: Any, world: World, memory: ProcessState) -> list[str]:
     # In the same order as other runs: of two that start at once one gets all folders.
     for _, _, owner, number in sorted(tuple(turn) for turns in turns_W for turn in turns):
         root = list(owners)[number]
-        answer = _take(root, world, memory) if owner == world.rank else None
+        answer = _take(root, world, process) if owner == world.rank else None
         problem, note, facts_of[owner, number] = all_gather_json(answer, world, "run/lock")[owner]
         if problem:
             raise ValueError(problem)
         notes += [note] if note else []
     facts = {root: facts_of[owner, number] for number, (root, owner) in enumerate(owners.items())}
-    memory.fences = {root: Fence(root, Record(**of_root)) for root, of_root in facts.items()} | memory.locks
+    process.fences = {root: Fence(root, Record(**of_root)) for root, of_root in facts.items()} | process.locks
     return notes
 
 
-def _take(root: Path, world: World, memory: ProcessState) -> tuple[str, str, dict[str, Any]]:
+def _take(root: Path, world: World, process: ProcessState) -> tuple[str, str, dict[str, Any]]:
     """Returns (the error, a note, the facts of the record) for a folder that this rank locks."""
     try:
-        memory.locks[root], note = acquire(root, memory.run)
+        process.locks[root], note = acquire(root, process.run)
     except ValueError as error:
         return str(error), "", {}
     except OSError as error:
         return f"rank {world.rank} cannot write to {root}: {describe(error)}", "", {}
-    return "", note, asdict(memory.locks[root].record)
+    return "", note, asdict(process.locks[root].record)
 
 
-def release_folders(memory: ProcessState) -> None:
+def release_folders(process: ProcessState) -> None:
     """Frees the folders at the end of a run."""
-    for lock in memory.locks.values():
+    for lock in process.locks.values():
         lock.release()
-    memory.locks.clear()
+    process.locks.clear()

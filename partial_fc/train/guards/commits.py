@@ -16,16 +16,16 @@ _log = logging.getLogger("partial_fc")
 class Commits:
     """The commits of one world. In other than elastic runs, its methods do nothing."""
 
-    def __init__(self, memory: ProcessState, world: World, every: int):
+    def __init__(self, process: ProcessState, world: World, every: int):
         """every: steps from one commit to the next; 0: none. A collective."""
-        self._world, self._memory = world, memory
+        self._world, self._process = world, process
         self._member = elastic.member() if elastic.active() else None
-        self._copies = PeerCopies(memory, world, every) if every else None
+        self._copies = PeerCopies(process, world, every) if every else None
 
     @property
     def run(self) -> str:
         """Returns the run's name in the records of its folders."""
-        return self._memory.run
+        return self._process.run
 
     @property
     def hosts_changed(self) -> bool:
@@ -53,7 +53,7 @@ class Commits:
                 "on below its --models-root"
             )
         short = self._copies.too_little_memory(head, more_bytes()) if self._copies else ""
-        if short and self._memory.generation <= 1:
+        if short and self._process.generation <= 1:
             raise ValueError(
                 f"{short}: --commit-every 0 goes without them, and a lost host then costs the steps since the last "
                 "checkpoint"
@@ -63,7 +63,7 @@ class Commits:
                 f"{short}: continuing without commits; a host that is lost from now on costs the steps since the last "
                 "checkpoint"
             )
-            self._memory.commits, self._copies = [], None
+            self._process.commits, self._copies = [], None
         self._commit_if_due(step)
 
     def start_step(self) -> None:

@@ -53,11 +53,13 @@ def skip(job: Job, attempt: Attempt, fault: NonFinite) -> None:
         raise NonFinite(f"{fault} --on-nan skip cannot help: every batch would meet it") from None
     if guards.num_skips > guards.max_skips:
         raise NonFinite(
-            f"{fault} {guards.max_skips} updates before it were left out as well, one after the other: more "
-            "than --max-skips allows"
+            f"{fault} {guards.max_skips} consecutive updates before it were skipped as well: more than "
+            "--max-skips allows"
         ) from None
     _warn(
-        job, f"{fault} The update is made on no rank; number {guards.num_skips} in a row, of at most {guards.max_skips}"
+        job,
+        f"{fault} The update is skipped on all ranks; number {guards.num_skips} in a row, of at most "
+        f"{guards.max_skips}",
     )
 
 
@@ -69,7 +71,7 @@ def roll_back(job: Job, fault: NonFinite, position: int) -> None:
         raise fault
     if guards.num_rollbacks == guards.max_rollbacks:
         raise NonFinite(
-            f"{fault} The run has gone back {guards.num_rollbacks} times already, as often as --max-rollbacks allows"
+            f"{fault} The run has rolled back {guards.num_rollbacks} times already, as often as --max-rollbacks allows"
         ) from None
     assert guards.restore is not None
     job.head.discard()
@@ -91,8 +93,8 @@ def roll_back(job: Job, fault: NonFinite, position: int) -> None:
     at.left_out = [*before, (checkpoint_position, position)]
     _warn(
         job,
-        f"{fault} Back from step {bad_step} to the checkpoint of step {at.step}; the "
-        f"{position - checkpoint_position:,} samples since then, the bad batch the last of them, are left out. "
+        f"{fault} Rolled back from step {bad_step} to the checkpoint of step {at.step}; the "
+        f"{position - checkpoint_position:,} samples since then, up to the bad batch, are skipped. "
         f"Rollback {guards.num_rollbacks} of at most {guards.max_rollbacks}",
     )
 

@@ -21,9 +21,9 @@ def compare_replicas(job: Job) -> None:
     if found:
         last = job.guards.last_equal
         raise ValueError(
-            f"step {step}: the replicas have diverged: {found}. The ranks have been training different models since some "
-            f"step after {last}, when they were equal: resume from a checkpoint of step {last} or before (--resume "
-            "DIR). Usual causes: a faulty GPU or memory (look at its ECC counters, run without that "
+            f"step {step}: the replicas have diverged: {found}. The ranks have been training different models since "
+            f"some step after {last}, when they were equal: resume from a checkpoint of step {last} or before "
+            "(--resume DIR). Usual causes: a faulty GPU or memory (look at its ECC counters, run without that "
             "host), hosts with different processors or versions of libraries. (--desync-every 0 turns this check off)"
         )
     job.guards.last_equal = step

@@ -111,7 +111,7 @@ class Curve:
         except OSError as error:
             if not self._failed:
                 _log.warning(
-                    f"{self._path} cannot be written ({error.strerror}); training continues, and its rows wait in memory "
+                    f"{self._path} cannot be written ({error.strerror}); training continues; its rows wait in memory "
                     "until there is room"
                 )
             self._failed = True

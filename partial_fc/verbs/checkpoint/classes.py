@@ -24,58 +24,58 @@ Order = Literal["auto", "sorted", "append"]
 
 @dataclass(frozen=True)
 class ListOptions:
-    """Prints number, name and last step of each class, tabs between them; - : no step has touched it."""
+    """Prints number, name and last update of each class, separated by tabs; -: never updated."""
 
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-    """A checkpoint, or a folder whose newest counts."""
+    """A checkpoint, or a folder of checkpoints, of which the newest is used."""
 
 
 @dataclass(frozen=True)
 class _NewOptions(ListOptions):
     out: Path
-    """The new checkpoint's folder; --resume takes it."""
+    """The folder of the new checkpoint, for --resume."""
 
 
 @dataclass(frozen=True)
 class AddOptions(_NewOptions):
-    """New classes. One with images starts at their mean direction, as the checkpoint's network sees them, with the
-    length of trained centres; one without starts like any untrained class. All other rows stay as they are."""
+    """New classes. A class with images starts at the mean direction of their embeddings by the checkpoint's network,
+    with the length of trained centres; one without starts as an untrained class. Other rows are unchanged."""
 
     names: Names = ()
     """NAME, NAME=FOLDER of its images, or NAME=FILE.npy with embeddings of it, (N, D)."""
     names_file: Path | None = None
-    """More of them, one a line."""
+    """A file with more names, one a line."""
     images: Path | None = None
-    """A folder with a sub-folder of images for each new class, which gives its name."""
+    """A folder with a sub-folder of images for each new class, named like the class."""
     order: Order = "auto"
-    """Where new classes go: sorted by name, as a folder of class folders has them; or after all others. auto: sorted
-    where the names are so far."""
+    """Position of new classes: sorted by name, as in a folder of class folders, or after all others. auto: sorted if
+    the present names are."""
     max_bad_records: int = 0
-    """Images that cannot be read are named and left out, at most so many."""
+    """Unreadable images to report and skip before stopping."""
 
 
 @dataclass(frozen=True)
 class RemoveOptions(_NewOptions):
-    """Classes go; the numbers of those after them move up."""
+    """Removes classes; those after them are renumbered."""
 
     names: Names = ()
-    """Which."""
+    """The classes to remove."""
     names_file: Path | None = None
-    """More of them, one a line."""
+    """A file with more names, one a line."""
 
 
 @dataclass(frozen=True)
 class MergeClassesOptions(_NewOptions):
-    """Several classes turn out to be one. It gets the mean of their directions, and keeps its own length and
-    optimizer's state. (Its own direction alone would fit only its own images: they were trained apart.)"""
+    """Merges classes into one, which gets the mean of their directions and keeps its own length and optimizer state.
+    (Its own direction alone would fit only its own images: they were trained as separate classes.)"""
 
     into: str
-    """The class that stays."""
+    """The class to keep."""
     names: Names = ()
-    """Those that become part of it."""
+    """The classes to merge into it."""
     images: tuple[float, ...] = ()
-    """How many images each had, first that of --into, then the NAMEs: directions count by it. none: all alike, which
-    is as good only where they had about as many."""
+    """Number of images of each class, --into first, then the NAMEs, as weights of the directions. By default all
+    weights are equal, which suits classes of about the same size."""
 
     def __post_init__(self) -> None:
         check_numbers(self, images="(0, 1e18)")
@@ -83,23 +83,23 @@ class MergeClassesOptions(_NewOptions):
 
 @dataclass(frozen=True)
 class RenameOptions(_NewOptions):
-    """Other names; nothing else changes."""
+    """Renames classes; nothing else changes."""
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="OLD=NEW...")] = ()
-    """Which."""
+    """The new names."""
     names_file: Path | None = None
-    """More of them, one a line; or one NEW name for each class, by number."""
+    """A file with more of them, one a line; or with one NEW name for each class, by number."""
 
 
 @dataclass(frozen=True)
 class MatchOptions(_NewOptions):
-    """Makes the classes those of a data set, in its order: new ones start from their images there, those that it lacks
-    go."""
+    """Matches the classes to those of a data set, in its order: new classes start from their images there; classes that
+    it lacks are removed."""
 
     data: Path
-    """The data set that training will go on with; its classes have names."""
+    """The data set that training continues with; its classes must have names."""
     max_bad_records: int = 0
-    """Images that cannot be read are named and left out, at most so many."""
+    """Unreadable images to report and skip before stopping."""
 
 
 def list_classes(options: ListOptions) -> None:
@@ -143,7 +143,7 @@ def remove(options: RemoveOptions) -> None:
     names = stored.names()
     kept = _all_but(gone, len(names))
     if not gone or not kept:
-        raise ValueError(f"{len(gone)} of {len(names)} classes would go; name at least one, and not all")
+        raise ValueError(f"{len(gone)} of {len(names)} classes to remove; give at least one, and not all")
     plan = remap_classes.Plan([names[number] for number in kept], kept)
     made_by = f"{len(gone)} classes removed from {stored.where}: {_some(names[n] for n in gone)}"
     remap_classes.write(stored, plan, options.out, made_by)
@@ -200,9 +200,9 @@ def rename(options: RenameOptions) -> None:
     first: dict[str, int] = {}
     for number, name in enumerate(renamed):
         if first.setdefault(name, number) != number:
-            raise ValueError(f"classes {first[name]} and {number} would both be called {name!r}")
+            raise ValueError(f"classes {first[name]} and {number} would both be named {name!r}")
     if renamed == names:
-        raise ValueError("no class gets another name: give OLD=NEW, or --names-file")
+        raise ValueError("no class is renamed: give OLD=NEW, or --names-file")
     plan = remap_classes.Plan(renamed, list(range(len(names))))
     remap_classes.write(stored, plan, options.out, f"classes of {stored.where} renamed")
 
@@ -248,9 +248,9 @@ def _check_new(new: Iterable[str], stored: "Checkpoint") -> None:
     taken = set(stored.names())
     for name in new:
         if not name or "\n" in name or "\r" in name:
-            raise ValueError(f"a class cannot be called {name!r}")
+            raise ValueError(f"a class cannot be named {name!r}")
         if name in taken:
-            raise ValueError(f"class {name!r} is there already: {stored.where} would have two of that name")
+            raise ValueError(f"class {name!r} exists already in {stored.where}")
         taken.add(name)
 
 
@@ -260,8 +260,8 @@ def _numbers_by_name(stored: "Checkpoint") -> dict[str, int]:
     for number, name in enumerate(stored.names()):
         if number_of.setdefault(name, number) != number:
             raise ValueError(
-                f"{stored.where}: classes {number_of[name]} and {number} are both called {name!r}; give each a name of "
-                "its own first: `partial-fc checkpoint classes rename --names-file`"
+                f"{stored.where}: classes {number_of[name]} and {number} are both named {name!r}; rename "
+                "one first: `partial-fc checkpoint classes rename --names-file`"
             )
     return number_of
 

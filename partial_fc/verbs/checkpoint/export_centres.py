@@ -26,17 +26,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Writes the class centres of a checkpoint as InsightFace's MXNet trainer does: R_centers.param, one for each of
-    its ranks, and R_centers_mom.param where --momentum-lr is given. The backbone goes by `partial-fc convert`."""
+    """Writes the class centres of a checkpoint in the format of InsightFace's MXNet trainer: R_centers.param for each
+    of its ranks, and with --momentum-lr R_centers_mom.param. `partial-fc convert` converts the backbone."""
 
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR...")]
-    """A checkpoint, or a folder whose newest counts; several where each host has written into a folder of its own."""
+    """A checkpoint, or a folder of checkpoints, of which the newest is used; several if each host has its own
+    folder."""
     out: Path
     """The folder to write to (that trainer's --models-root)."""
     world_size: int
-    """Ranks that the files are for."""
+    """Number of ranks of that trainer."""
     momentum_lr: float | None = None
-    """The learning rate of the last steps, which momentum of MXNet holds; none: no momentum is written."""
+    """The learning rate of the last steps, which MXNet's momentum includes; none: no momentum is written."""
 
     def __post_init__(self) -> None:
         check_numbers(self, world_size=PROCESSES, momentum_lr="(0, inf)")
@@ -115,7 +116,7 @@ def _rows_of_rank(
 def _notes(stored: "Checkpoint", rows: "RowsNow", num_rows: int, lr: float | None) -> Sequence[str]:
     notes = []
     if num_rows > rows.stop:
-        notes.append(f"the last {num_rows - rows.stop} row(s) are of no class: to read them back say --num-classes "
+        notes.append(f"the last {num_rows - rows.stop} row(s) are padding: to read the files back give --num-classes "
                      f"{rows.stop}")  # fmt: skip
     if lr is None and "momentum" in rows.columns:
         notes.append("the centres' momentum is left out; --momentum-lr LR writes it")

@@ -19,34 +19,34 @@ _NETWORK = Literal["r18", "r34", "r50", "r100", "r200", "mbf"]
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """Joins class centres that InsightFace's trainers wrote, a file for each rank, into a checkpoint that any number of
-    ranks loads. With the backbone (--network), --resume OUT goes on from it; without, train.py face takes the centres
-    with --head-centres OUT, and the backbone with --pretrained."""
+    """Joins class centres of InsightFace's trainers, a file for each rank, to a checkpoint that any number of ranks
+    loads. With the backbone (--network), --resume OUT continues from it; without it, train.py face loads the centres by
+    --head-centres OUT, and the backbone by --pretrained."""
 
     files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")]
-    """Those of all ranks, or the folder that they are in: R_centers.param and R_centers_mom.param (MXNet);
+    """The files of all ranks, or their folder: R_centers.param and R_centers_mom.param (MXNet);
     checkpoint_gpu_R.pt, softmax_fc_gpu_R.pt, or rank_R_softmax_weight.pt and rank_R_softmax_weight_mom.pt
     (arcface_torch)."""
     out: Path
-    """The new checkpoint's folder."""
+    """The folder of the new checkpoint."""
     num_classes: int | None = None
-    """For MXNet's files, whose last ones may end with padding."""
+    """Number of classes; required for MXNet's files, which may end with padding."""
     names_file: Path | None = None
-    """What the classes are called, one name a line."""
+    """A file with the names of the classes, one a line."""
     network: _NETWORK | None = None
-    """Which network checkpoint_gpu_0.pt, or --backbone, holds; none: the backbone is left out."""
+    """The network of checkpoint_gpu_0.pt or --backbone; none: the backbone is left out."""
     backbone: Path | None = None
-    """Its weights, where they are in a file of their own (model.pt, backbone.pth)."""
+    """The backbone's weights, if they are in a separate file (model.pt, backbone.pth)."""
     image_size: int = 112
-    """That it was trained with."""
+    """Image size of that training."""
     optimizer: Literal["auto", "sgd", "adamw", "adam", "adagrad"] = "auto"
-    """Optimizer of the centres, in the training that goes on. auto: what the files have the state of, else sgd."""
+    """Optimizer of the centres. auto: the one whose state the files have, else sgd."""
     momentum_lr: float | None = None
-    """For R_centers_mom.param: the learning rate of the last steps."""
+    """The learning rate of the last steps; required for R_centers_mom.param."""
     step: int = 0
-    """Where training goes on with --resume: so many updates are made."""
+    """The step to resume from: number of updates made."""
     position: int = 0
-    """And so many samples were seen."""
+    """The position to resume from: number of samples consumed."""
 
     def __post_init__(self) -> None:
         check_numbers(self, num_classes=CLASSES, image_size=PIXELS, momentum_lr="(0, inf)")
@@ -70,12 +70,12 @@ def import_centres(options: ImportOptions) -> None:
     notes = rows.notes
     unused = rows.file_states - rows.columns.keys()
     if unused:
-        notes.append(f"{', '.join(sorted(unused))}: {optimizer} has no use for it; left out")
+        notes.append(f"{', '.join(sorted(unused))}: {optimizer} does not use it; left out")
     weights, state, facts = _backbone(files, options, rows.width)
     if facts:
         stood = ", ".join(f"{key} {value}" for key, value in facts.items())
         notes.append(
-            f"{files.paths[0]} is of {stood}; to go on from there, say --step and --position; otherwise training "
+            f"{files.paths[0]} is of {stood}; to continue from there, give --step and --position; otherwise training "
             "starts at step 0 of its own schedule"
         )
     if optimizer == "sgd" and "momentum" not in rows.file_states:
@@ -99,7 +99,7 @@ def import_centres(options: ImportOptions) -> None:
 
 def _check(options: ImportOptions) -> None:
     if options.backbone and not options.network:
-        raise ValueError("--backbone needs --network: which network it is of")
+        raise ValueError("--backbone needs --network")
     if (options.step or options.position) and not options.network:
         raise ValueError("--step and --position are for a checkpoint with its backbone; give --network")
 

@@ -64,8 +64,8 @@ def directions(stored: Checkpoint, source: Source, labels: Iterable[int], max_ba
         unit_BD, _ = unit_embeddings(model.forward, image_B3HW, model.flip)
         if not bool(torch.isfinite(unit_BD).all()):
             raise ValueError(
-                f"{stored.where}: an embedding is not finite or has length 0: the network has diverged, or was "
-                "never trained"
+                f"{stored.where}: an embedding has NaN or Inf, or length 0: the network has diverged, or "
+                "was never trained"
             )
         for (_, label), unit_D in zip(batch, unit_BD, strict=True):
             total[label] = total.get(label, torch.zeros(())) + unit_D
@@ -82,5 +82,5 @@ def from_file(path: Path, width: int) -> Tensor:
         raise ValueError(f"{path} holds {feat_ND.dtype} {feat_ND.shape}; expected floating (N, {width})")
     feat_D = normalize(torch.from_numpy(feat_ND.astype(np.float64))).sum(dim=0)
     if not bool(torch.isfinite(feat_D).all()) or not feat_D.norm() > 0:
-        raise ValueError(f"{path}: the embeddings have no mean direction: they are not finite, or add up to nothing")
+        raise ValueError(f"{path}: the embeddings have no mean direction: NaN, Inf, or a sum of 0")
     return normalize(feat_D, dim=0).float()

@@ -27,13 +27,13 @@ _HIGHLIGHTS = (
 
 @dataclass(frozen=True)
 class InspectOptions:
-    """Shows what a checkpoint holds; of a folder of checkpoints, which there are. Reads no more than it shows:
-    `partial-fc checkpoint verify` tells whether the files are whole."""
+    """Shows the contents of a checkpoint, or lists the checkpoints of a folder. Reads only what it shows: `partial-fc
+    checkpoint verify` checks the files."""
 
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
     """A checkpoint, a folder of checkpoints, or a run's --models-root."""
     json: bool = False
-    """As JSON: a list with one object for each checkpoint."""
+    """Print JSON: a list with an object for each checkpoint."""
 
 
 def inspect(options: InspectOptions) -> int:
@@ -67,10 +67,10 @@ def summary(folder: Path) -> dict[str, Any]:
     num_bytes = sum(path.stat().st_size for path in folder.iterdir())
     facts: dict[str, Any] = {"folder": str(folder), "complete": marker.exists(), "bytes": num_bytes}
     if not marker.exists():
-        facts["problem"] = f"incomplete: it has no file {MARKER}; it is still being written, or given up"
+        facts["problem"] = f"incomplete: it has no file {MARKER}; it is being written, or was abandoned"
         return facts
     if is_set_aside(folder):
-        facts["problem"] = "set aside by a run that went on from an older one; remove it when nobody wants it"
+        facts["problem"] = "quarantined by a run that resumed from an older one; remove it if it is not needed"
         return facts
     facts["age_s"] = round(time.time() - marker.stat().st_mtime)
     try:

@@ -64,7 +64,7 @@ class RemappedRows:
             if number in self._directions:
                 rows["centres"][at] = self._centre(number, rows["centres"][at] if is_kept else None)
                 if not is_kept and "touched" in rows:
-                    rows["touched"][at] = self._num_steps  # its value stands for all steps so far
+                    rows["touched"][at] = self._num_steps  # the value accounts for all steps so far
         return rows
 
     def _centre(self, number: int, old: Tensor | None) -> Tensor:

@@ -16,22 +16,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MergeOptions:
-    """One set of files, as one process would have written it. (Training needs none of this: any number of ranks loads
-    what any other wrote.)"""
+    """Writes one set of files, as one process would. (Training does not need it: any number of ranks loads the files of
+    any other.)"""
 
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR...")]
-    """A checkpoint, or a folder whose newest counts; several where each host has written into a folder of its own."""
+    """A checkpoint, or a folder of checkpoints, of which the newest is used; several if each host has its own
+    folder."""
     out: Path
-    """The new checkpoint's folder; --resume takes it."""
+    """The folder of the new checkpoint, for --resume."""
 
 
 @dataclass(frozen=True)
 class ReshardOptions(MergeOptions):
-    """The files that another number of ranks would have written, bit for bit the same rows: for hosts that each have
-    a folder of their own, or to join those folders (with the number of ranks that they are from)."""
+    """Writes the files of another number of ranks, with bit-identical rows: for hosts that each have their own folder,
+    or to join such folders (with their own number of ranks)."""
 
     world_size: int
-    """Ranks that the new files are for."""
+    """Number of ranks of the new files."""
 
     def __post_init__(self) -> None:
         check_numbers(self, world_size=PROCESSES)
@@ -50,7 +51,7 @@ def reshard(options: ReshardOptions) -> None:
     size = options.world_size
     stored = open_with_centres(*options.folders, named=True)
     tables = tables_in(stored.manifest, stored.where)
-    made_by = f"written anew for {size} rank(s), from {stored.world_size} ({stored.where})"
+    made_by = f"resharded to {size} rank(s), from {stored.world_size} ({stored.where})"
     manifest = {**stored.manifest, "world_size": size}
     with new_checkpoint(options.out, manifest, stored.class_names, made_by) as output:
         for name in tables:
@@ -72,9 +73,9 @@ def copy_other_files(stored: "Checkpoint", output: "Output", same_classes: bool 
     if before != size:
         residuals = stored.merged_exchange(size)
         if residuals:
-            yield "the residuals of gradient compression are joined: each rank has an equal part of their sum"
+            yield "the residuals of gradient compression are summed, and each rank gets an equal part"
         if any(below("buffer/", tensors) for tensors in local):
-            yield "the ranks' own running statistics are left out; the backbone holds those of all ranks together"
+            yield "the ranks' own running statistics are left out; the backbone has those of all ranks"
         local = [{f"exchange/{name}": t for name, t in residuals.items()}] * size
     for rank, tensors in enumerate(local):
         if tensors:
@@ -84,7 +85,10 @@ def copy_other_files(stored: "Checkpoint", output: "Output", same_classes: bool 
             name = hard_negatives_name(table, rank, before)
             lists = stored.load(name, optional=True)
             if lists and (before != size or not same_classes):
-                yield "lists of hard negatives are for the same ranks with the same classes: left out, they grow anew"
+                yield (
+                    "lists of hard negatives fit only the same ranks and classes: they are left out, and training "
+                    "rebuilds them"
+                )
                 facts["hard_negatives"] = 0
                 break
             if lists:

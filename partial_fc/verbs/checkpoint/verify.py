@@ -20,14 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """Checks that a checkpoint is whole: every file there and as its checksum says, every class held once, shapes and
-    dtypes in agreement. Exit status 1 where anything is wrong; each problem names its file."""
+    """Checks a checkpoint: every file is present and matches its checksum, every class is stored once, shapes and
+    dtypes agree. Exit status 1 if there is a problem; each problem names its file."""
 
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR...")]
-    """One checkpoint, or several folders of one, where each host has its own; or one folder of checkpoints, of which
-    all are checked."""
+    """One checkpoint, or its folders if each host has its own; or a folder of checkpoints, which are all checked."""
     finite: bool = False
-    """Also look for numbers that are not finite."""
+    """Also check all tensors for NaN and Inf."""
 
 
 def verify(options: VerifyOptions) -> int:
@@ -40,13 +39,13 @@ def verify(options: VerifyOptions) -> int:
     for group in groups:
         where = ", ".join(map(str, group))
         if len(groups) > 1 and is_set_aside(group[0]):
-            print(f"{where}: set aside, not looked at")
+            print(f"{where}: quarantined, not checked")
             continue
         num_problems = 0
         for kind, text in findings(group, options.finite):
             print(f"{kind}: {text}")
             num_problems += kind == "bad"
-        print(f"{where}: {f'{num_problems} problem(s)' if num_problems else 'whole'}")
+        print(f"{where}: {f'{num_problems} problem(s)' if num_problems else 'ok'}")
         num_bad += num_problems > 0
     return int(num_bad > 0)
 
@@ -87,7 +86,7 @@ def _check_checksums(checkpoint: "Checkpoint", ranks: set[int]) -> Iterator[tupl
         if path not in listed and path.name != MARKER and path.suffix != ".sha256":
             # Loading finds head files by name.
             kind = "bad" if path.name.startswith("head-") and not path.name.endswith(".partial") else "note"
-            yield kind, f"{path} is in no list of checksums: no file of this checkpoint"
+            yield kind, f"{path} is in no list of checksums: it does not belong to this checkpoint"
     num_bytes = sum(path.stat().st_size for path in listed if path.exists())
     with terminal.bar(total=num_bytes, unit="B", unit_scale=True, desc="checksums", leave=False) as bar:
         for path in listed:
@@ -167,4 +166,4 @@ def _check_finite(folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
         for name, t in tensors.items():
             num_bad = int((~torch.isfinite(t)).sum())
             if num_bad:
-                yield "bad", f"{path}: {name} has {num_bad} of {t.numel()} numbers that are not finite"
+                yield "bad", f"{path}: {name} has {num_bad} of {t.numel()} numbers that are NaN or Inf"

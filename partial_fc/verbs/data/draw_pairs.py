@@ -31,17 +31,17 @@ class PairsOptions:
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.bin")]
     """The .bin file to write."""
     root: Path | None = None
-    """What the paths of a list are relative to; the list's own folder if not given."""
+    """The folder that paths of a list are relative to; by default the list's own."""
     num_pairs: int = 6000
-    """How many to draw, half of them of one class. Those of a list are all taken."""
+    """Number of pairs to draw, half of them of one class. A list is used completely."""
     folds: int = 10
-    """No class occurs in two folds, so that a threshold is never chosen on people it is tested on."""
+    """Number of folds. No class occurs in two of them: a threshold is never tested on the classes it was chosen on."""
     seed: int = 0
     """Seed of the drawing."""
     image_size: int | None = None
     """Resize (shorter side, then the middle square), write as JPEG; none keeps the files as they are."""
     quality: int = 95
-    """Quality of JPEG files that are written anew."""
+    """JPEG quality of re-encoded images."""
 
     def __post_init__(self) -> None:
         check_numbers(self, num_pairs=1, folds=1, image_size=PIXELS, quality="[1, 100]")

@@ -45,26 +45,26 @@ class DatabaseOptions:
     """Caffe's Datum or Caffe2's TensorProtos. Not given: the records of a database are copied as they are, with their
     keys; of anything else, datum."""
     root: Path | None = None
-    """What the paths of a list are relative to; the list's own folder if not given."""
+    """The folder that paths of a list are relative to; by default the list's own."""
     split: Split = "train"
-    """Which set of a folder of idx files."""
+    """The set to read from a folder of idx files."""
     size: int | None = None
-    """Resize the shorter side to so many pixels, the other one in proportion. Not given: no resizing."""
+    """Pixels of the shorter side; the other side is resized in proportion. By default images keep their size."""
     raw: bool = False
     """Write pixels. Otherwise image files: the source's own byte for byte where nothing is resized, else JPEG; PNG
     where the source has pixels."""
     quality: int = 95
-    """Quality of JPEG files that are written anew."""
+    """JPEG quality of re-encoded images."""
     shuffle: bool = False
-    """Write the images in random order: Caffe2's trainer reads in the order of keys."""
+    """Write the images in random order: Caffe2's trainer reads them in key order."""
     seed: int = 1701
-    """Whence --shuffle's order comes."""
+    """Seed of --shuffle."""
     num_workers: int = 4
     """Threads that read, decode and encode."""
     max_bad_records: int = 0
-    """Images that cannot be read are named and left out, at most so many."""
+    """Unreadable images to report and skip before stopping."""
     leveldb_shadow: Path | None = None
-    """A folder for what opening a LevelDB writes; not given: that of temporary files."""
+    """The folder for files that LevelDB writes when it opens a database; by default the temporary folder."""
 
     def __post_init__(self) -> None:
         check_numbers(self, size=PIXELS, quality="[1, 100]", num_workers=THREADS)

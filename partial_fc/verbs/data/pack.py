@@ -30,18 +30,18 @@ class PackOptions:
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """The folder to write to."""
     root: Path | None = None
-    """What the paths of a list are relative to; the list's own folder if not given."""
+    """The folder that paths of a list are relative to; by default the list's own."""
     image_size: int | None = 112
     """Resize (shorter side, then the middle square) and write as JPEG. Images of this size, and with none all
     images, are copied byte for byte."""
     quality: int = 95
-    """Quality of JPEG files that are written anew."""
+    """JPEG quality of re-encoded images."""
     plain: bool = False
     """im2rec's layout, keys from 0. Otherwise InsightFace's: sorted by class, with identity records."""
     num_workers: int = 4
     """Threads that read, decode and encode."""
     max_bad_records: int = 0
-    """Images that cannot be read are named and left out, at most so many."""
+    """Unreadable images to report and skip before stopping."""
 
     def __post_init__(self) -> None:
         check_numbers(self, image_size=PIXELS, quality="[1, 100]", num_workers=THREADS)
@@ -96,7 +96,7 @@ def pack_images(options: PackOptions) -> None:
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """Makes the .idx of a .rec that has lost it."""
+    """Rebuilds the .idx of a .rec."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.rec")]
     """The .rec file. Keys are the ids stored in its records, or else their order in the file."""

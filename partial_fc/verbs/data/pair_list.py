@@ -23,7 +23,7 @@ class PairList(NamedTuple):
     same_N: NDArray[np.bool_]
 
     def digest(self) -> int:
-        """Returns a checksum of the whole list, to compare it between hosts."""
+        """Returns a checksum of the list, to compare it between hosts."""
         names = "\n".join(self.images.names).encode("utf-8", "surrogateescape")
         return zlib.crc32(self.same_N.tobytes(), zlib.crc32(self.first_N.tobytes() + self.second_N.tobytes() + names))
 
@@ -56,8 +56,8 @@ def read_pair_list(path: Path, root: Path | None = None) -> PairList:
         raise ValueError(f"{path} names no pairs; expected `path,path,same` or `path,path,different` a line")
     if missing := [root / name for name in numbers if not (root / name).is_file()]:
         raise ValueError(
-            f"{path}: {len(missing)} of its {len(numbers)} images are not there, the first is {missing[0]}; --root "
-            "says what its paths are relative to"
+            f"{path}: {len(missing)} of its {len(numbers)} images are missing, the first is {missing[0]}; give "
+            "the folder that its paths are relative to (--root)"
         )
     first_N, second_N, same_N = (np.array(column) for column in zip(*rows, strict=True))
     return PairList(ImageFiles(root, list(numbers)), first_N, second_N, same_N)

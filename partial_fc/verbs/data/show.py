@@ -41,35 +41,37 @@ class ShowOptions:
     out: Path
     """The picture to write, like sheet.png."""
     classes: int = 10
-    """How many, at random."""
+    """Number of classes, chosen at random."""
     images: int = 10
-    """How many of each, at random; also of pairs."""
+    """Images of each class, or pairs of each kind, chosen at random."""
     seed: int = 0
-    """Another one shows others."""
+    """Seed of the choice."""
     augmented: bool = False
-    """Each row is one image and what training makes of it, anew in each epoch: by the transform of recipe face; of
-    image databases by that of imagenet, of videos by that of kinetics."""
+    """Each row is one image and several augmentations of it: by the transform of recipe face; for image databases of
+    imagenet, for videos of kinetics."""
     image_size: int | None = None
     """With --augmented: pixels of a side. none: the recipe's default, 112, 227 or 224."""
     mirror: bool = True
-    """With --augmented: every second one is mirrored."""
+    """With --augmented: mirror half of the images."""
     augment: Literal["none", "glyph"] = "none"
-    """With --augmented: as recipe face has it, for characters."""
+    """With --augmented: recipe face's --augment, for characters."""
     resize: int | None = None
     """With --augmented, of image databases and videos: the shorter side before the crop (of videos the height, the
     width is 340/256 times that). none: the recipes' 256."""
     root: Path | None = None
-    """What the paths of a list of images are relative to; the list's own folder if not given."""
+    """The folder that paths of a list of images are relative to; by default the list's own."""
     data_dir: Path | None = None
-    """What the paths of a list of videos are relative to. SOURCE is such a list if this is given: `path num_frames
-    label` a line."""
+    """The folder that paths of a list of videos are relative to. SOURCE is such a list if this is given: `path
+    num_frames label` a line."""
     split: Split = "train"
-    """Which set of a folder of idx files."""
+    """The set to read from a folder of idx files."""
 
     def __post_init__(self) -> None:
         check_numbers(self, classes=1, images=1, image_size=PIXELS, resize=PIXELS)
         if not self.augmented and (self.image_size or self.resize or not self.mirror or self.augment != "none"):
-            raise ValueError("--image-size, --resize, --mirror and --augment say what training does: give --augmented")
+            raise ValueError(
+                "--image-size, --resize, --mirror and --augment set the transform of training: add --augmented"
+            )
         if self.augment == "glyph" and self.mirror:
             raise ValueError("--augment glyph with --mirror: a mirrored character is another one; add --no-mirror")
 

@@ -31,11 +31,11 @@ class ListOptions:
     """The list, such as kinetics400_train_list_videos.txt. Beside it, with the ending .classes, the names of the
     classes."""
     rawframes: bool = False
-    """The videos are folders of frames."""
+    """Each video is a folder of frames."""
     classes: Path | None = None
     """A file of class names, by label, where FOLDER may lack some: that of the training list, for the validation's."""
     max_bad_records: int = 0
-    """Videos that cannot be read are named and left out, at most so many."""
+    """Unreadable videos to report and skip before stopping."""
     num_workers: int = 4
     """Threads that read."""
 

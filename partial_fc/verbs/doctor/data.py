@@ -30,26 +30,26 @@ _NOTHING_TO_CHECK = 2
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Checks index, headers, labels and every image of a set, and of the .bin files beside it. Exit status 0: nothing
-    that would harm a training; 1: errors; 2: there is nothing to check."""
+    """Checks index, headers, labels and every image of a set, and of the .bin files beside it. Exit status 0: no
+    errors; 1: errors; 2: nothing to check."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """A folder with train.rec, a .rec file, a folder with one sub-folder per class, a list, a folder with MNIST's idx
     files, or a .bin."""
     num_classes: int | None = None
-    """What the training will be told; what the set itself says if not given."""
+    """The number of classes of the training run; by default what the set states."""
     images: bool = True
     """Decode every image and look for equal files; without it only index, headers and labels are read."""
     num_workers: int = len(os.sched_getaffinity(0))
     """Threads that decode."""
     show: int = 10
-    """Places of each finding that are printed."""
+    """Places to print for each finding."""
     report: Path | None = None
     """A JSON file to write: every finding with all its places."""
     sheet: Path | None = None
-    """A picture to write (.png): the first images of each finding, one finding a row, and some of the whole set."""
+    """A picture to write (.png): the first images of each finding, one finding a row, and a sample of the set."""
     bar: bool = True
-    """Show how far it is."""
+    """Show a progress bar."""
 
     def __post_init__(self) -> None:
         check_numbers(self, num_classes=CLASSES, num_workers=THREADS)
@@ -98,7 +98,7 @@ def doctor_data(options: DataOptions) -> int:
 def _check_options(options: DataOptions) -> None:
     report.check_writable(options.report)
     if options.sheet and not options.images:
-        raise ValueError(f"--sheet {options.sheet}: nothing is to be seen with --no-images")
+        raise ValueError(f"--sheet {options.sheet}: --no-images reads no images to draw")
     if options.sheet:
         pictures.check_name("--sheet", options.sheet)
 

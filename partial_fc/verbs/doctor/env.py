@@ -33,20 +33,20 @@ _SSH_ELSE = "see whether it is on, its address right, and no firewall between; `
 @dataclass(frozen=True)
 class EnvOptions:
     """Looks at Horovod, MPI, NCCL, ssh, versions, clocks, memory, disk and network of this machine, or of all hosts of
-    a run. Exit status 0: nothing that would fail; 1: faults; 2: the hosts given are none."""
+    a run. Exit status 0: no faults; 1: faults; 2: invalid hosts."""
 
     hosts: Annotated[str | None, tyro.conf.arg(aliases=["-H"])] = None
-    """As horovodrun takes them, a:8,b:8, or a host file; this machine alone if not given."""
+    """Hosts as for horovodrun, a:8,b:8, or a host file; by default this machine."""
     models_root: Path = Path("runs")
-    """Where the run would write."""
+    """The output folder of the run."""
     ssh_port: int | None = None
-    """Where it is not ssh's own."""
+    """The port of sshd, if it is not 22."""
     ssh_timeout: float = 10.0
     """Seconds in which a host must answer."""
     transfer: bool = True
-    """Measure latency, bandwidth and clocks between the hosts: a second for each pair of neighbours."""
+    """Measure latency, bandwidth and clock differences between the hosts, about a second per pair of neighbours."""
     report: Path | None = None
-    """A JSON file to write: all lines, and what the hosts said."""
+    """A JSON file to write: all lines, and the answers of the hosts."""
 
     def __post_init__(self) -> None:
         check_numbers(self, ssh_port=PORT, ssh_timeout="(0, 86400]")
@@ -82,12 +82,12 @@ def doctor_env(options: EnvOptions) -> int:
             "lines": [asdict(finding) for finding in findings],
         }
         options.report.write_text(json.dumps(content, indent=1) + "\n")
-        print(f"what the hosts said: {options.report}")
+        print(f"answers of the hosts: {options.report}")
     return int(faults > 0)
 
 
 Answers = list[tuple[Host, dict[str, Any]]]
-"""What the hosts said of themselves (probe.facts)."""
+"""The facts of each host (probe.facts)."""
 
 
 def _ask_all(hosts: list[Host], options: EnvOptions, report: Callable[[HostFinding], None]) -> Answers:
@@ -101,7 +101,7 @@ def _ask_all(hosts: list[Host], options: EnvOptions, report: Callable[[HostFindi
             except HostError as error:
                 remedy = next((remedy for words, remedy in _SSH.items() if words in str(error)), _SSH_ELSE)
                 return HostFinding("fault", host.name, "ssh", str(error), remedy.format(host=host.name)), None
-            finding = HostFinding("ok", host.name, "ssh", "answers without asking")
+            finding = HostFinding("ok", host.name, "ssh", "works without a password")
         arguments = {
             "checkout": str(ROOT),
             "models_root": str(options.models_root.absolute()),
@@ -110,7 +110,7 @@ def _ask_all(hosts: list[Host], options: EnvOptions, report: Callable[[HostFindi
         try:
             return finding, host.ask("facts", arguments, _PROBE_S)
         except HostError as error:
-            remedy = f"this checkout must lie at {ROOT} there, too, with `make setup` done"
+            remedy = f"this checkout must also be at {ROOT} there, set up by `make setup`"
             return HostFinding("fault", host.name, "python", f"{sys.executable}: {error}", remedy), None
 
     answers = []
@@ -136,8 +136,8 @@ def _links(answers: Answers, report: Callable[[HostFinding], None]) -> list[dict
                 link = one.ask("connect", {"address": address, **door}, _TRANSFER_S)
         except HostError as error:
             remedy = (
-                "the processes talk over ports that the system chooses: open all of them between the hosts; is the "
-                "right network named (--network-interfaces)?"
+                "the processes use ports chosen by the system: open all ports between the hosts; is "
+                "--network-interfaces right?"
             )
             report(HostFinding("fault", one.name, subject, str(error), remedy))
         else:
@@ -148,7 +148,7 @@ def _links(answers: Answers, report: Callable[[HostFinding], None]) -> list[dict
 
 
 def _bandwidth(one: Host, subject: str, link: dict[str, float]) -> HostFinding:
-    observed = f"{link['latency_ms']:.2f} ms there and back, {link['up']:.2f} Gbit/s there, {link['down']:.2f} back"
+    observed = f"{link['latency_ms']:.2f} ms round trip, {link['up']:.2f} Gbit/s there, {link['down']:.2f} back"
     slowest = min(link["up"], link["down"])
     seconds = 8 * 0.175 / slowest
     remedy = (
@@ -159,5 +159,5 @@ def _bandwidth(one: Host, subject: str, link: dict[str, float]) -> HostFinding:
 
 def _clocks(one: Host, other: Host, ahead_s: float) -> HostFinding:
     observed = f"{other.name} is {abs(ahead_s):.3f} s {'ahead' if ahead_s > 0 else 'behind'}"
-    remedy = "set them by NTP: logs cannot be compared"
+    remedy = "synchronise them by NTP: times in logs are not comparable"
     return HostFinding.judge(abs(ahead_s) <= 1, one.name, "clocks", observed, remedy)

@@ -27,11 +27,9 @@ class HostFinding:
         return f"{self.status:10}{self.host}: {self.subject}: {self.observed}{more}"
 
     @classmethod
-    def judge(
-        cls, good: bool, host: str, subject: str, observed: str, remedy: str, status: Status = "warning"
-    ) -> "HostFinding":
-        """Returns ok if the fact is good, else `status` with the remedy."""
-        return cls("ok", host, subject, observed) if good else cls(status, host, subject, observed, remedy)
+    def judge(cls, good: bool, host: str, subject: str, observed: str, remedy: str) -> "HostFinding":
+        """Returns ok if the fact is good, else a warning with the remedy."""
+        return cls("ok", host, subject, observed) if good else cls("warning", host, subject, observed, remedy)
 
 
 def host_findings(host: Host, facts: dict[str, Any], num_hosts: int) -> Iterator[HostFinding]:
@@ -58,10 +56,10 @@ def _horovod(host: str, facts: dict[str, Any]) -> HostFinding:
         remedy = "build it again with MPI or Gloo: remove .venv and run `make setup`"
         return HostFinding("fault", host, "Horovod", observed, remedy)
     if facts["gpus"] and "nccl" not in built:
-        remedy = "gradients would pass through the host's memory: HOROVOD_GPU_OPERATIONS=NCCL make setup"
+        remedy = "gradients would be copied through host memory: HOROVOD_GPU_OPERATIONS=NCCL make setup"
         return HostFinding("warning", host, "Horovod", observed, remedy)
     if not horovod["has_signed_store"]:
-        observed += "; not by `make setup`: its store executes what anybody sends (CVE-2024-10190)"
+        observed += "; not by `make setup`: its store executes code that anybody sends (CVE-2024-10190)"
         return HostFinding("warning", host, "Horovod", observed, "elastic mode refuses it: run `make setup` there")
     return HostFinding("ok", host, "Horovod", observed)
 
@@ -85,10 +83,10 @@ def _gpus(host: str, facts: dict[str, Any], slots: int) -> HostFinding:
 
 def _machine(host: str, facts: dict[str, Any], slots: int) -> Iterator[HostFinding]:
     if not facts["gpus"] and slots > facts["cores"]:
-        remedy = "each needs a core at least: give fewer slots"
+        remedy = "each process needs a core: give fewer slots"
         yield HostFinding("warning", host, "cores", f"{facts['cores']} for {slots} processes", remedy)
     memory, shm = facts["memory_bytes"], facts["shm_bytes"]
-    remedy = "a process with its libraries takes about 1 GiB; `partial-fc plan` says what a head takes"
+    remedy = "a process with its libraries needs about 1 GiB; `partial-fc plan` computes the memory of a head"
     yield HostFinding.judge(memory >= 4 * _GIB, host, "memory", _free(memory), remedy)
     remedy = "NCCL and Gloo use it: mount -o remount,size=8G /dev/shm, docker run --shm-size=8g"
     yield HostFinding.judge(shm >= _GIB, host, "/dev/shm", _free(shm), remedy)
@@ -114,10 +112,10 @@ def _interface_variables(host: str, facts: dict[str, Any]) -> Iterator[HostFindi
     for variable in _INTERFACE_VARIABLES:
         value = facts["environment"].get(variable, "")
         names = [name for name in value.removeprefix("=").split(",") if name and not value.startswith("^")]
-        # NCCL takes a bare name as a prefix.
+        # NCCL treats a name without = as a prefix.
         if names and not any(interface.startswith(name) for name in names for interface in facts["interfaces"]):
             observed = f"{variable}={value}, there are {', '.join(facts['interfaces'])}"
-            yield HostFinding("fault", host, "interface", observed, "unset it, or name one of these")
+            yield HostFinding("fault", host, "interface", observed, "unset it, or set it to one of these")
 
 
 def _network(host: str, facts: dict[str, Any]) -> Iterator[HostFinding]:
@@ -153,8 +151,8 @@ def _interface(host: str, interfaces: dict[str, dict[str, Any]], used: set[str])
     more = f"; also {', '.join(others)}" if others else ""
     name = min(used)
     remedy = (
-        f"name one, or a launcher may take another: --network-interfaces {name}, NETWORK_INTERFACE={name} bash run.sh, "
-        "--network-interface for the trainer's own launch"
+        f"choose one, or a launcher may use another: --network-interfaces {name}, NETWORK_INTERFACE={name} bash "
+        "run.sh, --network-interface for the trainer's own launch"
     )
     return HostFinding.judge(len(used) == 1 and not others, host, "interface", observed + more, remedy)
 
@@ -179,8 +177,8 @@ def common_findings(answers: list[tuple[Host, dict[str, Any]]]) -> Iterator[Host
             yield HostFinding("ok", "all", subject, f"the same on {len(answers)} hosts: {expected}")
     names = {route["interface"] for _, f in answers for route in f["routes"].values() if route.get("interface")}
     if len(names) > 1:
-        remedy = "variables and flags that name an interface hold for all hosts: name networks, or give none"
-        yield HostFinding("warning", "all", "interface", f"called {' and '.join(sorted(names))}", remedy)
+        remedy = "variables and flags with an interface apply to all hosts: give networks instead, or none"
+        yield HostFinding("warning", "all", "interface", f"named {' and '.join(sorted(names))}", remedy)
 
 
 def _packages(facts: dict[str, Any]) -> str:

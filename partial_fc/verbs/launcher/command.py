@@ -68,7 +68,7 @@ def launch(arguments: list[str]) -> int:
     try:
         options = parse(LaunchOptions, words, _PROGRAM)
         if not command:
-            raise ValueError("no COMMAND after the flags: what is to be run on the hosts?")
+            raise ValueError("COMMAND is missing after the flags")
         return run(options, command)
     except (ValueError, OSError) as error:
         errors.report(_PROGRAM, error)

@@ -39,8 +39,8 @@ def place(hosts: Sequence[Host], num_servers: int, num_workers: int) -> tuple[li
     left = [host.slots or num_workers for host in hosts]
     if sum(left) < num_workers:
         raise ValueError(
-            f"-n {num_workers}, but the host file has slots for {sum(left)} workers: name more hosts or slots, or "
-            "leave slots= away"
+            f"-n {num_workers}, but the host file has slots for {sum(left)} workers: give more hosts or slots, or "
+            "omit slots="
         )
     at = num_servers % len(hosts)
     while len(workers) < num_workers:

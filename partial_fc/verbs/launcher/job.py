@@ -107,7 +107,7 @@ def plan(options: LaunchOptions, command: Sequence[str], environ: Mapping[str, s
         for number, host in enumerate(places):
             variables = {**common, "DMLC_ROLE": role, "DMLC_TASK_ID": str(number), **given[role]}
             if not interface and addresses[host].startswith("127."):
-                # Local only: nobody else may connect to servers, which unpickle what they receive.
+                # Loopback only: servers unpickle what they receive.
                 variables.setdefault("DMLC_NODE_HOST", addresses[host])
             tasks.append(Task(role, number, host, variables))
     return Plan(tasks, addresses)

@@ -34,17 +34,17 @@ class LaunchOptions:
     partial-fc launch -n 8 -s 0 -H hosts python train.py face --rec DIR                                    (torch)
 
     A line of the host file is `host`, `host:port` (sshd's) or `host slots=N` (workers there, at most). Servers come
-    first, then workers, round robin; the scheduler runs here. With -s 0 nobody serves: COMMAND is a torch job, and its
-    processes get RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as from torchrun.
+    first, then workers, round robin; the scheduler runs here. With -s 0 there are no servers: COMMAND is a torch job,
+    and its processes get RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as from torchrun.
     Ctrl-C and SIGTERM reach the workers, wherever they are. docs/mxnet_launch.md has more."""
 
     num_workers: Annotated[int, tyro.conf.arg(aliases=["-n"])]
-    """Workers of the job."""
+    """Number of workers."""
     num_servers: Annotated[int | None, tyro.conf.arg(aliases=["-s"])] = None
     """Servers. none: as many as workers; 0 where COMMAND is one of our recipes (`train.py RECIPE`, `partial-fc train
     RECIPE`) without --engine mxnet. 0: neither servers nor a scheduler."""
     hostfile: Annotated[Path | None, tyro.conf.arg(aliases=["-H"])] = None
-    """Where the hosts are written; ssh and mpi need it."""
+    """The host file; required by ssh and mpi."""
     launcher: Literal["local", "ssh", "mpi", "sge", "yarn"] = "ssh"
     """local: all here. mpi: through mpirun. sge: through qsub. yarn: only what --dry-run prints."""
     sync_dst_dir: str | None = None
@@ -77,7 +77,7 @@ class LaunchOptions:
         if self.launcher == "yarn" and not self.dry_run:
             raise ValueError(
                 "--launcher yarn only prints what would run, with --dry-run: it needs MXNet's dmlc-yarn.jar, which is "
-                "no longer to be had; take --launcher ssh or mpi on the hosts of the cluster"
+                "no longer available; use --launcher ssh or mpi on the hosts of the cluster"
             )
 
     def servers(self, command: Sequence[str]) -> int:
@@ -85,16 +85,16 @@ class LaunchOptions:
         recipe = torch_recipe(command)
         if recipe and self.num_servers:
             raise ValueError(
-                f"-s {self.num_servers}, but recipe {recipe} on torch has no use for servers: leave -s away, or add "
+                f"-s {self.num_servers}, but recipe {recipe} on torch uses no servers: omit -s, or add "
                 "--engine mxnet where the recipe has it"
             )
         if recipe or self.num_servers == 0:
             for name, given in (("--p3", self.p3), ("--env-server", self.env_server)):
                 if given:
-                    raise ValueError(f"{name} is for servers, and this job has none")
+                    raise ValueError(f"{name} applies to servers, and this job has none")
             if self.launcher in ("sge", "yarn"):
                 raise ValueError(
-                    f"--launcher {self.launcher} without servers: it cannot say beforehand where rank 0 will be; start "
+                    f"--launcher {self.launcher} without servers: the host of rank 0 is not known beforehand; start "
                     "torch jobs with --launcher ssh or mpi, or srun"
                 )
             return 0
@@ -151,7 +151,7 @@ def _pair(flag: str, text: str, marks: str, environ: Mapping[str, str] | None) -
     if not _VARIABLE.fullmatch(name) or (at == len(text) and environ is None):
         raise ValueError(f"{flag} {text}: expected {form}")
     if name in OURS:
-        raise ValueError(f"{flag} {text}: {name} says who a process is, which the launcher itself does")
+        raise ValueError(f"{flag} {text}: {name} identifies a process and is set by the launcher")
     if at == len(text) and environ is not None:
         if name not in environ:
             raise ValueError(f"{flag} {name}: it is not set here; export it, or write {name}=VALUE")

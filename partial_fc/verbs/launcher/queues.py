@@ -58,7 +58,7 @@ def mpirun_kind(environ: Mapping[str, str] = os.environ) -> str:
     try:
         done = subprocess.run(["mpirun", "--version"], env=dict(environ), capture_output=True, text=True)
     except OSError:
-        raise ValueError("--launcher mpi needs mpirun: install Open MPI or MPICH, or take --launcher ssh") from None
+        raise ValueError("--launcher mpi needs mpirun: install Open MPI or MPICH, or use --launcher ssh") from None
     if "Open MPI" in done.stdout:
         return "Open MPI"
     if "HYDRA" in done.stdout.upper() or "Intel" in done.stdout:

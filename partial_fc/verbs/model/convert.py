@@ -30,7 +30,7 @@ _SMALLEST_COSINE = 1 - 1e-8  # without fixed gammas it is .995, without scale .9
 class ConvertOptions:
     """Moves a backbone (r18 to r200, tiny, mini) between MXNet's .params, this trainer's model.safetensors and
     arcface_torch's model.pt; the names of the files say from where to where. Embeddings stay the same: random images
-    are embedded before and after, and nothing is written where they differ."""
+    are embedded before and after, and nothing is written if they differ."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """PREFIX-0000.params, X.safetensors (also a checkpoint's backbone.safetensors), X.pt or X.pth (also
@@ -38,10 +38,10 @@ class ConvertOptions:
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUTPUT")]
     """The same. Beside PREFIX-0000.params PREFIX-symbol.json is written."""
     symbol: Path | None = None
-    """The symbol of a SOURCE of MXNet, which says its input's scale, epsilons and fixed gammas; none:
-    PREFIX-symbol.json beside it, else what InsightFace's recipe has."""
+    """The symbol of a SOURCE of MXNet, which has the input's scale, epsilons and fixed gammas; none:
+    PREFIX-symbol.json beside it, else that of InsightFace's recipe."""
     image_size: int | None = None
-    """That the network is for, where several fit its shapes; none: what SOURCE says, else the largest (112 for 97 to
+    """The network's image size, if several fit its shapes; none: what SOURCE states, else the largest (112 for 97 to
     112)."""
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ def convert(options: ConvertOptions) -> None:
     source, output = options.source, options.output
     kinds = [_kind(path) for path in (source, output)]
     if kinds == ["mxnet", "mxnet"]:
-        raise ValueError(f"{source} and {output} are both MXNet's: there is nothing to convert")
+        raise ValueError(f"{source} and {output} are both files of MXNet: there is nothing to convert")
     if options.symbol and kinds[0] != "mxnet":
         raise ValueError(f"--symbol goes with a .params file; SOURCE is {source}")
     paths = [output, *([_symbol_path(output)] if kinds[1] == "mxnet" else [])]
@@ -103,7 +103,7 @@ def _kind(path: Path) -> str:
         return "mxnet"
     if path.suffix == ".safetensors" or path.suffix in _TORCH:
         return "torch"
-    raise ValueError(f"{path}: what kind of file is {path.suffix or 'it'}? Expected {_KINDS}")
+    raise ValueError(f"{path}: unknown file type; expected {_KINDS}")
 
 
 def _symbol_path(params: Path) -> Path:
@@ -133,7 +133,7 @@ def _read(path: Path, symbol: Path | None, image_size: int | None) -> _Model:
         network = mxnet_backbone.network_of(arrays, path, image_size)
         state, notes = mxnet_backbone.from_mxnet(arrays, network, graph, path)
         if symbol is None:
-            notes.insert(0, "no symbol beside it: taken for the graph of InsightFace's recipe")
+            notes.insert(0, "no symbol beside it: the graph of InsightFace's recipe is assumed")
 
         def as_mxnet(image_B3HW: "Tensor") -> "Tensor":
             return mxnet_backbone.embed_as_mxnet(arrays, network, graph, image_B3HW, path)

@@ -41,13 +41,13 @@ class EmbedOptions:
     out: Path
     """The table: .npz (keys, labels, embeddings) or .parquet (key, label, embedding). A .rec's keys are its numbers."""
     image_size: int | None = None
-    """Of models whose file does not say it; none: the largest that its weights fit."""
+    """The image size, for models whose file does not state it; none: the largest that fits the weights."""
     flip: bool | None = None
-    """Add the embedding of the mirrored image; none: as the model says."""
+    """Add the embedding of the mirrored image; none: as the model's file states."""
     on_bad: Literal["stop", "nan"] = "stop"
-    """What to do with an image that cannot be used: end without a table, or write NaN and name it."""
+    """For an unusable image: stop without a table, or write NaN and report it."""
     batch_size: int = 64
-    """Images of one call of the network."""
+    """Images in one forward of the network."""
     num_workers: int = 2
     """Decoding threads of each process."""
     launch: Flags[LaunchFlags] = field(default_factory=LaunchFlags)
@@ -86,7 +86,7 @@ def _embed(options: EmbedOptions, world: World, device: "torch.device") -> None:
             for index in part.bad:
                 reason = why_bad(source, index)
                 if options.on_bad == "stop":
-                    raise ValueError(f"{reason} (image {index} of {len(source)}; --on-bad nan goes on without)")
+                    raise ValueError(f"{reason} (image {index} of {len(source)}; --on-bad nan continues without it)")
                 num_bad += 1
                 if leads and num_bad <= _NAMED:
                     terminal.say(f"NaN: {reason}")

@@ -45,26 +45,26 @@ class EvaluateOptions:
     sets: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[SET ...]")] = ()
     """Pairs: InsightFace's .bin, or a CSV file with `path,path,same` or `path,path,different` a line."""
     root: Path | None = None
-    """What the paths of CSV files are relative to; each file's own folder if not given."""
+    """The folder that paths of CSV files are relative to; by default each file's own folder."""
     ijb: Path | None = None
     """The folder of IJB-B or IJB-C (meta, loose_crop), as InsightFace publishes it: 1:1, and 1:N where its lists are
     there."""
     target: Literal["IJBB", "IJBC"] = "IJBC"
-    """Which of the two --ijb is."""
+    """The target of --ijb."""
     detector_score: bool = True
-    """--ijb: weigh an image by the score of the face detector."""
+    """--ijb: weight images by the score of the face detector."""
     feature_length: bool = True
-    """--ijb: weigh an image by the length of its feature. (Both as InsightFace's table has it.)"""
+    """--ijb: weight images by the length of their features. (Both as in InsightFace's table.)"""
     image_size: int | None = None
-    """Of models whose file does not say it; none: the largest that its weights fit."""
+    """The image size, for models whose file does not state it; none: the largest that fits the weights."""
     flip: bool | None = None
-    """Add the embedding of the mirrored image; none: as the model says."""
+    """Add the embedding of the mirrored image; none: as the model's file states."""
     batch_size: int = 128
-    """Images of one call of the network."""
+    """Images in one forward of the network."""
     show: int = 10
-    """How many pairs of each kind the picture of the worst has; 0: no picture."""
+    """Pairs of each kind in the picture of the worst pairs; 0: no picture."""
     out: Path | None = None
-    """Where to write; `evaluation` in the run's folder, or beside the model's file, if not given."""
+    """The output folder; by default `evaluation` in the run's folder, or beside the model's file."""
     launch: Flags[LaunchFlags] = field(default_factory=LaunchFlags)
 
     def __post_init__(self) -> None:
@@ -73,9 +73,7 @@ class EvaluateOptions:
             raise ValueError("nothing to evaluate on: give a .bin, a CSV file of pairs, or --ijb DIR")
         names = [path.stem for path in self.sets] + ([self.target] if self.ijb else [])
         if len(set(names)) < len(names):
-            raise ValueError(
-                f"two sets of one name among {', '.join(names)}: their results would be mixed up; rename one"
-            )
+            raise ValueError(f"two sets have the same name, of {', '.join(names)}; rename one")
         for path in (*self.sets, *([self.ijb] if self.ijb else [])):
             if not path.exists():
                 raise ValueError(f"{path} not found; expected a .bin or .csv of pairs, or --ijb DIR")
@@ -114,7 +112,7 @@ def output_folder(out: Path | None, model: Path, name: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"{folder} cannot be made: {error.strerror}; --out says where to write") from None
+        raise ValueError(f"{folder} cannot be created: {error.strerror}; give another --out") from None
     check_writable(folder / "any")
     return folder
 
@@ -274,7 +272,9 @@ def _lines(one: Judged) -> list[str]:
     lines += [_row(f"for FAR {far}", threshold) for far, threshold in thresholds.items()]
     few = [far for far in FALSE_ACCEPT_RATES if far not in thresholds]
     if few:
-        lines.append(f"  FAR {few[0]} and less cannot be told from {one.roc.num_impostors:,} pairs of different ones")
+        lines.append(
+            f"  FAR {few[0]} and below cannot be measured with {one.roc.num_impostors:,} pairs of different classes"
+        )
     galleries = {key.partition("/")[0]: None for key in values if "/rank1" in key}
     lines += [f"  1:N, gallery {name}: {_ranks_text(values, name)}" for name in galleries]
     return lines

@@ -50,16 +50,16 @@ class ExportOptions:
     torch: Path | None = None
     """Write arcface_torch's model.pt here: the weights under its names, for torch.load and load_state_dict."""
     calibrate: Path | None = None
-    """Images like those that will be embedded, which say the range of each layer's 8-bit values: a folder, a .rec, a
+    """Representative images, from which the range of each layer's 8-bit values is measured: a folder, a .rec, a
     list."""
     num_calibrate: int = 256
-    """Of them that are used, evenly spread."""
+    """Number of calibration images, evenly spread over the set."""
     val: tuple[Path, ...] = ()
     """Verification sets (.bin): the accuracy of the model and of each ONNX file is printed beside each other."""
     image_size: int | None = None
-    """Of models whose file does not say it; none: the largest that its weights fit."""
+    """The image size, for models whose file does not state it; none: the largest that fits the weights."""
     flip: bool | None = None
-    """Add the embedding of the mirrored image; none: as the model says. It is written into the metadata."""
+    """Add the embedding of the mirrored image; none: as the model's file states. Written to the metadata."""
 
     def __post_init__(self) -> None:
         check_numbers(self, image_size=PIXELS, num_calibrate=1)
@@ -122,7 +122,7 @@ def _write_torch(model: "EmbeddingModel", path: Path) -> str:
     torch.save(weights, path)
     again, _ = read_weights(path)
     if again.keys() != weights.keys() or not all(torch.equal(again[name], t) for name, t in weights.items()):
-        raise ValueError(f"{path}: what was written is not what is read: the disk, or the memory, is at fault")
+        raise ValueError(f"{path}: reading it back gives other values: the disk or the memory is faulty")
     return f"{len(weights)} arrays under arcface_torch's names, equal when read again"
 
 

@@ -133,12 +133,11 @@ def write_int8(source: Path, path: Path, batches: Iterator[NDArray[np.float32]])
         prepared.unlink(missing_ok=True)
 
 
-def forward_of(path: Path, contract: Pixels, threads: int = 0) -> Callable[[Tensor], Tensor]:
+def forward_of(path: Path, contract: Pixels) -> Callable[[Tensor], Tensor]:
     """Returns a function of uint8 RGB images (I, 3, H, W) -> features (I, D), computed by onnxruntime on the CPU."""
     runtime = _package("onnxruntime")
     options = runtime.SessionOptions()
     options.log_severity_level = 3
-    options.intra_op_num_threads = threads
     session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def forward(image_I3HW: Tensor) -> Tensor:

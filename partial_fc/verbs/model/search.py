@@ -38,17 +38,17 @@ class SearchOptions:
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """A run's folder, model.safetensors, a checkpoint, or arcface_torch's model.pt."""
     gallery: Path
-    """Who is known: a folder of class folders, a .rec, a list, or an .npz that `partial-fc embed` wrote."""
+    """The known images: a folder of class folders, a .rec, a list, or an .npz of `partial-fc embed`."""
     probe: Path | None = None
-    """Who is searched, likewise; if not given, each image of the gallery is searched among the others."""
+    """The images to search for, likewise; by default each image of the gallery is searched among the others."""
     image_size: int | None = None
-    """Of models whose file does not say it; none: the largest that its weights fit."""
+    """The image size, for models whose file does not state it; none: the largest that fits the weights."""
     flip: bool | None = None
-    """Add the embedding of the mirrored image; none: as the model says."""
+    """Add the embedding of the mirrored image; none: as the model's file states."""
     batch_size: int = 128
-    """Images of one call of the network."""
+    """Images in one forward of the network."""
     out: Path | None = None
-    """Where to write; `search` in the run's folder, or beside the model's file, if not given."""
+    """The output folder; by default `search` in the run's folder, or beside the model's file."""
     launch: Flags[LaunchFlags] = field(default_factory=LaunchFlags)
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ def _search(options: SearchOptions, world: World, device: "torch.device") -> Non
     mates = int(found.has_mate_P.sum())
     print(
         f"gallery {gallery.path}: {counted(len(gallery_label), 'image')}, {counted(classes, 'class')}\n"
-        f"probes {probe.path}: {counted(len(probe_label), 'image')}, {mates:,} of a class in the gallery"
+        f"probes {probe.path}: {counted(len(probe_label), 'image')}, {mates:,} with a class in the gallery"
     )
     print("\n".join(_lines(values, len(probe_label) - mates)))
     report: dict[str, Any] = {
@@ -118,7 +118,7 @@ def _search(options: SearchOptions, world: World, device: "torch.device") -> Non
         picture = _neighbours(found, gallery, probe, gallery_label, probe_label)
         pictures.write(folder / "neighbours.png", picture)
     else:
-        print("no picture of the neighbours: an .npz has no images")
+        print("neighbours.png is not drawn: an .npz has no images")
     print(f"written: {folder}")
 
 
@@ -164,8 +164,8 @@ def common_labels(gallery: Labelled, probe: Labelled) -> tuple[NDArray[np.int64]
     if (gallery.names is None) != (probe.names is None):
         named, numbered = (gallery, probe) if probe.names is None else (probe, gallery)
         raise ValueError(
-            f"{named.path} names its classes, {numbered.path} has numbers only: which class is which cannot be told; "
-            "take two folders of class folders, or two .rec that were packed with one list of classes"
+            f"{named.path} names its classes, {numbered.path} has numbers only, which cannot be matched; "
+            "give two folders of class folders, or two .rec packed with the same list of classes"
         )
     if gallery.names is None:
         return gallery.label_N, probe.label_N
@@ -182,7 +182,7 @@ def _name(names: list[str] | None, label: int) -> str:
     return names[label] if names is not None and 0 <= label < len(names) else f"class {label}"
 
 
-def _lines(values: dict[str, float], num_strangers: int) -> list[str]:
+def _lines(values: dict[str, float], num_unknown: int) -> list[str]:
     from partial_fc.evaluate.identification import FALSE_POSITIVE_RATES
 
     lines = [
@@ -198,7 +198,7 @@ def _lines(values: dict[str, float], num_strangers: int) -> list[str]:
     if len(measured) < len(FALSE_POSITIVE_RATES):
         missing = FALSE_POSITIVE_RATES[len(measured)]
         lines.append(
-            f"  TPIR at FPIR {missing}: {num_strangers:,} probes are of a class that is not in the gallery; "
+            f"  TPIR at FPIR {missing}: {num_unknown:,} probes have a class that is not in the gallery; "
             f"{round(1 / float(missing)):,} are needed"
         )
     return lines
@@ -212,9 +212,9 @@ def _neighbours(
     assert probe.source is not None
     top_P = found.cosine_PK[:, 0]
     kinds = {
-        "wrong, and most sure": np.flatnonzero(found.has_mate_P & (found.rank_P != 1)),
-        "right, and least sure": np.flatnonzero(found.rank_P == 1),
-        "not in the gallery, and nearest to somebody": np.flatnonzero(~found.has_mate_P),
+        "wrong, the most confident": np.flatnonzero(found.has_mate_P & (found.rank_P != 1)),
+        "right, the least confident": np.flatnonzero(found.rank_P == 1),
+        "not in the gallery, the most similar": np.flatnonzero(~found.has_mate_P),
     }
     rows = []
     for kind, probes in kinds.items():

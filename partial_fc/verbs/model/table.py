@@ -25,7 +25,7 @@ class Table(Protocol):
 def check_table(path: Path) -> None:
     """Raises ValueError for a path where no such table can be written."""
     if path.suffix not in (".npz", ".parquet"):
-        raise ValueError(f"--out {path}: what kind of table is {path.suffix or 'it'}? Expected .npz or .parquet")
+        raise ValueError(f"--out {path}: unknown file type; expected .npz or .parquet")
     if not path.parent.is_dir():
         raise ValueError(f"--out {path}: there is no folder {path.parent}; make it first")
     if path.suffix == ".parquet":

@@ -71,7 +71,7 @@ def line_chart(
 
 
 def share_bar(shares: Mapping[str, float]) -> str:
-    """Draws parts of a whole side by side; the legend has their percentages."""
+    """Draws shares side by side; the legend has their percentages."""
     total, left, parts = sum(shares.values()) or 1.0, 0.0, []
     for number, (name, share) in enumerate(shares.items()):
         wide = share / total * 100

@@ -13,11 +13,11 @@ from partial_fc.verbs.report.run_facts import read_run
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Writes what a run was and what came of it into one HTML file, which a browser opens without a server: result,
-    curves, evaluations, configuration, images, speed, what went wrong. The run may still be under way."""
+    """Writes a report of a run to one HTML file, which a browser opens without a server: result, curves, evaluations,
+    configuration, images, speed, problems. The run may still be in progress."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_FOLDER")]
-    """Its --models-root."""
+    """The run's --models-root."""
     out: Path | None = None
     """The file; none: report.html in the run's folder."""
 

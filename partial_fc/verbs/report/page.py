@@ -19,7 +19,7 @@ _LOG_FROM = 20.0  # ratio of largest to smallest loss from which on the axis is 
 
 
 def page(run: RunFacts) -> str:
-    """Returns the whole file."""
+    """Returns the HTML of the page."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("partial_fc.verbs.report", ""),
         autoescape=True,
@@ -71,7 +71,7 @@ def _headline(run: RunFacts) -> str:
     if run.is_finished:
         state = "finished"
     elif run.history.ended == "stopped":
-        state = "stopped, as asked"
+        state = "stopped by request"
     else:
         state = "not finished"
     steps = f"step {run.last_step:,}" + (f" of {total:,}" if total else "")

@@ -22,8 +22,8 @@ _LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) rank (\d+) ([A-Z]) (.*)")
 _TROUBLE = {
     "bad record": "damaged records that were replaced by others",
     "a gradient overflowed": "updates skipped: the loss scale was too large",
-    "The update is made on no rank": "updates left out: a number was not finite",
-    "Back from step": "rollbacks to a checkpoint",
+    "The update is skipped on all ranks": "updates skipped after NaN or Inf",
+    "olled back from step": "rollbacks to a checkpoint",
     "far above the median": "loss spikes",
     "the disk is slower than --checkpoint-every": "steps that waited for a checkpoint",
 }
@@ -33,7 +33,7 @@ _MOST_LINES = 40
 _TITLES = {
     "roc": "ROC: true accept rate over false accept rate",
     "similarities": "Scores of same and different pairs",
-    "mistakes": "The surest mistakes",
+    "mistakes": "The most confident mistakes",
 }
 _ELSEWHERE = ("loss", "first_batch")
 
@@ -98,7 +98,7 @@ def read_run(root: Path) -> RunFacts:
     if not (values or (root / "loss.csv").exists()):
         raise ValueError(
             f"{root} is no folder of a run; expected configuration.json, loss.csv or result.json in it: give the "
-            "--models-root that the run had"
+            "run's --models-root"
         )
     found = RunFacts(
         root, start, values, start.get("differs"), result, read_history(root), read_losses(root), checkpoints
@@ -124,7 +124,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(read_manifest(path))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: no JSON ({error}); move it away and report again") from error
+        raise ValueError(f"{path}: invalid JSON ({error}); move it away and run report again") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path}: {type(value).__name__}; expected a JSON object")
     for name in _OBJECTS:

@@ -19,7 +19,7 @@ from partial_fc.foreign.centre_files import find
 from partial_fc.verbs.checkpoint import classes
 from partial_fc.verbs.checkpoint.export_centres import ExportOptions, export_centres
 from partial_fc.verbs.checkpoint.import_centres import ImportOptions, import_centres
-from partial_fc.verbs.checkpoint.reshard import MergeOptions, ReshardOptions, merge, reshard
+from partial_fc.verbs.checkpoint.reshard import MergeOptions, merge
 from partial_fc.verbs.checkpoint.verify import findings
 from tests.faults.disk import operations as op
 from tests.faults.disk.crash_states import Tree
@@ -48,20 +48,11 @@ def _two(below: Path) -> tuple[Path, ...]:
     return tuple(below / f"two/host{i}/two" for i in (0, 1))
 
 
+# All others write as these do (partial_fc/checkpoint/output.py).
 TOOLS = (
     Tool("merge", merge, lambda d, out: MergeOptions(_two(d), out)),
-    Tool("reshard", reshard, lambda d, out: ReshardOptions((_one(d),), out, 3)),
-    Tool("export", export_centres, lambda d, out: ExportOptions((_one(d),), out, 2), False),
     Tool("export, with momentum", export_centres, lambda d, out: ExportOptions(_two(d), out, 1, 0.1), False),
     Tool("import", import_centres, lambda d, out: ImportOptions((d / "0_centers.param",), out, num_classes=5)),
-    Tool("classes add", classes.add, lambda d, out: classes.AddOptions(_one(d), out, ("fay", f"gus={d / 'gus.npy'}"))),
-    Tool("classes remove", classes.remove, lambda d, out: classes.RemoveOptions(_one(d), out, ("bob",))),
-    Tool(
-        "classes merge",
-        classes.merge_classes,
-        lambda d, out: classes.MergeClassesOptions(_one(d), out, "ada", ("eve",)),
-    ),
-    Tool("classes rename", classes.rename, lambda d, out: classes.RenameOptions(_one(d), out, ("ada=ann",))),
     Tool("classes match", classes.match, lambda d, out: classes.MatchOptions(_one(d), out, d / "photos")),
 )
 
@@ -141,7 +132,6 @@ def _put_input(below: Path) -> None:
     heads = heads_of(2, num_classes=len(NAMES))
     save(_one(below), heads, names=NAMES)
     save(below / "two", heads, names=NAMES, hosts=[[0], [1]])
-    np.save(below / "gus.npy", np.ones((2, D), np.float32))
     mxnet_ndarray.write(below / "0_centers.param", [torch.ones(5, D)])
     for name in ("ada", "dov"):
         (below / "photos" / name).mkdir(parents=True)

@@ -51,6 +51,6 @@ def test_a_diverged_network_is_told_on_every_rank(world, model, source):
     """Only rank 0 has one."""
     if world.rank == 0:
         model.network.get_parameter("fc.bias").data.fill_(torch.nan)
-    with pytest.raises(ValueError, match=r"00\.png: its embedding is not finite"):
+    with pytest.raises(ValueError, match=r"00\.png: its embedding has NaN or Inf"):
         list(embedded(model, source, world, 4))
     assert world.all_reduce(torch.ones(1), name="test/in_step").item() == world.size

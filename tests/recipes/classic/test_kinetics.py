@@ -5,17 +5,13 @@ import re
 import shlex
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from partial_fc.comm import elastic
 from partial_fc.foreign import gluoncv
 from partial_fc.models import slowfast
-from partial_fc.train import resume
-from partial_fc.train.guards.commits import Commits
 from partial_fc.train.guards.signals import EXIT_PREEMPTED
 from recipes.kinetics_epochs import ClipLine
 from tests.recipes.conftest import losses, reported, result
@@ -106,35 +102,6 @@ def test_a_run_that_is_stopped_goes_on(one, data, tmp_path, monkeypatch):
     assert here("recipes.kinetics", words(tmp_path, data)) == 0
     assert losses(tmp_path) == losses(one)
     assert result(tmp_path)["evaluations"] == result(one)["evaluations"]
-
-
-def test_another_world_goes_on_from_the_commit(one, data, tmp_path, monkeypatch):
-    """What horovodrun's elastic mode asks of a recipe: that its training is called again, with what was kept. (Lost
-    hosts, in earnest: tests/cluster.)"""
-    worlds = []
-
-    def in_two_worlds(train):
-        with pytest.raises(elastic.HostsChanged, match="after step 2"):
-            train()
-        return train()
-
-    class Changes(Commits):
-        def __init__(self, memory, world, every):
-            super().__init__(memory, world, 2)  # of one process they would be none
-            worlds.append(memory.generation)
-
-        hosts_changed = property(lambda self: len(worlds) == 1)
-
-        def leave(self, step):
-            return super().leave(step) if step == 2 else None
-
-    monkeypatch.setattr(elastic, "run", in_two_worlds)
-    monkeypatch.setattr(resume, "elastic", SimpleNamespace(active=lambda: True))
-    monkeypatch.setattr("partial_fc.train.run.Commits", Changes)
-    assert here("recipes.kinetics", words(tmp_path, data)) == 0
-    log = (tmp_path / "train.log").read_text()
-    assert log.count("resumed from the commit of step 2") == log.count("[Epoch 001] validation") == 1
-    assert losses(tmp_path) == losses(one)
 
 
 def test_finished_weights_are_measured_in_several_views(one, data, tmp_path, capsys):

@@ -177,7 +177,7 @@ def test_apex_file_is_written_and_started_from(digits, tmp_path, capfd):
 
     # Its own checkpoint comes before the file; another run's file is refused by name.
     train_here(digits, tmp_path / "second", f"{flags} --epochs 2 --load-amp {file}")
-    assert "is for a new run; this one goes on from" in capfd.readouterr().out
+    assert "is for a new run" in capfd.readouterr().out
     torch.save({"model": {}}, file)
     with pytest.raises(ValueError, match="expected Apex's three parts"):
         train_here(digits, tmp_path / "third", f"--load-amp {file}")

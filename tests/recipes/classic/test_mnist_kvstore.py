@@ -158,7 +158,7 @@ def test_an_interrupted_run_goes_on(mx, digits, tmp_path):
         train(digits, tmp_path / "parts", "--network lenet --load-epoch 2")
     with pytest.raises(ValueError, match=r"--load-epoch 3: there is no .*/parts-0003.params"):
         train(digits, tmp_path / "parts", "--load-epoch 3")
-    with pytest.raises(FloatingPointError, match=r"not finite after epoch 0.*--lr"):
+    with pytest.raises(FloatingPointError, match=r"NaN or Inf after epoch 0.*--lr"):
         train(digits, tmp_path / "nan", "--lr 1e30")
     assert not list(tmp_path.glob("nan*"))
 
@@ -258,14 +258,6 @@ def assert_falls(printed: str) -> None:
         losses = [float(loss) for loss in re.findall(rf"Node\[{rank}\].*Train-cross-entropy=(.*)", printed)]
         assert len(losses) == 6
         assert losses[-1] < losses[0] / 2
-
-
-@pytest.mark.mxnet
-def test_a_worker_that_fails_ends_the_job(mx, tmp_path):
-    """In MXNet itself it waits, with its error, for the others: for ever. (A server: test_kv_launch.py.)"""
-    printed = launch(recipe(f"--kv-store dist_sync --data-dir {tmp_path}"), expect=1)
-    assert re.search(r"worker \d: train.py mnist: no MNIST files in", printed)
-    assert re.search(r"worker \d on \S+ .*1", printed), "the launcher names it"
 
 
 @pytest.mark.mxnet

@@ -1,6 +1,5 @@
 """Recipe `face` as its users start it: the demo, shrunk."""
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 
 from partial_fc.verbs import train as train_command
-from recipes import face
 from tests.recipes.conftest import LAUNCHERS, SMALL, losses, result, run, train_here, train_several
 from tests.unit.mxnet_recordio import mxnet_pack
 
@@ -77,7 +75,7 @@ def test_the_log_says_who_what_and_where_the_time_went(launched):
 
 def test_learns_to_tell_unseen_characters_apart(glyphs, tmp_path):
     """Sampled negatives, bf16, two ranks: the losses fall, accuracy is far above chance (0.5)."""
-    flags = "--max-steps 120 --batch-size 32 --sample-rate 0.5 --precision bf16 --verbose 120 --frequent 20"
+    flags = "--max-steps 80 --batch-size 32 --sample-rate 0.5 --precision bf16 --verbose 80 --frequent 20"
     flags += " --log-style insightface-mxnet"
     train_several({tmp_path: f"--dataset glyphs --rec {glyphs} {flags}"})
     curve = losses(tmp_path)
@@ -86,20 +84,20 @@ def test_learns_to_tell_unseen_characters_apart(glyphs, tmp_path):
     assert found["evaluations"]["unseen/accuracy"] > 0.8
     assert found["evaluations"]["unseen_font/accuracy"] > 0.7
     assert found["best"]["unseen"] >= found["evaluations"]["unseen/accuracy"]
-    assert found["steps"] == 120
+    assert found["steps"] == 80
     assert found["world_size"] == 2
     assert found["images_per_s"] > 0
     assert found["peak_memory_bytes"] > 100 << 20
     lines = [line.split("-", 4)[-1] for line in (tmp_path / "0_hist.log").read_text().splitlines()]
-    assert [line.split()[0] for line in lines if line.startswith("Iter:")] == [f"Iter:{20 * n}" for n in range(1, 7)]
+    assert [line.split()[0] for line in lines if line.startswith("Iter:")] == [f"Iter:{20 * n}" for n in range(1, 5)]
     flip = f"{found['evaluations']['unseen/accuracy']:1.5f}+-{found['evaluations']['unseen/accuracy_std']:1.5f}"
-    assert f"[unseen][120]Accuracy-Flip: {flip}" in lines
+    assert f"[unseen][80]Accuracy-Flip: {flip}" in lines
     for name in ("roc.png", "logs/rank-0001.log", "1_hist.log"):
         assert (tmp_path / name).stat().st_size > 0
     assert list((tmp_path / "tensorboard").iterdir())
 
     # What is delivered is what was evaluated and saved, with the running statistics of both ranks; a rank's own differ.
-    folder = tmp_path / "checkpoints/step-00000120"
+    folder = tmp_path / "checkpoints/step-00000080"
     delivered, saved = load_file(tmp_path / "model.safetensors"), load_file(folder / "backbone.safetensors")
     assert delivered.keys() == saved.keys()
     assert all(torch.equal(t, saved[name]) for name, t in delivered.items())
@@ -146,31 +144,6 @@ def test_a_folder_that_mxnet_wrote_trains_with_rec_alone(tmp_path, style):
     assert "all 3 classes;" in printed
     curve = losses(tmp_path / "run")
     assert np.mean(curve[-5:]) < 0.5 * np.mean(curve[:5])
-
-
-def test_image_folder_and_arcface_torch_config(tmp_path):
-    for label, name in enumerate(("red", "green", "blue")):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for i in range(8):
-            pixels = np.full((50, 60, 3), 40, dtype=np.uint8)
-            pixels[:, :, 2 - label] += np.uint8(100 + 10 * i)
-            cv2.imwrite(str(tmp_path / "photos" / name / f"{i}.png"), pixels)
-    config = tmp_path / "config.py"
-    config.write_text(
-        "from easydict import EasyDict as edict\n\nconfig = edict()\nconfig.margin_list = (1.0, 0.0, 0.4)\n"
-        f'config.network = "mbf"\nconfig.embedding_size = 24\nconfig.rec = "{tmp_path / "photos"}"\n'
-        "config.num_epoch = 2\nconfig.batch_size = 6\nconfig.lr = 0.01\nconfig.image_size = 32\n"
-    )
-    words = ["--config", str(config), "--models-root", str(tmp_path / "run"), "--batch_size", "8"]
-    assert face.main([*words, "--num-workers", "1", "--frequent", "1"]) == 0
-    printed = (tmp_path / "run/logs/rank-0000.log").read_text()
-    found = result(tmp_path / "run")
-    assert found["steps"] == 6  # 2 epochs of 24 images, 8 a step: the flag won over the file
-    assert found["configuration"]["network"] == "mbf"
-    assert "step 6/6 epoch 2.00" in printed
-    assert json.loads((tmp_path / "run/configuration.json").read_text())["differs"]["network"] == "mbf"
-    for name in ("history.jsonl", "training.log", "loss.png", "first_batch.png"):
-        assert (tmp_path / "run" / name).stat().st_size > 0
 
 
 def test_a_million_classes_without_data(tmp_path):

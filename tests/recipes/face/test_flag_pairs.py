@@ -85,36 +85,21 @@ def test_exactly_the_known_pairs_are_refused_at_the_start():
 
 
 def runs_that_cover_all_pairs() -> list[dict]:
-    """Few combinations in which every pair that is not refused occurs. Those of the two settings that have most values
-    each need a combination of their own, so they come first."""
-    generator = random.Random(0)
+    """Few combinations in which every pair that is not refused occurs."""
+    generator, found = random.Random(0), []
     left = {pair for pair in PAIRS if not refusals(dict(pair))}
-    most = set(sorted(SETTINGS, key=lambda name: len(SETTINGS[name]))[-2:])
-    found = []
+
+    def covered(chosen: dict) -> int:
+        return len(left.intersection(itertools.combinations(chosen.items(), 2)))
+
     while left:
-        best: tuple[int, dict] = (0, {})
-        ordered = sorted(left, key=str)
-        of_most = [(one, other) for one, other in ordered if {one[0], other[0]} == most]
-        for _ in range(10):
-            chosen = dict(generator.choice(of_most or ordered))
-            for name in generator.sample(list(SETTINGS), len(SETTINGS)):
-                if name not in chosen:
-                    legal = [v for v in SETTINGS[name] if not refusals({**chosen, name: v})]
-                    if not legal:
-                        break
-                    generator.shuffle(legal)
-                    chosen[name] = max(
-                        legal,
-                        key=lambda v: sum(
-                            ((n, w), (name, v)) in left or ((name, v), (n, w)) in left for n, w in chosen.items()
-                        ),
-                    )
-            else:
-                chosen = {name: chosen[name] for name in SETTINGS}
-                covered = sum(pair in left for pair in itertools.combinations(chosen.items(), 2))
-                best = max(best, (covered, chosen), key=lambda x: x[0])
-        found.append(best[1])
-        left -= set(itertools.combinations(best[1].items(), 2))
+        pairs = sorted(left, key=str)
+        drawn = [
+            {name: generator.choice(values) for name, values in SETTINGS.items()} | dict(generator.choice(pairs))
+            for _ in range(500)
+        ]
+        found.append(max((chosen for chosen in drawn if not refusals(chosen)), key=covered))
+        left -= set(itertools.combinations(found[-1].items(), 2))
     return found
 
 

@@ -69,10 +69,10 @@ def test_skip_goes_on_and_counts(runs):
     assert ended == ("0", "0")
     assert [step for step, _ in rows(root)] == list(range(1, 15))
     assert [step for step, loss in rows(root) if math.isnan(loss)] == [9, 10]
-    assert "The update is made on no rank; number 2 in a row, of at most 2" in log(root)
+    assert "The update is skipped on all ranks; number 2 in a row, of at most 2" in log(root)
     _, ended = runs["too many skips"]
     assert "the loss is nan at step 11" in ended[0]
-    assert "2 updates before it were left out as well" in ended[0]
+    assert "2 consecutive updates before it" in ended[0]
 
 
 def test_rollback_goes_on_from_the_checkpoint_with_the_data_after_the_bad_batch(runs, glyphs, tmp_path):
@@ -80,7 +80,7 @@ def test_rollback_goes_on_from_the_checkpoint_with_the_data_after_the_bad_batch(
     root, ended = runs["rollback"]
     assert ended == ("0", "0")
     assert [step for step, _ in rows(root)] == list(range(1, 15))
-    assert "Back from step 9 to the checkpoint of step 5; the 64 samples since then" in log(root)
+    assert "back from step 9 to the checkpoint of step 5; the 64 samples since then" in log(root)
     manifest = json.loads((root / "checkpoints/step-00000010/manifest.json").read_text())
     assert (manifest["step"], manifest["position"], manifest["left_out"]) == (10, 16 * 14, [[16 * 5, 16 * 9]])
 

@@ -167,7 +167,7 @@ def test_who_loses_the_folder_to_another_run_keeps_its_last_state(glyphs, tmp_pa
 
     flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --image-size 24 --max-steps"
     when(lambda: has_trained(root), replace)
-    with pytest.raises(ValueError, match=r"is not this run's any more: .* --resume (\S+)") as raised:
+    with pytest.raises(ValueError, match=r"no longer belongs to this run: .* --resume (\S+)") as raised:
         here("recipes.face", ["--models-root", str(root), *SMALL, *flags.split(), "5000"])
     saved = Path(str(raised.value).rpartition("--resume ")[2])
     assert saved.parent.parent.name.startswith("run.lost-")

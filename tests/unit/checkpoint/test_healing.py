@@ -91,7 +91,7 @@ def test_where_nothing_is_whole_all_stays_and_all_ranks_are_told_what_to_do(root
     one, two = go_on(root, owner)
     assert one == two
     assert f"no checkpoint below {root} is intact; none was renamed. step 30: " in one
-    assert "Bring the files back from a copy" in one
+    assert "Restore the files from a copy" in one
     assert names(root) == ["10", "20", "30"]
     assert go_on(root, owner, instead="a commit", after=25) == [-1, -1]
     assert names(root) == ["10", "20", "30.damaged"]
@@ -220,7 +220,7 @@ def test_nothing_is_renamed_where_the_folder_is_not_this_run_s(root, owner):
         owner.check()
     one, two = go_on(root, owner)
     assert one == two
-    assert f"{root} is not this run's any more" in one
+    assert f"{root} no longer belongs to this run" in one
     assert names(root) == ["10", "20", "30"]
 
 
@@ -235,11 +235,11 @@ def test_a_commit_in_memory_counts_more_than_a_damaged_checkpoint(root, owner, m
     def act(world) -> tuple[int, float]:
         run = run_of(world, config)
         if world.rank == 0:
-            run.memory.locks[root] = owner
+            run.process.locks[root] = owner
         backbone, head = parts_of(world)
         weights = {name: torch.full_like(t, 25.0) for name, t in backbone.weights.state_dict().items()}
         facts = {"position": 25, "best": {}, "configuration": {}}
-        copies = PeerCopies(run.memory, world, every=5)
+        copies = PeerCopies(run.process, world, every=5)
         copies.begin(checkpoint.capture(25, weights, {}, {}, head, facts, world=world, checksums=True))
         copies.finish()
         return run.resume(backbone, head).step, backbone.module.weight[0, 0].item()
@@ -274,7 +274,7 @@ def test_a_run_goes_back_where_it_is_told_to(root, owner, where):
     def act(world) -> float:
         run = run_of(world, config)
         if world.rank == 0:
-            run.memory.locks[root] = owner
+            run.process.locks[root] = owner
         backbone, head = parts_of(world)
         if where == "elsewhere":
             with pytest.raises(ValueError, match="step-00000030 is ahead of where this run would start"):
@@ -299,7 +299,7 @@ def test_a_damaged_one_that_is_named_is_an_error_on_all(root, owner):
 
     for said in in_world(2, act):
         assert "is damaged: its SHA-256" in said
-        assert "Go on from an older checkpoint (--resume DIR" in said
+        assert "(--resume DIR" in said
     assert names(root) == ["10", "20", "30"]
 
 
@@ -318,9 +318,9 @@ def test_what_is_set_aside_is_no_checkpoint_for_the_tools(root, capsys):
     quarantine(root / "step-00000030", DAMAGED)
     assert checkpoint.newest(root) == root / "step-00000020"
     assert verify(VerifyOptions((root,))) == 0
-    assert f"{root}/step-00000030.damaged: set aside, not looked at" in capsys.readouterr().out
+    assert f"{root}/step-00000030.damaged: quarantined" in capsys.readouterr().out
     inspect(InspectOptions(root))
     assert "step-00000030.damaged" in (line := capsys.readouterr().out.splitlines()[-1])
-    assert "set aside by a run" in line
+    assert "quarantined by a run" in line
     assert verify(VerifyOptions((root / "step-00000030.damaged",))) == 0
     assert torch.equal(checkpoint.Checkpoint(root / "step-00000020").backbone()["bias"], torch.full((4,), 20.0))

@@ -67,7 +67,7 @@ def test_a_run_whose_process_is_gone_loses_its_folder_at_once(tmp_path, monkeypa
     for process, start in ((gone.pid, 5), (os.getpid(), 5), (zombie.pid, 5)):
         record = write(tmp_path, process=process, start=start)
         holder, note = acquire(tmp_path, "new")
-        assert f"{record}, which is gone" in note
+        assert f"{record}, which has ended" in note
         assert records(tmp_path) == ["owner-2.json"]
         holder.release()
     zombie.wait()
@@ -135,7 +135,7 @@ def test_a_process_that_was_stopped_finds_out_that_it_has_lost_its_folder(tmp_pa
     text = (tmp_path / "owner-1.json").read_text().replace('"machine": "', '"machine": "elsewhere ')
     (tmp_path / "owner-1.json").write_text(text)
     holder, _ = acquire(tmp_path, "new")
-    with pytest.raises(LostLock, match=f"is that of process {os.getpid()}"):
+    with pytest.raises(LostLock, match=f"is held by process {os.getpid()}"):
         stopped.check()
     stopped.release()
     holder.check()
@@ -164,7 +164,7 @@ def test_a_record_that_was_removed_and_replaced_is_lost(tmp_path):
     """Its thread sees it, and so does who asks."""
     holder, _ = acquire(tmp_path, "run")
     second = write(tmp_path, run="second")
-    with pytest.raises(LostLock, match=f"is that of {second}"):
+    with pytest.raises(LostLock, match=f"is held by {second}"):
         holder.check()
     deadline = time.monotonic() + 10
     while holder.lost is None and time.monotonic() < deadline:
@@ -238,7 +238,7 @@ def test_who_comes_when_the_folder_has_just_been_taken_is_left_to_find_out(tmp_p
 
     monkeypatch.setattr(lock, "_records", list_and_come_late)
     holder, note = acquire(tmp_path, "first")
-    assert ("gone: taken over" in note) == stale
+    assert ("lock taken over" in note) == stale
     assert late.exists()
     holder.check()
     holder.release()

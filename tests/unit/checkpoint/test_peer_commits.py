@@ -259,7 +259,7 @@ def test_too_little_memory_is_an_error_at_the_start_and_later_goes_without(monke
     assert in_world(size, act) == [2 - size] * size
     told = [f"rank {rank} has too little" in caplog.text for rank in range(size)]
     assert any(told) == (size > 1)
-    assert ("going on without commits" in caplog.text) == (size > 1)
+    assert ("continuing without commits" in caplog.text) == (size > 1)
 
 
 def test_a_commit_that_is_held_makes_room_for_the_next(monkeypatch):

@@ -81,17 +81,6 @@ def test_checksums_are_those_of_coreutils_and_cover_every_file(saver, head):
     assert checkpoint.Checkpoint(folder).class_names == [f"person {i}" for i in range(11)]
 
 
-def test_a_copy_is_of_its_moment(saver, head):
-    taken = snapshot(head, 3)
-    before = head.centres.clone()
-    head.centres.zero_()
-    saver.begin(taken)
-    saver.finish()
-    again = PartialFC(11, 6, CosFace())
-    checkpoint.Checkpoint(saver.root / "step-00000003").load_head(again)
-    assert torch.equal(again.centres, before)
-
-
 @pytest.mark.parametrize("device", ["cpu", "meta"])  # meta: stands in for any other than the CPU
 def test_a_copy_is_made_once(device):
     class Copies(TorchDispatchMode):
@@ -157,14 +146,6 @@ def test_who_was_cut_off_leaves_the_checkpoint_of_the_others_alone(tmp_path, hea
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == whole
 
 
-def test_a_later_one_succeeds(saver, head):
-    with full_disk(1000):
-        save(saver, head, 4)
-    save(saver, head, 5)
-    assert not saver.last_failed
-    assert checkpoint.newest(saver.root) == saver.root / "step-00000005"
-
-
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_disk_that_is_gone_ends_no_training(saver, head, begun, caplog, monkeypatch):
     """A lost network mount: looking at a path raises, too."""
@@ -186,7 +167,7 @@ def test_a_disk_that_is_gone_ends_no_training(saver, head, begun, caplog, monkey
     assert saver.last_failed
     assert not saver.under_way
     assert "the checkpoint of step 4 was not written on rank 0: Stale file handle" in caplog.text
-    assert "step 3 was not written" in caplog.text
+    assert "step-00000003/COMPLETE" in caplog.text
     save(saver, head, 5)
     assert checkpoint.newest(saver.root) == saver.root / "step-00000005"
 

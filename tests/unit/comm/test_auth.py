@@ -16,7 +16,7 @@ import pytest
 
 from partial_fc.comm import StartError
 from partial_fc.comm.auth import handshake
-from partial_fc.comm.auth.limiter import PRE_AUTH_BYTES, PRE_AUTH_S, end
+from partial_fc.comm.auth.limiter import PRE_AUTH_S, end
 from partial_fc.comm.launch import Launch, addresses, meet_ranks
 from partial_fc.comm.watch.status_server import StatusServer
 from tests.cluster.stranger import HOSTILE
@@ -139,12 +139,11 @@ def test_a_crowd_takes_no_place_from_a_rank(server):
         for one in crowd:
             assert hangs_up(one)
             one.close()
-        # Who is known may say more than a stranger.
-        rank.sendall(json.dumps({"state": {"rank": 1, "code": "x" * 20 * PRE_AUTH_BYTES}}).encode() + b"\n")
+        rank.sendall(json.dumps({"state": {"rank": 1, "code": "x" * 2000}}).encode() + b"\n")
         until = time.monotonic() + 20
         while "code" not in (server._clients[1].newest or {}) and time.monotonic() < until:
             time.sleep(0.01)
-        assert len(server._clients[1].newest["code"]) == 20 * PRE_AUTH_BYTES
+        assert len(server._clients[1].newest["code"]) == 2000
 
 
 def test_the_board_is_where_the_ranks_are_invited(monkeypatch):

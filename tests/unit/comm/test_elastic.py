@@ -134,7 +134,7 @@ def test_nobody_waits_for_a_host_that_is_gone_meanwhile(driver, known):
     if known:
         first.hosts_changed.set()
     threading.Timer(0.3, first.hosts_changed.set).start()
-    expected = "not come within" if known else "hosts were added or removed"
+    expected = "not joined within" if known else "hosts were added or removed"
     assert expected in first._barrier.wait(1 if known else 20, 1)
 
 
@@ -143,7 +143,7 @@ def test_the_word_of_another_world_does_not_count(driver):
     old = member(driver, "b", 1, 2, 0, 1, 1, 2)
     calling = threading.Timer(0.2, lambda: driver.kept.update({"/barrier/1": b"new", "/barrier/all": b"here"}))
     calling.start()
-    assert old._barrier.wait(20, 1) == "rank 0 has spoken in another world"
+    assert old._barrier.wait(20, 1) == "rank 0 has answered in another world"
     assert driver.kept["/barrier/1"] == b"new"
 
 

@@ -34,13 +34,6 @@ def silent(rank: int) -> PeerState:
     return PeerState(rank, "open", 597.0, False, RankState(rank, "gpu9", 5, 11, 38, "backbone/gradient_2"))
 
 
-def elsewhere(rank: int) -> PeerState:
-    state = RankState(
-        rank, "gpu2", 6, 12, 40, "evaluate/roc", "evaluate/roc", 598.0, has_started=False, code="loop.py:9 f"
-    )
-    return PeerState(rank, "open", 0.1, True, state)
-
-
 def test_hang_names_the_collective_the_step_and_who_has_not_started_it():
     lines = hang_report(QUERY, [waiting(0), waiting(1), computing(2), waiting(3)]).split("\n  ")
     assert all(words in lines[0] for words in ("head/sum", "600 s", "Step 12;", "call 12", "number 40 of rank 0"))
@@ -59,15 +52,8 @@ def test_hang_tells_a_silent_rank_from_an_ended_one():
     assert "unknown: rank 2: has never reached the status server" in text
     assert "missing: rank 3 (host gpu3, process 7): no longer there" in text
     assert "step 12, last collective head/max, number 39" in text
-    assert "missing: rank 4: has left 20 s ago (its Python ended without closing the world; ValueError: key 17)" in text
-    assert "look at: the output of ranks 3-4" in text
-
-
-def test_hang_of_ranks_in_different_collectives():
-    text = hang_report(QUERY, [waiting(0), elsewhere(1), elsewhere(2)])
-    assert "elsewhere: rank 1 (host gpu2, process 6): has not started it and waits in evaluate/roc instead" in text
-    assert "waiting in it: rank 0\n" in text
-    assert "different paths" in text
+    assert "missing: rank 4: left 20 s ago (its Python ended without closing the world; ValueError: key 17)" in text
+    assert "what to check: the output of ranks 3-4" in text
 
 
 def test_order_matters_only_where_the_backend_matches_by_order():
@@ -94,20 +80,6 @@ def test_a_rank_that_is_done_with_it_and_goes_on_is_not_missing():
     assert "missing" not in text
 
 
-def test_hang_without_an_answer_from_the_board_blames_rank_0():
-    text = hang_report(Query(**{**vars(QUERY), "rank": 2}), None)
-    assert "collective head/sum has not finished after 600 s. Step 12" in text
-    assert "missing: rank 0, whose process keeps the status server" in text
-
-
-def test_what_rank_0_said_when_it_left_is_passed_on():
-    for report in (
-        hang_report(QUERY, None, "it failed; OSError: disk full"),
-        failure_report(QUERY, None, "Connection closed", "it failed; OSError: disk full"),
-    ):
-        assert "rank 0, whose process keeps the status server and has left (it failed; OSError: disk full)" in report
-
-
 def test_a_thousand_missing_ranks_do_not_make_a_thousand_lines():
     text = hang_report(QUERY, [waiting(0), *(silent(rank) for rank in range(1, 1000))])
     assert f"... and {999 - MAX_LINES} more ranks" in text
@@ -124,7 +96,7 @@ def test_failure_names_who_ended_first_and_not_those_that_failed_with_it():
         "failed too: rank 1 (host gpu1, process 5): its backend gave up collective head/sum, and it has ended" in text
     )
     assert "missing: rank 2 (host gpu7, process 4711): no longer there" in text
-    assert text.endswith("look first at the output and the host of rank 2")
+    assert text.endswith("check first the output and the host of rank 2")
 
 
 # ---- the server
@@ -199,17 +171,6 @@ def test_a_rank_can_ask_after_rank_0_has_left(watches):
     look_until(watches[2], ["open", "open", "open", "never"])
     watches[0].close()
     assert look_until(watches[2], ["left", "open", "open", "never"])
-
-
-def test_a_stranger_is_not_let_in():
-    server = StatusServer(2, one_host=True)
-    watch = Watch(a_journal(0, 2), 600.0, server.endpoint, server)
-    look_until(watch, ["open", "never"])
-    with socket.create_connection(("127.0.0.1", server.endpoint.port), 5.0) as stranger:
-        stranger.sendall(b'{"token": "1234", "state": {"rank": 1}}\n')
-        assert stranger.recv(100) == b""
-    look_until(watch, ["open", "never"])
-    watch.close()
 
 
 def test_a_fault_of_the_board_is_told_and_not_taken_for_a_stranger(monkeypatch, caplog):

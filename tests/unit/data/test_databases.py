@@ -68,7 +68,7 @@ def test_lmdb_that_is_written_to_meanwhile(tmp_path: Path) -> None:
     source = open_database(path, "lmdb", 10)
     code = f"from tests.unit.databases import *; write_lmdb({str(path)!r}, {{b'0': b'new'}})"
     subprocess.run([sys.executable, "-c", code], check=True)
-    with pytest.raises(ValueError, match="was written to since"):
+    with pytest.raises(ValueError, match="was written to"):
         source.read(3)
 
 
@@ -80,7 +80,7 @@ def test_minidb(tmp_path: Path) -> None:
     check(source, [7, 3, 29, 0])
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 1)
-    with pytest.raises(BadRecord, match="the file ends before this record"):
+    with pytest.raises(BadRecord, match="the file ends within this record"):
         source.read(N - 1)
     assert source.where(N - 1) == f"{path}, record 29 (counted from 0)"
 
@@ -109,7 +109,7 @@ def fails(path: Path, message: str, db_type=None) -> None:
 def test_what_is_no_leveldb(tmp_path: Path) -> None:
     fails(write_leveldb(tmp_path / "level", records(3).items()), "is a LevelDB, --db_type says lmdb", "lmdb")
     (tmp_path / "level/CURRENT").unlink()
-    fails(tmp_path / "level", "no CURRENT: it was not copied as a whole")
+    fails(tmp_path / "level", "no CURRENT")
     fails(write_leveldb(tmp_path / "empty", []), "is an empty LevelDB: it has no record")
 
 

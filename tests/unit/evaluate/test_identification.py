@@ -82,7 +82,7 @@ def test_a_network_that_gives_the_same_for_all_finds_nobody():
 
 def test_a_gallery_without_mates():
     row_ND = np.eye(4, dtype=np.float32)
-    with pytest.raises(ValueError, match=r"no probe is of a class that the gallery has \(4 probes, 4 classes"):
+    with pytest.raises(ValueError, match=r"no probe has a class of the gallery \(4 probes, 4 classes"):
         search(row_ND, np.arange(4) + 4, row_ND, np.arange(4), SingleWorld(), CPU, name="t")
     with pytest.raises(ValueError, match="every class has one image only"):
         search(row_ND, np.arange(4), row_ND, np.arange(4), SingleWorld(), CPU, name="t", is_gallery=True)

@@ -112,19 +112,6 @@ def test_images_are_decoded_in_one_place_and_videos_not_by_opencv():
     assert not re.findall(r"\.(?:jp2|j2k|jpx)\b", "".join(texts.values())), "JPEG 2000 is nothing that we write"
 
 
-@pytest.mark.slow
-def test_training_on_torch_loads_no_mxnet(tmp_path):
-    code = (
-        "import sys\nfrom partial_fc.verbs import train as train_command\n"
-        "status = train_command.main(['face', *sys.argv[1:]], 'train.py')\n"
-        "print(status, [name for name in sys.modules if name.startswith(('mxnet', 'partial_fc.mxnet'))])"
-    )
-    flags = "--dataset synthetic --num-classes 20 --num-images 8 --image-size 16 --batch-size 4 --backbone tiny"
-    command = [sys.executable, "-c", code, *flags.split(), "--max-steps", "1", "--models-root", str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.stdout.splitlines()[-1:] == ["0 []"], done.stdout + done.stderr
-
-
 def test_the_image_runs_as_a_user_checks_host_keys_and_names_its_base_by_digest():
     lines = (ROOT / "Dockerfile").read_text().splitlines()
     users = [line.split()[1] for line in lines if line.startswith("USER ")]

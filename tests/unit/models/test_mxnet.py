@@ -52,20 +52,6 @@ def test_it_imports_and_trains_and_leaves_numpy_alone():
     assert float(done.stdout) < 0.01
 
 
-@pytest.mark.mxnet
-def test_horovod_was_built_for_it_and_finds_it():
-    pytest.importorskip("partial_fc.mxnet")
-    try:
-        importlib.metadata.version("horovod")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("Horovod is not installed")
-    # In one process with torch, torch comes first: Horovod loads MXNet's symbols for everybody.
-    done = python("import torch, horovod.mxnet as hvd; hvd.init(); print(hvd.size()); hvd.shutdown()")
-    if "has not been built" in done.stderr:
-        pytest.skip("Horovod was built without MXNet")
-    assert done.stdout == "1\n", done.stderr
-
-
 AS_TRAIN_PY_DOES = """
 import os
 os.environ.pop("OMP_NUM_THREADS", None)

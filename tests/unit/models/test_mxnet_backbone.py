@@ -172,7 +172,7 @@ def test_an_argument_whose_rate_is_0_is_kept_and_said(mx, tmp_path):
         ("no gradient", "cannot train it: .*_shuffle is non-differentiable"),
         ("gradient stopped", "no gradient reaches an argument"),
         ("two outputs", "2 outputs: fc7_output, fc1_output"),
-        ("no input", "must be called data; its arguments are image"),
+        ("no input", "must be named data; its arguments are image"),
         ("operator", "no symbol that MXNet 1.9.1 reads: .*FullyConn"),
         ("no symbol", "no symbol that MXNet 1.9.1 reads"),
         ("empty", "no symbol that MXNet 1.9.1 reads: the file is empty"),

@@ -48,8 +48,8 @@ ON_MXNET = """
     --symbol net-symbol.json | give both, or none
     --symbol s.json --params p.params --engine torch | add --engine mxnet
     --symbol s.json --params p.params --pretrained x.pt | leave one of the two out
-    --output-name fc1 | --output-name is about --symbol
-    --input-std 128 | --input-std is about --symbol
+    --output-name fc1 | --output-name requires --symbol
+    --input-std 128 | --input-std requires --symbol
     --symbol s.json --params p.params --input-std 0 | --input-std is 0
 """
 MNIST = """
@@ -89,7 +89,7 @@ IMAGENET = """
     --dtype double | --dtype is double; expected float or float16
     --dtype | --dtype: expected one argument
     --model shufflenet | --model shufflenet
-    --pretrained a --load_model_path b | both say where to start
+    --pretrained a --load_model_path b | exclude each other
     --num_shards 2 --shard_id 2 | shards are numbered from 0 to 1
     --redis_port 65536 | is 65536
     --run_id "" | --run_id ''

@@ -79,10 +79,9 @@ def test_training_is_the_same_to_the_bit(name, layout):
     assert_same_bits(steps(recomputed), steps(plain))
 
 
-@pytest.mark.parametrize("name", ["mbf", "tiny"])
 @pytest.mark.parametrize("mode", ["bf16", "fp16", "fp16-o2", "fp64"])
-def test_in_every_precision(name, mode):
-    plain, recomputed = backbone(name), activation_checkpointing.enable(backbone(name))
+def test_in_every_precision(mode):
+    plain, recomputed = backbone("tiny"), activation_checkpointing.enable(backbone("tiny"))
     if mode == "fp64":
         plain, recomputed = plain.double(), recomputed.double()
     if mode == "fp16-o2":

@@ -130,7 +130,7 @@ def damage(path: Path) -> None:
 def test_what_is_whole_passes(tmp_path, capsys):
     save(tmp_path / "step-00000007", heads_of(3), names=list("abcdefghijk"), local=[owed(1.0)] * 3)
     assert verify(VerifyOptions((tmp_path,), finite=True)) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'step-00000007'}: whole\n"
+    assert capsys.readouterr().out == f"{tmp_path / 'step-00000007'}: ok\n"
 
 
 def one(folder: Path, pattern: str) -> Path:
@@ -199,7 +199,7 @@ def test_what_checksums_cannot_see_is_found(tmp_path, capsys):
             {name: t for name, t in load_file(path).items() if name != "momentum"},
         )
     )
-    assert "1 of 12 numbers that are not finite" in problems(head(lambda t: t["centres"][0, 0].fill_(float("nan"))))
+    assert "1 of 12 numbers that are NaN or Inf" in problems(head(lambda t: t["centres"][0, 0].fill_(float("nan"))))
     assert "has 2 names for 11 classes" in problems(lambda folder: None, names=["a", "b"])
     assert "no file holds classes 11 to 11" in problems(
         lambda folder: rewritten(folder, folder / "manifest.json", num_classes=12)

@@ -85,7 +85,7 @@ WRONG = {
     ),
     "several networks": (
         {"interfaces__docker0": {"address": "172.17.0.1", "mbps": -1}},
-        "warning", "interface", "also docker0 (172.17.0.1): name one",
+        "warning", "interface", "also docker0 (172.17.0.1): choose one",
     ),
     "a variable names another": (
         {"environment__NCCL_SOCKET_IFNAME": "ib0"}, "fault", "interface", "NCCL_SOCKET_IFNAME=ib0, there are lo, eth0",

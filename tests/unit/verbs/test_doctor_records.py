@@ -17,7 +17,7 @@ def test_a_good_set_has_nothing_but_information(tmp_path, capsys):
     assert examine(write(tmp_path / "set", records())) == (0, {})
     printed = capsys.readouterr().out
     assert "RecordIO, 14 images, 4 classes" in printed
-    assert "class after class" in printed
+    assert "class by class" in printed
     assert "24 x 24: 14" in printed
 
 
@@ -239,23 +239,13 @@ def test_more_places_than_are_shown(tmp_path, capsys):
 
 
 def damaged(content: bytes, rng: random.Random) -> bytes:
-    """With a bit turned over, four bytes written over, some taken out or put in, or the end missing."""
-    out, at = bytearray(content), rng.randrange(len(content))
-    kind = rng.randrange(5)
-    if kind == 0:
-        out[at] ^= 1 << rng.randrange(8)
-    elif kind == 1:
-        out[at : at + 4] = rng.choice([b"\xff" * 4, bytes(4), MAGIC, rng.randbytes(4)])
-    elif kind == 2:
-        del out[at : at + rng.randrange(1, 60)]
-    elif kind == 3:
-        out[at:at] = rng.choice([rng.randbytes(7), b"-1", b"9" * 25, b"\n", b"\t", b"5\t5\n"])
-    else:
-        del out[at:]
-    return bytes(out)
+    """Cut off, or with some bytes replaced by as many others, or by more or fewer."""
+    at = rng.randrange(len(content))
+    put = rng.choice([MAGIC, b"9" * 25, b"\t5\n", rng.randbytes(rng.randrange(1, 8))])
+    return content[:at] + rng.choice([b"", put + content[at + rng.choice([1, len(put), 60]) :]])
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 @pytest.mark.filterwarnings("error")
 def test_whatever_is_damaged_the_doctor_comes_to_an_end(tmp_path, seed):
     rng = random.Random(seed)

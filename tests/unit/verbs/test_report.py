@@ -159,7 +159,7 @@ def test_a_folder_that_is_none(tmp_path):
     with pytest.raises(ValueError, match=r"is no folder of a run; expected configuration\.json"):
         read_run(tmp_path / "nowhere")
     (tmp_path / "result.json").write_text("{")
-    with pytest.raises(ValueError, match=r"result\.json: no JSON"):
+    with pytest.raises(ValueError, match=r"result\.json: .*JSON"):
         read_run(tmp_path)
 
 

@@ -111,8 +111,8 @@ def test_as_training_sees_them(photos, shown):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"image_size": 40}, "give --augmented"),
-        ({"mirror": False}, "give --augmented"),
+        ({"image_size": 40}, "--augmented"),
+        ({"mirror": False}, "--augmented"),
         ({"augmented": True, "augment": "glyph"}, "add --no-mirror"),
         ({"augmented": True, "resize": 256}, "leave it out"),
         ({"classes": 0}, "--classes is 0"),
