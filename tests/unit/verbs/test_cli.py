@@ -146,7 +146,8 @@ for name in (name for name in cli.VERBS if name not in cli._OWN_READERS):
 def test_what_reads_or_writes_data_alone_starts_without_torch():
     verbs = [verb for verb in cli.VERBS if verb.startswith(("data ", "doctor ")) and verb not in GLYPHS]
     assert len(verbs) == 10
-    modules = [f"partial_fc.verbs.{cli.VERBS[verb][0].partition(':')[0]}" for verb in verbs]
+    names = [cli.VERBS[verb][0].partition(":")[0] for verb in verbs]
+    modules = [f"partial_fc.{name if name.startswith('tools.') else f'verbs.{name}'}" for name in names]
     code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
@@ -209,9 +210,11 @@ def test_recipes_of_a_checkout_are_those_with_a_main():
 
 def test_recipes_of_a_wheel_lie_in_the_package(recipe, tmp_path, monkeypatch, capsys):
     (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "__init__.py").touch()
     recipe.rename(tmp_path / "recipes" / "mine.py")
     monkeypatch.setattr(train_command, "_PACKAGE", tmp_path)
-    monkeypatch.setattr(partial_fc, "__path__", [*partial_fc.__path__, str(tmp_path)])
+    monkeypatch.setattr(partial_fc, "__path__", [str(tmp_path), *partial_fc.__path__])
+    monkeypatch.delitem(sys.modules, "partial_fc.recipes", raising=False)
     assert train_command.recipes() == {"mine": "A task of mine."}
     assert train_command.main(["mine", "--a"]) == 1
     assert capsys.readouterr().out.startswith("['--a']")
