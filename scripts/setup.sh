@@ -190,6 +190,12 @@ if [ "$HOROVOD" = 1 ]; then start_building_horovod; fi
 
 say "installing OpenCV and the rest"
 locked trainer
+# The torchvision of package registries is built for CUDA. Beside another PyTorch its operators do not load, and its import
+# fails where it describes two of them; so do the imports of timm and Lightning. Here it describes those that it has.
+if ! .venv/bin/python -c 'import torchvision' 2>/dev/null; then
+    sed -E -i 's/^@(torch\.library\.register_fake\("torchvision::.*"\))$/@(\1 if torchvision.extension._has_ops() else lambda f: f)/' \
+        .venv/lib/python3*/site-packages/torchvision/_meta_registrations.py
+fi
 # Ourselves, from here: what is still missing is an error, not a download.
 env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null "${pip[@]}" install --quiet --no-index --no-build-isolation \
     -e '.[train,glyphs,digits,export,redis,video,dev]' || die "lock/ has not all that setup.cfg asks for: scripts/lock.py writes it anew"

@@ -109,31 +109,14 @@ def _one_or_three(share: tuple[float, ...]) -> float | tuple[float, ...]:
 def import_timm() -> ModuleType:
     """Imports timm. Raises ValueError, with the command, if it is not installed."""
     try:
-        _declare_torchvision_operators()
         import timm
     except ImportError as error:
         raise ValueError(f"--network timm:NAME needs timm ({error}): `pip install 'partial-fc[timm]'`") from error
+    except RuntimeError as error:
+        raise ValueError(
+            f"--network timm:NAME: timm cannot be imported ({error}); take torch and torchvision from one index"
+        ) from error
     return timm
-
-
-def _declare_torchvision_operators() -> None:
-    """Lets torchvision, which timm imports, load beside a PyTorch of another build: a registry's wheel is for CUDA, and
-    its compiled operators do not load beside PyTorch for CPUs. Its import wants two of them to be declared. timm's
-    networks use none."""
-    found = importlib.util.find_spec("torchvision")
-    if found is None or not found.submodule_search_locations or hasattr(torch.ops.torchvision, "nms"):
-        return
-    for library in Path(found.submodule_search_locations[0]).glob("_C*.so"):
-        try:
-            torch.ops.load_library(library)
-        except OSError:
-            declared = torch.library.Library("torchvision", "FRAGMENT")
-            for operator in ("nms", "qnms"):
-                declared.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-            _kept.append(declared)  # its declarations end with it
-
-
-_kept: list[Any] = []
 
 
 # ---- a function in a file

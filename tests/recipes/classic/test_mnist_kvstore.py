@@ -175,7 +175,7 @@ def test_stores_that_would_wait_or_train_alone(mx):
         check_started_for("dist_async", {**job, "DMLC_ROLE": "worker", "DMLC_PS_ROOT_URI": ""})
     with pytest.raises(ValueError, match="MXNET_UPDATE_ON_KVSTORE=0 with --kv-store dist_async"):
         check_started_for("dist_async", {**job, "DMLC_ROLE": "worker", "MXNET_UPDATE_ON_KVSTORE": "0"})
-    with pytest.raises(ValueError, match="2 workers.*--kv-store device"):
+    with pytest.raises(ValueError, match=r"2 workers.*--kv-store device"):
         check_started_for("device", {**job, "DMLC_ROLE": "worker"})
     with pytest.raises(ValueError, match="DMLC_ROLE is 'serv'"):
         check_started_for("local", {"DMLC_ROLE": "serv"})

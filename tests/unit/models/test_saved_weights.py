@@ -113,5 +113,5 @@ def test_pretrained_partial_takes_what_fits_and_lists_the_rest(tmp_path):
 
 
 def test_pretrained_partial_alone_is_refused():
-    with pytest.raises(ValueError, match="--pretrained-partial .*--pretrained$"):
+    with pytest.raises(ValueError, match=r"--pretrained-partial .*--pretrained$"):
         ModelFlags(pretrained_partial=True)
