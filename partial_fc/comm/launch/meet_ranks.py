@@ -144,8 +144,8 @@ class _Rank:
     def _missing(self) -> str:
         present = [f"{key}: {claim}" for key in self._keys if (claim := self._read(key))]
         return (
-            f"{_listed(self._absent())} did not join within {self._timeout_s:g} s to {_where(self._launch)}. There "
-            f"are: {_listed(present)}. {self._remedy()}"
+            f"{_listed(self._absent())} did not join {_where(self._launch)} within {self._timeout_s:g} s. There are: "
+            f"{_listed(present)}. {self._remedy()}"
         )
 
     def _remedy(self) -> str:
