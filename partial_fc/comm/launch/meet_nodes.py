@@ -97,8 +97,8 @@ def find(store: Store, shard_id: int, timeout_s: float) -> Found:
             time.sleep(_POLL_S)
         if shard is None:
             raise StartError(
-                f"shard 0 did not announce itself in {store.name} within {timeout_s:g} s. Was the command started on every host, "
-                f"each with its own --shard-id, all with the same --run-id and {store.same}?"
+                f"shard 0 did not announce itself in {store.name} within {timeout_s:g} s. Was the command started on "
+                f"every host, each with its own --shard-id, all with the same --run-id and {store.same}?"
             )
         raise StartError(
             f"{shard.who} does not answer at port {shard.port} of {', '.join(shard.addresses)} within {timeout_s:g} s. "
