@@ -57,9 +57,9 @@ if [ "$mode" = quick ]; then
     stage "transport, torchrun, 2 ranks" 10 torch 2 "${transport[@]}"
     stage "recipe face, one rank and two" 15 python -m pytest tests/recipes/face/test_face.py -k two_processes_give_the_curve_of_one "$@"
 elif [ "$mode" = long ]; then
-    stage "every failing operation, attacks, launchers killed" 240 python -m pytest -m long $(marked long tests/{recipes,faults,cluster,simulation}) "${three[@]}" -rs "$@"
+    stage "every failing operation, attacks, launchers killed, the wheel" 340 python -m pytest -m long $(marked long tests/{recipes,faults,cluster,simulation,unit/house}) "${three[@]}" -rs "$@"
     # With PyTorch in uv's cache; else it downloads it twice.
-    stage "the wheel in empty environments, Python 3.11 and 3.13" 75 python scripts/test_wheel.py
+    stage "the wheel in empty environments, Python 3.11 and 3.13" 105 python scripts/test_wheel.py
 elif [ "$mode" = old ]; then
     # PyTorch, oneDNN, OpenBLAS and numpy each have a setting of their own; the head's kernel takes what PyTorch takes.
     export ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Zen
@@ -68,7 +68,7 @@ elif [ "$mode" = old ]; then
     numeric+=(tests/unit/kernels/test_{cpu_kernel,cpu_rows,triton}.py tests/unit/train/test_{muon,precision}.py tests/unit/verbs/test_export.py)
     stage "numbers, with AVX2 instructions" 120 python -m pytest "${numeric[@]}" "${two[@]}" -m "not mxnet" "$@"
 else
-    stage "unit" 175 python -m pytest "${unit[@]}" -m "not mxnet and not long" "$@"
+    stage "unit" 205 python -m pytest "${unit[@]}" -m "not mxnet and not long" "$@"
     # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.
     stage "MXNet: engine, oracle and stores" 55 python -m pytest -m mxnet $(marked mxnet tests/{unit,recipes}) "${two[@]}" "$@"
     # The mathematics does not depend on the transport: all of it over these two, MPI on three ranks, by which the numbers of
@@ -82,7 +82,7 @@ else
     # The GPU's kernel, sharded, in Triton's interpreter. (One process: 40 s of tests/unit/kernels/test_triton.py, in test-old.)
     stage "Triton, horovodrun MPI, 3 ranks" 12 mpi 3 env TRITON_INTERPRET=1 "${ranks[@]}" tests/parallel/head/test_head_kinds.py -k sharded_equals_dense
     # Faults are of processes, disks and cables. -rs: why, where some are skipped.
-    stage "recipes, faults and two hosts" 245 python -m pytest tests/{recipes,faults,cluster} "${three[@]}" -m "not mxnet and not long" -rs "$@"
+    stage "recipes, faults and two hosts" 280 python -m pytest tests/{recipes,faults,cluster} "${three[@]}" -m "not mxnet and not long" -rs "$@"
 fi
 
 printf '\n%s%5d s of %3d  in all\n' "$table" "$SECONDS" "$budget"

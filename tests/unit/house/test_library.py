@@ -92,6 +92,7 @@ def test_a_sharded_checkpoint_resumes_on_another_number_of_ranks(tmp_path):
 FRAMEWORKS = [pytest.param(LIGHTNING, ["model.ckpt"], id="Lightning"), pytest.param(ACCELERATE, [], id="accelerate")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("text", "resumed"), FRAMEWORKS)
 def test_frameworks_train_and_resume_on_another_number_of_processes(tmp_path, text, resumed):
     found = []

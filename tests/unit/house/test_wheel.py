@@ -18,7 +18,7 @@ import pytest
 
 from tests.recipes.test_new_recipe import class_folders
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 ROOT = Path(__file__).parents[3]
 ENVIRON = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
