@@ -257,5 +257,5 @@ def test_what_a_rollback_needs(world, folder):
         roll_back(job, fault, position)
         assert (job.at.step, job.at.position, went[-1], job.at.left_out) == (start[0], position, position, left_out)
         assert job.guards.last_equal == start[0]
-    with pytest.raises(NonFinite, match=r"gone back 3 times already.*--max-rollbacks"):
+    with pytest.raises(NonFinite, match=r"rolled back 3 times.*--max-rollbacks"):
         roll_back(job, fault, 600)

@@ -94,7 +94,7 @@ def test_a_single_bit_of_the_last_rank_is_found(world, where):
     assert str(error.value).startswith(
         f"step 70: the replicas have diverged: {who}, in 1 of 12 parts of the state, the first of them {name[where]}. "
     )
-    assert "since some step after 60, where they were equal" in str(error.value)
+    assert "some step after 60" in str(error.value)
 
 
 def test_a_rank_without_optimizer_state_is_found(world):
