@@ -2,15 +2,18 @@
 
 import contextlib
 import errno
+import importlib.util
 import logging
 import os
 import re
 import stat
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 TEXT_BYTES = 4 << 30  # of a text that is read as a whole: a name each for a hundred million classes
 MANIFEST_BYTES = 2 << 20  # of a manifest or other JSON, which takes up to thirty times as much memory when read
@@ -141,6 +144,17 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
         if isinstance(error, OSError) and error.errno and error.filename in (None, str(partial)):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+def import_file(path: Path, name: str) -> ModuleType:
+    """Runs a Python file and returns it as the module `name`."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look up field types there
+    spec.loader.exec_module(module)
+    return module
 
 
 def check_new(*paths: Path) -> None:

@@ -171,9 +171,8 @@ def acquire(root: Path, run: str) -> tuple[FolderLock, str]:
     left = [str(stale[other] or "a run") for other in others]
     for other in others:
         other.unlink(missing_ok=True)
-    return FolderLock(
-        root, mine
-    ), f"{root} was locked by {', '.join(left)}, which has ended: lock taken over" if left else ""
+    note = f"{root} was locked by {', '.join(left)}, which has ended: lock taken over" if left else ""
+    return FolderLock(root, mine), note
 
 
 def check_free(roots: Iterable[Path]) -> None:

@@ -88,7 +88,7 @@ class Classification:
         yield f"{self.name}/accuracy", self.num_correct / self.num_samples
         yield f"{self.name}/top{self.top}", int(counts[-3]) / self.num_samples
 
-    def _predict(self, forward: Forward, input_B: Tensor, label_B: Tensor) -> "Predictions":
+    def _predict(self, forward: Forward, input_B: Tensor, label_B: Tensor) -> Predictions:
         """From logits (B, C)."""
         logit_BC = forward(input_B).double().cpu()
         log_p_BC = logit_BC.log_softmax(1)

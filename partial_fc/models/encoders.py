@@ -6,7 +6,6 @@ A module may state its input contract as `to_input` (inputs.Pixels); else it is 
 """
 
 import difflib
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from partial_fc.files import import_file
 from partial_fc.models.inputs import FACE, Pixels
 
 TIMM = "timm:"
@@ -130,12 +130,8 @@ def split(name: str) -> tuple[Path, str]:
 
 def _of_file(name: str, embedding_size: int, image_size: int) -> nn.Module:
     file, function = split(name)
-    spec = importlib.util.spec_from_file_location(f"partial_fc_encoder_{file.stem}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    code = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(code)
+        code = import_file(file, f"partial_fc_encoder_{file.stem}")
     except (OSError, SyntaxError, ImportError) as error:
         raise ValueError(f"--network {name}: {file} cannot be run: {error}") from error
     make = getattr(code, function, None)

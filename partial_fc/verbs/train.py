@@ -14,7 +14,6 @@ a recipe of your own, a file with a function main(flags):
 import ast
 import difflib
 import importlib
-import importlib.util
 import logging
 import os
 import sys
@@ -24,7 +23,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from partial_fc import __version__, errors, output
-from partial_fc.files import make_private
+from partial_fc.files import import_file, make_private
 from partial_fc.printable import clean_stderr
 
 _PACKAGE = Path(__file__).parents[1]
@@ -139,13 +138,7 @@ def _folder() -> Path:
 def _recipe(name: str) -> ModuleType:
     """Imports a recipe. name: one of ours, or a path that ends with .py."""
     if name.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(Path(name).stem, name)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # dataclasses look up field types there
-        spec.loader.exec_module(module)
-        return module
+        return import_file(Path(name), Path(name).stem)
     if _folder().parent == _PACKAGE:
         return importlib.import_module(f"partial_fc.recipes.{name}")
     if str(_PACKAGE.parent) not in sys.path:

@@ -35,8 +35,8 @@ class Store:
     same: str
     """What all hosts must share, for messages."""
     errors: tuple[type[Exception], ...] = (OSError,)
-    is_mine = False
-    """Whether this process wrote the announcement."""
+    mine = b""
+    """The announcement that this process wrote, if any."""
 
     def announce(self, text: str) -> bytes | None:
         """Writes the announcement, until `close`. Returns the one that is there already, if any; None: written."""
@@ -47,13 +47,13 @@ class Store:
         raise NotImplementedError
 
     def remove(self) -> None:
-        """Removes the announcement that this process wrote."""
+        """Removes the announcement."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Removes the announcement if this process wrote it; prints a note if that fails."""
+        """Removes this process's announcement, not that of a run that took its place; prints a note if that fails."""
         try:
-            if self.is_mine:
+            if self.mine and self.read() == self.mine:
                 self.remove()
         except self.errors as error:
             print(f"note: {self.name} cannot be removed: {error}; {self.leftover}", file=sys.stderr, flush=True)
@@ -78,9 +78,9 @@ class RedisStore(Store):
         self._closed = threading.Event()
 
     def announce(self, text: str) -> bytes | None:
-        self.is_mine = bool(self._client.set(self.key, text, nx=True, ex=self._expire_s))
-        if not self.is_mine:
+        if not self._client.set(self.key, text, nx=True, ex=self._expire_s):
             return self.read() or b""
+        self.mine = text.encode()
         threading.Thread(target=self._refresh, name="redis-expire", daemon=True).start()
         return None
 
@@ -133,7 +133,7 @@ class FileStore(Store):
         written = self._written(text)
         try:
             os.link(written, self.path)  # only one process can create it, over NFS too
-            self.is_mine = True
+            self.mine = text.encode()
         except FileExistsError:
             return self.read() or b""
         finally:

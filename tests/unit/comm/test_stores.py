@@ -44,7 +44,7 @@ def test_one_of_many_announces_and_removes(opened):
     assert found.count(None) == 1
     assert set(found) - {None} == {str(number).encode()}
     for n, store in enumerate(made):
-        assert store.is_mine == (n == number)
+        assert bool(store.mine) == (n == number)
         if n != number:
             store.close()
     late = opened()
@@ -52,6 +52,16 @@ def test_one_of_many_announces_and_removes(opened):
     made[number].close()
     assert late.read() is None
     late.close()
+
+
+def test_the_announcement_of_a_run_that_took_the_place_stays(opened):
+    first, second = opened(), opened()
+    first.announce("first")
+    first.remove()  # as by hand, with `leftover`
+    second.announce("second")
+    first.close()
+    assert second.read() == b"second"
+    second.close()
 
 
 # ---- Redis
@@ -76,7 +86,7 @@ def test_a_key_expires_unless_it_is_refreshed(connect):
     assert 0 < client.pttl(store.key) <= 2000
     time.sleep(2.3)
     assert store.read() == b"1"  # refreshed
-    store.is_mine = False  # as if killed
+    store.mine = b""  # as if killed
     store.close()
     time.sleep(2.1)
     assert not client.exists(store.key)

@@ -17,9 +17,15 @@ from recipes.face_backbone import ModelFlags, build, rate_notes
 
 SIZE, WIDTH = 32, 16
 SOURCE = """
+from __future__ import annotations
+from dataclasses import dataclass
 import torch
 from torch import nn
 from partial_fc.models.inputs import Pixels
+
+@dataclass
+class Shape:
+    width: int
 
 class Net(nn.Module):
     def __init__(self, width, size):
