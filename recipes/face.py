@@ -69,8 +69,13 @@ class DataFlags:
     .rec."""
     mirror: bool = True
     """Mirror half of the training images, and add both embeddings in verification."""
-    augment: Literal["none", "glyph"] = "none"
-    """glyph: small shifts, turns, blur, noise and contrast, for the characters of the demo."""
+    augment: Literal["none", "glyph", "face", "photo"] = "none"
+    """face: some images are cropped, of low resolution, in other light, blurred, grey, JPEG or partly erased (AdaFace's
+    and CVLface's). photo: a random part of each image, in other light, some also blurred, grey or partly erased.
+    glyph: small shifts, turns, blur, noise and contrast, for the characters of the demo. See docs/data.md."""
+    balance: Literal["none", "sqrt", "class"] = "none"
+    """How often classes are drawn. none: as often as they have images. class: all equally often. sqrt: by the square
+    root of their images. Each class takes its images in turn; an epoch has as many images as the set."""
     order: Literal["shuffled", "blocks"] = "shuffled"
     """shuffled: a random permutation. blocks: for a .rec on a spinning disk or a network drive: blocks of 1,024
     consecutive images in random order, shuffled 32 blocks at a time; the next 32 are read ahead, about 230 MB of 7 kB
@@ -92,6 +97,8 @@ class DataFlags:
             raise ValueError("--dataset synthetic needs --num-classes")
         if self.order == "blocks" and self.rec is not None and not self.is_record_file:
             raise ValueError(f"--order blocks is for a .rec file; the images of {self.rec} are separate files")
+        if self.order == "blocks" and self.balance != "none":
+            raise ValueError(f"--balance {self.balance} draws classes, --order blocks reads the file on; leave one out")
         if self.augment == "glyph" and self.mirror:
             raise ValueError("--augment glyph with --mirror: a mirrored character is another one; add --no-mirror")
 
@@ -145,9 +152,8 @@ def train_here(run: Run) -> int:
     import torch
 
     from partial_fc import counter_rng
-    from partial_fc.data.augment import glyph
     from partial_fc.data.check.at_start import check_data
-    from partial_fc.data.transform import SquareImage, mirror
+    from partial_fc.data.transform import training_square
     from partial_fc.evaluate import Verification
     from partial_fc.train.record.log_style import STYLES
 
@@ -166,7 +172,7 @@ def train_here(run: Run) -> int:
             run.logger.info(finding)
     batch_size = config.optim.batch_size * 2
     sets = [Verification(path, data.image_size, batch_size, flip=data.mirror) for path in _verification_paths(data)]
-    transform = SquareImage(data.image_size, glyph if data.augment == "glyph" else mirror if data.mirror else None)
+    transform = training_square(data.image_size, data.augment, data.mirror)
     loader = run.loader(source, transform, order, num_workers=data.num_workers, max_bad_records=data.max_bad_records)
 
     # ---- model
@@ -208,9 +214,13 @@ def _source(data: DataFlags) -> Source:
 
 def _order(run: Run, source: Source) -> Order:
     from partial_fc.data import RecordSource
-    from partial_fc.data.order import Blocks, Keyed
+    from partial_fc.data.order import Balanced, Blocks, Keyed
 
-    seed = run.config.run.seed
+    seed, balance = run.config.run.seed, run.config.data.balance
+    if balance != "none":
+        label_N = source.labels()
+        assert label_N is not None  # true for sources of open_source
+        return Balanced(label_N, seed, {"class": 0.0, "sqrt": 0.5}[balance])
     if run.config.data.order == "blocks" and isinstance(source, RecordSource):
         return Blocks(len(source), seed, source.read_ahead)
     return Keyed(len(source), seed)

@@ -1,13 +1,85 @@
-"""Augmentation of character images, and the distortions that it shares with the renderer of the glyph set. cv2 and
-numpy only; the loader has the threads."""
+"""Augmentation of faces, photos and characters; characters share their distortions with the renderer of the glyph set.
+cv2 and numpy only; the loader has the threads."""
 
 import math
+from dataclasses import dataclass
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 Image = NDArray[np.uint8]
+_GREY = np.array([0.299, 0.587, 0.114])  # a grey level's share of red, green and blue
+_RESIZE = (cv2.INTER_NEAREST, cv2.INTER_LINEAR, cv2.INTER_AREA, cv2.INTER_CUBIC, cv2.INTER_LANCZOS4)
+
+
+@dataclass(frozen=True)
+class Distortions:
+    """Distorts an RGB image, each way by a chance of its own, in this order; may modify the image in place.
+
+    crop: all but a window of 20 to 100 % of the area becomes black. low_resolution: down to 20 to 100 % of the size
+    and back. photometric: brightness, contrast and saturation times 0.5 to 1.5. blur: of 0.3 to 2 pixels. grey. jpeg:
+    quality 20 to 90. erase: a window of 2 to 20 % of the area becomes one random colour. Windows have sides of 3:4 to
+    4:3. (Crop, low resolution and photometric: Kim, Jain, Liu, 2022, "AdaFace", https://arxiv.org/abs/2204.00964.)
+    """
+
+    crop: float = 0.0
+    low_resolution: float = 0.0
+    photometric: float = 0.0
+    blur: float = 0.0
+    grey: float = 0.0
+    jpeg: float = 0.0
+    erase: float = 0.0
+
+    def __call__(self, image: Image, rng: np.random.Generator) -> Image:
+        crop, low_resolution, photo, blur, grey, jpeg, erase = rng.random(7)
+        if crop < self.crop:
+            kept = window(image, rng.uniform(0.2, 1), rng)
+            image, whole = np.zeros_like(image), image
+            image[kept] = whole[kept]
+        if low_resolution < self.low_resolution:
+            (height, width), share = image.shape[:2], rng.uniform(0.2, 1)
+            down, up = (_RESIZE[way] for way in rng.integers(0, len(_RESIZE), 2))
+            small = cv2.resize(image, (math.ceil(share * width), math.ceil(share * height)), interpolation=down)
+            image = np.asarray(cv2.resize(small, (width, height), interpolation=up), np.uint8)
+        if photo < self.photometric:
+            image = photometric(image, *rng.uniform(0.5, 1.5, 3))
+        if blur < self.blur:
+            image = np.asarray(cv2.GaussianBlur(image, (0, 0), rng.uniform(0.3, 2)), np.uint8)
+        if grey < self.grey:
+            image = photometric(image, saturation=0.0)
+        if jpeg < self.jpeg:
+            quality = [cv2.IMWRITE_JPEG_QUALITY, int(rng.integers(20, 91))]
+            file = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), quality)[1]
+            image = np.asarray(cv2.cvtColor(cv2.imdecode(file, cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB), np.uint8)
+        if erase < self.erase:
+            image[window(image, rng.uniform(0.02, 0.2), rng)] = rng.integers(0, 256, 3)
+        return image
+
+
+FACE = Distortions(crop=0.2, low_resolution=0.2, photometric=0.2, blur=0.1, grey=0.05, jpeg=0.1, erase=0.1)
+PHOTO = Distortions(photometric=0.8, blur=0.1, grey=0.1, erase=0.25)  # after `window`, see SquareImage
+
+
+def window(image_HWC: Image, area: float, rng: np.random.Generator) -> tuple[slice, slice]:
+    """Returns a random window: a share of the image's area, with sides of 3:4 to 4:3 of the image's."""
+    ratio = math.exp(rng.uniform(-0.5, 0.5) * math.log(4 / 3))
+    sides = (
+        min(n, max(1, round(n * math.sqrt(area) * x)))
+        for n, x in zip(image_HWC.shape, (ratio, 1 / ratio), strict=False)
+    )
+    (top, height), (left, width) = (
+        (int(rng.integers(0, n - side + 1)), side) for n, side in zip(image_HWC.shape, sides, strict=False)
+    )
+    return slice(top, top + height), slice(left, left + width)
+
+
+def photometric(image: Image, brightness: float = 1.0, contrast: float = 1.0, saturation: float = 1.0) -> Image:
+    """Multiplies the brightness, the distance to the mean grey level, and each pixel's distance to its own grey level;
+    rounds once."""
+    mean = brightness * float(np.dot(cv2.mean(image)[:3], _GREY))
+    matrix = brightness * contrast * (saturation * np.eye(3) + (1 - saturation) * _GREY)
+    return np.asarray(cv2.transform(image, np.column_stack((matrix, np.full(3, (1 - contrast) * mean)))), np.uint8)
 
 
 def glyph(image_HWC: Image, rng: np.random.Generator) -> Image:

@@ -4,6 +4,7 @@ A position counts samples over all epochs and all ranks: epoch e holds positions
 size of the set. The state of training is one position, from which any number of ranks can continue.
 
     Keyed        shuffled by a keyed permutation: nothing is stored, every batch is full, batches cross epoch boundaries
+    Balanced     classes as often as a power of their size says, each class's samples in turn
     Blocks       nearly as well shuffled, and read in contiguous pieces of disk or network
     Sharded      in source order; host k of S takes k, k + S, k + 2S, ... (Caffe2's readers)
     PerEpoch     torch's DistributedSampler: reshuffled each epoch, padded with repeated samples until all ranks have
@@ -18,13 +19,15 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from partial_fc.counter_rng import derive_key, permute
 
 _AHEAD = 8192  # positions permuted at once
-_ORDER = 0  # purpose of a key of `derive_key`; the loader uses 1 and 2
+_ORDER, _BALANCE = 0, 3  # purposes of a key of `derive_key`; the loader uses 1 and 2
 
 
 class Selection(NamedTuple):
@@ -86,6 +89,33 @@ class Keyed:
 
     def updates_to(self, start: int, stop: float, update_size: int) -> int:
         return max(0, math.ceil((stop - start) / update_size))
+
+
+class Balanced(Keyed):
+    """An epoch's N positions, shuffled, are shared by the classes in proportion to (samples of the class) ** power: 0:
+    equally often, 0.5: by the square root, 1: every sample once. A class takes its samples in turn, over all epochs."""
+
+    def __init__(self, label_N: NDArray[np.int64], seed: int, power: float):
+        super().__init__(len(label_N), seed)
+        self._by_class = torch.from_numpy(np.argsort(label_N, kind="stable"))
+        self._count_C = torch.from_numpy(np.unique(label_N, return_counts=True)[1])
+        self._first_C = self._count_C.cumsum(0) - self._count_C
+        share_C = self._count_C.double() ** power
+        self._share_C = share_C * (len(label_N) / share_C.sum())
+        self._edge_C = torch.nn.functional.pad(self._share_C.cumsum(0), (1, 0))
+        self._edge_C[-1] = len(label_N)
+
+    def _permute(self, position_N: Tensor) -> Tensor:
+        place_N, epoch_N = super()._permute(position_N), position_N // self.num_samples
+        epochs, which = torch.unique(epoch_N, return_inverse=True)
+        # Shares are no whole numbers: each epoch rounds their ends at an offset of its own.
+        offsets = [derive_key(self._seed, _BALANCE, e) / 2**32 for e in epochs.tolist()]
+        offset_N = torch.tensor(offsets, dtype=torch.float64)[which]
+        # Class c has the places from floor(edge c + offset) to before floor(edge c + 1 + offset).
+        class_N = torch.searchsorted(self._edge_C[1:], place_N + 1 - offset_N)
+        begin_N = (self._edge_C[class_N] + offset_N).floor().long()
+        turn_N = place_N - begin_N + (epoch_N * self._share_C[class_N]).long()
+        return self._by_class[self._first_C[class_N] + turn_N % self._count_C[class_N]]
 
 
 class Blocks(Keyed):

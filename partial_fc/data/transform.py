@@ -3,12 +3,13 @@ place in the batch; a transform may write there and then returns `out` itself.""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from partial_fc.data.augment import FACE, PHOTO, glyph, window
 from partial_fc.data.decode import check_proportions, decode, fit
 from partial_fc.data.sample import Sample, still
 
@@ -23,18 +24,42 @@ Augment = Callable[[Pixels, np.random.Generator], Pixels]
 @dataclass(frozen=True)
 class SquareImage:
     """An image of `size` x `size` pixels: decoded, resized and centre-cropped if it has another size, then augmented
-    (augment.py). uint8 (size, size, 3) RGB. Raises BadRecord for an image that cannot be decoded."""
+    (augment.py). uint8 (size, size, 3) RGB. Raises BadRecord for an image that cannot be decoded.
+
+    random_area: instead of the whole image a random window (augment.window) of this share of its area or more."""
 
     size: int
     augment: Augment | None = None
+    random_area: float = 1.0
 
     def __call__(self, sample: Sample, rng: np.random.Generator, out: Pixels | None = None) -> Pixels:
         given = still(sample)
         image = decode(given, out) if isinstance(given, bytes) else given
+        if self.random_area < 1:
+            part = image[window(image, rng.uniform(self.random_area, 1), rng)]
+            shrinks = min(part.shape[:2]) >= self.size
+            way = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+            image = np.asarray(cv2.resize(part, (self.size, self.size), interpolation=way), np.uint8)
         image = fit(image, self.size)
         if self.augment is None:
             return image
         return self.augment(image.copy() if image is given else image, rng)
+
+
+AugmentName = Literal["none", "glyph", "face", "photo"]
+
+
+def training_square(size: int, augment: AugmentName, mirrored: bool) -> SquareImage:
+    """Returns recipe face's transform for training: --image-size, --augment and --mirror."""
+    chosen: list[Augment] = [{"glyph": glyph, "face": FACE, "photo": PHOTO}[augment]] if augment != "none" else []
+    steps = [mirror, *chosen] if mirrored else chosen
+
+    def each(image: Pixels, rng: np.random.Generator) -> Pixels:
+        for step in steps:
+            image = step(image, rng)
+        return image
+
+    return SquareImage(size, each if steps else None, 0.35 if augment == "photo" else 1.0)
 
 
 @dataclass(frozen=True)

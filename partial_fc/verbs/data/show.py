@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import tyro
@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from partial_fc import pictures
 from partial_fc.data import ImageFolder, RecordSource, Source
-from partial_fc.data.augment import glyph
 from partial_fc.data.decode import decode
 from partial_fc.data.idx import IdxSource, Split
 from partial_fc.data.image_folder import class_folders
 from partial_fc.data.pairs import read_pairs
 from partial_fc.data.sample import BadRecord, Frames, Sample
-from partial_fc.data.transform import ShortSideCrop, SquareImage, mirror
+from partial_fc.data.transform import AugmentName, ShortSideCrop, training_square
 from partial_fc.data.video import ClipList, ClipTransform, Window
 from partial_fc.files import regular
 from partial_fc.findings import counted
@@ -53,8 +52,8 @@ class ShowOptions:
     """With --augmented: pixels of a side. none: the recipe's default, 112, 227 or 224."""
     mirror: bool = True
     """With --augmented: mirror half of the images."""
-    augment: Literal["none", "glyph"] = "none"
-    """With --augmented: recipe face's --augment, for characters."""
+    augment: AugmentName = "none"
+    """With --augmented: recipe face's --augment."""
     resize: int | None = None
     """With --augmented, of image databases and videos: the shorter side before the crop (of videos the height, the
     width is 340/256 times that). none: the recipes' 256."""
@@ -134,7 +133,7 @@ def _transform(options: ShowOptions, source: Source) -> tuple[Transform, str]:
     if recipe == "face":
         if options.resize:
             raise ValueError(f"--resize {resize}: recipe face makes the shorter side --image-size; leave it out")
-        return SquareImage(size, glyph if options.augment == "glyph" else mirror if options.mirror else None), said
+        return training_square(size, options.augment, options.mirror), said
     if resize < size:
         raise ValueError(f"--resize {resize} is smaller than the crop, --image-size {size}; give a larger one")
     if recipe == "imagenet":

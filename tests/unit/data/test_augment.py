@@ -2,8 +2,11 @@ import cv2
 import numpy as np
 import pytest
 
-from partial_fc.data.augment import affine, glyph
-from partial_fc.data.transform import mirror
+from partial_fc.data.augment import FACE, PHOTO, Distortions, affine, glyph, photometric, window
+from partial_fc.data.loader import Loader
+from partial_fc.data.sample import Sample
+from partial_fc.data.synthetic import Synthetic
+from partial_fc.data.transform import mirror, training_square
 
 
 def random_image(*shape: int) -> np.ndarray:
@@ -76,3 +79,92 @@ def test_affine_scale_enlarges_about_the_centre() -> None:
     matrix = affine((21, 21), (21, 21), degrees=0, slant=0, scale=(3, 1), move=(0, 0))
     rows, columns = np.nonzero(warp(image, matrix, (21, 21)) > 127)
     assert (rows.min(), rows.max(), columns.min(), columns.max()) == (8, 12, 6, 14)
+
+
+# ---- faces and photos
+
+
+def photo(side: int = 48) -> np.ndarray:
+    """A smooth image, in which a distortion shows."""
+    return cv2.resize(random_image(6, 6, 3), (side, side), interpolation=cv2.INTER_CUBIC)
+
+
+@pytest.mark.parametrize("name", ["crop", "low_resolution", "photometric", "blur", "grey", "jpeg", "erase"])
+def test_a_distortion_depends_on_the_generator_only(name):
+    image = photo()
+    whole = Distortions(**{name: 1.0})
+    for seed in range(5):
+        once, again = (whole(image.copy(), np.random.default_rng(seed)) for _ in range(2))
+        assert (once.shape, once.dtype) == (image.shape, np.uint8)
+        np.testing.assert_array_equal(once, again)
+        assert (once != image).any()
+    np.testing.assert_array_equal(Distortions()(image.copy(), np.random.default_rng(0)), image)
+
+
+def test_each_chance_is_met():
+    """A crop leaves black, erasing one colour, grey three equal channels: counted over many draws."""
+    image = np.full((32, 32, 3), (200, 100, 50), np.uint8)
+    rng = np.random.default_rng(0)
+    outs = [Distortions(crop=0.2, grey=0.05)(image.copy(), rng) for _ in range(2000)]
+    assert 0.15 < np.mean([(out == 0).any() for out in outs]) < 0.25
+    assert 0.03 < np.mean([(out == out[:, :, :1]).all() for out in outs]) < 0.07
+
+
+def test_a_crop_stays_where_it_is():
+    image = photo()
+    out = Distortions(crop=1.0)(image.copy(), np.random.default_rng(3))
+    kept = (out != 0).any(axis=2)
+    np.testing.assert_array_equal(out[kept], image[kept])
+    rows, columns = np.flatnonzero(kept.any(axis=1)), np.flatnonzero(kept.any(axis=0))
+    assert kept[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].mean() > 0.99  # a rectangle
+    assert 0.15 < kept.mean() < 1
+
+
+@pytest.mark.parametrize("area", [0.02, 0.5, 1.0])
+def test_a_window_has_its_area_and_lies_inside(area):
+    image = random_image(100, 80, 3)
+    for seed in range(50):
+        rows, columns = window(image, area, np.random.default_rng(seed))
+        assert 0 <= rows.start < rows.stop <= 100
+        assert 0 <= columns.start < columns.stop <= 80
+        share = image[rows, columns].size / image.size
+        assert area * (0.85 if area < 1 else 0.8) < share < area * 1.25
+
+
+def test_photometric_is_its_formula():
+    image = photo()
+    grey = np.array([0.299, 0.587, 0.114])
+    x = image * 1.2
+    mean = (image.mean((0, 1)) * 1.2) @ grey
+    x = mean + 0.7 * (x - mean)
+    x = (x @ grey)[..., None] + 1.4 * (x - (x @ grey)[..., None])
+    assert abs(photometric(image, 1.2, 0.7, 1.4) - np.clip(x, 0, 255)).max() < 1
+
+
+@pytest.mark.parametrize("name", ["face", "photo"])
+@pytest.mark.parametrize("size", [(40, 40), (90, 60), (30, 35)])
+def test_a_square_of_training(name, size):
+    transform = training_square(40, name, mirrored=True)
+    image = photo(90)[: size[0], : size[1]]
+    before = image.copy()
+    found = [transform(Sample(image, 0, 0), np.random.default_rng(seed)) for seed in range(30)]
+    assert {(one.shape, one.dtype.name) for one in found} == {((40, 40, 3), "uint8")}
+    np.testing.assert_array_equal(image, before)
+    assert len({one.tobytes() for one in found}) > (25 if name == "photo" else 12)
+
+
+@pytest.mark.parametrize("distort", [FACE, PHOTO])
+def test_augmented_batches_are_the_same_for_any_number_of_ranks(distort):
+    name = "face" if distort is FACE else "photo"
+
+    def images(rank: int, world_size: int, position: int = 0) -> np.ndarray:
+        with Loader(
+            *(Synthetic(3, 40, 50), training_square(24, name, mirrored=True)), rank=rank, world_size=world_size,
+            batch_size=12 // world_size, seed=5, position=position,
+        ) as loader:  # fmt: skip
+            return np.concatenate([next(loader).input_B.numpy() for _ in range(3)])
+
+    whole = images(0, 1)
+    halves = [images(rank, 2).reshape(3, 6, *whole.shape[1:]) for rank in range(2)]
+    np.testing.assert_array_equal(np.concatenate(halves, axis=1).reshape(whole.shape), whole)
+    np.testing.assert_array_equal(images(0, 1, position=12)[:24], whole[12:])

@@ -3,11 +3,12 @@
 import threading
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
-from partial_fc.data.order import Blocks, Epochs, Keyed, Order, PerEpoch, Selection, Sharded
+from partial_fc.data.order import Balanced, Blocks, Epochs, Keyed, Order, PerEpoch, Selection, Sharded
 
 
 @pytest.fixture(autouse=True)
@@ -153,3 +154,52 @@ def test_a_window_reads_its_blocks_only_and_the_next_one_is_read_ahead() -> None
         if thread.name == "read-ahead":
             thread.join()
     assert sorted(asked) == sorted(r for window in range(4) for r in order.blocks_of(window))
+
+
+# ---- Balanced
+
+
+SIZES = [1, 2, 4, 9, 25, 0, 7]
+
+
+def balanced(power: float) -> tuple[Balanced, np.ndarray]:
+    label_N = np.random.default_rng(0).permutation(np.repeat(np.arange(len(SIZES)), SIZES))
+    return Balanced(label_N, 3, power), label_N
+
+
+@pytest.mark.parametrize("power", [0, 0.5, 1])
+def test_classes_come_in_proportion_to_a_power_of_their_size(power):
+    order, label_N = balanced(power)
+    weight_C = np.array([n**power if n else 0.0 for n in SIZES])
+    share_C = weight_C / weight_C.sum() * len(label_N)
+    total_C = np.zeros(len(SIZES))
+    for epoch in range(40):
+        start = epoch * len(label_N)
+        label = label_N[indices([one[0] for one in batches(order, start, start + len(label_N), 1, 1)])]
+        count_C = np.bincount(label, minlength=len(SIZES))
+        assert (abs(count_C - share_C) < 1).all()
+        total_C += count_C
+    np.testing.assert_allclose(total_C / 40, share_C, atol=0.2)
+
+
+def test_power_one_sees_each_sample_once_an_epoch():
+    order, label_N = balanced(1)
+    for epoch in range(3):
+        found = order.select(epoch * len(label_N), len(label_N), 0, 1).index_B
+        assert sorted(found.tolist()) == list(range(len(label_N)))
+
+
+def test_a_class_takes_its_samples_in_turn():
+    order, label_N = balanced(0)  # 8 places an epoch, of which the class of 25 gets 8
+    found = order.select(0, 25 * len(label_N), 0, 1).index_B.numpy()
+    largest = Counter(found[label_N[found] == 4].tolist())
+    assert len(largest) == 25
+    assert max(largest.values()) - min(largest.values()) <= 2
+
+
+def test_balanced_is_the_same_for_any_number_of_ranks():
+    order, label_N = balanced(0.5)
+    whole = order.select(100, 60, 0, 1).index_B
+    fresh = balanced(0.5)[0]  # as a resumed run has it
+    parts = [fresh.select(100, 20, rank, 3).index_B for rank in range(3)]
+    assert torch.cat(parts).equal(whole)
