@@ -105,7 +105,7 @@ def train_here(run: Run) -> int:
     import torch
 
     from partial_fc.data.order import PerEpoch
-    from partial_fc.data.transform import pixels
+    from partial_fc.data.transform import as_stored
     from partial_fc.head import CrossEntropy
     from partial_fc.models.convnet import NUM_CLASSES, ConvNet
     from partial_fc.models.inputs import MNIST
@@ -122,7 +122,7 @@ def train_here(run: Run) -> int:
     updates = math.ceil(len(train_source) / run.global_batch)
     if updates < config.run.frequent:
         run.note(f"no Step lines: an epoch has {updates} updates, fewer than --frequent {config.run.frequent}")
-    loader = run.loader(train_source, pixels, order, num_workers=config.mnist.n_workers)
+    loader = run.loader(train_source, as_stored, order, num_workers=config.mnist.n_workers)
 
     # ---- model
     torch.manual_seed(config.run.seed)  # as the tutorial: its first weights

@@ -9,7 +9,7 @@ from typing import ClassVar
 from partial_fc.checkpoint.consistency import check_replicas
 from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.data import Source
-from partial_fc.data.transform import pixels
+from partial_fc.data.transform import as_stored
 from partial_fc.evaluate import Classification
 from partial_fc.foreign import apex
 from partial_fc.foreign.state_dicts import check_fits
@@ -49,7 +49,7 @@ class TestSet(Classification):
     """The test images, with the tutorial's line."""
 
     def __init__(self, source: Source, epochs: float):
-        super().__init__("test", source, pixels, top=5)
+        super().__init__("test", source, as_stored, top=5)
         self._epochs, self._best = epochs, 0.0
 
     def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:

@@ -63,15 +63,11 @@ PHOTO = Distortions(photometric=0.8, blur=0.1, grey=0.1, erase=0.25)  # after `w
 
 def window(image_HWC: Image, area: float, rng: np.random.Generator) -> tuple[slice, slice]:
     """Returns a random window: a share of the image's area, with sides of 3:4 to 4:3 of the image's."""
-    ratio = math.exp(rng.uniform(-0.5, 0.5) * math.log(4 / 3))
-    sides = (
-        min(n, max(1, round(n * math.sqrt(area) * x)))
-        for n, x in zip(image_HWC.shape, (ratio, 1 / ratio), strict=False)
-    )
-    (top, height), (left, width) = (
-        (int(rng.integers(0, n - side + 1)), side) for n, side in zip(image_HWC.shape, sides, strict=False)
-    )
-    return slice(top, top + height), slice(left, left + width)
+    (height, width), ratio = image_HWC.shape[:2], math.exp(rng.uniform(-0.5, 0.5) * math.log(4 / 3))
+    tall, wide = (max(1, round(math.sqrt(area) * side)) for side in (height * ratio, width / ratio))
+    tall, wide = min(tall, height), min(wide, width)
+    top, left = int(rng.integers(0, height - tall + 1)), int(rng.integers(0, width - wide + 1))
+    return slice(top, top + tall), slice(left, left + wide)
 
 
 def photometric(image: Image, brightness: float = 1.0, contrast: float = 1.0, saturation: float = 1.0) -> Image:

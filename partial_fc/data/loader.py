@@ -19,7 +19,7 @@ from torch import Tensor
 from partial_fc.counter_rng import derive_key
 from partial_fc.data.order import Keyed, Order, Selection
 from partial_fc.data.sample import BadRecord, Sample, Source
-from partial_fc.data.transform import channels_first
+from partial_fc.data.transform import as_stored, channels_first
 
 
 class Transform(Protocol):
@@ -164,8 +164,24 @@ class Loader:
         self.close()
 
     def _build(self, selection: Selection) -> Batch:
+        index_B = selection.index_B
+        self.source.will_need(index_B.tolist())
+        at_once = self.source.read_batch(index_B.numpy()) if self.transform is as_stored else None
+        data_B, label_B, key_B = at_once or self._each(selection)
+        return Batch(
+            channels_first(torch.from_numpy(data_B)),
+            torch.from_numpy(label_B),
+            torch.from_numpy(key_B),
+            selection.end / self.order.num_samples,
+            selection.end,
+            len(index_B) * self.world_size,
+            selection.ends_epoch,
+            selection.position_B,
+        )
+
+    def _each(self, selection: Selection) -> tuple[NDArray, NDArray[np.int64], NDArray[np.int64]]:
+        """Returns (arrays, labels, keys), one sample after the other."""
         index_B = selection.index_B.tolist()
-        self.source.will_need(index_B)
         label_B, key_B = (np.empty(len(index_B), np.int64) for _ in range(2))
         data_B = self._empty(len(index_B)) if self._layout else None
         for i, (position, index) in enumerate(zip(selection.position_B.tolist(), index_B, strict=True)):
@@ -181,16 +197,7 @@ class Loader:
             self._check_layout(array, index)
             data_B[i] = array
         assert data_B is not None
-        return Batch(
-            channels_first(torch.from_numpy(data_B)),
-            torch.from_numpy(label_B),
-            torch.from_numpy(key_B),
-            selection.end / self.order.num_samples,
-            selection.end,
-            len(index_B) * self.world_size,
-            selection.ends_epoch,
-            selection.position_B,
-        )
+        return data_B, label_B, key_B
 
     def _empty(self, count: int) -> NDArray:
         """Returns an empty batch of arrays like the very first one."""

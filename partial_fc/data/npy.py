@@ -1,12 +1,14 @@
 """Reader of .npy and .npz files of numbers and names, without pickle."""
 
+import struct
 import tokenize
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from partial_fc.files import check_regular
@@ -15,7 +17,7 @@ from partial_fc.files import check_regular
 # (RuntimeError: encrypted).
 _DAMAGED = (
     *(EOFError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError, RuntimeError, KeyError),
-    *(ValueError, tokenize.TokenError, zipfile.BadZipFile),
+    *(ValueError, tokenize.TokenError, zipfile.BadZipFile, struct.error),
 )
 Read = TypeVar("Read")
 
@@ -31,11 +33,42 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
 
     def read() -> dict[str, NDArray[Any]]:
         with np.load(path, allow_pickle=False) as file:
-            if any(part.compress_type != zipfile.ZIP_STORED for part in file.zip.infolist()):
-                raise ValueError("it is compressed; expected what numpy.savez and `partial-fc embed` write")
+            _check_stored(file.zip)
             return {name: _numbers(file[name]) for name in file}
 
     return _read(path, read)
+
+
+def map_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """Maps a numpy.savez file's arrays, by name, as `read_npy` does; the file's checksums are not compared."""
+
+    def read() -> dict[str, NDArray[Any]]:
+        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+            _check_stored(archive)
+            parts = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            return {name: _numbers(_map_part(path, file, info)) for name, info in parts.items()}
+
+    return _read(path, read)
+
+
+def _map_part(path: Path, file: IO[bytes], info: zipfile.ZipInfo) -> NDArray[Any]:
+    file.seek(info.header_offset)
+    signature, *lengths = struct.unpack("<4s22xHH", file.read(30))  # of the name and of extra fields, which follow
+    if signature != b"PK\x03\x04":
+        raise ValueError(f"{info.filename} is not where the directory says")
+    file.seek(sum(lengths), 1)
+    end = file.tell() + info.file_size
+    header = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
+    shape, is_fortran, dtype = header(file)
+    array = np.memmap(path, dtype, "r", file.tell(), shape, "F" if is_fortran else "C")
+    if file.tell() + array.nbytes > end:
+        raise ValueError(f"{info.filename} says {dtype} {shape}, more than is there")
+    return array
+
+
+def _check_stored(archive: zipfile.ZipFile) -> None:
+    if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+        raise ValueError("it is compressed; expected what numpy.savez and `partial-fc embed` write")
 
 
 def _read(path: Path, read: Callable[[], Read]) -> Read:

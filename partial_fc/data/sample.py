@@ -66,6 +66,11 @@ class Source(Protocol):
         """Reads a sample. Raises BadRecord if it is damaged, missing or wrongly labelled."""
         ...
 
+    def read_batch(self, index_B: NDArray[np.int64]) -> tuple[NDArray, NDArray[np.int64], NDArray[np.int64]] | None:
+        """Reads samples at once: (their arrays, stacked, labels, keys); None: one is unusable, or the source reads them
+        singly. For loaders with the transform `as_stored`."""
+        return None
+
     def where(self, index: int) -> str:
         """Returns file and key, for messages."""
         return f"sample {index}"

@@ -101,10 +101,10 @@ def channels_first(array_B: "Tensor") -> "Tensor":
     return array_B.squeeze(-1).unsqueeze(1) if array_B.shape[-1] == 1 else array_B.movedim(-1, 1)
 
 
-def pixels(sample: Sample, _rng: np.random.Generator, _out: Pixels | None = None) -> Pixels:
-    """Returns the source's pixels unchanged, for sources that store pixels."""
-    assert isinstance(sample.image, np.ndarray)
-    return sample.image
+def as_stored(sample: Sample, _rng: np.random.Generator, _out: NDArray | None = None) -> NDArray:
+    """Returns the source's array unchanged, for sources of pixels or vectors (Source.read_batch)."""
+    assert isinstance(sample.data, np.ndarray)
+    return sample.data
 
 
 def mirror(image_HWC: Pixels, rng: np.random.Generator) -> Pixels:

@@ -7,7 +7,7 @@ import torch
 from partial_fc.comm import SingleWorld
 from partial_fc.data import BadRecord, Synthetic
 from partial_fc.data.sample import LabelOutOfRange, Sample
-from partial_fc.data.transform import pixels
+from partial_fc.data.transform import as_stored
 from partial_fc.evaluate import Classification
 
 C, N, SIDE = 7, 45, 6
@@ -43,8 +43,8 @@ def all_of(one: Classification, forward, world) -> tuple:
 
 @pytest.mark.parametrize("batch_size", [4, 45])  # 12 batches, and 1: some ranks have none
 def test_equals_one_process_to_the_last_bit(world, batch_size):
-    together = all_of(Classification("test", Images(), pixels, batch_size, top=3), network(), world)
-    alone = all_of(Classification("test", Images(), pixels, batch_size, top=3), network(), SingleWorld())
+    together = all_of(Classification("test", Images(), as_stored, batch_size, top=3), network(), world)
+    alone = all_of(Classification("test", Images(), as_stored, batch_size, top=3), network(), SingleWorld())
     assert together == alone
 
 
@@ -56,13 +56,15 @@ def test_the_numbers_are_those_of_every_sample_once(world):
     np.add.at(confusion, (label_N.numpy(), order_NC[:, 0].numpy()), 1)
     wrong_N = order_NC[:, 0] != label_N
     surest = logit_NC.softmax(1).amax(1)[wrong_N].sort(descending=True).values
-    values, num_correct, mistakes, found = all_of(Classification("test", Images(), pixels, 4, top=3), network(), world)
+    values, num_correct, mistakes, found = all_of(
+        Classification("test", Images(), as_stored, 4, top=3), network(), world
+    )
     assert values == {
         "test/accuracy": int((~wrong_N).sum()) / N,
         "test/top3": int((order_NC[:, :3] == label_N[:, None]).any(1).sum()) / N,
     }
     assert found == confusion.tolist()
-    one = Classification("test", Images(), pixels, 4)
+    one = Classification("test", Images(), as_stored, 4)
     list(one.run(network(), world))
     assert one.loss == pytest.approx(torch.nn.functional.cross_entropy(logit_NC, label_N).item(), abs=1e-6)
     assert 0 < num_correct == int((~wrong_N).sum()) < N
@@ -71,7 +73,7 @@ def test_the_numbers_are_those_of_every_sample_once(world):
 
 
 def test_more_classes_than_a_table_has_room_for(world):
-    one = Classification("test", Images(1200), pixels, 4)
+    one = Classification("test", Images(1200), as_stored, 4)
     assert dict(one.run(network(1200), world)).keys() == {"test/accuracy", "test/top5"}
     assert one.confusion_CC is None
 
@@ -85,7 +87,7 @@ def in_step(world) -> bool:
 def test_a_sample_that_cannot_be_used_is_an_error_on_all_ranks(world, error):
     """It is in the first batch, which only rank 0 sees."""
     with pytest.raises(ValueError, match=r"sample 2 is wrong" if world.rank == 0 else "test: another rank"):
-        list(Classification("test", Images(bad={2: error}), pixels, 4).run(network(), world))
+        list(Classification("test", Images(bad={2: error}), as_stored, 4).run(network(), world))
     assert in_step(world)
 
 
@@ -98,12 +100,12 @@ def test_an_output_that_is_not_finite_is_an_error_on_all_ranks(world):
         return logit_BC
 
     with pytest.raises(FloatingPointError, match=rf"test: .* {N} samples"):
-        list(Classification("test", Images(), pixels, 5).run(sick, world))
+        list(Classification("test", Images(), as_stored, 5).run(sick, world))
     assert in_step(world)
 
 
 def test_the_first_samples_alone(world):
-    limited = Classification("test", Images(), pixels, 4, top=3, limit=10)
+    limited = Classification("test", Images(), as_stored, 4, top=3, limit=10)
     values, num_correct, _, confusion = all_of(limited, network(), world)
     image_NHWC = np.stack([Images().read(index).image for index in range(10)])
     prediction_N = network()(torch.tensor(image_NHWC).movedim(-1, 1)).argmax(1)

@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 from partial_fc.data import BadRecord, Synthetic
 from partial_fc.data.sample import Sample
-from partial_fc.data.transform import pixels
+from partial_fc.data.transform import as_stored
 from partial_fc.head import CosFace, PartialFC
 from recipes.imagenet_epochs import PartialFCTest
 from tests.unit.thread_world import in_world
@@ -42,7 +42,7 @@ def test_the_numbers_are_those_of_the_dense_cosines(sub_centres, world_size):
         head = PartialFC(C, D, CosFace(), sub_centres=sub_centres, world=world, dtype=torch.float64)
         found = []
         for batch_size in (2, N):
-            test = PartialFCTest("test", Images(), pixels, batch_size, top=3, head=head)
+            test = PartialFCTest("test", Images(), as_stored, batch_size, top=3, head=head)
             found.append((dict(test.run(network, world)), test.confusion_CC, test.mistakes_M3, test.loss))
         return world.all_gather(head.centres, name="t/centres"), found
 
@@ -64,7 +64,7 @@ def test_the_numbers_are_those_of_the_dense_cosines(sub_centres, world_size):
 
 def test_an_unusable_sample_ends_the_test_on_all_ranks():
     def on_rank(world):
-        test = PartialFCTest("test", Images(bad=9), pixels, 2, head=PartialFC(C, D, CosFace(), world=world))
+        test = PartialFCTest("test", Images(bad=9), as_stored, 2, head=PartialFC(C, D, CosFace(), world=world))
         with pytest.raises(ValueError, match=r"record|another rank"):
             dict(test.run(network, world))
 

@@ -1,0 +1,130 @@
+"""A source of vectors: embeddings of another network, or any features. N vectors of D numbers, C classes.
+
+    FILE.npz        embeddings (N, D) and labels (N,), as `partial-fc embed` writes them; class_names (C,) if known
+    NAME.npy        (N, D), with the labels (N,) in NAME.labels.npy beside it
+    FILE.parquet    columns embedding (lists of D numbers) and label, of the same
+
+Arrays are mapped, not read: a set may be larger than memory. The columns of a .parquet are read into memory. Vectors
+are of any floating-point type, and leave as float32.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partial_fc.data.npy import map_npz, read_npy
+from partial_fc.data.sample import BadRecord, LabelOutOfRange, Sample, Source
+
+SUFFIXES = (".npz", ".npy", ".parquet")
+
+
+class Vectors(Source):
+    """The vectors of a file. num_classes: None: as many as class names, or the largest label + 1. Raises ValueError for
+    another layout, LabelOutOfRange, with the row, for a label that is not in [0, num_classes)."""
+
+    def __init__(self, path: str | os.PathLike[str], num_classes: int | None = None):
+        self.path = Path(path)
+        if not self.path.exists():
+            raise ValueError(f"{self.path} not found; expected vectors: an .npz, .npy or .parquet")
+        self.row_ND, label_N, self._names = _READ[self.path.suffix](self.path)
+        if self.row_ND.ndim != 2 or self.row_ND.dtype.kind != "f" or 0 in self.row_ND.shape:
+            kind, shape = self.row_ND.dtype, self.row_ND.shape
+            raise ValueError(f"{self.path}: embeddings are {kind} {shape}; expected floating-point numbers (N, D)")
+        if label_N.shape != self.row_ND.shape[:1] or label_N.dtype.kind not in "iu":
+            raise ValueError(
+                f"{self.path}: labels are {label_N.dtype} {label_N.shape}; expected a whole number for each of "
+                f"{len(self.row_ND)} embeddings"
+            )
+        self._label_N = label_N.astype(np.int64)
+        self.num_classes = num_classes or len(self._names or ()) or int(self._label_N.max()) + 1
+        outside = np.flatnonzero((self._label_N < 0) | (self._label_N >= self.num_classes))
+        if len(outside):
+            label = int(self._label_N[outside[0]])
+            raise LabelOutOfRange(
+                f"{self.where(int(outside[0]))}: label {label}, expected 0 to {self.num_classes - 1} ({len(outside):,} "
+                f"such of {len(self):,})", label
+            )  # fmt: skip
+
+    @property
+    def width(self) -> int:
+        return self.row_ND.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.row_ND)
+
+    def read(self, index: int) -> Sample:
+        row_1D = np.asarray(self.row_ND[index : index + 1], np.float32)
+        if not usable(row_1D)[0]:
+            finite = np.isfinite(row_1D).all()
+            raise BadRecord(f"{self.where(index)}: {'only zeros' if finite else 'NaN or Inf'}; expected a vector")
+        return Sample(row_1D[0], int(self._label_N[index]), index)
+
+    def read_batch(self, index_B: NDArray[np.int64]) -> tuple[NDArray, NDArray[np.int64], NDArray[np.int64]] | None:
+        row_BD = self.row_ND[index_B].astype(np.float32, copy=False)
+        return (row_BD, self._label_N[index_B], index_B) if usable(row_BD).all() else None
+
+    def where(self, index: int) -> str:
+        return f"{self.path}, row {index}"
+
+    def key(self, index: int) -> str:
+        return str(index)
+
+    def labels(self) -> NDArray[np.int64]:
+        return self._label_N
+
+    def class_names(self) -> list[str] | None:
+        return self._names
+
+
+def usable(row_ND: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Tells which vectors have a direction: all numbers finite, not all zero."""
+    square_N = np.einsum("nd,nd->n", row_ND, row_ND, dtype=np.float64)
+    return np.isfinite(square_N) & (square_N > 0)
+
+
+_Read = tuple[NDArray[Any], NDArray[Any], list[str] | None]
+
+
+def _read_npz(path: Path) -> _Read:
+    arrays = map_npz(path)
+    missing = [name for name in ("embeddings", "labels") if name not in arrays]
+    if missing:
+        raise ValueError(f"{path} has no array {' and no '.join(missing)}; it has {', '.join(arrays) or 'none'}")
+    names = [str(name) for name in arrays["class_names"]] if "class_names" in arrays else None
+    return arrays["embeddings"], arrays["labels"], names
+
+
+def _read_npy(path: Path) -> _Read:
+    beside = path.with_suffix(".labels.npy")
+    if not beside.exists():
+        raise ValueError(f"{path}: its labels are not there; expected {beside}, a whole number for each vector")
+    return read_npy(path), read_npy(beside), None
+
+
+def _read_parquet(path: Path) -> _Read:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{path}: {error}; .parquet needs pyarrow: `pip install pyarrow`, or take .npz") from error
+    try:
+        with parquet.ParquetFile(path) as file:
+            if missing := {"embedding", "label"} - set(file.schema_arrow.names):
+                have = ", ".join(file.schema_arrow.names)
+                raise ValueError(f"{path} has no column {' and no '.join(sorted(missing))}; it has {have}")
+            label_N, row_ND = np.empty(file.metadata.num_rows, np.int64), np.empty((0, 0), np.float32)
+            first = 0
+            for batch in file.iter_batches(columns=["embedding", "label"]):
+                some = slice(first, first + len(batch))
+                row_BD = batch.column("embedding").flatten().to_numpy(zero_copy_only=False).reshape(len(batch), -1)
+                row_ND = row_ND if first else np.empty((len(label_N), row_BD.shape[1]), row_BD.dtype)
+                row_ND[some], label_N[some] = row_BD, batch.column("label").to_numpy(zero_copy_only=False)
+                first = some.stop
+    except (ArrowException, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}; expected columns embedding, lists of D numbers, and label") from error
+    return row_ND, label_N, None
+
+
+_READ = {".npz": _read_npz, ".npy": _read_npy, ".parquet": _read_parquet}
