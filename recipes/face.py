@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from partial_fc.train.record.log import SecondFile
     from partial_fc.train.run import Run
 
+VECTORS = (".npz", ".npy", ".parquet")
 DATASETS = Literal[("custom", *presets.PRESETS)]  # type: ignore[valid-type]
 
 
@@ -59,7 +60,8 @@ class DataFlags:
     """A configuration file of arcface_torch (config.network = "r50"), or the settings of partial_fc/mxnet's default.py;
     read as data, never executed."""
     rec: Annotated[Path | None, Basic] = None
-    """The images: a folder with train.rec, a folder of class folders, or a list file (docs/data.md)."""
+    """The images: a folder with train.rec, a folder of class folders, or a list file (docs/data.md). Vectors, for
+    --network none, linear or mlp:WIDTH: an .npz of `partial-fc embed`, an .npy or a .parquet (docs/vectors.md)."""
     num_classes: Annotated[int | None, In(CLASSES), Basic, Refused("these are other classes")] = None
     """Classes of the last layer; none: what the data says."""
     num_images: Annotated[int | None, In(1)] = None
@@ -89,7 +91,8 @@ class DataFlags:
     images and, if they are cheap to read, all labels. full: every image."""
     val_targets: Annotated[tuple[str, ...] | None, Basic, MayChange] = None
     """Verification sets: NAME of NAME.bin in --rec, or a path. none: what the preset names, for `custom` every .bin
-    there; `--val-targets` with nothing after it: no verification."""
+    there; `--val-targets` with nothing after it: no verification. Of vectors: files like --rec, to be found among the
+    classes."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -131,8 +134,22 @@ class Config:
             raise ValueError("--rec DIR is missing: give the folder of the images (--dataset 100w needs none)")
         if self.optim.batch_size == 1 and not self.optim.sync_bn:
             raise ValueError("--batch-size 1: batch norm needs 2 images a process, or --sync-bn")
+        if self.model.takes_vectors:
+            _check_for_vectors(self.data, f"--network {self.model.network}")
+        elif self.data.rec is not None and self.data.rec.suffix in (".npz", ".npy"):
+            raise ValueError(f"--rec {self.data.rec} has vectors: add --network none, linear or mlp:512")
         self.model.check(self.launch, self.optim)
         self.head.check(self.launch, self.optim, self.schedule, self.run.resume)
+
+
+def _check_for_vectors(data: DataFlags, network: str) -> None:
+    """Raises ValueError for flags about images."""
+    if data.rec is None or data.rec.suffix not in VECTORS or data.synthetic:
+        what = f"--rec {data.rec}" if data.rec else f"--dataset {data.dataset}"
+        raise ValueError(f"{network} takes vectors, an .npz, .npy or .parquet; this run has {what}")
+    for name in ("image_size", "mirror", "augment", "order"):
+        if flags.is_given(data, name):
+            raise ValueError(f"{flags.flag(name)} with {network}: it is about images; leave it out")
 
 
 def main(arguments: list[str]) -> int:
@@ -153,16 +170,19 @@ def train_here(run: Run) -> int:
 
     from partial_fc import counter_rng
     from partial_fc.data.check.at_start import check_data
-    from partial_fc.data.transform import training_square
-    from partial_fc.evaluate import Verification
+    from partial_fc.data.transform import as_stored, training_square
+    from partial_fc.data.vectors import Vectors
+    from partial_fc.evaluate import Evaluation, Verification
+    from partial_fc.evaluate.nearest_class import NearestClass
     from partial_fc.train.record.log_style import STYLES
 
     from . import face_backbone
 
     config, data, world = run.config, run.config.data, run.world
+    of_vectors = config.model.takes_vectors
 
     # ---- data
-    source = run.open_data(lambda: _source(data))
+    source = run.open_data(lambda: Vectors(data.rec, data.num_classes) if of_vectors else _source(data))
     num_classes = data.num_classes or source.num_classes
     order = _order(run, source)
     run.lengths(order)
@@ -171,13 +191,15 @@ def train_here(run: Run) -> int:
                                seed=config.run.seed, num_threads=data.num_workers, embedding=True):  # fmt: skip
             run.logger.info(finding)
     batch_size = config.optim.batch_size * 2
-    sets = [Verification(path, data.image_size, batch_size, flip=data.mirror) for path in _verification_paths(data)]
-    transform = training_square(data.image_size, data.augment, data.mirror)
+    paths = _verification_paths(data, of_vectors)
+    sets = [] if of_vectors else [Verification(path, data.image_size, batch_size, flip=data.mirror) for path in paths]
+    transform = as_stored if of_vectors else training_square(data.image_size, data.augment, data.mirror)
     loader = run.loader(source, transform, order, num_workers=data.num_workers, max_bad_records=data.max_bad_records)
 
     # ---- model
     torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
-    network = face_backbone.build(config.model, data.image_size, run.device, data.mirror)
+    input_size = source.width if isinstance(source, Vectors) else data.image_size
+    network = face_backbone.build(config.model, input_size, run.device, data.mirror)
     backbone = run.backbone(network.module, network.to_input, network.contract, precision=network.precision,
                             layer_decay=config.model.layer_decay)  # fmt: skip
     head = run.partial_fc(config.head, num_classes, network.embedding_size, backbone)
@@ -189,8 +211,10 @@ def train_here(run: Run) -> int:
 
     # ---- a given checkpoint, else this run's newest, else --pretrained and --head-centres, else from scratch
     style = STYLES[config.run.log_style]
-    verifications = style.verifications(sets)
-    return run.train(backbone, head, loader, [verifications], line=style.line,
+    evaluations: list[Evaluation] = [style.verifications(sets)]
+    if of_vectors:
+        evaluations = [NearestClass(path.stem, Vectors(path, num_classes), head) for path in paths]
+    return run.train(backbone, head, loader, evaluations, line=style.line,
                      deliver=network.deliver)  # fmt: skip
 
 
@@ -226,13 +250,14 @@ def _order(run: Run, source: Source) -> Order:
     return Keyed(len(source), seed)
 
 
-def _verification_paths(data: DataFlags) -> list[Path]:
+def _verification_paths(data: DataFlags, of_vectors: bool) -> list[Path]:
     if data.synthetic or data.rec is None:
         return []
     folder = data.rec if data.rec.is_dir() else data.rec.parent
+    suffixes = (data.rec.suffix, *VECTORS) if of_vectors else (".bin",)
     if data.val_targets is None:
-        return sorted(folder.glob("*.bin"))
-    paths = [Path(t) if t.endswith(".bin") else folder / f"{t}.bin" for t in data.val_targets]
+        return [] if of_vectors else sorted(folder.glob("*.bin"))
+    paths = [Path(t) if t.endswith(suffixes) else folder / f"{t}{suffixes[0]}" for t in data.val_targets]
     missing = [str(path) for path in paths if not path.exists()]
     if missing:
         raise ValueError(

@@ -5,6 +5,7 @@ torch and the networks are imported after the flags are checked: they take secon
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from partial_fc.models.inputs import Pixels
+    from partial_fc.models.inputs import Pixels, Unchanged
     from partial_fc.train.precision import Mode
 
 
@@ -33,6 +34,7 @@ NETWORKS = (
     "vit_t", "vit_t_dp005_mask0", "vit_s", "vit_s_dp005_mask_0", "vit_b", "vit_b_dp005_mask_005", "vit_l",
     "vit_l_dp005_mask_005", "vit_h",
 )  # fmt: skip
+_OF_VECTORS = re.compile(r"none|linear|mlp:[1-9]\d{0,3}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,8 @@ class ModelFlags:
     network: Annotated[str, tyro.conf.arg(aliases=["--backbone"]), Basic] = "r50"
     """Residual network by depth (r18 to r200), MobileFaceNet (mbf), arcface_torch's vision transformers (vit_t to
     vit_h), or a small one for a CPU: tiny, or the demo's mini. timm:NAME: a network of timm. FILE.py:FUNCTION: what
-    your function makes; FILE.py is copied into --models-root (docs/encoders.md)."""
+    your function makes; FILE.py is copied into --models-root (docs/encoders.md). For vectors instead of images: none,
+    linear, or mlp:WIDTH, two layers (docs/vectors.md)."""
     embedding_size: Annotated[int, In("[1, 65536]"), Basic] = 512
     """Width of the embedding."""
     dropout: Annotated[float, In("[0, 1)")] = 0.0
@@ -86,10 +89,14 @@ class ModelFlags:
                 raise ValueError(f"--network {self.network}: there is no file {file}")
             if self.dropout:
                 raise ValueError(f"--dropout {self.dropout:g}: {file} makes its network as it likes; leave it out")
+        elif self.takes_vectors:
+            for name in ("dropout", "layer_decay", "activation_checkpointing"):
+                if is_given(self, name):
+                    raise ValueError(f"{flag(name)} with --network {self.network}: it has no such layers; leave it out")
         elif self.network not in NETWORKS:
             hint = ELSEWHERE.get(f"network {self.network.lower()}") or f"see --help{near(self.network, NETWORKS)}"
-            raise ValueError(f"--network is {self.network}; expected one of {', '.join(NETWORKS)}, timm:NAME, or "
-                             f"FILE.py:FUNCTION; {hint}")  # fmt: skip
+            raise ValueError(f"--network is {self.network}; expected one of {', '.join(NETWORKS)}, timm:NAME, "
+                             f"FILE.py:FUNCTION, or for vectors none, linear, mlp:512; {hint}")  # fmt: skip
         check_numbers(self)
         if (self.symbol is None) != (self.params is None):
             raise ValueError("--symbol FILE-symbol.json and --params FILE-0000.params go together: give both, or none")
@@ -103,6 +110,10 @@ class ModelFlags:
                     raise ValueError(f"{flag(name)} requires --symbol")
         if self.engine == "mxnet":
             self._check_mxnet()
+
+    @property
+    def takes_vectors(self) -> bool:
+        return _OF_VECTORS.fullmatch(self.network) is not None
 
     def _check_mxnet(self) -> None:
         if self.network not in ("r18", "r34", "r50", "r100", "r200", "tiny", "mini") and self.symbol is None:
@@ -148,7 +159,7 @@ class Network:
     """The parts of a backbone."""
 
     module: nn.Module
-    to_input: Pixels
+    to_input: Pixels | Unchanged
     contract: dict[str, str]
     embedding_size: int
     precision: Mode | None = None  # the only supported one
@@ -159,8 +170,8 @@ class Network:
 
 
 def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool = True) -> Network:
-    """Builds the network with weights from torch's global generator. flip: embeddings add the flipped image. Raises
-    ValueError for an unsupported network."""
+    """Builds the network with weights from torch's global generator. image_size: of a network of vectors their width.
+    flip: embeddings add the flipped image. Raises ValueError for an unsupported network."""
     import torch
 
     from partial_fc import models
@@ -175,13 +186,16 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
         raise _refused(f"a {device.type} device", "MXNet computes on the CPU here; add --device cpu")
     if model.symbol is not None:
         return _symbol_network(model, image_size, flip)
-    module = models.build(model.network, model.embedding_size, image_size, dropout=model.dropout)
+    width = image_size if model.network == "none" else model.embedding_size
+    if is_given(model, "embedding_size") and width != model.embedding_size:
+        raise ValueError(f"--embedding-size {model.embedding_size}: with --network none it is the vectors' {width}")
+    module = models.build(model.network, width, image_size, dropout=model.dropout)
     is_encoder, to_input = encoders.is_encoder(model.network), encoders.input_of(module)
     file = Path(model.network.rpartition(":")[0]) if ".py:" in model.network else None
     name = model.network if file is None else f"{file.name}:{model.network.rpartition(':')[2]}"
     notes = [f"--network {name}: {note}" for note in [encoders.note(module, image_size)] if note]
     if model.pretrained:
-        wanted = networks.Network(name, model.embedding_size, image_size)
+        wanted = networks.Network(name, width, image_size)
         remedy = ""
         try:
             stored = load.stored_at(model.pretrained)
@@ -206,9 +220,11 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if model.activation_checkpointing:
         activation_checkpointing.enable(module)
-    contract = {"network": name, **_facts(model.embedding_size, image_size, flip)}
+    contract = {"network": name, **_facts(width, image_size, flip)}
+    if model.takes_vectors:
+        contract |= {"input_size": contract.pop("image_size"), "flip": "false"}
     precision: Mode | None = "fp32" if model.engine == "mxnet" else None
-    return Network(module, to_input, contract, model.embedding_size, precision, notes, code=file)
+    return Network(module, to_input, contract, width, precision, notes, code=file)
 
 
 def rate_notes(module: nn.Module, optim: OptimFlags, schedule: ScheduleFlags, global_batch: int) -> Iterator[str]:

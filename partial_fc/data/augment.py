@@ -51,7 +51,9 @@ class Distortions:
         if jpeg < self.jpeg:
             quality = [cv2.IMWRITE_JPEG_QUALITY, int(rng.integers(20, 91))]
             file = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), quality)[1]
-            image = np.asarray(cv2.cvtColor(cv2.imdecode(file, cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB), np.uint8)
+            decoded = cv2.imdecode(file, cv2.IMREAD_COLOR)
+            assert decoded is not None
+            image = np.asarray(cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB), np.uint8)
         if erase < self.erase:
             image[window(image, rng.uniform(0.02, 0.2), rng)] = rng.integers(0, 256, 3)
         return image

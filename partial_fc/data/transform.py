@@ -51,8 +51,8 @@ AugmentName = Literal["none", "glyph", "face", "photo"]
 
 def training_square(size: int, augment: AugmentName, mirrored: bool) -> SquareImage:
     """Returns recipe face's transform for training: --image-size, --augment and --mirror."""
-    chosen: list[Augment] = [{"glyph": glyph, "face": FACE, "photo": PHOTO}[augment]] if augment != "none" else []
-    steps = [mirror, *chosen] if mirrored else chosen
+    presets: dict[str, list[Augment]] = {"none": [], "glyph": [glyph], "face": [FACE], "photo": [PHOTO]}
+    steps = [mirror] * mirrored + presets[augment]
 
     def each(image: Pixels, rng: np.random.Generator) -> Pixels:
         for step in steps:

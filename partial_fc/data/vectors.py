@@ -9,6 +9,7 @@ are of any floating-point type, and leave as float32.
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from partial_fc.data.npy import map_npz, read_npy
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, Sample, Source
 
 SUFFIXES = (".npz", ".npy", ".parquet")
+BLOCK = 8192  # vectors checked at once
 
 
 class Vectors(Source):
@@ -65,6 +67,14 @@ class Vectors(Source):
     def read_batch(self, index_B: NDArray[np.int64]) -> tuple[NDArray, NDArray[np.int64], NDArray[np.int64]] | None:
         row_BD = self.row_ND[index_B].astype(np.float32, copy=False)
         return (row_BD, self._label_N[index_B], index_B) if usable(row_BD).all() else None
+
+    def unusable(self, firsts: Iterable[int]) -> NDArray[np.int64]:
+        """Returns the rows without a direction in the blocks of BLOCK rows that begin at these."""
+        found = [np.empty(0, np.int64)]
+        for first in firsts:
+            row_BD = np.asarray(self.row_ND[first : first + BLOCK], np.float32)
+            found.append(first + np.flatnonzero(~usable(row_BD)))
+        return np.concatenate(found)
 
     def where(self, index: int) -> str:
         return f"{self.path}, row {index}"

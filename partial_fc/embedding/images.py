@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from partial_fc.data.decode import decode, fit
+from partial_fc.data.decode import decode
 from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord
 from partial_fc.files import read_bytes
 
@@ -69,32 +69,37 @@ def name_of(image: object, number: int) -> str:
     return f"image {number}{f', {os.fspath(image)}' if isinstance(image, str | os.PathLike) else ''}"
 
 
+def black(size: int) -> Pixels:
+    return np.zeros((size, size, 3), np.uint8)
+
+
 def batches(
-    items: Iterable[T], read: Callable[[T], Pixels], size: int, batch_size: int, num_threads: int | None = None
+    items: Iterable[T], read: Callable[[T], NDArray], blank: NDArray, batch_size: int, num_threads: int | None = None
 ) -> Iterator[tuple[Tensor, dict[int, BadRecord]]]:
-    """Yields batches of the items' images, uint8 (I, 3, size, size), and the unusable ones (black there) by index, with
-    the error. read: item -> pixels, called by several threads while the network computes earlier batches; num_threads:
-    None: as many as cores, at most 4."""
+    """Yields batches of the items' arrays, images as (I, 3, H, W), and the unusable ones by index, with the error.
+    read: item -> an array like `blank`, which stands for unusable ones; called by several threads while the network
+    computes earlier batches; num_threads: None: as many as cores, at most 4."""
     left = iter(items)
-    ahead: deque[list[Future[Pixels]]] = deque()
+    ahead: deque[list[Future[NDArray]]] = deque()
     pool = ThreadPoolExecutor(num_threads or min(4, len(os.sched_getaffinity(0))))
     try:
         while True:
             while len(ahead) <= _BATCHES_AHEAD and (batch := list(islice(left, batch_size))):
-                ahead.append([pool.submit(lambda item: fit(read(item), size), item) for item in batch])
+                ahead.append([pool.submit(read, item) for item in batch])
             if not ahead:
                 return
-            yield _batch(ahead.popleft(), size)
+            yield _batch(ahead.popleft(), blank)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _batch(read: list[Future[Pixels]], size: int) -> tuple[Tensor, dict[int, BadRecord]]:
-    image_IHW3 = np.zeros((len(read), size, size, 3), np.uint8)
+def _batch(read: list[Future[NDArray]], blank: NDArray) -> tuple[Tensor, dict[int, BadRecord]]:
+    array_I = np.stack([blank] * len(read))
     bad: dict[int, BadRecord] = {}
     for i, future in enumerate(read):
         try:
-            image_IHW3[i] = future.result()
+            array_I[i] = future.result()
         except BadRecord as error:
             bad[i] = error
-    return torch.from_numpy(image_IHW3).permute(0, 3, 1, 2).contiguous(), bad
+    data_I = torch.from_numpy(array_I)
+    return data_I.permute(0, 3, 1, 2).contiguous() if data_I.ndim == 4 else data_I, bad

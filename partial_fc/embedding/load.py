@@ -21,11 +21,13 @@ from partial_fc import models
 from partial_fc.checkpoint.folders import MANIFEST, is_step, newest, step_folder, step_of
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.embedding.model import EmbeddingModel
+from partial_fc.embedding.vectors import VectorModel
 from partial_fc.foreign.backbone_weights import read_weights
 from partial_fc.foreign.networks import Network, network_of
 from partial_fc.foreign.state_dicts import check_fits, fitting, misfits
 from partial_fc.models import encoders
-from partial_fc.models.inputs import FACE, Pixels, contract_of
+from partial_fc.models.inputs import FACE, Pixels, Unchanged, contract_of
+from partial_fc.models.vectors import input_of, is_of_vectors
 
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt")
 _EXPECTED = (
@@ -59,7 +61,7 @@ class Found:
 
     weights: dict[str, Tensor]
     network: Network
-    to_input: Pixels
+    to_input: Pixels | Unchanged
     flip: bool
     source: Path
     step: int | None
@@ -67,12 +69,13 @@ class Found:
     def model(self) -> EmbeddingModel:
         network, module = self.network, self.network.build("meta")  # on meta: skips the initialisation
         module.load_state_dict({name: _fp32(t) for name, t in self.weights.items()}, assign=True)
-        return EmbeddingModel(
+        kind = VectorModel if isinstance(self.to_input, Unchanged) else EmbeddingModel
+        return kind(
             module,
             network.name,
             network.embedding_size,
             network.image_size,
-            to_input=self.to_input,
+            to_input=self.to_input,  # type: ignore[arg-type]
             flip=self.flip,
             source=self.source,
             step=self.step,
@@ -96,8 +99,14 @@ class Stored:
     weights: dict[str, Tensor]
     facts: dict[str, str]
 
-    def check_input(self, ours: Pixels) -> None:
-        """Raises ValueError if the weights expect other pixels than our network."""
+    def check_input(self, ours: Pixels | Unchanged) -> None:
+        """Raises ValueError if the weights expect other pixels, or vectors, than our network."""
+        if isinstance(ours, Unchanged) or is_of_vectors(self.facts.get("network", "")):
+            if self.facts.get("input") != ours.description:
+                raise ValueError(
+                    f"{self.source} takes {self.facts.get('input')}; this run's network takes {ours.description}"
+                )
+            return
         theirs = contract_of(self.facts) or ours
         if (theirs.mean, theirs.std, theirs.bgr) != (ours.mean, ours.std, ours.bgr):
             raise ValueError(f"{self.source} takes {theirs.description}; this run's network takes {ours.description}")
@@ -189,8 +198,9 @@ def check(stored: Stored, image_size: int | None = None, flip: bool | None = Non
         network = network_of(weights, path, image_size)
     check_fits(weights, network.build("meta").state_dict(), path, str(network))
     try:
-        to_input = contract_of(facts) or FACE
-        for numbers in (to_input.mean, to_input.std):
+        of_vectors = is_of_vectors(network.name)
+        to_input = input_of(network.image_size) if of_vectors else contract_of(facts) or FACE
+        for numbers in () if isinstance(to_input, Unchanged) else (to_input.mean, to_input.std):
             if isinstance(numbers, tuple) and len(numbers) != 3:
                 raise ValueError(f"it takes {to_input.description}; expected 3 channels")
         step = int(facts["step"]) if "step" in facts else None
@@ -208,12 +218,13 @@ def _said(path: Path, facts: Mapping[str, str], trust_code: bool) -> Network:
             f"{path} is a network of MXNet's own (--symbol), which only MXNet computes: embed images with MXNet, from "
             "model-symbol.json and model-0000.params beside model.safetensors"
         )
-    if name not in models.NAMES and not encoders.is_encoder(name):
+    of_vectors = is_of_vectors(name)
+    if name not in models.NAMES and not encoders.is_encoder(name) and not of_vectors:
         raise ValueError(
             f"{path} is {name} of recipe {recipe}, which gives no embedding of an image; expected a network of recipe "
             f"face: {', '.join(models.NAMES)}"
         )
-    sizes = [facts.get(size, "") for size in ("embedding_size", "image_size")]
+    sizes = [facts.get(size, "") for size in ("embedding_size", "input_size" if of_vectors else "image_size")]
     if not all(size.isdecimal() and len(size) < 6 for size in sizes):
         raise ValueError(f"{path}: its embedding size is {sizes[0]!r}, image size {sizes[1]!r}; expected whole numbers")
     return Network(name, int(sizes[0]), int(sizes[1]), _folder_of_code(path, name, trust_code))

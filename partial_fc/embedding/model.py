@@ -9,9 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from partial_fc.data.decode import fit
 from partial_fc.data.sample import BadRecord
 from partial_fc.embedding.definition import sum_of_views, unit_embeddings
-from partial_fc.embedding.images import Image, batches, is_one, name_of, pixels_of
+from partial_fc.embedding.images import Image, batches, black, is_one, name_of, pixels_of
 from partial_fc.models.inputs import FACE, Pixels
 
 
@@ -62,6 +63,19 @@ class EmbeddingModel:
         }
         return facts if self.step is None else {**facts, "step": str(self.step)}
 
+    @property
+    def blank(self) -> NDArray:
+        """Returns an input as `prepare` makes it, for unusable ones."""
+        return black(self.image_size)
+
+    def is_one(self, images: object) -> bool:
+        """Tells a single input from several."""
+        return is_one(images)
+
+    def prepare(self, image: Image) -> NDArray:
+        """Makes the network's input of an image: uint8 RGB of its size. Raises BadRecord for an unusable one."""
+        return fit(pixels_of(image), self.image_size)
+
     def to(self, device: torch.device | str) -> "EmbeddingModel":
         """Moves the network to a device; returns the model. Raises ValueError if there is no such device."""
         try:
@@ -95,12 +109,12 @@ class EmbeddingModel:
         given: list[Image] = []  # of the batches read ahead, for their names
 
         def each() -> Iterable[Image]:
-            for image in [images] if is_one(images) else images:  # type: ignore[union-attr]
+            for image in [images] if self.is_one(images) else images:  # type: ignore[union-attr]
                 given.append(image)  # type: ignore[arg-type]
                 yield image  # type: ignore[misc]
 
         rows, num_done = [np.empty((0, self.embedding_size), np.float32)], 0
-        for image_I3HW, bad in batches(each(), pixels_of, self.image_size, batch_size):
+        for image_I3HW, bad in batches(each(), self.prepare, self.blank, batch_size):
             names = [name_of(image, num_done + i) for i, image in enumerate(given[: len(image_I3HW)])]
             del given[: len(image_I3HW)]
             if on_error == "raise":

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from partial_fc.comm import World
 from partial_fc.data import BadRecord, Source
 from partial_fc.data.sample import naming, still
-from partial_fc.embedding.images import Pixels, batches, pixels_of
+from partial_fc.embedding.images import batches
 from partial_fc.embedding.model import EmbeddingModel
 
 
@@ -50,12 +50,12 @@ def embedded(
     )
     label_of: dict[int, int] = {}
 
-    def read(index: int) -> Pixels:
+    def read(index: int) -> NDArray:
         sample = source.read(index)
         label_of[index] = sample.label
-        return pixels_of(still(sample))
+        return model.prepare(still(sample))
 
-    own = batches(mine, read, model.image_size, batch_size, num_threads)
+    own = batches(mine, read, model.blank, batch_size, num_threads)
     for first_batch in range(0, num_batches, world.size):
         first = first_batch * batch_size
         packed = torch.empty(0, model.embedding_size + 3, dtype=torch.int32)
@@ -78,12 +78,12 @@ def embedded(
         yield Embedded(first, row_ID, label_I, [first + i for i in bad_here])
 
 
-def why_bad(source: Source, index: int) -> str:
+def why_bad(model: EmbeddingModel, source: Source, index: int) -> str:
     """Returns the error of an unusable image on this rank."""
     try:
         sample = source.read(index)
         with naming(source, index):
-            pixels_of(still(sample))
+            model.prepare(still(sample))
     except BadRecord as error:
         return str(error)
     return f"{source.where(index)}: another rank could not read it, this one can"

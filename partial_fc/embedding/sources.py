@@ -1,4 +1,5 @@
-"""Sources of images to embed: a folder, a list, a .rec, or files. Unlike for training, no classes are needed."""
+"""Sources of images, or vectors, to embed: a folder, a list, a .rec, files, an .npz or .npy. Unlike for training, no
+classes are needed."""
 
 import os
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from partial_fc.data import ImageFolder, Sample, Source, open_source
 from partial_fc.data.image_folder import class_folders, image_names, is_image_name
+from partial_fc.data.vectors import Vectors
 from partial_fc.files import regular
 from partial_fc.findings import counted
 
@@ -49,6 +51,8 @@ def open_images(paths: Sequence[Path]) -> KeyedSource:
         other = next(path for path in paths if not _is_image(path))
         raise ValueError(f"{other} among {counted(len(paths), 'path')}: give several image files, or one of anything")
     (path,) = paths
+    if path.suffix in (".npz", ".npy"):
+        return Vectors(path)
     if path.is_dir() and not (path / "train.rec").exists():
         flat = image_names(path)
         folders = class_folders(path)

@@ -21,7 +21,7 @@ from partial_fc.data import BadRecord
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.pairs import read_pairs
 from partial_fc.embedding.definition import unit_embeddings
-from partial_fc.embedding.images import batches
+from partial_fc.embedding.images import batches, black
 from partial_fc.evaluate.evaluation import Forward, own_part
 from partial_fc.evaluate.roc import Roc, plot
 
@@ -72,7 +72,8 @@ class Verification:
         size = 2 * self.pairs_per_batch
         own = own_part(math.ceil(len(self.images) / size), world)
         images = range(own.start * size, min(own.stop * size, len(self.images)))
-        read = batches(images, lambda image: decode(self.images[image]), self.image_size, size)
+        side = self.image_size
+        read = batches(images, lambda image: fit(decode(self.images[image]), side), black(side), size)
         rows = [torch.empty(0, 2, dtype=torch.float64)]
         shown = world.rank == 0
         with torch.no_grad():

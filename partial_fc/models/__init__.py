@@ -3,7 +3,7 @@
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from partial_fc.models import encoders, iresnet, resnet, slowfast, vit
+from partial_fc.models import encoders, iresnet, resnet, slowfast, vectors, vit
 from partial_fc.models.mobilefacenet import Bottleneck, MobileFaceNet
 
 __all__ = ["BLOCKS", "NAMES", "SMALLEST_IMAGE", "build", "keeps_fp32"]
@@ -25,13 +25,15 @@ def build(
 ) -> nn.Module:
     """Builds a fresh backbone for square images of image_size pixels, with weights from torch's global generator.
 
-    name: one of NAMES (tiny and mini are for 40 pixels on a CPU), timm:NAME, or FILE.py:FUNCTION, whose code is
-    executed (encoders.py). Its forward takes the output of `encoders.input_of(module)`, which is `inputs.FACE` for
-    NAMES, and returns features, fp32 also under autocast. dropout: before the last linear layer. Raises ValueError for
-    invalid values.
+    name: one of NAMES (tiny and mini are for 40 pixels on a CPU), timm:NAME, FILE.py:FUNCTION, whose code is executed
+    (encoders.py), or a network of vectors (vectors.py), of image_size numbers. Its forward takes the output of
+    `encoders.input_of(module)`, which is `inputs.FACE` for NAMES, and returns features, fp32 also under autocast.
+    dropout: before the last linear layer. Raises ValueError for invalid values.
     """
     if encoders.is_encoder(name):
         return encoders.build(name, embedding_size, image_size, dropout)
+    if vectors.is_of_vectors(name):
+        return vectors.build(name, embedding_size, image_size)
     if name not in NAMES:
         raise ValueError(f"unknown network {name!r}, expected one of {', '.join(NAMES)}")
     if embedding_size < 1 or in_channels < 1:

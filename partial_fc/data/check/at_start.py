@@ -21,6 +21,7 @@ from partial_fc.data import RecordSource, Source
 from partial_fc.data.check.images import CONSTANT, CUT, REPLACED, ImageScan, check_images, scan_images
 from partial_fc.data.check.labels import check_class_number, check_folders, check_labels, check_range
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, still
+from partial_fc.data.vectors import BLOCK, Vectors
 from partial_fc.findings import Finding, counted, findings_at, text_lines
 
 Mode = Literal["quick", "full", "off"]
@@ -58,6 +59,61 @@ def check_data(
     if mode == "off":
         return []
     started = time.perf_counter()
+    if isinstance(source, Vectors):
+        findings, what = _check_vectors(source, num_classes, mode, world, max_bad_records)
+    else:
+        findings, what = _check_images(source, num_classes, mode, world, max_bad_records, seed, num_threads, embedding)
+    errors = [finding for finding in findings if finding.severity == "error" and finding.key not in _TOLERATED]
+    if errors:
+        listed = "\n".join(f"  {line}" for finding in errors for line in text_lines(finding, _SHOWN))
+        raise ValueError(
+            f"the training data cannot be used (--check-data {mode} checked {what}):\n{listed}\n"
+            "`partial-fc doctor data` lists all findings; --check-data off trains anyway"
+        )
+    rest = [finding for finding in findings if finding.severity != "info"]
+    verdict = counted(len(rest), "finding") if rest else "nothing wrong"
+    seconds = time.perf_counter() - started
+    return [
+        f"--check-data {mode}: {what} in {seconds:.1f} s: {verdict}",
+        *(line for finding in rest for line in text_lines(finding, _SHOWN)),
+    ]
+
+
+def _check_vectors(
+    source: Vectors, num_classes: int, mode: Mode, world: World, max_bad_records: int
+) -> tuple[list[Finding], str]:
+    """Returns (findings, the words for what was checked). quick: all vectors of up to 1 GB, else 64 blocks of them."""
+    firsts = np.arange(0, len(source), BLOCK)
+    if mode == "quick" and source.row_ND.nbytes > _CHEAP_BYTES:
+        firsts = firsts[np.unique(np.linspace(0, len(firsts) - 1, 64).astype(np.int64))]
+    mine = source.unusable(firsts[world.rank :: world.size].tolist())
+    bad = np.sort(world.all_gather(torch.from_numpy(mine), name="data/vectors").numpy())
+    label_N = _all_labels(source, mode, world)
+    assert label_N is not None
+
+    def describe(i: int) -> Mapping[str, Any]:
+        return {"file": source.where(i), "class": int(label_N[i])}
+
+    findings = check_labels(label_N, num_classes, describe, names=source.class_names() or (), embedding=True)
+    checked = int(np.minimum(firsts + BLOCK, len(source)).sum() - firsts.sum())
+    what = f"{len(bad):,} of {checked:,} vectors have NaN or Inf, or only zeros"
+    if len(bad) > max_bad_records:
+        what += f"; training stops after {max_bad_records} on a rank (--max-bad-records)"
+    findings += findings_at("error" if len(bad) > max_bad_records else "warning", "vectors-bad", what, bad, describe)
+    return findings, f"{checked:,} of {counted(len(source), 'vector')} and all labels"
+
+
+def _check_images(
+    source: Source,
+    num_classes: int,
+    mode: Mode,
+    world: World,
+    max_bad_records: int,
+    seed: int,
+    num_threads: int,
+    embedding: bool,
+) -> tuple[list[Finding], str]:
+    """Returns (findings, the words for what was checked)."""
     index_n = _choose_indices(len(source), mode, seed)
     mine = index_n[world.rank :: world.size]
     scan, label_n = _scan(source, mine, math.ceil(len(index_n) / world.size), num_threads, world)
@@ -95,21 +151,7 @@ def check_data(
             embedding=embedding,
         )
     findings += _check_whole(scan, len(source), max_bad_records)
-    what = f"{len(index_n):,} of {counted(len(source), 'image')} and {labels}"
-    errors = [finding for finding in findings if finding.severity == "error" and finding.key not in _TOLERATED]
-    if errors:
-        listed = "\n".join(f"  {line}" for finding in errors for line in text_lines(finding, _SHOWN))
-        raise ValueError(
-            f"the training data cannot be used (--check-data {mode} checked {what}):\n{listed}\n"
-            "`partial-fc doctor data` lists all findings; --check-data off trains anyway"
-        )
-    rest = [finding for finding in findings if finding.severity != "info"]
-    verdict = counted(len(rest), "finding") if rest else "nothing wrong"
-    seconds = time.perf_counter() - started
-    return [
-        f"--check-data {mode}: {what} in {seconds:.1f} s: {verdict}",
-        *(line for finding in rest for line in text_lines(finding, _SHOWN)),
-    ]
+    return findings, f"{len(index_n):,} of {counted(len(source), 'image')} and {labels}"
 
 
 def _choose_indices(num_samples: int, mode: Mode, seed: int) -> NDArray[np.int64]:

@@ -73,7 +73,7 @@ def classify(options: ClassifyOptions) -> int:
     bad = {index for part in parts for index in part.bad}
     for index in range(len(source)):
         if index in bad:
-            print(f"{why_bad(source, index)}")
+            print(f"{why_bad(model, source, index)}")
             continue
         print(source.key(index))
         for cosine, number in zip(cosine_NK[index].tolist(), class_NK[index].tolist(), strict=True):

@@ -37,7 +37,7 @@ class EmbedOptions:
     """
     images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...")]
     """A folder of images or of class folders, a .rec (or its folder), a list (a path, or `path label`, a line), or
-    image files."""
+    image files. For a model of vectors: an .npz or .npy (docs/vectors.md)."""
     out: Path
     """The table: .npz (keys, labels, embeddings) or .parquet (key, label, embedding). A .rec's keys are its numbers."""
     image_size: int | None = None
@@ -86,7 +86,7 @@ def _embed(options: EmbedOptions, world: World, device: "torch.device") -> None:
     with bar, table_of_all if leads else nullcontext() as table:
         for part in embedded(model, source, world, options.batch_size, options.num_workers):
             for index in part.bad:
-                reason = why_bad(source, index)
+                reason = why_bad(model, source, index)
                 if options.on_bad == "stop":
                     raise ValueError(f"{reason} (image {index} of {len(source)}; --on-bad nan continues without it)")
                 num_bad += 1
@@ -113,7 +113,9 @@ def embed_together(
     with terminal.bar(total=len(source), desc=name, unit="image", shown=world.rank == 0) as bar:
         for part in embedded(model, source, world, batch_size, unit=unit):
             if part.bad:
-                raise ValueError(f"{name}: {why_bad(source, part.bad[0])} (image {part.bad[0]} of {len(source)})")
+                raise ValueError(
+                    f"{name}: {why_bad(model, source, part.bad[0])} (image {part.bad[0]} of {len(source)})"
+                )
             row_ND[part.first : part.first + len(part.row_ID)] = part.row_ID
             bar.update(len(part.row_ID))
     return row_ND

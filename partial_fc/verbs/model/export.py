@@ -84,10 +84,13 @@ class ExportOptions:
 def export(options: ExportOptions) -> None:
     """Writes the file. Raises ValueError if the comparison fails, and leaves no file then."""
     from partial_fc.embedding.load import load
+    from partial_fc.embedding.vectors import VectorModel
     from partial_fc.evaluate.verification import Verification
     from partial_fc.verbs.model import onnx_model
 
     model = load(options.model, image_size=options.image_size, flip=options.flip, trust_code=options.trust_code)
+    if isinstance(model, VectorModel):
+        raise ValueError(f"{model}: only networks of images are exported; its weights are in model.safetensors")
     sets = [Verification(path, model.image_size, 2 * _BATCH_SIZE, flip=model.flip) for path in options.val]
     print(model)
     forwards: dict[str, Callable[[Tensor], Tensor]] = {"model": model.forward}
@@ -137,18 +140,18 @@ def _write_onnx(name: str, fp32: Path, path: Path, model: "EmbeddingModel", opti
         onnx_model.write_fp16(fp32, path)
     else:
         assert options.calibrate is not None
-        images = _calibration(options.calibrate, options.num_calibrate, model.image_size)
+        images = _calibration(options.calibrate, options.num_calibrate, model)
         onnx_model.write_int8(fp32, path, (onnx_model.to_array(image, model.to_input) for image in images))
 
 
-def _calibration(path: Path, count: int, image_size: int) -> "Iterator[Tensor]":
+def _calibration(path: Path, count: int, model: "EmbeddingModel") -> "Iterator[Tensor]":
     """Yields batches of images spread evenly over a set. Raises ValueError for an unusable one."""
-    from partial_fc.embedding.images import batches, pixels_of
+    from partial_fc.embedding.images import batches
 
     source = open_images([path])
     chosen = np.unique(np.linspace(0, len(source) - 1, count).astype(int)).tolist()
     first = 0
-    for image_I3HW, bad in batches(chosen, lambda i: pixels_of(still(source.read(i))), image_size, _BATCH_SIZE):
+    for image_I3HW, bad in batches(chosen, lambda i: model.prepare(still(source.read(i))), model.blank, _BATCH_SIZE):
         for i, error in bad.items():
             raise ValueError(f"--calibrate {path}: image {source.key(chosen[first + i])}: {error}")
         first += len(image_I3HW)

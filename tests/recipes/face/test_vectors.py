@@ -1,0 +1,163 @@
+"""Recipe `face` on vectors: the head alone, and small networks; resumed, delivered, embedded."""
+
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import partial_fc
+from partial_fc.comm import SingleWorld
+from partial_fc.errors import UsageError
+from partial_fc.models.vectors import input_of
+from partial_fc.train.no_backbone import NoBackbone
+from partial_fc.train.precision import Precision
+from partial_fc.verbs.model import classify, embed, search
+from recipes import face
+from tests.recipes.conftest import losses, result
+from tests.recipes.launch import endings, here, several
+from tests.recipes.several import Given
+
+C, D = 60, 12
+FLAGS = (
+    "--loss combined --scale 16 --margins 1 0 0.1 --batch-size 16 --optimizer adamw --lr 0.01 --lr-scaling none "
+    "--lr-scheduler constant --precision fp32 --frequent 10 --verbose 0 --checkpoint-every 4 --num-workers 1"
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Clusters about random directions: train.npz, test.npz, new.npz of other classes."""
+    folder = tmp_path_factory.mktemp("vectors")
+    rng = np.random.default_rng(0)
+    for name, each, first in (("train", 8, 0), ("test", 3, 0), ("new", 4, 1)):
+        centre_CD = np.random.default_rng(first).normal(size=(C, D))
+        label_N = np.repeat(np.arange(C), each)
+        row_ND = centre_CD[label_N] + 0.3 * rng.normal(size=(len(label_N), D))
+        np.savez(folder / f"{name}.npz", embeddings=row_ND.astype(np.float32), labels=label_N)
+    return folder
+
+
+def words(data: Path, root: Path, flags: str) -> list[str]:
+    return ["--rec", str(data / "train.npz"), "--models-root", str(root), *shlex.split(f"{FLAGS} {flags}")]
+
+
+def train(data: Path, root: Path, flags: str) -> str:
+    assert here("recipes.face", words(data, root, flags)) == 0
+    return (root / "logs/rank-0000.log").read_text()
+
+
+@pytest.mark.parametrize("network", ["none", "linear --embedding-size 10 --balance sqrt", "mlp:20 --embedding-size 10"])
+def test_it_learns_and_resumes_bit_by_bit(network, data, tmp_path):
+    flags = f"--network {network} --val-targets test --sample-rate 0.5 --max-steps"
+    printed = train(data, tmp_path / "whole", f"{flags} 120")
+    assert "vectors" in printed
+    assert "images" not in printed
+    assert result(tmp_path / "whole")["evaluations"]["test/rank1"] > 0.9
+    train(data, tmp_path / "parts", f"{flags} 6")
+    assert "resumed from" in train(data, tmp_path / "parts", f"{flags} 120")
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    a, b = (load_file(root / "model.safetensors") for root in (tmp_path / "whole", tmp_path / "parts"))
+    assert (not a) == network.startswith("none")
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize("network", ["none", "linear --embedding-size 10"])
+def test_two_ranks_train_what_one_does(network, data, tmp_path):
+    flags = f"--network {network} --max-steps 20 --val-targets test"
+    train(data, tmp_path / "one", f"{flags} --batch-size 32")
+    runs = {"two": flags, "one": f"{flags} --max-steps 24"}  # the second goes on with what one process began
+    given = [Given("recipes.face", words(data, tmp_path / name, of)) for name, of in runs.items()]
+    printed = several(given, 2)
+    assert endings(printed, 0) == ["0", "0"], printed[-4000:]
+    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one")[:20], rtol=2e-5)
+    one, two = (result(tmp_path / name)["evaluations"] for name in ("one", "two"))
+    assert two["test/rank1"] == pytest.approx(one["test/rank1"], abs=0.05)
+    assert len(losses(tmp_path / "one")) == 24
+
+
+@pytest.fixture(scope="module", params=["none", "mlp:20 --embedding-size 10"])
+def run(request, data, tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("run")
+    train(data, root, f"--network {request.param} --max-steps 60")
+    return root
+
+
+def test_a_run_embeds_searches_and_classifies(run, data, tmp_path, capsys):
+    model = partial_fc.load(run)
+    row_ND = np.load(data / "new.npz")["embeddings"]
+    unit_ND = model.embed(row_ND)
+    np.testing.assert_allclose(np.linalg.norm(unit_ND, axis=1), 1, rtol=1e-6)
+    if model.name == "none":
+        np.testing.assert_allclose(unit_ND, row_ND / np.linalg.norm(row_ND, axis=1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(model.embed(row_ND[3])[0], unit_ND[3], rtol=1e-5)
+    assert model.facts()["input_size"] == str(D)
+    for source in (run / "model.safetensors", run / "checkpoints"):
+        np.testing.assert_array_equal(partial_fc.load(source).embed(row_ND), unit_ND)
+
+    table = tmp_path / "new.npz"
+    embed.embed(embed.EmbedOptions(model=run, images=(data / "new.npz",), out=table))
+    np.testing.assert_allclose(np.load(table)["embeddings"], unit_ND, rtol=1e-5, atol=1e-6)
+    search.search_faces(search.SearchOptions(model=run, gallery=table, out=tmp_path / "search"))
+    assert "240 images, 60 classes" in capsys.readouterr().out
+    assert classify.classify(classify.ClassifyOptions(checkpoint=run, images=(data / "test.npz",), top=1)) == 0
+    printed = capsys.readouterr().out.splitlines()[1:]
+    found = [int(line.split()[-1].rstrip(")")) for line in printed[1::2]]
+    assert np.mean(np.array(found) == np.load(data / "test.npz")["labels"]) > 0.9
+
+
+def test_images_and_vectors_are_not_mixed_up(run, data, tmp_path):
+    model = partial_fc.load(run)
+    with pytest.raises(ValueError, match=r"an array \(9,\); expected a vector of 12"):
+        model.embed(np.ones((2, 9), np.float32))
+    with pytest.raises(ValueError, match="image 1: NaN or Inf, or only zeros"):
+        model.embed(np.stack([np.ones(D), np.zeros(D)]))
+    (tmp_path / "a.png").write_bytes(b"no vector")
+    with pytest.raises(ValueError, match="expected a vector of 12"):
+        embed.embed(embed.EmbedOptions(model=run, images=(tmp_path / "a.png",), out=tmp_path / "a.npz"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "match"),
+    [
+        ("--rec x.npz", "--rec x.npz has vectors: add --network none"),
+        ("--rec images --network linear", "--network linear takes vectors.*this run has --rec images"),
+        ("--dataset 100w --network none", "--network none takes vectors.*--dataset 100w"),
+        ("--rec x.npz --network none --no-mirror", "--no-mirror with --network none"),
+        ("--rec x.npz --network linear --augment face", "--augment with --network linear"),
+        ("--rec x.npz --network mlp:8 --dropout 0.1", "--dropout with --network mlp:8"),
+        ("--rec x.npz --network mlp:0", "--network is mlp:0"),
+        ("--rec x.npz --network linear --engine mxnet", "--engine mxnet"),
+    ],
+)
+def test_flags_that_do_not_go_together(flags, match):
+    with pytest.raises(UsageError, match=match):
+        face.parse(flags.split())
+
+
+def test_what_is_wrong_ends_the_run_before_the_first_step(data, tmp_path):
+    row_ND, label_N = np.load(data / "train.npz").values()
+    row_ND[7] = np.nan
+    np.savez(tmp_path / "train.npz", embeddings=row_ND, labels=label_N)
+    for flags, match in (
+        ("--network none --max-bad-records 0", r"(?s)1 of 480 vectors.*train\.npz, row 7"),
+        ("--network none --num-classes 50", r"train\.npz, row 400: label 50, expected 0 to 49"),
+        ("--network none --embedding-size 10", "--embedding-size 10.*the vectors' 12"),
+        ("--network none --val-targets gone", r"gone\.npz"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            train(tmp_path, tmp_path / "run", f"{flags} --max-steps 2")
+    printed = train(tmp_path, tmp_path / "run", "--network none --max-steps 40")
+    assert "train.npz, row 7" in printed
+
+
+def test_a_gradient_with_nan_is_found_without_a_backbone():
+    backbone = NoBackbone(SingleWorld(), Precision("fp32", torch.device("cpu")), input_of(3), {"network": "none"})
+    for bad in (torch.nan, 1.0):
+        backbone.zero(2)
+        assert backbone.forward(torch.ones(2, 3)).requires_grad
+        backbone.backward(torch.full((2, 3), bad))
+        backbone.wait()
+        assert bool(backbone.finite()) == (bad == 1.0)
