@@ -30,11 +30,12 @@ from partial_fc.flags import (
     ScheduleFlags,
     check_numbers,
 )
-from partial_fc.flags.facts import Basic, In, MayChange, Refused, Shows
+from partial_fc.flags.facts import Basic, Before, In, MayChange, Refused, Shows
 from partial_fc.flags.numbers import CLASSES, PIXELS, THREADS
 from partial_fc.recipe import start
 
 from . import face_presets as presets
+from . import face_vectors
 from .compat import arcface_torch
 from .compat.insightface import ELSEWHERE
 from .face_backbone import ModelFlags
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from partial_fc.train.record.log import SecondFile
     from partial_fc.train.run import Run
 
-VECTORS = (".npz", ".npy", ".parquet")
 DATASETS = Literal[("custom", *presets.PRESETS)]  # type: ignore[valid-type]
 
 
@@ -75,7 +75,7 @@ class DataFlags:
     """face: some images are cropped, of low resolution, in other light, blurred, grey, JPEG or partly erased (AdaFace's
     and CVLface's). photo: a random part of each image, in other light, some also blurred, grey or partly erased.
     glyph: small shifts, turns, blur, noise and contrast, for the characters of the demo. See docs/data.md."""
-    balance: Literal["none", "sqrt", "class"] = "none"
+    balance: Annotated[Literal["none", "sqrt", "class"], Before("none")] = "none"
     """How often classes are drawn. none: as often as they have images. class: all equally often. sqrt: by the square
     root of their images. Each class takes its images in turn; an epoch has as many images as the set."""
     order: Literal["shuffled", "blocks"] = "shuffled"
@@ -134,22 +134,9 @@ class Config:
             raise ValueError("--rec DIR is missing: give the folder of the images (--dataset 100w needs none)")
         if self.optim.batch_size == 1 and not self.optim.sync_bn:
             raise ValueError("--batch-size 1: batch norm needs 2 images a process, or --sync-bn")
-        if self.model.takes_vectors:
-            _check_for_vectors(self.data, f"--network {self.model.network}")
-        elif self.data.rec is not None and self.data.rec.suffix in (".npz", ".npy"):
-            raise ValueError(f"--rec {self.data.rec} has vectors: add --network none, linear or mlp:512")
+        face_vectors.check(self.data, self.model.network, self.model.takes_vectors)
         self.model.check(self.launch, self.optim)
         self.head.check(self.launch, self.optim, self.schedule, self.run.resume)
-
-
-def _check_for_vectors(data: DataFlags, network: str) -> None:
-    """Raises ValueError for flags about images."""
-    if data.rec is None or data.rec.suffix not in VECTORS or data.synthetic:
-        what = f"--rec {data.rec}" if data.rec else f"--dataset {data.dataset}"
-        raise ValueError(f"{network} takes vectors, an .npz, .npy or .parquet; this run has {what}")
-    for name in ("image_size", "mirror", "augment", "order"):
-        if flags.is_given(data, name):
-            raise ValueError(f"{flags.flag(name)} with {network}: it is about images; leave it out")
 
 
 def main(arguments: list[str]) -> int:
@@ -172,8 +159,7 @@ def train_here(run: Run) -> int:
     from partial_fc.data.check.at_start import check_data
     from partial_fc.data.transform import as_stored, training_square
     from partial_fc.data.vectors import Vectors
-    from partial_fc.evaluate import Evaluation, Verification
-    from partial_fc.evaluate.nearest_class import NearestClass
+    from partial_fc.evaluate import Verification
     from partial_fc.train.record.log_style import STYLES
 
     from . import face_backbone
@@ -191,8 +177,8 @@ def train_here(run: Run) -> int:
                                seed=config.run.seed, num_threads=data.num_workers, embedding=True):  # fmt: skip
             run.logger.info(finding)
     batch_size = config.optim.batch_size * 2
-    paths = _verification_paths(data, of_vectors)
-    sets = [] if of_vectors else [Verification(path, data.image_size, batch_size, flip=data.mirror) for path in paths]
+    paths = [] if of_vectors else _verification_paths(data)
+    sets = [Verification(path, data.image_size, batch_size, flip=data.mirror) for path in paths]
     transform = as_stored if of_vectors else training_square(data.image_size, data.augment, data.mirror)
     loader = run.loader(source, transform, order, num_workers=data.num_workers, max_bad_records=data.max_bad_records)
 
@@ -211,10 +197,8 @@ def train_here(run: Run) -> int:
 
     # ---- a given checkpoint, else this run's newest, else --pretrained and --head-centres, else from scratch
     style = STYLES[config.run.log_style]
-    evaluations: list[Evaluation] = [style.verifications(sets)]
-    if of_vectors:
-        evaluations = [NearestClass(path.stem, Vectors(path, num_classes), head) for path in paths]
-    return run.train(backbone, head, loader, evaluations, line=style.line,
+    tests = face_vectors.evaluations(data, num_classes, head) if of_vectors else [style.verifications(sets)]
+    return run.train(backbone, head, loader, tests, line=style.line,
                      deliver=network.deliver)  # fmt: skip
 
 
@@ -242,22 +226,21 @@ def _order(run: Run, source: Source) -> Order:
 
     seed, balance = run.config.run.seed, run.config.data.balance
     if balance != "none":
-        label_N = source.labels()
-        assert label_N is not None  # true for sources of open_source
+        if (label_N := source.labels()) is None:
+            raise ValueError(f"--balance {balance}: the labels are inside the images' files; leave it out")
         return Balanced(label_N, seed, {"class": 0.0, "sqrt": 0.5}[balance])
     if run.config.data.order == "blocks" and isinstance(source, RecordSource):
         return Blocks(len(source), seed, source.read_ahead)
     return Keyed(len(source), seed)
 
 
-def _verification_paths(data: DataFlags, of_vectors: bool) -> list[Path]:
+def _verification_paths(data: DataFlags) -> list[Path]:
     if data.synthetic or data.rec is None:
         return []
     folder = data.rec if data.rec.is_dir() else data.rec.parent
-    suffixes = (data.rec.suffix, *VECTORS) if of_vectors else (".bin",)
     if data.val_targets is None:
-        return [] if of_vectors else sorted(folder.glob("*.bin"))
-    paths = [Path(t) if t.endswith(suffixes) else folder / f"{t}{suffixes[0]}" for t in data.val_targets]
+        return sorted(folder.glob("*.bin"))
+    paths = [Path(t) if t.endswith(".bin") else folder / f"{t}.bin" for t in data.val_targets]
     missing = [str(path) for path in paths if not path.exists()]
     if missing:
         raise ValueError(

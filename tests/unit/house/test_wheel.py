@@ -139,7 +139,7 @@ def test_the_recipe_for_pictures(environment, recipes, monkeypatch):
     assert (recipes / "runs/folders/first_batch.png").exists()
 
 
-def test_the_recipe_for_texts_is_killed_and_goes_on(environment, recipes, monkeypatch):
+def test_the_recipe_for_texts_is_killed_and_goes_on_with_other_ranks(environment, recipes, monkeypatch):
     monkeypatch.chdir(recipes)
     flags = "--titles train.tsv --test-titles test.tsv --gpus 2 --sample-rate 0.5 --max-steps 100 --checkpoint-every 10"
     again = command(environment, f"./titles.py {flags} --models-root killed")
@@ -154,11 +154,13 @@ def test_the_recipe_for_texts_is_killed_and_goes_on(environment, recipes, monkey
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
     assert not (recipes / "killed/result.json").exists()
-    run(*again, **ENVIRON)
+    alone = f"./titles.py {flags} --models-root killed --gpus 1 --batch-size 32"  # the same global batch
+    run(*command(environment, alone), **ENVIRON)
     log = (recipes / "killed/logs/rank-0000.log").read_text()
     assert "resumed from" in log
     assert "samples/s" in log
     assert "images" not in log
+    assert result(recipes / "killed")["world_size"] == 1
     assert result(recipes / "killed")["evaluations"]["recall@1"] > 0.9
     assert result(recipes / "killed")["samples_per_s"] > 0
     assert not (recipes / "killed/first_batch.png").exists()

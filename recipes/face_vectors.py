@@ -1,0 +1,43 @@
+"""Recipe `face` on vectors instead of images (docs/vectors.md): what differs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from partial_fc.flags import flag, is_given
+
+if TYPE_CHECKING:
+    from partial_fc.evaluate.nearest_class import NearestClass
+    from partial_fc.head import PartialFC
+
+    from .face import DataFlags
+
+SUFFIXES = (".npz", ".npy", ".parquet")
+
+
+def check(data: DataFlags, network: str, takes_vectors: bool) -> None:
+    """Raises ValueError for data that this network does not take, and for flags about images."""
+    rec = data.rec
+    if not takes_vectors:
+        if rec is not None and rec.suffix in (".npz", ".npy"):
+            raise ValueError(f"--rec {rec} has vectors: add --network none, linear or mlp:512")
+        return
+    if rec is None or rec.suffix not in SUFFIXES or data.synthetic:
+        what = f"--rec {rec}" if rec else f"--dataset {data.dataset}"
+        raise ValueError(f"--network {network} takes vectors, an .npz, .npy or .parquet; this run has {what}")
+    for name in ("image_size", "mirror", "augment", "order"):
+        if is_given(data, name):
+            raise ValueError(f"{flag(name)} with --network {network}: it is about images; leave it out")
+
+
+def evaluations(data: DataFlags, num_classes: int, head: PartialFC) -> list[NearestClass]:
+    """Returns those of --val-targets. Raises ValueError for unusable files."""
+    from partial_fc.data.vectors import Vectors
+    from partial_fc.evaluate.nearest_class import NearestClass
+
+    assert data.rec is not None
+    paths = [
+        Path(t) if t.endswith(SUFFIXES) else data.rec.with_name(t + data.rec.suffix) for t in data.val_targets or ()
+    ]
+    return [NearestClass(path.stem, Vectors(path, num_classes), head) for path in paths]
