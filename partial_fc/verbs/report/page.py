@@ -163,10 +163,11 @@ def _in_python(run: RunFacts) -> str:
     if not weights.exists():
         return ""
     if run.recipe == "face":
-        trust = ", trust_code=True" if ".py:" in str(run.values.get("network")) else ""
-        return (
-            f"import partial_fc\n\nmodel = partial_fc.load({str(run.root)!r}{trust})\nmodel.embed(['a.jpg', 'b.jpg'])"
-        )
+        network = str(run.values.get("network"))
+        trust = ", trust_code=True" if ".py:" in network else ""
+        of_vectors = network in ("none", "linear") or network.startswith("mlp:")
+        given = "numpy.load('new.npy')" if of_vectors else "['a.jpg', 'b.jpg']"
+        return f"import partial_fc\n\nmodel = partial_fc.load({str(run.root)!r}{trust})\nmodel.embed({given})"
     return f"from safetensors.torch import load_file\n\nweights = load_file({str(weights)!r})"
 
 

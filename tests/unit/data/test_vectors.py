@@ -1,5 +1,6 @@
 """The source of vectors: files, what is wrong with them, batches, and the check before training."""
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -135,3 +136,15 @@ def test_the_check_before_training_names_file_and_row(tmp_path):
     with pytest.raises(ValueError, match=r"(?s)2 of 30 vectors.*--max-bad-records.*x\.npz, row 5"):
         check_data(source, 12, "quick", SingleWorld(), max_bad_records=1)
     assert check_data(source, 12, "off", SingleWorld(), max_bad_records=1) == []
+
+
+def test_a_damaged_npz_is_a_value_error_or_other_numbers(tmp_path):
+    """Whatever byte outside of the numbers is another one: nothing but ValueError, with the file's name."""
+    whole = write(tmp_path / "x.npz", *clusters()).read_bytes()
+    path, rng = tmp_path / "y.npz", np.random.default_rng(0)
+    for _ in range(400):
+        damaged = bytearray(whole)
+        damaged[int(rng.integers(len(whole)))] ^= int(rng.integers(1, 256))
+        path.write_bytes(damaged)
+        with contextlib.suppress(ValueError):
+            assert len(Vectors(path)) <= N
