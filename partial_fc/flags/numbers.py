@@ -11,25 +11,23 @@ THREADS = "[1, 4096]"
 PROCESSES = "[1, 65536]"
 PIXELS = "[1, 16384]"
 BATCH = "[1, 1048576]"
+PERCENT = "[1, 100]"
 CLASSES = f"[1, {1 << 48}]"
 PORT = "[1, 65535]"
 ANY = "(-inf, inf)"
 _LARGEST_INT = 2**63 - 1
 
 
-def check_numbers(group: Any, **ranges: float | str) -> None:
+def check_numbers(group: Any) -> None:
     """Raises ValueError, naming the flag, where a number of a dataclass is none (nan), or not in its range.
 
     The field says its range (`In`): the least that it may be, or an interval as mathematics writes it: "(0, 1]" is more
-    than 0 and at most 1. ranges: the same, by field. Others are 0 or more. Infinite is a number only where an interval
-    says "inf]". None is left alone; of a tuple each number is looked at.
+    than 0 and at most 1. Others are 0 or more. Infinite is a number only where an interval says "inf]". None is left
+    alone; of a tuple each number is looked at.
     """
-    unknown = ranges.keys() - {field.name for field in dataclasses.fields(group)}
-    assert not unknown, unknown
     said = facts(type(group))
     for field in dataclasses.fields(group):
-        at_field = one(said.get(field.name, ()), In) or In(0)
-        value, allowed = getattr(group, field.name), str(ranges.get(field.name, at_field.interval))
+        value, allowed = getattr(group, field.name), str((one(said.get(field.name, ()), In) or In(0)).interval)
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int | float) and not isinstance(number, bool):
                 _check(flag(field.name), number, allowed if "," in allowed else f"[{allowed}, inf)")
