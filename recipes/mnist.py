@@ -155,4 +155,4 @@ def _source(config: Config, split: Split) -> IdxSource:
 @flags.told_as_usage
 def parse(arguments: list[str]) -> Config:
     """Parses the command line: configuration. Raises ValueError for invalid values or combinations."""
-    return flags.parse(Config, arguments, f"{flags.trainer()} mnist", matter=flags.basic(Config), elsewhere=_ELSEWHERE)
+    return flags.parse(Config, arguments, f"{flags.trainer()} mnist", elsewhere=_ELSEWHERE)

@@ -1,4 +1,4 @@
-"""The range of every number among the flags, and the one place where it is checked."""
+"""The ranges of numbers among the flags, and their check."""
 
 import dataclasses
 import math
@@ -6,7 +6,7 @@ from typing import Any
 
 from partial_fc.flags.facts import In, facts, one
 
-# What more would only exhaust the machine: threads and processes of one host, sides of an image, images of a batch.
+# Limits beyond which a value would only exhaust the machine.
 THREADS = "[1, 4096]"
 PROCESSES = "[1, 65536]"
 PIXELS = "[1, 16384]"
@@ -19,11 +19,10 @@ _LARGEST_INT = 2**63 - 1
 
 
 def check_numbers(group: Any) -> None:
-    """Raises ValueError, naming the flag, where a number of a dataclass is none (nan), or not in its range.
+    """Raises ValueError, with the flag, for a number of a dataclass that is NaN or outside its range.
 
-    The field says its range (`In`): the least that it may be, or an interval as mathematics writes it: "(0, 1]" is more
-    than 0 and at most 1. Others are 0 or more. Infinite is a number only where an interval says "inf]". None is left
-    alone; of a tuple each number is looked at.
+    The field's `In` is the minimum, or an interval: "(0, 1]" is more than 0 and at most 1; without one, 0 or more.
+    Infinity is allowed only if the interval ends in "inf]". None is skipped; of a tuple each number is checked.
     """
     said = facts(type(group))
     for field in dataclasses.fields(group):
@@ -53,10 +52,10 @@ def _check(name: str, number: float, interval: str) -> None:
 
 
 def flag(name: str) -> str:
-    """A field's name as its flag is typed."""
+    """Returns the flag of a field."""
     return f"--{name.replace('_', '-')}"
 
 
 def switch(name: str, value: bool) -> str:
-    """A field that is on or off, as it is typed."""
+    """Returns the flag that turns a field on or off."""
     return flag(name if value else f"no_{name}")

@@ -23,8 +23,7 @@ from partial_fc.train.record.curve import Curve
 from partial_fc.train.record.log import StepLine, open_files
 from partial_fc.train.record.progress import Progress
 from partial_fc.verbs.report.charts import line_chart
-from partial_fc.verbs.report.command import ReportOptions, report
-from partial_fc.verbs.report.page import page
+from partial_fc.verbs.report.page import ReportOptions, page, report
 from partial_fc.verbs.report.run_facts import read_run
 
 EVIL = "<script>alert('1\" & x')</script>"
