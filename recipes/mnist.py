@@ -56,9 +56,6 @@ class MnistFlags:
     save_amp: Annotated[Path | None, Basic, MayChange] = None
     """Write one with every checkpoint."""
 
-    def __post_init__(self) -> None:
-        flags.check_numbers(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Config:

@@ -75,7 +75,7 @@ def export_centres(options: ExportOptions) -> None:
             for path in (path for of_rank in paths for path in of_rank):
                 path.unlink(missing_ok=True)
         raise
-    print_notes(_notes(stored, rows, num_local * size, lr))
+    print_notes(_notes(rows, num_local * size, lr))
     print(
         f"{options.out}: {rows.stop} classes of {stored.manifest['embedding_size']} features, {num_local} rows for "
         f"each of {size} rank(s){'' if lr is None else ', with momentum'}"
@@ -111,7 +111,7 @@ def _rows_of_rank(
     return row_LD
 
 
-def _notes(stored: "Checkpoint", rows: "RowsNow", num_rows: int, lr: float | None) -> Sequence[str]:
+def _notes(rows: "RowsNow", num_rows: int, lr: float | None) -> Sequence[str]:
     notes = []
     if num_rows > rows.stop:
         notes.append(f"the last {num_rows - rows.stop} row(s) are padding: to read the files back give --num-classes "

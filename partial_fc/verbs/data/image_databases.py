@@ -19,6 +19,7 @@ from partial_fc.data.databases import DatabaseSource, open_database
 from partial_fc.data.databases.write import Format, Put, encode_record, leveldb_writer, lmdb_writer
 from partial_fc.data.decode import check_proportions, decode
 from partial_fc.data.idx import IdxSource, Split
+from partial_fc.data.image_folder import write_names
 from partial_fc.data.sample import BadRecord, naming, still
 from partial_fc.files import check_new
 from partial_fc.findings import counted
@@ -104,8 +105,7 @@ def _make(options: DatabaseOptions, writer: AbstractContextManager[Put]) -> None
             total += 1
     names = source.class_names()
     if names:
-        text = "".join(f"{name}\n" for name in names)
-        (options.output / "classes.txt").write_bytes(text.encode("utf-8", "surrogateescape"))
+        write_names(options.output / "classes.txt", names)
     labels = "" if isinstance(source, DatabaseSource) else f"; --num_labels {source.num_classes}"
     print(f"{options.output}: {counted(total, 'image')}{labels}")
 

@@ -11,6 +11,7 @@ import tyro
 from partial_fc import printable
 from partial_fc.data import ImageFolder, open_source
 from partial_fc.data.decode import encode_square
+from partial_fc.data.image_folder import write_names
 from partial_fc.data.recordio import MAX_CLASSES, RecordWriter, pack, write_index
 from partial_fc.data.sample import naming
 from partial_fc.files import check_new
@@ -85,8 +86,7 @@ def pack_images(options: PackOptions) -> None:
     (options.output / "property").write_text(f"{source.num_classes},{size},{size}\n")
     if isinstance(source, ImageFolder):
         if source.classes:
-            names = "".join(f"{name}\n" for name in source.classes)
-            (options.output / "classes.txt").write_bytes(names.encode("utf-8", "surrogateescape"))
+            write_names(options.output / "classes.txt", source.classes)
         if source.left_out:
             _log.warning("%s: files are left out: %s", options.source, source.left_out_text())
     _report(options.output, count_C, source.class_names())

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from partial_fc.data.image_folder import write_names
 from partial_fc.data.sample import BadRecord
 from partial_fc.data.video.clip_list import write_list
 from partial_fc.data.video.frames import VideoFile
@@ -60,8 +61,7 @@ def make_lists(options: ListOptions) -> None:
     counted_frames = usable(look, videos, options.num_workers, options.max_bad_records, "videos", "video")
     lines = [(name, num_frames, label) for (name, label), num_frames in counted_frames]
     write_list(options.out, lines)
-    text = "".join(f"{name}\n" for name in names)
-    options.out.with_suffix(".classes").write_text(text, encoding="utf-8", errors="surrogateescape")
+    write_names(options.out.with_suffix(".classes"), names)
     print(f"{options.out}: {counted(len(lines), 'video')}; --num-classes {len(names)}")
 
 

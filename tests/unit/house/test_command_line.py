@@ -93,7 +93,9 @@ def test_every_number_of_a_recipe_is_refused_by_name_where_it_has_no_meaning(com
     for name, group in groups.items():
 
         def make(name=name, group=group, **values):
-            dataclasses.replace(config, **{name: dataclasses.replace(group, **values)})
+            made = dataclasses.replace(group, **values)
+            check_numbers(made)  # as command_line.parse does
+            dataclasses.replace(config, **{name: made})
 
         wrong += wrong_numbers(type(group), make)
     assert wrong == []
