@@ -19,6 +19,7 @@ from pathlib import Path
 from benchmarks.two_hosts import ADDRESSES, TwoHosts, two_hosts
 from tests.cluster.conftest import JOB
 from tests.recipes.conftest import environment
+from tests.waiting import until
 
 EVERY = 10  # steps between commits
 # In a host's own process numbers. (sys.argv: the job's folder, the signal.)
@@ -47,14 +48,13 @@ class Job:
     def printed(self) -> str:
         return (self.root / "out").read_text(errors="replace")
 
+    def end(self) -> str:
+        return self.printed[-6000:]
+
     def wait_for(self, pattern: str, nth: int = 1) -> re.Match[str]:
         """The nth place where the pattern is in what was printed; raises AssertionError where it does not come."""
-        deadline = time.monotonic() + self.limit_s
-        while len(matches := list(re.finditer(pattern, self.printed))) < nth:
-            assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.printed[-6000:]}"
-            assert time.monotonic() < deadline, f"no {pattern!r} number {nth}:\n{self.printed[-6000:]}"
-            time.sleep(0.1)
-        return matches[nth - 1]
+        until(lambda: len(re.findall(pattern, self.printed)) >= nth, self.limit_s, self.process, self.end)
+        return list(re.finditer(pattern, self.printed))[nth - 1]
 
     def recovered(self, nth: int = 1) -> tuple[int, float]:
         """(step from which it went on for the nth time, seconds since the step before). That is a commit, or a

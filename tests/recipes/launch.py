@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 
-from tests.recipes.hang import free_port
 from tests.recipes.several import Given, become_rank
 from tests.recipes.several import main as run_given
+from tests.waiting import free_port
 
 _TIMEOUT_S = 240.0
 _GRACE_S = 20.0  # from the first process that fails to the end of the others: they say what they know

@@ -12,10 +12,10 @@ from partial_fc.train import loop
 from partial_fc.verbs import train as train_command
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
 from tests.recipes.conftest import losses
-from tests.recipes.hang import free_port
 from tests.recipes.launch import ranks, start
 from tests.recipes.several import become_rank
 from tests.recipes.test_new_recipe import class_folders
+from tests.waiting import free_port
 
 RECIPE, STEPS, STALLED, GLOBAL_BATCH = "tests/recipes/two_heads.py", 9, 7, 12
 

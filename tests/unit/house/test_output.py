@@ -13,6 +13,7 @@ import pytest
 
 from partial_fc import output
 from tests.faults.signals.outputs import fill
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
 # Talks for a second, or much at once; "saved" stands for its last checkpoint.
@@ -59,11 +60,8 @@ def command(request, tmp_path, monkeypatch):
 
 def both(word: str) -> list[Path]:
     """The files of this name that the two children have written."""
-    deadline = time.monotonic() + 60
-    while len(files := list(Path().glob(f"{word}-*"))) < 2:
-        assert time.monotonic() < deadline, word
-        time.sleep(0.02)
-    return files
+    until(lambda: len(list(Path().glob(f"{word}-*"))) == 2)
+    return list(Path().glob(f"{word}-*"))
 
 
 def saved() -> set[str]:

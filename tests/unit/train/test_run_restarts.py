@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
@@ -136,10 +138,7 @@ def test_a_bad_number_is_refused(start, tmp_path):
 
 
 def wait_for(path: Path, num_lines: int = 0) -> None:
-    deadline = time.monotonic() + 30
-    while not path.exists() or path.read_text().count("\n") < num_lines:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: path.exists() and path.read_text().count("\n") >= num_lines)
 
 
 def test_a_second_sigterm_does_not_wait_unless_it_comes_together_with_the_first(start, tmp_path):
