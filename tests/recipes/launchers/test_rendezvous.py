@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from partial_fc.comm import StartError
+from partial_fc.comm.launch import stores
 from tests.recipes.conftest import ROOT, environment, losses
 from tests.recipes.launch import several
 from tests.recipes.launchers import rendezvous_job
@@ -122,7 +123,7 @@ def test_a_run_goes_on_without_the_server_it_met_in(started, tmp_path):
         assert ("cannot be removed" in printed) == (host == 0)
 
 
-def test_over_tls(started, tmp_path):
+def test_over_tls(started, tmp_path, monkeypatch):
     """With certificates on both sides, as Debian's server asks for."""
     new = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -addext subjectAltName=DNS:localhost -days 2"
     if subprocess.run([*new.split(), "-keyout", "key", "-out", "crt"], cwd=tmp_path, capture_output=True).returncode:
@@ -135,6 +136,7 @@ def test_over_tls(started, tmp_path):
         flags = ["--run_id", "tls", "--redis_host", "localhost", "--redis_port"]
         for status, printed in ended(*(started(*words, *flags, port, *tls) for words in shards(2))):
             assert status == 0, printed
+        monkeypatch.setattr(stores, "_ANSWER_S", 1.0)
         wrong = ((port, []), (str(plain), tls), (port, ["--redis_tls"]))
         for p, more in wrong:
             with pytest.raises(StartError, match=r"Redis at localhost:\d+ does not answer after 1 s: .*--redis-tls"):
