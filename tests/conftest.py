@@ -42,17 +42,10 @@ _DEAR = (
     "recipes/face/test_resume.py",
     "recipes/classic/test_mnist_kvstore.py",
     "recipes/classic/test_mnist.py",
-    "recipes/classic/test_mnist_several.py",
-    "recipes/face/test_guards.py",
-    "recipes/classic/test_kinetics.py",
-    "recipes/launchers/test_kv_launch.py",
     "cluster/test_kv_launch.py",
-    "cluster/test_kinetics.py",
-    "faults/signals/test_kill_matrix.py",
-    "faults/test_network.py",
-    "cluster/test_rendezvous.py",
+    "recipes/launchers/test_kv_launch.py",
     "recipes/launchers/test_spawn.py",
-    "faults/test_foreign_files.py",
+    "recipes/face/test_guards.py",
 )
 
 

@@ -69,21 +69,20 @@ def test_a_half_set_launcher_is_an_error_that_names_what_is_missing(environ):
         assert any(name in half for name in who)
 
 
-@pytest.mark.parametrize(("name", "value"), [("RANK", "2"), ("RANK", "-1"), ("LOCAL_RANK", "2"), ("WORLD_SIZE", "1")])
-def test_numbers_that_contradict_each_other(name, value):
-    with pytest.raises(ValueError, match="expected 0 <= rank < size"):
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("RANK", "2", "expected 0 <= rank < size"),
+        ("RANK", "-1", "expected 0 <= rank < size"),
+        ("LOCAL_RANK", "2", "expected 0 <= rank < size"),
+        ("WORLD_SIZE", "1", "expected 0 <= rank < size"),
+        ("RANK", "one", "RANK='one' is not a whole number"),
+        *(("MASTER_PORT", port, "expected a port between 1 and 65535") for port in ("0", "65536", "-1")),
+    ],
+)
+def test_numbers_that_cannot_be(name, value, words):
+    with pytest.raises(ValueError, match=words):
         detect({**TORCHRUN, name: value})
-
-
-def test_a_rank_that_is_no_number():
-    with pytest.raises(ValueError, match=r"RANK='one' is not a whole number"):
-        detect({**TORCHRUN, "RANK": "one"})
-
-
-@pytest.mark.parametrize("port", ["0", "65536", "-1"])
-def test_a_port_that_is_none(port):
-    with pytest.raises(ValueError, match="expected a port between 1 and 65535"):
-        detect({**TORCHRUN, "MASTER_PORT": port})
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ def test_a_sharded_checkpoint_resumes_on_another_number_of_ranks(tmp_path):
 
     found = losses("several", 2, 5) + losses("several", 3, 8)
     assert len(found) == 8
-    assert found == pytest.approx(losses("one", 1, 5) + losses("one", 1, 8), rel=1e-12)
+    assert found == pytest.approx(losses("one", 1, 8), rel=1e-12)
 
 
 FRAMEWORKS = [pytest.param(LIGHTNING, ["model.ckpt"], id="Lightning"), pytest.param(ACCELERATE, [], id="accelerate")]
