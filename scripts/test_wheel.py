@@ -65,7 +65,7 @@ def environments() -> list[Environment]:
 WORDS = {
     "one": ("",),
     "ddp": ("3", "3"),
-    "fsdp": ("checkpoint 5", "checkpoint 8"),
+    "fsdp": ("checkpoints 5", "checkpoints 8"),
     "lightning": ("1", "2 model.ckpt"),
     "accelerate": ("1", "2"),
 }

@@ -25,8 +25,12 @@ def unit(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
     is beyond the dtype's range becomes NaN: as zeros it would hide from whoever looks for what is not finite. out:
     where the rows go; x, for example."""
     norm = x.norm(dim=1, keepdim=True)
-    divisor = torch.threshold(norm, 0.0, 1.0).nan_to_num_(nan=torch.nan, posinf=torch.nan)
-    return torch.div(x, divisor, out=out), norm
+    return torch.div(x, divisor(norm), out=out), norm
+
+
+def divisor(norm: Tensor) -> Tensor:
+    """Returns by what a row of this length is divided."""
+    return torch.threshold(norm, 0.0, 1.0).nan_to_num_(nan=torch.nan, posinf=torch.nan)
 
 
 def row_dots(x: Tensor, y: Tensor) -> Tensor:
