@@ -86,7 +86,12 @@ class PlainKernel(Kernel):
         return Sums(sum_G.double() * most_G.double().exp(), weighted_sum_GD, centre_sum_D, nearest=nearest)
 
     def nearest(self, logits: Logits, k: int) -> Nearest:
-        return nearest(logits, k)
+        """By torch.mm and torch.topk; centres may lie on another device than features."""
+        found = Nearest(len(logits.unit_GD), k, logits.unit_GD.dtype, logits.unit_GD.device)
+        most = max(64, NEAREST_LOGITS // max(1, len(logits.unit_GD)))
+        for begin, _, hat_KD, _ in _chunks(logits, most):
+            _add(found, logits.unit_GD @ hat_KD.T, begin, logits.sub_centres)
+        return found
 
     def centre_gradients(self, logits: Logits, logit_grad: LogitGrad) -> Iterator[tuple[int, int, Tensor]]:
         unit_GD = logits.unit_GD
@@ -103,16 +108,6 @@ class PlainKernel(Kernel):
             if logit_grad.uniform_D is not None:
                 grad_KD += logit_grad.uniform_D
             yield begin, end, unit_backward(grad_KD, hat_KD, norm_K1)
-
-
-def nearest(logits: Logits, k: int) -> Nearest:
-    """Finds the nearest classes (`Kernel.nearest`) by torch.mm and torch.topk; centres may lie on another device than
-    features."""
-    found = Nearest(len(logits.unit_GD), k, logits.unit_GD.dtype, logits.unit_GD.device)
-    most = max(64, NEAREST_LOGITS // max(1, len(logits.unit_GD)))
-    for begin, _, hat_KD, _ in _chunks(logits, most):
-        _add(found, logits.unit_GD @ hat_KD.T, begin, logits.sub_centres)
-    return found
 
 
 def _add(found: Nearest, cos_GK: Tensor, begin: int, sub_centres: int) -> None:

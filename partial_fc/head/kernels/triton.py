@@ -112,7 +112,7 @@ class TritonKernel(Kernel):
         return Sums(denominator_G, weighted_sum_GD, centre_sum_D, kept, nearest)
 
     def nearest(self, logits: Logits, k: int) -> Nearest:
-        over = self._pass(logits, operands=torch.float32)
+        over = TritonKernel("fp32")._pass(logits)
         blocks, zero_G = over.new_blocks(k), over.new(over.padded_rows).zero_()
         for begin, end in over.chunks():
             over.weigh(over.read(begin, end), device_side.SUMS.value, zero_G, blocks=blocks)
@@ -162,7 +162,7 @@ class TritonKernel(Kernel):
             finish(begin, end - begin, sum_KD)
             yield begin, end, sum_KD[: end - begin]
 
-    def _pass(self, logits: Logits, second: bool = False, operands: torch.dtype | None = None) -> Pass:
+    def _pass(self, logits: Logits, second: bool = False) -> Pass:
         unit_GD, centre_LD = logits.unit_GD, logits.centre_LD
         if unit_GD.dtype != torch.float32:
             raise ValueError(f"features are {unit_GD.dtype}; Triton's kernel computes in float32: use impl 'plain'")
@@ -172,9 +172,8 @@ class TritonKernel(Kernel):
                 "expected the same device and rows without gaps"
             )
         generation = torch.cuda.get_device_capability(unit_GD.device)[0] if unit_GD.is_cuda else 0
-        if operands in (None, self.operands):
-            return Pass(logits, self.operands, self.tiles or tiles_for(generation, self.operands), second)
-        return Pass(logits, operands, tiles_for(generation, operands), second)
+        tiles = self.tiles or tiles_for(generation, self.operands)
+        return Pass(logits, self.operands, tiles, second)
 
     @staticmethod
     def _shift(over: Pass) -> Tensor:

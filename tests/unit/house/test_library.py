@@ -82,8 +82,8 @@ def test_the_page_trains_as_one_process_would_also_after_a_restart(tmp_path):
 
 
 def program_killed(moment: str, folder: Path, *words: str) -> None:
-    """The program, whose ranks are killed in the seventh step, or in the first save: rank 0 has written its file, the others
-    have not."""
+    """The program, whose ranks are killed in the seventh step, or in the first save: rank 0 has written its file, the
+    others have not."""
 
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
