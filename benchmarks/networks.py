@@ -2,10 +2,10 @@
 
     python -m benchmarks.networks --networks mini vit_t timm:vit_tiny_patch16_224 r18 --rounds 3
 
-All sides train the same network from the same JPEG files, with the same number of classes, CosFace, optimizer, precision
-and threads. The plain loop is what one writes without this program: a DataLoader whose worker decodes with OpenCV,
-autocast, channels-last convolutions, a head of all class centres in fp32, one fused optimizer; no checks, no log. Sides
-take turns, as a machine's speed drifts; the table has the median round and the smallest and largest ratio.
+All sides train the same network from the same JPEG files, with the same classes, CosFace, optimizer, precision and
+threads. The plain loop is what one writes without this program: a DataLoader whose worker decodes with OpenCV,
+autocast, channels-last convolutions, a head of all class centres in fp32, one fused optimizer; no checks, no log.
+Sides take turns, as a machine's speed drifts; the table has the median round and the smallest and largest ratio.
 """
 
 import json
@@ -115,10 +115,29 @@ def _rate(options: Options, network: str, side: str, size: int, folder: Path) ->
         command += ["--classes", str(options.classes), "--steps", str(options.steps)]
     else:
         command = ["train.py", "face", "--rec", str(images), "--network", network, *shared, "--models-root", str(root)]
-        command += ["--embedding-size", str(EMBEDDING_SIZE), "--loss", "combined", "--scale", str(SCALE), "--margins", "1"]
+        command += [
+            "--embedding-size",
+            str(EMBEDDING_SIZE),
+            "--loss",
+            "combined",
+            "--scale",
+            str(SCALE),
+            "--margins",
+            "1",
+        ]
         command += ["0", str(MARGIN), "--optimizer", "adamw", "--lr", str(LR), "--lr-scaling", "none", "--weight-decay"]
         command += [str(WEIGHT_DECAY), "--lr-scheduler", "constant", "--max-steps", str(options.steps), "--frequent"]
-        command += [str(WARM_UP), "--verbose", "0", "--checkpoint-every", "0", "--check-data", "off", "--resume", "never"]
+        command += [
+            str(WARM_UP),
+            "--verbose",
+            "0",
+            "--checkpoint-every",
+            "0",
+            "--check-data",
+            "off",
+            "--resume",
+            "never",
+        ]
         command += ["--num-workers", "1", *more]
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
     done = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, text=True, capture_output=True)

@@ -72,8 +72,8 @@ class ModelFlags:
     """Recompute blocks of the backbone in backward instead of storing their activations: less memory, about a third
     more computation, the same results."""
     compile: Annotated[bool, MayChange] = False
-    """Compile the backbone for training (torch.compile; needs a C++ compiler); where it cannot be, a note says why. What
-    is delivered and evaluated is the network itself (docs/encoders.md)."""
+    """Compile the training of the backbone (torch.compile; needs a C++ compiler); where that fails a note says why.
+    Evaluated and delivered is the network itself (docs/encoders.md)."""
     channels_last: Annotated[bool, MayChange] = True
     """Store images and convolution weights channels-last, the fastest layout for tensor cores and CPUs."""
     engine: Annotated[Literal["torch", "mxnet"], MayChange] = "torch"

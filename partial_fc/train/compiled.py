@@ -1,4 +1,4 @@
-"""torch.compile of a backbone, for training alone: evaluation, checkpoints and delivered models use the module itself."""
+"""torch.compile of a backbone, for training alone: evaluation and all that is written use the module itself."""
 
 from collections.abc import Callable
 

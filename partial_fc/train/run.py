@@ -182,7 +182,8 @@ class Run:
         **optimizer: Any,
     ) -> TorchBackbone:
         """Builds the backbone from a module by the shared flags: on this run's device, equal on all ranks. contract:
-        see TorchBackbone. precision: the module's only one. compile_for: compile it for samples of this shape. optimizer: for `optim.backbone.build`; a module
+        see TorchBackbone. precision: the module's only one. compile_for: the shape of a sample, to
+        compile the training of the module for. optimizer: for `optim.backbone.build`; a module
         with no_weight_decay(), as timm's and our transformers have it, adds the parameters that it names, norms and
         biases to those without decay. A collective."""
         optim, world = self.config.optim, self.world
