@@ -86,9 +86,9 @@ def several(runs: Sequence[Given], num_ranks: int = 2) -> str:
     return ranks(num_ranks, run_given, runs)
 
 
-def ranks(num_ranks: int, program: Callable[..., object], *arguments: object) -> str:
+def ranks(num_ranks: int, program: Callable[..., object], *arguments: object, status: int = 0) -> str:
     """Calls a module's function in forked processes, as torchrun would start them. Returns what these printed; fails
-    where a process does."""
+    where a process ends with another status."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "output"
         port = free_port()
@@ -106,7 +106,7 @@ def ranks(num_ranks: int, program: Callable[..., object], *arguments: object) ->
             process.kill()
             process.join()
         printed = output.read_text() if output.exists() else ""
-    assert [process.exitcode for process in started] == [0] * num_ranks, printed[-6000:]
+    assert [process.exitcode for process in started] == [status] * num_ranks, printed[-6000:]
     return printed
 
 

@@ -3,7 +3,9 @@
 import os
 import re
 import runpy
+import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint import FileSystemWriter
 
 from partial_fc.head import CosFace, PartialFC, reference
 from tests.recipes.launch import ranks
@@ -78,15 +81,52 @@ def test_the_page_trains_as_one_process_would_also_after_a_restart(tmp_path):
     assert losses == pytest.approx(dense_losses(), rel=1e-5)
 
 
-def test_a_sharded_checkpoint_resumes_on_another_number_of_ranks(tmp_path):
+def program_killed(moment: str, folder: Path, *words: str) -> None:
+    """The program, whose ranks are killed in the seventh step, or in the first save: rank 0 has written its file, the
+    others have not."""
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def step(head: PartialFC, lr: float) -> None:
+        head_step(head, lr)
+        if head.num_steps == 7:
+            die()
+
+    def write_data(writer: FileSystemWriter, *arguments: Any) -> None:
+        if torch.distributed.get_rank() == 0:
+            written = write(writer, *arguments)
+            written.wait()
+        die()
+
+    head_step, write = PartialFC.step, FileSystemWriter.write_data
+    if moment == "step":
+        PartialFC.step = step
+    else:
+        FileSystemWriter.write_data = write_data
+    program(folder, *words)
+
+
+def test_killed_ranks_resume_from_a_sharded_checkpoint_on_another_number_of_ranks(tmp_path):
+    """Killed in the seventh step, with a checkpoint after the fifth; then in the save after the tenth."""
     (tmp_path / "train.py").write_text(FSDP)
 
-    def losses(folder: str, size: int, num_steps: int) -> list[float]:
-        return printed_losses(size, tmp_path, folder, str(num_steps))
+    def losses(size: int, folder: str, *moment: str) -> dict[int, float]:
+        killed = {"status": -signal.SIGKILL} if moment else {}
+        target = partial(program_killed, *moment) if moment else program
+        printed = ranks(size, target, tmp_path, folder, "12", **killed)
+        return {int(step): float(loss) for step, loss in re.findall(r"^(\d+) (\S+)$", printed, re.MULTILINE)}
 
-    found = losses("several", 2, 5) + losses("several", 3, 8)
-    assert len(found) == 8
-    assert found == pytest.approx(losses("one", 1, 8), rel=1e-12)
+    undisturbed = losses(1, "one")
+    assert list(undisturbed) == list(range(12))
+    found = [losses(2, "several", "step"), losses(3, "several", "save")]
+    half = tmp_path / "several/step-000010"
+    assert list(half.iterdir())
+    assert not (half / ".metadata").exists()
+    found.append(losses(1, "several"))
+    assert [(min(each), max(each)) for each in found] == [(0, 5), (5, 9), (5, 11)]
+    for each in found:
+        assert each == pytest.approx({step: undisturbed[step] for step in each}, rel=0, abs=1e-12)
 
 
 FRAMEWORKS = [pytest.param(LIGHTNING, ["model.ckpt"], id="Lightning"), pytest.param(ACCELERATE, [], id="accelerate")]
