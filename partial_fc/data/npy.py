@@ -52,7 +52,7 @@ def map_npz(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _map_part(path: Path, file: IO[bytes], info: zipfile.ZipInfo) -> NDArray[Any]:
-    file.seek(info.header_offset)
+    file.seek(max(0, info.header_offset))
     signature, *lengths = struct.unpack("<4s22xHH", file.read(30))  # of the name and of extra fields, which follow
     if signature != b"PK\x03\x04":
         raise ValueError(f"{info.filename} is not where the directory says")
