@@ -292,7 +292,7 @@ def test_arcface_torch_centres(tmp_path, capsys, size, write):
     write(tmp_path / "in", size)
     import_centres(ImportOptions((tmp_path / "in",), tmp_path / "out"))
     printed = capsys.readouterr().out
-    assert f"start with --head-centres {tmp_path / 'out'}" in printed
+    assert f"start with --start-centres {tmp_path / 'out'}" in printed
     assert ("it starts at zero" in printed) == (write is second_version)
     for ranks in (1, 3):
         rows = loaded(tmp_path / "out", ranks)
