@@ -26,9 +26,8 @@ from tests.unit.train.test_face_start import config_of, parts_of, run_of, write
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
-    """Checkpoints of three steps, and whatever the log says."""
-    monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
+def root(tmp_path):
+    """Checkpoints of three steps."""
     write(tmp_path / "checkpoints", 10, 20, 30)
     return tmp_path / "checkpoints"
 

@@ -7,7 +7,6 @@ import itertools
 import math
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -315,23 +314,6 @@ def test_help_shows_what_matters_and_help_all_the_rest(recipe, capsys):
     assert len(short.splitlines()) < 120
     assert "--help-all shows all" in short
     assert not re.search(r"\{None\}|<class|Error|recipes\.|partial_fc\.", short + whole)
-
-
-def test_help_and_mistakes_need_no_torch():
-    """Nor do the processes of a launch whose command line is wrong."""
-    code = (
-        "import sys\n"
-        "from partial_fc.verbs import train as train_command\n"
-        "for words in ('face --help', 'face --lrr 3', 'mnist --epochs 0', 'imagenet --help', 'kinetics --model x'):\n"
-        "    try:\n"
-        "        train_command.main(words.split())\n"
-        "    except SystemExit:\n"
-        "        pass\n"
-        "print('torch' in sys.modules)\n"
-    )
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("False\n")
 
 
 def test_the_list_of_recipes_fits_a_terminal(capsys):
