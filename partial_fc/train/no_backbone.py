@@ -31,7 +31,7 @@ class NoBackbone(Backbone):
     def _nothing(self, *_given: Any, **_named: Any) -> None:
         """There are no parameters, running statistics or modules."""
 
-    keep_statistics = name_samples = scale = undo = step = train = watch_outputs = _nothing
+    keep_statistics = name_samples = scale = undo = step = train = freeze = watch_outputs = _nothing
 
     def zero(self, num_samples: int) -> None:
         self._finite = torch.tensor(True, device=self.device)
