@@ -78,6 +78,13 @@ def test_two_ranks_train_what_one_does(network, data, tmp_path):
     assert len(losses(tmp_path / "one")) == 24
 
 
+@pytest.mark.parametrize("network", ["none", "linear --embedding-size 10"])
+def test_centres_of_vectors_are_imprinted(network, data, tmp_path):
+    flags = f"--network {network} --start-centres imprint --lr 1e-6 --max-steps 1 --val-targets test"
+    assert "60 classes are means of 480" in train(data, tmp_path / "run", flags)
+    assert result(tmp_path / "run")["evaluations"]["test/rank1"] > 0.9
+
+
 @pytest.fixture(scope="module", params=["none", "mlp:20 --embedding-size 10"])
 def run(request, data, tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("run")
