@@ -69,7 +69,7 @@ def merged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def without_merged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns a state that also has what `merged` made of it, without that."""
-    again = {name.replace(_BASE, ".") for name in state if _BASE in name}
+    again = {name.replace(_BASE, ".") for name in state if name.partition(_BASE)[0] + _A in state}
     return {name: t for name, t in state.items() if name not in again}
 
 

@@ -205,15 +205,14 @@ class TorchBackbone:
         return state | {f"optimizer state {name}": t for name, t in named_state(self.optimizer, self.weights).items()}
 
     def load(self, found: Stored) -> list[str]:
-        stored, optimizer, buffers = found.backbone(), dict(found.optimizer()), dict(found.buffers(self.world))
-        raw, average = _taken(optimizer, "/raw"), _taken(optimizer, "/ema")
-        own_average = _taken(buffers, "/ema")
-        self.weights.load_state_dict(lora.without_merged({**stored, **raw}))
+        delivered, optimizer, buffers = found.backbone(), dict(found.optimizer()), dict(found.buffers(self.world))
+        raw, average, own_average = _taken(optimizer, "/raw"), _taken(optimizer, "/ema"), _taken(buffers, "/ema")
+        self.weights.load_state_dict(lora.without_merged({**delivered, **raw}))
         load_named_state(self.optimizer, self.weights, optimizer)
         now = dict(self.module.named_buffers())
         for name, buffer in buffers.items():
             now[name].copy_(buffer)
-        notes = self._load_average(found, {**stored, **average, **own_average})
+        notes = self._load_average(found, {**delivered, **average, **own_average})
         if self.scaler:
             # Version 0.1's mnist called it "scaler".
             stored = found.manifest.get("loss_scaler") or found.manifest.get("scaler") or LossScaler().state()

@@ -141,7 +141,9 @@ def test_an_average_begins_and_ends_with_a_resumed_run(glyphs, tmp_path):
 
 @needs_peft
 def test_adapters_are_trained_resumed_and_merged(glyphs, pretrained, tmp_path):
-    flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --pretrained {pretrained} --lora 4 --ema 0.9 --max-steps"
+    """With an average and a teacher."""
+    flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --pretrained {pretrained} --lora 4 --ema 0.9"
+    flags += f" --teacher {pretrained} --max-steps"
     log = train_here(tmp_path / "whole", f"{flags} 8")
     assert "--lora 4: adapters on 11 layers" in log
     train_here(tmp_path / "parts", f"{flags} 5")
