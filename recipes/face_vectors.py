@@ -12,14 +12,16 @@ if TYPE_CHECKING:
     from partial_fc.head import PartialFC
 
     from .face import DataFlags
+    from .face_backbone import ModelFlags
+    from .face_tuning import TuningFlags
 
 SUFFIXES = (".npz", ".npy", ".parquet")
 
 
-def check(data: DataFlags, network: str, takes_vectors: bool) -> None:
-    """Raises ValueError for data that this network does not take, and for flags about images."""
-    rec = data.rec
-    if not takes_vectors:
+def check(data: DataFlags, model: ModelFlags, tuning: TuningFlags) -> None:
+    """Raises ValueError for data that this network does not take, and for flags about images and larger networks."""
+    rec, network = data.rec, model.network
+    if not model.takes_vectors:
         if rec is not None and rec.suffix in (".npz", ".npy"):
             raise ValueError(f"--rec {rec} has vectors: add --network none, linear or mlp:512")
         return
@@ -29,6 +31,9 @@ def check(data: DataFlags, network: str, takes_vectors: bool) -> None:
     for name in ("image_size", "mirror", "augment", "order"):
         if is_given(data, name):
             raise ValueError(f"{flag(name)} with --network {network}: it is about images; leave it out")
+    for name in ("ema", "lora", "teacher") if network == "none" else ("lora",):
+        if is_given(tuning, name):
+            raise ValueError(f"{flag(name)} with --network {network}: it has no such layers; leave it out")
 
 
 def evaluations(data: DataFlags, num_classes: int, head: PartialFC) -> list[NearestClass]:

@@ -65,6 +65,9 @@ class NoBackbone(Backbone):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
         return {}, {}, {}
 
+    def not_delivered(self) -> dict[str, dict[str, Tensor]]:
+        return {}
+
     def replicated(self) -> dict[str, Tensor]:
         return {}
 
