@@ -137,6 +137,8 @@ def test_images_and_vectors_are_not_mixed_up(run, data, tmp_path):
         ("--rec x.npz --network mlp:8 --dropout 0.1", "--dropout with --network mlp:8"),
         ("--rec x.npz --network mlp:0", "--network is mlp:0"),
         ("--rec x.npz --network linear --engine mxnet", "--engine mxnet"),
+        ("--rec x.npz --network none --ema 0.9", "--ema with --network none"),
+        ("--rec x.npz --network linear --compile", "--compile with --network linear"),
     ],
 )
 def test_flags_that_do_not_go_together(flags, match):
