@@ -161,7 +161,8 @@ class Images(Dataset):
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = cv2.cvtColor(cv2.imread(str(self.paths[index])), cv2.COLOR_BGR2RGB)
+        image = cv2.imread(str(self.paths[index]), cv2.IMREAD_COLOR_RGB)
+        assert image is not None, self.paths[index]
         image = np.ascontiguousarray(image[:, ::-1]) if np.random.rand() < 0.5 else image
         return torch.from_numpy(image), int(self.paths[index].parent.name)
 
