@@ -121,7 +121,8 @@ def use_folders_of_pip() -> None:
     """Makes uv look for wheels where pip does."""
     configured = run(sys.executable, "-m", "pip", "config", "list")
     folders = [word for line in re.findall(r"find-links='(.*)'", configured) for word in line.split()]
-    os.environ.setdefault("UV_FIND_LINKS", ",".join(dict.fromkeys(folders)))
+    if folders:
+        os.environ.setdefault("UV_FIND_LINKS", ",".join(dict.fromkeys(folders)))
 
 
 def build(folder: Path) -> Path:
