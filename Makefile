@@ -45,7 +45,7 @@ bench: setup  ## the tables of the head in docs/benchmarks.md, here and with AVX
 	.venv/bin/python -m benchmarks.launchers
 
 test-gpu: setup  ## the GPU's kernel on a CUDA device; without one, everything is skipped
-	.venv/bin/python -m pytest tests/gpu
+	.venv/bin/python -m pytest tests/gpu tests/parallel/train/test_update.py -m gpu
 
 bench-gpu: setup  ## the GPU's kernel: its share of the device's matrix-product rate, its memory; then whole steps beside others
 	.venv/bin/python -m benchmarks.gpu

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from partial_fc import flags
+from partial_fc.checkpoint.folders import MANIFEST, complete
 from partial_fc.errors import UsageError
+from partial_fc.files import read_manifest
 from partial_fc.flags import (
     ExchangeFlags,
     Flags,
@@ -33,11 +36,12 @@ from partial_fc.flags import (
 from partial_fc.flags.facts import Basic, In, MayChange, Refused, Shows
 from partial_fc.flags.numbers import CLASSES, PIXELS, THREADS
 from partial_fc.recipe import start
+from partial_fc.train.begin.start import named
 
 from . import face_presets as presets
 from .compat import arcface_torch
 from .compat.insightface import ELSEWHERE
-from .face_backbone import ModelFlags
+from .face_backbone import OF_TRANSFORMERS, ModelFlags, rates_of
 
 # Parts that need torch are imported after the flags are checked: torch takes seconds, which --help avoids.
 if TYPE_CHECKING:
@@ -172,8 +176,9 @@ def train_here(run: Run) -> int:
     # ---- model
     torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
     network = face_backbone.build(config.model, data.image_size, run.device, data.mirror)
+    compile_for = (data.image_size, data.image_size, 3) if config.model.compile else None
     backbone = run.backbone(network.module, network.to_input, network.contract, precision=network.precision,
-                            layer_decay=config.model.layer_decay)  # fmt: skip
+                            compile_for=compile_for, layer_decay=config.model.layer_decay)  # fmt: skip
     head = run.partial_fc(config.head, num_classes, network.embedding_size, backbone)
     if network.code:
         run.keep_code(network.code)
@@ -247,6 +252,26 @@ def _notes(config: Config, source: Source) -> list[str]:
     return notes
 
 
+def _started(config: Config, rates: dict[str, Any]) -> tuple[Config, str]:
+    """Returns the configuration with a transformer's rates, or with those of the checkpoint that the run resumes from,
+    and a note on them."""
+    run, does = named(config, _called(config)).run, "starts with"
+    folders = reversed(complete(run.checkpoints)) if run.resume in flags.NO_CHECKPOINT else [Path(run.resume)]
+    for folder in folders if run.resume != "never" else ():
+        try:
+            then = json.loads(read_manifest(folder / MANIFEST))["configuration"]
+            rates, does = {name: then[name] for name in rates}, f"resumes from {folder} with"
+            break
+        except (OSError, ValueError, LookupError, TypeError):
+            continue  # damaged: reported where it is opened, and the one before is resumed
+    groups = {
+        name: dataclasses.replace(group, **{key: value for key, value in rates.items() if key in vars(group)})
+        for name, group in (("optim", config.optim), ("schedule", config.schedule))
+    }
+    words = " ".join(f"{flags.flag(name)} {value}" for name, value in rates.items())
+    return dataclasses.replace(config, **groups), f"--network {config.model.network}, a transformer, {does} {words}"
+
+
 @flags.told_as_usage
 def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     """Parses the command line: configuration, and notes for the user on settings of a --config file without effect."""
@@ -254,8 +279,9 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     first.add_argument("--dataset", default="custom")
     first.add_argument("--config", type=Path)
     # Given explicitly: these count more than what the data states.
-    for name in (*presets.OF_THE_DATA, "num_images"):
+    for name in (*presets.OF_THE_DATA, "num_images", *OF_TRANSFORMERS):
         first.add_argument(f"--{name.replace('_', '-')}", f"--{name}")
+    first.add_argument("--network", "--backbone")
     try:
         known, _ = first.parse_known_args(arguments)
     except argparse.ArgumentError as error:
@@ -268,6 +294,11 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
         defaults |= from_file
     for name in {"rec", "models_root"} & defaults.keys():
         defaults[name] = Path(defaults[name])
+    given = {name for name in OF_TRANSFORMERS if getattr(known, name) is not None}
+    rates: dict[str, Any] = {}
+    if not known.config:  # a file states a whole run
+        rates = rates_of(known.network or defaults.get("network", ""), given, known.optimizer)
+        defaults |= rates
     default = flags.with_defaults(Config, defaults)
     program = f"{flags.trainer()} face"
     try:
@@ -278,6 +309,9 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
         if "network" in from_file and str(error).startswith(f"--network is {from_file['network']};"):
             raise UsageError(f"{known.config}: {error}") from error
         raise
+    if rates:
+        config, note = _started(config, rates)
+        notes.append(note)
     given = {name for name in presets.OF_THE_DATA if getattr(known, name) is not None}
     data, more_notes = presets.give_way(config.data, given | from_file.keys())
     if known.num_images is not None and not data.synthetic:

@@ -5,7 +5,8 @@ torch and the networks are imported after the flags are checked: they take secon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -34,6 +35,18 @@ NETWORKS = (
     "vit_l_dp005_mask_005", "vit_h",
 )  # fmt: skip
 
+# Families of timm whose networks have blocks of attention, and the rates with which they start (docs/encoders.md).
+_ATTENTION = re.compile(r"vit_|timm:.*(vit|[bd]eit|eva0|swin|cait|xcit|coat|pit_|tnt_|twins|volo|hiera)")
+OF_TRANSFORMERS = {"optimizer": "adamw", "lr": 5e-4, "lr_scaling": "none", "weight_decay": 0.05}
+
+
+def rates_of(network: str, named: Collection[str], optimizer: str | None) -> dict[str, Any]:
+    """Returns, by flag, the optimizer and rates that a network starts with in place of the recipe's, but for the flags
+    that the user has named; none for another optimizer than AdamW. optimizer: as named."""
+    if not _ATTENTION.match(network) or optimizer not in (None, "adamw"):
+        return {}
+    return {name: value for name, value in OF_TRANSFORMERS.items() if name not in named}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFlags:
@@ -58,6 +71,9 @@ class ModelFlags:
     activation_checkpointing: Annotated[bool, MayChange] = False
     """Recompute blocks of the backbone in backward instead of storing their activations: less memory, about a third
     more computation, the same results."""
+    compile: Annotated[bool, MayChange] = False
+    """Compile the training of the backbone (torch.compile; needs a C++ compiler); where that fails a note says why.
+    Evaluated and delivered is the network itself (docs/encoders.md)."""
     channels_last: Annotated[bool, MayChange] = True
     """Store images and convolution weights channels-last, the fastest layout for tensor cores and CPUs."""
     engine: Annotated[Literal["torch", "mxnet"], MayChange] = "torch"
@@ -117,6 +133,8 @@ class ModelFlags:
             )
         if self.activation_checkpointing:
             raise _refused("--activation-checkpointing", "MXNet keeps all inner values; leave it out")
+        if self.compile:
+            raise _refused("--compile", "it is torch's; leave it out")
         if self.symbol is not None and self.pretrained is not None:
             raise ValueError("--pretrained with --symbol: its weights are those of --params; leave one of the two out")
 
@@ -192,6 +210,8 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
                 remedy = "; --pretrained-partial takes what fits"
                 if is_encoder:
                     load_state(module, stored.weights, stored.source)
+                elif encoders.is_encoder(theirs := stored.facts.get("network", "")):
+                    raise ValueError(f"{stored.source} is a backbone {theirs}; this run has {wanted}")
                 else:
                     load.check(stored).start(module, wanted)
         except ValueError as error:

@@ -15,6 +15,7 @@ from partial_fc.models.sample_random import SampleRandom
 from partial_fc.optim.backbone import load_named_state, named_state, set_lr
 from partial_fc.optim.compression import Compressor
 from partial_fc.optim.gradient_sync import GradientSync, StepBytes
+from partial_fc.train.compiled import compile_module
 from partial_fc.train.precision import LossScaler, Precision, Weights
 from partial_fc.train.running_statistics import RunningStatistics, joined_statistics
 from partial_fc.train.seams import Stored
@@ -63,6 +64,7 @@ class TorchBackbone:
         self.sync = GradientSync(module, world, compressor=compressor)
         self.weights.bind_gradients(self.sync.gradient_of)
         self._random, self._seed = SampleRandom.of(module), seed
+        self._trained: nn.Module = module  # what the forward of training calls: the module, or its compiled form
         self._output_B: Tensor | None = None  # of the last forward, until its backward
         self._statistics = RunningStatistics(nn.Identity())
         self._summed = False  # whether this update's gradient is the sum over the ranks
@@ -70,6 +72,15 @@ class TorchBackbone:
     @property
     def scaler(self) -> LossScaler | None:
         return self.precision.scaler
+
+    def compile(self, input_B: Tensor) -> str:
+        """Compiles the forward and backward of training for batches like this one; returns why it cannot, or "". Weights
+        and generators stay. A collective."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        self.name_samples(torch.arange(len(input_B)))
+        with self._statistics_kept(), torch.random.fork_rng(devices):
+            self._trained, why = compile_module(self.module, lambda module: self._forward(input_B, module), self.world)
+        return why
 
     # ---- one update
 
@@ -87,7 +98,7 @@ class TorchBackbone:
 
     def forward(self, input_B: Tensor) -> Tensor:
         """Returns the output for a loader's batch, as a leaf in the head's dtype, which separates the two backwards."""
-        self._output_B = self._forward(input_B)
+        self._output_B = self._forward(input_B, self._trained)
         return self._output_B.detach().to(self.precision.parameter_dtype).requires_grad_()
 
     def backward(self, grad_B: Tensor) -> None:
@@ -131,10 +142,10 @@ class TorchBackbone:
     def step_bytes(self) -> StepBytes:
         return self.sync.step_bytes()
 
-    def _forward(self, input_B: Tensor) -> Tensor:
+    def _forward(self, input_B: Tensor, module: nn.Module | None = None) -> Tensor:
         data_B = input_B.to(self.device, non_blocking=True)
         with self.precision.autocast():
-            return self.module(self.precision.as_input(self.to_input(data_B)))
+            return (self.module if module is None else module)(self.precision.as_input(self.to_input(data_B)))
 
     # ---- modes
 

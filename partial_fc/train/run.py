@@ -30,6 +30,7 @@ from partial_fc.comm.device import meet, versions
 from partial_fc.data import Loader, Source, Synthetic, open_on_all
 from partial_fc.data.loader import Transform
 from partial_fc.data.order import Order
+from partial_fc.data.transform import channels_first
 from partial_fc.evaluate import Evaluation
 from partial_fc.files import make_folders, replacing
 from partial_fc.head import PartialFC
@@ -177,10 +178,12 @@ class Run:
         to_input: InputContract,
         contract: Mapping[str, str],
         precision: Mode | None = None,
+        compile_for: Sequence[int] | None = None,
         **optimizer: Any,
     ) -> TorchBackbone:
         """Builds the backbone from a module by the shared flags: on this run's device, equal on all ranks. contract:
-        see TorchBackbone. precision: the module's only one. optimizer: for `optim.backbone.build`; a module
+        see TorchBackbone. precision: the module's only one. compile_for: the shape of a sample, to
+        compile the training of the module for. optimizer: for `optim.backbone.build`; a module
         with no_weight_decay(), as timm's and our transformers have it, adds the parameters that it names, norms and
         biases to those without decay. A collective."""
         optim, world = self.config.optim, self.world
@@ -204,6 +207,14 @@ class Run:
         )
         if backbone.note:
             self.note(backbone.note)
+        if compile_for is not None:
+            began, data_B = time.perf_counter(), torch.zeros(optim.batch_size, *compile_for, dtype=torch.uint8)
+            why = backbone.compile(channels_first(data_B))
+            self.note(
+                f"--compile: the backbone is not compiled, training goes on without: {why}"
+                if why
+                else f"--compile: the backbone is compiled, in {time.perf_counter() - began:.0f} s"
+            )
         return backbone
 
     def partial_fc(self, given: flags.HeadFlags, num_classes: int, embedding_size: int, backbone: Any) -> PartialFC:

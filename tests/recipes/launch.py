@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
-from tests.recipes.hang import free_port
 from tests.recipes.several import Given, become_rank
 from tests.recipes.several import main as run_given
+from tests.waiting import free_port
 
 _TIMEOUT_S = 240.0
 _GRACE_S = 20.0  # from the first process that fails to the end of the others: they say what they know
@@ -58,7 +59,8 @@ def here(recipe: str, words: Sequence[str]) -> int:
     torch.set_num_threads(1)
     logger = logging.getLogger("partial_fc")
     try:
-        return importlib.import_module(recipe).main(list(words))
+        with patch("partial_fc.train.record.curve.draw"):  # as first_time.py
+            return importlib.import_module(recipe).main(list(words))
     finally:
         for handler in logger.handlers[:]:
             logger.removeHandler(handler)

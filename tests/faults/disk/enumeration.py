@@ -44,9 +44,8 @@ def sweeps() -> "dict[str, Callable[[Disk], Sweep]]":
 
 def _run(folder: Path, name: str) -> tuple[dict[str, object], list[str]]:
     """(how many there were of each, what was wrong). In a process that does nothing else meanwhile."""
-    start, logger = time.process_time(), logging.getLogger("partial_fc")
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+    start = time.process_time()
+    logging.getLogger("partial_fc").setLevel(logging.INFO)
     sweep = sweeps()[name](Disk(folder / name.replace(" ", "-")))
     sweep.run()
     return {"sweep": name, **sweep.counts, "cpu_s": round(time.process_time() - start, 1)}, sweep.wrong
