@@ -115,7 +115,7 @@ class Config:
 
     data: Flags[DataFlags] = DataFlags()
     model: Flags[ModelFlags] = ModelFlags()
-    head: Annotated[Flags[HeadFlags], Shows(("loss", "sample_rate"))] = HeadFlags()
+    head: Annotated[Flags[HeadFlags], Shows(("loss", "sample_rate", "start_centres"))] = HeadFlags()
     optim: Flags[OptimFlags] = OptimFlags()
     schedule: Flags[ScheduleFlags] = ScheduleFlags()
     run: Flags[RunFlags] = RunFlags(models_root=Path("runs/face-DATA-NETWORK"))
@@ -128,7 +128,7 @@ class Config:
             raise ValueError("--rec DIR is missing: give the folder of the images (--dataset 100w needs none)")
         if self.optim.batch_size == 1 and not self.optim.sync_bn:
             raise ValueError("--batch-size 1: batch norm needs 2 images a process, or --sync-bn")
-        self.model.check(self.launch, self.optim)
+        self.model.check(self.launch, self.optim, self.schedule)
         self.head.check(self.launch, self.optim, self.schedule, self.run.resume)
 
 
@@ -182,15 +182,17 @@ def train_here(run: Run) -> int:
     head = run.partial_fc(config.head, num_classes, network.embedding_size, backbone)
     if network.code:
         run.keep_code(network.code)
-    rates = face_backbone.rate_notes(network.module, config.optim, config.schedule, run.global_batch)
+    schedule, lr = config.schedule, config.model.backbone_lr
+    of_backbone = schedule if lr is None else dataclasses.replace(schedule, lr=lr)
+    rates = face_backbone.rate_notes(network.module, config.optim, of_backbone, run.global_batch)
     for note in (*network.notes, *config.model.notes(), *_notes(config, source), *rates):
         run.note(note)
 
-    # ---- a given checkpoint, else this run's newest, else --pretrained and --head-centres, else from scratch
+    # ---- a given checkpoint, else this run's newest, else --pretrained and --start-centres, else from scratch
     style = STYLES[config.run.log_style]
     verifications = style.verifications(sets)
-    return run.train(backbone, head, loader, [verifications], line=style.line,
-                     deliver=network.deliver)  # fmt: skip
+    return run.train(backbone, head, loader, [verifications], line=style.line, deliver=network.deliver,
+                     **config.model.settings(schedule.lr))  # fmt: skip
 
 
 def _called(config: Config) -> tuple[str | Path, str]:
@@ -247,6 +249,8 @@ def _notes(config: Config, source: Source) -> list[str]:
         notes.append(
             f"{data.rec} says that its images are {width} x {height}; each is resized to --image-size {data.image_size}"
         )
+    if config.head.start_centres == "imprint" and not (config.model.pretrained or config.model.symbol):
+        notes.append("--start-centres imprint without --pretrained: the means are those of a random network")
     if data.synthetic and flags.is_given(data, "check_data"):
         notes.append(f"--check-data {data.check_data}: synthetic data has nothing to check")
     return notes

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from partial_fc.flags import LaunchFlags, OptimFlags, ScheduleFlags, check_numbers, flag, is_given, near
-from partial_fc.flags.facts import Basic, In, MayChange
+from partial_fc.flags.facts import Basic, Before, In, MayChange
 from partial_fc.flags.numbers import ANY
 
 from .compat.insightface import ELSEWHERE
@@ -66,6 +66,11 @@ class ModelFlags:
     pretrained_partial: Annotated[bool, MayChange] = False
     """Load only the tensors of --pretrained that fit this network by name and shape; the others are listed and start
     fresh. By default all must fit."""
+    freeze_steps: Annotated[int, Basic, Before(0)] = 0
+    """Steps at the start in which only class centres move: the backbone, its running statistics too, stays as it is and
+    computes as in evaluations, without dropout."""
+    backbone_lr: Annotated[float | None, Basic, Before(None)] = None
+    """Learning rate of the backbone; scaled and scheduled like --lr, which it is when not given."""
     layer_decay: Annotated[float, In("(0, 1]")] = 1.0
     """For fine-tuning a transformer: each block learns at this share of the next one's rate."""
     activation_checkpointing: Annotated[bool, MayChange] = False
@@ -138,8 +143,13 @@ class ModelFlags:
         if self.symbol is not None and self.pretrained is not None:
             raise ValueError("--pretrained with --symbol: its weights are those of --params; leave one of the two out")
 
-    def check(self, launch: LaunchFlags, optim: OptimFlags) -> None:
-        """Raises ValueError for flags of other groups that the engine does not support."""
+    def check(self, launch: LaunchFlags, optim: OptimFlags, schedule: ScheduleFlags) -> None:
+        """Raises ValueError for flags of other groups that the engine, or a rate of the backbone's own, excludes."""
+        if self.backbone_lr is not None and not schedule.lr > 0:
+            raise ValueError(
+                f"--backbone-lr {self.backbone_lr:g} with --lr {schedule.lr:g}: the backbone's rate follows the "
+                "schedule of --lr, as a multiple of it; give an --lr above 0"
+            )
         if self.engine != "mxnet":
             return
         if optim.precision not in ("auto", "fp32"):
@@ -150,6 +160,11 @@ class ModelFlags:
             raise _refused("--sync-bn", "MXNet's batch norms see the images of their own process; leave it out")
         if launch.device == "cuda":
             raise _refused("--device cuda", "MXNet's last wheels for GPUs are older than today's GPUs; leave it out")
+
+    def settings(self, lr: float) -> dict[str, Any]:
+        """Returns what the training loop is to know, of train.job.Settings. lr: of --lr."""
+        ratio = 1.0 if self.backbone_lr is None else self.backbone_lr / lr
+        return {"freeze_steps": self.freeze_steps, "backbone_lr_ratio": ratio}
 
     def notes(self) -> Iterator[str]:
         """Yields notes on flags without effect."""

@@ -235,7 +235,7 @@ class Checkpoint:
         """Raises ValueError for a checkpoint of class centres alone: a run cannot resume from it."""
         if self.path("backbone.safetensors") is None:
             raise ValueError(
-                f"{self.folder} holds class centres without a backbone: start with --head-centres {self.folder} and "
+                f"{self.folder} holds class centres without a backbone: start with --start-centres {self.folder} and "
                 "--pretrained instead of --resume"
             )
 

@@ -68,6 +68,8 @@ class TorchBackbone:
         self._output_B: Tensor | None = None  # of the last forward, until its backward
         self._statistics = RunningStatistics(nn.Identity())
         self._summed = False  # whether this update's gradient is the sum over the ranks
+        self._frozen = False
+        self._finite = torch.tensor(True)  # the gradient of a frozen backbone's output
 
     @property
     def scaler(self) -> LossScaler | None:
@@ -90,6 +92,7 @@ class TorchBackbone:
     def zero(self, num_samples: int) -> None:
         self._statistics.keep()
         self._summed = False
+        self._finite = torch.tensor(True, device=self.device)
         self.sync.zero(self.precision.loss_scale, num_samples)
 
     def name_samples(self, position_B: Tensor | None) -> None:
@@ -98,24 +101,31 @@ class TorchBackbone:
 
     def forward(self, input_B: Tensor) -> Tensor:
         """Returns the output for a loader's batch, as a leaf in the head's dtype, which separates the two backwards."""
-        self._output_B = self._forward(input_B, self._trained)
+        with torch.set_grad_enabled(not self._frozen):
+            self._output_B = self._forward(input_B, self._trained)
         return self._output_B.detach().to(self.precision.parameter_dtype).requires_grad_()
 
     def backward(self, grad_B: Tensor) -> None:
         """grad_B: of the leaf from `forward`. The head's gradient is never 16-bit: only the backbone is scaled."""
         assert self._output_B is not None, "forward() comes first"
         output_B, self._output_B = self._output_B, None
+        if self._frozen:
+            self._finite &= grad_B.isfinite().all()
+            return
         _Gradient.apply(output_B, (grad_B * self.precision.loss_scale).to(output_B.dtype)).backward()
 
     def hold(self) -> AbstractContextManager:
         return self.sync.hold()
 
     def wait(self) -> None:
+        if self._frozen:
+            self._finite = self.world.all_reduce(1 - self._finite.float(), "max", name="backbone/frozen") == 0
+            return
         self.sync.wait()
         self._summed = True
 
     def finite(self) -> Tensor:
-        return self.sync.finite()
+        return self._finite if self._frozen else self.sync.finite()
 
     @property
     def may_overflow(self) -> bool:
@@ -133,6 +143,8 @@ class TorchBackbone:
             self.sync.undo()
 
     def step(self, lr: float) -> None:
+        if self._frozen:
+            return
         set_lr(self.optimizer, lr)
         self.optimizer.step()
         self.weights.publish()
@@ -150,14 +162,19 @@ class TorchBackbone:
     # ---- modes
 
     def train(self) -> None:
-        self.module.train()
+        self.module.train(not self._frozen)
+
+    def freeze(self, frozen: bool) -> None:
+        if frozen != self._frozen:
+            self._frozen = frozen
+            self.train()
 
     @contextmanager
     def evaluating(self) -> Iterator[Forward]:
         self.module.eval()
         with joined_statistics(self.module, self.world), torch.no_grad():
             yield lambda input_B: self._forward(input_B).to(self.precision.parameter_dtype)
-        self.module.train()
+        self.train()
 
     # ---- state
 

@@ -27,6 +27,8 @@ class Settings:
     clip: float = 0.0  # largest norm of the whole gradient (with head_clip of the backbone's); 0: any
     head_clip: float = 0.0  # largest norm of the class centres' gradient; 0: see clip
     head_lr_ratio: float = 1.0  # learning rate of the class centres over the schedule's
+    backbone_lr_ratio: float = 1.0  # the same of the backbone
+    freeze_steps: int = 0  # first steps that leave the backbone as it is
     evaluate_every: int = 0  # besides the end
     checkpoint_every: int = 0  # besides the end
     each_epoch: bool = False  # evaluate and save where an epoch ends, too

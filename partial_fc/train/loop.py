@@ -57,6 +57,9 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
         at.step, job.head, lambda can_copy: snapshot(job, copy=can_copy, checksums=True), partial(state_bytes, job)
     )
 
+    if at.step < settings.freeze_steps:
+        job.logger.info(f"the backbone is frozen up to step {settings.freeze_steps}: only class centres move")
+
     while at.step < total_steps and not stopped:
         # Random numbers of other people's modules depend on (seed, step, rank), so that resuming is exact; those of the
         # networks here on (seed, position of the sample), so that the number of ranks changes nothing, either.
@@ -74,6 +77,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
         watch.lap("data")
 
         # ---- forward, backward, update
+        backbone.freeze(at.step < settings.freeze_steps)
         try:
             loss = update(job, batches, lr, watch)
         except NonFinite as fault:

@@ -247,8 +247,7 @@ class Run:
 
     def resume(self, backbone: Backbone, head: Head, source: Source | None = None) -> RunState:
         """Loads the state that the run starts from into backbone and head; see `resume.resume`."""
-        centres = self.head_flags.head_centres if self.head_flags else None
-        return resume.resume(self, backbone, head, source, head_centres=centres)
+        return resume.resume(self, backbone, head, source)
 
     def lengths(self, order: Order) -> tuple[int, int]:
         """Returns (updates of the run, updates of its warm-up). Raises ValueError if the warm-up is longer, so recipes

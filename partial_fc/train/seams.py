@@ -104,6 +104,10 @@ class Backbone(Protocol):
     def train(self) -> None:
         """Switches to training mode."""
 
+    def freeze(self, frozen: bool) -> None:
+        """Says whether the next updates leave all of it as it is: they then run it as evaluations do (batch norms by
+        their running statistics, no dropout), without gradient."""
+
     def evaluating(self) -> AbstractContextManager[Forward]:
         """Yields the forward of the model as delivered: inputs on the host, as loaded -> float output. A collective."""
         ...

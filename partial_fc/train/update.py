@@ -69,7 +69,7 @@ def _update(job: Job, attempt: Attempt, lr: float, watch: Stopwatch) -> None:
     if not known_first:
         backbone.wait()
         check_gradient(job)
-    backbone.step(lr)
+    backbone.step(lr * settings.backbone_lr_ratio)
     watch.lap("backbone")
 
 

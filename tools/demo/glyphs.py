@@ -92,9 +92,9 @@ def build(options: GlyphOptions) -> None:
     try:
         pen = Pen(tuple((font.path, font.index) for font in fonts), options.image_size, options.quality, options.seed)
         with workers(options.jobs) as run:
-            class_typefaces = _drawn(pen, run, {code: trained(typefaces[code]) for code in classes})
-            unseen_typefaces = _drawn(pen, run, {code: CHINESE for code in unseen})
-            images = _write_training(folder, pen, run, class_typefaces, options.images_per_typeface)
+            class_typefaces = drawn_by(pen, run, {code: trained(typefaces[code]) for code in classes})
+            unseen_typefaces = drawn_by(pen, run, {code: CHINESE for code in unseen})
+            images = write_training(folder, pen, run, class_typefaces, options.images_per_typeface)
             _write_tests(folder, pen, run, unseen_typefaces, options)
         counts = {
             "classes": len(classes),
@@ -132,7 +132,7 @@ def _is_complete(options: GlyphOptions) -> bool:
     return True
 
 
-def _drawn(pen: Pen, run: Runner, typefaces: Mapping[int, Iterable[int]]) -> dict[int, tuple[int, ...]]:
+def drawn_by(pen: Pen, run: Runner, typefaces: Mapping[int, Iterable[int]]) -> dict[int, tuple[int, ...]]:
     """Returns the typefaces that really draw each character: with ink, and not identical to another character.
 
     Font tables list more than exists: AR PL UKai has empty outlines, and several typefaces draw two characters with one
@@ -151,7 +151,7 @@ def _drawn(pen: Pen, run: Runner, typefaces: Mapping[int, Iterable[int]]) -> dic
     return {code: tuple(indices) for code, indices in drawn.items()}
 
 
-def _write_training(
+def write_training(
     folder: Path, pen: Pen, run: Runner, typefaces: Mapping[int, tuple[int, ...]], images_per_typeface: int
 ) -> int:
     """Writes train.rec, train.idx, train.lst, property, classes.txt; returns the number of images.

@@ -22,7 +22,7 @@ _NETWORK = Literal["r18", "r34", "r50", "r100", "r200", "mbf"]
 class ImportOptions:
     """Joins class centres of InsightFace's trainers, a file for each rank, to a checkpoint that any number of ranks
     loads. With the backbone (--network), --resume OUT continues from it; without it, train.py face loads the centres by
-    --head-centres OUT, and the backbone by --pretrained."""
+    --start-centres OUT, and the backbone by --pretrained."""
 
     files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")]
     """The files of all ranks, or their folder: R_centers.param and R_centers_mom.param (MXNet);
@@ -88,7 +88,7 @@ def import_centres(options: ImportOptions) -> None:
             output.tensors("backbone.safetensors", weights)
             output.tensors("optimizer.safetensors", state)
     print_notes(notes)
-    start = "--resume" if weights is not None else "--head-centres"
+    start = "--resume" if weights is not None else "--start-centres"
     print(
         f"{options.out}: {rows.stop} classes of {rows.width} features, for {optimizer}; start with {start} "
         f"{options.out}"

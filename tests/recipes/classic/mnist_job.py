@@ -3,6 +3,7 @@
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,7 +65,8 @@ def reference(data: Path, num_ranks: int, epochs: int, lr: float, dtype: torch.d
     for _ in range(num_ranks):
         torch.manual_seed(0)
         replicas.append(ConvNet().to(dtype))
-    samplers = [DistributedSampler(range(len(label_N)), num_ranks, r) for r in range(num_ranks)]  # type: ignore[arg-type]
+    places: Any = range(len(label_N))
+    samplers: list[DistributedSampler] = [DistributedSampler(places, num_ranks, r) for r in range(num_ranks)]
     curve, batch_size = [], GLOBAL_BATCH // num_ranks
     for epoch in range(epochs):
         for sampler in samplers:
