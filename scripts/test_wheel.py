@@ -195,12 +195,8 @@ def core_tests(venv: Venv, folder: Path, settings: dict[str, str]) -> None:
     venv.install("--target", folder / "pytest", "pytest", "hypothesis")
     files = [f"tests/unit/head/test_{name}.py" for name in CORE_TESTS]
     environ = settings | {"PYTHONPATH": f"{folder / 'pytest'}:{folder}"}
-    print(
-        run(venv.python, "-m", "pytest", "-q", "-m", "not slow", *files, folder=folder, environ=environ).splitlines()[
-            -1
-        ],
-        flush=True,
-    )
+    told = run(venv.python, "-m", "pytest", "-q", "-m", "not slow", *files, folder=folder, environ=environ)
+    print(told.splitlines()[-1], flush=True)
 
 
 def main() -> None:
