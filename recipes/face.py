@@ -42,6 +42,7 @@ from . import face_presets as presets
 from .compat import arcface_torch
 from .compat.insightface import ELSEWHERE
 from .face_backbone import OF_TRANSFORMERS, ModelFlags, rates_of
+from .face_tuning import TuningFlags
 
 # Parts that need torch are imported after the flags are checked: torch takes seconds, which --help avoids.
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ class Config:
 
     data: Flags[DataFlags] = DataFlags()
     model: Flags[ModelFlags] = ModelFlags()
+    tuning: Flags[TuningFlags] = TuningFlags()
     head: Annotated[Flags[HeadFlags], Shows(("loss", "sample_rate", "start_centres"))] = HeadFlags()
     optim: Flags[OptimFlags] = OptimFlags()
     schedule: Flags[ScheduleFlags] = ScheduleFlags()
@@ -129,6 +131,7 @@ class Config:
         if self.optim.batch_size == 1 and not self.optim.sync_bn:
             raise ValueError("--batch-size 1: batch norm needs 2 images a process, or --sync-bn")
         self.model.check(self.launch, self.optim, self.schedule)
+        self.tuning.check(self.model.engine)
         self.head.check(self.launch, self.optim, self.schedule, self.run.resume)
 
 
@@ -155,7 +158,7 @@ def train_here(run: Run) -> int:
     from partial_fc.evaluate import Verification
     from partial_fc.train.record.log_style import STYLES
 
-    from . import face_backbone
+    from . import face_backbone, face_tuning
 
     config, data, world = run.config, run.config.data, run.world
 
@@ -163,7 +166,7 @@ def train_here(run: Run) -> int:
     source = run.open_data(lambda: _source(data))
     num_classes = data.num_classes or source.num_classes
     order = _order(run, source)
-    run.lengths(order)
+    total_steps, _ = run.lengths(order)
     if run.data_is_new and not data.synthetic:
         for finding in check_data(source, num_classes, data.check_data, world, max_bad_records=data.max_bad_records,
                                seed=config.run.seed, num_threads=data.num_workers, embedding=True):  # fmt: skip
@@ -176,23 +179,28 @@ def train_here(run: Run) -> int:
     # ---- model
     torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
     network = face_backbone.build(config.model, data.image_size, run.device, data.mirror)
+    face_tuning.adapt(config.tuning, network, data.image_size)
     compile_for = (data.image_size, data.image_size, 3) if config.model.compile else None
     backbone = run.backbone(network.module, network.to_input, network.contract, precision=network.precision,
                             compile_for=compile_for, layer_decay=config.model.layer_decay)  # fmt: skip
+    if config.tuning.ema:
+        backbone.keep_average(config.tuning.ema, delivered=config.tuning.deliver == "ema")
+    teacher = face_tuning.teacher(config.tuning, network, data.image_size, backbone)
     head = run.partial_fc(config.head, num_classes, network.embedding_size, backbone)
     if network.code:
         run.keep_code(network.code)
     schedule, lr = config.schedule, config.model.backbone_lr
     of_backbone = schedule if lr is None else dataclasses.replace(schedule, lr=lr)
     rates = face_backbone.rate_notes(network.module, config.optim, of_backbone, run.global_batch)
-    for note in (*network.notes, *config.model.notes(), *_notes(config, source), *rates):
+    tuned = face_tuning.notes(config.tuning, total_steps)
+    for note in (*network.notes, *config.model.notes(), *_notes(config, source), *rates, *tuned):
         run.note(note)
 
     # ---- a given checkpoint, else this run's newest, else --pretrained and --start-centres, else from scratch
     style = STYLES[config.run.log_style]
     verifications = style.verifications(sets)
-    return run.train(backbone, head, loader, [verifications], line=style.line, deliver=network.deliver,
-                     **config.model.settings(schedule.lr))  # fmt: skip
+    return run.train(backbone, head, loader, [verifications], line=style.line, teacher=teacher,
+                     deliver=network.deliver, **config.model.settings(schedule.lr))  # fmt: skip
 
 
 def _called(config: Config) -> tuple[str | Path, str]:

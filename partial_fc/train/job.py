@@ -17,6 +17,7 @@ from partial_fc.train.guards.commits import Commits
 from partial_fc.train.record.boards import Wandb
 from partial_fc.train.record.log import StepLine
 from partial_fc.train.seams import Backbone, Hooks, RunState
+from partial_fc.train.teacher import Teacher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,7 @@ class Job:
     hooks: Hooks = field(default_factory=Hooks)
     class_names: list[str] | None = None
     wandb: Wandb | None = None  # of rank 0, with --wandb
+    teacher: Teacher | None = None  # adds its part to the loss
 
 
 @dataclass(frozen=True)

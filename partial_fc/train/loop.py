@@ -113,7 +113,8 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
         # ---- log, evaluate, save
         if report:
             scale = backbone.scaler.scale if backbone.scaler else None
-            progress.report(at.step, at.position, batches[-1].epoch, loss, lr, watch.drain_shares(), scale)
+            of_it = job.teacher.drain() if job.teacher else None
+            progress.report(at.step, at.position, batches[-1].epoch, loss, lr, watch.drain_shares(), scale, of_it)
         if is_due(at.step, settings.telemetry_every):
             look_at_rows(job, progress)
         if is_due(at.step, job.guards.desync_every):

@@ -51,6 +51,7 @@ from partial_fc.train.record import header
 from partial_fc.train.record.boards import open_wandb
 from partial_fc.train.record.log import SecondFile, StepLine, open_files
 from partial_fc.train.seams import Backbone, Hooks, RunState
+from partial_fc.train.teacher import Teacher
 
 S = TypeVar("S", bound=Source)
 
@@ -384,6 +385,7 @@ class Run:
         rates: flags.ScheduleFlags | None = None,
         results: Callable[[Outcome], Mapping[str, Any]] | None = None,
         deliver: Callable[..., Any] | None = None,
+        teacher: Teacher | None = None,
         **settings: Any,
     ) -> int:
         """Resumes, trains to the end, writes checkpoints on the way and model.safetensors and result.json at the end;
@@ -391,8 +393,8 @@ class Run:
 
         line: of the log, from (--frequent, steps of the run, samples of an epoch). start_from: called with the state
         before the first step, to load weights of another program. rates: see `schedule`. results: what the recipe adds
-        to result.json; not called if the run was stopped. deliver: see `finish`. settings: of job.Settings, such as
-        each_epoch=True: evaluate and save at the end of an epoch.
+        to result.json; not called if the run was stopped. deliver: see `finish`. teacher: adds to the loss. settings:
+        of job.Settings, such as each_epoch=True: evaluate and save at the end of an epoch.
         """
         saver, order = self.saver(), loader.order
         start = self.resume(backbone, head, loader.source)
@@ -406,7 +408,7 @@ class Run:
         job = self._job(
             settings, loader=loader, backbone=backbone, head=head, saver=saver, schedule=schedule, at=start,
             evaluations=evaluations, line=lines, hooks=hooks or Hooks(),
-            class_names=names_of(loader.source, head.num_classes),
+            class_names=names_of(loader.source, head.num_classes), teacher=teacher,
         )  # fmt: skip
         self.outcome = loop.train(job)
         more = results(self.outcome) if results and not self.outcome.stopped else {}
@@ -470,15 +472,22 @@ class Run:
         else:
             weights, *_ = job.backbone.state()  # as evaluated: with the statistics of all ranks together
             weights = {name: t.detach().cpu() for name, t in weights.items()}
+            beside = job.backbone.not_delivered() if self.keeps else {}
             if self.world.rank == 0:
                 make_folders(self.root)  # it may have been removed
                 if self.keeps and deliver:
                     deliver(weights, self.root / "model")
-                self._write_results(job, outcome, weights, more)
+                models = {"model": weights} | {f"model-{kind}": others for kind, others in beside.items()}
+                self._write_results(job, outcome, models, more)
             self.world.barrier(name="end")
             written = self.root / "result.json"
             # If the folder is each host's own.
             elsewhere = f"{written} is on the host of rank 0"
+            for kind in beside:
+                self.logger.info(
+                    f"model.safetensors holds the {'average' if kind == 'raw' else 'raw'} weights, "
+                    f"model-{kind}.safetensors the {'raw ones' if kind == 'raw' else 'average'}"
+                )
             self.logger.info(f"Training is over! {written if written.exists() else elsewhere}")
         if not outcome.saved:
             raise OSError(
@@ -487,13 +496,18 @@ class Run:
         self.world.close()
         return outcome.stopped
 
-    def _write_results(self, job: Job, outcome: Outcome, weights: dict[str, Tensor], more: Mapping[str, Any]) -> None:
-        """Writes model.safetensors, if the run keeps anything, and result.json."""
+    def _write_results(
+        self, job: Job, outcome: Outcome, models: Mapping[str, dict[str, Tensor]], more: Mapping[str, Any]
+    ) -> None:
+        """Writes the models, NAME.safetensors each, if the run keeps anything, and result.json."""
         backbone = job.backbone
         contract = {"recipe": self.recipe, **backbone.contract, "num_classes": str(job.head.num_classes)}
         contract["step"] = str(job.at.step)
-        if self.keeps:
-            checkpoint.save_tensors(weights, self.root / "model.safetensors", contract)
+        for name, weights in models.items() if self.keeps else ():
+            checkpoint.save_tensors(weights, self.root / f"{name}.safetensors", contract)
+        for name in ("model-raw", "model-ema"):
+            if self.keeps and name not in models:  # of this run's earlier end, with another --deliver or --ema
+                (self.root / f"{name}.safetensors").unlink(missing_ok=True)
         result = {
             "loss": outcome.loss,
             "evaluations": outcome.evaluations,

@@ -119,6 +119,11 @@ class Backbone(Protocol):
         by name; the first two equal on all ranks; no copies, except for the statistics. A collective."""
         ...
 
+    def not_delivered(self) -> dict[str, dict[str, Tensor]]:
+        """Returns what `state` does not deliver of weights ("raw") and their average ("ema"); {}: no average is kept.
+        A collective."""
+        ...
+
     def replicated(self) -> dict[str, Tensor]:
         """Returns the tensors that must be bit-identical on every rank, by name; weights begin with "weight "."""
         ...
