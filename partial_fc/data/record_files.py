@@ -7,9 +7,8 @@ splits it there and omits those 4 bytes: parts 1, 2, ..., 2, 3, which the reader
 them. Source of the format: dmlc-core `recordio.h`, `recordio.cc`.
 
 NAME.idx is text, one line a record: `key<TAB>offset of its first frame`. A large one gets a binary copy for fast
-opening, NAME.idx.cache, rewritten when the size or time of NAME.idx changes:
-    8 bytes "PFCIDX01" | five u64: size of NAME.idx, its time in ns, R, CRC-32 of what follows, bytes of it
-    int64 offset (R,) | int64 key (R,), omitted if the keys are 0, 1, ..., R - 1
+opening, NAME.idx.cache, rewritten when the size or time of NAME.idx changes: a .npy file of int64 (2, 1 + R), size and
+time in ns, then keys and offsets.
 
 F frames, R records.
 """
@@ -21,7 +20,6 @@ import platform
 import re
 import struct
 import warnings
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -29,8 +27,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from partial_fc.data.npy import read_npy
 from partial_fc.data.sample import BadRecord
-from partial_fc.files import check_regular, regular
+from partial_fc.files import regular
 
 MAGIC = 0xCED7230A
 MAGIC_BYTES = struct.pack("<I", MAGIC)
@@ -39,10 +38,6 @@ MAX_RECORD_BYTES = 2**29 - 1
 WHOLE, FIRST, MIDDLE, LAST = range(4)
 _CHUNK_BYTES = 2**26
 _CACHED_FROM_BYTES = 2**24  # a million records, which take a quarter of a second to parse
-_COPY_HEAD = struct.Struct("<8s5Q")
-_COPY_MAGIC = b"PFCIDX01"
-
-Keys = NDArray[np.int64] | range
 
 _log = logging.getLogger(__name__)
 
@@ -152,46 +147,43 @@ def aligned(offset: int) -> int:
 # ---- the index
 
 
-def read_index(path: str | os.PathLike[str]) -> tuple[Keys, NDArray[np.int64]]:
-    """Reads a .idx file: (keys, offsets), sorted by key; the keys are a range if they are 0, 1, 2, ...
-
-    Takes 8 bytes a record then, else 16, mapped from the binary copy if there is one. Parsing takes 16 and a chunk of
-    text.
-    """
+def read_index(path: str | os.PathLike[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Reads a .idx file: (keys, offsets), sorted by key; mapped from the binary copy if there is one."""
     path = Path(path)
     stat = os.stat(path)
     stamp = (stat.st_size, stat.st_mtime_ns)
     cache = path.with_name(f"{path.name}.cache")
-    if stat.st_size >= _CACHED_FROM_BYTES and (cached := _read_cache(cache, stamp, _rec_bytes(path))):
-        return cached
-    keys, offset_R = _parse(path)
-    if stat.st_size >= _CACHED_FROM_BYTES:
-        try:
-            _write_cache(cache, stamp, keys, offset_R)
-        except OSError as error:
-            _log.info("%s is parsed at every start: no room for its binary copy (%s)", path, error)
-    return keys, offset_R
+    large = stat.st_size >= _CACHED_FROM_BYTES
+    table = _read_cache(cache, stamp, _rec_bytes(path)) if large else None
+    if table is None:
+        table = _parse(path, stamp)
+        if large:
+            try:
+                _write_cache(cache, table)
+            except OSError as error:
+                _log.info("%s is parsed at every start: no room for its binary copy (%s)", path, error)
+    key_R, offset_R = table[:, 1:]
+    return key_R, offset_R
 
 
-def _parse(path: Path) -> tuple[Keys, NDArray[np.int64]]:
+def _parse(path: Path, stamp: tuple[int, int]) -> NDArray[np.int64]:
+    """Returns (2, 1 + R): the stamp, then key and offset of each record."""
     num_records = sum(_lines(text) for text in _read_lines(path))
     if num_records == 0:
         raise ValueError(f"{path} has no lines; expected `key<TAB>offset` for each record")
-    key_R, offset_R = np.empty(num_records, np.int64), np.empty(num_records, np.int64)
-    begin = 0
+    table = np.empty((2, 1 + num_records), np.int64)
+    table[:, 0] = stamp
+    begin = 1
     for text in _read_lines(path):
-        table = _parse_chunk(path, text)
-        key_R[begin : begin + len(table)], offset_R[begin : begin + len(table)] = table.T
-        begin += len(table)
-    step = np.diff(key_R)
-    if (step <= 0).any():
-        order = np.argsort(key_R, kind="stable")
-        key_R, offset_R = key_R[order], offset_R[order]
-        step = np.diff(key_R)
-    if (step == 0).any():
-        raise ValueError(f"{path}: key {key_R[int((step == 0).argmax())]} occurs more than once")
-    dense = key_R[0] == 0 and key_R[-1] == num_records - 1  # sorted and unique: 0, 1, 2, ...
-    return range(num_records) if dense else key_R, offset_R
+        chunk = _parse_chunk(path, text)
+        table[:, begin : begin + len(chunk)] = chunk.T
+        begin += len(chunk)
+    key_R = table[0, 1:]
+    if (np.diff(key_R) <= 0).any():
+        table[:, 1:] = table[:, 1:][:, np.argsort(key_R, kind="stable")]
+    if (twice := np.diff(key_R) == 0).any():
+        raise ValueError(f"{path}: key {key_R[int(twice.argmax())]} occurs more than once")
+    return table
 
 
 def _read_lines(path: Path) -> Iterator[bytes]:
@@ -228,39 +220,25 @@ def _rec_bytes(path: Path) -> int:
         return 1 << 62
 
 
-def _read_cache(cache: Path, stamp: tuple[int, int], rec_bytes: int) -> tuple[Keys, NDArray[np.int64]] | None:
-    """Reads the binary copy; None if there is no valid one of this index: the folder may not be ours."""
+def _read_cache(cache: Path, stamp: tuple[int, int], rec_bytes: int) -> NDArray[np.int64] | None:
+    """Maps the binary copy; None if there is no valid one of this index: the folder may not be ours."""
     try:
-        check_regular(cache)
-        content = np.memmap(cache, np.uint8, "r")
-    except (OSError, ValueError):  # missing or empty
+        table = read_npy(cache)
+    except (OSError, ValueError):
         return None
-    if len(content) < _COPY_HEAD.size:
+    if table.dtype != np.int64 or table.ndim != 2 or table.shape[0] != 2 or table.shape[1] < 2:
         return None
-    magic, *made_of, num_records, crc, num_bytes = _COPY_HEAD.unpack(content[: _COPY_HEAD.size].tobytes())
-    body = content[_COPY_HEAD.size :]
-    if magic != _COPY_MAGIC or tuple(made_of) != stamp or len(body) != num_bytes or zlib.crc32(body.data) != crc:
-        return None
-    if not num_records or num_bytes not in (8 * num_records, 16 * num_records):
-        return None
-    offset_R, *keys = body.view("<i8").reshape(-1, num_records)
-    if offset_R.min() < 0 or offset_R.max() >= rec_bytes or any((key_R[1:] <= key_R[:-1]).any() for key_R in keys):
-        return None
-    return (keys[0] if keys else range(num_records)), offset_R
+    key_R, offset_R = table[:, 1:]
+    is_right = tuple(table[:, 0]) == stamp and offset_R.min() >= 0 and offset_R.max() < rec_bytes
+    return table if is_right and (key_R[1:] > key_R[:-1]).all() else None
 
 
-def _write_cache(cache: Path, stamp: tuple[int, int], keys: Keys, offset_R: NDArray[np.int64]) -> None:
-    columns = [offset_R] if isinstance(keys, range) else [offset_R, keys]
-    crc = 0
-    for column in columns:
-        crc = zlib.crc32(column.astype("<i8", copy=False).data, crc)
+def _write_cache(cache: Path, table: NDArray[np.int64]) -> None:
     # A name per process: all ranks may write one at once.
     own = cache.with_name(f"{cache.name}.{platform.node()}.{os.getpid()}")
     try:
         with own.open("wb") as file:
-            file.write(_COPY_HEAD.pack(_COPY_MAGIC, *stamp, len(offset_R), crc, 8 * len(columns) * len(offset_R)))
-            for column in columns:
-                column.astype("<i8", copy=False).tofile(file)
+            np.save(file, table)
         own.replace(cache)
     finally:
         own.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ R records.
 import logging
 import mmap
 import os
+import re
 import struct
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -29,7 +30,6 @@ from partial_fc.data.record_files import (
     MAX_RECORD_BYTES,
     MIDDLE,
     WHOLE,
-    Keys,
     RecordFile,
     aligned,
     read_index,
@@ -38,9 +38,7 @@ from partial_fc.data.sample import BadRecord, Sample, Source
 from partial_fc.files import read_bytes, read_text, replacing
 
 HEADER = struct.Struct("<IfQQ")
-_HEAD = struct.Struct("<IIIf16x")  # FRAME and HEADER, without the ids
 _PIECE_BYTES = 2**20
-_LABEL = struct.Struct("<f")
 MAX_CLASSES = 2**24  # labels are stored as float32, exact up to here
 _PROPERTY_BYTES = 1 << 16
 _EXPECTED = f"expected a whole number of at most {MAX_CLASSES}"
@@ -129,8 +127,8 @@ class RecordWriter:
 class RecordReader:
     """Random access to the records of one .rec file by key. Any number of threads may read at once.
 
-    Maps the file: opening it reads the index only, and processes of one machine share the pages. The index takes 8
-    bytes a record if the keys are 0, 1, 2, ..., else 16.
+    Maps the file: opening it reads the index only, and processes of one machine share the pages. The index takes 16
+    bytes a record.
     """
 
     def __init__(self, rec_path: str | os.PathLike[str]) -> None:
@@ -145,16 +143,16 @@ class RecordReader:
         # Records are read in random order: read-ahead would fetch many times what is used.
         self._file.map.madvise(mmap.MADV_RANDOM)
         self.keys, self._offsets = read_index(self.idx_path)
-        self._check_offsets(self.keys)
+        self._check_offsets()
         self._mean_bytes = self._file.size // len(self.keys)
 
-    def _check_offsets(self, keys: Keys) -> None:
+    def _check_offsets(self) -> None:
         bad = ~self._file.have_room(self._offsets)
         if bad.any():
             row = int(bad.argmax())
             raise ValueError(
-                f"{self.idx_path}: key {keys[row]} has offset {self._offsets[row]}; expected a multiple of 4 "
-                f"below {self._file.size}, the size of {self.rec_path}. {int(bad.sum())} of {len(keys)} are "
+                f"{self.idx_path}: key {self.keys[row]} has offset {self._offsets[row]}; expected a multiple of 4 "
+                f"below {self._file.size}, the size of {self.rec_path}. {int(bad.sum())} of {len(self.keys)} are "
                 f"wrong: the record file is cut short, or the index belongs to another one"
             )
 
@@ -176,23 +174,9 @@ class RecordReader:
         except BadRecord as error:
             raise BadRecord(f"{self.rec_path}, key {key}: {error}") from None
 
-    def read_labelled(self, key: int) -> tuple[float, bytes]:
-        """Returns (first label, bytes after the header): `read_sample` without its objects, which double the cost."""
-        offset, map = self._offset_of(key), self._file.map
-        if offset + _HEAD.size <= self._file.size:
-            magic, length, flag, label = _HEAD.unpack_from(map, offset)
-            begin, end = offset + _HEAD.size + 4 * flag, offset + FRAME.size + length
-            # Not split: the bits above the length are 0.
-            if magic == MAGIC and length <= MAX_RECORD_BYTES and begin <= end <= self._file.size:
-                if flag:
-                    (label,) = _LABEL.unpack_from(map, offset + _HEAD.size)
-                return label, map[begin:end]
-        header, content = self.read_sample(key)
-        return float(header.label[0]), content
-
     def will_need(self, keys: NDArray[np.int64]) -> None:
         """Asks the kernel to fetch records and returns at once, so that a disk can sort many reads."""
-        starts = self._offsets[self._rows_of(keys)] // mmap.PAGESIZE * mmap.PAGESIZE
+        starts = self._offsets[np.searchsorted(self.keys, keys)] // mmap.PAGESIZE * mmap.PAGESIZE
         # The lengths are unknown before reading. Twice the mean covers nearly all records.
         num_bytes = np.minimum(2 * self._mean_bytes + mmap.PAGESIZE, self._file.size - starts)
         for start, count in zip(starts.tolist(), num_bytes.tolist(), strict=True):
@@ -200,7 +184,7 @@ class RecordReader:
 
     def read_ahead(self, keys: NDArray[np.int64]) -> None:
         """Reads the range from the first to the last of these records, in large pieces, into the page cache."""
-        offsets = self._offsets[self._rows_of(keys)]
+        offsets = self._offsets[np.searchsorted(self.keys, keys)]
         with open(self.rec_path, "rb", buffering=0) as file:
             at, stop = int(offsets.min()), int(offsets.max()) + 2 * self._mean_bytes
             while at < stop and (count := len(os.pread(file.fileno(), min(_PIECE_BYTES, stop - at), at))):
@@ -211,7 +195,7 @@ class RecordReader:
 
         Raises BadRecord for the first record whose frame or header is cut short before its first label.
         """
-        offset_R = self._offsets[self._rows_of(keys)]
+        offset_R = self._offsets[np.searchsorted(self.keys, keys)]
         heads = self._file.heads(offset_R)
         flag_R, label_R = first_labels(self._file, np.where(heads.is_frame, offset_R, 0))
         # Others are damaged, or split within their header.
@@ -231,17 +215,10 @@ class RecordReader:
         self.close()
 
     def _offset_of(self, key: int) -> int:
-        if isinstance(self.keys, range):
-            row = key if 0 <= key < len(self.keys) else -1
-        else:
-            row = int(np.searchsorted(self.keys, key))
-            row = row if row < len(self.keys) and self.keys[row] == key else -1
-        if row < 0:
+        row = int(np.searchsorted(self.keys, key))
+        if row == len(self.keys) or self.keys[row] != key:
             raise KeyError(f"{self.idx_path}: no record has key {key}; keys are {self.keys[0]} to {self.keys[-1]}")
         return int(self._offsets[row])
-
-    def _rows_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        return keys if isinstance(self.keys, range) else np.searchsorted(self.keys, keys)
 
 
 def first_labels(file: RecordFile, offset_R: NDArray[np.int64]) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
@@ -280,14 +257,8 @@ def write_index(rec_path: str | os.PathLike[str]) -> int:
 
 
 def _aligned_magics(record: bytes) -> list[int]:
-    """Returns the multiples of 4 with the magic number; bytes.find makes the usual case, none, cheap."""
-    aligned_at = []
-    at = record.find(MAGIC_BYTES)
-    while at >= 0:
-        if at % 4 == 0:
-            aligned_at.append(at)
-        at = record.find(MAGIC_BYTES, at + 1)
-    return aligned_at
+    """Returns the multiples of 4 with the magic number, which cannot overlap itself."""
+    return [found.start() for found in re.finditer(re.escape(MAGIC_BYTES), record) if found.start() % 4 == 0]
 
 
 # ---- a training set
@@ -329,7 +300,8 @@ class RecordSource(Source):
 
     def read(self, index: int) -> Sample:
         key = int(self._keys[index])
-        label, content = self.reader.read_labelled(key)
+        header, content = self.reader.read_sample(key)
+        label = float(header.label[0])
         if not label.is_integer() or abs(label) > MAX_CLASSES:
             raise BadRecord(f"{self.where(index)}: label {label}, {_EXPECTED}")
         if not content:
@@ -343,14 +315,14 @@ class RecordSource(Source):
         return str(self._keys[index])
 
     def will_need(self, indices: Sequence[int]) -> None:
-        self.reader.will_need(np.array([self._keys[index] for index in indices], np.int64))
+        self.reader.will_need(self._keys[np.asarray(indices, np.int64)])
 
     def read_ahead(self, first: int, stop: int) -> None:
         """Reads samples first to stop - 1 into the page cache; blocks until done."""
-        self.reader.read_ahead(np.array([self._keys[index] for index in range(first, stop)], np.int64))
+        self.reader.read_ahead(self._keys[first:stop])
 
     def labels(self) -> NDArray[np.int64]:
-        label = self.reader.first_labels(np.asarray(self._keys))
+        label = self.reader.first_labels(self._keys)
         whole = are_whole(label) & (np.abs(label) <= MAX_CLASSES)
         if not whole.all():
             index = int(whole.argmin())
@@ -396,7 +368,7 @@ def read_property(path: Path) -> tuple[int | None, tuple[int, int] | None]:
     return int(first), (int(size[0]), int(size[1])) if has_size else None
 
 
-def _image_keys(reader: RecordReader) -> tuple[NDArray[np.int64] | range, int | None]:
+def _image_keys(reader: RecordReader) -> tuple[NDArray[np.int64], int | None]:
     """Returns (keys of the image records, number of identity records or None).
 
     InsightFace: record 0 holds [first identity key, end of identity keys) and no image; images are 1 to first - 1; each
@@ -421,8 +393,6 @@ def _image_keys(reader: RecordReader) -> tuple[NDArray[np.int64] | range, int | 
             f"{reader.rec_path}, key {end - 1}: got {last_header.label[:2].tolist()} as the last identity's "
             f"images, expected [start, {header.label[0]:.0f}): where identity records start according to record 0"
         )
-    if isinstance(keys, range):
-        return keys[1:first], end - first
     begin, stop = np.searchsorted(keys, [1, first])
     return keys[begin:stop], len(keys) - int(stop)
 
@@ -439,7 +409,7 @@ def _first_identity(reader: RecordReader, rounded: float) -> int:
         spread = int(np.spacing(np.float32(rounded))) if rounded >= 2**24 else 0
         near = range(int(rounded) - spread, int(rounded) + spread + 1)
     for key in near:
-        row = key if isinstance(keys, range) else int(np.searchsorted(keys, key))
+        row = int(np.searchsorted(keys, key))
         if row == 0 or row >= len(keys) or keys[row] != key or np.float32(key) != np.float32(rounded):
             continue
         if not reader.read_sample(key)[1] and (keys[row - 1] == 0 or reader.read_sample(int(keys[row - 1]))[1]):

@@ -40,8 +40,8 @@ class Records:
             raise CannotCheck(f"{idx_path} not found; rebuild it: partial-fc data index {rec_path}") from None
         except (ValueError, OSError) as error:
             raise CannotCheck(f"{error}; rebuild the index: partial-fc data index {rec_path}") from None
-        is_whole, record_bytes = self._check_frames(np.asarray(keys), offsets)
-        self.key_R, self.offset_R = np.asarray(keys)[is_whole], offsets[is_whole]
+        is_whole, record_bytes = self._check_frames(keys, offsets)
+        self.key_R, self.offset_R = keys[is_whole], offsets[is_whole]
         self._read_headers(record_bytes[is_whole])
         self.image_N = np.flatnonzero(self.content_bytes_R > 0)
         self.key_N = self.key_R[self.image_N]
