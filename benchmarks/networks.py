@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import cv2
 import numpy as np
@@ -162,7 +163,8 @@ class Images(Dataset):
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = cv2.cvtColor(cv2.imread(str(self.paths[index])), cv2.COLOR_BGR2RGB)
+        image: Any = cv2.imread(str(self.paths[index]))
+        image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
         image = np.ascontiguousarray(image[:, ::-1]) if np.random.rand() < 0.5 else image
         return torch.from_numpy(image), int(self.paths[index].parent.name)
 

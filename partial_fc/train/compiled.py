@@ -20,7 +20,7 @@ def compile_module(module: nn.Module, run: Callable[[nn.Module], Tensor], world:
     why = ""
     try:
         # Shapes of a run are constant; a last batch of another size is compiled once more.
-        compiled = torch.compile(module, dynamic=False)
+        compiled: nn.Module = torch.compile(module, dynamic=False)  # type: ignore[assignment]
         output_B = run(compiled)
         parameters = [p for p in module.parameters() if p.requires_grad]
         torch.autograd.grad(output_B.float().sum(), parameters, allow_unused=True)
