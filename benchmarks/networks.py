@@ -108,7 +108,8 @@ def draw(folder: Path, num_classes: int, size: int) -> None:
 
 def _rate(options: Options, network: str, side: str, size: int, folder: Path) -> float:
     """Returns the images a second of one run. Raises ValueError with the end of what it printed, if it fails."""
-    images, root, more = folder / "images", folder / "run", SIDES[side]
+    images, more = folder / "images", SIDES[side]
+    root = Path(tempfile.mkdtemp(dir=folder))
     shared = ["--image-size", str(size), "--batch-size", str(options.batch_size)]
     if more is None:
         command = ["-m", "benchmarks.networks", "--plain", network, "--images", str(images), *shared]

@@ -276,15 +276,12 @@ def _started(config: Config, rates: dict[str, Any]) -> tuple[Config, str]:
             break
         except (OSError, ValueError, LookupError, TypeError):
             continue  # damaged: reported where it is opened, and the one before is resumed
-    optim = dataclasses.replace(
-        config.optim, **{key: value for key, value in rates.items() if key in vars(config.optim)}
-    )
-    schedule = dataclasses.replace(
-        config.schedule, **{key: value for key, value in rates.items() if key in vars(config.schedule)}
-    )
+    groups: dict[str, Any] = {
+        name: dataclasses.replace(group, **{key: value for key, value in rates.items() if key in vars(group)})
+        for name, group in (("optim", config.optim), ("schedule", config.schedule))
+    }
     words = " ".join(f"{flags.flag(name)} {value}" for name, value in rates.items())
-    config = dataclasses.replace(config, optim=optim, schedule=schedule)
-    return config, f"--network {config.model.network}, a transformer, {does} {words}"
+    return dataclasses.replace(config, **groups), f"--network {config.model.network}, a transformer, {does} {words}"
 
 
 @flags.told_as_usage
