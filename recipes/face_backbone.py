@@ -54,8 +54,8 @@ class ModelFlags:
 
     network: Annotated[str, tyro.conf.arg(aliases=["--backbone"]), Basic] = "r50"
     """Residual network by depth (r18 to r200), MobileFaceNet (mbf), arcface_torch's vision transformers (vit_t to
-    vit_h), or a small one for a CPU: tiny, or the demo's mini. timm:NAME: a network of timm. FILE.py:FUNCTION: what
-    your function makes; FILE.py is copied into --models-root (docs/encoders.md)."""
+    vit_h), timm:NAME, FILE.py:FUNCTION, or a small one for a CPU: tiny, or the demo's mini. FILE.py is copied into
+    --models-root (docs/encoders.md)."""
     embedding_size: Annotated[int, In("[1, 65536]"), Basic] = 512
     """Width of the embedding."""
     dropout: Annotated[float, In("[0, 1)")] = 0.0
@@ -69,7 +69,7 @@ class ModelFlags:
     freeze_steps: Annotated[int, Basic, Before(0)] = 0
     """Steps at the start in which only class centres move: the backbone, its running statistics too, stays as it is and
     computes as in evaluations, without dropout."""
-    backbone_lr: Annotated[float | None, Basic, Before(None)] = None
+    backbone_lr: Annotated[float | None, Before(None)] = None
     """Learning rate of the backbone; scaled and scheduled like --lr, which it is when not given."""
     layer_decay: Annotated[float, In("(0, 1]")] = 1.0
     """For fine-tuning a transformer: each block learns at this share of the next one's rate."""
