@@ -67,7 +67,7 @@ class ModelFlags:
     """Load only the tensors of --pretrained that fit this network by name and shape; the others are listed and start
     fresh. By default all must fit."""
     freeze_steps: Annotated[int, Basic, Before(0)] = 0
-    """Steps at the start in which only class centres move: the backbone, its running statistics too, stays as it is and
+    """Steps at the start in which only class centres move. The backbone, its running statistics too, stays as it is and
     computes as in evaluations, without dropout."""
     backbone_lr: Annotated[float | None, Before(None)] = None
     """Learning rate of the backbone; scaled and scheduled like --lr, which it is when not given."""
