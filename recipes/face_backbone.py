@@ -55,9 +55,8 @@ class ModelFlags:
 
     network: Annotated[str, tyro.conf.arg(aliases=["--backbone"]), Basic] = "r50"
     """Residual network by depth (r18 to r200), MobileFaceNet (mbf), arcface_torch's vision transformers (vit_t to
-    vit_h), or a small one for a CPU: tiny, or the demo's mini. timm:NAME: a network of timm. FILE.py:FUNCTION: what
-    your function makes; FILE.py is copied into --models-root (docs/encoders.md). For vectors instead of images: none,
-    linear, or mlp:WIDTH, two layers (docs/vectors.md)."""
+    vit_h), timm:NAME, FILE.py:FUNCTION, or a small one for a CPU: tiny, or the demo's mini. FILE.py is copied into
+    --models-root (docs/encoders.md). Of vectors: none, linear, mlp:WIDTH (docs/vectors.md)."""
     embedding_size: Annotated[int, In("[1, 65536]"), Basic] = 512
     """Width of the embedding."""
     dropout: Annotated[float, In("[0, 1)")] = 0.0
@@ -69,9 +68,9 @@ class ModelFlags:
     """Load only the tensors of --pretrained that fit this network by name and shape; the others are listed and start
     fresh. By default all must fit."""
     freeze_steps: Annotated[int, Basic, Before(0)] = 0
-    """Steps at the start in which only class centres move: the backbone, its running statistics too, stays as it is and
+    """Steps at the start in which only class centres move. The backbone, its running statistics too, stays as it is and
     computes as in evaluations, without dropout."""
-    backbone_lr: Annotated[float | None, Basic, Before(None)] = None
+    backbone_lr: Annotated[float | None, Before(None)] = None
     """Learning rate of the backbone; scaled and scheduled like --lr, which it is when not given."""
     layer_decay: Annotated[float, In("(0, 1]")] = 1.0
     """For fine-tuning a transformer: each block learns at this share of the next one's rate."""

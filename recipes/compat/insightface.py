@@ -17,7 +17,6 @@ ELSEWHERE = {
     # Partial FC on MXNet: settings of its default.py. (Its four flags have the same names here.)
     "debug": "made-up data is --dataset 100w (1000w, ... 10000w), or --dataset synthetic --num-classes N",
     "sample-ratio": "it is --sample-rate",
-    "backbone-lr": "it is --lr",
     "memory-bank-lr": "it is --head-lr",
     "max-update": "it is --max-steps",
     "loss-s": "it is --scale",

@@ -92,6 +92,9 @@ class Backbone:
     def __init__(self, world: Any):
         self.world, self.number, self.own = world, START, None
 
+    def not_delivered(self) -> dict[str, dict[str, Tensor]]:
+        return {}
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
         joined = self.world.all_reduce(torch.tensor([self.number]), "max", name="sim/statistics")
         own = {"buffer/own": torch.tensor([mix(self.number, self.world.rank)])}
@@ -240,7 +243,7 @@ def _transform(sample: Sample, rng: object, out: Any = None) -> Any:
     return out
 
 
-def write_results(run: Any, job: Any, outcome: Any, weights: dict[str, Tensor], more: object) -> None:
+def write_results(run: Any, job: Any, outcome: Any, models: dict[str, dict[str, Tensor]], more: object) -> None:
     checkpoint.write_json(
-        {"state": int(weights["number"]), "configuration": flags.flat(run.config)}, run.root / "result.json"
+        {"state": int(models["model"]["number"]), "configuration": flags.flat(run.config)}, run.root / "result.json"
     )

@@ -160,7 +160,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
         world = partial_fc.comm.horovod.HorovodWorld(of, "cpu", 0.0, launch.start_timeout)
         return world, torch.device("cpu")
 
-    def load_file(path: Path) -> dict[str, torch.Tensor]:
+    def load_tensors(path: Path) -> dict[str, torch.Tensor]:
         return safetensors.load(path.read_bytes())
 
     made: list[Replacement] = [
@@ -174,7 +174,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
     made += [(module, "socket", as_socket) for module in (lock, commits_of_loop)]
     made += [(module, "ThreadPoolExecutor", executor) for module in (saver,)]
     made += [(module, "available_memory_bytes", lambda: _MANY_BYTES) for module in (saver, commits)]
-    made += [(module, "load_file", load_file) for module in (read, rows)]
+    made += [(module, "load_tensors", load_tensors) for module in (read, rows)]
     made += [(module, "request", request) for module in (membership, barrier)]
     made += [
         (module, "os", as_os)

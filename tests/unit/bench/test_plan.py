@@ -138,8 +138,7 @@ ELSEWHERE = PlanOptions(10_000_000, gpus=8, device="cuda", tflops=650.0, bandwid
     ("changed", "message"),
     [
         ({"memory": "4 balls"}, "80GiB"),
-        ({"classes": 0}, "--classes is 0"),
-        ({"sample_rate": 1.5}, "--sample-rate is 1.5; expected more than 0 and at most 1"),
+        ({"classes": 0}, "num_classes is 0"),
         ({"bandwidth": None}, "give both"),
         ({"step_ms": 1.0, "images_per_s": 2.0}, "give one"),
     ],

@@ -172,7 +172,7 @@ def test_a_typeface_is_used_only_for_what_it_draws(pen: Pen) -> None:
     """UKai maps U+359E to an empty outline; Micro Hei draws U+4E7E and U+4E81 with one."""
     wanted = {code: CHINESE for code in (0x359E, 0x4E7E, 0x4E81, 0x4E00)}
     with workers(1) as run:
-        drawn = glyphs._drawn(pen, run, wanted)
+        drawn = glyphs.drawn_by(pen, run, wanted)
     microhei = next(i for i in CHINESE if TYPEFACES[i].name == "microhei")
     assert not drawing(pen, 0x359E, NEVER_TRAINED).any()
     assert NEVER_TRAINED not in drawn[0x359E]

@@ -308,7 +308,7 @@ def test_help_shows_what_matters_and_help_all_the_rest(recipe, capsys):
     matter = flags.basic(module.Config)
     short, whole = printed(f"{recipe} --help", capsys), printed(f"{recipe} --help-all", capsys)
     for name in names:
-        shown = re.search(rf"(?m)^[│ ] (--?\w+ .*, )?{flag(name)}(,| [A-Z{{ ]|\s*$)", short) is not None
+        shown = re.search(rf"(?m)^[│ ] (--?[\w-]+ .*, )?{flag(name)}(,| [A-Z{{ ]|\s*$)", short) is not None
         assert shown == (name in matter), name
         assert flag(name) in whole
     assert len(short.splitlines()) < 120
