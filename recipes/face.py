@@ -65,8 +65,8 @@ class DataFlags:
     """A configuration file of arcface_torch (config.network = "r50"), or the settings of partial_fc/mxnet's default.py;
     read as data, never executed."""
     rec: Annotated[Path | None, Basic] = None
-    """The images: a folder with train.rec, a folder of class folders, or a list file (docs/data.md). Vectors, for
-    --network none, linear or mlp:WIDTH: an .npz of `partial-fc embed`, an .npy or a .parquet (docs/vectors.md)."""
+    """The images: a folder with train.rec, a folder of class folders, or a list file (docs/data.md). Vectors: an
+    .npz, .npy or .parquet (docs/vectors.md)."""
     num_classes: Annotated[int | None, In(CLASSES), Basic, Refused("these are other classes")] = None
     """Classes of the last layer; none: what the data says."""
     num_images: Annotated[int | None, In(1)] = None
@@ -96,8 +96,7 @@ class DataFlags:
     images and, if they are cheap to read, all labels. full: every image."""
     val_targets: Annotated[tuple[str, ...] | None, Basic, MayChange] = None
     """Verification sets: NAME of NAME.bin in --rec, or a path. none: what the preset names, for `custom` every .bin
-    there; `--val-targets` with nothing after it: no verification. Of vectors: files like --rec, to be found among the
-    classes."""
+    there; `--val-targets` with nothing after it: no verification. Of vectors: files like --rec."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
