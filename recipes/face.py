@@ -96,7 +96,7 @@ class DataFlags:
     images and, if they are cheap to read, all labels. full: every image."""
     val_targets: Annotated[tuple[str, ...] | None, Basic, MayChange] = None
     """Verification sets: NAME of NAME.bin in --rec, or a path. none: what the preset names, for `custom` every .bin
-    there; `--val-targets` with nothing after it: no verification. Of vectors: files like --rec."""
+    there; `--val-targets` with nothing after it: no verification."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
