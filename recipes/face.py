@@ -65,8 +65,7 @@ class DataFlags:
     """A configuration file of arcface_torch (config.network = "r50"), or the settings of partial_fc/mxnet's default.py;
     read as data, never executed."""
     rec: Annotated[Path | None, Basic] = None
-    """The images: a folder with train.rec, a folder of class folders, or a list file (docs/data.md). Vectors: an
-    .npz, .npy or .parquet (docs/vectors.md)."""
+    """A folder with train.rec, a folder of class folders, a list file (docs/data.md), or vectors (docs/vectors.md)."""
     num_classes: Annotated[int | None, In(CLASSES), Basic, Refused("these are other classes")] = None
     """Classes of the last layer; none: what the data says."""
     num_images: Annotated[int | None, In(1)] = None

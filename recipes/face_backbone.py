@@ -56,7 +56,7 @@ class ModelFlags:
     network: Annotated[str, tyro.conf.arg(aliases=["--backbone"]), Basic] = "r50"
     """Residual network by depth (r18 to r200), MobileFaceNet (mbf), arcface_torch's vision transformers (vit_t to
     vit_h), timm:NAME, FILE.py:FUNCTION, or a small one for a CPU: tiny, or the demo's mini. FILE.py is copied into
-    --models-root (docs/encoders.md). Of vectors: none, linear, mlp:WIDTH."""
+    --models-root (docs/encoders.md)."""
     embedding_size: Annotated[int, In("[1, 65536]"), Basic] = 512
     """Width of the embedding."""
     dropout: Annotated[float, In("[0, 1)")] = 0.0
