@@ -357,23 +357,30 @@ class RecordSource(Source):
             raise BadRecord(f"{self.where(index)}: label {label[index]}, {_EXPECTED}")
         return label.astype(np.int64)
 
+    def label_bytes(self) -> int:
+        return self.reader.rec_path.stat().st_size
+
     def class_names(self) -> list[str] | None:
-        """Returns the names in classes.txt beside the .rec, one a line (written by `partial-fc data pack`), or None.
-        Raises ValueError if it has more names than classes."""
-        path = self.reader.rec_path.with_name("classes.txt")
-        if not path.exists():
-            return None
-        names = read_text(path, errors="surrogateescape").split("\n")
-        names = names[:-1] if names[-1] == "" else names
-        if len(names) > self.num_classes:
-            raise ValueError(
-                f"{path} names {len(names)} classes, {self.reader.rec_path} has {self.num_classes}: is it the list of "
-                "another set? Remove it, or bring the right one"
-            )
-        return names
+        return read_class_names(self.reader.rec_path, self.num_classes)
 
     def close(self) -> None:
         self.reader.close()
+
+
+def read_class_names(path: Path, num_classes: int) -> list[str] | None:
+    """Returns the names in classes.txt beside a set's file, one a line (written by `partial-fc data pack`), or None.
+    Raises ValueError if it has more names than classes."""
+    beside = path.with_name("classes.txt")
+    if not beside.exists():
+        return None
+    names = read_text(beside, errors="surrogateescape").split("\n")
+    names = names[:-1] if names[-1] == "" else names
+    if len(names) > num_classes:
+        raise ValueError(
+            f"{beside} names {len(names)} classes, {path} has {num_classes}: is it the list of another set? Remove "
+            "it, or bring the right one"
+        )
+    return names
 
 
 def are_whole(raw_N: NDArray[np.float32]) -> NDArray[np.bool_]:
