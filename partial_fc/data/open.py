@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from partial_fc.comm import World
 
 
+NO_LISTS = (".rec", ".tar", ".parquet")
+"""Endings of files that are a set of their own, not a list of images."""
 AnySource = RecordSource | ImageFolder | TarSource | ParquetSource
 
 

@@ -6,10 +6,10 @@ part is 0 for a whole record. A payload with the magic number at a multiple of 4
 splits it there and omits those 4 bytes: parts 1, 2, ..., 2, 3, which the reader joins with the magic number between
 them. Source of the format: dmlc-core `recordio.h`, `recordio.cc`.
 
-NAME.idx is text, one line a record: `key<TAB>offset of its first frame`. A large one gets a binary copy for fast
-opening, NAME.idx.cache, rewritten when the size or time of NAME.idx changes:
-    8 bytes "PFCIDX01" | five u64: size of NAME.idx, its time in ns, R, CRC-32 of what follows, bytes of it
-    int64 offset (R,) | int64 key (R,), omitted if the keys are 0, 1, ..., R - 1
+NAME.idx is text, one line a record: `key<TAB>offset of its first frame`. A large one gets a binary copy that is mapped,
+NAME.idx.cache, written once the offsets are checked, and again when the size or time of NAME.idx or NAME.rec changes:
+    8 bytes "PFCIDX02" | six i64: sizes of NAME.idx and NAME.rec, their times in ns, R, largest label (-1: unknown)
+    CRC-32 of that as u64 | int64 offset (R,) | int64 key (R,), omitted if the keys are 0, 1, ..., R - 1
 
 F frames, R records.
 """
@@ -17,7 +17,6 @@ F frames, R records.
 import logging
 import mmap
 import os
-import platform
 import re
 import struct
 import warnings
@@ -30,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.sample import BadRecord
-from partial_fc.files import check_regular, regular
+from partial_fc.files import check_regular, regular, replacing
 
 MAGIC = 0xCED7230A
 MAGIC_BYTES = struct.pack("<I", MAGIC)
@@ -39,8 +38,8 @@ MAX_RECORD_BYTES = 2**29 - 1
 WHOLE, FIRST, MIDDLE, LAST = range(4)
 _CHUNK_BYTES = 2**26
 _CACHED_FROM_BYTES = 2**24  # a million records, which take a quarter of a second to parse
-_COPY_HEAD = struct.Struct("<8s5Q")
-_COPY_MAGIC = b"PFCIDX01"
+_COPY_HEAD = struct.Struct("<8s6qQ")  # the last: CRC-32 of what is before it
+_COPY_MAGIC = b"PFCIDX02"
 
 Keys = NDArray[np.int64] | range
 
@@ -152,25 +151,21 @@ def aligned(offset: int) -> int:
 # ---- the index
 
 
-def read_index(path: str | os.PathLike[str]) -> tuple[Keys, NDArray[np.int64]]:
-    """Reads a .idx file: (keys, offsets), sorted by key; the keys are a range if they are 0, 1, 2, ...
+class Index(NamedTuple):
+    """An index, sorted by key. keys: a range if they are 0, 1, 2, ... checked: the offsets start frames of the .rec as
+    it is now. largest_label: of the records, if known."""
 
-    Takes 8 bytes a record then, else 16, mapped from the binary copy if there is one. Parsing takes 16 and a chunk of
-    text.
-    """
+    keys: Keys
+    offset_R: NDArray[np.int64]
+    checked: bool = False
+    largest_label: int | None = None
+
+
+def read_index(path: str | os.PathLike[str]) -> Index:
+    """Maps the binary copy of a .idx file, which costs nothing per record, or parses the text, which takes 16 bytes a
+    record and a chunk of text."""
     path = Path(path)
-    stat = os.stat(path)
-    stamp = (stat.st_size, stat.st_mtime_ns)
-    cache = path.with_name(f"{path.name}.cache")
-    if stat.st_size >= _CACHED_FROM_BYTES and (cached := _read_cache(cache, stamp, _rec_bytes(path))):
-        return cached
-    keys, offset_R = _parse(path)
-    if stat.st_size >= _CACHED_FROM_BYTES:
-        try:
-            _write_cache(cache, stamp, keys, offset_R)
-        except OSError as error:
-            _log.info("%s is parsed at every start: no room for its binary copy (%s)", path, error)
-    return keys, offset_R
+    return _read_cache(path) or Index(*_parse(path))
 
 
 def _parse(path: Path) -> tuple[Keys, NDArray[np.int64]]:
@@ -220,16 +215,27 @@ def _parse_chunk(path: Path, text: bytes) -> NDArray[np.int64]:
     return table.reshape(-1, 2)
 
 
-def _rec_bytes(path: Path) -> int:
-    """Returns the size of the .rec file beside an index."""
+def write_cache(path: Path, index: Index) -> None:
+    """Writes the binary copy of a large .idx file. Its offsets must have been checked."""
+    if path.stat().st_size < _CACHED_FROM_BYTES:
+        return
+    keys, offset_R = index.keys, index.offset_R
+    label = -1 if index.largest_label is None else index.largest_label
+    head = _COPY_HEAD.pack(_COPY_MAGIC, *_stamp(path), len(offset_R), label, 0)[:-8]
     try:
-        return os.stat(path.with_suffix(".rec")).st_size
-    except OSError:  # opening it reports the error
-        return 1 << 62
+        # Durable: after a power cut a file of zeros would give wrong images.
+        with replacing(_cache(path), durable=True, shared=True) as partial, partial.open("wb") as file:
+            file.write(head + struct.pack("<Q", zlib.crc32(head)))
+            for column in [offset_R] if isinstance(keys, range) else [offset_R, keys]:
+                column.astype("<i8", copy=False).tofile(file)
+    except OSError as error:
+        _log.info("%s is parsed at every start: no room for its binary copy (%s)", path, error)
 
 
-def _read_cache(cache: Path, stamp: tuple[int, int], rec_bytes: int) -> tuple[Keys, NDArray[np.int64]] | None:
-    """Reads the binary copy; None if there is no valid one of this index: the folder may not be ours."""
+def _read_cache(path: Path) -> Index | None:
+    """Maps the binary copy; None if there is no valid one of these files. Trusts its offsets as little as those of any
+    file: whoever reads a record checks them."""
+    cache = _cache(path)
     try:
         check_regular(cache)
         content = np.memmap(cache, np.uint8, "r")
@@ -237,30 +243,25 @@ def _read_cache(cache: Path, stamp: tuple[int, int], rec_bytes: int) -> tuple[Ke
         return None
     if len(content) < _COPY_HEAD.size:
         return None
-    magic, *made_of, num_records, crc, num_bytes = _COPY_HEAD.unpack(content[: _COPY_HEAD.size].tobytes())
-    body = content[_COPY_HEAD.size :]
-    if magic != _COPY_MAGIC or tuple(made_of) != stamp or len(body) != num_bytes or zlib.crc32(body.data) != crc:
+    head, body = content[: _COPY_HEAD.size].tobytes(), content[_COPY_HEAD.size :]
+    magic, *stamp, num_records, label, crc = _COPY_HEAD.unpack(head)
+    if magic != _COPY_MAGIC or crc != zlib.crc32(head[:-8]) or tuple(stamp) != _stamp(path) or num_records < 1:
         return None
-    if not num_records or num_bytes not in (8 * num_records, 16 * num_records):
+    if len(body) not in (8 * num_records, 16 * num_records):
         return None
     offset_R, *keys = body.view("<i8").reshape(-1, num_records)
-    if offset_R.min() < 0 or offset_R.max() >= rec_bytes or any((key_R[1:] <= key_R[:-1]).any() for key_R in keys):
-        return None
-    return (keys[0] if keys else range(num_records)), offset_R
+    return Index(keys[0] if keys else range(num_records), offset_R, True, None if label < 0 else label)
 
 
-def _write_cache(cache: Path, stamp: tuple[int, int], keys: Keys, offset_R: NDArray[np.int64]) -> None:
-    columns = [offset_R] if isinstance(keys, range) else [offset_R, keys]
-    crc = 0
-    for column in columns:
-        crc = zlib.crc32(column.astype("<i8", copy=False).data, crc)
-    # A name per process: all ranks may write one at once.
-    own = cache.with_name(f"{cache.name}.{platform.node()}.{os.getpid()}")
+def _cache(path: Path) -> Path:
+    return path.with_name(f"{path.name}.cache")
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Returns sizes and times of an index and its records."""
+    idx = os.stat(path)
     try:
-        with own.open("wb") as file:
-            file.write(_COPY_HEAD.pack(_COPY_MAGIC, *stamp, len(offset_R), crc, 8 * len(columns) * len(offset_R)))
-            for column in columns:
-                column.astype("<i8", copy=False).tofile(file)
-        own.replace(cache)
-    finally:
-        own.unlink(missing_ok=True)
+        rec = os.stat(path.with_suffix(".rec"))
+    except OSError:  # opening it reports the error
+        return idx.st_size, -1, idx.st_mtime_ns, -1
+    return idx.st_size, rec.st_size, idx.st_mtime_ns, rec.st_mtime_ns

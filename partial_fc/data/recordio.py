@@ -33,6 +33,7 @@ from partial_fc.data.record_files import (
     RecordFile,
     aligned,
     read_index,
+    write_cache,
 )
 from partial_fc.data.sample import BadRecord, Sample, Source
 from partial_fc.files import read_bytes, read_text, replacing
@@ -40,6 +41,7 @@ from partial_fc.files import read_bytes, read_text, replacing
 HEADER = struct.Struct("<IfQQ")
 _HEAD = struct.Struct("<IIIf16x")  # FRAME and HEADER, without the ids
 _PIECE_BYTES = 2**20
+_LABELS_AT_ONCE = 2**20
 _LABEL = struct.Struct("<f")
 MAX_CLASSES = 2**24  # labels are stored as float32, exact up to here
 _PROPERTY_BYTES = 1 << 16
@@ -129,8 +131,8 @@ class RecordWriter:
 class RecordReader:
     """Random access to the records of one .rec file by key. Any number of threads may read at once.
 
-    Maps the file: opening it reads the index only, and processes of one machine share the pages. The index takes 8
-    bytes a record if the keys are 0, 1, 2, ..., else 16.
+    Maps the file, and a large index, too: opening reads neither, and processes of one machine share the pages. An index
+    that is not mapped takes 8 bytes a record if the keys are 0, 1, 2, ..., else 16.
     """
 
     def __init__(self, rec_path: str | os.PathLike[str]) -> None:
@@ -144,8 +146,11 @@ class RecordReader:
         self._file = RecordFile(self.rec_path)
         # Records are read in random order: read-ahead would fetch many times what is used.
         self._file.map.madvise(mmap.MADV_RANDOM)
-        self.keys, self._offsets = read_index(self.idx_path)
-        self._check_offsets(self.keys)
+        self.index = read_index(self.idx_path)
+        self.keys, self._offsets = self.index.keys, self.index.offset_R
+        if not self.index.checked:
+            self._check_offsets(self.keys)
+            write_cache(self.idx_path, self.index)
         self._mean_bytes = self._file.size // len(self.keys)
 
     def _check_offsets(self, keys: Keys) -> None:
@@ -192,7 +197,8 @@ class RecordReader:
 
     def will_need(self, keys: NDArray[np.int64]) -> None:
         """Asks the kernel to fetch records and returns at once, so that a disk can sort many reads."""
-        starts = self._offsets[self._rows_of(keys)] // mmap.PAGESIZE * mmap.PAGESIZE
+        offsets = self._offsets[self._rows_of(keys)]
+        starts = offsets[self._file.have_room(offsets)] // mmap.PAGESIZE * mmap.PAGESIZE
         # The lengths are unknown before reading. Twice the mean covers nearly all records.
         num_bytes = np.minimum(2 * self._mean_bytes + mmap.PAGESIZE, self._file.size - starts)
         for start, count in zip(starts.tolist(), num_bytes.tolist(), strict=True):
@@ -238,7 +244,10 @@ class RecordReader:
             row = row if row < len(self.keys) and self.keys[row] == key else -1
         if row < 0:
             raise KeyError(f"{self.idx_path}: no record has key {key}; keys are {self.keys[0]} to {self.keys[-1]}")
-        return int(self._offsets[row])
+        offset = int(self._offsets[row])
+        if offset < 0:
+            raise BadRecord(f"{self.idx_path}: key {key} has offset {offset}; expected 0 or more")
+        return offset
 
     def _rows_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         return keys if isinstance(self.keys, range) else np.searchsorted(self.keys, keys)
@@ -316,7 +325,7 @@ class RecordSource(Source):
                 "%s says %d classes, %s holds %d identity records",
                 rec_path.with_name("property"), stated, rec_path, num_identities,
             )  # fmt: skip
-        self.num_classes = num_classes or stated or num_identities or int(self.labels().max()) + 1
+        self.num_classes = num_classes or stated or num_identities or self._largest_label() + 1
         if self.num_classes < 1:
             raise ValueError(f"{rec_path}: no label is 0 or more; give the number of classes")
         if self.num_classes > MAX_CLASSES:
@@ -350,12 +359,26 @@ class RecordSource(Source):
         self.reader.read_ahead(np.array([self._keys[index] for index in range(first, stop)], np.int64))
 
     def labels(self) -> NDArray[np.int64]:
-        label = self.reader.first_labels(np.asarray(self._keys))
+        return self._labels(0, len(self))
+
+    def _labels(self, start: int, stop: int) -> NDArray[np.int64]:
+        label = self.reader.first_labels(np.asarray(self._keys[start:stop]))
         whole = are_whole(label) & (np.abs(label) <= MAX_CLASSES)
         if not whole.all():
-            index = int(whole.argmin())
-            raise BadRecord(f"{self.where(index)}: label {label[index]}, {_EXPECTED}")
+            index = start + int(whole.argmin())
+            raise BadRecord(f"{self.where(index)}: label {label[index - start]}, {_EXPECTED}")
         return label.astype(np.int64)
+
+    def _largest_label(self) -> int:
+        """Reads the labels, and keeps the largest beside a large index."""
+        index = self.reader.index
+        if index.largest_label is None:
+            chunks = range(0, len(self._keys), _LABELS_AT_ONCE)
+            largest = max(int(self._labels(start, start + _LABELS_AT_ONCE).max()) for start in chunks)
+            if largest >= 0:
+                write_cache(self.reader.idx_path, index._replace(largest_label=largest))
+            return largest
+        return index.largest_label
 
     def label_bytes(self) -> int:
         return self.reader.rec_path.stat().st_size

@@ -87,12 +87,11 @@ def pack_images(options: PackOptions) -> None:
             write_identities(writer, count_C)
     size = options.image_size or 0
     (options.output / "property").write_text(f"{source.num_classes},{size},{size}\n")
-    if isinstance(source, ImageFolder):
-        if source.classes:
-            names = "".join(f"{name}\n" for name in source.classes)
-            (options.output / "classes.txt").write_bytes(names.encode("utf-8", "surrogateescape"))
-        if source.left_out:
-            _log.warning("%s: files are left out: %s", options.source, source.left_out_text())
+    if class_names := source.class_names():
+        names = "".join(f"{name}\n" for name in class_names)
+        (options.output / "classes.txt").write_bytes(names.encode("utf-8", "surrogateescape"))
+    if isinstance(source, ImageFolder) and source.left_out:
+        _log.warning("%s: files are left out: %s", options.source, source.left_out_text())
     _report(options.output, count_C, source.class_names())
 
 

@@ -6,6 +6,8 @@ import re
 import tarfile
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ from partial_fc.data.sets import parquet as sets_parquet
 from partial_fc.data.sets.joined import Joined, open_sets, stated_together
 from partial_fc.data.sets.tar_shards import write_tar_index
 from partial_fc.data.sets.weighted import Weighted
+from partial_fc.verbs.doctor.data import DataOptions, doctor_data
 from tests.unit.data.shards import serving, write_tar
 
 
@@ -312,3 +315,26 @@ def test_parquet_pairs(tmp_path: Path) -> None:
     assert (pairs.images, pairs.same.tolist()) == ([b"a", b"b", b"c", b"d"], [True, False])
     with pytest.raises(ValueError, match="no column image2"):
         read_pairs(parquet(tmp_path / "p.parquet", {"image1": [b"a"], "label": [1]}))
+
+
+# ---- doctor data
+
+
+def test_doctor_names_set_and_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jpegs = [cv2.imencode(".jpg", np.full((32, 32, 3), value, np.uint8))[1].tobytes() for value in range(0, 200, 10)]
+    for name, some in (("a", jpegs), ("b", [*jpegs[:5], b"no image"])):
+        with RecordWriter(tmp_path / f"{name}.rec") as writer:
+            for key, image in enumerate(some):
+                writer.write(key, pack(key % 12, image))
+    write_tar(tmp_path / "c.tar", [(f"{i}", image, str(i % 3)) for i, image in enumerate(jpegs[:6])])
+    write_tar_index(tmp_path / "c.tar")
+    (tmp_path / "all.sets").write_text("first a.rec\nsecond b.rec\nthird c.tar\n")
+    assert doctor_data(DataOptions(tmp_path / "all.sets", bar=False)) == 1
+    printed = capsys.readouterr().out
+    assert "all.sets: sets, 32 images, 21 classes" in printed
+    assert re.search(rf"image-undecodable.*\n +set second: {tmp_path}/b.rec, key 5, class 17", printed)
+    assert "same as file set first: " in printed
+    with (tmp_path / "b.rec").open("r+b") as file:
+        file.truncate(100)
+    assert doctor_data(DataOptions(tmp_path / "*.rec", bar=False)) == 1
+    assert "b.idx: key 1 has offset" in capsys.readouterr().out
