@@ -71,6 +71,10 @@ class RecordFile:
         # Not stored: a map cannot be closed while an array refers to it.
         return np.frombuffer(self.map, "<u4", self.size // 4)
 
+    def unmap(self) -> None:
+        """Takes the pages read so far out of this process's memory; they stay in the page cache."""
+        self.map.madvise(mmap.MADV_DONTNEED)
+
     def close(self) -> None:
         self.map.close()
 
@@ -249,6 +253,7 @@ def _read_cache(path: Path) -> Index | None:
         return None
     if len(body) not in (8 * num_records, 16 * num_records):
         return None
+    content._mmap.madvise(mmap.MADV_RANDOM)
     offset_R, *keys = body.view("<i8").reshape(-1, num_records)
     return Index(keys[0] if keys else range(num_records), offset_R, True, None if label < 0 else label)
 

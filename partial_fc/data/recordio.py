@@ -227,6 +227,9 @@ class RecordReader:
             label_R[row] = self.read_sample(int(keys[row]))[0].label[0]
         return label_R
 
+    def unmap(self) -> None:
+        self._file.unmap()
+
     def close(self) -> None:
         self._file.close()
 
@@ -373,8 +376,10 @@ class RecordSource(Source):
         """Reads the labels, and keeps the largest beside a large index."""
         index = self.reader.index
         if index.largest_label is None:
-            chunks = range(0, len(self._keys), _LABELS_AT_ONCE)
-            largest = max(int(self._labels(start, start + _LABELS_AT_ONCE).max()) for start in chunks)
+            largest = -1
+            for start in range(0, len(self._keys), _LABELS_AT_ONCE):
+                largest = max(largest, int(self._labels(start, start + _LABELS_AT_ONCE).max()))
+                self.reader.unmap()
             if largest >= 0:
                 write_cache(self.reader.idx_path, index._replace(largest_label=largest))
             return largest

@@ -126,6 +126,7 @@ class Records:
             before_n = np.maximum.accumulate(np.append(furthest, stop_n))
             gaps += [(int(before_n[i]), int(begin_n[i])) for i in np.flatnonzero(begin_n > before_n[:-1])]
             row, end, furthest = int(rows[-1]), int(ends[-1]), int(before_n[-1])
+            file.unmap()
         for key, what in _FAULTS.items():
             which = np.sort(np.concatenate(faults[key]))
             self._add("error", key, what.format(size=file.size), which, describe)
@@ -171,6 +172,7 @@ class Records:
             flag, self.raw_label_R[part] = first_labels(self._file, self.offset_R[part])
             left = record_bytes_R[part] - HEADER.size - 4 * flag.astype(np.int64)
             self.cut_R[part], self.content_bytes_R[part] = left < 0, np.maximum(left, 0)
+            self._file.unmap()
 
         def describe(row: int) -> Mapping[str, Any]:
             return {"key": int(self.key_R[row]), "bytes": int(record_bytes_R[row])}
@@ -194,6 +196,7 @@ class Records:
             key = self.key_N[start : start + _AT_ONCE]
             differ = self.ids(self.image_N[start : start + _AT_ONCE]) != key.astype(np.uint64)
             wrong.append(start + np.flatnonzero(differ))
+            self._file.unmap()
         return np.concatenate(wrong)
 
     def ids(self, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
