@@ -253,7 +253,6 @@ def _read_cache(path: Path) -> Index | None:
         return None
     if len(body) not in (8 * num_records, 16 * num_records):
         return None
-    content._mmap.madvise(mmap.MADV_RANDOM)
     offset_R, *keys = body.view("<i8").reshape(-1, num_records)
     return Index(keys[0] if keys else range(num_records), offset_R, True, None if label < 0 else label)
 
