@@ -24,7 +24,7 @@ test-long: setup  ## what enumerates, attacks and kills: every failing operation
 test-quick: setup  ## two minutes, for people at work: units but the slow ones, two ranks, one recipe
 	@bash scripts/test.sh quick
 
-torture: setup  ## two hours: changed files for every reader, kills, signals, double starts, damaged checkpoints, full disks, lost packets, simulated hosts, sanitizers; `scripts/torture.sh bin` one reader
+torture: setup  ## two hours: changed files for every reader, kills, signals, double starts, damaged checkpoints, full disks, every failing operation, lost packets, simulated hosts, sanitizers; `scripts/torture.sh bin` one reader
 	@bash scripts/torture.sh
 
 lint: setup  ## ruff and mypy
@@ -45,7 +45,7 @@ bench: setup  ## the tables of the head in docs/benchmarks.md, here and with AVX
 	.venv/bin/python -m benchmarks.launchers
 
 test-gpu: setup  ## the GPU's kernel on a CUDA device; without one, everything is skipped
-	.venv/bin/python -m pytest tests/gpu
+	.venv/bin/python -m pytest tests/gpu tests/parallel/train/test_update.py -m gpu
 
 bench-gpu: setup  ## the GPU's kernel: its share of the device's matrix-product rate, its memory; then whole steps beside others
 	.venv/bin/python -m benchmarks.gpu

@@ -1,4 +1,4 @@
-"""`partial-fc`: training, what one does before and after it, and with its data."""
+"""The command `partial-fc`: finds the verb, parses its flags, calls its function."""
 
 import contextlib
 import dataclasses
@@ -14,14 +14,14 @@ from partial_fc import __version__, errors, output
 from partial_fc.files import make_private
 from partial_fc.printable import Lines, clean_stderr
 
-# Section of the help -> (what it is for, an example, verb -> (its function, one line of help)). The function is
-# "module:name" of verbs or of tools, imported when its flags are asked for: the type of its `options` has them. These
-# modules import torch within functions, so that help and mistakes cost no seconds. Verbs of _OWN_READERS read their
-# arguments themselves.
+# Section of the help -> (its purpose, an example, verb -> (function, a line of help)). The function is "module:name" in
+# verbs/ or tools/, imported when it is called; the type of its parameter `options` has the flags. These modules import
+# torch within functions, so that help and usage errors take no seconds. Verbs of _OWN_READERS parse their arguments
+# themselves.
 _CLASSES = "checkpoint.classes"
 _OWN_READERS = ("train", "launch", "torture")
-# Those that talk to other processes: there SIGPIPE stays off, as a connection that breaks is an error to be told. They
-# go on where nobody reads what they print.
+# Verbs that talk to other processes ignore SIGPIPE: a broken connection is an error to report, and they continue if
+# nobody reads their output.
 _CONNECTED = ("launch", "torture", "doctor env", "embed", "evaluate", "search")
 SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
     "Train": (
@@ -29,7 +29,7 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
         "partial-fc train face --rec faces --network r50 --gpus 2",
         {
             "train": ("train:run_and_exit", "train a recipe: face, imagenet, kinetics, mnist"),
-            "report": ("report.command:report", "make one HTML page of a run: curves, tests, speed"),
+            "report": ("report.page:report", "make one HTML page of a run: curves, tests, speed"),
             "launch": ("launcher.command:launch", "start a command on several hosts, over ssh for example"),
             "torture": ("tools.torture.command:torture", "repeat a training with processes killed; compare losses"),
         },
@@ -93,7 +93,7 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
     ),
 }
 VERBS = {name: verb for _, _, verbs in SECTIONS.values() for name, verb in verbs.items()}
-# What other programs call a verb -> ours.
+# Other programs' names of a verb -> ours.
 _OTHER_NAMES = {
     **dict.fromkeys(("predict", "infer", "inference"), ("embed", "classify")),
     **dict.fromkeys(("test", "val", "eval", "validate"), ("evaluate",)),
@@ -107,7 +107,7 @@ GROUPS = {" ".join(name.split()[:n]) for name in VERBS for n in range(1, len(nam
 
 
 def find(words: list[str]) -> tuple[str, list[str]]:
-    """(the verb or group, as far as there is one, that the words begin with, the words after it)."""
+    """Returns (the verb or group that the words begin with, or "", and the remaining words)."""
     for num in range(len(words), 0, -1):
         name = " ".join(words[:num])
         if name in VERBS or name in GROUPS:
@@ -116,7 +116,7 @@ def find(words: list[str]) -> tuple[str, list[str]]:
 
 
 def usage(group: str = "") -> str:
-    """The verbs of a group; of none: all, by section, with `checkpoint classes` as one."""
+    """Returns the help of a group; by default of all verbs, by section."""
     if group:
         of_group = {name: summary for name, (_, summary) in VERBS.items() if name.startswith(f"{group} ")}
         return f"usage: partial-fc {group} COMMAND [--help]\n\n{_listed(of_group)}"
@@ -139,7 +139,7 @@ def _listed(verbs: dict[str, str]) -> str:
 
 
 def nearest(words: list[str]) -> tuple[str, ...]:
-    """The verbs or the group that the words may have meant; nothing where none is like them."""
+    """Returns verbs or a group with a similar name; () if there is none."""
     if words[0] in _OTHER_NAMES:
         return _OTHER_NAMES[words[0]]
     by_spelling = {name.rpartition(" ")[2]: name for name in reversed(VERBS)} | {
@@ -152,14 +152,14 @@ def nearest(words: list[str]) -> tuple[str, ...]:
 
 
 def load(name: str) -> Callable[..., Any]:
-    """The function of a verb."""
+    """Imports the function of a verb."""
     module, _, function = VERBS[name][0].partition(":")
     above = "partial_fc" if module.startswith("tools.") else "partial_fc.verbs"
     return getattr(importlib.import_module(f"{above}.{module}"), function)
 
 
 def flags_of(name: str) -> type:
-    """The class whose fields are the flags of a verb."""
+    """Returns the class whose fields are the flags of a verb."""
     return get_type_hints(load(name))["options"]
 
 
@@ -199,7 +199,7 @@ def main() -> None:
 
 
 def _matter(flags: type) -> list[str]:
-    """The flags of a verb without those that start processes on several hosts, which few need; none: all."""
+    """Returns the flags that --help shows: not those that start processes on several hosts. []: the default."""
     names = [field.name for field in dataclasses.fields(flags)]
     return [*names, "gpus", "device"] if "launch" in names else []
 

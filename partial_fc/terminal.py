@@ -37,19 +37,13 @@ def is_watched() -> bool:
 
 
 def bar(
-    items: Iterable[Any] | None = None,
-    *,
-    desc: str,
-    total: int | None = None,
-    shown: bool = True,
-    stream: TextIO | None = None,
-    **more: Any,
+    items: Iterable[Any] | None = None, *, desc: str, total: int | None = None, shown: bool = True, **more: Any
 ) -> "tqdm[Any]":
     """Returns a bar over `total`, or over the items as they are iterated. A nested bar replaces the outer one. shown:
-    False on all ranks but the one that draws. stream: instead of stderr. more: of tqdm."""
+    False on all ranks but the one that draws. more: of tqdm."""
     from tqdm import tqdm  # launchers do not need it
 
-    stream = stream or sys.stderr
+    stream = sys.stderr
     given = {"total": total, "desc": desc, "position": 0, "miniters": 1, **more}
     if not shown or stream is None:  # the terminal was closed
         return tqdm(items, disable=True, **given)

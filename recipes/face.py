@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from partial_fc import flags
+from partial_fc.checkpoint.folders import MANIFEST, complete
 from partial_fc.errors import UsageError
+from partial_fc.files import read_manifest
 from partial_fc.flags import (
     ExchangeFlags,
     Flags,
@@ -33,11 +36,13 @@ from partial_fc.flags import (
 from partial_fc.flags.facts import Basic, Before, In, MayChange, Refused, Shows
 from partial_fc.flags.numbers import CLASSES, PIXELS, THREADS
 from partial_fc.recipe import start
+from partial_fc.train.begin.start import named
 
 from . import face_presets as presets
 from .compat import arcface_torch
 from .compat.insightface import ELSEWHERE
-from .face_backbone import ModelFlags
+from .face_backbone import OF_TRANSFORMERS, ModelFlags, rates_of
+from .face_tuning import TuningFlags
 
 # Parts that need torch are imported after the flags are checked: torch takes seconds, which --help avoids.
 if TYPE_CHECKING:
@@ -131,7 +136,8 @@ class Config:
 
     data: Flags[DataFlags] = DataFlags()
     model: Flags[ModelFlags] = ModelFlags()
-    head: Annotated[Flags[HeadFlags], Shows(("loss", "sample_rate"))] = HeadFlags()
+    tuning: Flags[TuningFlags] = TuningFlags()
+    head: Annotated[Flags[HeadFlags], Shows(("loss", "sample_rate", "start_centres"))] = HeadFlags()
     optim: Flags[OptimFlags] = OptimFlags()
     schedule: Flags[ScheduleFlags] = ScheduleFlags()
     run: Flags[RunFlags] = RunFlags(models_root=Path("runs/face-DATA-NETWORK"))
@@ -144,7 +150,8 @@ class Config:
             raise ValueError("--rec DIR is missing: give the folder of the images (--dataset 100w needs none)")
         if self.optim.batch_size == 1 and not self.optim.sync_bn:
             raise ValueError("--batch-size 1: batch norm needs 2 images a process, or --sync-bn")
-        self.model.check(self.launch, self.optim)
+        self.model.check(self.launch, self.optim, self.schedule)
+        self.tuning.check(self.model.engine)
         self.head.check(self.launch, self.optim, self.schedule, self.run.resume)
 
 
@@ -171,7 +178,7 @@ def train_here(run: Run) -> int:
     from partial_fc.evaluate import Verification
     from partial_fc.train.record.log_style import STYLES
 
-    from . import face_backbone
+    from . import face_backbone, face_tuning
 
     config, data, world = run.config, run.config.data, run.world
 
@@ -179,7 +186,7 @@ def train_here(run: Run) -> int:
     source = run.open_data(lambda: _source(data))
     num_classes = data.num_classes or source.num_classes
     order = _order(run, source)
-    run.lengths(order)
+    total_steps, _ = run.lengths(order)
     if run.data_is_new and not data.synthetic:
         for finding in check_data(source, num_classes, data.check_data, world, max_bad_records=data.max_bad_records,
                                seed=config.run.seed, num_threads=data.num_workers, embedding=True):  # fmt: skip
@@ -193,20 +200,28 @@ def train_here(run: Run) -> int:
     # ---- model
     torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
     network = face_backbone.build(config.model, data.image_size, run.device, data.mirror)
+    face_tuning.adapt(config.tuning, network, data.image_size)
+    compile_for = (data.image_size, data.image_size, 3) if config.model.compile else None
     backbone = run.backbone(network.module, network.to_input, network.contract, precision=network.precision,
-                            layer_decay=config.model.layer_decay)  # fmt: skip
+                            compile_for=compile_for, layer_decay=config.model.layer_decay)  # fmt: skip
+    if config.tuning.ema:
+        backbone.keep_average(config.tuning.ema, delivered=config.tuning.deliver == "ema")
+    teacher = face_tuning.teacher(config.tuning, network, data.image_size, backbone)
     head = run.partial_fc(config.head, num_classes, network.embedding_size, backbone)
     if network.code:
         run.keep_code(network.code)
-    rates = face_backbone.rate_notes(network.module, config.optim, config.schedule, run.global_batch)
-    for note in (*network.notes, *config.model.notes(), *_notes(config, source), *rates):
+    schedule, lr = config.schedule, config.model.backbone_lr
+    of_backbone = schedule if lr is None else dataclasses.replace(schedule, lr=lr)
+    rates = face_backbone.rate_notes(network.module, config.optim, of_backbone, run.global_batch)
+    tuned = face_tuning.notes(config.tuning, total_steps)
+    for note in (*network.notes, *config.model.notes(), *_notes(config, source), *rates, *tuned):
         run.note(note)
 
-    # ---- a given checkpoint, else this run's newest, else --pretrained and --head-centres, else from scratch
+    # ---- a given checkpoint, else this run's newest, else --pretrained and --start-centres, else from scratch
     style = STYLES[config.run.log_style]
     verifications = style.verifications(sets)
-    return run.train(backbone, head, loader, [verifications], line=style.line,
-                     deliver=network.deliver)  # fmt: skip
+    return run.train(backbone, head, loader, [verifications], line=style.line, teacher=teacher,
+                     deliver=network.deliver, **config.model.settings(schedule.lr))  # fmt: skip
 
 
 def _called(config: Config) -> tuple[str | Path, str]:
@@ -289,9 +304,31 @@ def _notes(config: Config, source: Source) -> list[str]:
         notes += source.notes(data.shared_classes)
     if data.shared_classes and not data.are_sets:
         notes.append("--shared-classes without effect: --rec names one set")
+    if config.head.start_centres == "imprint" and not (config.model.pretrained or config.model.symbol):
+        notes.append("--start-centres imprint without --pretrained: the means are those of a random network")
     if data.synthetic and flags.is_given(data, "check_data"):
         notes.append(f"--check-data {data.check_data}: synthetic data has nothing to check")
     return notes
+
+
+def _started(config: Config, rates: dict[str, Any]) -> tuple[Config, str]:
+    """Returns the configuration with a transformer's rates, or with those of the checkpoint that the run resumes from,
+    and a note on them."""
+    run, does = named(config, _called(config)).run, "starts with"
+    folders = reversed(complete(run.checkpoints)) if run.resume in flags.NO_CHECKPOINT else [Path(run.resume)]
+    for folder in folders if run.resume != "never" else ():
+        try:
+            then = json.loads(read_manifest(folder / MANIFEST))["configuration"]
+            rates, does = {name: then[name] for name in rates}, f"resumes from {folder} with"
+            break
+        except (OSError, ValueError, LookupError, TypeError):
+            continue  # damaged: reported where it is opened, and the one before is resumed
+    groups = {
+        name: dataclasses.replace(group, **{key: value for key, value in rates.items() if key in vars(group)})
+        for name, group in (("optim", config.optim), ("schedule", config.schedule))
+    }
+    words = " ".join(f"{flags.flag(name)} {value}" for name, value in rates.items())
+    return dataclasses.replace(config, **groups), f"--network {config.model.network}, a transformer, {does} {words}"
 
 
 @flags.told_as_usage
@@ -301,8 +338,9 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     first.add_argument("--dataset", default="custom")
     first.add_argument("--config", type=Path)
     # Given explicitly: these count more than what the data states.
-    for name in (*presets.OF_THE_DATA, "num_images"):
+    for name in (*presets.OF_THE_DATA, "num_images", *OF_TRANSFORMERS):
         first.add_argument(f"--{name.replace('_', '-')}", f"--{name}")
+    first.add_argument("--network", "--backbone")
     try:
         known, _ = first.parse_known_args(arguments)
     except argparse.ArgumentError as error:
@@ -315,6 +353,11 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
         defaults |= from_file
     for name in {"rec", "models_root"} & defaults.keys():
         defaults[name] = Path(defaults[name])
+    given = {name for name in OF_TRANSFORMERS if getattr(known, name) is not None}
+    rates: dict[str, Any] = {}
+    if not known.config:  # a file states a whole run
+        rates = rates_of(known.network or defaults.get("network", ""), given, known.optimizer)
+        defaults |= rates
     default = flags.with_defaults(Config, defaults)
     program = f"{flags.trainer()} face"
     try:
@@ -325,6 +368,9 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
         if "network" in from_file and str(error).startswith(f"--network is {from_file['network']};"):
             raise UsageError(f"{known.config}: {error}") from error
         raise
+    if rates:
+        config, note = _started(config, rates)
+        notes.append(note)
     given = {name for name in presets.OF_THE_DATA if getattr(known, name) is not None}
     data, more_notes = presets.give_way(config.data, given | from_file.keys())
     if known.num_images is not None and not data.synthetic:

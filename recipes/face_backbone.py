@@ -5,7 +5,8 @@ torch and the networks are imported after the flags are checked: they take secon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from partial_fc.flags import LaunchFlags, OptimFlags, ScheduleFlags, check_numbers, flag, is_given, near
-from partial_fc.flags.facts import Basic, In, MayChange
+from partial_fc.flags.facts import Basic, Before, In, MayChange
 from partial_fc.flags.numbers import ANY
 
 from .compat.insightface import ELSEWHERE
@@ -33,6 +34,18 @@ NETWORKS = (
     "vit_t", "vit_t_dp005_mask0", "vit_s", "vit_s_dp005_mask_0", "vit_b", "vit_b_dp005_mask_005", "vit_l",
     "vit_l_dp005_mask_005", "vit_h",
 )  # fmt: skip
+
+# Families of timm whose networks have blocks of attention, and the rates with which they start (docs/encoders.md).
+_ATTENTION = re.compile(r"vit_|timm:.*(vit|[bd]eit|eva0|swin|cait|xcit|coat|pit_|tnt_|twins|volo|hiera)")
+OF_TRANSFORMERS = {"optimizer": "adamw", "lr": 5e-4, "lr_scaling": "none", "weight_decay": 0.05}
+
+
+def rates_of(network: str, named: Collection[str], optimizer: str | None) -> dict[str, Any]:
+    """Returns, by flag, the optimizer and rates that a network starts with in place of the recipe's, but for the flags
+    that the user has named; none for another optimizer than AdamW. optimizer: as named."""
+    if not _ATTENTION.match(network) or optimizer not in (None, "adamw"):
+        return {}
+    return {name: value for name, value in OF_TRANSFORMERS.items() if name not in named}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +66,19 @@ class ModelFlags:
     pretrained_partial: Annotated[bool, MayChange] = False
     """Load only the tensors of --pretrained that fit this network by name and shape; the others are listed and start
     fresh. By default all must fit."""
+    freeze_steps: Annotated[int, Basic, Before(0)] = 0
+    """Steps at the start in which only class centres move: the backbone, its running statistics too, stays as it is and
+    computes as in evaluations, without dropout."""
+    backbone_lr: Annotated[float | None, Basic, Before(None)] = None
+    """Learning rate of the backbone; scaled and scheduled like --lr, which it is when not given."""
     layer_decay: Annotated[float, In("(0, 1]")] = 1.0
     """For fine-tuning a transformer: each block learns at this share of the next one's rate."""
     activation_checkpointing: Annotated[bool, MayChange] = False
     """Recompute blocks of the backbone in backward instead of storing their activations: less memory, about a third
     more computation, the same results."""
+    compile: Annotated[bool, MayChange] = False
+    """Compile the training of the backbone (torch.compile; needs a C++ compiler); where that fails a note says why.
+    Evaluated and delivered is the network itself (docs/encoders.md)."""
     channels_last: Annotated[bool, MayChange] = True
     """Store images and convolution weights channels-last, the fastest layout for tensor cores and CPUs."""
     engine: Annotated[Literal["torch", "mxnet"], MayChange] = "torch"
@@ -117,11 +138,18 @@ class ModelFlags:
             )
         if self.activation_checkpointing:
             raise _refused("--activation-checkpointing", "MXNet keeps all inner values; leave it out")
+        if self.compile:
+            raise _refused("--compile", "it is torch's; leave it out")
         if self.symbol is not None and self.pretrained is not None:
             raise ValueError("--pretrained with --symbol: its weights are those of --params; leave one of the two out")
 
-    def check(self, launch: LaunchFlags, optim: OptimFlags) -> None:
-        """Raises ValueError for flags of other groups that the engine does not support."""
+    def check(self, launch: LaunchFlags, optim: OptimFlags, schedule: ScheduleFlags) -> None:
+        """Raises ValueError for flags of other groups that the engine, or a rate of the backbone's own, excludes."""
+        if self.backbone_lr is not None and not schedule.lr > 0:
+            raise ValueError(
+                f"--backbone-lr {self.backbone_lr:g} with --lr {schedule.lr:g}: the backbone's rate follows the "
+                "schedule of --lr, as a multiple of it; give an --lr above 0"
+            )
         if self.engine != "mxnet":
             return
         if optim.precision not in ("auto", "fp32"):
@@ -132,6 +160,11 @@ class ModelFlags:
             raise _refused("--sync-bn", "MXNet's batch norms see the images of their own process; leave it out")
         if launch.device == "cuda":
             raise _refused("--device cuda", "MXNet's last wheels for GPUs are older than today's GPUs; leave it out")
+
+    def settings(self, lr: float) -> dict[str, Any]:
+        """Returns what the training loop is to know, of train.job.Settings. lr: of --lr."""
+        ratio = 1.0 if self.backbone_lr is None else self.backbone_lr / lr
+        return {"freeze_steps": self.freeze_steps, "backbone_lr_ratio": ratio}
 
     def notes(self) -> Iterator[str]:
         """Yields notes on flags without effect."""
@@ -192,6 +225,8 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
                 remedy = "; --pretrained-partial takes what fits"
                 if is_encoder:
                     load_state(module, stored.weights, stored.source)
+                elif encoders.is_encoder(theirs := stored.facts.get("network", "")):
+                    raise ValueError(f"{stored.source} is a backbone {theirs}; this run has {wanted}")
                 else:
                     load.check(stored).start(module, wanted)
         except ValueError as error:

@@ -245,7 +245,5 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     """Parses the command line: configuration, and notes on Caffe2's flags without effect. Raises ValueError for invalid
     values or combinations."""
     ours, notes = caffe2.translate(arguments)
-    config = flags.parse(
-        Config, ours, f"{flags.trainer()} imagenet", matter=flags.basic(Config), typed=arguments, renamed=caffe2.RENAMED
-    )
+    config = flags.parse(Config, ours, f"{flags.trainer()} imagenet", typed=arguments, renamed=caffe2.RENAMED)
     return config, notes

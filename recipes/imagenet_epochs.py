@@ -124,7 +124,7 @@ class PartialFCTest(Classification):
 Test = Classification | Caffe2Test
 
 
-def epoch_test(config: Any, source: Source, backbone: TorchBackbone, head: Head) -> Test:
+def epoch_test(config: Any, source: Source, backbone: TorchBackbone, head: Any) -> Test:
     """Returns the test of these flags."""
     data = config.data
     if config.model.recipe_version == "caffe2":
@@ -132,10 +132,8 @@ def epoch_test(config: Any, source: Source, backbone: TorchBackbone, head: Head)
         return Caffe2Test(source, crop, backbone, config.optim.batch_size, config.run.seed)
     middle = ShortSideCrop(data.resize, data.image_size, random=False)
     batch_size = min(config.optim.batch_size, 64)
-    table = head.tables().get("")
-    if table is not None:
-        assert isinstance(table, PartialFC)
-        return PartialFCTest("test", source, middle, batch_size, limit=data.test_epoch_size, head=table)
+    if config.model.head == "partial-fc":
+        return PartialFCTest("test", source, middle, batch_size, limit=data.test_epoch_size, head=head)
     return Classification("test", source, middle, batch_size, limit=data.test_epoch_size)
 
 

@@ -94,8 +94,7 @@ def train_here(run: Run) -> int:
     """Builds the parts, trains, writes the results."""
     from partial_fc.data.order import Epochs, Keyed
 
-    from .kinetics_epochs import ClipLine, CountedCrossEntropy, ParamsFiles, Training, Validation, measure
-    from .kinetics_start import decay_steps, load_params, start_from
+    from . import kinetics_epochs as gluon
 
     config, data, world = run.config, run.config.data, run.world
     _log_to_file(run)
@@ -113,21 +112,21 @@ def train_here(run: Run) -> int:
 
     # ---- model
     backbone = _backbone(run)
-    head = CountedCrossEntropy(data.num_classes, world, backbone.precision.parameter_dtype)
+    head = gluon.CountedCrossEntropy(data.num_classes, world, backbone.precision.parameter_dtype)
     if train_source is None:
         assert val_source is not None
         state = run.resume(backbone, head, val_source)
         if config.model.resume_params:
-            load_params(run, backbone)
+            gluon.load_params(run, backbone)
         elif not state.step:
             raise ValueError(f"--eval: no weights; give --resume-params, or the --save-dir of a run, not {run.root}")
-        return measure(run, backbone, val_source)
+        return gluon.measure(run, backbone, val_source)
 
     # ---- end of an epoch
     batch_size = config.optim.batch_size * world.size
-    training = Training(head, batch_size, order)
-    val = Validation(run.config, val_source, batch_size, order) if val_source is not None else None
-    files = ParamsFiles(run, backbone.module, training, val, order)
+    training = gluon.Training(head, batch_size, order)
+    val = gluon.Validation(run.config, val_source, batch_size, order) if val_source is not None else None
+    files = gluon.ParamsFiles(run, backbone.module, training, val, order)
 
     # ---- a given checkpoint, else this run's newest, else a .params file, else from scratch
     loader = run.loader(
@@ -142,9 +141,9 @@ def train_here(run: Run) -> int:
         f"Total batch size is set to {run.global_batch} on {world.size} "
         f"{'GPUs' if run.device.type == 'cuda' else 'processes'}"
     )
-    line = partial(ClipLine, batch_size=batch_size, update_size=run.global_batch, head=head)
+    line = partial(gluon.ClipLine, batch_size=batch_size, update_size=run.global_batch, head=head)
     return run.train(backbone, head, loader, [training, val] if val else [training], hooks=files, line=line,
-                     start_from=partial(start_from, run, backbone, order), rates=decay_steps(run, order),
+                     start_from=partial(gluon.start_from, run, backbone, order), rates=gluon.decay_steps(run, order),
                      each_epoch=True)  # fmt: skip
 
 
@@ -216,12 +215,5 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     """Parses the command line: configuration, and notes on GluonCV's flags without effect. Raises ValueError for
     invalid values or combinations."""
     ours, notes = gluoncv.translate(arguments)
-    config = flags.parse(
-        Config,
-        ours,
-        f"{flags.trainer()} kinetics",
-        matter=flags.basic(Config),
-        typed=arguments,
-        renamed=gluoncv.RENAMED,
-    )
+    config = flags.parse(Config, ours, f"{flags.trainer()} kinetics", typed=arguments, renamed=gluoncv.RENAMED)
     return config, notes

@@ -56,9 +56,6 @@ class MnistFlags:
     save_amp: Annotated[Path | None, Basic, MayChange] = None
     """Write one with every checkpoint."""
 
-    def __post_init__(self) -> None:
-        flags.check_numbers(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
@@ -155,4 +152,4 @@ def _source(config: Config, split: Split) -> IdxSource:
 @flags.told_as_usage
 def parse(arguments: list[str]) -> Config:
     """Parses the command line: configuration. Raises ValueError for invalid values or combinations."""
-    return flags.parse(Config, arguments, f"{flags.trainer()} mnist", matter=flags.basic(Config), elsewhere=_ELSEWHERE)
+    return flags.parse(Config, arguments, f"{flags.trainer()} mnist", elsewhere=_ELSEWHERE)

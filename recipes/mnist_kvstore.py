@@ -22,7 +22,7 @@ import tyro
 
 from partial_fc import comm
 from partial_fc.data.idx import ImageSet, read_set
-from partial_fc.flags import basic, check_numbers, is_given, told_as_usage
+from partial_fc.flags import check_numbers, is_given, told_as_usage
 from partial_fc.flags import parse as read
 from partial_fc.flags.facts import Basic, In
 from partial_fc.flags.numbers import BATCH, THREADS
@@ -307,4 +307,4 @@ def _numbers(flag: str, text: str, kind: Any) -> list[Any]:
 @told_as_usage
 def parse(arguments: list[str]) -> Config:
     """Parses the command line: configuration. Raises ValueError for MXNet's options that are unsupported here."""
-    return read(Config, arguments, "train.py mnist --engine mxnet", matter=basic(Config), elsewhere=fit_py.ELSEWHERE)
+    return read(Config, arguments, "train.py mnist --engine mxnet", elsewhere=fit_py.ELSEWHERE)

@@ -126,11 +126,12 @@ pip=(.venv/bin/python -m pip --disable-pip-version-check)
 version() { sed -n "s/^$1==//p" constraints.txt; }
 
 # Installs all that these files of lock/ name, and nothing else: at that version, with one of those SHA-256s, built by its
-# publisher. scripts/lock.py writes them.
+# publisher. scripts/lock.py writes them. --no-compile: of its thousands of modules Python compiles those that are imported,
+# when they are.
 locked() {
     local name files=()
     for name; do files+=(-r "lock/$name.txt"); done
-    "${pip[@]}" install --quiet --require-hashes --no-deps --only-binary :all: "${files[@]}"
+    "${pip[@]}" install --quiet --no-compile --require-hashes --no-deps --only-binary :all: "${files[@]}"
 }
 
 # One version of PyTorch has many builds, each with files of its own: 2.13.0+cpu, 2.13.0+cu126. Sets `build` to the one that
@@ -151,8 +152,7 @@ comes from, let them be written (uv is needed; once, and best kept under version
 choose_build "$(version torch)"
 say "installing PyTorch $build (the largest download)"
 locked base
-# Without its dependencies: those of its index may have other hashes. --no-compile: of its thousands of modules Python
-# compiles those that are imported, when they are.
+# Without its dependencies: those of its index may have other hashes.
 "${pip[@]}" install --quiet --no-compile --require-hashes --no-deps --only-binary :all: \
     ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} -r "lock/torch-$build.txt"
 if [ "$MXNET" = 1 ]; then

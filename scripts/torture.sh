@@ -62,6 +62,7 @@ check "bits" timeout 1200 python -m tests.faults.bit_flips --flips 1000 --seed "
 # shellcheck disable=SC2086  # signals are words
 check "signals" timeout 7200 python -m tests.faults.signals.kill_matrix "$folder/signals" ${SIGNALS:+--signals $SIGNALS}
 check "disks" timeout 600 python -m pytest tests/faults/test_runs.py -k "disk or still"
+check "enumeration" timeout 1800 python -m tests.faults.disk.enumeration "$folder/enumeration"
 check "network" timeout 600 python -m pytest tests/faults/test_network.py
 check "sanitizers" sanitized "$folder/kernels"
 # Schedules of the elastic protocol in simulated time: some 15 minutes of one core.

@@ -3,16 +3,12 @@
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-
-def free_port(address: str = "127.0.0.1") -> int:
-    with socket.create_server((address, 0)) as trial:
-        return trial.getsockname()[1]
+from tests.waiting import free_port, until
 
 
 def skip_without() -> None:
@@ -25,6 +21,11 @@ def command(port: int, *options: str) -> list[str]:
     return ["redis-server", "--port", str(port), "--save", "", "--appendonly", "no", "--loglevel", "warning", *options]
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as trial:
+        return trial.connect_ex(("127.0.0.1", port)) == 0
+
+
 @contextmanager
 def redis_server(*options: str) -> Iterator[int]:
     """Its port, once it listens there; options: of redis-server. Skips where there is none."""
@@ -32,15 +33,7 @@ def redis_server(*options: str) -> Iterator[int]:
     port = free_port()
     with subprocess.Popen(command(port, "--bind", "127.0.0.1", *options), stdout=subprocess.DEVNULL) as server:
         try:
-            deadline = time.monotonic() + 20
-            while server.poll() is None:
-                try:
-                    socket.create_connection(("127.0.0.1", port), 1).close()
-                    break
-                except OSError:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.02)
-            assert server.poll() is None, "redis-server has ended"
+            until(lambda: listens(port), job=server)
             yield port
         finally:
             server.kill()

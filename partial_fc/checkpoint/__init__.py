@@ -3,7 +3,8 @@
 models_root/checkpoints/step-00001000/
     manifest.json                    step, position in the data, class ranges, scores, configuration, versions
     backbone.safetensors             parameters; running statistics of all ranks together
-    optimizer.safetensors            the backbone optimizer's state by parameter name
+    optimizer.safetensors            the backbone optimizer's state by parameter name; NAME/raw and NAME/ema: weights
+                                     that --ema or --lora train and do not deliver (train/backbone.py)
     class-names.txt                  one a line, by class number, where classes have names
     head-00000-of-00002-classes-<start>-<stop>.safetensors
                                      created rows of classes [start, stop): centres, and one tensor per row state;

@@ -71,7 +71,7 @@ def open_centres(folder: Path, world: World) -> Checkpoint:
         found.check_rows(world.rank, world.size)
         return found
 
-    checkpoint = same_checkpoint(opened, "give --head-centres the folder of one step", world)
+    checkpoint = same_checkpoint(opened, "give --start-centres the folder of one step", world)
     assert checkpoint is not None
     return checkpoint
 

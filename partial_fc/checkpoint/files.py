@@ -8,7 +8,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partial_fc.files import TEXT_BYTES, about, read_bytes, regular, replacing
+from partial_fc.files import TEXT_BYTES, about, check_regular, read_bytes, regular, replacing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,6 +58,19 @@ def _contents(tensors: Sequence["Tensor"]) -> Iterator[memoryview]:
         yield memoryview(whole.reshape(-1).view(torch.uint8).numpy().data)
 
 
+def load_tensors(path: Path) -> dict[str, "Tensor"]:
+    """Returns all tensors of a safetensors file, memory-mapped. Raises ValueError for a damaged or another file, and
+    OSError as open does."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    check_regular(path)
+    try:
+        return load_file(path)
+    except (SafetensorError, RuntimeError) as error:  # RuntimeError: torch's, if the disk fails
+        raise ValueError(f"{path} is no safetensors file, or cut short: {error}") from error
+
+
 def write(path: Path, contents: Iterable[memoryview | bytes]) -> str:
     """Writes a file atomically, synced, and returns its SHA-256 in hex. The folder must be synced (`sync_folder`)
     before the name is durable. Raises OSError with the path."""
@@ -85,7 +98,7 @@ def write_json(value: Any, path: Path) -> str:
 
 def as_json(value: Any) -> str:
     """Returns the text that `write_json` writes."""
-    return json.dumps(_finite(value), indent=2, default=str, allow_nan=False) + "\n"
+    return json.dumps(finite(value), indent=2, default=str, allow_nan=False) + "\n"
 
 
 def sha256(path: Path) -> str:
@@ -117,9 +130,10 @@ def read_checksums(path: Path) -> dict[str, str]:
     return checksums
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Replaces NaN and infinity, which JSON lacks, by None."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -17,7 +17,7 @@ MANIFEST = "manifest.json"
 OLD_FORMAT = 3  # without checksums, running statistics of the ranks, and anything in the marker
 # A quarantined folder is named step-N and one of these words, and a number if the name is taken.
 DAMAGED, LEFT = "damaged", "left"
-_ASIDE = re.compile(rf"step-\d+\.({DAMAGED}|{LEFT})(-\d+)?")
+_QUARANTINED = re.compile(rf"step-\d+\.({DAMAGED}|{LEFT})(-\d+)?")
 _log = logging.getLogger("partial_fc")
 
 
@@ -94,19 +94,19 @@ def only_one_is_unreadable(folder: Path, bad: Path) -> bool:
     return bad.parent == folder and folder / MARKER in beside
 
 
-def is_set_aside(folder: Path) -> bool:
+def is_quarantined(folder: Path) -> bool:
     """Returns whether its name is one that `quarantine` gives."""
-    return _ASIDE.fullmatch(folder.name) is not None
+    return _QUARANTINED.fullmatch(folder.name) is not None
 
 
 def quarantine(folder: Path, why: str) -> Path:
     """Renames a checkpoint so that no run resumes from it or removes it; its contents stay. why: DAMAGED, or LEFT if a
     run goes back behind it. Returns the new path. Raises OSError."""
     names = (f"{folder.name}.{why}{f'-{number}' if number > 1 else ''}" for number in count(1))
-    aside = next(path for name in names if not os.path.lexists(path := folder.with_name(name)))
-    folder.rename(aside)
+    renamed = next(path for name in names if not os.path.lexists(path := folder.with_name(name)))
+    folder.rename(renamed)
     sync_folder(folder.parent)
-    return aside
+    return renamed
 
 
 def mark(folder: Path, step: int, ranks: Iterable[int]) -> None:

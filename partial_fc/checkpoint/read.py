@@ -9,19 +9,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from partial_fc.checkpoint import head_state
-from partial_fc.checkpoint.files import checksums_name, read_checksums, sha256
+from partial_fc.checkpoint.files import checksums_name, load_tensors, read_checksums, sha256
 from partial_fc.checkpoint.folders import MANIFEST, MARKER, OLD_FORMAT, step_folder
 from partial_fc.checkpoint.head_state import FORMAT, NAMED_FORMAT, hard_negatives_name, tables_in
 from partial_fc.checkpoint.manifest import problem
 from partial_fc.checkpoint.rows import StoredRows, part_files
 from partial_fc.checkpoint.snapshot import below, local_name
 from partial_fc.comm import World
-from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, check_regular, read_manifest, read_text
+from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, read_manifest, read_text
 from partial_fc.head.protocol import Head, Table
 from partial_fc.head.shard import Shard
 from partial_fc.optim.compression import merge_residuals
@@ -152,11 +150,7 @@ class Checkpoint:
             if optional:
                 return {}
             raise ValueError(f"{self.where} has no {name}")
-        check_regular(path)
-        try:
-            return load_file(path)
-        except (SafetensorError, RuntimeError) as error:  # RuntimeError: torch's, if the disk fails
-            raise ValueError(f"{path} is no safetensors file, or cut short: {error}") from error
+        return load_tensors(path)
 
     # ---- contents
 
@@ -241,7 +235,7 @@ class Checkpoint:
         """Raises ValueError for a checkpoint of class centres alone: a run cannot resume from it."""
         if self.path("backbone.safetensors") is None:
             raise ValueError(
-                f"{self.folder} holds class centres without a backbone: start with --head-centres {self.folder} and "
+                f"{self.folder} holds class centres without a backbone: start with --start-centres {self.folder} and "
                 "--pretrained instead of --resume"
             )
 

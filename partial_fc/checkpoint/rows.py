@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from partial_fc.checkpoint import crc32
-from partial_fc.files import check_regular
+from partial_fc.checkpoint.files import load_tensors
 from partial_fc.head.class_rows import Column
 from partial_fc.head.protocol import scope
 
@@ -185,11 +183,7 @@ class PartFile:
     def open(self) -> Part:
         """Opens the part, memory-mapped: data is read when it is used. Raises ValueError if the file is damaged, or its
         shapes and class numbers do not match."""
-        try:
-            check_regular(self.path)
-            tensors = load_file(self.path)
-        except (SafetensorError, OSError, RuntimeError) as error:  # RuntimeError: torch's, if the disk fails
-            raise ValueError(f"{self.path} is no safetensors file, or cut short: {error}") from error
+        tensors = load_tensors(self.path)
         if "centres" not in tensors:
             raise ValueError(f"{self.path} holds {sorted(tensors)}; expected the centres, and their state by name")
         part = Part(self.start, self.stop, tensors)

@@ -104,8 +104,4 @@ def load_centres(checkpoint: Checkpoint, head: Head) -> None:
     for name, table in head.tables().items():
         start, stop = table.rows.start, table.rows.stop
         for part in cut(rows_now(checkpoint, start, stop, name), start, stop):
-            zeros = {
-                name: part.tensors["centres"].new_zeros(1).expand(part.num_rows, *column.shape)
-                for name, column in table.rows.columns.items()
-            }
-            table.rows.write(part.start, part.stop, part.class_N, {**zeros, "centres": part.tensors["centres"]})
+            table.rows.write_centres(part.start, part.stop, part.class_N, part.tensors["centres"])

@@ -2,6 +2,7 @@
 
 import os
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,11 @@ class ImageFolder(Source):
         most_first = sorted(self.left_out.items(), key=lambda item: -len(item[1]))
         counts = ", ".join(f"{len(paths):,} {why}" for why, paths in most_first)
         return f"{counts}; only ROOT/CLASS/IMAGE with {' '.join(_SUFFIXES)} are read"
+
+
+def write_names(path: Path, names: Iterable[str]) -> None:
+    """Writes names of classes, one a line, by label."""
+    path.write_text("".join(f"{name}\n" for name in names), encoding="utf-8", errors="surrogateescape")
 
 
 def image_names(folder: Path) -> list[str]:

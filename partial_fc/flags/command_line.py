@@ -1,8 +1,8 @@
-"""A command line -> the dataclass whose fields are its flags.
+"""The parser of command lines into dataclasses, whose fields are the flags.
 
-tyro reads it. What is added: `--help` shows the basic flags and `--help-all` all of them, and an error is one line that
-names the flag as it was typed, and the nearest one where there is none. tyro prints its own errors and exits; so what
-is wrong with a value takes the value's place until tyro is done.
+It calls tyro, and adds: `--help` shows the basic flags and `--help-all` all of them; an error is one line that names
+the flag as it was typed, or the nearest existing one. tyro prints its own errors and exits, so an invalid value is
+replaced by a `_Mistake` until tyro has returned.
 """
 
 import dataclasses
@@ -22,6 +22,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, StructConstructorSpec, StructTypeInfo
 
 from partial_fc.errors import UsageError
+from partial_fc.flags.facts import basic as basic_of
 from partial_fc.flags.numbers import check_numbers, flag
 
 _T = TypeVar("_T")
@@ -33,7 +34,7 @@ _KINDS = {
     str: ("STR", "a word"),
     Path: ("PATH", "a path"),
 }
-# Of other programs, and exactly the same: theirs -> ours.
+# Flags of other programs with exactly the same meaning: theirs -> ours.
 _ALIASES = {"bs": "batch_size", "learning_rate": "lr", "wd": "weight_decay", "workers": "num_workers"}
 
 
@@ -48,18 +49,19 @@ def parse(
     typed: Sequence[str] | None = None,
     renamed: Mapping[str, str] | None = None,
 ) -> _T:
-    """Raises UsageError for what cannot be. Ends the process, with status 0, where help is asked for.
+    """Parses a command line. Raises UsageError if it is invalid. Ends the process with status 0 after --help.
 
-    program: how the user started it. default: other values than the fields' own, whose values alone need make no sense.
-    matter: the fields that --help shows; none: all. elsewhere: flags of other programs, and values as "flag value" ->
-    what they are here. typed: the user's own words, where `given` is a translation of them, and renamed: theirs ->
-    ours.
+    program: the command as the user typed it. default: overrides the fields' own defaults; its values need not be valid
+    by themselves. matter: the fields that --help shows; none: those marked Basic, or all. elsewhere: other programs'
+    flags, and values as "flag value" -> what they are called here. typed: the user's words, if `given` is their
+    translation; renamed: names of flags before it -> after it.
     """
     fields = dict(_fields(flags))
-    # Where a translation has counted with the flags already, aliases would come too late.
+    # A translation has read the flags already: aliases would come too late.
     aliases = {} if typed is not None else {a: b for a, b in _ALIASES.items() if b in fields and a not in fields}
     line = _Line(fields, elsewhere or {}, given if typed is None else typed, {**aliases, **(renamed or {})})
     paragraphs, basic = [" ".join((flags.__doc__ or "").split())], frozenset[str]()
+    matter = matter or basic_of(flags)
     if matter and {"-h", "--help"} & set(given):
         basic = frozenset(matter)
         paragraphs.append(f"These are the flags that matter; --help-all shows all {len(fields)}.")
@@ -71,7 +73,7 @@ def parse(
     words = [_translated(word, aliases) for word in given]
     line.check(words)
     with warnings.catch_warnings():
-        # Of a default that is no value of its flag: it is refused here, unless the flag replaces it.
+        # About a default that is invalid for its flag: it is refused here, unless the flag replaces it.
         warnings.filterwarnings("ignore", message="The field .* is annotated", module="tyro")
         found, unknown = tyro.cli(
             flags,
@@ -90,12 +92,12 @@ def parse(
 
 
 def trainer() -> str:
-    """How the user started this process to train, for the first line of help: from a checkout, or as installed."""
+    """Returns the command that started this training process, for the first line of help."""
     return "train.py" if Path(sys.argv[0]).name == "train.py" else "partial-fc train"
 
 
 def told_as_usage(read: Callable[..., _Result]) -> Callable[..., _Result]:
-    """A function that reads a command line, all of whose ValueErrors are mistakes in it."""
+    """Makes a function that parses a command line raise UsageError in place of ValueError."""
 
     @functools.wraps(read)
     def reading(*args: Any, **kwargs: Any) -> _Result:
@@ -108,7 +110,7 @@ def told_as_usage(read: Callable[..., _Result]) -> Callable[..., _Result]:
 
 
 def near(name: str, names: Collection[str]) -> str:
-    """What to ask after a name that is none of `names`; nothing where none is like it."""
+    """Returns "; did you mean NAME?" for an unknown name; "" if none of `names` is similar."""
     by_lower = {candidate.lower(): candidate for candidate in names}
     begun = [candidate for candidate in by_lower if candidate.startswith(name.lower()) and len(name) > 2]
     found = difflib.get_close_matches(name.lower(), by_lower, 1) or begun
@@ -116,7 +118,7 @@ def near(name: str, names: Collection[str]) -> str:
 
 
 def _translated(word: str, aliases: Mapping[str, str]) -> str:
-    """A word with our name for an alias, and --help for --help-all."""
+    """Replaces an alias by our name, and --help-all by --help."""
     name, equals, value = word.partition("=")
     theirs = name.replace("-", "_").removeprefix("__")
     if theirs in aliases:
@@ -125,14 +127,14 @@ def _translated(word: str, aliases: Mapping[str, str]) -> str:
 
 
 class _Mistake(NamedTuple):
-    """What stands for a value that cannot be. flag: it is missing, and required."""
+    """Takes the place of an invalid value. flag: the name of a required flag that is missing."""
 
     message: str
     flag: str = ""
 
 
 class _Line:
-    """The words of one command line, and its flags that are none."""
+    """The words of one command line; finds unknown flags."""
 
     def __init__(
         self, fields: Mapping[str, Any], elsewhere: Mapping[str, str], typed: Sequence[str], renamed: Mapping[str, str]
@@ -148,11 +150,11 @@ class _Line:
                 self.typed[flag(field[0])] = word
 
     def as_typed(self, message: str) -> str:
-        """A message in which the flags are spelt as the user spelt them."""
+        """Returns the message with the flags as the user spelt them."""
         return re.sub(r"(?<![\w-])--[a-z][a-z0-9_-]*", lambda match: self.typed.get(match[0], match[0]), message)
 
     def check(self, words: Sequence[str]) -> None:
-        """Raises UsageError for a flag that is none, or has no value."""
+        """Raises UsageError for an unknown flag, and for one without its value."""
         for word, following in zip(words, [*words[1:], "--"], strict=False):
             name, equals, _ = word.partition("=")
             if not re.match(r"--?[a-zA-Z]", name) or re.match(r"-(inf|nan)$|-h$|--help$|--tyro-", name):
@@ -179,8 +181,8 @@ class _Line:
 
 
 class _Values(NamedTuple):
-    """What follows a flag. kind: of each value; choices: by their names, where they are few; number: how many, 0: none,
-    -1: any number, in a tuple."""
+    """The values after a flag. kind: the type of each. choices: the allowed ones by name, if limited. number: how many;
+    0: none, -1: any number, in a tuple."""
 
     kind: Any
     choices: dict[str, Any]
@@ -199,7 +201,7 @@ class _Values(NamedTuple):
         return cls(one, {str(choice): choice for choice in choices}, count, type(None) in parts)
 
     def spec(self, name: str, elsewhere: Mapping[str, str]) -> PrimitiveConstructorSpec[Any]:
-        """How tyro reads and shows them."""
+        """Returns the rules by which tyro reads and shows them."""
         one = "{" + ",".join(self.choices) + "}" if self.choices else _KINDS[self.kind][0]
         return PrimitiveConstructorSpec(
             nargs=1 if self.number == 1 else "*",
@@ -210,7 +212,7 @@ class _Values(NamedTuple):
         )
 
     def read(self, name: str, elsewhere: Mapping[str, str], words: list[str]) -> Any:
-        """The value, or what is wrong with it."""
+        """Returns the value, or a _Mistake."""
         if self.optional and words in (["none"], ["None"]):
             return None
         wrong = [word for word in words if word not in self.choices]
@@ -229,7 +231,8 @@ class _Values(NamedTuple):
 
 
 def _rules(basic: Collection[str], elsewhere: Mapping[str, str]) -> ConstructorRegistry:
-    """How fields are read and shown: paragraphs, `none` for None, and with `basic` only those fields, in short."""
+    """Returns the rules by which tyro reads and shows fields: docstrings as paragraphs, `none` for None. basic: show
+    only these fields, in short."""
     registry = ConstructorRegistry()
     asking = False  # tyro's own rule, which is behind this one
 
@@ -275,7 +278,7 @@ def _rules(basic: Collection[str], elsewhere: Mapping[str, str]) -> ConstructorR
 
 
 def _instantiated(make: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-    """The dataclass, or what is wrong with it."""
+    """Returns the dataclass, or a _Mistake."""
     mistakes = [value for value in values.values() if isinstance(value, _Mistake)]
     if mistake := next((mistake for mistake in mistakes if not mistake.flag), None):
         return mistake
@@ -292,7 +295,7 @@ def _instantiated(make: Callable[..., Any], values: Mapping[str, Any]) -> Any:
 
 
 def _sentences(text: str, longest: int) -> str:
-    """As many sentences of a text as `longest` characters hold, and at least one."""
+    """Returns the first sentences of a text, of at most `longest` characters, but at least one."""
     ends = [match.start() for match in re.finditer(r"(?<=[.;]) (?=[A-Z0-9a-z-])", text)] + [len(text)]
     text = text[: max([ends[0], *(end for end in ends if end <= longest)])]
     return f"{text[:-1]}." if text[-1:] == ";" else text
@@ -303,7 +306,7 @@ def _bare(kind: Any) -> Any:
 
 
 def _fields(flags: Any) -> Iterator[tuple[str, Any]]:
-    """(name, type) of each flag, those of groups included."""
+    """Yields (name, type) of each flag, those of groups included."""
     for name, kind in get_type_hints(flags, include_extras=True).items():
         if dataclasses.is_dataclass(_bare(kind)):
             yield from _fields(_bare(kind))
@@ -312,7 +315,7 @@ def _fields(flags: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _spellings(field: tuple[str, Any]) -> Iterator[str]:
-    """Of one flag: its name, its other names, and without what it turns off."""
+    """Yields the spellings of a flag: its name, --no-NAME of a switch, and its other names."""
     name, kind = field
     if tyro.conf.Positional in getattr(kind, "__metadata__", ()):
         return

@@ -1,10 +1,10 @@
-"""Facts about a flag, which stand at its field:
+"""Facts about a flag, annotated at its field:
 
     lr: Annotated[float, In("[0, inf)"), Basic] = 0.1
     num_workers: Annotated[int, In(THREADS), MayChange] = 2
 
-A field that says nothing is a number from 0 on, which --help-all alone shows and whose change makes another run of a
-resumed one.
+By default a number is 0 or more, only --help-all shows the flag, and a resumed run with another value counts as a
+different run.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class Mark(Enum):
-    """Facts without a value."""
+    """A fact without a value."""
 
     BASIC = "--help shows it, not only --help-all"
     MAY_CHANGE = "a resumed run may have another value and still is the same run"
@@ -30,7 +30,7 @@ Basic, MayChange, Counts = Mark.BASIC, Mark.MAY_CHANGE, Mark.COUNTS
 
 @dataclass(frozen=True)
 class In:
-    """The interval of a number, or of each in a tuple, as mathematics writes it, or the least that it may be: see
+    """The range of a number, or of each number in a tuple: an interval such as "(0, 1]", or the minimum. See
     `numbers.check_numbers`."""
 
     interval: str | int
@@ -38,7 +38,8 @@ class In:
 
 @dataclass(frozen=True)
 class Refused:
-    """A resumed run may not have another value, and why; or not always: when(what was given then, now)."""
+    """A resumed run may not have another value. why: the reason. when(values then, values now): tells whether this
+    applies."""
 
     why: str
     when: Callable[[Values, Values], bool] = lambda then, now: True
@@ -46,32 +47,32 @@ class Refused:
 
 @dataclass(frozen=True)
 class Makes:
-    """What the network's contract calls it that is made by this flag, where it has another name."""
+    """The entry of the network's contract that this flag sets, if it has another name."""
 
     entry: str
 
 
 class Shows(tuple[str, ...]):
-    """At a group of flags in a recipe: of these, too, --help is to tell there. Shows(("nodes", "nr"))."""
+    """Marks flags of a group as basic in one recipe: Shows(("nodes", "nr"))."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True)
 class Before:
-    """What runs did before there was this flag."""
+    """The value that runs had before this flag existed."""
 
     value: object
 
 
 def may_change(group: type[_T]) -> type[_T]:
-    """A group of flags that say how and where a run is trained, not what it learns: all of them may change."""
+    """Marks a group whose flags may all change on resume: they affect how and where a run trains, not its result."""
     group.all_may_change = True  # type: ignore[attr-defined]
     return group
 
 
 def facts(flags: type) -> dict[str, tuple[object, ...]]:
-    """The facts of each flag of a dataclass, those of its groups included, by name."""
+    """Returns the facts of each flag of a dataclass, those of its groups included, by name."""
     found: dict[str, tuple[object, ...]] = {}
     hints = get_type_hints(flags, include_extras=True)
     for field in dataclasses.fields(flags):
@@ -91,10 +92,10 @@ def facts(flags: type) -> dict[str, tuple[object, ...]]:
 
 
 def one(said: tuple[object, ...], kind: type[_T]) -> _T | None:
-    """The fact of this kind; None: there is none."""
+    """Returns the fact of this kind, or None."""
     return next((fact for fact in said if isinstance(fact, kind)), None)
 
 
 def basic(flags: type) -> tuple[str, ...]:
-    """The flags that --help shows."""
+    """Returns the flags that --help shows."""
     return tuple(name for name, said in facts(flags).items() if Basic in said)

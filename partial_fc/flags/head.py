@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import tyro
+
 from partial_fc.flags.facts import Before, In, MayChange, Refused, Values
 from partial_fc.flags.launch import LaunchFlags
 from partial_fc.flags.numbers import ANY, check_numbers, flag
@@ -76,9 +78,12 @@ class HeadFlags:
     head_impl: Annotated[Literal["auto", "plain", "cpu", "triton"], MayChange] = "auto"
     """What computes the last layer. auto: the Triton kernels on a GPU, the C++ kernel on a CPU, plain PyTorch for
     --precision fp64."""
-    head_centres: Annotated[Path | None, MayChange] = None
-    """Start from the class centres of this checkpoint, their optimizer anew. `partial-fc checkpoint import` makes one
-    of InsightFace's centre files."""
+    start_centres: Annotated[str | None, tyro.conf.arg(aliases=["--head-centres"]), MayChange] = None
+    """Class centres to start from, their optimizer anew. imprint: each class's mean embedding, by the backbone as it
+    starts. FILE.npy: a matrix with a row for each class. Or a run or checkpoint, or the centre files of arcface_torch
+    or InsightFace's MXNet trainer (a file or their folder). none: random."""
+    imprint_images: Annotated[int, In(1), MayChange] = 16
+    """For --start-centres imprint: the most images of a class to embed, its first ones in the data."""
     centre_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """How the class centres are stored; bf16 is rounded stochastically, so that small updates add up."""
     centre_state_dtype: Literal["same", "fp32", "bf16", "fp16"] = "same"
@@ -115,6 +120,8 @@ class HeadFlags:
             raise ValueError("--centre-place disk and --centre-path DIR go together: give both, or none")
         if self.centre_path is not None and self.centre_path.exists() and not self.centre_path.is_dir():
             raise ValueError(f"--centre-path {self.centre_path} is a file; expected a folder")
+        if is_given(self, "imprint_images") and self.start_centres != "imprint":
+            raise ValueError(f"--imprint-images {self.imprint_images} goes with --start-centres imprint")
         if is_given(self, "hard_negatives_every") and not self.hard_negatives:
             raise ValueError(
                 "--hard-negatives-every without --hard-negatives: there is nothing to search for; give both, or none"
@@ -142,9 +149,9 @@ class HeadFlags:
                 f"--head-impl {self.head_impl} with --device {launch.device}: it does not run there; leave one of the "
                 "two out"
             )
-        if self.head_centres is not None and resume not in NO_CHECKPOINT:
+        if self.start_centres is not None and resume not in NO_CHECKPOINT:
             raise ValueError(
-                f"--head-centres with --resume {resume}: that checkpoint brings its own centres; leave one of the two "
+                f"--start-centres with --resume {resume}: that checkpoint brings its own centres; leave one of the two "
                 "out"
             )
         if optim.precision == "fp64" and (self.centre_dtype, self.centre_state_dtype) != ("fp32", "same"):

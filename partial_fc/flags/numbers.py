@@ -1,4 +1,4 @@
-"""The range of every number among the flags, and the one place where it is checked."""
+"""The ranges of numbers among the flags, and their check."""
 
 import dataclasses
 import math
@@ -6,30 +6,27 @@ from typing import Any
 
 from partial_fc.flags.facts import In, facts, one
 
-# What more would only exhaust the machine: threads and processes of one host, sides of an image, images of a batch.
+# Limits beyond which a value would only exhaust the machine.
 THREADS = "[1, 4096]"
 PROCESSES = "[1, 65536]"
 PIXELS = "[1, 16384]"
 BATCH = "[1, 1048576]"
+PERCENT = "[1, 100]"
 CLASSES = f"[1, {1 << 48}]"
 PORT = "[1, 65535]"
 ANY = "(-inf, inf)"
 _LARGEST_INT = 2**63 - 1
 
 
-def check_numbers(group: Any, **ranges: float | str) -> None:
-    """Raises ValueError, naming the flag, where a number of a dataclass is none (nan), or not in its range.
+def check_numbers(group: Any) -> None:
+    """Raises ValueError, with the flag, for a number of a dataclass that is NaN or outside its range.
 
-    The field says its range (`In`): the least that it may be, or an interval as mathematics writes it: "(0, 1]" is more
-    than 0 and at most 1. ranges: the same, by field. Others are 0 or more. Infinite is a number only where an interval
-    says "inf]". None is left alone; of a tuple each number is looked at.
+    The field's `In` is the minimum, or an interval: "(0, 1]" is more than 0 and at most 1; without one, 0 or more.
+    Infinity is allowed only if the interval ends in "inf]". None is skipped; of a tuple each number is checked.
     """
-    unknown = ranges.keys() - {field.name for field in dataclasses.fields(group)}
-    assert not unknown, unknown
     said = facts(type(group))
     for field in dataclasses.fields(group):
-        at_field = one(said.get(field.name, ()), In) or In(0)
-        value, allowed = getattr(group, field.name), str(ranges.get(field.name, at_field.interval))
+        value, allowed = getattr(group, field.name), str((one(said.get(field.name, ()), In) or In(0)).interval)
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int | float) and not isinstance(number, bool):
                 _check(flag(field.name), number, allowed if "," in allowed else f"[{allowed}, inf)")
@@ -55,10 +52,10 @@ def _check(name: str, number: float, interval: str) -> None:
 
 
 def flag(name: str) -> str:
-    """A field's name as its flag is typed."""
+    """Returns the flag of a field."""
     return f"--{name.replace('_', '-')}"
 
 
 def switch(name: str, value: bool) -> str:
-    """A field that is on or off, as it is typed."""
+    """Returns the flag that turns a field on or off."""
     return flag(name if value else f"no_{name}")

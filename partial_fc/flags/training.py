@@ -99,9 +99,6 @@ class GuardFlags:
     desync_every: int = 500
     """Steps between two checks that the backbone and its optimizer are the same bits on all ranks; 0: never."""
 
-    def __post_init__(self) -> None:
-        check_numbers(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeFlags:
@@ -163,9 +160,6 @@ class OptimFlags:
     fp16-o2: its weights are float16, too, with fp32 masters (Apex's O2). auto: bf16 where the hardware has it, else
     fp32. A head with class centres multiplies bfloat16 numbers where the backbone computes in 16 bits and the hardware
     has them, and adds up in fp32. fp64: for checks, where rounding would hide whether two runs do the same."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
 
 
 @dataclass(frozen=True, kw_only=True)

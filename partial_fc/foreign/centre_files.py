@@ -78,6 +78,11 @@ class CentreFiles:
         return self.kind.read(self.paths[rank], self.momentum[rank] if self.momentum else None)
 
 
+def are_in(folder: Path) -> bool:
+    """Returns whether a folder has centre files of a known kind."""
+    return any(kind.name.fullmatch(path.name) for path in folder.iterdir() for kind in _KINDS)
+
+
 def find(paths: Iterable[Path]) -> CentreFiles:
     """Finds the files in paths and folders. Raises ValueError for an unknown kind, mixed kinds, or a missing rank."""
     listed = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]

@@ -77,6 +77,15 @@ class ClassRows:
         table = {name: t.reshape(len(row_K), t.shape[-1]) for name, t in rows.items()}
         self._store.load_rows((start - self.start) * subs, (stop - self.start) * subs, row_K, table)
 
+    def write_centres(self, start: int, stop: int, class_M: Tensor, centre_M: Tensor) -> None:
+        """Replaces the rows of classes [start, stop): class_M of them (ascending) start at these centres, without
+        optimizer state; the others become uncreated. centre_M: (M, D), the same for all sub-centres, or their own."""
+        columns = self.columns
+        rows = {name: centre_M.new_zeros(1).expand(len(class_M), *c.shape) for name, c in columns.items()}
+        if centre_M.dim() <= len(columns["centres"].shape):
+            centre_M = centre_M[:, None].expand(len(class_M), *columns["centres"].shape)
+        self.write(start, stop, class_M, {**rows, "centres": centre_M})
+
 
 class CopiedRows:
     """A copy of the rows of classes [start, stop) at one moment. `read` is valid after `finish`."""

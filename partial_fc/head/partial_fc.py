@@ -194,9 +194,9 @@ class PartialFC(HeadModule):
         For the accuracy in training: `(class_BK[:, :1] == label_B[:, None]).any(1)`. Cosines are without margin, and
         carry no gradient. With sampling the other classes of a step are not looked at, so that the accuracy is higher
         than that of `topk`; -inf and class -1 stand where fewer than k classes take part, and in rows with
-        ignore_index. The plain and the C++ kernel find them in the pass that forms the loss, with its products (bf16
-        where that is the head's precision); the Triton kernel forms the products once more, in float32. One more
-        collective, head/topk, of 16*G*k bytes. Raises ValueError as `forward` and `topk` do.
+        ignore_index. The kernel finds them in the pass that forms the loss, with its products (bf16 where that is the
+        head's precision). One more collective, head/topk, of 16*G*k bytes. Raises ValueError as `forward` and `topk`
+        do.
         """
         predict.check_k(self, k)
         loss, nearest = outside_graphs(PartialFC._loss)(self, feat_BD, label_B, k)

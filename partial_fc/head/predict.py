@@ -29,11 +29,11 @@ def topk(head: "PartialFC", feat_BD: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Returns the k nearest classes of each feature: (cosine_BK in the head's dtype, falling; class_BK int64).
 
     Exact over all classes, sampled in training or not, with products of float32 (float64 where the head computes in
-    it). Of several sub-centres of a class the nearest counts; margins play no part. The kernel passes over the centres
-    once and never has (B, C) numbers. Three collectives: the numbers of rows, head/predict/features 4*B*D bytes,
-    head/predict/nearest 16*G*K bytes. With catch_up="exact" each call copies the centres where some lag: many features
-    at once then cost no more than few. Raises ValueError for k outside of [1, min(100, num_classes)] and features of
-    another width or dtype.
+    it). Of several sub-centres of a class the nearest counts; margins play no part; classes of equal cosines come in
+    any order. The kernel passes over the centres once and never has (B, C) numbers. Three collectives: the numbers of
+    rows, head/predict/features 4*B*D bytes, head/predict/nearest 16*G*K bytes. With catch_up="exact" each call copies
+    the centres where some lag: many features at once then cost no more than few. Raises ValueError for k outside of [1,
+    min(100, num_classes)] and features of another width or dtype.
     """
     check_k(head, k)
     with own_arithmetic(head.store.device):

@@ -1,7 +1,7 @@
 """TorchBackbone, the Backbone (seams.py) made of a torch module."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -10,11 +10,14 @@ from torch import Tensor, nn
 from partial_fc import checkpoint
 from partial_fc.comm import World
 from partial_fc.evaluate.evaluation import Forward
+from partial_fc.models import lora
 from partial_fc.models.inputs import InputContract
 from partial_fc.models.sample_random import SampleRandom
 from partial_fc.optim.backbone import load_named_state, named_state, set_lr
 from partial_fc.optim.compression import Compressor
 from partial_fc.optim.gradient_sync import GradientSync, StepBytes
+from partial_fc.train.compiled import compile_module
+from partial_fc.train.ema import Average
 from partial_fc.train.precision import LossScaler, Precision, Weights
 from partial_fc.train.running_statistics import RunningStatistics, joined_statistics
 from partial_fc.train.seams import Stored
@@ -62,23 +65,42 @@ class TorchBackbone:
         self.optimizer = make_optimizer(self.weights)
         self.sync = GradientSync(module, world, compressor=compressor)
         self.weights.bind_gradients(self.sync.gradient_of)
+        self.average: Average | None = None
+        self._delivers_average = False
         self._random, self._seed = SampleRandom.of(module), seed
+        self._trained: nn.Module = module  # what the forward of training calls: the module, or its compiled form
         self._output_B: Tensor | None = None  # of the last forward, until its backward
         self._statistics = RunningStatistics(nn.Identity())
         self._summed = False  # whether this update's gradient is the sum over the ranks
+        self._frozen = False
+        self._finite = torch.tensor(True)  # the gradient of a frozen backbone's output
 
     @property
     def scaler(self) -> LossScaler | None:
         return self.precision.scaler
+
+    def compile(self, input_B: Tensor) -> str:
+        """Compiles the forward and backward of training for batches like this one; returns why it cannot, or "".
+        Weights and generators stay. A collective."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        self.name_samples(torch.arange(len(input_B)))
+        with self._statistics_kept(), torch.random.fork_rng(devices):
+            self._trained, why = compile_module(self.module, lambda module: self._forward(input_B, module), self.world)
+        return why
 
     # ---- one update
 
     def keep_statistics(self) -> None:
         self._statistics = RunningStatistics(self.module)
 
+    def keep_average(self, decay: float, delivered: bool) -> None:
+        """Keeps a moving average of the weights (ema.py). delivered: it is what is evaluated and delivered."""
+        self.average, self._delivers_average = Average(self.weights, decay), delivered
+
     def zero(self, num_samples: int) -> None:
         self._statistics.keep()
         self._summed = False
+        self._finite = torch.tensor(True, device=self.device)
         self.sync.zero(self.precision.loss_scale, num_samples)
 
     def name_samples(self, position_B: Tensor | None) -> None:
@@ -87,24 +109,31 @@ class TorchBackbone:
 
     def forward(self, input_B: Tensor) -> Tensor:
         """Returns the output for a loader's batch, as a leaf in the head's dtype, which separates the two backwards."""
-        self._output_B = self._forward(input_B)
+        with torch.set_grad_enabled(not self._frozen):
+            self._output_B = self._forward(input_B, self._trained)
         return self._output_B.detach().to(self.precision.parameter_dtype).requires_grad_()
 
     def backward(self, grad_B: Tensor) -> None:
         """grad_B: of the leaf from `forward`. The head's gradient is never 16-bit: only the backbone is scaled."""
         assert self._output_B is not None, "forward() comes first"
         output_B, self._output_B = self._output_B, None
+        if self._frozen:
+            self._finite &= grad_B.isfinite().all()
+            return
         _Gradient.apply(output_B, (grad_B * self.precision.loss_scale).to(output_B.dtype)).backward()
 
     def hold(self) -> AbstractContextManager:
         return self.sync.hold()
 
     def wait(self) -> None:
+        if self._frozen:
+            self._finite = self.world.all_reduce(1 - self._finite.float(), "max", name="backbone/frozen") == 0
+            return
         self.sync.wait()
         self._summed = True
 
     def finite(self) -> Tensor:
-        return self.sync.finite()
+        return self._finite if self._frozen else self.sync.finite()
 
     @property
     def may_overflow(self) -> bool:
@@ -122,53 +151,96 @@ class TorchBackbone:
             self.sync.undo()
 
     def step(self, lr: float) -> None:
+        if self._frozen:
+            return
         set_lr(self.optimizer, lr)
         self.optimizer.step()
         self.weights.publish()
+        if self.average:
+            self.average.update()
         if self.scaler:
             self.scaler.update(overflowed=False)
 
     def step_bytes(self) -> StepBytes:
         return self.sync.step_bytes()
 
-    def _forward(self, input_B: Tensor) -> Tensor:
+    def _forward(self, input_B: Tensor, module: nn.Module | None = None) -> Tensor:
         data_B = input_B.to(self.device, non_blocking=True)
         with self.precision.autocast():
-            return self.module(self.precision.as_input(self.to_input(data_B)))
+            return (self.module if module is None else module)(self.precision.as_input(self.to_input(data_B)))
 
     # ---- modes
 
     def train(self) -> None:
-        self.module.train()
+        self.module.train(not self._frozen)
+
+    def freeze(self, frozen: bool) -> None:
+        if frozen != self._frozen:
+            self._frozen = frozen
+            self.train()
 
     @contextmanager
     def evaluating(self) -> Iterator[Forward]:
         self.module.eval()
-        with joined_statistics(self.module, self.world), torch.no_grad():
+        average = self.average.in_network() if self.average and self._delivers_average else nullcontext()
+        with average, joined_statistics(self.module, self.world), torch.no_grad():
             yield lambda input_B: self._forward(input_B).to(self.precision.parameter_dtype)
-        self.module.train()
+        self.train()
 
     # ---- state
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        """Returns the state; this rank's own are the running statistics and the residuals of gradient compression."""
-        with joined_statistics(self.module, self.world):
-            joined = checkpoint.copied(dict(self.module.named_buffers()))
-        weights = {name: joined.get(name, t) for name, t in self.weights.state_dict().items()}
+        """Returns the state; this rank's own are the running statistics and the residuals of gradient compression.
+
+        The first is the network as delivered. With an average, or adapters (models/lora.py), the second also has what
+        else resuming needs, as NAME/raw and NAME/ema; an average's own statistics are buffer/NAME/ema.
+        """
+        forms = self._forms()
+        delivered = _network(forms, self._delivers_average)
+        kept = {
+            f"{name}/{form}": t for form, found in forms.items() for name, t in found.items()
+            if delivered.get(name) is not t
+        }  # fmt: skip
         own = {f"buffer/{name}": t for name, t in self.module.named_buffers()}
+        average = self.average.tensors if self.average else {}
+        own |= {f"{name}/ema": average[key] for name in own if (key := name.removeprefix("buffer/")) in average}
         own |= {f"exchange/{name}": t for name, t in self.sync.state().items()}
-        return weights, named_state(self.optimizer, self.weights), own
+        return delivered, named_state(self.optimizer, self.weights) | kept, own
+
+    def not_delivered(self) -> dict[str, dict[str, Tensor]]:
+        if not self.average:
+            return {}
+        return {"raw" if self._delivers_average else "ema": _network(self._forms(), not self._delivers_average)}
+
+    def _forms(self) -> dict[str, dict[str, Tensor]]:
+        """Returns the weights in training, and their average, with the statistics of all ranks. A collective."""
+
+        def with_joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            with joined_statistics(self.module, self.world):
+                joined = checkpoint.copied(dict(self.module.named_buffers()))
+            return {name: joined.get(name, t) for name, t in tensors.items()}
+
+        forms = {"raw": with_joined(self.weights.state_dict())}
+        if self.average:
+            with self.average.in_network():
+                forms["ema"] = with_joined(self.average.tensors)
+        return forms
 
     def replicated(self) -> dict[str, Tensor]:
         state = {f"weight {name}": p.detach() for name, p in self.weights.named_parameters()}
+        average = self.average.tensors if self.average else {}
+        state |= {f"average of {name}": t for name, t in average.items() if f"weight {name}" in state}
         return state | {f"optimizer state {name}": t for name, t in named_state(self.optimizer, self.weights).items()}
 
     def load(self, found: Stored) -> list[str]:
-        self.weights.load_state_dict(found.backbone())
-        load_named_state(self.optimizer, self.weights, found.optimizer())
-        buffers = dict(self.module.named_buffers())
-        for name, buffer in found.buffers(self.world).items():
-            buffers[name].copy_(buffer)
+        delivered, optimizer, buffers = found.backbone(), dict(found.optimizer()), dict(found.buffers(self.world))
+        raw, average, own_average = _taken(optimizer, "/raw"), _taken(optimizer, "/ema"), _taken(buffers, "/ema")
+        self.weights.load_state_dict(lora.without_merged({**delivered, **raw}))
+        load_named_state(self.optimizer, self.weights, optimizer)
+        now = dict(self.module.named_buffers())
+        for name, buffer in buffers.items():
+            now[name].copy_(buffer)
+        notes = self._load_average(found, {**delivered, **average, **own_average})
         if self.scaler:
             # Version 0.1's mnist called it "scaler".
             stored = found.manifest.get("loss_scaler") or found.manifest.get("scaler") or LossScaler().state()
@@ -176,11 +248,25 @@ class TorchBackbone:
         remembered = found.exchange(self.world)
         if remembered.keys() == self.sync.state().keys():
             self.sync.load_state(remembered)
-            return []
+            return notes
         self.sync.reset()
         if not remembered:
-            return []
-        return [f"{found.folder} was trained with another --gradient-compression: its residuals are left out"]
+            return notes
+        return [*notes, f"{found.folder} was trained with another --gradient-compression: its residuals are left out"]
+
+    def _load_average(self, found: Stored, stored: Mapping[str, Tensor]) -> list[str]:
+        """stored: the average, by name, if there is one. Returns notes for the user."""
+        has_one = bool((found.manifest.get("configuration") or {}).get("ema"))
+        if self.average and has_one:
+            self.average.load({name: stored[name] for name in self.average.tensors})
+        elif self.average:
+            self.average.restart()
+            return [
+                f"{found.folder} has no average of the weights: --ema {self.average.decay:g} starts from its weights"
+            ]
+        elif has_one:
+            return [f"{found.folder} has an average of the weights, which this run, without --ema, leaves out"]
+        return []
 
     # ---- a second look at an update with NaN or Inf (guards/nan_report.py)
 
@@ -219,3 +305,13 @@ class TorchBackbone:
             yield
         finally:
             statistics.restore()
+
+
+def _network(forms: Mapping[str, Mapping[str, Tensor]], average: bool) -> dict[str, Tensor]:
+    """Returns the network's state, without adapters, of the weights in training or their average."""
+    return lora.merged({**forms["raw"], **(forms["ema"] if average else {})})
+
+
+def _taken(tensors: dict[str, Tensor], suffix: str) -> dict[str, Tensor]:
+    """Takes the tensors out whose names end so; returns them by the rest of their names."""
+    return {name.removesuffix(suffix): tensors.pop(name) for name in list(tensors) if name.endswith(suffix)}

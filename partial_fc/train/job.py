@@ -17,6 +17,7 @@ from partial_fc.train.guards.commits import Commits
 from partial_fc.train.record.boards import Wandb
 from partial_fc.train.record.log import StepLine
 from partial_fc.train.seams import Backbone, Hooks, RunState
+from partial_fc.train.teacher import Teacher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,8 @@ class Settings:
     clip: float = 0.0  # largest norm of the whole gradient (with head_clip of the backbone's); 0: any
     head_clip: float = 0.0  # largest norm of the class centres' gradient; 0: see clip
     head_lr_ratio: float = 1.0  # learning rate of the class centres over the schedule's
+    backbone_lr_ratio: float = 1.0  # the same of the backbone
+    freeze_steps: int = 0  # first steps that leave the backbone as it is
     evaluate_every: int = 0  # besides the end
     checkpoint_every: int = 0  # besides the end
     each_epoch: bool = False  # evaluate and save where an epoch ends, too
@@ -74,6 +77,7 @@ class Job:
     hooks: Hooks = field(default_factory=Hooks)
     class_names: list[str] | None = None
     wandb: Wandb | None = None  # of rank 0, with --wandb
+    teacher: Teacher | None = None  # adds its part to the loss
 
 
 @dataclass(frozen=True)

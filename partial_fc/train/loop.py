@@ -57,6 +57,9 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
         at.step, job.head, lambda can_copy: snapshot(job, copy=can_copy, checksums=True), partial(state_bytes, job)
     )
 
+    if at.step < settings.freeze_steps:
+        job.logger.info(f"the backbone is frozen up to step {settings.freeze_steps}: only class centres move")
+
     while at.step < total_steps and not stopped:
         # Random numbers of other people's modules depend on (seed, step, rank), so that resuming is exact; those of the
         # networks here on (seed, position of the sample), so that the number of ranks changes nothing, either.
@@ -77,6 +80,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
         watch.lap("data")
 
         # ---- forward, backward, update
+        backbone.freeze(at.step < settings.freeze_steps)
         try:
             loss = update(job, batches, lr, watch)
         except NonFinite as fault:
@@ -112,7 +116,8 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
         # ---- log, evaluate, save
         if report:
             scale = backbone.scaler.scale if backbone.scaler else None
-            progress.report(at.step, at.position, batches[-1].epoch, loss, lr, watch.drain_shares(), scale)
+            of_it = job.teacher.drain() if job.teacher else None
+            progress.report(at.step, at.position, batches[-1].epoch, loss, lr, watch.drain_shares(), scale, of_it)
         if is_due(at.step, settings.telemetry_every):
             look_at_rows(job, progress)
         if is_due(at.step, job.guards.desync_every):

@@ -2,8 +2,7 @@
 
 1. the commit that the ranks of the previous world have among them (elastic runs), unless a checkpoint is newer;
 2. the checkpoint of --resume DIR, or with --resume auto the newest one of this run that is valid on all ranks;
-3. the class centres of --head-centres, if the recipe has them, with a fresh backbone;
-4. nothing.
+3. what the recipe has built, with the class centres of --start-centres (begin/start_centres.py).
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from typing import TYPE_CHECKING
 
 from partial_fc import checkpoint, flags
 from partial_fc.checkpoint.class_names import check_class_names
-from partial_fc.checkpoint.consistency import check_replicas, newest_common, open_centres, open_checkpoint
+from partial_fc.checkpoint.consistency import check_replicas, newest_common, open_checkpoint
 from partial_fc.checkpoint.folders import step_of
 from partial_fc.checkpoint.lock import FolderLock
 from partial_fc.checkpoint.peer import PeerCheckpoint, recover
 from partial_fc.checkpoint.recovery import go_back_to, latest_valid
-from partial_fc.checkpoint.rows_now import load_centres
 from partial_fc.comm import all_gather_json, elastic
 from partial_fc.comm.launch.restart_agent import furthest_step
 from partial_fc.data import Source
 from partial_fc.head import check_head
+from partial_fc.train.begin import start_centres
 from partial_fc.train.begin.differences import compare
 from partial_fc.train.job import Head
 from partial_fc.train.seams import Backbone, RunState, Stored
@@ -31,9 +30,7 @@ if TYPE_CHECKING:
     from partial_fc.train.run import Run
 
 
-def resume(
-    run: Run, backbone: Backbone, head: Head, source: Source | None = None, *, head_centres: Path | None = None
-) -> RunState:
+def resume(run: Run, backbone: Backbone, head: Head, source: Source | None = None) -> RunState:
     """Loads the state that the run starts from into backbone and head. source: its class names must be those of the
     checkpoint. A collective. Raises ValueError, on all ranks, for the state of another recipe, network or data."""
     check_head(head)
@@ -43,8 +40,9 @@ def resume(
         on_disk = _newer_than_commits(run)
         found = recover(run.process, run.world, run.config.run.checkpoints)
     if found is None:
-        found = _checkpoint(run, backbone, head, source, head_centres, on_disk)
+        found = _checkpoint(run, backbone, head, source, on_disk)
     if found is None:
+        start_centres.load(run, backbone, head, source)
         return RunState()
     _load(run, found, backbone, head)
     if isinstance(found, PeerCheckpoint):
@@ -96,15 +94,10 @@ def _newer_than_commits(run: Run) -> checkpoint.Checkpoint | None:
 
 
 def _checkpoint(
-    run: Run,
-    backbone: Backbone,
-    head: Head,
-    source: Source | None,
-    head_centres: Path | None,
-    found: checkpoint.Checkpoint | None,
+    run: Run, backbone: Backbone, head: Head, source: Source | None, found: checkpoint.Checkpoint | None
 ) -> checkpoint.Checkpoint | None:
     """Returns the checkpoint to start from, valid, of this recipe and network and with the classes of this source.
-    None: there is none, and head_centres are loaded, if given. found: the newest valid one, if known. A collective."""
+    None: there is none. found: the newest valid one, if known. A collective."""
     asked, root, world, lock = run.config.run.resume, run.config.run.checkpoints, run.world, _lock(run)
     given = _given(run)
     # In a later world of the run, or a restart, the run's own checkpoints come before the one that it began from.
@@ -128,12 +121,10 @@ def _checkpoint(
                 f"{newest} is ahead of where this run would start (--resume {asked}); use another --models-root, or "
                 "remove the checkpoints that are not wanted"
             )
-    centres = open_centres(head_centres, world) if head_centres and found is None else None
-    for start in filter(None, (found, centres)):
-        same_recipe = start.manifest.get("recipe", "face") == run.recipe  # of another recipe `_compare` reports it
-        for note in check_class_names(start, source) if source is not None and same_recipe else ():
-            run.note(note)
     if found is not None:
+        same_recipe = found.manifest.get("recipe", "face") == run.recipe  # of another recipe `_compare` reports it
+        for note in check_class_names(found, source) if source is not None and same_recipe else ():
+            run.note(note)
         _compare(run, found, backbone, head)
         if asked == "same" and run.differences:
             raise ValueError(
@@ -143,9 +134,6 @@ def _checkpoint(
         found.check_has_backbone()
         if goes_back:
             go_back_to(found, root, world, lock)
-    elif centres is not None:
-        load_centres(centres, head)
-        run.logger.info(f"class centres from {centres.folder}")
     return found
 
 

@@ -30,6 +30,7 @@ from partial_fc.comm.device import meet, versions
 from partial_fc.data import Loader, Source, Synthetic, open_on_all
 from partial_fc.data.loader import Transform
 from partial_fc.data.order import Order
+from partial_fc.data.transform import channels_first
 from partial_fc.evaluate import Evaluation
 from partial_fc.files import make_folders, replacing
 from partial_fc.head import PartialFC
@@ -50,6 +51,7 @@ from partial_fc.train.record import header
 from partial_fc.train.record.boards import open_wandb
 from partial_fc.train.record.log import SecondFile, StepLine, open_files
 from partial_fc.train.seams import Backbone, Hooks, RunState
+from partial_fc.train.teacher import Teacher
 
 S = TypeVar("S", bound=Source)
 
@@ -177,10 +179,12 @@ class Run:
         to_input: InputContract,
         contract: Mapping[str, str],
         precision: Mode | None = None,
+        compile_for: Sequence[int] | None = None,
         **optimizer: Any,
     ) -> TorchBackbone:
         """Builds the backbone from a module by the shared flags: on this run's device, equal on all ranks. contract:
-        see TorchBackbone. precision: the module's only one. optimizer: for `optim.backbone.build`; a module
+        see TorchBackbone. precision: the module's only one. compile_for: the shape of a sample, to
+        compile the training of the module for. optimizer: for `optim.backbone.build`; a module
         with no_weight_decay(), as timm's and our transformers have it, adds the parameters that it names, norms and
         biases to those without decay. A collective."""
         optim, world = self.config.optim, self.world
@@ -204,6 +208,14 @@ class Run:
         )
         if backbone.note:
             self.note(backbone.note)
+        if compile_for is not None:
+            began, data_B = time.perf_counter(), torch.zeros(optim.batch_size, *compile_for, dtype=torch.uint8)
+            why = backbone.compile(channels_first(data_B))
+            self.note(
+                f"--compile: the backbone is not compiled, training goes on without: {why}"
+                if why
+                else f"--compile: the backbone is compiled, in {time.perf_counter() - began:.0f} s"
+            )
         return backbone
 
     def partial_fc(self, given: flags.HeadFlags, num_classes: int, embedding_size: int, backbone: Any) -> PartialFC:
@@ -236,8 +248,7 @@ class Run:
 
     def resume(self, backbone: Backbone, head: Head, source: Source | None = None) -> RunState:
         """Loads the state that the run starts from into backbone and head; see `resume.resume`."""
-        centres = self.head_flags.head_centres if self.head_flags else None
-        return resume.resume(self, backbone, head, source, head_centres=centres)
+        return resume.resume(self, backbone, head, source)
 
     def lengths(self, order: Order) -> tuple[int, int]:
         """Returns (updates of the run, updates of its warm-up). Raises ValueError if the warm-up is longer, so recipes
@@ -374,6 +385,7 @@ class Run:
         rates: flags.ScheduleFlags | None = None,
         results: Callable[[Outcome], Mapping[str, Any]] | None = None,
         deliver: Callable[..., Any] | None = None,
+        teacher: Teacher | None = None,
         **settings: Any,
     ) -> int:
         """Resumes, trains to the end, writes checkpoints on the way and model.safetensors and result.json at the end;
@@ -381,8 +393,8 @@ class Run:
 
         line: of the log, from (--frequent, steps of the run, samples of an epoch). start_from: called with the state
         before the first step, to load weights of another program. rates: see `schedule`. results: what the recipe adds
-        to result.json; not called if the run was stopped. deliver: see `finish`. settings: of job.Settings, such as
-        each_epoch=True: evaluate and save at the end of an epoch.
+        to result.json; not called if the run was stopped. deliver: see `finish`. teacher: adds to the loss. settings:
+        of job.Settings, such as each_epoch=True: evaluate and save at the end of an epoch.
         """
         saver, order = self.saver(), loader.order
         start = self.resume(backbone, head, loader.source)
@@ -396,7 +408,7 @@ class Run:
         job = self._job(
             settings, loader=loader, backbone=backbone, head=head, saver=saver, schedule=schedule, at=start,
             evaluations=evaluations, line=lines, hooks=hooks or Hooks(),
-            class_names=names_of(loader.source, head.num_classes),
+            class_names=names_of(loader.source, head.num_classes), teacher=teacher,
         )  # fmt: skip
         self.outcome = loop.train(job)
         more = results(self.outcome) if results and not self.outcome.stopped else {}
@@ -460,15 +472,22 @@ class Run:
         else:
             weights, *_ = job.backbone.state()  # as evaluated: with the statistics of all ranks together
             weights = {name: t.detach().cpu() for name, t in weights.items()}
+            beside = job.backbone.not_delivered() if self.keeps else {}
             if self.world.rank == 0:
                 make_folders(self.root)  # it may have been removed
                 if self.keeps and deliver:
                     deliver(weights, self.root / "model")
-                self._write_results(job, outcome, weights, more)
+                models = {"model": weights} | {f"model-{kind}": others for kind, others in beside.items()}
+                self._write_results(job, outcome, models, more)
             self.world.barrier(name="end")
             written = self.root / "result.json"
             # If the folder is each host's own.
             elsewhere = f"{written} is on the host of rank 0"
+            for kind in beside:
+                self.logger.info(
+                    f"model.safetensors holds the {'average' if kind == 'raw' else 'raw'} weights, "
+                    f"model-{kind}.safetensors the {'raw ones' if kind == 'raw' else 'average'}"
+                )
             self.logger.info(f"Training is over! {written if written.exists() else elsewhere}")
         if not outcome.saved:
             raise OSError(
@@ -477,13 +496,18 @@ class Run:
         self.world.close()
         return outcome.stopped
 
-    def _write_results(self, job: Job, outcome: Outcome, weights: dict[str, Tensor], more: Mapping[str, Any]) -> None:
-        """Writes model.safetensors, if the run keeps anything, and result.json."""
+    def _write_results(
+        self, job: Job, outcome: Outcome, models: Mapping[str, dict[str, Tensor]], more: Mapping[str, Any]
+    ) -> None:
+        """Writes the models, NAME.safetensors each, if the run keeps anything, and result.json."""
         backbone = job.backbone
         contract = {"recipe": self.recipe, **backbone.contract, "num_classes": str(job.head.num_classes)}
         contract["step"] = str(job.at.step)
-        if self.keeps:
-            checkpoint.save_tensors(weights, self.root / "model.safetensors", contract)
+        for name, weights in models.items() if self.keeps else ():
+            checkpoint.save_tensors(weights, self.root / f"{name}.safetensors", contract)
+        for name in ("model-raw", "model-ema"):
+            if self.keeps and name not in models:  # of this run's earlier end, with another --deliver or --ema
+                (self.root / f"{name}.safetensors").unlink(missing_ok=True)
         result = {
             "loss": outcome.loss,
             "evaluations": outcome.evaluations,

@@ -104,6 +104,10 @@ class Backbone(Protocol):
     def train(self) -> None:
         """Switches to training mode."""
 
+    def freeze(self, frozen: bool) -> None:
+        """Says whether the next updates leave all of it as it is: they then run it as evaluations do (batch norms by
+        their running statistics, no dropout), without gradient."""
+
     def evaluating(self) -> AbstractContextManager[Forward]:
         """Yields the forward of the model as delivered: inputs on the host, as loaded -> float output. A collective."""
         ...
@@ -113,6 +117,11 @@ class Backbone(Protocol):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
         """Returns (weights and running statistics of all ranks together, the optimizer's state, this rank's own state),
         by name; the first two equal on all ranks; no copies, except for the statistics. A collective."""
+        ...
+
+    def not_delivered(self) -> dict[str, dict[str, Tensor]]:
+        """Returns what `state` does not deliver of weights ("raw") and their average ("ema"); {}: no average is kept.
+        A collective."""
         ...
 
     def replicated(self) -> dict[str, Tensor]:

@@ -69,7 +69,7 @@ def _update(job: Job, attempt: Attempt, lr: float, watch: Stopwatch) -> None:
     if not known_first:
         backbone.wait()
         check_gradient(job)
-    backbone.step(lr)
+    backbone.step(lr * settings.backbone_lr_ratio)
     watch.lap("backbone")
 
 
@@ -81,6 +81,10 @@ def forward_backward(job: Job, attempt: Attempt, batch: Batch, label_B: Tensor, 
     watch.lap("backbone")
 
     loss = job.head(output_B, label_B) * share
+    if job.teacher:
+        watch.lap("head")
+        loss = loss + job.teacher(output_B, batch.input_B, batch.num_global, share).to(loss.dtype)
+        watch.lap("teacher")
     attempt.passes.append(Pass(output_B, job.head.last_step))
     loss.backward()
     attempt.loss += loss.item()

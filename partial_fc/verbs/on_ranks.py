@@ -19,8 +19,7 @@ def on_ranks(program: str, launch: LaunchFlags, work: Callable[[World, torch.dev
     if elastic.active():
         raise ValueError(
             "horovodrun with --host-discovery-script is supported for training only; start this on a fixed list of "
-            "hosts "
-            "(-H)"
+            "hosts (-H)"
         )
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a broken connection is an error to report, not the end
     world, device = join(launch)

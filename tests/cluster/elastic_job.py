@@ -1,11 +1,6 @@
-"""A small job under `horovodrun --min-np 1 --host-discovery-script`, on two hosts that are lost and come back.
+"""A small job under `horovodrun --min-np 1 --host-discovery-script`, on two hosts that are lost and come back. (How
+fast it goes on: benchmarks/elastic.py.)"""
 
-python -m tests.cluster.elastic_job FOLDER --rounds 20 --seed 1      again and again, three processes, as root
-python -m tests.cluster.elastic_job FOLDER --processes 1+1 --how kill --num-classes 200000 --embedding-size 512
-"""
-
-import argparse
-import random
 import re
 import signal
 import subprocess
@@ -16,9 +11,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.two_hosts import ADDRESSES, TwoHosts, two_hosts
+from benchmarks.two_hosts import ADDRESSES, TwoHosts
 from tests.cluster.conftest import JOB
-from tests.recipes.conftest import environment
+from tests.waiting import until
 
 EVERY = 10  # steps between commits
 # In a host's own process numbers. (sys.argv: the job's folder, the signal.)
@@ -31,7 +26,6 @@ for p in trainers if number else []:
     p.send_signal(number)
 print(len(trainers))
 """
-_STEP = r"\bstep \d+/"
 _STARTS_S = 90.0  # a process, on a machine that has much else to do
 
 
@@ -47,14 +41,13 @@ class Job:
     def printed(self) -> str:
         return (self.root / "out").read_text(errors="replace")
 
+    def end(self) -> str:
+        return self.printed[-6000:]
+
     def wait_for(self, pattern: str, nth: int = 1) -> re.Match[str]:
         """The nth place where the pattern is in what was printed; raises AssertionError where it does not come."""
-        deadline = time.monotonic() + self.limit_s
-        while len(matches := list(re.finditer(pattern, self.printed))) < nth:
-            assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.printed[-6000:]}"
-            assert time.monotonic() < deadline, f"no {pattern!r} number {nth}:\n{self.printed[-6000:]}"
-            time.sleep(0.1)
-        return matches[nth - 1]
+        until(lambda: len(re.findall(pattern, self.printed)) >= nth, self.limit_s, self.process, self.end)
+        return list(re.finditer(pattern, self.printed))[nth - 1]
 
     def recovered(self, nth: int = 1) -> tuple[int, float]:
         """(step from which it went on for the nth time, seconds since the step before). That is a commit, or a
@@ -144,58 +137,3 @@ def trainers(hosts: TwoHosts, host: int, root: Path, send: int = 0) -> int:
     command = [sys.executable, "-c", _SIGNAL, str(root), str(int(send))]
     with hosts.start(host, command, stdout=subprocess.PIPE, text=True) as process:
         return int(process.communicate(timeout=30)[0])
-
-
-def lose_and_take_back(hosts: TwoHosts, job: Job, how: str, nth: int) -> tuple[float, float]:
-    """The second host is lost ("kill": all its processes; "cut": the cable, for so long that the first goes on alone;
-    "out": taken out of the host file) and comes back: the job's recoveries number nth and nth + 1. Their seconds."""
-    if how == "kill":
-        kill_all(hosts, 1)
-        lost = job.recovered(nth)
-    elif how == "out":
-        host_file = job.root / "hosts"
-        both = host_file.read_text()
-        host_file.write_text(both.splitlines(keepends=True)[0])
-        lost = job.recovered(nth)
-        host_file.write_text(both)
-    else:
-        with hosts.cut():
-            lost = job.recovered(nth)
-    return lost[1], job.recovered(nth + 1)[1]
-
-
-def many_times(given: argparse.Namespace, flags: list[str], limit_s: float = 30.0) -> None:
-    """The second host is lost in one way or the other, at any moment, and comes back, again and again; raises
-    AssertionError where the first one does not go on within limit_s, or a step is missing at the end."""
-    chance = random.Random(given.seed)
-    first_host, second_host = map(int, given.processes.split("+"))
-    flags = ["--checkpoint-every", "50", *flags]
-    with two_hosts() as hosts, running(hosts, environment(), given.root, flags, (first_host, second_host)) as job:
-        job.wait_for("step 20/")
-        for number in range(given.rounds):
-            steps_told = len(re.findall(_STEP, job.printed))
-            job.wait_for(_STEP, steps_told + 1)  # or a return would count among the seconds of the next loss
-            time.sleep(chance.uniform(0, 5))
-            how = chance.choice(given.how)
-            lost_s, _ = lose_and_take_back(hosts, job, how, 2 * number + 1)
-            lost, back = (job.recovery(2 * number + nth) for nth in (1, 2))
-            print(
-                f"round {number + 1}, {how}: went on after {lost[1]} s ({lost[2]}); it came back, all went on after "
-                f"{back[1]} s ({back[2]})",
-                flush=True,
-            )
-            assert lost_s < limit_s
-        stop(hosts, 1, job)
-    steps = [int(row.partition(",")[0]) for row in (given.root / "loss.csv").read_text().splitlines()[1:]]
-    assert steps == list(range(1, len(steps) + 1))
-    print(f"{len(steps)} steps, none missing")
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(epilog="Other flags are the job's.")
-    parser.add_argument("root", type=Path)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--processes", default="2+1", help="of the first host, and of the second")
-    parser.add_argument("--how", nargs="+", choices=("kill", "cut", "out"), default=("kill", "cut"))
-    many_times(*parser.parse_known_args())

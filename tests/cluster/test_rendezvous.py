@@ -9,7 +9,8 @@ import pytest
 from benchmarks.two_hosts import ADDRESSES
 from tests.cluster.test_two_hosts import ended, start_on
 from tests.recipes.conftest import ROOT
-from tests.redis_server import command, free_port, skip_without
+from tests.redis_server import command, skip_without
+from tests.waiting import free_port
 
 RECIPE = str(ROOT / "tests/recipes/launchers/rendezvous_job.py")
 JOB = [sys.executable, "-m", "partial_fc", "train", RECIPE, "--num_shards", "2"]

@@ -9,7 +9,6 @@ AssertionError: it is not.
 
 import argparse
 import dataclasses
-import logging
 import random
 import time
 from collections.abc import Iterator
@@ -20,29 +19,12 @@ import torch
 
 from partial_fc.checkpoint.peer.commits import Commit, PeerCopies, ProcessState
 from partial_fc.checkpoint.peer.restore import recover
+from tests.faults.disk.sweep import listening
 from tests.unit.checkpoint.test_peer_commits import EVERY, commit, head_of, one_step, same, snapshot_of
 from tests.unit.thread_world import ThreadWorld, in_world
 
 SIZE = 3  # ranks of the world whose commits they are; the peer of each is the next
 _NOWHERE = Path("/nonexistent")
-_log = logging.getLogger("partial_fc")
-
-
-class Told(logging.Handler):
-    """What the log of the package says."""
-
-    def __enter__(self) -> list[str]:
-        self.lines: list[str] = []
-        _log.addHandler(self)
-        self._propagated, _log.propagate = _log.propagate, False
-        return self.lines
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-    def __exit__(self, *_: object) -> None:
-        _log.removeHandler(self)
-        _log.propagate = self._propagated
 
 
 def two_commits() -> list[ProcessState]:
@@ -109,7 +91,7 @@ def kept(memories: list[ProcessState], flips: int, draw: random.Random) -> int:
             turned.append(turn(draw, tensors))
             assert share.damaged(tensors) == [turned[-1][0]], "a turned bit was not found, or not named"
             marks.add((rank, number, part))
-        with Told() as told:
+        with listening([]) as told:
             result = go_on([copy_of(memories[rank]) for rank in left])
         for _, data, at, bit in turned:
             data[at] ^= bit
@@ -189,7 +171,7 @@ def sent(flips: int, draw: random.Random) -> None:
             copies.finish()
             return [each.step for each in memory.commits], cable.turned
 
-        with Told() as told:
+        with listening([]) as told:
             found = in_world(SIZE, train)
         assert [turned for _, turned in found] == [int(other == rank) for other in range(SIZE)]
         assert [steps for steps, _ in found] == [[1]] * SIZE
@@ -219,7 +201,7 @@ def recovered(memories: list[ProcessState], flips: int, draw: random.Random) -> 
             assert cable.turned == (world.rank == 0)
             return {"step": torch.tensor(found.step)} | {name: t.clone() for name, t in tables.items()}
 
-        with Told() as told:
+        with listening([]) as told:
             result = in_world(SIZE, act)
         assert any("arrived damaged on rank 0" in line for line in told), told
         assert all(same(one, other) for one, other in zip(result, whole, strict=True))

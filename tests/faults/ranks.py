@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from partial_fc.verbs import train as train_command
-from tests.recipes.hang import free_port
 from tests.recipes.launch import start
 from tests.recipes.several import become_rank
+from tests.waiting import free_port
 
 # 20,000 classes: a checkpoint is some megabytes in each rank's file, so that there is time to be killed in the middle.
 JOB = shlex.split(

@@ -359,18 +359,64 @@ def test_only_what_is_asked_for():
     torch.testing.assert_close(sums.denominator_G, exact_sums(logits).denominator_G, rtol=1e-4, atol=0.0)
 
 
-@pytest.mark.parametrize("sub_centres", [1, 3])
-def test_the_nearest_classes_come_with_the_sums(sub_centres):
-    logits, _ = problem(Case(sub_centres=sub_centres))
-    kernel = TritonKernel("bf16")
-    alone, sums, expected = (
-        kernel.sums(logits),
-        kernel.sums(logits, num_nearest=3),
-        PlainKernel().nearest(exact(logits), 3),
-    )
-    assert torch.equal(sums.denominator_G, alone.denominator_G)
-    assert sums.nearest is not None
-    torch.testing.assert_close(sums.nearest.cosine_GK.double(), expected.cosine_GK, rtol=0, atol=1e-6)
+def dense_cosines(logits: Logits, operands: torch.dtype) -> Tensor:
+    """(G, classes), float64, of operands that are rounded as a pass does."""
+    centre_LD = logits.centre_LD if logits.row_S is None else logits.centre_LD[logits.row_S]
+    norm = centre_LD.double().norm(dim=1)
+    centre_SD = centre_LD.to(operands).double() / torch.where(norm > 0, norm, 1.0)[:, None]
+    cos_GS = logits.unit_GD.to(operands).double() @ centre_SD.T
+    return cos_GS.unflatten(1, (-1, logits.sub_centres)).amax(2)
+
+
+@pytest.mark.parametrize(
+    ("case", "k"),
+    [
+        (Case(features=1, sampled=1, target_here=False), 1),
+        (Case(features=9, rows=True, storage=torch.bfloat16, rule="both", bias=True), 9),
+        (Case(features=7, sampled=306, sub_centres=3, rule="filter"), 9),
+        (Case(features=7, sampled=180, sub_centres=20, storage=torch.float16), 3),
+    ],
+    ids=str,
+)
+def test_the_nearest_classes_are_those_of_the_dense_product(case, k, monkeypatch):
+    """Alone in float32, and in the first pass with its products; the pass keeps its bits. In two chunks and a rest,
+    candidates of a row or two at a time."""
+    monkeypatch.setattr(triton_pass, "CHUNK_ROWS", 128)
+    monkeypatch.setattr(triton_pass, "CANDIDATE_BYTES", 60 * 1024)
+    logits, _ = problem(case)
+    for precision in ("fp32", "bf16"):
+        kernel = TritonKernel(precision)
+        alone, sums = kernel.sums(logits), kernel.sums(logits, num_nearest=k)
+        assert torch.equal(sums.denominator_G, alone.denominator_G)
+        assert torch.equal(sums.weighted_sum_GD, alone.weighted_sum_GD)
+        for found, operands in ((kernel.nearest(logits, k), torch.float32), (sums.nearest, kernel.operands)):
+            cos_GC = dense_cosines(logits, operands)
+            expected = cos_GC.topk(k).values
+            torch.testing.assert_close(found.cosine_GK.double(), expected, rtol=0, atol=1e-6)
+            torch.testing.assert_close(cos_GC.gather(1, found.class_GK), expected, rtol=0, atol=1e-6)
+            assert all(len(set(row)) == k for row in found.class_GK.tolist())
+
+
+def test_the_nearest_of_few_or_equal_or_nan_centres():
+    """Of equal cosines in several blocks each class comes once; NaN is first; -1 where there is none."""
+    unit_GD = torch.eye(2, device=DEVICE)
+    centre_LD = torch.tensor([[1.0, 0.0]], device=DEVICE).repeat(40, 1)
+    centre_LD[39] = torch.tensor([0.0, 1.0])
+
+    def nearest(centre_LD: Tensor, k: int):
+        logits = Logits(unit_GD, centre_LD, None, torch.tensor([-1, -1], device=DEVICE), 1.0, Negatives())
+        return TritonKernel("fp32").nearest(logits, k)
+
+    found = nearest(centre_LD, 42)
+    assert found.cosine_GK.tolist() == [[1.0] * 39 + [0.0] + [-math.inf] * 2, [1.0] + [0.0] * 39 + [-math.inf] * 2]
+    assert [sorted(row) for row in found.class_GK.tolist()] == [[-1, -1, *range(40)]] * 2
+    assert found.class_GK[:, -2:].tolist() == [[-1, -1]] * 2
+    assert found.class_GK[1, 0] == 39
+    assert nearest(centre_LD[:0], 1).class_GK.tolist() == [[-1], [-1]]
+    centre_LD[17, 0] = torch.nan
+    found = nearest(centre_LD, 2)
+    assert found.cosine_GK.isnan().tolist() == [[True, False]] * 2
+    assert found.class_GK[:, 0].tolist() == [17, 17]
 
 
 def test_what_it_cannot_do_it_refuses():

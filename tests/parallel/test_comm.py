@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from partial_fc.comm import CollectiveError
+from partial_fc.comm import CollectiveError, StartError, detect
 
 pytestmark = pytest.mark.transport
 
@@ -173,3 +173,15 @@ def test_ranks_count_collectives_alike_and_are_held_up_by_none(world):
     counted = world.all_gather(torch.tensor([[call.nth, call.number]]), name="t/counted")
     assert counted.tolist() == [[call.nth, call.number]] * world.size
     assert not world.journal.in_flight
+
+
+def test_ranks_without_a_gpu_among_others_are_named_on_all(world):
+    """Over Horovod. (Over torch.distributed: tests/recipes/launchers/test_spawn.py.)"""
+    if world.backend != "horovod" or world.size == 1:
+        pytest.skip("needs two ranks of Horovod")
+    from partial_fc.comm.horovod import HorovodWorld
+
+    last = world.size - 1
+    with pytest.raises(StartError, match=rf"^rank {world.rank} of .*: rank {last} of .* on the CPU, the others"):
+        HorovodWorld(detect(), "cpu" if world.rank == last else "cuda")
+    HorovodWorld(detect(), "cuda")

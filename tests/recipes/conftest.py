@@ -140,5 +140,14 @@ def change_manifest(folder: Path, change: Callable[[dict[str, Any]], dict[str, A
         sums.write_text(sums.read_text().replace(before, after))
 
 
+def same_tensors(one: Path, other: Path) -> int:
+    """The number of files of tensors that two folders have. AssertionError: they differ, in any byte."""
+    names, others = (sorted(path.name for path in folder.glob("*.safetensors")) for folder in (one, other))
+    assert names == others
+    for name in names:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), f"{other / name} is another one"
+    return len(names)
+
+
 def result(models_root: Path) -> dict:
     return json.loads((models_root / "result.json").read_text())

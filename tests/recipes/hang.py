@@ -10,7 +10,6 @@ else before it calls "t/hangs".
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 import torch
 
 from partial_fc import comm
+from tests.waiting import free_port
 
 SIZE = 3
 PATIENCE_S = 150.0
@@ -97,11 +97,6 @@ def become_a_rank(folder: Path, ways: list[str]) -> str | None:
         os.kill(process, signal.SIGKILL)
     (folder / "statuses").write_text(json.dumps(statuses))
     return None
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 if __name__ == "__main__":

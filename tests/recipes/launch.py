@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
-from tests.recipes.hang import free_port
 from tests.recipes.several import Given, become_rank
 from tests.recipes.several import main as run_given
+from tests.waiting import free_port
 
 _TIMEOUT_S = 240.0
 _GRACE_S = 20.0  # from the first process that fails to the end of the others: they say what they know
@@ -58,7 +59,8 @@ def here(recipe: str, words: Sequence[str]) -> int:
     torch.set_num_threads(1)
     logger = logging.getLogger("partial_fc")
     try:
-        return importlib.import_module(recipe).main(list(words))
+        with patch("partial_fc.train.record.curve.draw"):  # as first_time.py
+            return importlib.import_module(recipe).main(list(words))
     finally:
         for handler in logger.handlers[:]:
             logger.removeHandler(handler)
@@ -84,9 +86,9 @@ def several(runs: Sequence[Given], num_ranks: int = 2) -> str:
     return ranks(num_ranks, run_given, runs)
 
 
-def ranks(num_ranks: int, program: Callable[..., object], *arguments: object) -> str:
+def ranks(num_ranks: int, program: Callable[..., object], *arguments: object, status: int = 0) -> str:
     """Calls a module's function in forked processes, as torchrun would start them. Returns what these printed; fails
-    where a process does."""
+    where a process ends with another status."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "output"
         port = free_port()
@@ -104,7 +106,7 @@ def ranks(num_ranks: int, program: Callable[..., object], *arguments: object) ->
             process.kill()
             process.join()
         printed = output.read_text() if output.exists() else ""
-    assert [process.exitcode for process in started] == [0] * num_ranks, printed[-6000:]
+    assert [process.exitcode for process in started] == [status] * num_ranks, printed[-6000:]
     return printed
 
 

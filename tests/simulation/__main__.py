@@ -2,7 +2,6 @@
 
 python -m tests.simulation --seed 17                  one schedule, with its trace
 python -m tests.simulation --schedules 10000          as many, from --first on; names those that are wrong
-python -m tests.simulation --schedules 100 --mutations       how many of them see each fault made by hand
 """
 
 import argparse
@@ -10,7 +9,6 @@ import sys
 import time
 import traceback
 
-from tests.simulation.mutations import MUTATIONS
 from tests.simulation.simulation import Plan, simulate
 
 
@@ -19,7 +17,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--schedules", type=int, default=100)
     parser.add_argument("--first", type=int, default=1)
-    parser.add_argument("--mutations", action="store_true")
     given = parser.parse_args()
     seeds = range(given.first, given.first + given.schedules)
     if given.seed is not None:
@@ -28,8 +25,6 @@ def main() -> int:
             traceback.print_exception(outcome.problem)
         print(outcome)
         return int(outcome.problem is not None)
-    if given.mutations:
-        return _look_for_mutations(seeds)
     began, used = time.perf_counter(), time.process_time()
     worlds = attempts = 0
     wrong = []
@@ -45,15 +40,6 @@ def main() -> int:
         f"{len(wrong)} wrong: {wrong[:50]}"
     )
     return int(bool(wrong))
-
-
-def _look_for_mutations(seeds: range) -> int:
-    unseen = 0
-    for name, mutation in MUTATIONS.items():
-        seen = [seed for seed in seeds if simulate(Plan.of(seed), more=mutation).problem]
-        print(f"{name}: in {len(seen)} of {len(seeds)}, {seen[:10]}", flush=True)
-        unseen += not seen
-    return int(unseen > 0)
 
 
 if __name__ == "__main__":

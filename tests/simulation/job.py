@@ -112,6 +112,9 @@ class Backbone:
     def train(self) -> None:
         pass
 
+    def freeze(self, frozen: bool) -> None:
+        assert not frozen
+
     def step_bytes(self) -> StepBytes:
         return StepBytes(0, 0)
 

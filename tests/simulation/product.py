@@ -294,7 +294,7 @@ def replaced(made: Iterable[Replacement]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def simulated(cluster: Cluster, recipe: Recipe, more: Iterable[Replacement] = ()) -> Iterator[None]:
-    """The product, on simulated hosts. more: what else is replaced, before that (mutations.py)."""
+    """The product, on simulated hosts. more: what else is replaced, before that."""
     level, propagates, handlers = _log.level, _log.propagate, _log.handlers[:]
     with replaced(more), replaced(replacements(cluster, recipe)):
         try:

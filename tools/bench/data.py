@@ -30,7 +30,8 @@ from partial_fc.data.open import open_source
 from partial_fc.data.recordio import RecordSource
 from partial_fc.data.sample import Sample, Source
 from partial_fc.data.transform import ShortSideCrop, SquareImage, mirror
-from partial_fc.flags.numbers import BATCH, PIXELS, THREADS, check_numbers
+from partial_fc.flags.facts import In
+from partial_fc.flags.numbers import BATCH, PIXELS, THREADS
 
 if TYPE_CHECKING:
     from partial_fc.data.loader import Transform
@@ -52,26 +53,23 @@ class DataOptions:
     """What the paths of --train-list are relative to."""
     rawframes: bool = False
     """They are folders of frames."""
-    image_size: int | None = None
+    image_size: Annotated[int | None, In(PIXELS)] = None
     """Pixels of a side, as the network takes them; none: 112, of a database 227, of videos 224."""
-    resize: int = 256
+    resize: Annotated[int, In(PIXELS)] = 256
     """The shorter side of a database's images before the crop; the height that frames of videos are made, whose width
     is made 340/256 of it."""
     mirror: bool = True
     """Exchange left and right every second time."""
-    images: int | None = None
+    images: Annotated[int | None, In(1)] = None
     """So many of the set, in shuffled order, in each round; none: 4000, or 64 videos."""
-    batch_size: int | None = None
+    batch_size: Annotated[int | None, In(BATCH)] = None
     """Images of a batch; none: 64, of videos 2."""
-    threads: int = len(os.sched_getaffinity(0))
+    threads: Annotated[int, In(THREADS)] = len(os.sched_getaffinity(0))
     """The loader runs with 1, 2, 4, ... up to so many."""
-    rounds: int = 5
+    rounds: Annotated[int, In(1)] = 5
     """The median counts."""
     json: bool = False
     """One line for programs instead of the table."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, image_size=PIXELS, resize=PIXELS, images=1, batch_size=BATCH, threads=THREADS, rounds=1)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ import tyro
 
 from partial_fc import terminal
 from partial_fc.comm.launch import spawn
-from partial_fc.flags.numbers import BATCH, CLASSES, THREADS, check_numbers
+from partial_fc.flags.facts import In
+from partial_fc.flags.numbers import BATCH, CLASSES, THREADS
 
 Line = dict[str, Any]
 OURS = "this head"
@@ -32,17 +33,17 @@ class HeadOptions:
     """Trains the head on random features and prints a table. The defaults are what suits this machine, without
     emulating a number format: it says what that is, and how recipe face is told to train so."""
 
-    classes: int = 1_000_000
+    classes: Annotated[int, In(CLASSES)] = 1_000_000
     """Classes over all processes."""
-    sample_rate: float = 1.0
+    sample_rate: Annotated[float, In("(0, 1]")] = 1.0
     """Share of the classes that are negatives in a step."""
-    batch: int = 128
+    batch: Annotated[int, In(BATCH)] = 128
     """Global batch."""
-    dim: int = 512
+    dim: Annotated[int, In("[1, 65536]")] = 512
     """Width of a feature."""
-    num_processes: Annotated[int, tyro.conf.arg(name="np")] = 2
+    num_processes: Annotated[int, In(THREADS), tyro.conf.arg(name="np")] = 2
     """Processes on this machine; with --device cuda each takes a GPU."""
-    threads: int = 1
+    threads: Annotated[int, In(THREADS)] = 1
     """Threads of each process."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the head computes."""
@@ -65,7 +66,7 @@ class HeadOptions:
     fresh: bool = False
     """Rows are created when they first take part, as in the first steps of a run. Else all of them are created before,
     as later on: then every row takes memory."""
-    steps: int = 3
+    steps: Annotated[int, In(1)] = 3
     """Timed steps, after one that is not; the median counts."""
     versus: tuple[Literal["plain", "torch", "insightface-style"], ...] = ()
     """In turn with others. plain: what people write themselves in PyTorch (normalise, CosFace, cross_entropy, SGD).
@@ -78,23 +79,10 @@ class HeadOptions:
     versus_dtype: Literal["fp32", "bf16"] = "fp32"
     """Dtype of the other sides' centres and momentum. bf16 is for comparing time and memory: torch.optim.SGD rounds to
     nearest, so that small updates are lost."""
-    rounds: int = 3
+    rounds: Annotated[int, In(1)] = 3
     """Rounds with --versus: each side runs once in each; the median, the smallest and the largest ratio are said."""
     json: bool = False
     """One line for programs instead of the table."""
-
-    def __post_init__(self) -> None:
-        check_numbers(
-            self,
-            classes=CLASSES,
-            sample_rate="(0, 1]",
-            batch=BATCH,
-            dim="[1, 65536]",
-            num_processes=THREADS,
-            threads=THREADS,
-            steps=1,
-            rounds=1,
-        )
 
 
 def bench_head(options: HeadOptions) -> None:

@@ -5,9 +5,10 @@ import math
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from partial_fc.flags.numbers import CLASSES, PROCESSES, THREADS, check_numbers
+from partial_fc.flags.facts import In
+from partial_fc.flags.numbers import CLASSES, PROCESSES, THREADS
 
 if TYPE_CHECKING:
     from . import plan
@@ -25,19 +26,19 @@ class PlanOptions:
     """Memory, traffic and time of a head, before anything is allocated. Rates are measured here (on one process, within
     a second) unless they are given."""
 
-    classes: int
+    classes: Annotated[int, In(CLASSES)]
     """Classes over all processes."""
-    dim: int = 512
+    dim: Annotated[int, In("[1, 65536]")] = 512
     """Width of a feature."""
-    gpus: int = 1
+    gpus: Annotated[int, In(PROCESSES)] = 1
     """Processes: one for each GPU, or some on CPUs."""
-    batch: int = 1024
+    batch: Annotated[int, In("[1, 1000000000]")] = 1024
     """Global batch."""
     memory: str | None = None
     """Memory that one process may use, e.g. 80GiB: how many classes fit?"""
     reserve: str = "0"
     """Part of --memory that is kept for the backbone's activations and the libraries."""
-    sample_rate: float = 0.1
+    sample_rate: Annotated[float, In("(0, 1]")] = 0.1
     """Share of the classes that are negatives in a step; compared with all of them."""
     dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
     """Dtype of the centres."""
@@ -54,48 +55,30 @@ class PlanOptions:
     """Device of the head; auto: a GPU if there is one here."""
     impl: Literal["auto", "plain", "cpu", "triton"] = "auto"
     """The kernel; auto: triton on GPUs, cpu on CPUs."""
-    threads: int = 1
+    threads: Annotated[int, In(THREADS)] = 1
     """Threads of each process, on CPUs."""
     backbone_parameters: int = 0
     """Adds the backbone's parameters, gradient and optimizer state to the memory, and its all-reduce."""
-    step_ms: float | None = None
+    step_ms: Annotated[float | None, In("(0, inf)")] = None
     """Milliseconds of a step without the head: does sampling pay?"""
-    images_per_s: float | None = None
+    images_per_s: Annotated[float | None, In("(0, inf)")] = None
     """The same as images a second of one process."""
     rates: Path | None = None
     """A file with the "rates" of another machine, as --json prints them."""
-    tflops: float | None = None
+    tflops: Annotated[float | None, In("(0, inf)")] = None
     """Matrix products of --precision on one GPU, instead of what is measured."""
-    bandwidth: float | None = None
+    bandwidth: Annotated[float | None, In("(0, inf)")] = None
     """GB/s of its memory, read plus written."""
-    launch_us: float | None = None
+    launch_us: Annotated[float | None, In("(0, inf)")] = None
     """Microseconds that the host takes to launch one operation, where --tflops describes the machine; none: 5."""
-    place_bandwidth: float | None = None
+    place_bandwidth: Annotated[float | None, In("(0, inf)")] = None
     """GB/s each way between --place and the device; none: 50 for the host (PCIe 5), 2 for a disk."""
-    link_gbps: float = 100.0
+    link_gbps: Annotated[float, In("(0, inf)")] = 100.0
     """Gbit/s of one process's link, each way."""
     latency_us: float = 20.0
     """Microseconds that one message takes beside its bytes."""
     json: bool = False
     """One JSON object instead of the table."""
-
-    def __post_init__(self) -> None:
-        check_numbers(
-            self,
-            classes=CLASSES,
-            dim="[1, 65536]",
-            gpus=PROCESSES,
-            batch="[1, 1000000000]",
-            sample_rate="(0, 1]",
-            threads=THREADS,
-            step_ms="(0, inf)",
-            images_per_s="(0, inf)",
-            tflops="(0, inf)",
-            bandwidth="(0, inf)",
-            launch_us="(0, inf)",
-            place_bandwidth="(0, inf)",
-            link_gbps="(0, inf)",
-        )
 
     @property
     def local_classes(self) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import cv2
 import numpy as np
@@ -24,6 +24,7 @@ from PIL import features
 
 from partial_fc.data.pairs import write_pairs
 from partial_fc.data.recordio import RecordWriter, pack
+from partial_fc.flags.facts import In
 from partial_fc.flags.numbers import check_numbers
 
 from .glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, Font, characters, choose, find_fonts
@@ -41,36 +42,27 @@ class GlyphOptions:
 
     out: Path
     """folder to make; it appears under this name only when complete"""
-    num_classes: int = 4000
+    num_classes: Annotated[int, In(1)] = 4000
     """characters to train on; those that stand in all eight Chinese typefaces come first"""
-    images_per_typeface: int = 3
+    images_per_typeface: Annotated[int, In(1)] = 3
     """distorted images of each character in each typeface"""
-    image_size: int = 40
+    image_size: Annotated[int, In("[16, 16384]")] = 40
     """width and height in pixels"""
-    num_unseen: int = 2000
+    num_unseen: Annotated[int, In(2 * FOLDS)] = 2000
     """characters held out of training for the verification sets"""
-    pairs: int = 6000
+    pairs: Annotated[int, In(2 * FOLDS)] = 6000
     """pairs in each verification set, in ten folds, half of them genuine"""
-    quality: int = 90
+    quality: Annotated[int, In("[1, 100]")] = 90
     """JPEG quality, 1 to 100"""
     seed: int = 0
     """chooses the characters, the pairs and the distortions"""
-    jobs: int = 0
+    jobs: Annotated[int, In("[0, 4096]")] = 0
     """processes; 0: one for each core"""
     fonts: Path = Path("/usr/share/fonts")
     """folder below which the font files lie"""
 
     def __post_init__(self) -> None:
-        check_numbers(
-            self,
-            num_classes=1,
-            images_per_typeface=1,
-            image_size="[16, 16384]",
-            num_unseen=2 * FOLDS,
-            pairs=2 * FOLDS,
-            quality="[1, 100]",
-            jobs="[0, 4096]",
-        )
+        check_numbers(self)
         if self.pairs % (2 * FOLDS):
             raise ValueError(f"--pairs is {self.pairs}; expected a multiple of {2 * FOLDS}: {FOLDS} folds, two kinds")
         group = self.num_unseen // FOLDS
@@ -100,9 +92,9 @@ def build(options: GlyphOptions) -> None:
     try:
         pen = Pen(tuple((font.path, font.index) for font in fonts), options.image_size, options.quality, options.seed)
         with workers(options.jobs) as run:
-            class_typefaces = _drawn(pen, run, {code: trained(typefaces[code]) for code in classes})
-            unseen_typefaces = _drawn(pen, run, {code: CHINESE for code in unseen})
-            images = _write_training(folder, pen, run, class_typefaces, options.images_per_typeface)
+            class_typefaces = drawn_by(pen, run, {code: trained(typefaces[code]) for code in classes})
+            unseen_typefaces = drawn_by(pen, run, {code: CHINESE for code in unseen})
+            images = write_training(folder, pen, run, class_typefaces, options.images_per_typeface)
             _write_tests(folder, pen, run, unseen_typefaces, options)
         counts = {
             "classes": len(classes),
@@ -140,7 +132,7 @@ def _is_complete(options: GlyphOptions) -> bool:
     return True
 
 
-def _drawn(pen: Pen, run: Runner, typefaces: Mapping[int, Iterable[int]]) -> dict[int, tuple[int, ...]]:
+def drawn_by(pen: Pen, run: Runner, typefaces: Mapping[int, Iterable[int]]) -> dict[int, tuple[int, ...]]:
     """Returns the typefaces that really draw each character: with ink, and not identical to another character.
 
     Font tables list more than exists: AR PL UKai has empty outlines, and several typefaces draw two characters with one
@@ -159,7 +151,7 @@ def _drawn(pen: Pen, run: Runner, typefaces: Mapping[int, Iterable[int]]) -> dic
     return {code: tuple(indices) for code, indices in drawn.items()}
 
 
-def _write_training(
+def write_training(
     folder: Path, pen: Pen, run: Runner, typefaces: Mapping[int, tuple[int, ...]], images_per_typeface: int
 ) -> int:
     """Writes train.rec, train.idx, train.lst, property, classes.txt; returns the number of images.

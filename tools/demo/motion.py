@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import av
 import cv2
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from partial_fc.data.video.clip_list import write_list
 from partial_fc.findings import counted
+from partial_fc.flags.facts import In
 from partial_fc.flags.numbers import check_numbers
 
 from .glyphs_fonts import CHINESE, characters, choose, find_fonts
@@ -37,23 +38,22 @@ class MotionOptions:
 
     out: Path
     """Folder to make."""
-    num_train: int = 1800
+    num_train: Annotated[int, In(12)] = 1800
     """Clips to train on, equally many of each of the twelve classes."""
-    num_val: int = 360
+    num_val: Annotated[int, In(12)] = 360
     """Clips to test on, of characters that are not trained on."""
-    num_frames: int = 80
+    num_frames: Annotated[int, In(1)] = 80
     """Of a clip. 1: one moment of each, at random, which tells how much a single frame says of the class."""
-    size: int = 72
+    size: Annotated[int, In("[32, 16384]")] = 72
     """Pixels of a side."""
     seed: int = 0
-    jobs: int = 0
+    jobs: Annotated[int, In("[0, 4096]")] = 0
     """Processes; 0: one for each core."""
     fonts: Path = Path("/usr/share/fonts")
     """Folder below which the font files lie."""
 
     def __post_init__(self) -> None:
-        least = len(MOTIONS)
-        check_numbers(self, num_train=least, num_val=least, num_frames=1, size="[32, 16384]", jobs="[0, 4096]")
+        check_numbers(self)
         if self.size % 2:
             raise ValueError(f"--size is {self.size}; expected an even number (H.264)")
 

@@ -18,6 +18,7 @@ import tyro
 
 from partial_fc import errors
 from partial_fc.flags.command_line import parse
+from partial_fc.flags.facts import In
 from partial_fc.flags.numbers import PORT, check_numbers
 from partial_fc.verbs.doctor import hosts as doctor_hosts
 from partial_fc.verbs.doctor.hosts import Host
@@ -51,15 +52,15 @@ class TortureOptions:
     folder: Path
     """Where both runs, output.txt, events.jsonl and torture.json are written; all hosts of COMMAND must see it. An
     undisturbed run that is finished there is not run again."""
-    mtbf: float | None = None
+    mtbf: Annotated[float | None, In("(0, 1e9]")] = None
     """Mean seconds between two faults (exponential)."""
-    mean_steps: float | None = None
+    mean_steps: Annotated[float | None, In("[1, 1e9]")] = None
     """Instead of --mtbf: mean steps between two faults. So the same seed disturbs the same steps, on any machine."""
     seed: int = 1
     """Of the moments and victims."""
     hosts: Annotated[str | None, tyro.conf.arg(aliases=["-H"])] = None
     """Those of COMMAND, a:8,b:8 or a host file; they are reached over ssh. This one alone if not given."""
-    ssh_port: int | None = None
+    ssh_port: Annotated[int | None, In(PORT)] = None
     """Where it is not ssh's own."""
     kinds: tuple[Literal["rank", "host", "launcher"], ...] = ("rank",)
     """What is killed, each as often. rank: one. host: all ranks of one host. launcher: what was started here as COMMAND
@@ -68,11 +69,11 @@ class TortureOptions:
     """Another kind, as often: a shell command of yours, for example one that breaks a cable for some seconds."""
     undisturbed: Path | None = None
     """The folder of a finished run of the same COMMAND to compare with, instead of running it here."""
-    tolerance: float = 1e-9
+    tolerance: Annotated[float, In("[0, 1]")] = 1e-9
     """The largest relative difference of two losses that are called equal."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, ssh_port=PORT, mtbf="(0, 1e9]", mean_steps="[1, 1e9]", tolerance="[0, 1]")
+        check_numbers(self)
         if (self.mtbf is None) == (self.mean_steps is None):
             raise ValueError("expected one of --mtbf and --mean-steps")
         if not self.kinds and not self.fault_command:

@@ -174,7 +174,7 @@ def _all_labels(source: Source, mode: Mode, world: World) -> NDArray[np.int64] |
         # A disk then reads them in sequence, and training finds them in memory.
         source.will_need(range(len(source)))
     if mode == "full" or cheap:
-        label_N = _labels(source)
+        label_N = labels_of(source)
     digest = -1 if label_N is None else zlib.crc32(label_N.tobytes())
     digest_W = world.all_gather(torch.tensor([digest]), name="data/digest").tolist()
     if -1 in digest_W:
@@ -188,7 +188,7 @@ def _all_labels(source: Source, mode: Mode, world: World) -> NDArray[np.int64] |
     return label_N
 
 
-def _labels(source: Source) -> NDArray[np.int64] | None:
+def labels_of(source: Source) -> NDArray[np.int64] | None:
     try:
         label_N = source.labels()
         return None if label_N is None else np.ascontiguousarray(label_N)

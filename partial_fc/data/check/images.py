@@ -76,14 +76,11 @@ class ImageScan:
 
     def repetitions(self) -> NDArray[np.int64]:
         """Returns indices of equal files, (pairs, 2): the first occurrence and a repetition, sorted by the second."""
-        order = np.argsort(self.hash_N, kind="stable")
-        order = order[self.hash_N[order] != 0]
-        ordered = self.hash_N[order]
-        is_first = np.ones(len(order), np.bool_)
-        is_first[1:] = ordered[1:] != ordered[:-1]
-        first = order[np.maximum.accumulate(np.where(is_first, np.arange(len(order)), 0))]
-        pairs = np.stack((first[~is_first], order[~is_first]), axis=1)
-        return pairs[np.argsort(pairs[:, 1], kind="stable")]
+        known = np.flatnonzero(self.hash_N)
+        _, first, of_image = np.unique(self.hash_N[known], return_index=True, return_inverse=True)
+        first = first[of_image]
+        again = first != np.arange(len(known))
+        return np.stack((known[first[again]], known[again]), axis=1)
 
     def sizes(self) -> list[tuple[int, int, int]]:
         """Returns (height, width, number of images), the most frequent first."""

@@ -211,10 +211,11 @@ class HeadModule(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "HeadModule":
         """`to(device)`, `cuda()`: raises ValueError where the head would have to move: its device is given when it is
         made. Changes of dtype leave the head as it is: it chooses the precision of its own products and sums."""
-        moved = fn(torch.empty(0, device=self.store.device))
-        if moved.device.type != self.store.device.type:
+        here = torch.empty(0, device=self.store.device)
+        moved = fn(here)
+        if moved.device != here.device:
             raise ValueError(
-                f"{self.world}: the head is on {self.store.device} and cannot move to {moved.device}: make it with "
+                f"{self.world}: the head is on {here.device} and cannot move to {moved.device}: make it with "
                 f"device={str(moved.device)!r}, or move the model before the head becomes part of it"
             )
         return self

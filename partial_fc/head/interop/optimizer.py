@@ -10,12 +10,18 @@ if TYPE_CHECKING:
     from partial_fc.head.partial_fc import PartialFC
 
 
+# So small that no norm and no limit notices the probe's gradient, also after a GradScaler's 2^24; a power of 2, so that
+# its ratios stay exact.
+PROBE = 2.0**-60
+
+
 class HeadOptimizer(torch.optim.Optimizer):
     """An optimizer whose `step` updates the centres with the learning rate of its only parameter group.
 
-    That group has one scalar, `probe`, whose gradient after a backward is the sum of the gradients of the loss, which
-    is the loss' scale: where somebody divides it (GradScaler.unscale_), the centres' gradient is divided alike. What
-    moves the centres (momentum, weight decay) is the head's own `optimizer`, and its state is saved with the head.
+    That group has one scalar, `probe`. Its gradient after a backward is PROBE times the gradient of the loss, which is
+    the loss' scale. Whoever multiplies it (GradScaler.unscale_, clip_grad_norm_) multiplies the centres' gradient
+    alike. What moves the centres (momentum, weight decay) is the head's own `optimizer`, and its state is saved with
+    the head.
     """
 
     def __init__(self, head: "PartialFC", lr: float):
@@ -52,7 +58,7 @@ class HeadOptimizer(torch.optim.Optimizer):
 
     def _receive(self, grad_loss: Tensor) -> None:
         """Is told of each backward pass."""
-        grad = grad_loss.detach().to(self.probe)
+        grad = grad_loss.detach().to(self.probe) * PROBE
         self._received = grad if self.probe.grad is None else self._received + grad
         self.probe.grad = self._received.clone()
 

@@ -25,8 +25,12 @@ def unit(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
     is beyond the dtype's range becomes NaN: as zeros it would hide from whoever looks for what is not finite. out:
     where the rows go; x, for example."""
     norm = x.norm(dim=1, keepdim=True)
-    divisor = torch.threshold(norm, 0.0, 1.0).nan_to_num_(nan=torch.nan, posinf=torch.nan)
-    return torch.div(x, divisor, out=out), norm
+    return torch.div(x, divisor(norm), out=out), norm
+
+
+def divisor(norm: Tensor) -> Tensor:
+    """Returns by what a row of this length is divided."""
+    return torch.threshold(norm, 0.0, 1.0).nan_to_num_(nan=torch.nan, posinf=torch.nan)
 
 
 def row_dots(x: Tensor, y: Tensor) -> Tensor:
@@ -82,7 +86,12 @@ class PlainKernel(Kernel):
         return Sums(sum_G.double() * most_G.double().exp(), weighted_sum_GD, centre_sum_D, nearest=nearest)
 
     def nearest(self, logits: Logits, k: int) -> Nearest:
-        return nearest(logits, k)
+        """By torch.mm and torch.topk; centres may lie on another device than features."""
+        found = Nearest(len(logits.unit_GD), k, logits.unit_GD.dtype, logits.unit_GD.device)
+        most = max(64, NEAREST_LOGITS // max(1, len(logits.unit_GD)))
+        for begin, _, hat_KD, _ in _chunks(logits, most):
+            _add(found, logits.unit_GD @ hat_KD.T, begin, logits.sub_centres)
+        return found
 
     def centre_gradients(self, logits: Logits, logit_grad: LogitGrad) -> Iterator[tuple[int, int, Tensor]]:
         unit_GD = logits.unit_GD
@@ -99,16 +108,6 @@ class PlainKernel(Kernel):
             if logit_grad.uniform_D is not None:
                 grad_KD += logit_grad.uniform_D
             yield begin, end, unit_backward(grad_KD, hat_KD, norm_K1)
-
-
-def nearest(logits: Logits, k: int) -> Nearest:
-    """Finds the nearest classes (`Kernel.nearest`) by torch.mm and torch.topk; centres may lie on another device than
-    features."""
-    found = Nearest(len(logits.unit_GD), k, logits.unit_GD.dtype, logits.unit_GD.device)
-    most = max(64, NEAREST_LOGITS // max(1, len(logits.unit_GD)))
-    for begin, _, hat_KD, _ in _chunks(logits, most):
-        _add(found, logits.unit_GD @ hat_KD.T, begin, logits.sub_centres)
-    return found
 
 
 def _add(found: Nearest, cos_GK: Tensor, begin: int, sub_centres: int) -> None:

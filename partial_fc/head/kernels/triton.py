@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from partial_fc.head.kernels import Kernel, LogitGrad, Logits, Precision, Sums, plain
+from partial_fc.head.kernels import Kernel, LogitGrad, Logits, Precision, Sums
 from partial_fc.head.kernels import triton_kernels as device_side
 from partial_fc.head.kernels.nearest import Nearest
 from partial_fc.head.kernels.triton_pass import Pass, Tiles, tiles_for
@@ -88,33 +88,35 @@ class TritonKernel(Kernel):
     def sums(
         self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False, num_nearest: int = 0
     ) -> Sums:
-        """num_nearest is found by products of their own (`nearest`): a tile of logits does not leave its program, and
-        to keep the k largest of each in registers would cost every pass its speed."""
         over = self._pass(logits)
         shift_G = self._shift(over)
         by_feature = over.new_by_feature()
         splits = over.new_splits() if with_weighted_sum else None
         totals = over.new_totals() if with_centre_sum else None
         kept = self._keep(over, shift_G) if with_weighted_sum else None
+        blocks = over.new_blocks(num_nearest) if num_nearest else None
         for begin, end in over.chunks():
             weight_GK = None
             if kept is not None:
                 weight_GK = kept.weights(begin, end)
                 weight_GK = over.scratch_GK if weight_GK is None else weight_GK
             chunk = over.read(begin, end)
-            over.weigh(chunk, device_side.SUMS.value, shift_G, weight_GK, by_feature)
+            over.weigh(chunk, device_side.SUMS.value, shift_G, weight_GK, by_feature, blocks)
             if splits is not None and weight_GK is not None:
                 over.weighted_sum(chunk, weight_GK, splits)
             if totals is not None:
                 over.centre_sum(chunk, totals)
         denominator_G, weighted_sum_GD = over.add_up(by_feature, splits, shift_G)
         centre_sum_D = None if totals is None else totals.sum(dim=0)[: over.width]
-        nearest = self.nearest(logits, num_nearest) if num_nearest else None
+        nearest = None if blocks is None else over.nearest(blocks, num_nearest)
         return Sums(denominator_G, weighted_sum_GD, centre_sum_D, kept, nearest)
 
     def nearest(self, logits: Logits, k: int) -> Nearest:
-        """By torch.mm and torch.topk, chunk by chunk, in float32."""
-        return plain.nearest(logits, k)
+        over = TritonKernel("fp32")._pass(logits)
+        blocks, zero_G = over.new_blocks(k), over.new(over.padded_rows).zero_()
+        for begin, end in over.chunks():
+            over.weigh(over.read(begin, end), device_side.SUMS.value, zero_G, blocks=blocks)
+        return over.nearest(blocks, k)
 
     def _keep(self, over: Pass, shift_G: Tensor) -> Kept:
         """Room for the weights of a pass, which takes it over from the last one."""

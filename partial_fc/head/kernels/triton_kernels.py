@@ -20,6 +20,8 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 MOST = tl.constexpr(0)
 SUMS = tl.constexpr(1)
 
+BLOCK = tl.constexpr(16)  # places of which `weigh` finds the largest cosine
+
 # The features of the gradient's product, times their factors, are so much smaller than they should be: a factor can be
 # 2 ** 132, with weights of 2 ** -125, and a loss multiplied by 65,536 comes on top. `finish_rows` makes up for it. From
 # 2 ** 152 on the gradient is not finite, which guards see.
@@ -204,8 +206,8 @@ def nearest_sub_centres(
 @triton.jit(do_not_specialize=["K", "begin"])
 def weigh(
     x_ptr, operand_ptr, stride, inverse_ptr, bias_ptr, nearest_ptr,
-    target_class_ptr, shift_ptr, hard_ptr, weight_ptr, by_feature_ptr,
-    K, begin, K_PAD, G_PAD, CLASSES_PAD, scale, hard_t, filter_above,
+    target_class_ptr, shift_ptr, hard_ptr, weight_ptr, by_feature_ptr, largest_ptr,
+    K, begin, K_PAD, G_PAD, CLASSES_PAD, BLOCKS_PAD, scale, hard_t, filter_above,
     WHAT: tl.constexpr, FILTERED: tl.constexpr, SUB_CENTRES: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_K: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
@@ -215,6 +217,9 @@ def weigh(
     SUMS    by_feature: the sum of e = 2 ** (logit - shift); weight (G, K), if given: e * f' / length, what the stored
             centre weighs in the feature's weighted sum, and, times the feature's factor, the feature in the gradient
             by the stored centre.
+
+    largest (G, blocks), if given: the largest cosine of each BLOCK places, targets and sub-centres included, Inf where
+    one is NaN.
 
     Features are the tile's rows since most numbers belong to one: a thread holds two rows, but 64 columns. A number
     costs a multiply-add and a power of 2; what only few tiles have to test is tested by tile.
@@ -227,6 +232,12 @@ def weigh(
     at = tl.minimum(place, K - 1)
     product = _products(x_ptr, g, operand_ptr, at, stride, D_PAD, BLOCK_G, BLOCK_K, DEPTH)
     inverse = tl.load(inverse_ptr + place)
+    if largest_ptr is not None:
+        cos = tl.where((place < K)[None, :], product * inverse[None, :], float("-inf"))
+        cos = tl.where(cos == cos, cos, float("inf"))
+        block = tile_k * (BLOCK_K // BLOCK) + tl.arange(0, BLOCK_K // BLOCK)
+        largest = tl.max(tl.reshape(cos, (BLOCK_G, BLOCK_K // BLOCK, BLOCK)), axis=2)
+        tl.store(largest_ptr + g[:, None] * BLOCKS_PAD + block[None, :], largest)
     shift = tl.load(shift_ptr + g)[:, None]
     logit = product * (inverse * scale)[None, :] - shift
     if hard_ptr is not None:

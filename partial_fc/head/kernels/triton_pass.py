@@ -12,6 +12,8 @@ from torch import Tensor
 
 from partial_fc.head.kernels import Logits
 from partial_fc.head.kernels import triton_kernels as device_side
+from partial_fc.head.kernels.nearest import Nearest
+from partial_fc.head.kernels.plain import divisor
 from partial_fc.head.kernels.triton_kernels import LOG2_E
 from partial_fc.head.kernels.triton_update import row_blocks
 
@@ -23,6 +25,7 @@ SPREAD_PLACES = 1 << 13  # of a chunk, where tiles are made narrower; both passe
 ROW_BLOCK = 16  # centres at a time where nothing is multiplied
 TILES_AT_A_TIME = 128  # of which partial sums are added up
 NUM_TOTALS = 256  # partial sums of unit centres
+CANDIDATE_BYTES = 1 << 26  # of centres copied at a time, where the nearest classes are looked for among candidates
 
 
 @dataclass(frozen=True)
@@ -213,23 +216,63 @@ class Pass:
         shift_G: Tensor,
         weight_GK: Tensor | None = None,
         by_feature: Tensor | None = None,
+        blocks: Nearest | None = None,
     ) -> None:
-        """Fills weight_GK, to whole tiles, and the chunk's part of `new_by_feature`."""
+        """Fills weight_GK, to whole tiles, and the chunk's part of `new_by_feature`; adds the chunk's blocks and their
+        largest cosines to `blocks`."""
         tile, negatives = self.tiles.logits, self.logits.negatives
         num_g, num_k = self.padded_rows // tile.rows, triton.cdiv(chunk.size, tile.columns)
         if by_feature is not None:
             by_feature = by_feature[self._tiles_before(chunk.begin) :]
-        nearest_GK = self._nearest(chunk)
+        wants_logits = weight_GK is not None or by_feature is not None
+        nearest_GK = self._nearest_sub_centres(chunk) if wants_logits and self.logits.sub_centres > 1 else None
+        largest_GN = None
+        if blocks is not None:
+            largest_GN = self.new(self.padded_rows, triton.cdiv(self.padded_chunk, device_side.BLOCK.value))
         x_GD, target_class_G = self.features
         device_side.weigh[(num_g * num_k,)](
             x_GD, *chunk.operands, chunk.inverse_K, chunk.bias, nearest_GK,
-            target_class_G, shift_G, self.hard_G, weight_GK, by_feature,
+            target_class_G, shift_G, self.hard_G, weight_GK, by_feature, largest_GN,
             chunk.size, chunk.begin, 0 if weight_GK is None else weight_GK.stride(0), self.padded_rows,
-            0 if nearest_GK is None else nearest_GK.shape[1],
+            0 if nearest_GK is None else nearest_GK.shape[1], 0 if largest_GN is None else largest_GN.shape[1],
             float(self.logits.scale) * LOG2_E.value, float(negatives.hard_t), float(negatives.filter_above or 0.0),
             WHAT=what, FILTERED=negatives.filter_above is not None, SUB_CENTRES=self.logits.sub_centres,
             D_PAD=self.padded_width, BLOCK_G=tile.rows, BLOCK_K=tile.columns, DEPTH=tile.depth, **tile.launch,
         )  # fmt: skip
+        if blocks is not None and largest_GN is not None:
+            first = chunk.begin // device_side.BLOCK.value
+            number_N = torch.arange(first, first + triton.cdiv(chunk.size, device_side.BLOCK.value), device=x_GD.device)
+            blocks.add(largest_GN[: self.num_rows, : len(number_N)], number_N)
+
+    def new_blocks(self, k: int) -> Nearest:
+        """For `weigh`: the blocks that hold the k nearest classes. Were one of these elsewhere, each block would have a
+        place as near, and so would k classes, as a class has no more than `sub_centres` places."""
+        return Nearest(self.num_rows, k * self.logits.sub_centres, torch.float32, self.logits.unit_GD.device)
+
+    def nearest(self, blocks: Nearest, k: int) -> Nearest:
+        """Finds the k nearest classes in the blocks of a whole pass. Forms their cosines again, from its operands."""
+        logits, device, sub_centres = self.logits, self.logits.unit_GD.device, self.logits.sub_centres
+        found = Nearest(self.num_rows, k, torch.float32, device)
+        num_classes = logits.num_sampled // sub_centres
+        in_block, sub_M = torch.arange(device_side.BLOCK.value, device=device), torch.arange(sub_centres, device=device)
+        num_places = blocks.class_GK.shape[1] * len(in_block) * sub_centres
+        step = max(1, CANDIDATE_BYTES // (4 * self.width * num_places))
+        for begin in range(0, self.num_rows if num_classes else 0, step):
+            rows = slice(begin, min(begin + step, self.num_rows))
+            place_GN = (blocks.class_GK[rows, :, None] * len(in_block) + in_block).flatten(1)
+            class_GN = place_GN.div(sub_centres, rounding_mode="floor").sort(dim=1).values
+            out_GN = (class_GN < 0) | (class_GN >= num_classes)
+            out_GN[:, 1:] |= class_GN[:, 1:] == class_GN[:, :-1]  # one place of a class stands for it
+            row = class_GN.clamp(0, num_classes - 1)[:, :, None] * sub_centres + sub_M
+            row = row if logits.row_S is None else logits.row_S[row]
+            centre_ND = logits.centre_LD[row.flatten()].float()
+            length_N1 = divisor(centre_ND.norm(dim=1, keepdim=True))
+            centre_GND = centre_ND.to(self._operands).float().div_(length_N1).unflatten(0, (len(row), -1))
+            x_GD1 = self.features[0][rows, : self.width, None].float()
+            cos_GN = (centre_GND @ x_GD1).view(row.shape).amax(2).masked_fill_(out_GN, -torch.inf)
+            found.cosine_GK[rows], at_GK = cos_GN.topk(k, dim=1)
+            found.class_GK[rows] = class_GN.masked_fill_(out_GN, -1).gather(1, at_GK)
+        return found
 
     def new_by_feature(self) -> Tensor:
         """(tiles of places, G), of all chunks."""
@@ -241,10 +284,8 @@ class Pass:
     def _tiles_before(self, begin: int) -> int:
         return begin // self.chunk_rows * triton.cdiv(self.chunk_rows, self.tiles.logits.columns)
 
-    def _nearest(self, chunk: Chunk) -> Tensor | None:
-        """(G, classes of the chunk), int8: the nearest of each class's sub-centres; None where there is but one."""
-        if self.logits.sub_centres == 1:
-            return None
+    def _nearest_sub_centres(self, chunk: Chunk) -> Tensor:
+        """(G, classes of the chunk), int8: the nearest of each class's sub-centres."""
         tile = self.tiles.logits
         classes = _whole(triton.cdiv(self.padded_chunk, self.logits.sub_centres), tile.columns)
         nearest_GK = self.new(self.padded_rows, classes, dtype=torch.int8)

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import os
 import threading
 import time
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from partial_fc.checkpoint.files import finite
 from partial_fc.files import check_regular, replacing, warn_on_os_error
 
 if TYPE_CHECKING:
@@ -140,20 +140,13 @@ class HistoryFile:
     def add(self, step: int, **values: Any) -> None:
         if time.monotonic() < self._next_try:
             return
-        row = {"step": step, "time": round(time.time(), 3), **{name: _json(value) for name, value in values.items()}}
+        row = finite({"step": step, "time": round(time.time(), 3), **values})
         begin, self._begin = self._begin, "\n"  # a partial row is a line of its own
         self._next_try = time.monotonic() + _TRY_AGAIN_S
         with warn_on_os_error(str(self._path)):
             with self._path.open("a") as file:
                 file.write(begin + json.dumps(row, allow_nan=False) + "\n")
             self._next_try, self._begin = 0.0, ""
-
-
-def _json(value: Any) -> Any:
-    """Replaces NaN, which JSON lacks, by None."""
-    if isinstance(value, dict):
-        return {name: _json(one) for name, one in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # ---- reading
@@ -242,7 +235,6 @@ def thinned(row_N3: NDArray[np.float64], num_points: int = 300) -> NDArray[np.fl
 def draw(models_root: Path) -> None:
     """Writes loss.png: loss and learning rate, with marks for evaluations; nothing before the first step."""
     # The object interface needs no display, and does not touch pyplot's global state.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     point_P5 = thinned(read_losses(models_root))
@@ -250,7 +242,6 @@ def draw(models_root: Path) -> None:
         return
     step_P, loss_P, low_P, high_P, lr_P = point_P5.T
     figure = Figure(figsize=(9, 6), dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     above.fill_between(step_P, low_P, high_P, alpha=0.25, linewidth=0)
     above.plot(step_P, loss_P)

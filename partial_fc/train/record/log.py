@@ -103,6 +103,7 @@ class Interval:
     seconds_left: float = 0.0
     loss_scale: float | None = None  # now; None: no loss scale
     unit: str = "images"  # the noun for samples
+    teacher_loss: float | None = None  # its part of mean_loss; None: no teacher
 
 
 @dataclass(frozen=True)
@@ -132,4 +133,5 @@ class StepLine:
         minutes, seconds = divmod(round(since.seconds_left), 60)
         hours, minutes = divmod(minutes, 60)
         left = f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-        return f"step {step}/{self.total_steps} · loss {since.mean_loss:.3g} · {speed} · {left} left"
+        part = "" if since.teacher_loss is None else f" (teacher {since.teacher_loss:.3g})"
+        return f"step {step}/{self.total_steps} · loss {since.mean_loss:.3g}{part} · {speed} · {left} left"

@@ -76,8 +76,10 @@ class Progress:
         lr: float,
         shares: dict[str, float],
         loss_scale: float | None = None,
+        teacher: float | None = None,
     ) -> None:
-        """Writes the line after update number `step` (counted from 1)."""
+        """Writes the line after update number `step` (counted from 1). teacher: its part of the loss, the mean since
+        the last line."""
         seconds = time.perf_counter() - self._last_time - self._paused
         steps, samples = step - self._last_step, position - self._last_position
         rate = samples / seconds
@@ -89,12 +91,15 @@ class Progress:
         left = timedelta(seconds=round(seconds_left))
         spent = ", ".join(f"{part} {share:.0%}" for part, share in shares.items())
         per_rank = rate / self._world.size
-        words = f"{rate:.0f} {self._unit}/s, {per_rank:.0f} per rank | {spent} | {left} left"
-        since = Interval(self._loss_sum / steps, rate, per_rank, words, seconds_left, loss_scale, self._unit)
+        part = "" if teacher is None else f"teacher loss {teacher:.4f} | "
+        words = f"{rate:.0f} {self._unit}/s, {per_rank:.0f} per rank | {part}{spent} | {left} left"
+        since = Interval(self._loss_sum / steps, rate, per_rank, words, seconds_left, loss_scale, self._unit, teacher)
         _log.info(self._line.text(step, position, loss, lr, since))
         values = {"train/loss": loss, "train/lr": lr, "train/epoch": epoch, f"speed/{self._unit}_per_s": rate}
         if loss_scale is not None:
             values["train/loss_scale"] = loss_scale
+        if teacher is not None:
+            values["train/teacher_loss"] = teacher
         self.scalars(step, values | {f"time/{part}": share for part, share in shares.items()})
         self._bar.set_postfix(loss=f"{since.mean_loss:.3g}", refresh=False)
         self._restart(step, position)

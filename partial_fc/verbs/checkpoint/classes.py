@@ -10,7 +10,7 @@ import tyro
 
 from partial_fc import printable
 from partial_fc.data import ImageFolder, open_source
-from partial_fc.flags.numbers import check_numbers
+from partial_fc.flags.facts import In
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,12 +75,9 @@ class MergeClassesOptions(_NewOptions):
     """The class to keep."""
     names: Names = ()
     """The classes to merge into it."""
-    images: tuple[float, ...] = ()
+    images: Annotated[tuple[float, ...], In("(0, 1e18)")] = ()
     """Number of images of each class, --into first, then the NAMEs, as weights of the directions. By default all
     weights are equal, which suits classes of about the same size."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, images="(0, 1e18)")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from partial_fc.files import check_new, make_folders, sync_folder
-from partial_fc.flags.numbers import PROCESSES, check_numbers
+from partial_fc.flags.facts import In
+from partial_fc.flags.numbers import PROCESSES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,13 +35,10 @@ class ExportOptions:
     folder."""
     out: Path
     """The folder to write to (that trainer's --models-root)."""
-    world_size: int
+    world_size: Annotated[int, In(PROCESSES)]
     """Number of ranks of that trainer."""
-    momentum_lr: float | None = None
+    momentum_lr: Annotated[float | None, In("(0, inf)")] = None
     """The learning rate of the last steps, which MXNet's momentum includes; none: no momentum is written."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, world_size=PROCESSES, momentum_lr="(0, inf)")
 
 
 def export_centres(options: ExportOptions) -> None:
@@ -77,7 +75,7 @@ def export_centres(options: ExportOptions) -> None:
             for path in (path for of_rank in paths for path in of_rank):
                 path.unlink(missing_ok=True)
         raise
-    print_notes(_notes(stored, rows, num_local * size, lr))
+    print_notes(_notes(rows, num_local * size, lr))
     print(
         f"{options.out}: {rows.stop} classes of {stored.manifest['embedding_size']} features, {num_local} rows for "
         f"each of {size} rank(s){'' if lr is None else ', with momentum'}"
@@ -113,7 +111,7 @@ def _rows_of_rank(
     return row_LD
 
 
-def _notes(stored: "Checkpoint", rows: "RowsNow", num_rows: int, lr: float | None) -> Sequence[str]:
+def _notes(rows: "RowsNow", num_rows: int, lr: float | None) -> Sequence[str]:
     notes = []
     if num_rows > rows.stop:
         notes.append(f"the last {num_rows - rows.stop} row(s) are padding: to read the files back give --num-classes "

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from partial_fc.flags.numbers import CLASSES, PIXELS, check_numbers
+from partial_fc.flags.facts import In
+from partial_fc.flags.numbers import CLASSES, PIXELS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +22,7 @@ _NETWORK = Literal["r18", "r34", "r50", "r100", "r200", "mbf"]
 class ImportOptions:
     """Joins class centres of InsightFace's trainers, a file for each rank, to a checkpoint that any number of ranks
     loads. With the backbone (--network), --resume OUT continues from it; without it, train.py face loads the centres by
-    --head-centres OUT, and the backbone by --pretrained."""
+    --start-centres OUT, and the backbone by --pretrained."""
 
     files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")]
     """The files of all ranks, or their folder: R_centers.param and R_centers_mom.param (MXNet);
@@ -29,7 +30,7 @@ class ImportOptions:
     (arcface_torch)."""
     out: Path
     """The folder of the new checkpoint."""
-    num_classes: int | None = None
+    num_classes: Annotated[int | None, In(CLASSES)] = None
     """Number of classes; required for MXNet's files, which may end with padding."""
     names_file: Path | None = None
     """A file with the names of the classes, one a line."""
@@ -37,19 +38,16 @@ class ImportOptions:
     """The network of checkpoint_gpu_0.pt or --backbone; none: the backbone is left out."""
     backbone: Path | None = None
     """The backbone's weights, if they are in a separate file (model.pt, backbone.pth)."""
-    image_size: int = 112
+    image_size: Annotated[int, In(PIXELS)] = 112
     """Image size of that training."""
     optimizer: Literal["auto", "sgd", "adamw", "adam", "adagrad"] = "auto"
     """Optimizer of the centres. auto: the one whose state the files have, else sgd."""
-    momentum_lr: float | None = None
+    momentum_lr: Annotated[float | None, In("(0, inf)")] = None
     """The learning rate of the last steps; required for R_centers_mom.param."""
     step: int = 0
     """The step to resume from: number of updates made."""
     position: int = 0
     """The position to resume from: number of samples consumed."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, num_classes=CLASSES, image_size=PIXELS, momentum_lr="(0, inf)")
 
 
 def import_centres(options: ImportOptions) -> None:
@@ -90,7 +88,7 @@ def import_centres(options: ImportOptions) -> None:
             output.tensors("backbone.safetensors", weights)
             output.tensors("optimizer.safetensors", state)
     print_notes(notes)
-    start = "--resume" if weights is not None else "--head-centres"
+    start = "--resume" if weights is not None else "--start-centres"
     print(
         f"{options.out}: {rows.stop} classes of {rows.width} features, for {optimizer}; start with {start} "
         f"{options.out}"

@@ -12,7 +12,7 @@ import tyro
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
-from partial_fc.checkpoint.folders import MARKER, best, is_set_aside, is_step, newest, steps_below
+from partial_fc.checkpoint.folders import MARKER, best, is_quarantined, is_step, newest, steps_below
 from partial_fc.files import check_regular
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def summary(folder: Path) -> dict[str, Any]:
     if not marker.exists():
         facts["problem"] = f"incomplete: it has no file {MARKER}; it is being written, or was abandoned"
         return facts
-    if is_set_aside(folder):
+    if is_quarantined(folder):
         facts["problem"] = "quarantined by a run that resumed from an older one; remove it if it is not needed"
         return facts
     facts["age_s"] = round(time.time() - marker.stat().st_mtime)

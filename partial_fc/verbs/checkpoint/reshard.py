@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from partial_fc.flags.numbers import PROCESSES, check_numbers
+from partial_fc.flags.facts import In
+from partial_fc.flags.numbers import PROCESSES
 
 if TYPE_CHECKING:
     from partial_fc.checkpoint.output import Output
@@ -31,11 +32,8 @@ class ReshardOptions(MergeOptions):
     """Writes the files of another number of ranks, with bit-identical rows: for hosts that each have their own folder,
     or to join such folders (with their own number of ranks)."""
 
-    world_size: int
+    world_size: Annotated[int, In(PROCESSES)]
     """Number of ranks of the new files."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, world_size=PROCESSES)
 
 
 def merge(options: MergeOptions) -> None:

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from safetensors import SafetensorError
 
 from partial_fc import terminal
-from partial_fc.checkpoint.files import checksums_name
-from partial_fc.checkpoint.folders import MARKER, is_set_aside, is_step, steps_below
-from partial_fc.files import TEXT_BYTES, check_regular, read_bytes
+from partial_fc.checkpoint.files import checksums_name, load_tensors
+from partial_fc.checkpoint.folders import MARKER, is_quarantined, is_step, steps_below
+from partial_fc.files import TEXT_BYTES, read_bytes
 
 if TYPE_CHECKING:
     from partial_fc.checkpoint.read import Checkpoint
@@ -38,7 +37,7 @@ def verify(options: VerifyOptions) -> int:
     num_bad = 0
     for group in groups:
         where = ", ".join(map(str, group))
-        if len(groups) > 1 and is_set_aside(group[0]):
+        if len(groups) > 1 and is_quarantined(group[0]):
             print(f"{where}: quarantined, not checked")
             continue
         num_problems = 0
@@ -124,7 +123,7 @@ def _check_table(
     for file in terminal.bar(files, desc="head", unit="file", leave=False):
         try:
             part = file.open()
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             yield "bad", str(error)
             continue
         problem = _against_manifest(part, facts)
@@ -153,15 +152,13 @@ def _against_manifest(part: "Part", manifest: Mapping[str, Any]) -> str | None:
 
 def _check_finite(folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
     import torch
-    from safetensors.torch import load_file
 
     paths = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
     for path in terminal.bar(paths, desc="finite", unit="file", leave=False):
         try:
-            check_regular(path)
-            tensors = load_file(path)
-        except (SafetensorError, OSError, RuntimeError) as error:
-            yield "bad", f"{path} is no safetensors file, or cut short: {error}"
+            tensors = load_tensors(path)
+        except (ValueError, OSError) as error:
+            yield "bad", str(error)
             continue
         for name, t in tensors.items():
             num_bad = int((~torch.isfinite(t)).sum())

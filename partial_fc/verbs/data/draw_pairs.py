@@ -17,7 +17,8 @@ from partial_fc.data.pairs import write_pairs
 from partial_fc.data.sample import BadRecord, still
 from partial_fc.files import check_new
 from partial_fc.findings import counted
-from partial_fc.flags.numbers import PIXELS, check_numbers
+from partial_fc.flags.facts import In
+from partial_fc.flags.numbers import PERCENT, PIXELS
 from partial_fc.verbs.data.pair_list import read_pair_list
 
 
@@ -32,19 +33,16 @@ class PairsOptions:
     """The .bin file to write."""
     root: Path | None = None
     """The folder that paths of a list are relative to; by default the list's own."""
-    num_pairs: int = 6000
+    num_pairs: Annotated[int, In(1)] = 6000
     """Number of pairs to draw, half of them of one class. A list is used completely."""
-    folds: int = 10
+    folds: Annotated[int, In(1)] = 10
     """Number of folds. No class occurs in two of them: a threshold is never tested on the classes it was chosen on."""
     seed: int = 0
     """Seed of the drawing."""
-    image_size: int | None = None
+    image_size: Annotated[int | None, In(PIXELS)] = None
     """Resize (shorter side, then the middle square), write as JPEG; none keeps the files as they are."""
-    quality: int = 95
+    quality: Annotated[int, In(PERCENT)] = 95
     """JPEG quality of re-encoded images."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, num_pairs=1, folds=1, image_size=PIXELS, quality="[1, 100]")
 
 
 def make_pairs(options: PairsOptions) -> None:

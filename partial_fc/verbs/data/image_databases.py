@@ -19,11 +19,13 @@ from partial_fc.data.databases import DatabaseSource, open_database
 from partial_fc.data.databases.write import Format, Put, encode_record, leveldb_writer, lmdb_writer
 from partial_fc.data.decode import check_proportions, decode
 from partial_fc.data.idx import IdxSource, Split
+from partial_fc.data.image_folder import write_names
 from partial_fc.data.open import NO_LISTS
 from partial_fc.data.sample import BadRecord, naming, still
 from partial_fc.files import check_new
 from partial_fc.findings import counted
-from partial_fc.flags.numbers import PIXELS, THREADS, check_numbers
+from partial_fc.flags.facts import In
+from partial_fc.flags.numbers import PERCENT, PIXELS, THREADS
 from partial_fc.verbs.data.left_out import usable
 
 _JUDGED = 512  # images from which the total size is estimated
@@ -49,26 +51,23 @@ class DatabaseOptions:
     """The folder that paths of a list are relative to; by default the list's own."""
     split: Split = "train"
     """The set to read from a folder of idx files."""
-    size: int | None = None
+    size: Annotated[int | None, In(PIXELS)] = None
     """Pixels of the shorter side; the other side is resized in proportion. By default images keep their size."""
     raw: bool = False
     """Write pixels. Otherwise image files: the source's own byte for byte where nothing is resized, else JPEG; PNG
     where the source has pixels."""
-    quality: int = 95
+    quality: Annotated[int, In(PERCENT)] = 95
     """JPEG quality of re-encoded images."""
     shuffle: bool = False
     """Write the images in random order: Caffe2's trainer reads them in key order."""
     seed: int = 1701
     """Seed of --shuffle."""
-    num_workers: int = 4
+    num_workers: Annotated[int, In(THREADS)] = 4
     """Threads that read, decode and encode."""
     max_bad_records: int = 0
     """Unreadable images to report and skip before stopping."""
     leveldb_shadow: Path | None = None
     """The folder for files that LevelDB writes when it opens a database; by default the temporary folder."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, size=PIXELS, quality="[1, 100]", num_workers=THREADS)
 
     @property
     def copies(self) -> bool:
@@ -107,8 +106,7 @@ def _make(options: DatabaseOptions, writer: AbstractContextManager[Put]) -> None
             total += 1
     names = source.class_names()
     if names:
-        text = "".join(f"{name}\n" for name in names)
-        (options.output / "classes.txt").write_bytes(text.encode("utf-8", "surrogateescape"))
+        write_names(options.output / "classes.txt", names)
     labels = "" if isinstance(source, DatabaseSource) else f"; --num_labels {source.num_classes}"
     print(f"{options.output}: {counted(total, 'image')}{labels}")
 

@@ -11,13 +11,15 @@ import tyro
 from partial_fc import printable
 from partial_fc.data import ImageFolder, open_source
 from partial_fc.data.decode import encode_square
+from partial_fc.data.image_folder import write_names
 from partial_fc.data.recordio import MAX_CLASSES, RecordWriter, pack, write_index
 from partial_fc.data.sample import naming
 from partial_fc.data.sets.joined import matching
 from partial_fc.data.sets.tar_shards import write_tar_index
 from partial_fc.files import check_new
 from partial_fc.findings import counted
-from partial_fc.flags.numbers import PIXELS, THREADS, check_numbers
+from partial_fc.flags.facts import In
+from partial_fc.flags.numbers import PERCENT, PIXELS, THREADS
 from partial_fc.verbs.data.left_out import usable
 
 _log = logging.getLogger(__name__)
@@ -33,20 +35,17 @@ class PackOptions:
     """The folder to write to."""
     root: Path | None = None
     """The folder that paths of a list are relative to; by default the list's own."""
-    image_size: int | None = 112
+    image_size: Annotated[int | None, In(PIXELS)] = 112
     """Resize (shorter side, then the middle square) and write as JPEG. Images of this size, and with none all
     images, are copied byte for byte."""
-    quality: int = 95
+    quality: Annotated[int, In(PERCENT)] = 95
     """JPEG quality of re-encoded images."""
     plain: bool = False
     """im2rec's layout, keys from 0. Otherwise InsightFace's: sorted by class, with identity records."""
-    num_workers: int = 4
+    num_workers: Annotated[int, In(THREADS)] = 4
     """Threads that read, decode and encode."""
     max_bad_records: int = 0
     """Unreadable images to report and skip before stopping."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, image_size=PIXELS, quality="[1, 100]", num_workers=THREADS)
 
 
 def pack_images(options: PackOptions) -> None:
@@ -88,8 +87,7 @@ def pack_images(options: PackOptions) -> None:
     size = options.image_size or 0
     (options.output / "property").write_text(f"{source.num_classes},{size},{size}\n")
     if class_names := source.class_names():
-        names = "".join(f"{name}\n" for name in class_names)
-        (options.output / "classes.txt").write_bytes(names.encode("utf-8", "surrogateescape"))
+        write_names(options.output / "classes.txt", class_names)
     if isinstance(source, ImageFolder) and source.left_out:
         _log.warning("%s: files are left out: %s", options.source, source.left_out_text())
     _report(options.output, count_C, source.class_names())

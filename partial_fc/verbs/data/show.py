@@ -21,6 +21,7 @@ from partial_fc.data.transform import ShortSideCrop, SquareImage, mirror
 from partial_fc.data.video import ClipList, ClipTransform, Window
 from partial_fc.files import regular
 from partial_fc.findings import counted
+from partial_fc.flags.facts import In
 from partial_fc.flags.numbers import PIXELS, check_numbers
 from partial_fc.pictures import Pixels, Row, Tile
 from partial_fc.verbs.data.image_databases import open_any
@@ -40,22 +41,22 @@ class ShowOptions:
     idx files; with --data-dir a list of videos."""
     out: Path
     """The picture to write, like sheet.png."""
-    classes: int = 10
+    classes: Annotated[int, In(1)] = 10
     """Number of classes, chosen at random."""
-    images: int = 10
+    images: Annotated[int, In(1)] = 10
     """Images of each class, or pairs of each kind, chosen at random."""
     seed: int = 0
     """Seed of the choice."""
     augmented: bool = False
     """Each row is one image and several augmentations of it: by the transform of recipe face; for image databases of
     imagenet, for videos of kinetics."""
-    image_size: int | None = None
+    image_size: Annotated[int | None, In(PIXELS)] = None
     """With --augmented: pixels of a side. none: the recipe's default, 112, 227 or 224."""
     mirror: bool = True
     """With --augmented: mirror half of the images."""
     augment: Literal["none", "glyph"] = "none"
     """With --augmented: recipe face's --augment, for characters."""
-    resize: int | None = None
+    resize: Annotated[int | None, In(PIXELS)] = None
     """With --augmented, of image databases and videos: the shorter side before the crop (of videos the height, the
     width is 340/256 times that). none: the recipes' 256."""
     root: Path | None = None
@@ -67,7 +68,7 @@ class ShowOptions:
     """The set to read from a folder of idx files."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, classes=1, images=1, image_size=PIXELS, resize=PIXELS)
+        check_numbers(self)
         if not self.augmented and (self.image_size or self.resize or not self.mirror or self.augment != "none"):
             raise ValueError(
                 "--image-size, --resize, --mirror and --augment set the transform of training: add --augmented"

@@ -8,12 +8,14 @@ from typing import Annotated
 
 import tyro
 
+from partial_fc.data.image_folder import write_names
 from partial_fc.data.sample import BadRecord
 from partial_fc.data.video.clip_list import write_list
 from partial_fc.data.video.frames import VideoFile
 from partial_fc.files import read_text
 from partial_fc.findings import counted
-from partial_fc.flags.numbers import THREADS, check_numbers
+from partial_fc.flags.facts import In
+from partial_fc.flags.numbers import THREADS
 from partial_fc.verbs.data.left_out import usable
 
 _SUFFIXES = (".mp4", ".avi", ".mkv", ".webm", ".mov", ".m4v", ".mpg", ".ts")
@@ -36,11 +38,8 @@ class ListOptions:
     """A file of class names, by label, where FOLDER may lack some: that of the training list, for the validation's."""
     max_bad_records: int = 0
     """Unreadable videos to report and skip before stopping."""
-    num_workers: int = 4
+    num_workers: Annotated[int, In(THREADS)] = 4
     """Threads that read."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, num_workers=THREADS)
 
 
 def make_lists(options: ListOptions) -> None:
@@ -62,8 +61,7 @@ def make_lists(options: ListOptions) -> None:
     counted_frames = usable(look, videos, options.num_workers, options.max_bad_records, "videos", "video")
     lines = [(name, num_frames, label) for (name, label), num_frames in counted_frames]
     write_list(options.out, lines)
-    text = "".join(f"{name}\n" for name in names)
-    options.out.with_suffix(".classes").write_text(text, encoding="utf-8", errors="surrogateescape")
+    write_names(options.out.with_suffix(".classes"), names)
     print(f"{options.out}: {counted(len(lines), 'video')}; --num-classes {len(names)}")
 
 

@@ -26,7 +26,8 @@ from partial_fc.data.sample import BadRecord, LabelOutOfRange, still
 from partial_fc.data.sets.joined import find_sets, is_pattern, open_sets
 from partial_fc.data.sets.ranges import as_url
 from partial_fc.findings import Describe, Finding, counted
-from partial_fc.flags.numbers import CLASSES, THREADS, check_numbers
+from partial_fc.flags.facts import In
+from partial_fc.flags.numbers import CLASSES, THREADS
 
 _NOTHING_TO_CHECK = 2
 
@@ -39,11 +40,11 @@ class DataOptions:
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """A folder with train.rec, a .rec file, a folder with one sub-folder per class, a list, tar shards, a .parquet, a
     pattern or .sets file of several, a folder with MNIST's idx files, or a .bin."""
-    num_classes: int | None = None
+    num_classes: Annotated[int | None, In(CLASSES)] = None
     """The number of classes of the training run; by default what the set states."""
     images: bool = True
     """Decode every image and look for equal files; without it only index, headers and labels are read."""
-    num_workers: int = len(os.sched_getaffinity(0))
+    num_workers: Annotated[int, In(THREADS)] = len(os.sched_getaffinity(0))
     """Threads that decode."""
     show: int = 10
     """Places to print for each finding."""
@@ -53,9 +54,6 @@ class DataOptions:
     """A picture to write (.png): the first images of each finding, one finding a row, and a sample of the set."""
     bar: bool = True
     """Show a progress bar."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, num_classes=CLASSES, num_workers=THREADS)
 
 
 _EXPECTED = (

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import tyro
 
 from partial_fc.findings import check_writable
-from partial_fc.flags.numbers import PORT, check_numbers
+from partial_fc.flags.facts import In
+from partial_fc.flags.numbers import PORT
 from partial_fc.verbs.doctor.host_findings import HostFinding, common_findings, host_findings
 from partial_fc.verbs.doctor.hosts import ROOT, Host, HostError, parse
 
@@ -39,17 +40,14 @@ class EnvOptions:
     """Hosts as for horovodrun, a:8,b:8, or a host file; by default this machine."""
     models_root: Path = Path("runs")
     """The output folder of the run."""
-    ssh_port: int | None = None
+    ssh_port: Annotated[int | None, In(PORT)] = None
     """The port of sshd, if it is not 22."""
-    ssh_timeout: float = 10.0
+    ssh_timeout: Annotated[float, In("(0, 86400]")] = 10.0
     """Seconds in which a host must answer."""
     transfer: bool = True
     """Measure latency, bandwidth and clock differences between the hosts, about a second per pair of neighbours."""
     report: Path | None = None
     """A JSON file to write: all lines, and the answers of the hosts."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, ssh_port=PORT, ssh_timeout="(0, 86400]")
 
 
 def doctor_env(options: EnvOptions) -> int:

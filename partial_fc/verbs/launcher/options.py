@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from partial_fc.flags.facts import In
 from partial_fc.flags.numbers import PROCESSES, check_numbers
 from partial_fc.verbs.train import recipes
 
@@ -38,9 +39,9 @@ class LaunchOptions:
     and its processes get RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as from torchrun.
     Ctrl-C and SIGTERM reach the workers, wherever they are. docs/mxnet_launch.md has more."""
 
-    num_workers: Annotated[int, tyro.conf.arg(aliases=["-n"])]
+    num_workers: Annotated[int, In(PROCESSES), tyro.conf.arg(aliases=["-n"])]
     """Number of workers."""
-    num_servers: Annotated[int | None, tyro.conf.arg(aliases=["-s"])] = None
+    num_servers: Annotated[int | None, In("[0, 65536]"), tyro.conf.arg(aliases=["-s"])] = None
     """Servers. none: as many as workers; 0 where COMMAND is one of our recipes (`train.py RECIPE`, `partial-fc train
     RECIPE`) without --engine mxnet. 0: neither servers nor a scheduler."""
     hostfile: Annotated[Path | None, tyro.conf.arg(aliases=["-H"])] = None
@@ -61,7 +62,7 @@ class LaunchOptions:
     """Print what would be started, and start nothing."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, num_workers=PROCESSES, num_servers="[0, 65536]")
+        check_numbers(self)
         needs_hosts = self.launcher in ("ssh", "mpi")
         if needs_hosts and self.hostfile is None:
             default = "" if self.launcher == "mpi" else " (the default, as launch.py's)"

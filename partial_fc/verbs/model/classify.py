@@ -16,6 +16,7 @@ from partial_fc import terminal
 from partial_fc.comm import SingleWorld
 from partial_fc.embedding.sources import open_images
 from partial_fc.flags import check_numbers
+from partial_fc.flags.facts import In
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +35,7 @@ class ClassifyOptions:
     """A run's folder, whose newest checkpoint counts, or a checkpoint's. (model.safetensors has no class centres.)"""
     images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...")]
     """Image files; or a folder, a list or a .rec."""
-    top: int = 5
+    top: Annotated[int, In(1)] = 5
     """Classes for each image."""
     flip: bool | None = None
     """Add the embedding of the mirrored image; none: as the checkpoint says."""
@@ -44,7 +45,7 @@ class ClassifyOptions:
     """cpu, cuda, or auto: a GPU where there is one."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, top=1)
+        check_numbers(self)
         if self.device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"--device is {self.device!r}; expected auto, cpu or cuda")
 

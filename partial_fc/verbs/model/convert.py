@@ -11,7 +11,8 @@ import tyro
 
 from partial_fc.checkpoint.files import save_tensors
 from partial_fc.files import check_new
-from partial_fc.flags.numbers import PIXELS, check_numbers
+from partial_fc.flags.facts import In
+from partial_fc.flags.numbers import PIXELS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,12 +41,9 @@ class ConvertOptions:
     symbol: Path | None = None
     """The symbol of a SOURCE of MXNet, which has the input's scale, epsilons and fixed gammas; none:
     PREFIX-symbol.json beside it, else that of InsightFace's recipe."""
-    image_size: int | None = None
+    image_size: Annotated[int | None, In(PIXELS)] = None
     """The network's image size, if several fit its shapes; none: what SOURCE states, else the largest (112 for 97 to
     112)."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, image_size=PIXELS)
 
 
 @dataclass(frozen=True)

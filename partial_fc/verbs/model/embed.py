@@ -15,6 +15,7 @@ from partial_fc.data import ImageFolder, Source, open_on_all
 from partial_fc.embedding.sources import ImageFiles, open_images
 from partial_fc.findings import counted
 from partial_fc.flags import Flags, LaunchFlags, check_numbers
+from partial_fc.flags.facts import In
 from partial_fc.flags.numbers import BATCH, PIXELS, THREADS
 from partial_fc.verbs.model.table import Layout, check_table, new_table
 
@@ -27,35 +28,47 @@ _NAMED = 10  # bad images listed by name
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedOptions:
-    """Embeds images with a trained model: a table of keys, labels and embeddings of length 1, in the images' order. On
-    all ranks of horovodrun, torchrun and so on, or of --gpus; the table is the same for any number of them (to the bit,
-    with as many threads each)."""
+class ModelOptions:
+    """A trained model."""
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """A run's folder, a checkpoint, model.safetensors, or arcface_torch's model.pt, backbone.pth, checkpoint_gpu_0.pt
     """
-    images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...")]
-    """A folder of images or of class folders, a .rec (or its folder), a list (a path, or `path label`, a line), or
-    image files."""
-    out: Path
-    """The table: .npz (keys, labels, embeddings) or .parquet (key, label, embedding). A .rec's keys are its numbers."""
-    image_size: int | None = None
+    image_size: Annotated[int | None, In(PIXELS)] = None
     """The image size, for models whose file does not state it; none: the largest that fits the weights."""
     flip: bool | None = None
     """Add the embedding of the mirrored image; none: as the model's file states."""
     trust_code: bool = False
     """Execute the FILE.py that builds the model, if it was trained with --network FILE.py:FUNCTION."""
+
+    def load(self, device: "torch.device | str" = "cpu") -> "EmbeddingModel":
+        """Loads the model. Raises ValueError as `partial_fc.load`."""
+        from partial_fc.embedding.load import load
+
+        return load(self.model, device, image_size=self.image_size, flip=self.flip, trust_code=self.trust_code)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedOptions(ModelOptions):
+    """Embeds images with a trained model: a table of keys, labels and embeddings of length 1, in the images' order. On
+    all ranks of horovodrun, torchrun and so on, or of --gpus; the table is the same for any number of them (to the bit,
+    with as many threads each)."""
+
+    images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...")]
+    """A folder of images or of class folders, a .rec (or its folder), a list (a path, or `path label`, a line), or
+    image files."""
+    out: Path
+    """The table: .npz (keys, labels, embeddings) or .parquet (key, label, embedding). A .rec's keys are its numbers."""
     on_bad: Literal["stop", "nan"] = "stop"
     """For an unusable image: stop without a table, or write NaN and report it."""
-    batch_size: int = 64
+    batch_size: Annotated[int, In(BATCH)] = 64
     """Images in one forward of the network."""
-    num_workers: int = 2
+    num_workers: Annotated[int, In(THREADS)] = 2
     """Decoding threads of each process."""
     launch: Flags[LaunchFlags] = field(default_factory=LaunchFlags)
 
     def __post_init__(self) -> None:
-        check_numbers(self, image_size=PIXELS, batch_size=BATCH, num_workers=THREADS)
+        check_numbers(self)
         if not self.images:
             raise ValueError("IMAGES is missing: a folder, a .rec, a list, or image files")
         check_table(self.out)
@@ -68,10 +81,9 @@ def embed(options: EmbedOptions) -> None:
 
 
 def _embed(options: EmbedOptions, world: World, device: "torch.device") -> None:
-    from partial_fc.embedding.load import load
     from partial_fc.embedding.on_ranks import embedded, why_bad
 
-    model = load(options.model, device, image_size=options.image_size, flip=options.flip, trust_code=options.trust_code)
+    model = options.load(device)
     source = open_on_all(lambda: open_images(options.images), world)
     leads, num_bad = world.rank == 0, 0
     if leads:

@@ -9,7 +9,6 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
-import partial_fc
 from partial_fc import pictures
 from partial_fc.checkpoint.files import as_json
 from partial_fc.checkpoint.folders import is_step, newest
@@ -19,9 +18,9 @@ from partial_fc.evaluate import roc
 from partial_fc.evaluate.roc import Roc
 from partial_fc.findings import check_writable
 from partial_fc.flags import Flags, LaunchFlags, check_numbers
-from partial_fc.flags.numbers import PIXELS
+from partial_fc.flags.facts import In
 from partial_fc.verbs.data.pair_list import PairList, read_pair_list
-from partial_fc.verbs.model.embed import embed_together
+from partial_fc.verbs.model.embed import ModelOptions, embed_together
 
 if TYPE_CHECKING:
     import torch
@@ -36,12 +35,10 @@ _HEAD = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions:
+class EvaluateOptions(ModelOptions):
     """Measures a model on pairs of images: accuracy, TAR at FAR, the threshold to use and what it gives. Writes
     evaluation.json, roc.png, similarities.png and the worst pairs of each set."""
 
-    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A run's folder, model.safetensors, a checkpoint, or arcface_torch's model.pt."""
     sets: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[SET ...]")] = ()
     """Pairs: InsightFace's .bin, a .parquet with the columns image1, image2 and label, or a CSV file with
     `path,path,same` or `path,path,different` a line."""
@@ -56,13 +53,7 @@ class EvaluateOptions:
     """--ijb: weight images by the score of the face detector."""
     feature_length: bool = True
     """--ijb: weight images by the length of their features. (Both as in InsightFace's table.)"""
-    image_size: int | None = None
-    """The image size, for models whose file does not state it; none: the largest that fits the weights."""
-    flip: bool | None = None
-    """Add the embedding of the mirrored image; none: as the model's file states."""
-    trust_code: bool = False
-    """Execute the FILE.py that builds the model, if it was trained with --network FILE.py:FUNCTION."""
-    batch_size: int = 128
+    batch_size: Annotated[int, In(2)] = 128
     """Images in one forward of the network."""
     show: int = 10
     """Pairs of each kind in the picture of the worst pairs; 0: no picture."""
@@ -71,7 +62,7 @@ class EvaluateOptions:
     launch: Flags[LaunchFlags] = field(default_factory=LaunchFlags)
 
     def __post_init__(self) -> None:
-        check_numbers(self, image_size=PIXELS, batch_size=2, show=0)
+        check_numbers(self)
         if not self.sets and self.ijb is None:
             raise ValueError("nothing to evaluate on: give a .bin, a CSV file of pairs, or --ijb DIR")
         names = [path.stem for path in self.sets] + ([self.target] if self.ijb else [])
@@ -122,9 +113,7 @@ def output_folder(out: Path | None, model: Path, name: str) -> Path:
 
 def _evaluate(options: EvaluateOptions, world: World, device: "torch.device") -> None:
     folder = output_folder(options.out, options.model, "evaluation") if world.rank == 0 else None
-    model = partial_fc.load(
-        options.model, device, image_size=options.image_size, flip=options.flip, trust_code=options.trust_code
-    )
+    model = options.load(device)
     if folder:
         print(model, flush=True)
     judged = []

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import tyro
 
 from partial_fc.comm import SingleWorld
 from partial_fc.data.sample import still
 from partial_fc.embedding.sources import open_images
 from partial_fc.files import replacing
-from partial_fc.flags.numbers import PIXELS, check_numbers
+from partial_fc.flags.facts import In
+from partial_fc.flags.numbers import check_numbers
+from partial_fc.verbs.model.embed import ModelOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,16 +32,13 @@ _SMALLEST_COSINE = {"onnx": 1 - 1e-5, "onnx_fp16": 0.999, "onnx_int8": -1.0}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions:
+class ExportOptions(ModelOptions):
     """Writes a trained backbone for other programs. Each file is compared with the model before it has its name, and
     the largest difference printed; --val says what it costs in accuracy.
 
     The ONNX files have an input "input", float32 (N, 3, H, W) with any N, an output "embedding" (N, D), not
     normalised, and in their metadata network, input contract and flip rule. InsightFace's ArcFaceONNX reads them."""
 
-    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A run's folder, a checkpoint, model.safetensors, or arcface_torch's model.pt, backbone.pth, checkpoint_gpu_0.pt
-    """
     onnx: Path | None = None
     """Write ONNX in fp32 here."""
     onnx_fp16: Path | None = None
@@ -52,19 +50,13 @@ class ExportOptions:
     calibrate: Path | None = None
     """Representative images, from which the range of each layer's 8-bit values is measured: a folder, a .rec, a
     list."""
-    num_calibrate: int = 256
+    num_calibrate: Annotated[int, In(1)] = 256
     """Number of calibration images, evenly spread over the set."""
     val: tuple[Path, ...] = ()
     """Verification sets (.bin): the accuracy of the model and of each ONNX file is printed beside each other."""
-    image_size: int | None = None
-    """The image size, for models whose file does not state it; none: the largest that fits the weights."""
-    flip: bool | None = None
-    """Add the embedding of the mirrored image; none: as the model's file states. Written to the metadata."""
-    trust_code: bool = False
-    """Execute the FILE.py that builds the model, if it was trained with --network FILE.py:FUNCTION."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, image_size=PIXELS, num_calibrate=1)
+        check_numbers(self)
         if not self.files():
             raise ValueError("nothing to write: give --onnx, --onnx-fp16, --onnx-int8 or --torch, with a file's name")
         if len({path.absolute() for path in self.files().values()}) < len(self.files()):
@@ -83,11 +75,10 @@ class ExportOptions:
 
 def export(options: ExportOptions) -> None:
     """Writes the file. Raises ValueError if the comparison fails, and leaves no file then."""
-    from partial_fc.embedding.load import load
     from partial_fc.evaluate.verification import Verification
     from partial_fc.verbs.model import onnx_model
 
-    model = load(options.model, image_size=options.image_size, flip=options.flip, trust_code=options.trust_code)
+    model = options.load()
     sets = [Verification(path, model.image_size, 2 * _BATCH_SIZE, flip=model.flip) for path in options.val]
     print(model)
     forwards: dict[str, Callable[[Tensor], Tensor]] = {"model": model.forward}

@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import tyro
 from numpy.typing import NDArray
 
-import partial_fc
 from partial_fc import pictures
 from partial_fc.checkpoint.files import as_json
 from partial_fc.comm import World
@@ -16,8 +14,8 @@ from partial_fc.data import Source, npy, open_on_all, open_source
 from partial_fc.data.sample import still
 from partial_fc.findings import counted
 from partial_fc.flags import Flags, LaunchFlags, check_numbers
-from partial_fc.flags.numbers import PIXELS
-from partial_fc.verbs.model.embed import embed_together
+from partial_fc.flags.facts import In
+from partial_fc.verbs.model.embed import ModelOptions, embed_together
 from partial_fc.verbs.model.evaluate import output_folder
 
 if TYPE_CHECKING:
@@ -31,30 +29,22 @@ _ROWS = 4  # probes of a kind in the picture
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchOptions:
+class SearchOptions(ModelOptions):
     """Searches each image of --probe among those of --gallery: rank-1, rank-5, TPIR at FPIR (probes whose class is not
     in the gallery), P@1 and mAP@R. Writes search.json, and neighbours.png where there are images."""
 
-    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A run's folder, model.safetensors, a checkpoint, or arcface_torch's model.pt."""
     gallery: Path
     """The known images: a folder of class folders, a .rec, a list, or an .npz of `partial-fc embed`."""
     probe: Path | None = None
     """The images to search for, likewise; by default each image of the gallery is searched among the others."""
-    image_size: int | None = None
-    """The image size, for models whose file does not state it; none: the largest that fits the weights."""
-    flip: bool | None = None
-    """Add the embedding of the mirrored image; none: as the model's file states."""
-    trust_code: bool = False
-    """Execute the FILE.py that builds the model, if it was trained with --network FILE.py:FUNCTION."""
-    batch_size: int = 128
+    batch_size: Annotated[int, In(1)] = 128
     """Images in one forward of the network."""
     out: Path | None = None
     """The output folder; by default `search` in the run's folder, or beside the model's file."""
     launch: Flags[LaunchFlags] = field(default_factory=LaunchFlags)
 
     def __post_init__(self) -> None:
-        check_numbers(self, image_size=PIXELS, batch_size=1)
+        check_numbers(self)
         if self.probe == self.gallery:
             raise ValueError("--probe is --gallery: leave --probe away, and each image is searched among the others")
 
@@ -83,9 +73,7 @@ def _search(options: SearchOptions, world: World, device: "torch.device") -> Non
     from partial_fc.evaluate.identification import search
 
     folder = output_folder(options.out, options.model, "search") if world.rank == 0 else None
-    model = partial_fc.load(
-        options.model, device, image_size=options.image_size, flip=options.flip, trust_code=options.trust_code
-    )
+    model = options.load(device)
     if folder:
         print(model, flush=True)
     gallery = _open(options.gallery, "gallery", model, options, world)

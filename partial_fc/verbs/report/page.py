@@ -1,21 +1,45 @@
-"""The contents of a report's page (page.html has its sections): formatted numbers, charts."""
+"""`partial-fc report`: writes an HTML page about a run's folder. (page.html has its sections.)"""
 
 import base64
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import jinja2
+import tyro
 from markupsafe import Markup
 
+from partial_fc.files import replacing
 from partial_fc.findings import counted
 from partial_fc.flags import flag
 from partial_fc.train.record.curve import thinned
 from partial_fc.verbs.report.charts import line_chart, share_bar
-from partial_fc.verbs.report.run_facts import RunFacts
+from partial_fc.verbs.report.run_facts import RunFacts, read_run
 
 _LOG_FROM = 20.0  # ratio of largest to smallest loss from which on the axis is logarithmic
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Writes a report of a run to one HTML file, which a browser opens without a server: result, curves, evaluations,
+    configuration, images, speed, problems. The run may still be in progress."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_FOLDER")]
+    """The run's --models-root."""
+    out: Path | None = None
+    """The file; none: report.html in the run's folder."""
+
+
+def report(options: ReportOptions) -> None:
+    """Prints the path written. Raises ValueError for a folder without a run."""
+    out = options.out or options.run / "report.html"
+    text = page(read_run(options.run))
+    with replacing(out) as partial:
+        partial.write_text(text, encoding="utf-8")
+    print(f"{out}: {len(text) / 1e6:.1f} MB, opens in any browser")
 
 
 def page(run: RunFacts) -> str:

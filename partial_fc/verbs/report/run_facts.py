@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.checkpoint.folders import MANIFEST, complete
-from partial_fc.data.decode import decode
-from partial_fc.data.sample import BadRecord
 from partial_fc.files import read_manifest
 from partial_fc.train.record.curve import History, read_history, read_losses
 
@@ -39,16 +36,6 @@ _ELSEWHERE = ("loss", "first_batch")
 
 
 @dataclass
-class Tile:
-    """One image of the first batch as a PNG, and its label in the data set."""
-
-    png: bytes
-    label: int
-    name: str | None
-    key: int
-
-
-@dataclass
 class RunFacts:
     """The facts of a run. values: the flags, by name; differs: those not at their default (None: unknown)."""
 
@@ -65,7 +52,7 @@ class RunFacts:
     num_problems: int = 0
     notes: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)  # of saved batches
-    tiles: list[Tile] = field(default_factory=list)
+    first_batch: bytes | None = None  # PNG
     pictures: list[tuple[str, bytes]] = field(default_factory=list)  # title, PNG
 
     @property
@@ -106,7 +93,8 @@ def read_run(root: Path) -> RunFacts:
     _read_logs(found)
     for pattern in ("non-finite/*.json", "spikes/*.jsonl"):
         found.files += [str(path.relative_to(root)) for path in sorted(root.glob(pattern))]
-    found.tiles = _tiles(root)
+    first_batch = root / "first_batch.png"
+    found.first_batch = first_batch.read_bytes() if first_batch.exists() else None
     afterwards = sorted(root.glob("evaluat*/*.png"))
     again = {path.stem for path in afterwards}  # a later evaluation replaces training's picture
     for path in [*(path for path in sorted(root.glob("*.png")) if path.stem not in again), *afterwards]:
@@ -154,25 +142,3 @@ def _read_logs(found: RunFacts) -> None:
                 if words in text and (int(rank) == 0 or words == "bad record"):
                     found.trouble[what] += 1
     found.notes = list(notes)
-
-
-def _tiles(root: Path) -> list[Tile]:
-    """Returns the images of first_batch.png; none if one of its two files is missing."""
-    picture_path, rows_path = root / "first_batch.png", root / "first_batch.json"
-    if not (picture_path.exists() and rows_path.exists()):
-        return []
-    rows = json.loads(rows_path.read_text(encoding="utf-8"))
-    try:
-        picture = decode(picture_path.read_bytes())[..., ::-1]  # OpenCV's BGR
-    except BadRecord:
-        return []
-    if not rows:
-        return []
-    across = min(8, len(rows))
-    side = picture.shape[1] // across
-    tiles = []
-    for number, row in enumerate(rows):
-        top, left = side * (number // across), side * (number % across)
-        _, png = cv2.imencode(".png", picture[top : top + side, left : left + side])
-        tiles.append(Tile(png.tobytes(), row["label"], row["name"], row["key"]))
-    return tiles

@@ -1,6 +1,6 @@
 """Fails every operation of saves and tools, and looks at every state that a disk may be left in:
 
-    python -m tests.faults.disk.enumeration FOLDER [WORD]        WORD: of the names of sweeps; none: all
+    python -m tests.faults.disk.enumeration FOLDER [WORDS ...]   only sweeps whose names have one of the WORDS
 
 Prints how many of each there were, as JSON, a line for each sweep; two sweeps run at once for each core. Exit
 status 1: some broke a promise; it names them. FOLDER: nothing of it is ever synced, so best one in memory (/dev/shm).
@@ -44,21 +44,20 @@ def sweeps() -> "dict[str, Callable[[Disk], Sweep]]":
 
 def _run(folder: Path, name: str) -> tuple[dict[str, object], list[str]]:
     """(how many there were of each, what was wrong). In a process that does nothing else meanwhile."""
-    start, logger = time.process_time(), logging.getLogger("partial_fc")
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+    start = time.process_time()
+    logging.getLogger("partial_fc").setLevel(logging.INFO)
     sweep = sweeps()[name](Disk(folder / name.replace(" ", "-")))
     sweep.run()
     return {"sweep": name, **sweep.counts, "cpu_s": round(time.process_time() - start, 1)}, sweep.wrong
 
 
 def main() -> int:
-    folder, word = Path(sys.argv[1]), " ".join(sys.argv[2:])
+    folder, words = Path(sys.argv[1]), sys.argv[2:] or [""]
     folder.mkdir(parents=True, exist_ok=True)
     under_the_shim(folder)
-    names = [name for name in sweeps() if word in name]
+    names = [name for name in sweeps() if any(word in name for word in words)]
     if not names:
-        raise SystemExit(f"no sweep is called {word!r}; there are {', '.join(sweeps())}")
+        raise SystemExit(f"no sweep is called {words}; there are {', '.join(sweeps())}")
     gc.freeze()  # what is loaded now is shared by all processes
     num_wrong = 0
     # Half of their time they wait: for records that nobody renews, and for processes that they end.

@@ -35,12 +35,16 @@ class OwnerSweep(Sweep):
 
     def _act(self) -> None:
         mine, _ = lock.acquire(self.root, "run")
-        mine.check()
-        lock._rewrite(mine.find(), mine.record, 1)
-        mine.stop()
+        try:
+            mine.check()
+            lock._rewrite(mine.find(), mine.record, 1)
+        finally:
+            mine.stop()
         again, _ = lock.acquire(self.root, "run")
-        again.check()
-        again.release()
+        try:
+            again.check()
+        finally:
+            again.release()
 
     def check(self, tree: Tree, promised: bool) -> None:
         """Nothing can be promised of a record but that it is read for what it is."""

@@ -26,15 +26,17 @@ class Wrong(AssertionError):
 
 
 @contextmanager
-def listening(lines: list[str]) -> Iterator[None]:
+def listening(lines: list[str]) -> Iterator[list[str]]:
     """What is logged becomes lines, and is shown nowhere."""
     logger, handler = logging.getLogger("partial_fc"), logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    propagated, logger.propagate = logger.propagate, False
     logger.addHandler(handler)
     try:
-        yield
+        yield lines
     finally:
         logger.removeHandler(handler)
+        logger.propagate = propagated
 
 
 class Sweep:

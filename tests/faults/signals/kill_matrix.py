@@ -27,6 +27,7 @@ from tests.faults.ranks import steps_done
 from tests.faults.signals.kill_table import OUTPUT, OUTPUT_COLUMNS, RESULTS, Cell, differences
 from tests.faults.signals.launches import EVERY, LAUNCHES, Started, set_pace
 from tests.faults.signals.outputs import OUTPUTS, File
+from tests.recipes.conftest import same_tensors
 
 SIGNALS = ("STOP", "KILL", "TERM", "USR1", "HUP", "INT")  # STOP, which should end nothing, first
 STOPPED_S = 30.0
@@ -165,9 +166,8 @@ def check_equal(whole: Path, disturbed: Path) -> None:
     """Bit for bit: the losses, and all tensors of the last checkpoint. AssertionError: they are not."""
     assert (whole / "loss.csv").read_text() == (disturbed / "loss.csv").read_text(), "other losses"
     one, two = complete(whole)[-1], complete(disturbed)[-1]
-    tensors = [{path.name: path.read_bytes() for path in at.glob("*.safetensors")} for at in (one, two)]
     assert one.name == two.name
-    assert tensors[0] == tensors[1], f"{two} is another one than {one}"
+    same_tensors(one, two)
 
 
 def _as_a_shell_has_it(status: int | None) -> int | None:

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import logging
 import os
 
 import pytest
@@ -65,7 +64,6 @@ def test_all_save_and_load(world, root):
 
 @pytest.mark.parametrize("begins", [True, False])
 def test_one_that_a_rank_cannot_write_counts_nowhere(world, root, begins, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
     saver = checkpoint.Saver(root, world, keep=1)
     saver.begin(taken(world, 3))
     saver.finish()

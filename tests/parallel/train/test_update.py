@@ -24,6 +24,8 @@ from partial_fc.train.stopwatch import Stopwatch
 from partial_fc.train.update import update
 
 CLASSES, D, SIDE, MICRO = 37, 8, 8, 4
+_NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, _NO_GPU])])
 
 
 def network() -> nn.Module:
@@ -104,11 +106,12 @@ def disturb(job: Job, rank: int):
     return job.backbone.module[0].weight.register_hook(lambda gradient: gradient * torch.inf)
 
 
+@DEVICES
 @pytest.mark.parametrize("compression", ["none", "fp16", "bf16", "2bit", "powersgd"])
 @pytest.mark.parametrize("mode", ["fp16", "fp16-o2"])
-def test_an_overflow_on_one_rank_skips_the_update_on_all(world, mode, compression):
+def test_an_overflow_on_one_rank_skips_the_update_on_all(world, mode, compression, device):
     """... of backbone and head, and leaves no trace: the next update is as if that batch had not been."""
-    plain, disturbed = (job_of(world, mode, compression) for _ in range(2))
+    plain, disturbed = (job_of(world, mode, compression, device=device) for _ in range(2))
     for job in (plain, disturbed):
         job.backbone.scaler.scale = 256.0
         make(job, micro_batches(world, 0, 1))
@@ -126,8 +129,9 @@ def test_an_overflow_on_one_rank_skips_the_update_on_all(world, mode, compressio
     plain.backbone.scaler.scale = 128.0
     for job in (plain, disturbed):
         make(job, micro_batches(world, 1, 1))
-    # Three summands, in float16 even: their order depends on which messages Horovod happened to send together.
-    allowed = 0.0 if world.size < 3 else 2e-3
+    # Three summands, in float16 even: their order depends on which messages Horovod happened to send together. And
+    # cuDNN may add in another order.
+    allowed = 0.0 if world.size < 3 and device == "cpu" else 2e-3
     for a, b in zip(everything(disturbed), everything(plain), strict=True):
         torch.testing.assert_close(a, b, rtol=allowed, atol=allowed)
 
@@ -147,19 +151,6 @@ def test_an_overflow_in_the_head_skips_the_backbone_too(world):
         assert torch.equal(a, b)
 
 
-def test_without_a_loss_scale_a_loss_that_is_not_finite_is_an_error_on_all_ranks(world, tmp_path):
-    job = job_of(world)
-    job.models_root = tmp_path / str(world.rank)
-    before = everything(job)
-    job.backbone.module[4].register_forward_hook(
-        lambda _module, _input, output: output * (torch.nan if world.rank == 0 else 1.0)
-    )
-    with pytest.raises(FloatingPointError, match="the loss is nan at step 1"):
-        make(job, micro_batches(world, 0, 1))
-    for (name, a), b in zip(job.backbone.weights.state_dict().items(), before, strict=False):
-        assert torch.equal(a, b) or "running" in name or "tracked" in name
-
-
 def test_a_sum_that_float16_cannot_hold_ends_the_run_before_anything_moves(world, tmp_path):
     job = job_of(world, compression="fp16")
     job.models_root = tmp_path / str(world.rank)
@@ -172,10 +163,11 @@ def test_a_sum_that_float16_cannot_hold_ends_the_run_before_anything_moves(world
     assert torch.equal(job.head.centres, before[-1])
 
 
+@DEVICES
 @pytest.mark.parametrize("mode", ["fp16", "fp16-o2", "bf16"])
-def test_16_bits_learn_like_fp32(world, mode):
+def test_16_bits_learn_like_fp32(world, mode, device):
     """After twenty updates on one batch the losses are alike, and lower."""
-    narrow, wide = job_of(world, mode, sample_rate=1.0), job_of(world, "fp32", sample_rate=1.0)
+    narrow, wide = (job_of(world, kind, sample_rate=1.0, device=device) for kind in (mode, "fp32"))
     if narrow.backbone.scaler:
         narrow.backbone.scaler.scale = 1024.0
     batches = micro_batches(world, 0, 1)

@@ -3,6 +3,7 @@
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch.utils.data import DistributedSampler
 
 from partial_fc.data.idx import names, read_set, write_idx
 from partial_fc.models.convnet import ConvNet
-from tests.recipes.conftest import change_manifest
+from tests.recipes.conftest import change_manifest, same_tensors
 from tests.recipes.launch import endings, here, several
 from tests.recipes.several import Given
 
@@ -64,7 +65,8 @@ def reference(data: Path, num_ranks: int, epochs: int, lr: float, dtype: torch.d
     for _ in range(num_ranks):
         torch.manual_seed(0)
         replicas.append(ConvNet().to(dtype))
-    samplers = [DistributedSampler(range(len(label_N)), num_ranks, r) for r in range(num_ranks)]  # type: ignore[arg-type]
+    places: Any = range(len(label_N))
+    samplers: list[DistributedSampler] = [DistributedSampler(places, num_ranks, r) for r in range(num_ranks)]
     curve, batch_size = [], GLOBAL_BATCH // num_ranks
     for epoch in range(epochs):
         for sampler in samplers:
@@ -111,12 +113,7 @@ def assert_same_weights(root: Path, expected: dict[str, torch.Tensor], tolerance
 def assert_same_files(one: Path, other: Path, step: int) -> None:
     """Two checkpoints, tensor by tensor and bit by bit."""
     folders = [root / "checkpoints" / f"step-{step:08d}" for root in (one, other)]
-    files = sorted(path.name for path in folders[0].glob("*.safetensors"))
-    assert len(files) >= 3
-    for name in files:
-        a, b = (load_file(folder / name) for folder in folders)
-        assert a.keys() == b.keys()
-        assert all(torch.equal(a[key], b[key]) for key in a), name
+    assert same_tensors(*folders) >= 3
     manifests = [json.loads((folder / "manifest.json").read_text()) for folder in folders]
     for key in ("step", "position"):  # not the best accuracy: an interrupted run is looked at more often
         assert manifests[0][key] == manifests[1][key]

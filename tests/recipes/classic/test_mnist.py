@@ -1,8 +1,11 @@
-"""Recipe `mnist` as its users start it, in one process, on some of scikit-learn's digits."""
+"""Recipe `mnist` as its users start it, in one process and in several, on some of scikit-learn's digits. (A launch as
+users start it: test_preemption.py.)"""
 
 import json
 import re
+import shlex
 import shutil
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -18,6 +21,7 @@ from partial_fc.models.convnet import ConvNet
 from partial_fc.pictures import CAPTION_LINE, GAP, SIDE
 from partial_fc.train import loop
 from partial_fc.train import update as updates
+from recipes.mnist import parse
 from tests.recipes.classic.mnist_job import (
     GLOBAL_BATCH,
     NUM_TEST,
@@ -27,6 +31,8 @@ from tests.recipes.classic.mnist_job import (
     make_old,
     reference,
     train_here,
+    train_several,
+    write_set,
 )
 from tests.recipes.conftest import losses, reported, result
 from tests.recipes.faults import put_in
@@ -181,3 +187,77 @@ def test_apex_file_is_written_and_started_from(digits, tmp_path, capfd):
     torch.save({"model": {}}, file)
     with pytest.raises(ValueError, match="expected Apex's three parts"):
         train_here(digits, tmp_path / "third", f"--load-amp {file}")
+
+
+# ---- several processes
+
+
+def exact(num_ranks: int) -> str:
+    return f"--precision fp64 --batch-size {GLOBAL_BATCH // num_ranks}"
+
+
+@pytest.fixture(scope="module")
+def three(digits, tmp_path_factory) -> Path:
+    """What three processes leave behind: with a batch norm each, with one for all, and that within an epoch."""
+    root = tmp_path_factory.mktemp("three")
+    runs = [
+        (root / "plain", exact(3)),
+        (root / "shared", f"{exact(3)} --sync-bn"),
+        (root / "moved", f"{exact(3)} --sync-bn --max-steps 10"),
+    ]
+    train_several(digits, runs, num_ranks=3)
+    return root
+
+
+def test_several_processes_give_the_curve_of_one(digits, tmp_path, three):
+    # As the tutorial has it, with a batch norm in each process.
+    curve, weights = reference(digits, 3, epochs=2, lr=0.05, dtype=torch.float64)
+    assert losses(three / "plain") == pytest.approx(curve, rel=1e-8)
+    assert_same_weights(three / "plain", weights, 1e-8)
+
+    # With batch norm over all processes: one process, whole batch. (The last update of an epoch repeats images, as many
+    # as the number of processes wants.)
+    train_here(digits, tmp_path / "one", f"--sync-bn --precision fp64 --batch-size {GLOBAL_BATCH}")
+    several, one = losses(three / "shared"), losses(tmp_path / "one")
+    assert len(several) == len(one) == 14
+    assert several[:6] == pytest.approx(one[:6], rel=1e-8)
+    for name in ("plain", "shared"):
+        assert np.sum(result(three / name)["confusion"]) == NUM_TEST
+        assert result(three / name)["world_size"] == 3
+
+
+def test_two_processes_go_on_in_the_midst_of_an_epoch_of_three(digits, three):
+    """The same images in the same steps, up to the last of the epoch, which repeats another number of them."""
+    printed = train_several(digits, [(three / "moved", f"{exact(2)} --sync-bn")], num_ranks=2)
+    assert len(re.findall(r"^Training complete in: \d+:\d\d:\d\d\.\d{6}$", printed, re.M)) == 1
+    moved, shared = losses(three / "moved"), losses(three / "shared")
+    assert len(moved) == len(shared) == 14
+    assert moved[:10] == shared[:10]
+    assert moved[10:13] == pytest.approx(shared[10:13], rel=1e-8)
+    assert result(three / "moved")["world_size"] == 2
+
+
+# ---- what is refused
+
+
+def test_the_tutorials_command_line():
+    config = parse(shlex.split("-n 2 -g 2 -nr 1 --epochs 5 --batch_size 64 --master-addr ip1"))
+    assert (config.launch.nodes, config.launch.gpus, config.launch.nr) == (2, 2, 1)
+    assert (config.schedule.epochs, config.optim.batch_size) == (5, 64)
+    config = parse([])
+    given = config.schedule.epochs, config.schedule.lr, config.optim.batch_size, config.mnist.n_workers
+    assert given == (2, 1e-4, 100, 0)
+
+
+def test_data_that_cannot_be_used(digits, tmp_path):
+    with pytest.raises(ValueError, match=r"no MNIST files in .*`partial-fc data digits"):
+        train_here(tmp_path / "nothing", tmp_path / "run")
+    large = np.zeros((4, 32, 32), np.uint8), np.zeros(4, np.uint8)
+    data = write_set(tmp_path / "large", train=large, t10k=large)
+    with pytest.raises(ValueError, match=r"the train images have 32 x 32 pixels; the ConvNet takes 28 x 28 only"):
+        train_here(data, tmp_path / "run")
+
+
+def test_the_log_of_another_recipe(tmp_path):
+    with pytest.raises(ValueError, match="--log-style insightface-mxnet is for recipe face; recipe mnist has lines"):
+        train_here(tmp_path, tmp_path / "run", "--log-style insightface-mxnet")

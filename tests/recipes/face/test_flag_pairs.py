@@ -28,6 +28,8 @@ SETTINGS = {
     "head_catch_up": ("none", "exact"),
     "hard_negatives": (0, 2),
     "label_smoothing": (0.0, 0.1),
+    "ema": (0.0, 0.9),
+    "lora": (0, 2),
 }
 # What is refused, and a word of the reason.
 REFUSED = {

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from tests.recipes.conftest import ROOT, environment
 from tests.recipes.launchers.test_spawn import wait_for_end
+from tests.waiting import until
 
 LAUNCH = [sys.executable, "-m", "partial_fc", "launch", "--launcher", "local"]
 JOB = [sys.executable, str(ROOT / "tests/recipes/launchers/kv_job.py")]
@@ -50,11 +50,8 @@ def role_of(pid: int) -> str:
 def test_a_killed_server_ends_the_job_and_nothing_is_left(tmp_path):
     """In MXNet itself all workers wait: for ever."""
     job = start("-n", "2", "-s", "2", *JOB, "wait", str(tmp_path / "all-work"))
-    deadline = time.monotonic() + 60
-    while len((tmp_path / "all-work").read_text().split() if (tmp_path / "all-work").exists() else ()) < 2:
-        assert job.poll() is None, job.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    at_work = tmp_path / "all-work"
+    until(lambda: at_work.exists() and len(at_work.read_text().split()) == 2, job=job)
     members = family(job.pid)
     (server,) = (
         pid for pid in members if Path(f"/proc/{pid}/comm").read_text() != "sh\n" and role_of(pid) == "server 1"

@@ -6,15 +6,16 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.recipes.conftest import ROOT, SMALL, environment, losses, train_several
+from tests.waiting import until
 
 # name -> (the signal, who gets it, the status that the launch then ends with; horovodrun ends with 1 whatever its
 # processes end with). "own launch" is of recipe mnist, run.sh of recipe face. (horovodrun and torchrun:
@@ -71,12 +72,7 @@ def signalled(command: list[str], root: Path, signals: list[Signal]) -> tuple[in
         )
     try:
         for number, whom, when in signals:
-            deadline = time.monotonic() + 250
-            while not when(root):
-                said = (root / "output").read_text()
-                assert process.poll() is None, said
-                assert time.monotonic() < deadline, said
-                time.sleep(0.05)
+            until(partial(when, root), 250, process, (root / "output").read_text)
             target = process.pid if whom == "launcher" else a_rank_of(process.pid)
             psutil.Process(target).send_signal(number)
         status = process.wait(timeout=250)

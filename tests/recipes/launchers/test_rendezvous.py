@@ -1,22 +1,23 @@
 """Commands that are typed on several hosts find each other through Redis or a folder, and train. (The hosts are this
-one; tests/cluster has two. What may go wrong as they meet: tests/unit/comm/test_meet_nodes.py.)"""
+one; tests/cluster has two. What may go wrong as they meet: tests/unit/comm/test_stores.py.)"""
 
 import os
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from partial_fc.comm import StartError
+from partial_fc.comm.launch import stores
 from tests.recipes.conftest import ROOT, environment, losses
 from tests.recipes.launch import several
 from tests.recipes.launchers import rendezvous_job
 from tests.recipes.several import Given
-from tests.redis_server import free_port, redis_server, skip_without
+from tests.redis_server import redis_server, skip_without
+from tests.waiting import free_port, until
 
 JOB = [sys.executable, "-m", "partial_fc", "train", str(ROOT / "tests/recipes/launchers/rendezvous_job.py")]
 TRAIN = ["--batch-size", "6", "--lr", "0.05", "--precision", "fp32", "--max-steps", "5"]
@@ -122,7 +123,7 @@ def test_a_run_goes_on_without_the_server_it_met_in(started, tmp_path):
         assert ("cannot be removed" in printed) == (host == 0)
 
 
-def test_over_tls(started, tmp_path):
+def test_over_tls(started, tmp_path, monkeypatch):
     """With certificates on both sides, as Debian's server asks for."""
     new = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -addext subjectAltName=DNS:localhost -days 2"
     if subprocess.run([*new.split(), "-keyout", "key", "-out", "crt"], cwd=tmp_path, capture_output=True).returncode:
@@ -135,6 +136,7 @@ def test_over_tls(started, tmp_path):
         flags = ["--run_id", "tls", "--redis_host", "localhost", "--redis_port"]
         for status, printed in ended(*(started(*words, *flags, port, *tls) for words in shards(2))):
             assert status == 0, printed
+        monkeypatch.setattr(stores, "_ANSWER_S", 1.0)
         wrong = ((port, []), (str(plain), tls), (port, ["--redis_tls"]))
         for p, more in wrong:
             with pytest.raises(StartError, match=r"Redis at localhost:\d+ does not answer after 1 s: .*--redis-tls"):
@@ -145,7 +147,7 @@ def test_a_killed_command_leaves_what_the_next_one_names(started, tmp_path):
     flags = ["--run_id", "killed", "--file_store_path", str(tmp_path), "--start-timeout", "30"]
     left = tmp_path / "partial-fc-killed"
     waiting = started(*shards(2, *flags)[0])
-    wait_for(left)
+    until(left.exists)
     waiting.kill()
     waiting.wait()
     with pytest.raises(StartError, match="the run id is in use") as refused:
@@ -162,7 +164,8 @@ def test_a_killed_command_leaves_what_the_next_one_names(started, tmp_path):
 def test_a_command_that_is_ended_while_it_waits_leaves_nothing(started, tmp_path, number):
     flags = ["--run_id", "ended", "--file_store_path", str(tmp_path)]
     waiting = started(*shards(2, *flags)[0])
-    wait_for(tmp_path / "partial-fc-ended")
+    until(lambda: Path(f"/proc/{waiting.pid}/task/{waiting.pid}/children").read_text(), job=waiting)
+    assert os.listdir(tmp_path) == ["partial-fc-ended"]
     waiting.send_signal(number)
     assert ended(waiting)[0][0] == 128 + number
     assert os.listdir(tmp_path) == []
@@ -170,21 +173,12 @@ def test_a_command_that_is_ended_while_it_waits_leaves_nothing(started, tmp_path
 
 def test_a_missing_or_second_shard_ends_all(started, tmp_path):
     """Which: the ranks say."""
-    flags = ["--run_id", "three", "--file_store_path", str(tmp_path)]
-    first, second, _ = shards(3, *flags)
-    for status, printed in ended(started(*first, "--start-timeout", "15"), started(*second)):
+    first, second, _ = shards(3, "--file_store_path", str(tmp_path), "--run_id")
+    missing = [started(*first, "three", "--start-timeout", "12"), started(*second, "three")]
+    twice = [started(*words, "twice") for words in (first, second, second)]  # beside those, which mostly wait
+    assert "rank 1 is there twice" in "".join(printed for _, printed in ended(*twice))
+    for status, printed in ended(*missing):
         assert status == 1, printed
         assert "rank 2 did not join" in printed
-        assert "within 15 s" in printed
-    flags[1] = "twice"
-    first, second, _ = shards(3, *flags)
-    outputs = ended(*(started(*words) for words in (first, second, second)))
-    assert "rank 1 is there twice" in "".join(printed for _, printed in outputs)
+        assert "within 12 s" in printed
     assert os.listdir(tmp_path) == []
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from functools import partial
@@ -16,6 +15,7 @@ import torch
 from partial_fc.comm import Launch, StartError
 from partial_fc.comm.launch import meet_ranks, spawn, start
 from partial_fc.flags import LaunchFlags
+from tests.waiting import free_port, until
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,6 +25,7 @@ import os, time
 import torch, tyro
 from partial_fc.comm.launch import start
 from partial_fc.flags import LaunchFlags
+from tests.waiting import free_port, until
 
 def job(what: str = "sum", *, launch: tyro.conf.OmitArgPrefixes[LaunchFlags] = LaunchFlags()):
     status = start.start(launch)
@@ -54,26 +55,6 @@ def job(tmp_path, monkeypatch) -> list[str]:
     return [sys.executable, "-m", "partial_fc", "train", str(path)]
 
 
-@pytest.fixture
-def started():
-    """Starts commands; whatever is left of them is ended with the test."""
-    processes: list[subprocess.Popen] = []
-
-    def start(*command: str) -> subprocess.Popen:
-        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-        return processes[-1]
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as trial:
-        return trial.getsockname()[1]
-
-
 def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -81,11 +62,8 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_for_end(pids: list[int], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while left := [pid for pid in pids if is_running(pid)]:
-        assert time.monotonic() < deadline, f"still running: {left}"
-        time.sleep(0.05)
+def wait_for_end(pids: list[int]) -> None:
+    until(lambda: not any(map(is_running, pids)))
 
 
 def run(command: list[str], gpus: int = 2) -> int:

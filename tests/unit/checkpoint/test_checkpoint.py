@@ -164,22 +164,18 @@ def test_a_missing_head_file_is_named(tmp_path):
     checkpoint.Checkpoint(folder).load_head(head_of(0, 3))  # whoever does not need it does not miss it
 
 
-def test_another_number_of_classes_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"num_classes": 12}, "num_classes 11; this run has 12"),
+        ({"sub_centres": 2}, "sub_centres 1; this run has 2"),
+        ({"optimizer": RowAdagrad()}, r"momentum is .*RowAdagrad"),
+    ],
+)
+def test_another_head_is_refused(tmp_path, other, words):
     folder = save(tmp_path, 1, [head_of(0, 1)])
-    with pytest.raises(ValueError, match="num_classes 11; this run has 12"):
-        checkpoint.Checkpoint(folder).load_head(head_of(0, 1, num_classes=12))
-
-
-def test_another_number_of_sub_centres_is_refused(tmp_path):
-    folder = save(tmp_path, 1, [head_of(0, 1, sub_centres=2)])
-    with pytest.raises(ValueError, match="sub_centres 2; this run has 1"):
-        checkpoint.Checkpoint(folder).load_head(head_of(0, 1))
-
-
-def test_another_optimizer_is_refused(tmp_path):
-    folder = save(tmp_path, 1, [head_of(0, 1)])
-    with pytest.raises(ValueError, match=r"momentum is .*RowAdagrad"):
-        checkpoint.Checkpoint(folder).load_head(head_of(0, 1, optimizer=RowAdagrad()))
+    with pytest.raises(ValueError, match=words):
+        checkpoint.Checkpoint(folder).load_head(head_of(0, 1, **other))
 
 
 def test_what_a_margin_remembers_comes_back_unless_it_is_another_margin(tmp_path):

@@ -26,9 +26,8 @@ from tests.unit.train.test_face_start import config_of, parts_of, run_of, write
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
-    """Checkpoints of three steps, and whatever the log says."""
-    monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
+def root(tmp_path):
+    """Checkpoints of three steps."""
     write(tmp_path / "checkpoints", 10, 20, 30)
     return tmp_path / "checkpoints"
 
@@ -314,7 +313,7 @@ def test_damaged_ones_are_not_among_those_that_are_kept(root):
     assert names(root) == ["40", "50"]
 
 
-def test_what_is_set_aside_is_no_checkpoint_for_the_tools(root, capsys):
+def test_what_is_quarantined_is_no_checkpoint_for_the_tools(root, capsys):
     quarantine(root / "step-00000030", DAMAGED)
     assert checkpoint.newest(root) == root / "step-00000020"
     assert verify(VerifyOptions((root,))) == 0

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from itertools import count
@@ -16,6 +15,7 @@ from partial_fc.checkpoint import lock
 from partial_fc.checkpoint.lock import InUse, LostLock, Record, acquire, check_free
 from partial_fc.checkpoint.saver import Saver
 from partial_fc.comm import SingleWorld
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -151,9 +151,7 @@ def test_a_record_that_was_removed_is_made_anew(tmp_path, caplog):
     other_rank.check()
     assert "is created again" in caplog.text
     (tmp_path / "owner-1.json").unlink()
-    deadline = time.monotonic() + 10
-    while not records(tmp_path) and time.monotonic() < deadline:  # its thread does it, too
-        time.sleep(0.01)
+    until(lambda: records(tmp_path))  # its thread does it, too
     with pytest.raises(InUse):
         acquire(tmp_path, "second")
     holder.release()
@@ -166,9 +164,7 @@ def test_a_record_that_was_removed_and_replaced_is_lost(tmp_path):
     second = write(tmp_path, run="second")
     with pytest.raises(LostLock, match=f"is held by {second}"):
         holder.check()
-    deadline = time.monotonic() + 10
-    while holder.lost is None and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: holder.lost)
     with closing(Saver(tmp_path, SingleWorld(), keep=1, lock=holder)) as saver:
         assert isinstance(saver.lost, LostLock)
 

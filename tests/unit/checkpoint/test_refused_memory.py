@@ -2,7 +2,6 @@
 and the next one is tried."""
 
 import gc
-import logging
 import mmap
 
 import pytest
@@ -29,12 +28,6 @@ def huge() -> Tensor:
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 
-@pytest.fixture(autouse=True)
-def said(monkeypatch, caplog):
-    monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
-    return caplog
-
-
 def test_what_torch_is_refused_is_a_memory_error_and_nothing_else_is():
     with pytest.raises(MemoryError, match="can't allocate memory"), refusals():
         torch.empty(2 * NUM_BYTES, dtype=torch.uint8)
@@ -42,14 +35,14 @@ def test_what_torch_is_refused_is_a_memory_error_and_nothing_else_is():
         torch.zeros(2) @ torch.zeros(3)
 
 
-def test_a_backbone_that_cannot_be_copied_is_written_while_training_stands_still(said):
+def test_a_backbone_that_cannot_be_copied_is_written_while_training_stands_still(caplog):
     head, world, weights = PartialFC(11, 6, CosFace()), SingleWorld(), {"w": huge()}
     assert not checkpoint.capture(1, weights, {}, {}, head, {}, world=world, behind=True).is_copy
-    assert f"no memory for a copy of this rank's {NUM_BYTES / 1e6:,.1f} MB" in said.text
-    assert "More processes or hosts have less each" in said.text
+    assert f"no memory for a copy of this rank's {NUM_BYTES / 1e6:,.1f} MB" in caplog.text
+    assert "More processes or hosts have less each" in caplog.text
 
 
-def test_a_rank_without_memory_for_a_snapshot_costs_that_checkpoint_on_all(tmp_path, said):
+def test_a_rank_without_memory_for_a_snapshot_costs_that_checkpoint_on_all(tmp_path, caplog):
     def act(world):
         head = PartialFC(11, 6, CosFace(), world=world)
         saver = checkpoint.Saver(tmp_path, world, keep=2)
@@ -64,7 +57,7 @@ def test_a_rank_without_memory_for_a_snapshot_costs_that_checkpoint_on_all(tmp_p
 
     in_world(2, act)
     assert [folder.name for folder in folders.complete(tmp_path)] == ["step-00000001", "step-00000003"]
-    assert "was not written on rank 1: no memory for 7 MB" in said.text
+    assert "was not written on rank 1: no memory for 7 MB" in caplog.text
 
 
 def taken(head: PartialFC, step: int, own: dict[str, Tensor], can_copy=True) -> checkpoint.Snapshot:
@@ -72,7 +65,7 @@ def taken(head: PartialFC, step: int, own: dict[str, Tensor], can_copy=True) -> 
 
 
 @pytest.mark.parametrize("refused", ["the copy", "the room"])
-def test_a_commit_that_one_rank_has_no_memory_for_is_given_up_on_all_and_the_next_is_tried(said, refused):
+def test_a_commit_that_one_rank_has_no_memory_for_is_given_up_on_all_and_the_next_is_tried(caplog, refused):
     """Rank 1 is refused its own copy, or rank 0, which keeps its share, the room for that."""
 
     def act(world):
@@ -97,9 +90,9 @@ def test_a_commit_that_one_rank_has_no_memory_for_is_given_up_on_all_and_the_nex
 
     assert in_world(2, act) == [[[], [2], [2, 3], [3, 4]]] * 2
     rank = 1 if refused == "the copy" else 0
-    assert f"a commit is given up on all ranks: there is no memory for it on rank {rank} (here:" in said.text
-    assert "--commit-every 0" in said.text
-    assert f"{NUM_BYTES / 1e6:,.1f} MB" in said.text or f"tried to allocate {NUM_BYTES} bytes" in said.text
+    assert f"a commit is given up on all ranks: there is no memory for it on rank {rank} (here:" in caplog.text
+    assert "--commit-every 0" in caplog.text
+    assert f"{NUM_BYTES / 1e6:,.1f} MB" in caplog.text or f"tried to allocate {NUM_BYTES} bytes" in caplog.text
 
 
 def test_a_commit_is_not_begun_where_what_is_free_would_not_hold_it(monkeypatch):

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import logging
 import shutil
 import subprocess
 from contextlib import closing
@@ -118,8 +117,7 @@ def test_it_counts_when_all_have_written_and_is_marked_once(saver, head):
 
 
 @pytest.mark.parametrize("copy", [True, False])
-def test_what_cannot_be_written_is_said_and_removed_and_the_one_before_stands(saver, head, copy, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
+def test_what_cannot_be_written_is_said_and_removed_and_the_one_before_stands(saver, head, copy, caplog):
     save(saver, head, 3)
     with full_disk(1000):
         save(saver, head, 4, copy=copy)
@@ -149,7 +147,6 @@ def test_who_was_cut_off_leaves_the_checkpoint_of_the_others_alone(tmp_path, hea
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_disk_that_is_gone_ends_no_training(saver, head, begun, caplog, monkeypatch):
     """A lost network mount: looking at a path raises, too."""
-    monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
 
     def gone(path: Path) -> bool:
         raise OSError(errno.ESTALE, "Stale file handle", str(path))
@@ -216,7 +213,6 @@ def test_centres_in_files_are_not_copied(tmp_path):
 
 
 def test_a_copy_that_does_not_fit_is_not_made_and_that_is_said_once(saver, head, monkeypatch, caplog):
-    monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
     monkeypatch.setattr("partial_fc.checkpoint.saver.available_memory_bytes", lambda: 10_000)
     assert snapshot(head, 3, copy=saver.can_copy).is_copy
     monkeypatch.setattr("partial_fc.checkpoint.saver.available_memory_bytes", lambda: 8_500)  # the backbone has 4,000

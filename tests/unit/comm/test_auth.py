@@ -4,13 +4,11 @@ writes a word into the log."""
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import socket
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -20,7 +18,7 @@ from partial_fc.comm.auth.limiter import PRE_AUTH_S, end
 from partial_fc.comm.launch import Launch, addresses, meet_ranks
 from partial_fc.comm.watch.status_server import StatusServer
 from tests.cluster.stranger import HOSTILE
-from tests.recipes.hang import free_port
+from tests.waiting import free_port, until
 
 # ---- where the ranks meet
 
@@ -95,9 +93,8 @@ def test_a_secret_is_of_a_file_that_is_its_owners_alone(tmp_path):
 
 
 @pytest.fixture
-def server(monkeypatch, caplog):
+def server(caplog):
     """One of two ranks, in a thread; nothing may be logged."""
-    monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
     made = StatusServer(2, one_host=True)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -140,9 +137,7 @@ def test_a_crowd_takes_no_place_from_a_rank(server):
             assert hangs_up(one)
             one.close()
         rank.sendall(json.dumps({"state": {"rank": 1, "code": "x" * 2000}}).encode() + b"\n")
-        until = time.monotonic() + 20
-        while "code" not in (server._clients[1].newest or {}) and time.monotonic() < until:
-            time.sleep(0.01)
+        until(lambda: "code" in (server._clients[1].newest or {}))
         assert len(server._clients[1].newest["code"]) == 2000
 
 

@@ -1,7 +1,6 @@
 """How processes find their places under horovodrun's elastic driver, of which a small double stands here."""
 
 import http.client
-import logging
 import mmap
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -197,7 +196,6 @@ def test_a_driver_that_is_gone_is_an_error_with_what_to_do(driver):
 
 
 def test_a_driver_that_waits_for_others_is_waited_for_and_that_is_told(driver, monkeypatch, caplog):
-    monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
     monkeypatch.setattr(store, "REMIND_S", 0.1)
     only = member(driver, "a", 0, 1, 0, 1, 0, 1)
     only.rendezvous(5)
@@ -206,12 +204,17 @@ def test_a_driver_that_waits_for_others_is_waited_for_and_that_is_told(driver, m
     assert "horovodrun has given no new rank for 0 s" in caplog.text
 
 
-def test_run_goes_on_until_training_is_done(driver, monkeypatch):
-    only = member(driver, "a", 0, 1, 0, 1, 0, 1)
+@pytest.fixture
+def left(driver, monkeypatch) -> list[str]:
+    """Why the only member of an elastic job has left each of its worlds."""
+    only, why_left = member(driver, "a", 0, 1, 0, 1, 0, 1), []
     monkeypatch.setattr(membership, "_member", only)
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    left = []
-    monkeypatch.setattr(only, "shutdown", lambda why: left.append(why))
+    monkeypatch.setattr(only, "shutdown", why_left.append)
+    return why_left
+
+
+def test_run_goes_on_until_training_is_done(left):
     tries = iter([HostsChanged("one has come"), None])
 
     def train() -> str:
@@ -224,13 +227,8 @@ def test_run_goes_on_until_training_is_done(driver, monkeypatch):
     assert left == ["one has come"]
 
 
-def test_a_world_that_never_works_is_given_up(driver, monkeypatch):
+def test_a_world_that_never_works_is_given_up(left):
     """What fails in each new world is no lost rank."""
-    only = member(driver, "a", 0, 1, 0, 1, 0, 1)
-    monkeypatch.setattr(membership, "_member", only)
-    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    left = []
-    monkeypatch.setattr(only, "shutdown", lambda why: left.append(why))
 
     def train() -> None:
         raise CollectiveError("collective t/x failed on rank 0: tensors of two shapes")
@@ -240,19 +238,14 @@ def test_a_world_that_never_works_is_given_up(driver, monkeypatch):
     assert left == ["a rank was lost (collective t/x failed on rank 0)"] * membership.MAX_LOSSES_WITHOUT_PROGRESS
 
 
-def test_steps_that_are_made_again_are_no_progress(driver, monkeypatch):
+def test_steps_that_are_made_again_are_no_progress(left):
     """A loss that comes in the same step of every world."""
-    only = member(driver, "a", 0, 1, 0, 1, 0, 1)
-    monkeypatch.setattr(membership, "_member", only)
-    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    left = []
-    monkeypatch.setattr(only, "shutdown", lambda why: left.append(why))
 
     def train() -> None:
         if len(left) > 20:
             return  # it would go on for ever
         for step in range(11, 15 if len(left) < 3 else 17):
-            only.step_done(step)
+            membership.member().step_done(step)
         raise CollectiveError("collective t/x failed on rank 0: tensors of two shapes")
 
     with pytest.raises(CollectiveError, match="two shapes"):

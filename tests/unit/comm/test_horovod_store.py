@@ -48,6 +48,12 @@ def port(driver):
     server._httpd.server_close()
 
 
+def send(port: int, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request(method, path, body, headers)
+    return connection.getresponse().status
+
+
 def test_the_exploit_is_one(tmp_path):
     codec.loads_base64(exploit(tmp_path / "executed"))
     assert (tmp_path / "executed").exists()
@@ -58,15 +64,7 @@ def test_a_stranger_is_refused_and_nothing_of_his_is_executed(port, driver, tmp_
     assert put_exploit("127.0.0.1", port, tmp_path / "executed", headers) == 403
     assert not (tmp_path / "executed").exists()
     for method in ("GET", "HEAD", "DELETE"):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-        connection.request(method, "/rank_and_size/a:0", None, headers)
-        assert connection.getresponse().status == 403
-
-
-def send(port: int, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    connection.request(method, path, body, headers)
-    return connection.getresponse().status
+        assert send(port, method, "/rank_and_size/a:0", None, headers) == 403
 
 
 def test_who_knows_the_token_is_served(port, driver):

@@ -1,15 +1,18 @@
-"""How we were launched, read from the environment."""
+"""How we were launched, read from the environment; what the flags that start or find processes refuse."""
 
+import os
+import shlex
 import socket
 
 import psutil
 import pytest
 import torch
+import tyro
 
 from partial_fc.comm import Launch, detect, device
-from partial_fc.comm.launch import addresses, start
-from partial_fc.comm.launch.detect import MPI_YIELD, devices_differ, mpi_settings
-from partial_fc.flags import LaunchFlags
+from partial_fc.comm.launch import addresses, meet_nodes, start
+from partial_fc.comm.launch.detect import MPI_YIELD, PARENT, devices_differ, mpi_settings
+from partial_fc.flags import LaunchFlags, RendezvousFlags
 
 TORCHRUN = {
     "RANK": "1",
@@ -66,28 +69,32 @@ def test_a_half_set_launcher_is_an_error_that_names_what_is_missing(environ):
         assert any(name in half for name in who)
 
 
-@pytest.mark.parametrize(("name", "value"), [("RANK", "2"), ("RANK", "-1"), ("LOCAL_RANK", "2"), ("WORLD_SIZE", "1")])
-def test_numbers_that_contradict_each_other(name, value):
-    with pytest.raises(ValueError, match="expected 0 <= rank < size"):
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("RANK", "2", "expected 0 <= rank < size"),
+        ("RANK", "-1", "expected 0 <= rank < size"),
+        ("LOCAL_RANK", "2", "expected 0 <= rank < size"),
+        ("WORLD_SIZE", "1", "expected 0 <= rank < size"),
+        ("RANK", "one", "RANK='one' is not a whole number"),
+        *(("MASTER_PORT", port, "expected a port between 1 and 65535") for port in ("0", "65536", "-1")),
+    ],
+)
+def test_numbers_that_cannot_be(name, value, words):
+    with pytest.raises(ValueError, match=words):
         detect({**TORCHRUN, name: value})
-
-
-def test_a_rank_that_is_no_number():
-    with pytest.raises(ValueError, match=r"RANK='one' is not a whole number"):
-        detect({**TORCHRUN, "RANK": "one"})
-
-
-@pytest.mark.parametrize("port", ["0", "65536", "-1"])
-def test_a_port_that_is_none(port):
-    with pytest.raises(ValueError, match="expected a port between 1 and 65535"):
-        detect({**TORCHRUN, "MASTER_PORT": port})
 
 
 @pytest.fixture
 def environ(monkeypatch):
     """The environment of this process, without what a launcher set."""
-    for name in (*TORCHRUN, *HOROVODRUN, *MPIRUN, "SLURM_STEP_ID", *addresses.VARIABLES):
-        monkeypatch.delenv(name, raising=False)
+    for name in os.environ:
+        if name.startswith(("HOROVOD_", "OMPI_", "PMI_", "SLURM_")) or name in (
+            *TORCHRUN,
+            PARENT,
+            *addresses.VARIABLES,
+        ):
+            monkeypatch.delenv(name)
     return monkeypatch
 
 
@@ -248,3 +255,79 @@ def test_ranks_that_wait_in_mpi_leave_their_cores_where_all_are_in_use(num_cores
     # The user's own word stays; so do processes that MPI has not started.
     assert mpi_settings(launch, num_cores, environ | {MPI_YIELD: "0"}) == {}
     assert mpi_settings(launch, num_cores, {"OMP_NUM_THREADS": "1"}) == {}
+
+
+# ---- --num-shards
+
+
+def parse(words: str = "") -> RendezvousFlags:
+    return tyro.cli(RendezvousFlags, args=shlex.split(words))
+
+
+def test_defaults_are_caffe2s():
+    found = parse()
+    assert (found.num_shards, found.shard_id, found.run_id, found.redis_host) == (1, 0, None, None)
+    assert found.redis_port == 6379
+    assert str(found.file_store_path) == "/tmp"
+
+
+@pytest.mark.parametrize(
+    ("words", "launch", "message"),
+    [
+        ("--num_shards 2", LaunchFlags(), "--num-shards 2 needs --run-id"),
+        ("--num_shards 2 --run_id x", LaunchFlags(nodes=2, master_addr="h"), "--nodes and --num-shards are two ways"),
+        ("--num_shards 2 --run_id x", LaunchFlags(master_addr="h"), "--master-addr and --num-shards are two ways"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(environ, words, launch, message):
+    with pytest.raises(ValueError, match=message):
+        start._start_shard(parse(words), launch)
+
+
+def test_one_shard_meets_nobody_and_writes_nothing(environ, tmp_path, capsys):
+    assert start._start_shard(parse(f"--run_id x --file_store_path {tmp_path}"), LaunchFlags(gpus=2)) is None
+    assert list(tmp_path.iterdir()) == []
+    assert not capsys.readouterr().err
+    assert start._start_shard(parse("--redis_host nowhere.invalid"), LaunchFlags()) is None
+    assert capsys.readouterr().err == "note: --redis-host without effect: one shard meets no others\n"
+
+
+def test_a_process_that_was_started_here_meets_nobody_again(environ):
+    environ.setenv(PARENT, "1")
+    assert start._start_shard(parse("--num_shards 2 --run_id x --redis_host nowhere.invalid"), LaunchFlags()) is None
+
+
+@pytest.mark.parametrize(
+    ("launcher", "variables"), [("horovodrun", HOROVODRUN), (r"mpirun \(Open MPI\)", MPIRUN), ("torchrun", TORCHRUN)]
+)
+def test_under_a_launcher_shards_come_from_it(environ, capsys, launcher, variables):
+    """4 processes, 2 on each host; this is the last one."""
+    for name, value in {**variables, **dict(zip(variables, "3412", strict=False))}.items():
+        environ.setenv(name, value)
+    for words in ("", "--run_id x", "--num_shards 2", "--num_shards 2 --shard_id 1"):
+        assert start._start_shard(parse(words), LaunchFlags()) is None
+    assert not capsys.readouterr().err
+    assert start._start_shard(parse("--num_shards 2 --redis_host h"), LaunchFlags()) is None
+    assert "says where the others are" in capsys.readouterr().err
+    for words in ("--num_shards 4", "--num_shards 3 --shard_id 2", "--num_shards 4 --shard_id 3"):
+        with pytest.raises(
+            ValueError, match=rf"--num-shards \d, but {launcher} has started this process as rank 3 of 4"
+        ):
+            start._start_shard(parse(words), LaunchFlags())
+
+
+def test_gloo_listens_where_the_hosts_reach_each_other(monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    found = meet_nodes.Found("127.0.0.1", 1, "127.0.0.1", "secret")
+    told = start._environment(found, None)
+    assert (told["GLOO_SOCKET_IFNAME"], told["PARTIAL_FC_SECRET"]) == ("lo", "secret")
+    assert "GLOO_SOCKET_IFNAME" not in start._environment(found, "eth0")  # the processes set it
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    assert start._environment(found, None)["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+def test_a_port_that_is_taken_is_refused():
+    with start._listen("127.0.0.1", None) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"--master-port {port}: cannot listen there"):
+            start._listen("127.0.0.1", port)

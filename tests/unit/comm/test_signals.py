@@ -75,8 +75,10 @@ with StopSignals(clock=lambda: now):
 def test_a_terminal_keeps_nobody_from_the_checkpoint(end):
     program = f"""
 import os
+from partial_fc import output
 from partial_fc.train.guards.signals import StopSignals
 from tests.faults.signals.outputs import fill
+output.drain.__defaults__ = (0.2,)
 read, write = os.pipe()
 {end}
 os.dup2(write, 2)

@@ -1,15 +1,24 @@
-"""The stores in which hosts without a launcher meet: a real Redis server and real folders."""
+"""Where hosts without a launcher look for shard 0: a real Redis server and real folders. (What the ranks then find:
+tests/recipes/launchers/test_rendezvous.py.)"""
 
+import json
 import os
+import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from partial_fc.comm import StartError
-from partial_fc.comm.launch import stores
+from partial_fc.comm.auth.handshake import Handshake
+from partial_fc.comm.launch import addresses, meet_nodes, stores
+from partial_fc.comm.launch.meet_nodes import Shard0
 from partial_fc.comm.launch.stores import FileStore, RedisStore
-from tests.redis_server import free_port, redis_server, skip_without
+from tests.redis_server import redis_server, skip_without
+from tests.waiting import free_port
+
+HOST = socket.gethostname()
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +34,17 @@ def connect(port):
     return lambda **more: redis.Redis("127.0.0.1", port, protocol=2, **more)
 
 
+def open_at(port: int, timeout_s: float = 0.5, run_id: str = "r", **more) -> RedisStore:
+    return stores.open_redis("127.0.0.1", port, run_id, timeout_s, **more)
+
+
 @pytest.fixture(params=["redis", "folder"])
 def opened(request, tmp_path):
     """Opens the store of a run, as a process of it does."""
     if request.param == "folder":
         return lambda: FileStore(tmp_path, "run 1")
-    connect = request.getfixturevalue("connect")
-    connect().flushall()
-    return lambda: RedisStore(connect(), "run 1")
+    request.getfixturevalue("connect")().flushall()
+    return lambda: open_at(request.getfixturevalue("port"), 5, "run 1")
 
 
 def test_one_of_many_announces_and_removes(opened):
@@ -81,14 +93,14 @@ def test_runs_do_not_see_each_other_and_keys_carry_the_run_id(connect):
 
 def test_a_key_expires_unless_it_is_refreshed(connect):
     client = connect()
-    store = RedisStore(connect(), "expires", expire_s=2)
+    store = RedisStore(connect(), "expires", expire_s=1)
     store.announce("1")
-    assert 0 < client.pttl(store.key) <= 2000
-    time.sleep(2.3)
+    assert 0 < client.pttl(store.key) <= 1000
+    time.sleep(1.3)
     assert store.read() == b"1"  # refreshed
     store.mine = b""  # as if killed
     store.close()
-    time.sleep(2.1)
+    time.sleep(1.1)
     assert not client.exists(store.key)
 
 
@@ -108,10 +120,6 @@ def test_a_server_that_goes_away_is_noted_once(connect, capsys):
     store.close()
     noted += capsys.readouterr().err
     assert noted.count("cannot be refreshed") == noted.count("cannot be removed") == 1
-
-
-def open_at(port: int, timeout_s: float = 0.5, **more) -> RedisStore:
-    return stores.open_redis("127.0.0.1", port, "r", timeout_s, **more)
 
 
 def test_a_server_that_is_not_there_is_an_error_in_time():
@@ -178,3 +186,85 @@ def test_what_is_no_plain_file_is_not_waited_for(tmp_path):
     (tmp_path / "partial-fc-b").symlink_to("/etc/passwd")
     with pytest.raises(OSError):
         FileStore(tmp_path, "b").read()
+
+
+# ---- hosts that find shard 0
+
+
+@pytest.fixture
+def shard():
+    """Shard 0, whose rank 0 answers."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    shard = Shard0.here(["127.0.0.2", "127.0.0.1"], listening.getsockname()[1])
+    answers = Handshake(listening, 1234, shard.secret, 2)
+    yield shard
+    answers.close()
+
+
+def test_shard_0_is_found_where_it_answers_and_nothing_is_left(opened, shard):
+    """An address of a host may be nobody's elsewhere."""
+    found = []
+    late = threading.Thread(target=lambda: found.append(meet_nodes.find(opened(), 1, 20.0)))
+    late.start()  # may come first
+    with meet_nodes.announced(opened(), shard) as own:
+        late.join(30)
+        assert found == [meet_nodes.Found("127.0.0.1", shard.port, "127.0.0.1", shard.secret)]
+        assert own == meet_nodes.Found(addresses.ANY, shard.port, "", shard.secret)
+    store = opened()
+    assert store.read() is None
+    store.close()
+
+
+def test_a_run_id_in_use_is_refused_with_what_removes_it(opened, shard):
+    with meet_nodes.announced(opened(), shard):
+        with (
+            pytest.raises(StartError, match=f"the run id is in use, says .*shard 0: {HOST}.*another --run-id") as error,
+            meet_nodes.announced(opened(), shard),
+        ):
+            pass
+        assert "redis-cli -h 127.0.0.1" in str(error.value) or "`rm " in str(error.value)
+        assert meet_nodes.find(opened(), 1, 5.0).secret == shard.secret  # it is left alone
+
+
+def test_shard_0_is_missing(opened):
+    with pytest.raises(StartError, match=rf"shard 1 on {HOST}: shard 0 .*within 0.3 s.*--run-id"):
+        meet_nodes.find(opened(), 1, 0.3)
+
+
+def test_shard_0_that_does_not_answer_is_named(opened, monkeypatch):
+    monkeypatch.setattr(meet_nodes, "_PROBE_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        strange = ["", "." * 300, "a" * 70 + ".example", "\x00", "-1"]
+        with (
+            meet_nodes.announced(opened(), Shard0("shard 0: h", [*strange, "127.0.0.1"], port, "s")),
+            pytest.raises(StartError, match=rf"shard 0: h does not answer at port {port} of .*--network-interface"),
+        ):
+            meet_nodes.find(opened(), 1, 0.3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no JSON",
+        "[" * 5000,
+        "[1, 2]",
+        '{"who": "a"}',
+        json.dumps({"who": "h", "addresses": [], "port": 65536, "secret": "s"}),
+        "\x1b[31mred\r\n",
+    ],
+)
+def test_what_another_program_wrote_is_an_error(opened, text):
+    store = opened()
+    assert store.announce(text) is None
+    with pytest.raises(StartError, match="which no host of a run has written") as error:
+        meet_nodes.find(opened(), 1, 1.0)
+    assert str(error.value).isprintable()
+    store.close()
+
+
+def test_a_server_that_fails_is_named():
+    with redis_server() as port:
+        store = open_at(port, 5)
+    with pytest.raises(StartError, match=rf"shard 1 on {HOST}: Redis at 127.0.0.1:{port}, key partial-fc:r failed"):
+        meet_nodes.find(store, 1, 5.0)

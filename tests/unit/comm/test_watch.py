@@ -2,7 +2,6 @@
 hang: tests/recipes/launchers/test_hang_report.py.)"""
 
 import json
-import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -173,8 +172,7 @@ def test_a_rank_can_ask_after_rank_0_has_left(watches):
     assert look_until(watches[2], ["left", "open", "open", "never"])
 
 
-def test_a_fault_of_the_board_is_told_and_not_taken_for_a_stranger(monkeypatch, caplog):
-    monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
+def test_a_fault_of_the_board_is_told_and_not_taken_for_a_stranger(caplog):
     server = StatusServer(2, one_host=True)
     watch = Watch(a_journal(0, 2), 600.0, server.endpoint, server)
     look_until(watch, ["open", "never"])
@@ -233,7 +231,6 @@ def test_a_watch_that_fails_says_so(monkeypatch, caplog):
         raise ZeroDivisionError
 
     monkeypatch.setattr(Watch, "_count_waiting", fails)
-    monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
     server = StatusServer(1, one_host=True)
     watch = Watch(a_journal(0, 1), 0.08, server.endpoint, server)  # looks every 10 ms
     for _ in range(500):

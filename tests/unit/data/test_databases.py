@@ -156,3 +156,27 @@ def test_lmdb_of_many_keys_steps_from_those_kept(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("partial_fc.data.databases.keys.MOST", 8)
     path = write_lmdb(tmp_path / "db", records(N))
     check(open_database(path, "lmdb", 10), np.random.default_rng(0).permutation(N).tolist())
+
+
+# ---- minidb, against bytes written out by hand
+
+# What MiniDB of caffe2/core/db.cc writes on x86: two int32, key, value.
+MINIDB = b"\x03\x00\x00\x00\x02\x00\x00\x00abcXY" + b"\x01\x00\x00\x00\x00\x00\x00\x00k"
+MINIDB_ITEMS = [(b"abc", b"XY"), (b"k", b"")]
+
+
+def test_bytes_as_caffe2_has_them(tmp_path: Path) -> None:
+    path = tmp_path / "a.mdl"
+    minidb.write(path, iter(MINIDB_ITEMS))
+    assert path.read_bytes() == MINIDB
+    assert list(minidb.read(path)) == MINIDB_ITEMS
+    assert minidb.MinidbStore(path)._edges.tolist() == [0, 13, 22]
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.mdl"
+    path.write_bytes(MINIDB)
+    with pytest.raises(ValueError, match="keys of at least 1"):
+        minidb.write(path, [(b"", b"x")])
+    assert path.read_bytes() == MINIDB
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,4 +1,4 @@
-"""--head-centres: the centres of a checkpoint, and nothing else of it."""
+"""--start-centres: the centres of a checkpoint, and nothing else of it."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def test_centres_alone_cannot_be_resumed(tmp_path):
 
     torch.save(torch.ones(11, D), tmp_path / "rank_0_softmax_weight.pt")
     import_centres(ImportOptions((tmp_path,), tmp_path / "out"))
-    with pytest.raises(ValueError, match="without a backbone: start with --head-centres"):
+    with pytest.raises(ValueError, match="without a backbone: start with --start-centres"):
         checkpoint.Checkpoint(tmp_path / "out").check_has_backbone()
     load_centres(open_centres(tmp_path / "out", SingleWorld()), head := fresh(1)[0])
     assert bool((head.centres == 1).all())

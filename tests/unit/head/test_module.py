@@ -128,6 +128,15 @@ def test_copies_are_heads_of_their_own():
     assert not copy.deepcopy(model.eval()).head.training
 
 
+@pytest.mark.slow
+def test_a_spawned_process_goes_on_with_the_model():
+    model = Model(sample_rate=0.3, impl="plain")
+    train(model, range(4))
+    with torch.multiprocessing.get_context("spawn").Pool(1) as pool:
+        there = pool.apply(train, (model, range(4, 8)))
+    assert there == train(model, range(4, 8))
+
+
 def test_a_sharded_head_cannot_be_pickled():
     def on_rank(world):
         with pytest.raises(TypeError, match="state_dict"):
@@ -230,6 +239,28 @@ def test_a_grad_scaler_unscales_the_centres_gradient_and_leaves_out_what_is_not_
     optimizer.step()
     assert torch.equal(other.head.centres, before)
     assert not other.head.pending
+
+
+@pytest.mark.parametrize("clip", [nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_])
+def test_clipping_counts_the_backbone_alone_and_scales_the_centres_alike(clip):
+    """Over all parameters of the optimizers, as Lightning's gradient_clip_val does."""
+    one, other = Model(), Model()
+    optimizers = torch.optim.SGD(one.net.parameters(), lr=0.1), torch.optim.SGD(other.net.parameters(), lr=0.1)
+    joint = JointOptimizer(optimizers[1], other.head.as_optimizer(lr=0.2))
+    for model in (one, other):
+        model(*batch(0)).backward()
+    gradient = one.net.weight.grad.clone()
+    most = 0.5 * gradient.norm().item() if clip is nn.utils.clip_grad_norm_ else 0.5 * gradient.abs().max().item()
+    clip(one.net.parameters(), most)
+    clip([p for group in joint.param_groups for p in group["params"]], most)
+    assert not torch.equal(one.net.weight.grad, gradient)
+    if clip is nn.utils.clip_grad_norm_:
+        one.head.scale_gradient((one.net.weight.grad.norm() / gradient.norm()).item())
+    one.head.step(0.2)
+    optimizers[0].step()
+    joint.step()
+    assert torch.equal(one.net.weight, other.net.weight)
+    torch.testing.assert_close(one.head.centres, other.head.centres, rtol=0, atol=1e-6)
 
 
 def test_a_forgotten_step_warns_once():

@@ -1,19 +1,17 @@
-"""Commands and programs on the pages of docs can be typed as they stand: verbs and flags exist, the parser takes them,
-and programs run. (README.md: tests/recipes/first_hour.sh; docs/library.md: test_library.py.)"""
+"""Commands and programs on the pages of docs can be typed as they stand: verbs and flags exist, the parser takes them.
+(README.md: tests/recipes/first_hour.sh; that programs run: test_library.py.)"""
 
 import importlib
 import re
 import shlex
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from partial_fc import cli
 from partial_fc.flags.command_line import parse
+from tests.unit.house.test_library import programs
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -63,10 +61,6 @@ def test_a_command_is_taken_as_it_stands(page, words, tmp_path, monkeypatch):
     importlib.import_module(f"recipes.{recipe}").parse(flags)
 
 
-def programs(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
-
-
 def test_every_program_is_python():
     found = {page.name: programs(page.name) for page in PAGES}
     for page, blocks in found.items():
@@ -88,30 +82,3 @@ def test_every_line_for_an_interpreter_is_python():
         for example in examples:
             compile(example, page.name, "exec")
     assert num_examples >= 6
-
-
-# What stands there -> what is run: classes enough for a look, and a kernel that every machine has.
-_SMALLER = {"C, G, D = 100_000, 128, 512": "C, G, D = 500, 16, 32", "range(40)": "range(22)"}
-_VARIANTS = 'variants = ("avx512_bf16", "avx512", "avx2", "portable")'
-
-
-@pytest.mark.parametrize(
-    ("page", "number", "changes"),
-    [
-        ("benchmarks.md", 0, {_VARIANTS: 'variants = ("portable",)', **dict([*_SMALLER.items()][:1])}),
-        ("benchmarks.md", 1, {}),
-        ("benchmarks.md", 2, _SMALLER),
-        ("head.md", 0, {}),
-        ("python-api.md", 1, {}),
-    ],
-)
-def test_a_program_runs(page, number, changes, tmp_path):
-    """All but the first of python-api.md: it needs a trained model, and tests/recipes/first_hour.sh runs README.md's,
-    which does the same."""
-    np.savez(tmp_path / "faces.npz", keys=np.array([*"abcdef"]), embeddings=np.eye(6, dtype=np.float32))
-    program = programs(page)[number]
-    for then, now in changes.items():
-        assert then in program
-        program = program.replace(then, now)
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr

@@ -1,14 +1,10 @@
 """The shell scripts around the program, with stand-ins for what they call."""
 
-import importlib.metadata
 import shutil
 import subprocess
-from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 pytestmark = pytest.mark.slow
 
@@ -97,28 +93,6 @@ def test_setup_refuses_a_python_that_cannot_work(checkout):
     done = run(checkout, "bash", checkout / "scripts/setup.sh", PYTHON=str(old))
     assert done.returncode == 1
     assert f"PYTHON={old} is not a Python 3.11 or newer" in done.stderr
-
-
-def test_constraints_name_every_dependency_of_the_project():
-    pinned = {
-        canonicalize_name(Requirement(line).name): str(Requirement(line).specifier).removeprefix("==")
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
-        if not line.startswith("#")
-    }
-    setup = ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    extras = dict(setup["options.extras_require"])
-    wanted = setup["options"]["install_requires"].split()
-    for extra in extras.values():
-        wanted += [line for line in extra.splitlines() if line and not line.startswith("#")]
-    assert {"horovod", "mxnet", "setuptools", "wheel"} <= pinned.keys(), (
-        "scripts/setup.sh takes their versions from there"
-    )
-    for requirement in map(Requirement, wanted):
-        version = pinned.get(canonicalize_name(requirement.name))
-        assert version, f"{requirement} of setup.cfg is not in constraints.txt"
-        assert requirement.specifier.contains(version)
-        assert importlib.metadata.version(requirement.name).split("+")[0] == version
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """What is installed, by which hash, what is known against it, and that it is not reached (SECURITY.md)."""
 
 import ast
+import importlib.metadata
 import json
 import os
 import re
@@ -30,6 +31,10 @@ def test_the_locks_have_hashes_the_versions_tested_together_and_all_that_setup_c
         assert hashes, name
         assert all(re.fullmatch(r"[0-9a-f]{64}", text) for text in hashes), name
     tested = dict(line.split("==") for line in lock.versions())
+    for requirement in map(Requirement, lock.wanted()):
+        version = tested[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version)
+        assert importlib.metadata.version(requirement.name).split("+")[0] == version
     here = {name.split("==")[0]: name.split("==")[1].split("+")[0] for name in locked}
     assert not {name for name in here.keys() & tested.keys() if here[name] != tested[name]}, "make lock"
     wanted = {canonicalize_name(Requirement(line).name) for line in lock.wanted()}

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.recipes.test_new_recipe import class_folders
+from tests.unit.house.test_library import programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -104,8 +104,8 @@ def test_its_command_line(environment):
 def recipes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with both, and data for them."""
     folder = tmp_path_factory.mktemp("recipes")
-    programs = re.findall(r"```python\n(.*?)```", (ROOT / "docs/recipes.md").read_text(), re.DOTALL)
-    for name, program, most_lines in zip(("folders.py", "titles.py"), programs, (60, 120), strict=True):
+    told = zip(("folders.py", "titles.py"), programs("recipes.md"), (60, 120), strict=True)
+    for name, program, most_lines in told:
         assert len(program.splitlines()) <= most_lines
         (folder / name).write_text(program)
     for split in ("photos", "test-photos"):

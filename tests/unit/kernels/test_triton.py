@@ -128,6 +128,7 @@ def launch_everything(logits: Logits, kernel: TritonKernel, optimizer: RowOptimi
     """What a step launches, and what it does where the gradient is asked for."""
     store = RowTable(0, len(logits.centre_LD), logits.centre_LD.shape[1], 3, optimizer, storage, "cpu")
     logits = replace(logits, centre_LD=store.fetch(None, 0)[0])
+    kernel.sums(logits, num_nearest=5)
     sums = kernel.sums(logits, with_centre_sum=True)
     uniform_D = torch.zeros(logits.unit_GD.shape[1])
     logit_grad = LogitGrad(sums.denominator_G, torch.zeros(len(logits.unit_GD)), uniform_D, sums.cache)
@@ -154,6 +155,9 @@ def test_the_compiler_takes_it_with_tensor_cores_and_registers(
     logits = Logits(torch.zeros(G, D), torch.zeros(2 * S, D), torch.arange(S), target_G, 64.0, Negatives())
     operands = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
     launch_everything(logits, TritonKernel(precision, tiles_for(generation, operands)), optimizer, Storage(stored))
+    with_nearest = recorders["weigh"].launches[0]
+    assert with_nearest["largest_ptr"] is not None
+    assert spilled_bytes(recorders["weigh"].compiled(with_nearest, 10 * generation), tmp_path) <= 8
     for name in (*PRODUCTS, "read_centres", "read_features", "add_up", "finish_rows"):
         compiled = recorders[name].compiled(recorders[name].launches[-1], 10 * generation)
         assert compiled.metadata.shared <= SHARED_BYTES[generation], name

@@ -1,8 +1,13 @@
+import json
+
 import pytest
+import torch
 
 from partial_fc import flags
+from partial_fc.checkpoint.folders import folder_name
 from recipes import face_presets as presets
 from recipes.face import parse
+from recipes.face_backbone import rates_of
 
 
 def test_published_numbers():
@@ -72,3 +77,64 @@ def test_what_the_data_says_of_itself_beats_the_preset(tmp_path):
     config, (note,) = parse(["--dataset", "glyphs", "--rec", str(tmp_path)])
     assert (config.data.num_classes, config.data.image_size) == (None, 64)
     assert "--image-size 40" in note
+
+
+# ---- transformers
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--network vit_b", ("adamw", 5e-4, "none", 0.05)),
+        ("--backbone=timm:deit_tiny_patch16_224", ("adamw", 5e-4, "none", 0.05)),
+        ("--network vit_b --dataset ms1mv3", ("adamw", 5e-4, "none", 0.05)),
+        ("--network vit_t --dataset glyphs", ("adamw", 5e-4, "none", 0.05)),
+        ("--network vit_t --optimizer adamw --lr_scaling=linear", ("adamw", 5e-4, "linear", 0.05)),
+        ("--network vit_t --lr 1e-4 --weight-decay 0.1", ("adamw", 1e-4, "none", 0.1)),
+        ("--network vit_t --optimizer sgd", ("sgd", 0.1, "linear", 5e-4)),
+        ("--network vit_t --config CONFIG", ("sgd", 0.02, "none", 5e-4)),
+        ("--network r50", ("sgd", 0.1, "linear", 5e-4)),
+        ("--network timm:convnext_tiny", ("sgd", 0.1, "linear", 5e-4)),
+        ("--dataset glyphs", ("muon", 0.006, "linear", 0.05)),
+    ],
+)
+def test_a_transformer_starts_with_adamw_where_nothing_else_is_named(tmp_path, line, expected):
+    (tmp_path / "c.py").write_text(
+        "from easydict import EasyDict as edict\nconfig = edict()\nconfig.lr = 0.02\nconfig.optimizer = 'sgd'\n"
+    )
+    words = line.replace("CONFIG", str(tmp_path / "c.py")).split()
+    config, notes = parse(["--rec", str(tmp_path), "--models-root", str(tmp_path / "run"), *words])
+    assert (
+        config.optim.optimizer,
+        config.schedule.lr,
+        config.schedule.lr_scaling,
+        config.optim.weight_decay,
+    ) == expected
+    said = [note for note in notes if "transformer" in note]
+    assert len(said) == (expected[0] == "adamw")
+    assert not said or ("--optimizer adamw" in said[0]) == ("--optimizer" not in line)
+
+
+def test_a_transformer_resumes_with_the_rates_of_its_checkpoint(tmp_path):
+    before = {"optimizer": "sgd", "lr": 0.02, "lr_scaling": "linear", "weight_decay": 1e-4}
+    for step, text in ((1, json.dumps({"configuration": before})), (2, "{")):
+        folder = tmp_path / "run/checkpoints" / folder_name(step)
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text(text)
+        (folder / "COMPLETE").touch()
+    words = ["--rec", str(tmp_path), "--network", "vit_t", "--models-root", str(tmp_path / "run")]
+    for more, optimizer, lr in (
+        ((), "sgd", 0.02),
+        (("--lr", "0.1"), "sgd", 0.1),
+        (("--resume", "never"), "adamw", 5e-4),
+    ):
+        config, notes = parse([*words, *more])
+        assert (config.optim.optimizer, config.schedule.lr) == (optimizer, lr)
+        assert ("step-00000001" in notes[0]) == ("never" not in more)
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "resnet18"])
+def test_families_of_timm_with_attention(name):
+    timm = pytest.importorskip("timm")
+    with torch.device("meta"):
+        assert hasattr(timm.create_model(name), "no_weight_decay") == bool(rates_of(f"timm:{name}", (), None))

@@ -32,7 +32,10 @@ FACE = """
     --precision fp64 --head-impl cpu | --head-impl cpu
     --head-impl triton --device cpu | --head-impl triton with --device cpu
     --head-impl cpu --device cuda | --head-impl cpu with --device cuda
+    --start-centres a --resume b | --start-centres with --resume b
     --head-centres a --resume b | --head-centres with --resume b
+    --imprint-images 3 --start-centres a | --imprint-images 3 goes with --start-centres imprint
+    --backbone-lr 0.1 --lr 0 | --backbone-lr 0.1 with --lr 0
     --nodes 2 | --nodes 2 needs --master-addr
     --nodes 2 --nr 2 --master-addr a | --nr is 2, of --nodes 2
     --gpus 2 --master-port 65536 | --master-port is 65536

@@ -26,10 +26,10 @@ CONTRACT = {
     mnist: {},
 }  # fmt: skip
 # Besides those of the groups that say how and where a run is trained.
-HEAD = "head_impl head_centres centre_place centre_path telemetry_every"
+HEAD = "head_impl start_centres imprint_images centre_place centre_path telemetry_every"
 MAY_CHANGE = {
     face: f"{HEAD} config num_workers max_bad_records check_data val_targets pretrained pretrained_partial "
-    "activation_checkpointing channels_last engine params",
+    "activation_checkpointing channels_last engine params deliver trust_code compile",
     imagenet: f"{HEAD} num_workers max_bad_records check_data test_data load_model_path save_model_name pretrained "
     "leveldb_shadow channels_last",
     kinetics: "num_workers prefetch_ratio max_bad_records check_data data_dir val_data_dir val_list logging_file "
@@ -39,7 +39,7 @@ MAY_CHANGE = {
 }
 # Besides the contract's.
 REFUSED = {
-    face: {"num_classes", "sub_centres", "optimizer", "head_optimizer", "head_catch_up"},
+    face: {"num_classes", "sub_centres", "optimizer", "head_optimizer", "head_catch_up", "lora"},
     imagenet: {"num_labels", "head", "sub_centres", "optimizer", "head_optimizer", "head_catch_up"},
     kinetics: {"num_classes", "optimizer"},
     mnist: {"optimizer"},

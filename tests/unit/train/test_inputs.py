@@ -53,7 +53,7 @@ def test_samples_of_any_shape_are_loaded_and_not_drawn(shape, tmp_path):
 def test_pictures_are_drawn(shape, tmp_path):
     batch = Batch(torch.zeros(2, *shape, dtype=torch.uint8), torch.zeros(2).long(), torch.zeros(2).long(), 0.0, 0, 2)
     first_batch.write(job_of(FACE, tmp_path), batch)  # type: ignore[arg-type]
-    assert {path.name for path in tmp_path.iterdir()} == {"first_batch.png", "first_batch.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"first_batch.png"}
 
 
 def test_a_report_has_means_of_what_has_means(tmp_path):

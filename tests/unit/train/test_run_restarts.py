@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
@@ -97,16 +99,10 @@ def test_restarts_end(start, tmp_path):
     assert "status 5 after 2 restart(s), as many as --restarts allows" in printed
 
 
-@pytest.mark.parametrize("status", [2, 130])
-def test_what_is_no_failure_is_passed_on(start, tmp_path, status):
-    result = outcome(start(f"00000001 exit {status}\n", "--restarts", "2"), tmp_path)
-    assert (result[0], len(result[2])) == (status, 1)
-    assert result[1] == ""
-
-
-def test_without_the_flag_nothing_is_started_again(start, tmp_path):
-    status, printed, calls = outcome(start("00000001 exit 1\n"), tmp_path)
-    assert (status, printed, len(calls)) == (1, "", 1)
+@pytest.mark.parametrize(("status", "flag"), [(2, "--restarts=2"), (130, "--restarts=2"), (1, "--lr=1")])
+def test_what_is_no_failure_is_passed_on_and_so_is_any_without_the_flag(start, tmp_path, status, flag):
+    ended, printed, calls = outcome(start(f"00000001 exit {status}\n", flag), tmp_path)
+    assert (ended, printed, len(calls)) == (status, "", 1)
 
 
 @pytest.mark.parametrize(
@@ -136,10 +132,7 @@ def test_a_bad_number_is_refused(start, tmp_path):
 
 
 def wait_for(path: Path, num_lines: int = 0) -> None:
-    deadline = time.monotonic() + 30
-    while not path.exists() or path.read_text().count("\n") < num_lines:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: path.exists() and path.read_text().count("\n") >= num_lines)
 
 
 def test_a_second_sigterm_does_not_wait_unless_it_comes_together_with_the_first(start, tmp_path):

@@ -177,13 +177,8 @@ def test_directions_count_by_images(tmp_path):
     parts = normalize(rows["centres"][[4, 10, 1]]) * torch.tensor([[1.0], [5.0], [3.0]])
     expected_D = normalize(parts.sum(dim=0), dim=0) * rows["centres"][4].norm()
     torch.testing.assert_close(rows_by_name(tmp_path / "b", 2)["eve"]["centres"], expected_D, rtol=1e-5, atol=1e-6)
-    for wrong, message in {
-        (1, 5): "expected a number for each of eve, kim, bob",
-        (1, 5, 0): "--images is 0",
-        (1, 5, float("nan")): "--images is nan",
-    }.items():
-        with pytest.raises(ValueError, match=message):
-            classes.merge_classes(dataclasses.replace(options, out=tmp_path / "c", images=wrong))
+    with pytest.raises(ValueError, match="expected a number for each of eve, kim, bob"):
+        classes.merge_classes(dataclasses.replace(options, out=tmp_path / "c", images=(1, 5)))
 
 
 def test_training_goes_on_with_dense_catch_up(tmp_path):

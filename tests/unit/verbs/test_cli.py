@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from safetensors import SafetensorError
 
 import partial_fc
 from partial_fc import cli, errors
@@ -124,10 +126,12 @@ def test_version(command):
     assert command("--version") == (0, f"partial-fc {partial_fc.__version__}\n", "")
 
 
-def test_help_and_mistakes_of_every_verb_come_without_torch():
+def test_help_and_mistakes_of_every_verb_and_recipe_come_without_torch():
+    """As in the processes of a launch whose command line is wrong."""
     code = """
 import contextlib, io, sys
 from partial_fc import cli
+from partial_fc.verbs import train
 
 for name in (name for name in cli.VERBS if name not in cli._OWN_READERS):
     said = io.StringIO()
@@ -138,19 +142,18 @@ for name in (name for name in cli.VERBS if name not in cli._OWN_READERS):
     assert f"usage: partial-fc {name}" in said.getvalue(), name
     assert f"partial-fc {name}: " in said.getvalue(), name
     assert "torch" not in sys.modules, name
+for words in ("face --help", "face --lrr 3", "mnist --epochs 0", "imagenet --help", "kinetics --model x"):
+    with contextlib.suppress(SystemExit):
+        train.main(words.split())
+assert "torch" not in sys.modules, "a recipe"
+for name in sys.argv[1:]:
+    cli.load(name)
+assert "torch" not in sys.modules, "what reads or writes data alone"
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    data = [verb for verb in cli.VERBS if verb.startswith(("data ", "doctor ")) and verb not in GLYPHS]
+    assert len(data) == 10
+    done = subprocess.run([sys.executable, "-c", code, *data], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_what_reads_or_writes_data_alone_starts_without_torch():
-    verbs = [verb for verb in cli.VERBS if verb.startswith(("data ", "doctor ")) and verb not in GLYPHS]
-    assert len(verbs) == 10
-    names = [cli.VERBS[verb][0].partition(":")[0] for verb in verbs]
-    modules = [f"partial_fc.{name if name.startswith('tools.') else f'verbs.{name}'}" for name in names]
-    code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
 
 
 def test_torchrun_quotes_what_failed(tmp_path, monkeypatch, capsys):
@@ -218,3 +221,37 @@ def test_recipes_of_a_wheel_lie_in_the_package(recipe, tmp_path, monkeypatch, ca
     assert train_command.recipes() == {"mine": "A task of mine."}
     assert train_command.main(["mine", "--a"]) == 1
     assert capsys.readouterr().out.startswith("['--a']")
+
+
+# How it ends when something fails: one line for the user. (What the other ranks read: test_hang_report.py.)
+
+
+@pytest.fixture
+def failing(monkeypatch, capsys):
+    """Runs train.py with a recipe that raises: (exit status, stderr)."""
+    monkeypatch.delenv("PARTIAL_FC_TRACE", raising=False)
+
+    def run(error: BaseException) -> tuple[int, str]:
+        def main(_: list[str]) -> None:
+            raise error
+
+        monkeypatch.setitem(sys.modules, "recipes.face", SimpleNamespace(main=main))
+        return train_command.main(["face"], "train.py"), capsys.readouterr().err
+
+    return run
+
+
+def test_errors_with_words_of_their_own_are_told_as_they_are(failing):
+    for error in (
+        ValueError("key 17"),
+        FloatingPointError("the loss is nan at step 3"),
+        ConnectionError("rank 3 did not come"),
+        SafetensorError("I/O error: No space left on device"),
+    ):
+        assert failing(error) == (1, f"train.py face: {error}\n")
+    assert failing(KeyboardInterrupt()) == (130, "train.py face: interrupted\n")
+
+
+def test_a_fault_of_the_program_keeps_its_trace(failing):
+    with pytest.raises(KeyError):
+        failing(KeyError("thing"))

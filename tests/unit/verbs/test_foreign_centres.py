@@ -225,8 +225,6 @@ def test_exported_rows_that_no_step_has_touched_are_start_values(tmp_path, capsy
     [
         ({"sub_centres": 2}, {}, "has 2 centres a class; those files have one"),
         ({"optimizer": RowAdamW()}, {"momentum_lr": 0.1}, "has no momentum; its rows have centres, first_moment"),
-        ({}, {"world_size": 0}, "--world-size is 0"),
-        ({}, {"momentum_lr": 0.0}, "--momentum-lr is 0.0"),
     ],
 )
 def test_centres_that_those_files_have_no_place_for(tmp_path, head, flags, message):
@@ -294,7 +292,7 @@ def test_arcface_torch_centres(tmp_path, capsys, size, write):
     write(tmp_path / "in", size)
     import_centres(ImportOptions((tmp_path / "in",), tmp_path / "out"))
     printed = capsys.readouterr().out
-    assert f"start with --head-centres {tmp_path / 'out'}" in printed
+    assert f"start with --start-centres {tmp_path / 'out'}" in printed
     assert ("it starts at zero" in printed) == (write is second_version)
     for ranks in (1, 3):
         rows = loaded(tmp_path / "out", ranks)
@@ -408,10 +406,7 @@ def test_other_contents_are_named(tmp_path, content):
     [
         ({"backbone": Path("m.pt")}, "--backbone needs --network"),
         ({"step": 5}, "give --network"),
-        ({"step": -1}, "--step is -1; expected at least 0"),
-        ({"momentum_lr": 0.0}, "more than 0"),
         ({"momentum_lr": 0.1}, "goes with R_centers_mom.param"),
-        ({"num_classes": 0}, "at least 1"),
         ({"names_file": Path(__file__)}, "names for 11 classes"),
     ],
 )

@@ -1,0 +1,248 @@
+"""Fine-tuning as its users start it: a moving average of the weights, adapters, and a teacher."""
+
+import importlib.util
+import shlex
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import partial_fc
+from partial_fc.errors import UsageError
+from recipes.face import parse
+from tests.recipes.conftest import change_manifest, losses, result, train_here, train_several
+
+needs_peft = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
+EVERY_STEP = "--checkpoint-every 1 --keep-checkpoints 99"
+FLAGS = "--val-targets --check-data off --batch-size 16 --lr-scheduler constant --warmup-steps 1"
+
+
+@pytest.fixture(scope="module")
+def pretrained(glyphs, tmp_path_factory):
+    """A run's folder, of a network that has learned something."""
+    root = tmp_path_factory.mktemp("pretrained")
+    train_here(root, f"--dataset glyphs --rec {glyphs} {FLAGS} --max-steps 30")
+    return root
+
+
+def step(root, number: int):
+    return root / f"checkpoints/step-{number:08d}"
+
+
+def stored(root, number: int, form: str = "") -> dict[str, torch.Tensor]:
+    """The backbone of a checkpoint; form: what the optimizer's file has of another one, NAME/raw or NAME/ema."""
+    if not form:
+        return load_file(step(root, number) / "backbone.safetensors")
+    found = load_file(step(root, number) / "optimizer.safetensors")
+    return {name.removesuffix(f"/{form}"): t for name, t in found.items() if name.endswith(f"/{form}")}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(t, other[name]) for name, t in one.items())
+
+
+def same_files(one, other, number: int) -> bool:
+    names = sorted(path.name for path in step(one, number).glob("*.safetensors"))
+    assert names == sorted(path.name for path in step(other, number).glob("*.safetensors"))
+    return all(same(load_file(step(one, number) / name), load_file(step(other, number) / name)) for name in names)
+
+
+# ---- --ema
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16-o2"])
+def test_the_average_is_that_of_the_weights_after_each_step(glyphs, tmp_path, precision):
+    flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --max-steps 6 --ema 0.8 --precision {precision}"
+    log = train_here(tmp_path / "raw", f"{flags} --deliver raw {EVERY_STEP}")
+    assert "model-ema.safetensors the average" in log
+    assert "after the 6 steps of this run 26% of the average" in log
+    average = {name: t.double() for name, t in stored(tmp_path / "raw", 1, "ema").items()}
+    assert any(name.endswith("running_var") for name in average)
+    for number in range(2, 7):
+        raw = stored(tmp_path / "raw", number)
+        average = {name: 0.8 * t + 0.2 * raw[name].double() for name, t in average.items()}
+        for name, t in stored(tmp_path / "raw", number, "ema").items():
+            torch.testing.assert_close(t.double(), average[name], rtol=1e-5, atol=1e-7)
+    delivered, beside = (load_file(tmp_path / f"raw/{name}.safetensors") for name in ("model", "model-ema"))
+    assert same(delivered, stored(tmp_path / "raw", 6))
+    assert same({name: beside[name] for name in average}, stored(tmp_path / "raw", 6, "ema"))
+    assert not torch.equal(delivered["fc.weight"], beside["fc.weight"])
+    # The same run, the other way round.
+    train_here(tmp_path / "ema", flags)
+    assert losses(tmp_path / "ema") == losses(tmp_path / "raw")
+    assert same(load_file(tmp_path / "ema/model.safetensors"), beside)
+    assert same(load_file(tmp_path / "ema/model-raw.safetensors"), delivered)
+    assert same(stored(tmp_path / "ema", 6), beside)
+    for name in ("model", "model-raw"):
+        assert partial_fc.load(tmp_path / f"ema/{name}.safetensors").embedding_size == 32
+    assert same(partial_fc.load(step(tmp_path / "ema", 6)).network.state_dict(), beside)
+
+
+def test_the_average_is_what_is_evaluated(glyphs, tmp_path):
+    flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --val-targets unseen --max-steps 8 --verbose 4 --ema 0.9"
+    scores = {}
+    for deliver in ("ema", "raw"):
+        train_here(tmp_path / deliver, f"{flags} --deliver {deliver}")
+        scores[deliver] = result(tmp_path / deliver)["evaluations"]["unseen/accuracy"]
+    assert losses(tmp_path / "ema") == losses(tmp_path / "raw")  # evaluating changes nothing
+    assert scores["ema"] != scores["raw"]
+
+
+def test_an_average_resumes_bit_by_bit(glyphs, tmp_path):
+    """On two ranks, whose running statistics differ."""
+    flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --ema 0.9 --max-steps"
+    ends = {
+        tmp_path / end / deliver: f"--deliver {deliver}" for end in ("whole", "parts") for deliver in ("ema", "raw")
+    }
+    train_several(
+        {root: f"{flags} {6 if root.parent.name == 'whole' else 3} {deliver}" for root, deliver in ends.items()}
+    )
+    parts = {root: deliver for root, deliver in ends.items() if root.parent.name == "parts"}
+    train_several({root: f"{flags} 6 {deliver}" for root, deliver in parts.items()})
+    for root in parts:
+        whole = tmp_path / "whole" / root.name
+        assert same_files(whole, root, 6)
+        for name in ("model", "model-raw" if root.name == "ema" else "model-ema"):
+            assert same(*(load_file(folder / f"{name}.safetensors") for folder in (whole, root)))
+    # What is delivered exchanges the two; it changes nothing else.
+    other = {"model": "model-ema", "model-raw": "model"}
+    assert all(
+        same(load_file(tmp_path / f"whole/ema/{one}.safetensors"), load_file(tmp_path / f"whole/raw/{two}.safetensors"))
+        for one, two in other.items()
+    )
+
+
+def test_an_average_begins_and_ends_with_a_resumed_run(glyphs, tmp_path):
+    flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --max-steps"
+    train_here(tmp_path / "run", f"{flags} 2")
+
+    def old(manifest: dict) -> dict:
+        for name in ("ema", "deliver", "lora", "teacher", "teacher_weight", "trust_code"):
+            del manifest["configuration"][name]
+        return manifest
+
+    change_manifest(step(tmp_path / "run", 2), old)
+    log = train_here(tmp_path / "run", f"{flags} 3 --ema 0.75")
+    assert "has no average of the weights: --ema 0.75 starts from its weights" in log
+    assert "was trained with --ema 0.0, this run has 0.75: allowed" in log
+    before, raw, average = stored(tmp_path / "run", 2), stored(tmp_path / "run", 3, "raw"), stored(tmp_path / "run", 3)
+    name = "fc.weight"
+    torch.testing.assert_close(average[name], 0.75 * before[name] + 0.25 * raw[name])
+    log = train_here(tmp_path / "run", f"{flags} 4")
+    assert "has an average of the weights, which this run, without --ema, leaves out" in log
+    train_here(tmp_path / "never", f"{flags} 4")
+    assert losses(tmp_path / "run") == losses(tmp_path / "never")
+    assert same(stored(tmp_path / "run", 4), stored(tmp_path / "never", 4))
+
+
+# ---- --lora
+
+
+@needs_peft
+def test_adapters_are_trained_resumed_and_merged(glyphs, pretrained, tmp_path):
+    """With an average and a teacher."""
+    flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --pretrained {pretrained} --lora 4 --ema 0.9"
+    flags += f" --teacher {pretrained} --max-steps"
+    log = train_here(tmp_path / "whole", f"{flags} 8")
+    assert "--lora 4: adapters on 11 layers" in log
+    train_here(tmp_path / "parts", f"{flags} 5")
+    train_here(tmp_path / "parts", f"{flags} 8")
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert same_files(tmp_path / "whole", tmp_path / "parts", 8)
+    # The base is as it was, and what is delivered is base + B A, of raw weights and of their average.
+    base, raw = load_file(pretrained / "model.safetensors"), stored(tmp_path / "whole", 8, "raw")
+    average = raw | stored(tmp_path / "whole", 8, "ema")
+    conv = "layer2.0.conv1"
+    assert torch.equal(raw[f"{conv}.base_layer.weight"], base[f"{conv}.weight"])
+    for state, file in ((average, "model"), (raw, "model-raw")):
+        delivered = load_file(tmp_path / f"whole/{file}.safetensors")
+        assert delivered.keys() == base.keys()
+        b, a = (state[f"{conv}.lora_{side}.default.weight"].double() for side in "BA")
+        expected = base[f"{conv}.weight"] + torch.einsum("orxy,rikl->oikl", b, a).float()
+        torch.testing.assert_close(delivered[f"{conv}.weight"], expected, rtol=1e-6, atol=1e-6)
+        assert not torch.equal(delivered[f"{conv}.weight"], base[f"{conv}.weight"])
+    assert partial_fc.load(step(tmp_path / "whole", 8)).step == 8
+    with pytest.raises(ValueError, match=r"--lora 4, this run has 0: other parameters are trained"):
+        train_here(tmp_path / "whole", f"--dataset glyphs --rec {glyphs} {FLAGS} --max-steps 9")
+
+
+# ---- --teacher
+
+
+def cosine_to(teacher, student, glyphs) -> float:
+    source = partial_fc.data.open_source(glyphs)
+    from partial_fc.data.decode import decode
+
+    image = [decode(source.read(i).image) for i in range(0, len(source), 40)]
+    return float(np.mean(np.sum(teacher.embed(image) * student.embed(image), axis=1)))
+
+
+def test_a_teacher_pulls_embeddings_towards_its_own(glyphs, pretrained, tmp_path):
+    flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --max-steps 40 --frequent 20 --seed 7"
+    train_here(tmp_path / "alone", flags)
+    log = train_here(tmp_path / "taught", f"{flags} --teacher {pretrained} --teacher-weight 20")
+    shown = [float(line.split("teacher loss ")[1].split()[0]) for line in log.splitlines() if "teacher loss" in line]
+    assert len(shown) >= 3
+    assert 0 < shown[-1] < 0.6 * shown[0]
+    assert losses(tmp_path / "taught")[0] > shown[0]  # which is a part of it
+    teacher = partial_fc.load(pretrained)
+    close = {name: cosine_to(teacher, partial_fc.load(tmp_path / name), glyphs) for name in ("alone", "taught")}
+    assert close["taught"] > close["alone"] + 0.2
+
+
+@needs_peft
+def test_two_processes_give_the_curve_of_one(glyphs, pretrained, tmp_path):
+    """In fp64, with all three."""
+    flags = (
+        f"--dataset glyphs --rec {glyphs} {FLAGS} --sync-bn --precision fp64 --max-steps 4 --pretrained {pretrained}"
+    )
+    flags += f" --ema 0.9 --lora 4 --teacher {pretrained} --teacher-weight 3"
+    train_here(tmp_path / "one", flags)
+    train_several({tmp_path / "two": f"{flags} --batch-size 8"})
+    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
+    assert len(set(one)) == 4
+    assert one == pytest.approx(two, abs=1e-7)
+    for name in ("model", "model-raw"):
+        states = [load_file(tmp_path / part / f"{name}.safetensors") for part in ("one", "two")]
+        for key, t in states[0].items():
+            torch.testing.assert_close(t, states[1][key], rtol=1e-7, atol=1e-9)
+    train_here(tmp_path / "two", f"{flags} --max-steps 5")  # two, then one
+    train_here(tmp_path / "one", f"{flags} --max-steps 5")
+    assert losses(tmp_path / "one") == pytest.approx(losses(tmp_path / "two"), abs=1e-7)
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--ema 1", "--ema is 1.0; expected"),
+        ("--deliver raw", "--deliver requires --ema"),
+        ("--teacher-weight 2", "--teacher-weight requires --teacher"),
+        ("--trust-code", "--trust-code requires --teacher"),
+        ("--teacher x --teacher-weight 0", "--teacher-weight is 0.0; expected more than 0"),
+        ("--lora -1", "--lora is -1; expected at least 0"),
+        ("--ema 0.9 --engine mxnet --network r18", "--ema 0.9 with --engine mxnet"),
+        ("--teacher x --engine mxnet --network r18", "--teacher x with --engine mxnet"),
+        pytest.param("--lora 4 --engine mxnet --network r18", "--lora 4 with --engine mxnet", marks=needs_peft),
+    ],
+)
+def test_a_mistake_is_named(words, says):
+    with pytest.raises(UsageError, match=says):
+        parse(["--dataset", "100w", *shlex.split(words)])
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--embedding-size 16", "its embedding has 32 numbers, this run's 16; give --embedding-size 32"),
+        ("--image-size 32", "--teacher: .* was trained on images of 40 pixels; image_size is 32"),
+    ],
+)
+def test_a_teacher_of_other_sizes_is_named(glyphs, pretrained, tmp_path, flags, says):
+    with pytest.raises(ValueError, match=says):
+        train_here(tmp_path, f"--dataset glyphs --rec {glyphs} {FLAGS} --max-steps 2 --teacher {pretrained} {flags}")
+    with pytest.raises(ValueError, match=r"--teacher: missing.pt not found"):
+        train_here(tmp_path, f"--dataset glyphs --rec {glyphs} {FLAGS} --max-steps 2 --teacher missing.pt")
