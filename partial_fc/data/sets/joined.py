@@ -106,7 +106,7 @@ class Joined(Source):
             shard.source.close()
 
     def notes(self, shared_classes: bool) -> list[str]:
-        """Returns a line for the log about each set, and one about sets that look like shards."""
+        """Returns a line for the log about each set."""
         notes = []
         for name, count, weight in self.sets:
             mine = [shard for shard in self.shards if shard.name == name]
@@ -115,12 +115,6 @@ class Joined(Source):
             if len(self.sets) > 1 and not shared_classes:
                 line += f", classes {classes[0]} to {classes[-1]}"
             notes.append(line + (f", {drawn(count, weight):,} draws an epoch" if weight != 1 else ""))
-        places = {Path(shard.source.where(0).partition(",")[0]).parent for shard in self.shards}
-        if len(places) == 1 and len(self.sets) > 1 and not shared_classes and self._names is None:
-            notes.append(
-                "these sets are files of one folder, and each has classes of its own; if they are shards of one set, "
-                "name them by a pattern in quotes, or add --shared-classes"
-            )
         return notes
 
     def _at(self, index: int) -> tuple[_Shard, int]:

@@ -9,7 +9,6 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from partial_fc.data.sample import SourceGone
@@ -30,37 +29,20 @@ _BUSY = (408, 429, 500, 502, 503, 504)
 _log = logging.getLogger(__name__)
 
 
-class Ranges(Protocol):
-    """A file of which ranges are read, from several threads at once. name: for messages. size: in bytes."""
-
-    name: str
-    size: int
-
-    def read(self, offset: int, count: int) -> bytes:
-        """Returns `count` bytes, fewer at the end of the file."""
-        ...
-
-    def will_need(self, offset: int, count: int) -> None:
-        """Hints that this range is read next."""
-        ...
-
-    def close(self) -> None: ...
-
-
 def as_url(path: str | os.PathLike[str]) -> str | None:
     """Returns the URL that a path means, of which Path has removed a slash; None for a file of this machine."""
     scheme, colon, rest = str(path).partition(":/")
     return f"{scheme}://{rest.lstrip('/')}" if colon and scheme in ("http", "https") else None
 
 
-def open_ranges(path: str | os.PathLike[str]) -> Ranges:
+def open_ranges(path: str | os.PathLike[str]) -> "LocalFile | RemoteFile":
     """Opens a file or a URL. Raises OSError or ValueError."""
     url = as_url(path)
     return RemoteFile(url) if url else LocalFile(Path(path))
 
 
 class LocalFile:
-    """A regular file, read by pread."""
+    """A regular file, read by pread. Several threads may read at once."""
 
     def __init__(self, path: Path) -> None:
         self.name = str(path)
@@ -140,6 +122,9 @@ class RemoteFile:
 
     def close(self) -> None:
         self._disconnect()
+
+
+Ranges = LocalFile | RemoteFile
 
 
 class Stream(io.RawIOBase):

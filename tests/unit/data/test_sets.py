@@ -57,7 +57,6 @@ def test_classes_of_sets_follow_one_another(two: list[Path]) -> None:
     source.will_need([6, 0, 3, 4])
     source.read_ahead(2, 6)
     assert "set b: 3 images, classes 3 to 4" in source.notes(False)
-    assert "pattern in quotes" in source.notes(False)[-1]
 
 
 def test_a_pattern_names_the_shards_of_one_set(two: list[Path]) -> None:
