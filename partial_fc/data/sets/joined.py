@@ -201,7 +201,7 @@ def stated_together(paths: Sequence[Path], size_matters: bool) -> tuple[int | No
     size_matters and they state different sizes."""
     # Opening them reports what is missing.
     sets = find_sets(
-        [path for path in paths if as_url(path) or path.exists() or is_pattern(path) and glob.glob(str(path))]
+        [path for path in paths if as_url(path) or _RANGE.search(str(path)) or path.exists() or glob.glob(str(path))]
     )
     found = {f"{one.name} ({path})": stated(path) for one in sets for path in one.paths if not as_url(path)}
     sizes = {size: name for name, (_, size) in found.items() if size and min(size) > 0}
