@@ -29,6 +29,7 @@ from torch.nn.functional import normalize
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.rows_now import rows_now
 from partial_fc.data import open_source
+from partial_fc.data.sample import still
 from partial_fc.embedding.load import from_checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -159,7 +160,7 @@ def score(options: Options, folder: Path, target: str) -> float:
     stored = Checkpoint(folder)
     model, source = from_checkpoint(stored).model(), open_source(options.out / target / "test")
     samples = [source.read(i) for i in range(len(source))]
-    feat_ND = torch.from_numpy(model.embed([sample.image for sample in samples]))
+    feat_ND = torch.from_numpy(model.embed([still(sample) for sample in samples]))
     centre_CD = rows_now(stored).read(torch.arange(stored.manifest["num_classes"]), ("centres",))["centres"]
     nearest_N = (feat_ND @ normalize(centre_CD.float()).T).argmax(dim=1)
     return float((nearest_N == torch.tensor([sample.label for sample in samples])).double().mean())

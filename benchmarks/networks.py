@@ -108,7 +108,8 @@ def draw(folder: Path, num_classes: int, size: int) -> None:
 
 def _rate(options: Options, network: str, side: str, size: int, folder: Path) -> float:
     """Returns the images a second of one run. Raises ValueError with the end of what it printed, if it fails."""
-    images, root, more = folder / "images", folder / "run", SIDES[side]
+    images, more = folder / "images", SIDES[side]
+    root = Path(tempfile.mkdtemp(dir=folder))
     shared = ["--image-size", str(size), "--batch-size", str(options.batch_size)]
     if more is None:
         command = ["-m", "benchmarks.networks", "--plain", network, "--images", str(images), *shared]
@@ -161,7 +162,8 @@ class Images(Dataset):
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = cv2.cvtColor(cv2.imread(str(self.paths[index])), cv2.COLOR_BGR2RGB)
+        image = cv2.imread(str(self.paths[index]), cv2.IMREAD_COLOR_RGB)
+        assert image is not None, self.paths[index]
         image = np.ascontiguousarray(image[:, ::-1]) if np.random.rand() < 0.5 else image
         return torch.from_numpy(image), int(self.paths[index].parent.name)
 

@@ -323,7 +323,7 @@ def _started(config: Config, rates: dict[str, Any]) -> tuple[Config, str]:
             break
         except (OSError, ValueError, LookupError, TypeError):
             continue  # damaged: reported where it is opened, and the one before is resumed
-    groups = {
+    groups: dict[str, Any] = {
         name: dataclasses.replace(group, **{key: value for key, value in rates.items() if key in vars(group)})
         for name, group in (("optim", config.optim), ("schedule", config.schedule))
     }

@@ -80,7 +80,7 @@ else
     stage "transport, torchrun, 2 ranks" 8 torch 2 "${transport[@]}"
     stage "transport, one process" 6 "${transport[@]}"
     # The GPU's kernel, sharded, in Triton's interpreter. (One process: 40 s of tests/unit/kernels/test_triton.py, in test-old.)
-    stage "Triton, horovodrun MPI, 3 ranks" 12 mpi 3 env TRITON_INTERPRET=1 "${ranks[@]}" tests/parallel/head/test_head_kinds.py -k sharded_equals_dense
+    stage "Triton, horovodrun MPI, 3 ranks" 15 mpi 3 env TRITON_INTERPRET=1 "${ranks[@]}" tests/parallel/head/test_{head_kinds,topk}.py -k "sharded_equals_dense or nearest_classes and 0.2"
     # Faults are of processes, disks and cables. -rs: why, where some are skipped.
     stage "recipes, faults and two hosts" 280 python -m pytest tests/{recipes,faults,cluster} "${three[@]}" -m "not mxnet and not long" -rs "$@"
 fi

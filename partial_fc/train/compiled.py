@@ -1,6 +1,7 @@
 """torch.compile of a backbone, for training alone: evaluation and all that is written use the module itself."""
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ def compile_module(module: nn.Module, run: Callable[[nn.Module], Tensor], world:
     why = ""
     try:
         # Shapes of a run are constant; a last batch of another size is compiled once more.
-        compiled = torch.compile(module, dynamic=False)
+        compiled = cast(nn.Module, torch.compile(module, dynamic=False))
         output_B = run(compiled)
         parameters = [p for p in module.parameters() if p.requires_grad]
         torch.autograd.grad(output_B.float().sum(), parameters, allow_unused=True)

@@ -70,7 +70,7 @@ def _comparing(recipe: str, world: comm.World):
         def train_and_compare(job: Job) -> Outcome:
             outcome = train(job)
             checksum = 0
-            for p in job.backbone.module.parameters():
+            for p in job.backbone.module.parameters():  # type: ignore[attr-defined]
                 checksum = zlib.crc32(p.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes(), checksum)
             all_W = world.all_gather(torch.tensor([checksum]), name="test/weights")
             assert (all_W == checksum).all(), "the replicas have parted"

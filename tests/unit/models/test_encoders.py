@@ -185,23 +185,35 @@ def test_weights_of_another_width_are_listed(timm, tmp_path):
         build(flags, SIZE, torch.device("cpu"))
 
 
-def test_onnx_of_timm_takes_any_batch(timm, tmp_path):
+@pytest.mark.parametrize("name", ["timm:vit_tiny_patch16_224", "enc.py:make"])
+def test_onnx_takes_any_batch(timm, code, tmp_path, name):
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
     from partial_fc.verbs.model import onnx_model
 
     torch.manual_seed(0)
-    delivered(
-        tmp_path / "model.safetensors", models.build("timm:vit_tiny_patch16_224", WIDTH, SIZE),
-        "timm:vit_tiny_patch16_224",
-    )  # fmt: skip
-    model = partial_fc.load(tmp_path / "model.safetensors")
+    module = models.build(name if name.startswith("timm:") else str(tmp_path / name), WIDTH, SIZE)
+    delivered(tmp_path / "model.safetensors", module, name)
+    model = partial_fc.load(tmp_path / "model.safetensors", trust_code=True)
     onnx_model.write(model, tmp_path / "m.onnx")
     forward = onnx_model.forward_of(tmp_path / "m.onnx", model.to_input)
     for count in (1, 5):
         image = torch.randint(0, 256, (count, 3, SIZE, SIZE), dtype=torch.uint8)
         ours = model.forward(image)
         assert (forward(image) - ours).abs().max() < 1e-5 * ours.abs().max()
+
+
+def test_a_model_of_a_file_starts_the_same_network_without_trust_and_no_other(code, tmp_path):
+    weights = models.build(f"{code}:make", WIDTH, SIZE)
+    delivered(tmp_path / "model.safetensors", weights, "enc.py:make")
+    flags = {"embedding_size": WIDTH, "pretrained": tmp_path / "model.safetensors"}
+    started = build(ModelFlags(network=f"{code}:make", **flags), SIZE, torch.device("cpu"))
+    assert torch.equal(started.module.fc.weight, weights.fc.weight)
+    with pytest.raises(ValueError, match=r"takes pixel / 255"):
+        build(ModelFlags(network="tiny", **flags), SIZE, torch.device("cpu"))
+    delivered(tmp_path / "model.safetensors", models.build("tiny", WIDTH, SIZE), "enc.py:make")
+    with pytest.raises(ValueError, match=r"is a backbone enc.py:make; this run has tiny"):
+        build(ModelFlags(network="tiny", **flags), SIZE, torch.device("cpu"))
 
 
 # ---- a transformer's learning rate
