@@ -54,7 +54,7 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
             "data pack": ("data.pack:pack_images", "pack a folder or list of images into train.rec"),
             "data pairs": ("data.draw_pairs:make_pairs", "draw pairs of images for tests, as a .bin"),
             "data show": ("data.show:show", "draw a picture of a set, one row for each class"),
-            "data index": ("data.pack:make_index", "make a lost train.idx again"),
+            "data index": ("data.pack:make_index", "index tar shards, or a .rec without .idx"),
             "data lmdb": ("data.image_databases:make_lmdb", "write images as an LMDB, for recipe imagenet"),
             "data leveldb": ("data.image_databases:make_leveldb", "the same as a LevelDB"),
             "data kinetics": ("data.video_lists:make_lists", "check a folder of videos and list them"),

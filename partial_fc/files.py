@@ -5,6 +5,7 @@ import errno
 import importlib.util
 import logging
 import os
+import platform
 import re
 import stat
 import sys
@@ -123,15 +124,16 @@ def read_text(path: str | os.PathLike[str], most_bytes: int = TEXT_BYTES, encodi
 
 
 @contextmanager
-def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
+def replacing(path: Path, durable: bool = False, shared: bool = False) -> Iterator[Path]:
     """Yields a name beside `path` to write to; at the end of the block that file replaces `path`; if it fails, it is
     removed. durable: synced before it gets its name; the folder must be synced (`sync_folder`) for the name to be
-    durable. Raises OSError with `path`.
+    durable. shared: several processes may write it at once. Raises OSError with `path`.
 
         with replacing(path) as partial:
             partial.write_text("all of it")
     """
-    partial = path.with_name(path.name + ".partial")
+    own = f".{platform.node()}.{os.getpid()}" if shared else ""
+    partial = path.with_name(f"{path.name}{own}.partial")
     try:
         yield partial
         if durable:

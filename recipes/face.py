@@ -64,8 +64,12 @@ class DataFlags:
     config: Annotated[Path | None, Basic, MayChange] = None
     """A configuration file of arcface_torch (config.network = "r50"), or the settings of partial_fc/mxnet's default.py;
     read as data, never executed."""
-    rec: Annotated[Path | None, Basic] = None
-    """A folder with train.rec, a folder of class folders, a list file (docs/data.md), or vectors (docs/vectors.md)."""
+    rec: Annotated[tuple[Path, ...] | Path | None, Basic] = None
+    """The data: a folder with train.rec, a .rec, a folder of class folders, a list, a tar shard or its URL
+    (docs/data.md), or vectors (docs/vectors.md). Several paths are several sets, whose classes follow one another; a
+    pattern in quotes, 'shards/*.rec', names the shards of one set; FILE.sets has a set a line, `name path [weight]`."""
+    shared_classes: Annotated[bool, Before(False)] = False
+    """Classes of several sets are one class if they have the same name or, in sets without names, the same number."""
     num_classes: Annotated[int | None, In(CLASSES), Basic, Refused("these are other classes")] = None
     """Classes of the last layer; none: what the data says."""
     num_images: Annotated[int | None, In(1)] = None
@@ -99,18 +103,34 @@ class DataFlags:
 
     def __post_init__(self) -> None:
         check_numbers(self)
+        if isinstance(self.rec, tuple) and len(self.rec) < 2:
+            object.__setattr__(self, "rec", self.rec[0] if self.rec else None)
         if self.dataset == "synthetic" and self.num_classes is None:
             raise ValueError("--dataset synthetic needs --num-classes")
         if self.order == "blocks" and self.rec is not None and not self.is_record_file:
-            raise ValueError(f"--order blocks is for a .rec file; the images of {self.rec} are separate files")
+            raise ValueError(f"--order blocks is for a .rec file; the images of {self.shown} are separate files")
         if self.order == "blocks" and self.balance != "none":
             raise ValueError(f"--balance {self.balance} draws classes, --order blocks reads the file on; leave one out")
         if self.augment == "glyph" and self.mirror:
             raise ValueError("--augment glyph with --mirror: a mirrored character is another one; add --no-mirror")
 
     @property
+    def recs(self) -> tuple[Path, ...]:
+        """Returns the paths of --rec."""
+        return self.rec if isinstance(self.rec, tuple) else (self.rec,) if self.rec else ()
+
+    @property
+    def shown(self) -> str:
+        return " ".join(map(str, self.recs))
+
+    @property
     def is_record_file(self) -> bool:
-        return self.rec is not None and (self.rec.suffix == ".rec" or (self.rec / "train.rec").exists())
+        return bool(self.recs) and all(rec.suffix == ".rec" or (rec / "train.rec").exists() for rec in self.recs)
+
+    @property
+    def are_sets(self) -> bool:
+        """Returns whether --rec names several sets."""
+        return len(self.recs) > 1 or any(rec.suffix == ".sets" for rec in self.recs)
 
     @property
     def synthetic(self) -> bool:
@@ -173,7 +193,7 @@ def train_here(run: Run) -> int:
     of_vectors = config.model.takes_vectors
 
     # ---- data
-    source = run.open_data(lambda: Vectors(data.rec, data.num_classes) if of_vectors else _source(data))
+    source = run.open_data(lambda: Vectors(data.recs[0], data.num_classes) if of_vectors else _source(data))
     num_classes = data.num_classes or source.num_classes
     order = _order(run, source)
     total_steps, _ = run.lengths(order)
@@ -182,8 +202,8 @@ def train_here(run: Run) -> int:
                                seed=config.run.seed, num_threads=data.num_workers, embedding=True):  # fmt: skip
             run.logger.info(finding)
     batch_size = config.optim.batch_size * 2
-    paths = [] if of_vectors else _verification_paths(data)
-    sets = [Verification(path, data.image_size, batch_size, flip=data.mirror) for path in paths]
+    verified = [] if of_vectors else _verification_sets(data)
+    sets = [Verification(path, data.image_size, batch_size, flip=data.mirror, name=name) for name, path in verified]
     transform = as_stored if of_vectors else training_square(data.image_size, data.augment, data.mirror)
     loader = run.loader(source, transform, order, num_workers=data.num_workers, max_bad_records=data.max_bad_records)
 
@@ -217,62 +237,90 @@ def train_here(run: Run) -> int:
 
 def _called(config: Config) -> tuple[str | Path, str]:
     """Returns data set and network, for the folder's name."""
+    from partial_fc.data.sets.joined import is_pattern, set_name
+
     data, model = config.data, config.model
     preset = data.dataset if data.dataset != "custom" else None
     network = model.symbol.name.partition("-symbol")[0] if model.symbol else model.network.rpartition("/")[2]
-    return preset or data.config or data.rec or "", network
+    plain = len(data.recs) == 1 and not is_pattern(data.recs[0])
+    return preset or data.config or (data.recs[0] if plain else "+".join(map(set_name, data.recs))), network
 
 
 def _source(data: DataFlags) -> Source:
-    from partial_fc.data import Synthetic, open_source
+    from partial_fc.data import Synthetic
+    from partial_fc.data.sets.joined import open_sets
 
     if data.synthetic:
         assert data.num_classes is not None
         return Synthetic(data.num_classes, data.image_size, data.num_images)
-    assert data.rec is not None
-    return open_source(data.rec, data.num_classes)
+    return open_sets(data.recs, data.num_classes, data.shared_classes)
 
 
 def _order(run: Run, source: Source) -> Order:
     from partial_fc.data import RecordSource
     from partial_fc.data.order import Balanced, Blocks, Keyed
+    from partial_fc.data.sets.joined import Joined
+    from partial_fc.data.sets.weighted import Weighted
 
     seed, balance = run.config.run.seed, run.config.data.balance
+    weighted = isinstance(source, Joined) and any(weight != 1 for _, _, weight in source.sets)
     if balance != "none":
+        if weighted:
+            raise ValueError(f"--balance {balance}: the sets have weights; leave one out")
         if (label_N := source.labels()) is None:
             raise ValueError(f"--balance {balance}: the labels are inside the images' files; leave it out")
         return Balanced(label_N, seed, {"class": 0.0, "sqrt": 0.5}[balance])
-    if run.config.data.order == "blocks" and isinstance(source, RecordSource):
+    if run.config.data.order == "blocks" and isinstance(source, RecordSource | Joined) and not weighted:
         return Blocks(len(source), seed, source.read_ahead)
-    return Keyed(len(source), seed)
+    return Weighted(source.sets, seed) if isinstance(source, Joined) and weighted else Keyed(len(source), seed)
 
 
-def _verification_paths(data: DataFlags) -> list[Path]:
-    if data.synthetic or data.rec is None:
+def _verification_sets(data: DataFlags) -> list[tuple[str, Path]]:
+    """Returns (name, path) of each: NAME, or SET-NAME if several training sets have one of that name."""
+    from partial_fc.data.sets.joined import find_sets
+    from partial_fc.data.sets.ranges import as_url
+
+    if data.synthetic:
         return []
-    folder = data.rec if data.rec.is_dir() else data.rec.parent
+    folders: dict[Path, str] = {}
+    for one in find_sets(data.recs):
+        for path in one.paths:
+            if not as_url(path):
+                folders.setdefault(path if path.is_dir() else path.parent, one.name)
+    found: list[tuple[str, Path]] = []
     if data.val_targets is None:
-        return sorted(folder.glob("*.bin"))
-    paths = [Path(t) if t.endswith(".bin") else folder / f"{t}.bin" for t in data.val_targets]
-    missing = [str(path) for path in paths if not path.exists()]
+        found = [(name, path) for folder, name in folders.items() for path in sorted(folder.glob("*.bin"))]
+    for target in data.val_targets or ():
+        file = Path(target if target.endswith(".bin") else f"{target}.bin")
+        there = [(name, folder / file) for folder, name in folders.items() if (folder / file).exists()]
+        beside = next(iter(folders), Path())
+        found += [("", file)] if target.endswith(".bin") else there or [("", beside / file)]
+    missing = [str(path) for _, path in found if not path.exists()]
     if missing:
         raise ValueError(
             f"verification set(s) not found: {', '.join(missing)}; name those that are there with --val-targets, or "
             "none with `--val-targets` alone"
         )
-    return paths
+    stems = [path.stem for _, path in found]
+    return [(path.stem if stems.count(path.stem) == 1 else f"{name}-{path.stem}", path) for name, path in found]
 
 
 def _notes(config: Config, source: Source) -> list[str]:
     from partial_fc.data import RecordSource
+    from partial_fc.data.sets.joined import Joined
 
     data, notes = config.data, []
-    stated = source.image_size if isinstance(source, RecordSource) else None
-    if stated not in (None, (0, 0), (data.image_size, data.image_size)):
-        height, width = stated
-        notes.append(
-            f"{data.rec} says that its images are {width} x {height}; each is resized to --image-size {data.image_size}"
-        )
+    shards = source.shards if isinstance(source, Joined) else ()
+    for name, one in {shard.name: shard.source for shard in shards}.items() or [(data.rec, source)]:
+        stated = one.image_size if isinstance(one, RecordSource) else None
+        if stated not in (None, (0, 0), (data.image_size, data.image_size)):
+            height, width = stated
+            size = data.image_size
+            notes.append(f"{name} says that its images are {width} x {height}; each is resized to --image-size {size}")
+    if isinstance(source, Joined):
+        notes += source.notes(data.shared_classes)
+    if data.shared_classes and not data.are_sets:
+        notes.append("--shared-classes without effect: --rec names one set")
     if config.head.start_centres == "imprint" and not (config.model.pretrained or config.model.symbol):
         notes.append("--start-centres imprint without --pretrained: the means are those of a random network")
     if data.synthetic and flags.is_given(data, "check_data"):

@@ -116,15 +116,15 @@ def give_way(data: DataFlags, given: Collection[str]) -> tuple[DataFlags, list[s
     that are neither the preset's nor a default."""
     preset = PRESETS.get(data.dataset, {})
     names = [name for name in OF_THE_DATA if name in (*preset, "image_size") and name not in given]
-    if data.synthetic or data.rec is None or not names or not (preset or data.is_record_file):
+    if data.synthetic or not data.recs or not names or not (preset or data.is_record_file or data.are_sets):
         return data, []
-    from partial_fc.data.open import stated  # NumPy takes a while, which --help avoids
+    from partial_fc.data.sets.joined import stated_together  # NumPy takes a while, which --help avoids
 
-    num_classes, size = stated(data.rec)
+    num_classes, size = stated_together(data.recs, "image_size" in names)
     own = {"num_classes": num_classes, "image_size": size[0] if size and size[0] == size[1] > 0 else None}
     taken: dict[str, Any] = {name: own[name] for name in names if own[name] not in (None, preset.get(name))}
     notes = [
-        f"--dataset {data.dataset} means {flags.flag(name)} {preset[name]}; {data.rec} says {value}, which is taken "
+        f"--dataset {data.dataset} means {flags.flag(name)} {preset[name]}; {data.shown} says {value}, which is taken "
         f"({flags.flag(name)} {preset[name]} would insist)"
         for name, value in taken.items()
         if name in preset

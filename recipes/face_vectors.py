@@ -20,14 +20,14 @@ SUFFIXES = (".npz", ".npy", ".parquet")
 
 def check(data: DataFlags, model: ModelFlags, tuning: TuningFlags) -> None:
     """Raises ValueError for data that this network does not take, and for flags about images and larger networks."""
-    rec, network = data.rec, model.network
+    network = model.network
     if not model.takes_vectors:
-        if rec is not None and rec.suffix in (".npz", ".npy"):
-            raise ValueError(f"--rec {rec} has vectors: add --network none, linear or mlp:512")
+        if any(rec.suffix in (".npz", ".npy") for rec in data.recs):
+            raise ValueError(f"--rec {data.shown} has vectors: add --network none, linear or mlp:512")
         return
-    if rec is None or rec.suffix not in SUFFIXES or data.synthetic:
-        what = f"--rec {rec}" if rec else f"--dataset {data.dataset}"
-        raise ValueError(f"--network {network} takes vectors, an .npz, .npy or .parquet; this run has {what}")
+    if len(data.recs) != 1 or data.recs[0].suffix not in SUFFIXES or data.synthetic:
+        what = f"--rec {data.shown}" if data.recs else f"--dataset {data.dataset}"
+        raise ValueError(f"--network {network} takes vectors, one .npz, .npy or .parquet; this run has {what}")
     for name in ("image_size", "mirror", "augment", "order"):
         if is_given(data, name):
             raise ValueError(f"{flag(name)} with --network {network}: it is about images; leave it out")
@@ -41,8 +41,6 @@ def evaluations(data: DataFlags, num_classes: int, head: PartialFC) -> list[Near
     from partial_fc.data.vectors import Vectors
     from partial_fc.evaluate.nearest_class import NearestClass
 
-    assert data.rec is not None
-    paths = [
-        Path(t) if t.endswith(SUFFIXES) else data.rec.with_name(t + data.rec.suffix) for t in data.val_targets or ()
-    ]
+    rec = data.recs[0]
+    paths = [Path(t) if t.endswith(SUFFIXES) else rec.with_name(t + rec.suffix) for t in data.val_targets or ()]
     return [NearestClass(path.stem, Vectors(path, num_classes), head) for path in paths]

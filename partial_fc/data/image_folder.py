@@ -67,6 +67,9 @@ class ImageFolder(Source):
     def labels(self) -> NDArray[np.int64]:
         return self._labels
 
+    def close(self) -> None:
+        """Does nothing: no file is kept open."""
+
     def class_names(self) -> list[str] | None:
         """Returns the folder names; None for a list."""
         return self.classes or None

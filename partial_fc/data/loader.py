@@ -18,7 +18,7 @@ from torch import Tensor
 
 from partial_fc.counter_rng import derive_key
 from partial_fc.data.order import Keyed, Order, Selection
-from partial_fc.data.sample import BadRecord, Sample, Source
+from partial_fc.data.sample import BadRecord, Sample, Source, SourceGone
 from partial_fc.data.transform import as_stored, channels_first
 
 
@@ -108,6 +108,8 @@ class Loader:
         self._in_flight = num_workers + prefetch if num_workers else 0
         self._pending: deque[Future[Batch]] = deque()
         self._next_position = position  # position of the next batch to start
+        self._reserve: list[Batch] = []  # the update after the last returned, of a remote source
+        self.gone: SourceGone | None = None  # why there is no further update
 
     @property
     def num_bad_records(self) -> int:
@@ -131,7 +133,22 @@ class Loader:
         return batch
 
     def next_update(self, accumulate: int) -> list[Batch]:
-        """Returns the micro-batches of one update: `accumulate`, or fewer at the end of an epoch (ends_epoch)."""
+        """Returns the micro-batches of one update: `accumulate`, or fewer at the end of an epoch (ends_epoch).
+
+        A remote source's come once those of the next update are there, too: if their server is unreachable, `gone` says
+        so, and all ranks can end together after this update."""
+        if not getattr(self.source, "remote", False):
+            return self._update(accumulate)
+        if self.gone:
+            raise self.gone
+        batches, self._reserve = self._reserve or self._update(accumulate), []
+        try:
+            self._reserve = self._update(accumulate)
+        except SourceGone as error:
+            self.gone = error
+        return batches
+
+    def _update(self, accumulate: int) -> list[Batch]:
         batches: list[Batch] = []
         while len(batches) < accumulate and not (batches and batches[-1].ends_epoch):
             batches.append(next(self))
@@ -147,6 +164,7 @@ class Loader:
         for future in self._pending:
             future.cancel()
         self._pending.clear()
+        self._reserve = []
         self.position = self._next_position = position
 
     def close(self) -> None:

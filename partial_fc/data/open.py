@@ -10,20 +10,30 @@ from typing import TYPE_CHECKING
 from partial_fc.data.image_folder import ImageFolder, class_folders, image_names
 from partial_fc.data.recordio import RecordSource, read_property
 from partial_fc.data.sample import Source
+from partial_fc.data.sets.parquet import ParquetSource
+from partial_fc.data.sets.ranges import as_url
+from partial_fc.data.sets.tar_shards import TarSource
 from partial_fc.findings import counted
 
 if TYPE_CHECKING:
     from partial_fc.comm import World
 
 
-def open_source(
-    path: str | os.PathLike[str], num_classes: int | None = None, root: Path | None = None
-) -> RecordSource | ImageFolder:
-    """Opens the source at a path: a folder with train.rec, a .rec file, a folder of class folders, or a list of images,
-    whose paths are relative to `root`, by default the list's folder."""
+NO_LISTS = (".rec", ".tar", ".parquet")
+"""Endings of files that are a set of their own, not a list of images."""
+AnySource = RecordSource | ImageFolder | TarSource | ParquetSource
+
+
+def open_source(path: str | os.PathLike[str], num_classes: int | None = None, root: Path | None = None) -> AnySource:
+    """Opens the source at a path: a folder with train.rec, a .rec file, a tar shard (a file or a URL), a .parquet, a
+    folder of class folders, or a list of images, whose paths are relative to `root`, by default the list's folder."""
     path = Path(path)
+    if as_url(path):
+        return TarSource(path, num_classes)
     if not path.exists():
         raise ValueError(f"{path} not found; expected a folder with train.rec, a folder of class folders, or a list")
+    if path.suffix in (".tar", ".parquet"):
+        return (TarSource if path.suffix == ".tar" else ParquetSource)(path, num_classes)
     if path.suffix == ".rec" or (path / "train.rec").exists():
         return RecordSource(path, num_classes)
     if path.is_dir():

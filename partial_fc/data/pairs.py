@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data import restricted_pickle
+from partial_fc.data.sets.parquet import read_parquet_pairs
 from partial_fc.files import read_bytes, replacing
 
 _MOST_BYTES = 16 << 30
@@ -35,12 +36,19 @@ def write_pairs(path: str | os.PathLike[str], images: Sequence[bytes], same: Seq
 
 
 def read_pairs(path: str | os.PathLike[str]) -> Pairs:
-    """Reads a .bin of any Python version. Raises ValueError, which names the file and the error."""
+    """Reads a .bin of any Python version, or a .parquet with the columns image1, image2 and label (1: one person).
+    Raises ValueError, which names the file and the error."""
+    path = Path(path)
+    images: Any
+    same: Any
     try:
-        content = restricted_pickle.loads(read_bytes(path, _MOST_BYTES))
-        if not (isinstance(content, (tuple, list)) and len(content) == 2):
-            raise ValueError(f"got a {type(content).__name__}, expected (list of images, list of issame)")
-        images, same = (part.value if isinstance(part, restricted_pickle.Array) else part for part in content)
+        if path.suffix == ".parquet":
+            images, same = read_parquet_pairs(path)
+        else:
+            content = restricted_pickle.loads(read_bytes(path, _MOST_BYTES))
+            if not (isinstance(content, (tuple, list)) and len(content) == 2):
+                raise ValueError(f"got a {type(content).__name__}, expected (list of images, list of issame)")
+            images, same = (part.value if isinstance(part, restricted_pickle.Array) else part for part in content)
     except ValueError as error:
         raise ValueError(f"{path} cannot be read as a file of pairs: {error}") from error
     if not isinstance(images, (tuple, list, np.ndarray)) or not isinstance(same, (tuple, list, np.ndarray)):

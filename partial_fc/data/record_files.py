@@ -6,9 +6,10 @@ part is 0 for a whole record. A payload with the magic number at a multiple of 4
 splits it there and omits those 4 bytes: parts 1, 2, ..., 2, 3, which the reader joins with the magic number between
 them. Source of the format: dmlc-core `recordio.h`, `recordio.cc`.
 
-NAME.idx is text, one line a record: `key<TAB>offset of its first frame`. A large one gets a binary copy for fast
-opening, NAME.idx.cache, rewritten when the size or time of NAME.idx changes: a .npy file of int64 (2, 1 + R), size and
-time in ns, then keys and offsets.
+NAME.idx is text, one line a record: `key<TAB>offset of its first frame`. A large one gets a binary copy that is mapped,
+NAME.idx.cache, written once the offsets are checked, and again when the size or time of NAME.idx or NAME.rec changes:
+    8 bytes "PFCIDX02" | six i64: sizes of NAME.idx and NAME.rec, their times in ns, R, largest label (-1: unknown)
+    CRC-32 of that as u64 | int64 offset (R,) | int64 key (R,), omitted if the keys are 0, 1, ..., R - 1
 
 F frames, R records.
 """
@@ -16,10 +17,10 @@ F frames, R records.
 import logging
 import mmap
 import os
-import platform
 import re
 import struct
 import warnings
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -27,9 +28,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.data.npy import read_npy
 from partial_fc.data.sample import BadRecord
-from partial_fc.files import regular
+from partial_fc.files import check_regular, regular, replacing
 
 MAGIC = 0xCED7230A
 MAGIC_BYTES = struct.pack("<I", MAGIC)
@@ -38,6 +38,10 @@ MAX_RECORD_BYTES = 2**29 - 1
 WHOLE, FIRST, MIDDLE, LAST = range(4)
 _CHUNK_BYTES = 2**26
 _CACHED_FROM_BYTES = 2**24  # a million records, which take a quarter of a second to parse
+_COPY_HEAD = struct.Struct("<8s6qQ")  # the last: CRC-32 of what is before it
+_COPY_MAGIC = b"PFCIDX02"
+
+Keys = NDArray[np.int64] | range
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +70,10 @@ class RecordFile:
     def words(self) -> NDArray[np.uint32]:
         # Not stored: a map cannot be closed while an array refers to it.
         return np.frombuffer(self.map, "<u4", self.size // 4)
+
+    def unmap(self) -> None:
+        """Takes the pages read so far out of this process's memory; they stay in the page cache."""
+        self.map.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
         self.map.close()
@@ -147,43 +155,42 @@ def aligned(offset: int) -> int:
 # ---- the index
 
 
-def read_index(path: str | os.PathLike[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Reads a .idx file: (keys, offsets), sorted by key; mapped from the binary copy if there is one."""
+class Index(NamedTuple):
+    """An index, sorted by key. keys: a range if they are 0, 1, 2, ... checked: the offsets start frames of the .rec as
+    it is now. largest_label: of the records, if known."""
+
+    keys: Keys
+    offset_R: NDArray[np.int64]
+    checked: bool = False
+    largest_label: int | None = None
+
+
+def read_index(path: str | os.PathLike[str]) -> Index:
+    """Maps the binary copy of a .idx file, which costs nothing per record, or parses the text, which takes 16 bytes a
+    record and a chunk of text."""
     path = Path(path)
-    stat = os.stat(path)
-    stamp = (stat.st_size, stat.st_mtime_ns)
-    cache = path.with_name(f"{path.name}.cache")
-    large = stat.st_size >= _CACHED_FROM_BYTES
-    table = _read_cache(cache, stamp, _rec_bytes(path)) if large else None
-    if table is None:
-        table = _parse(path, stamp)
-        if large:
-            try:
-                _write_cache(cache, table)
-            except OSError as error:
-                _log.info("%s is parsed at every start: no room for its binary copy (%s)", path, error)
-    key_R, offset_R = table[:, 1:]
-    return key_R, offset_R
+    return _read_cache(path) or Index(*_parse(path))
 
 
-def _parse(path: Path, stamp: tuple[int, int]) -> NDArray[np.int64]:
-    """Returns (2, 1 + R): the stamp, then key and offset of each record."""
+def _parse(path: Path) -> tuple[Keys, NDArray[np.int64]]:
     num_records = sum(_lines(text) for text in _read_lines(path))
     if num_records == 0:
         raise ValueError(f"{path} has no lines; expected `key<TAB>offset` for each record")
-    table = np.empty((2, 1 + num_records), np.int64)
-    table[:, 0] = stamp
-    begin = 1
+    key_R, offset_R = np.empty(num_records, np.int64), np.empty(num_records, np.int64)
+    begin = 0
     for text in _read_lines(path):
-        chunk = _parse_chunk(path, text)
-        table[:, begin : begin + len(chunk)] = chunk.T
-        begin += len(chunk)
-    key_R = table[0, 1:]
-    if (np.diff(key_R) <= 0).any():
-        table[:, 1:] = table[:, 1:][:, np.argsort(key_R, kind="stable")]
-    if (twice := np.diff(key_R) == 0).any():
-        raise ValueError(f"{path}: key {key_R[int(twice.argmax())]} occurs more than once")
-    return table
+        table = _parse_chunk(path, text)
+        key_R[begin : begin + len(table)], offset_R[begin : begin + len(table)] = table.T
+        begin += len(table)
+    step = np.diff(key_R)
+    if (step <= 0).any():
+        order = np.argsort(key_R, kind="stable")
+        key_R, offset_R = key_R[order], offset_R[order]
+        step = np.diff(key_R)
+    if (step == 0).any():
+        raise ValueError(f"{path}: key {key_R[int((step == 0).argmax())]} occurs more than once")
+    dense = key_R[0] == 0 and key_R[-1] == num_records - 1  # sorted and unique: 0, 1, 2, ...
+    return range(num_records) if dense else key_R, offset_R
 
 
 def _read_lines(path: Path) -> Iterator[bytes]:
@@ -212,33 +219,53 @@ def _parse_chunk(path: Path, text: bytes) -> NDArray[np.int64]:
     return table.reshape(-1, 2)
 
 
-def _rec_bytes(path: Path) -> int:
-    """Returns the size of the .rec file beside an index."""
+def write_cache(path: Path, index: Index) -> None:
+    """Writes the binary copy of a large .idx file. Its offsets must have been checked."""
+    if path.stat().st_size < _CACHED_FROM_BYTES:
+        return
+    keys, offset_R = index.keys, index.offset_R
+    label = -1 if index.largest_label is None else index.largest_label
+    head = _COPY_HEAD.pack(_COPY_MAGIC, *_stamp(path), len(offset_R), label, 0)[:-8]
     try:
-        return os.stat(path.with_suffix(".rec")).st_size
+        # Durable: after a power cut a file of zeros would give wrong images.
+        with replacing(_cache(path), durable=True, shared=True) as partial, partial.open("wb") as file:
+            file.write(head + struct.pack("<Q", zlib.crc32(head)))
+            for column in [offset_R] if isinstance(keys, range) else [offset_R, keys]:
+                column.astype("<i8", copy=False).tofile(file)
+    except OSError as error:
+        _log.info("%s is parsed at every start: no room for its binary copy (%s)", path, error)
+
+
+def _read_cache(path: Path) -> Index | None:
+    """Maps the binary copy; None if there is no valid one of these files. Trusts its offsets as little as those of any
+    file: whoever reads a record checks them."""
+    cache = _cache(path)
+    try:
+        check_regular(cache)
+        content = np.memmap(cache, np.uint8, "r")
+    except (OSError, ValueError):  # missing or empty
+        return None
+    if len(content) < _COPY_HEAD.size:
+        return None
+    head, body = content[: _COPY_HEAD.size].tobytes(), content[_COPY_HEAD.size :]
+    magic, *stamp, num_records, label, crc = _COPY_HEAD.unpack(head)
+    if magic != _COPY_MAGIC or crc != zlib.crc32(head[:-8]) or tuple(stamp) != _stamp(path) or num_records < 1:
+        return None
+    if len(body) not in (8 * num_records, 16 * num_records):
+        return None
+    offset_R, *keys = body.view("<i8").reshape(-1, num_records)
+    return Index(keys[0] if keys else range(num_records), offset_R, True, None if label < 0 else label)
+
+
+def _cache(path: Path) -> Path:
+    return path.with_name(f"{path.name}.cache")
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Returns sizes and times of an index and its records."""
+    idx = os.stat(path)
+    try:
+        rec = os.stat(path.with_suffix(".rec"))
     except OSError:  # opening it reports the error
-        return 1 << 62
-
-
-def _read_cache(cache: Path, stamp: tuple[int, int], rec_bytes: int) -> NDArray[np.int64] | None:
-    """Maps the binary copy; None if there is no valid one of this index: the folder may not be ours."""
-    try:
-        table = read_npy(cache)
-    except (OSError, ValueError):
-        return None
-    if table.dtype != np.int64 or table.ndim != 2 or table.shape[0] != 2 or table.shape[1] < 2:
-        return None
-    key_R, offset_R = table[:, 1:]
-    is_right = tuple(table[:, 0]) == stamp and offset_R.min() >= 0 and offset_R.max() < rec_bytes
-    return table if is_right and (key_R[1:] > key_R[:-1]).all() else None
-
-
-def _write_cache(cache: Path, table: NDArray[np.int64]) -> None:
-    # A name per process: all ranks may write one at once.
-    own = cache.with_name(f"{cache.name}.{platform.node()}.{os.getpid()}")
-    try:
-        with own.open("wb") as file:
-            np.save(file, table)
-        own.replace(cache)
-    finally:
-        own.unlink(missing_ok=True)
+        return idx.st_size, -1, idx.st_mtime_ns, -1
+    return idx.st_size, rec.st_size, idx.st_mtime_ns, rec.st_mtime_ns

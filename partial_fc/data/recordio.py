@@ -30,15 +30,18 @@ from partial_fc.data.record_files import (
     MAX_RECORD_BYTES,
     MIDDLE,
     WHOLE,
+    Keys,
     RecordFile,
     aligned,
     read_index,
+    write_cache,
 )
 from partial_fc.data.sample import BadRecord, Sample, Source
 from partial_fc.files import read_bytes, read_text, replacing
 
 HEADER = struct.Struct("<IfQQ")
 _PIECE_BYTES = 2**20
+_LABELS_AT_ONCE = 2**20
 MAX_CLASSES = 2**24  # labels are stored as float32, exact up to here
 _PROPERTY_BYTES = 1 << 16
 _EXPECTED = f"expected a whole number of at most {MAX_CLASSES}"
@@ -127,8 +130,8 @@ class RecordWriter:
 class RecordReader:
     """Random access to the records of one .rec file by key. Any number of threads may read at once.
 
-    Maps the file: opening it reads the index only, and processes of one machine share the pages. The index takes 16
-    bytes a record.
+    Maps the file, and a large index, too: opening reads neither, and processes of one machine share the pages. An index
+    that is not mapped takes 8 bytes a record if the keys are 0, 1, 2, ..., else 16.
     """
 
     def __init__(self, rec_path: str | os.PathLike[str]) -> None:
@@ -142,17 +145,20 @@ class RecordReader:
         self._file = RecordFile(self.rec_path)
         # Records are read in random order: read-ahead would fetch many times what is used.
         self._file.map.madvise(mmap.MADV_RANDOM)
-        self.keys, self._offsets = read_index(self.idx_path)
-        self._check_offsets()
+        self.index = read_index(self.idx_path)
+        self.keys, self._offsets = self.index.keys, self.index.offset_R
+        if not self.index.checked:
+            self._check_offsets(self.keys)
+            write_cache(self.idx_path, self.index)
         self._mean_bytes = self._file.size // len(self.keys)
 
-    def _check_offsets(self) -> None:
+    def _check_offsets(self, keys: Keys) -> None:
         bad = ~self._file.have_room(self._offsets)
         if bad.any():
             row = int(bad.argmax())
             raise ValueError(
-                f"{self.idx_path}: key {self.keys[row]} has offset {self._offsets[row]}; expected a multiple of 4 "
-                f"below {self._file.size}, the size of {self.rec_path}. {int(bad.sum())} of {len(self.keys)} are "
+                f"{self.idx_path}: key {keys[row]} has offset {self._offsets[row]}; expected a multiple of 4 "
+                f"below {self._file.size}, the size of {self.rec_path}. {int(bad.sum())} of {len(keys)} are "
                 f"wrong: the record file is cut short, or the index belongs to another one"
             )
 
@@ -176,7 +182,8 @@ class RecordReader:
 
     def will_need(self, keys: NDArray[np.int64]) -> None:
         """Asks the kernel to fetch records and returns at once, so that a disk can sort many reads."""
-        starts = self._offsets[np.searchsorted(self.keys, keys)] // mmap.PAGESIZE * mmap.PAGESIZE
+        offsets = self._offsets[self._rows_of(keys)]
+        starts = offsets[self._file.have_room(offsets)] // mmap.PAGESIZE * mmap.PAGESIZE
         # The lengths are unknown before reading. Twice the mean covers nearly all records.
         num_bytes = np.minimum(2 * self._mean_bytes + mmap.PAGESIZE, self._file.size - starts)
         for start, count in zip(starts.tolist(), num_bytes.tolist(), strict=True):
@@ -184,7 +191,7 @@ class RecordReader:
 
     def read_ahead(self, keys: NDArray[np.int64]) -> None:
         """Reads the range from the first to the last of these records, in large pieces, into the page cache."""
-        offsets = self._offsets[np.searchsorted(self.keys, keys)]
+        offsets = self._offsets[self._rows_of(keys)]
         with open(self.rec_path, "rb", buffering=0) as file:
             at, stop = int(offsets.min()), int(offsets.max()) + 2 * self._mean_bytes
             while at < stop and (count := len(os.pread(file.fileno(), min(_PIECE_BYTES, stop - at), at))):
@@ -195,7 +202,7 @@ class RecordReader:
 
         Raises BadRecord for the first record whose frame or header is cut short before its first label.
         """
-        offset_R = self._offsets[np.searchsorted(self.keys, keys)]
+        offset_R = self._offsets[self._rows_of(keys)]
         heads = self._file.heads(offset_R)
         flag_R, label_R = first_labels(self._file, np.where(heads.is_frame, offset_R, 0))
         # Others are damaged, or split within their header.
@@ -204,6 +211,9 @@ class RecordReader:
         for row in np.flatnonzero(~heads.is_frame | (held_R < least_R)).tolist():
             label_R[row] = self.read_sample(int(keys[row]))[0].label[0]
         return label_R
+
+    def unmap(self) -> None:
+        self._file.unmap()
 
     def close(self) -> None:
         self._file.close()
@@ -215,10 +225,20 @@ class RecordReader:
         self.close()
 
     def _offset_of(self, key: int) -> int:
-        row = int(np.searchsorted(self.keys, key))
-        if row == len(self.keys) or self.keys[row] != key:
+        if isinstance(self.keys, range):
+            row = key if 0 <= key < len(self.keys) else -1
+        else:
+            row = int(np.searchsorted(self.keys, key))
+            row = row if row < len(self.keys) and self.keys[row] == key else -1
+        if row < 0:
             raise KeyError(f"{self.idx_path}: no record has key {key}; keys are {self.keys[0]} to {self.keys[-1]}")
-        return int(self._offsets[row])
+        offset = int(self._offsets[row])
+        if offset < 0:
+            raise BadRecord(f"{self.idx_path}: key {key} has offset {offset}; expected 0 or more")
+        return offset
+
+    def _rows_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        return keys if isinstance(self.keys, range) else np.searchsorted(self.keys, keys)
 
 
 def first_labels(file: RecordFile, offset_R: NDArray[np.int64]) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
@@ -287,7 +307,7 @@ class RecordSource(Source):
                 "%s says %d classes, %s holds %d identity records",
                 rec_path.with_name("property"), stated, rec_path, num_identities,
             )  # fmt: skip
-        self.num_classes = num_classes or stated or num_identities or int(self.labels().max()) + 1
+        self.num_classes = num_classes or stated or num_identities or self._largest_label() + 1
         if self.num_classes < 1:
             raise ValueError(f"{rec_path}: no label is 0 or more; give the number of classes")
         if self.num_classes > MAX_CLASSES:
@@ -315,37 +335,60 @@ class RecordSource(Source):
         return str(self._keys[index])
 
     def will_need(self, indices: Sequence[int]) -> None:
-        self.reader.will_need(self._keys[np.asarray(indices, np.int64)])
+        self.reader.will_need(np.array([self._keys[index] for index in indices], np.int64))
 
     def read_ahead(self, first: int, stop: int) -> None:
         """Reads samples first to stop - 1 into the page cache; blocks until done."""
-        self.reader.read_ahead(self._keys[first:stop])
+        self.reader.read_ahead(np.array([self._keys[index] for index in range(first, stop)], np.int64))
 
     def labels(self) -> NDArray[np.int64]:
-        label = self.reader.first_labels(self._keys)
+        return self._labels(0, len(self))
+
+    def _labels(self, start: int, stop: int) -> NDArray[np.int64]:
+        label = self.reader.first_labels(np.asarray(self._keys[start:stop]))
         whole = are_whole(label) & (np.abs(label) <= MAX_CLASSES)
         if not whole.all():
-            index = int(whole.argmin())
-            raise BadRecord(f"{self.where(index)}: label {label[index]}, {_EXPECTED}")
+            index = start + int(whole.argmin())
+            raise BadRecord(f"{self.where(index)}: label {label[index - start]}, {_EXPECTED}")
         return label.astype(np.int64)
 
+    def _largest_label(self) -> int:
+        """Reads the labels, and keeps the largest beside a large index."""
+        index = self.reader.index
+        if index.largest_label is None:
+            largest = -1
+            for start in range(0, len(self._keys), _LABELS_AT_ONCE):
+                largest = max(largest, int(self._labels(start, start + _LABELS_AT_ONCE).max()))
+                self.reader.unmap()
+            if largest >= 0:
+                write_cache(self.reader.idx_path, index._replace(largest_label=largest))
+            return largest
+        return index.largest_label
+
+    def label_bytes(self) -> int:
+        return self.reader.rec_path.stat().st_size
+
     def class_names(self) -> list[str] | None:
-        """Returns the names in classes.txt beside the .rec, one a line (written by `partial-fc data pack`), or None.
-        Raises ValueError if it has more names than classes."""
-        path = self.reader.rec_path.with_name("classes.txt")
-        if not path.exists():
-            return None
-        names = read_text(path, errors="surrogateescape").split("\n")
-        names = names[:-1] if names[-1] == "" else names
-        if len(names) > self.num_classes:
-            raise ValueError(
-                f"{path} names {len(names)} classes, {self.reader.rec_path} has {self.num_classes}: is it the list of "
-                "another set? Remove it, or bring the right one"
-            )
-        return names
+        return read_class_names(self.reader.rec_path, self.num_classes)
 
     def close(self) -> None:
         self.reader.close()
+
+
+def read_class_names(path: Path, num_classes: int) -> list[str] | None:
+    """Returns the names in classes.txt beside a set's file, one a line (written by `partial-fc data pack`), or None.
+    Raises ValueError if it has more names than classes."""
+    beside = path.with_name("classes.txt")
+    if not beside.exists():
+        return None
+    names = read_text(beside, errors="surrogateescape").split("\n")
+    names = names[:-1] if names[-1] == "" else names
+    if len(names) > num_classes:
+        raise ValueError(
+            f"{beside} names {len(names)} classes, {path} has {num_classes}: is it the list of another set? Remove "
+            "it, or bring the right one"
+        )
+    return names
 
 
 def are_whole(raw_N: NDArray[np.float32]) -> NDArray[np.bool_]:
@@ -368,7 +411,7 @@ def read_property(path: Path) -> tuple[int | None, tuple[int, int] | None]:
     return int(first), (int(size[0]), int(size[1])) if has_size else None
 
 
-def _image_keys(reader: RecordReader) -> tuple[NDArray[np.int64], int | None]:
+def _image_keys(reader: RecordReader) -> tuple[NDArray[np.int64] | range, int | None]:
     """Returns (keys of the image records, number of identity records or None).
 
     InsightFace: record 0 holds [first identity key, end of identity keys) and no image; images are 1 to first - 1; each
@@ -393,6 +436,8 @@ def _image_keys(reader: RecordReader) -> tuple[NDArray[np.int64], int | None]:
             f"{reader.rec_path}, key {end - 1}: got {last_header.label[:2].tolist()} as the last identity's "
             f"images, expected [start, {header.label[0]:.0f}): where identity records start according to record 0"
         )
+    if isinstance(keys, range):
+        return keys[1:first], end - first
     begin, stop = np.searchsorted(keys, [1, first])
     return keys[begin:stop], len(keys) - int(stop)
 
@@ -409,7 +454,7 @@ def _first_identity(reader: RecordReader, rounded: float) -> int:
         spread = int(np.spacing(np.float32(rounded))) if rounded >= 2**24 else 0
         near = range(int(rounded) - spread, int(rounded) + spread + 1)
     for key in near:
-        row = int(np.searchsorted(keys, key))
+        row = key if isinstance(keys, range) else int(np.searchsorted(keys, key))
         if row == 0 or row >= len(keys) or keys[row] != key or np.float32(key) != np.float32(rounded):
             continue
         if not reader.read_sample(key)[1] and (keys[row - 1] == 0 or reader.read_sample(int(keys[row - 1]))[1]):

@@ -14,6 +14,10 @@ class BadRecord(ValueError):
     """An unusable sample; the message names file, key, what was found and what was expected."""
 
 
+class SourceGone(OSError):
+    """Samples cannot be read any more, though nothing is wrong with them: their server is unreachable."""
+
+
 class LabelOutOfRange(ValueError):
     """A sample's label is not below the number of classes: the number is wrong, not this sample."""
 
@@ -56,9 +60,10 @@ def still(sample: Sample) -> bytes | NDArray[np.uint8]:
 
 class Source(Protocol):
     """Samples 0 to len - 1 in a fixed order. Every method is safe to call from several threads at once. The default
-    methods suit samples in memory; sources may inherit them."""
+    methods suit samples in memory; sources may inherit them. remote: reading may raise SourceGone."""
 
     num_classes: int
+    remote: bool = False
 
     def __len__(self) -> int: ...
 
@@ -82,6 +87,10 @@ class Source(Protocol):
     def labels(self) -> NDArray[np.int64] | None:
         """Returns the labels of all samples without reading these; None: the labels are inside the samples."""
         return None
+
+    def label_bytes(self) -> int:
+        """Returns the size of what `labels` reads; 0: the labels are at hand."""
+        return 0
 
     def class_names(self) -> list[str] | None:
         """Returns the class names by label, perhaps of the first classes only; None: classes are numbers."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from partial_fc.data import ImageFolder, Sample, Source, open_source
 from partial_fc.data.image_folder import class_folders, image_names, is_image_name
+from partial_fc.data.open import NO_LISTS
 from partial_fc.data.vectors import Vectors
 from partial_fc.files import regular
 from partial_fc.findings import counted
@@ -58,7 +59,7 @@ def open_images(paths: Sequence[Path]) -> KeyedSource:
         folders = class_folders(path)
         if flat and not any(image_names(path / folder) for folder in folders):
             return ImageFiles(path, flat)
-    if path.is_file() and path.suffix not in (".rec", ".lst") and (names := _without_labels(path)):
+    if path.is_file() and path.suffix not in (*NO_LISTS, ".lst") and (names := _without_labels(path)):
         return ImageFiles(path.parent, names)
     return open_source(path)
 

@@ -43,13 +43,14 @@ class Accuracy:
 class Verification:
     """One verification file (.bin of pairs), evaluated by all ranks together."""
 
-    def __init__(self, path: Path, image_size: int, batch_size: int, flip: bool = True):
+    def __init__(self, path: Path, image_size: int, batch_size: int, flip: bool = True, name: str = ""):
         """Reads the file without decoding images. batch_size: images per forward, rounded down to even, since pairs
-        stay together. flip: of `unit_embeddings`. Raises ValueError for a file that cannot be evaluated."""
+        stay together. flip: of `unit_embeddings`. name: by default the file's. Raises ValueError for a file that cannot
+        be evaluated."""
         if batch_size < 2:
             raise ValueError(f"verification of {path}: batch size {batch_size}; a pair needs at least 2")
         self.path = Path(path)
-        self.name = self.path.stem
+        self.name = name or self.path.stem
         self.image_size = image_size
         self.pairs_per_batch = batch_size // 2
         self.flip = flip

@@ -17,7 +17,7 @@ from partial_fc.head import telemetry
 from partial_fc.train.guards import loss_spikes
 from partial_fc.train.guards.policy import NonFinite, roll_back
 from partial_fc.train.guards.replica_check import compare_replicas
-from partial_fc.train.guards.signals import StopSignals
+from partial_fc.train.guards.signals import EXIT_PREEMPTED, StopSignals
 from partial_fc.train.guards.step_vote import StepVote
 from partial_fc.train.job import Job, Outcome
 from partial_fc.train.record import first_batch
@@ -67,11 +67,14 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
         world.step = at.step + 1
         lr = job.schedule.lr(at.step)
         watch.restart()
-        vote.start(signals.status, job.saver, job.commits.hosts_changed)
         job.commits.start_step()
 
         # ---- data: the micro-batches of this update
         batches = job.loader.next_update(settings.accumulate)
+        is_last = job.loader.gone is not None and at.step + 1 < total_steps
+        if is_last:
+            job.logger.error(f"the training data is unreachable, ending after this step: {job.loader.gone}")
+        vote.start(signals.status or is_last * EXIT_PREEMPTED, job.saver, job.commits.hosts_changed)
         report = progress.due(at.step + 1, batches[-1].position)
         watch.tell_apart(exact=report)
         watch.lap("data")

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from partial_fc.comm import World
-from partial_fc.data import RecordSource, Source
+from partial_fc.data import Source
 from partial_fc.data.check.images import CONSTANT, CUT, REPLACED, ImageScan, check_images, scan_images
 from partial_fc.data.check.labels import check_class_number, check_folders, check_labels, check_range
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, still
@@ -211,7 +211,7 @@ def _all_labels(source: Source, mode: Mode, world: World) -> NDArray[np.int64] |
     """Returns all labels, _UNREAD for unreadable ones; None if they are not cheap to read. Raises ValueError if they
     differ between ranks: each host may have its own copy."""
     label_N = None
-    cheap = not isinstance(source, RecordSource) or source.reader.rec_path.stat().st_size <= _CHEAP_BYTES
+    cheap = source.label_bytes() <= _CHEAP_BYTES
     if mode == "quick" and cheap:
         # A disk then reads them in sequence, and training finds them in memory.
         source.will_need(range(len(source)))

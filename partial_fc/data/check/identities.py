@@ -25,9 +25,9 @@ def check_identities(records: Records) -> tuple[list[Finding], int | None]:
     # The longest run of consecutive keys behind record 0.
     identity = max(np.split(headless[1:], np.flatnonzero(np.diff(headless[1:]) > 1) + 1), key=len)
     file = str(records.path)
-    if records.flag_R[0] < 2 or not len(identity):
+    if records.flag(0) < 2 or not len(identity):
         what = (
-            f"record 0 has no image, flag {records.flag_R[0]} and {len(identity)} identity records follow; expected "
+            f"record 0 has no image, flag {records.flag(0)} and {len(identity)} identity records follow; expected "
             "two labels, [first identity key, end of identity keys), or an image"
         )
         return [Finding("error", "identity-record-0", what, file=file)], None
@@ -46,7 +46,7 @@ def _labels_without_image(records: Records, headless: NDArray[np.int64]) -> list
 
 def _check_record_0(records: Records, key_I: NDArray[np.int64]) -> list[Finding]:
     file = str(records.path)
-    stored = np.array([records.raw_label_R[0], records.raw_second_R[0]])
+    stored = np.append(records.raw_label_R[:1], records.second_labels(np.array([0])))
     first, end = int(key_I[0]), int(key_I[-1]) + 1
     findings = []
     if stored.tolist() != [np.float32(first), np.float32(end)] or end - first != len(key_I):
@@ -72,7 +72,7 @@ def _check_ranges(records: Records, identity: NDArray[np.int64]) -> list[Finding
     file = str(records.path)
     key_I = records.key_R[identity]
     start_I = records.raw_label_R[identity].astype(np.float64)
-    stop_I = records.raw_second_R[identity].astype(np.float64)
+    stop_I = records.second_labels(identity).astype(np.float64)
 
     def describe(i: int) -> Mapping[str, Any]:
         return {"key": int(key_I[i]), "identity": i, "range": f"[{start_I[i]:.0f}, {stop_I[i]:.0f})"}
@@ -94,7 +94,7 @@ def _check_ranges(records: Records, identity: NDArray[np.int64]) -> list[Finding
     begin_I, end_I = (np.searchsorted(records.key_N, np.where(exact, k, 0)) for k in (start_I, stop_I))
     exact &= end_I > begin_I
     label_N = records.label_N
-    changes_N = np.append(0, np.cumsum(np.diff(label_N) != 0))  # of the label, up to each image
+    changes_N = np.append(0, np.cumsum(label_N[1:] != label_N[:-1], dtype=np.int32))  # of the label, up to each image
     first_I = np.minimum(begin_I, len(label_N) - 1)
     mixed = exact & (changes_N[first_I] != changes_N[end_I - 1])
     add("error", "identity-mixed", "identities whose images have different labels", mixed)
@@ -112,34 +112,34 @@ def check_layout(records: Records) -> list[Finding]:
     what = f"labels above {_EXACT:,}: float32 rounds them, and classes fall together"
     large = np.isfinite(raw_N) & (np.abs(raw_N) > _EXACT)
     findings += findings_at("error", "label-float32", what, large, records.describe, file)
-    id_N = records.id_R[records.image_N]
-    wrong = id_N != records.key_N.astype(np.uint64)
+    wrong = records.wrong_ids()
 
     def with_id(i: int) -> Mapping[str, Any]:
-        return {**records.describe(i), "id": int(id_N[i])}
+        return {**records.describe(i), "id": int(records.ids(records.image_N[i : i + 1])[0])}
 
-    if wrong.sum() < len(id_N) / 2:  # else the ids are something else, or all 0
+    if len(wrong) < len(records) / 2:  # else the ids are something else, or all 0
         what = "records have another id than their key, most others have it: is part of the index that of another file?"
         findings += findings_at("warning", "record-id", what, wrong, with_id, file)
     key_N = records.key_N
-    step = np.diff(key_N)
 
     def hole(i: int) -> Mapping[str, Any]:
-        return {"behind key": int(key_N[i]), "missing": int(step[i] - 1)}
+        return {"behind key": int(key_N[i]), "missing": int(key_N[i + 1] - key_N[i] - 1)}
 
-    holes = np.flatnonzero(step > 1)
+    holes = np.flatnonzero(key_N[1:] > key_N[:-1] + 1)
     if len(holes):
         what = "keys between the first and the last image that no record has: left out when the set was packed?"
-        findings.append(Finding("info", "key-holes", what, int((step[holes] - 1).sum()), holes, hole, file))
+        missing = int((key_N[holes + 1] - key_N[holes] - 1).sum())
+        findings.append(Finding("info", "key-holes", what, missing, holes, hole, file))
     return [*findings, _check_order(records)]
 
 
 def _check_order(records: Records) -> Finding:
     order, label_N, file = records.in_file_order(), records.label_N, str(records.path)
     num_images = len(order)
-    backwards = int((np.diff(order) < 0).sum())
+    backwards = int((order[1:] < order[:-1]).sum())
     in_order = "in order of their keys" if not backwards else f"with {counted(backwards, 'step')} back in their keys"
-    neighbours = float((np.diff(label_N[order]) == 0).mean()) if num_images > 1 else 0.0
+    ordered = label_N[order] if backwards else label_N
+    neighbours = float((ordered[1:] == ordered[:-1]).mean()) if num_images > 1 else 0.0
     _, counts = np.unique(label_N, return_counts=True)
     pairs = max(1, num_images * (num_images - 1))
     by_chance = float((counts * (counts - 1.0)).sum() / pairs)

@@ -35,7 +35,7 @@ def check_labels(
         what = f"{num_classes:,} classes for {counted(len(label_N), 'image')}: is the largest label wrong?"
         return [*findings, Finding("error", "class-number", what, 1, [int(label_N.argmax())], describe, file)]
     inside = (label_N >= 0) & (label_N < num_classes)
-    count_C = np.bincount(label_N[inside], minlength=num_classes)
+    count_C = np.bincount(label_N if inside.all() else label_N[inside], minlength=num_classes)
     num_used = int((count_C > 0).sum())
     if embedding and 1 < num_used < _FEW_CLASSES:
         what = (

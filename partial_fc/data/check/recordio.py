@@ -1,6 +1,6 @@
 """Check of a .rec file that lists everything that the training reader would refuse.
 
-Frames and headers are checked on arrays: 17 million records take some seconds and 3 GB of memory.
+Frames and headers are checked a million at a time, in file order; what is kept takes some 40 bytes a record.
 
 R whole records that the index names, in key order; N of them have an image.
 """
@@ -13,12 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.record_files import FIRST, FRAME, WHOLE, RecordFile, aligned, read_index
-from partial_fc.data.recordio import HEADER, are_whole, first_labels
+from partial_fc.data.recordio import HEADER, are_whole, first_labels, unpack
 from partial_fc.data.sample import BadRecord
 from partial_fc.findings import Describe, Finding, Severity, findings_at
 
 NO_LABEL = -(2**62)
 _FAR = 2.0**61
+
+
+_AT_ONCE = 2**20
+_FAULTS = {
+    "index-offset": "offsets of the index are not multiples of 4 below the file's {size:,} bytes: the file is "
+    "truncated, or the index belongs to another one",
+    "index-frame": "offsets of the index do not point to a record: the index is damaged, or belongs to another file",
+    "index-part": "offsets of the index point into the middle of a split record",
+    "record-cut": "records run past the end of the file: it is truncated",
+    "record-overlap": "records run into the next: their length is damaged, or two keys have one offset",
+}
 
 
 class CannotCheck(ValueError):
@@ -35,29 +46,31 @@ class Records:
         self._file = _open(rec_path)
         idx_path = rec_path.with_suffix(".idx")
         try:
-            keys, offsets = read_index(idx_path)
+            keys, offsets = read_index(idx_path)[:2]
         except FileNotFoundError:
             raise CannotCheck(f"{idx_path} not found; rebuild it: partial-fc data index {rec_path}") from None
         except (ValueError, OSError) as error:
             raise CannotCheck(f"{error}; rebuild the index: partial-fc data index {rec_path}") from None
-        is_whole, record_bytes = self._check_frames(keys, offsets)
-        self.key_R, self.offset_R = keys[is_whole], offsets[is_whole]
-        self._read_headers(record_bytes[is_whole])
+        is_whole, record_bytes = self._check_frames(np.asarray(keys), offsets)
+        whole = slice(None) if is_whole.all() else is_whole
+        self.key_R, self.offset_R = np.asarray(keys)[whole], offsets[whole]
+        self._read_headers(record_bytes[whole])
         self.image_N = np.flatnonzero(self.content_bytes_R > 0)
         self.key_N = self.key_R[self.image_N]
+        self.label_N = self._labels()
         if not len(self.image_N):
             raise CannotCheck(f"{rec_path}: none of the {len(keys)} records that {idx_path} lists has an image")
 
     def __len__(self) -> int:
         return len(self.image_N)
 
-    @property
-    def label_N(self) -> NDArray[np.int64]:
+    def _labels(self) -> NDArray[np.int64]:
         """Returns the labels of the images; NO_LABEL if it is not a whole number."""
         raw = self.raw_label_R[self.image_N]
-        label = np.where(are_whole(raw), raw, 0).astype(np.float64)
         # int64 cannot hold every float32.
-        return np.where(are_whole(raw), np.clip(label, -_FAR, _FAR), NO_LABEL).astype(np.int64)
+        label_N = np.clip(np.where(are_whole(raw), raw, 0), -_FAR, _FAR).astype(np.int64)
+        label_N[~are_whole(raw)] = NO_LABEL
+        return label_N
 
     def describe(self, i: int) -> Mapping[str, Any]:
         """Names image i in a finding."""
@@ -66,8 +79,7 @@ class Records:
 
     def read(self, i: int) -> bytes:
         """The file of image i, without the label header."""
-        row = self.image_N[i]
-        return self._file.read(int(self.offset_R[row]))[int(self.header_bytes_R[row]) :]
+        return unpack(self._file.read(int(self.offset_R[self.image_N[i]])))[1]
 
     def in_file_order(self) -> NDArray[np.int64]:
         """Returns the indices of the images in file order."""
@@ -80,42 +92,48 @@ class Records:
 
     def _check_frames(
         self, keys: NDArray[np.int64], offsets: NDArray[np.int64]
-    ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
         """Returns (which records of the index are whole, bytes of each)."""
 
         def describe(row: int) -> Mapping[str, Any]:
             return {"key": int(keys[row]), "offset": int(offsets[row])}
 
-        def add(key: str, what: str, which: NDArray[np.bool_]) -> None:
-            self._add("error", key, what, which, describe)
-
         file = self._file
-        inside = file.have_room(offsets)
-        heads = file.heads(offsets)
-        starts = heads.is_frame & (heads.part <= FIRST)
-        what = (
-            f"offsets of the index are not multiples of 4 below the file's {file.size:,} bytes: the file is truncated, "
-            "or the index belongs to another one"
-        )
-        add("index-offset", what, ~inside)
-        what = "offsets of the index do not point to a record: the index is damaged, or belongs to another file"
-        add("index-frame", what, inside & ~heads.is_frame)
-        what = "offsets of the index point into the middle of a split record"
-        add("index-part", what, heads.is_frame & ~starts)
-        length, end = heads.length.copy(), offsets + FRAME.size + heads.length
-        for row in np.flatnonzero(starts & (heads.part == FIRST)).tolist():
-            length[row], end[row] = self._split_record(int(offsets[row]))
-        fits = starts & (end <= file.size)
-        add("record-cut", "records run past the end of the file: it is truncated", starts & ~fits)
-        ordered = np.flatnonzero(fits)[np.argsort(offsets[fits], kind="stable")]
-        # The last record's padding may be missing at the end of the file.
-        end = np.minimum(end + -end % 4, file.size)
-        overlaps = np.zeros(len(offsets), np.bool_)
-        overlaps[ordered] = end[ordered] > np.append(offsets[ordered[1:]], file.size)
-        what = "records run into the next: their length is damaged, or two keys have one offset"
-        add("record-overlap", what, overlaps)
-        self._check_gaps(offsets[ordered], end[ordered])
-        return fits & ~overlaps, length
+        faults: dict[str, list[NDArray[np.int64]]] = {key: [] for key in _FAULTS}
+        is_whole, bytes_R = np.zeros(len(offsets), np.bool_), np.zeros(len(offsets), np.int32)
+        order = None if (offsets[1:] >= offsets[:-1]).all() else np.argsort(offsets, kind="stable")
+        gaps: list[tuple[int, int]] = []
+        row, end, furthest = 0, 0, 0  # the last whole record, its end, and that of all so far
+        for first in range(0, len(offsets), _AT_ONCE):
+            stop = min(first + _AT_ONCE, len(offsets))
+            row_n = np.arange(first, stop) if order is None else order[first:stop]
+            offset_n = offsets[row_n]
+            inside, heads = file.have_room(offset_n), file.heads(offset_n)
+            starts = heads.is_frame & (heads.part <= FIRST)
+            length_n, end_n = heads.length, offset_n + FRAME.size + heads.length
+            for i in np.flatnonzero(starts & (heads.part == FIRST)).tolist():
+                length_n[i], end_n[i] = self._split_record(int(offset_n[i]))
+            fits = starts & (end_n <= file.size)
+            is_whole[row_n], bytes_R[row_n] = fits, np.minimum(length_n, np.iinfo(np.int32).max)
+            faults["index-offset"].append(row_n[~inside])
+            faults["index-frame"].append(row_n[inside & ~heads.is_frame])
+            faults["index-part"].append(row_n[heads.is_frame & ~starts])
+            faults["record-cut"].append(row_n[starts & ~fits])
+            # The last record's padding may be missing at the end of the file.
+            begin_n, stop_n = offset_n[fits], np.minimum(end_n + -end_n % 4, file.size)[fits]
+            rows, ends = np.append(row, row_n[fits]), np.append(end, stop_n)
+            faults["record-overlap"].append(rows[:-1][ends[:-1] > begin_n])
+            before_n = np.maximum.accumulate(np.append(furthest, stop_n))
+            gaps += [(int(before_n[i]), int(begin_n[i])) for i in np.flatnonzero(begin_n > before_n[:-1])]
+            row, end, furthest = int(rows[-1]), int(ends[-1]), int(before_n[-1])
+            file.unmap()
+        for key, what in _FAULTS.items():
+            which = np.sort(np.concatenate(faults[key]))
+            self._add("error", key, what.format(size=file.size), which, describe)
+            if key == "record-overlap":
+                is_whole[which] = False
+        self._check_gaps(gaps + ([(furthest, file.size)] if furthest < file.size else []))
+        return is_whole, bytes_R
 
     def _split_record(self, offset: int) -> tuple[int, int]:
         """Returns (bytes, end) of a record of several frames; an end past the file if a frame is missing."""
@@ -125,13 +143,10 @@ class Records:
             return 0, self._file.size + 1
         return sum(end - begin for begin, end in parts) + 4 * (len(parts) - 1), parts[-1][1]
 
-    def _check_gaps(self, start_R: NDArray[np.int64], end_R: NDArray[np.int64]) -> None:
-        """Checks the bytes between the indexed records, in file order."""
-        before = np.concatenate(([0], np.maximum.accumulate(end_R)))
-        after = np.append(start_R, self._file.size)
+    def _check_gaps(self, gaps: list[tuple[int, int]]) -> None:
+        """Checks the bytes between the indexed records."""
         nameless, waste = [], []
-        for gap in np.flatnonzero(after > before):
-            at, stop = int(before[gap]), int(after[gap])
+        for at, stop in gaps:
             for part, begin, end in self._file.walk(at, stop):
                 if part in (WHOLE, FIRST):
                     nameless.append(begin)
@@ -148,25 +163,49 @@ class Records:
 
     # ---- label headers
 
-    def _read_headers(self, record_bytes_R: NDArray[np.int64]) -> None:
-        keys = self.key_R
-        flag_R, self.raw_label_R = first_labels(self._file, self.offset_R)
-        flag_R = flag_R.astype(np.int64)
-        self.cut_R = (record_bytes_R < HEADER.size) | (record_bytes_R < HEADER.size + 4 * flag_R)
+    def _read_headers(self, record_bytes_R: NDArray[np.int32]) -> None:
+        num = len(self.offset_R)
+        self.cut_R, self.content_bytes_R = np.zeros(num, np.bool_), np.zeros(num, np.int32)
+        self.raw_label_R = np.zeros(num, np.float32)
+        for start in range(0, num, _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            flag, self.raw_label_R[part] = first_labels(self._file, self.offset_R[part])
+            left = record_bytes_R[part] - HEADER.size - 4 * flag.astype(np.int64)
+            self.cut_R[part], self.content_bytes_R[part] = left < 0, np.maximum(left, 0)
+            self._file.unmap()
 
         def describe(row: int) -> Mapping[str, Any]:
-            return {"key": int(keys[row]), "bytes": int(record_bytes_R[row])}
+            return {"key": int(self.key_R[row]), "bytes": int(record_bytes_R[row])}
 
         what = "records are shorter than their label header"
         self._add("error", "record-header", what, self.cut_R, describe)
-        self.flag_R = np.where(self.cut_R, 0, flag_R)
-        self.header_bytes_R = HEADER.size + 4 * self.flag_R
-        self.content_bytes_R = np.where(self.cut_R, 0, record_bytes_R - self.header_bytes_R)
-        words, first_R, last = self._file.words, self.offset_R // 4, self._file.size // 4 - 1
-        second_R = np.where(self.flag_R < 2, first_R + 3, first_R + 9)
-        self.raw_second_R = words[np.minimum(second_R, last)].view("<f4")
-        low, high = (words[np.minimum(first_R + at, last)].astype(np.uint64) for at in (4, 5))
-        self.id_R = low | high << np.uint64(32)
+
+    def flag(self, row: int) -> int:
+        return 0 if self.cut_R[row] else int(first_labels(self._file, self.offset_R[[row]])[0][0])
+
+    def second_labels(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Returns the second label of records with several."""
+        at = self.offset_R[rows] // 4
+        many = first_labels(self._file, self.offset_R[rows])[0] >= 2
+        return self._words(np.where(many, at + 9, at + 3)).view("<f4")
+
+    def wrong_ids(self) -> NDArray[np.int64]:
+        """Returns the images whose record has another id than its key."""
+        wrong = []
+        for start in range(0, len(self), _AT_ONCE):
+            key = self.key_N[start : start + _AT_ONCE]
+            differ = self.ids(self.image_N[start : start + _AT_ONCE]) != key.astype(np.uint64)
+            wrong.append(start + np.flatnonzero(differ))
+            self._file.unmap()
+        return np.concatenate(wrong)
+
+    def ids(self, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
+        at = self.offset_R[rows] // 4
+        low, high = (self._words(at + word).astype(np.uint64) for word in (4, 5))
+        return low | high << np.uint64(32)
+
+    def _words(self, at: NDArray[np.int64]) -> NDArray[np.uint32]:
+        return self._file.words[np.minimum(at, self._file.size // 4 - 1)]
 
 
 def _offset(offset: int) -> Mapping[str, Any]:

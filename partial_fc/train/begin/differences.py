@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from partial_fc import flags
@@ -61,7 +62,8 @@ def compare(
         )
     for name, value in values.items():
         marks = facts.get(name, ())
-        now = list(value) if isinstance(value, tuple) else value  # as in JSON
+        # As in JSON.
+        now = [str(one) if isinstance(one, Path) else one for one in value] if isinstance(value, tuple) else value
         default = one(marks, Before)  # missing in older runs
         before = then.get(name, default.value if default and then else now)
         endless = isinstance(now, float) and not math.isfinite(now) and before is None  # which JSON lacks

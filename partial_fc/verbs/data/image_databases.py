@@ -20,6 +20,7 @@ from partial_fc.data.databases.write import Format, Put, encode_record, leveldb_
 from partial_fc.data.decode import check_proportions, decode
 from partial_fc.data.idx import IdxSource, Split
 from partial_fc.data.image_folder import write_names
+from partial_fc.data.open import NO_LISTS
 from partial_fc.data.sample import BadRecord, naming, still
 from partial_fc.files import check_new
 from partial_fc.findings import counted
@@ -116,13 +117,13 @@ def open_any(path: Path, root: Path | None, split: Split, leveldb_shadow: Path |
         return open_database(path, None, _MOST_LABELS, shadow_place=leveldb_shadow)
     if path.is_dir() and any(chain(path.glob("*-idx[13]-ubyte*"), path.glob("MNIST/raw/*-idx[13]-ubyte*"))):
         return IdxSource(path, split)
-    if path.is_file() and path.suffix != ".rec":
+    if path.is_file() and path.suffix not in NO_LISTS:
         return ImageFolder(root, path)
     return open_source(path)
 
 
 def _is_database(path: Path) -> bool:
-    if path.is_file() and path.suffix != ".rec":
+    if path.is_file() and path.suffix not in NO_LISTS:
         with path.open("rb") as file:
             return b"\0" in file.read(20)  # a list has none
     return (path / "data.mdb").exists() or (path / "CURRENT").exists()

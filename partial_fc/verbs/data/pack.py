@@ -14,6 +14,8 @@ from partial_fc.data.decode import encode_square
 from partial_fc.data.image_folder import write_names
 from partial_fc.data.recordio import MAX_CLASSES, RecordWriter, pack, write_index
 from partial_fc.data.sample import naming
+from partial_fc.data.sets.joined import matching
+from partial_fc.data.sets.tar_shards import write_tar_index
 from partial_fc.files import check_new
 from partial_fc.findings import counted
 from partial_fc.flags.facts import In
@@ -84,27 +86,32 @@ def pack_images(options: PackOptions) -> None:
             write_identities(writer, count_C)
     size = options.image_size or 0
     (options.output / "property").write_text(f"{source.num_classes},{size},{size}\n")
-    if isinstance(source, ImageFolder):
-        if source.classes:
-            write_names(options.output / "classes.txt", source.classes)
-        if source.left_out:
-            _log.warning("%s: files are left out: %s", options.source, source.left_out_text())
+    if class_names := source.class_names():
+        write_names(options.output / "classes.txt", class_names)
+    if isinstance(source, ImageFolder) and source.left_out:
+        _log.warning("%s: files are left out: %s", options.source, source.left_out_text())
     _report(options.output, count_C, source.class_names())
 
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """Rebuilds the .idx of a .rec."""
+    """Writes the index of tar shards, with which they can be trained on, or rebuilds the .idx of a .rec."""
 
-    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.rec")]
-    """The .rec file. Keys are the ids stored in its records, or else their order in the file."""
+    source: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE ...")]
+    """A .rec, whose keys will be the ids stored in its records, or else their order in the file; or tar shards: files,
+    URLs or patterns in quotes. The index is written beside the file; of a URL, into this user's cache."""
 
 
 def make_index(options: IndexOptions) -> None:
-    """Writes the .idx beside options.source, which must not have one."""
-    idx_path = options.source.with_suffix(".idx")
-    check_new(idx_path)
-    print(f"{idx_path}: {counted(write_index(options.source), 'record')}")
+    """Writes the index of each source. A .rec must not have one."""
+    for path in (file for pattern in options.source for file in matching(pattern)):
+        if path.suffix == ".tar":
+            index, count = write_tar_index(path)
+            print(f"{index}: {counted(count, 'image')}")
+            continue
+        idx_path = path.with_suffix(".idx")
+        check_new(idx_path)
+        print(f"{idx_path}: {counted(write_index(path), 'record')}")
 
 
 def write_identities(writer: RecordWriter, count_C: np.ndarray) -> None:

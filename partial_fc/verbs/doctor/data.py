@@ -22,6 +22,9 @@ from partial_fc.data.check.pairs import check_pairs
 from partial_fc.data.check.recordio import NO_LABEL, CannotCheck, Records
 from partial_fc.data.image_folder import ImageFolder, image_names
 from partial_fc.data.recordio import read_property
+from partial_fc.data.sample import BadRecord, LabelOutOfRange, still
+from partial_fc.data.sets.joined import find_sets, is_pattern, open_sets
+from partial_fc.data.sets.ranges import as_url
 from partial_fc.findings import Describe, Finding, counted
 from partial_fc.flags.facts import In
 from partial_fc.flags.numbers import CLASSES, THREADS
@@ -35,8 +38,8 @@ class DataOptions:
     errors; 1: errors; 2: nothing to check."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """A folder with train.rec, a .rec file, a folder with one sub-folder per class, a list, a folder with MNIST's idx
-    files, or a .bin."""
+    """A folder with train.rec, a .rec file, a folder with one sub-folder per class, a list, tar shards, a .parquet, a
+    pattern or .sets file of several, a folder with MNIST's idx files, or a .bin."""
     num_classes: Annotated[int | None, In(CLASSES)] = None
     """The number of classes of the training run; by default what the set states."""
     images: bool = True
@@ -117,6 +120,9 @@ class _Check:
     def run(self) -> None:
         """Detects the kind of source and checks it. Raises CannotCheck for an unknown kind."""
         source, options = self.options.source, self.options
+        if source.suffix in (".sets", ".tar", ".parquet") or is_pattern(source) or as_url(source):
+            self._check_sets(source)
+            return
         if not source.exists():
             raise CannotCheck(f"{source} not found; expected {_EXPECTED}")
         bins = sorted(source.glob("*.bin")) if source.is_dir() else []
@@ -167,6 +173,38 @@ class _Check:
             size,
         )
 
+    def _check_sets(self, source: Path) -> None:
+        """Checks the sets that a pattern or a .sets file names, tar shards or Parquet together; the frames of each .rec
+        by itself."""
+        self.kind = "sets"
+        try:
+            joined = open_sets([source])
+            paths = [path / "train.rec" if path.is_dir() else path for one in find_sets([source]) for path in one.paths]
+            for records in (Records(path) for path in paths if path.suffix == ".rec" and path.exists()):
+                self.findings += [*records.findings, *check_layout(records)]
+                records.close()
+            label_N = joined.labels()
+        except (ValueError, OSError) as error:
+            self.findings.append(Finding("error", "set-unreadable", str(error), file=str(source)))
+            return
+
+        def read(i: int) -> bytes:
+            try:
+                image = still(joined.read(i))
+            except LabelOutOfRange as error:
+                raise BadRecord(str(error)) from error
+            assert isinstance(image, bytes)
+            return image
+
+        self._check_set(
+            source,
+            label_N,
+            joined.num_classes,
+            read,
+            lambda i: {"file": joined.where(i), "class": int(label_N[i])},
+            names=joined.class_names() or (),
+        )
+
     def _check_files(self, source: Path) -> None:
         self.kind, file = "class folders" if source.is_dir() else "list", str(source)
         try:
@@ -199,9 +237,10 @@ class _Check:
         options = self.options
         self.num_images, self.num_classes = len(label_N), options.num_classes or num_classes
         print(f"{source}: {self.kind}, {counted(self.num_images, 'image')}, {counted(self.num_classes, 'class')}")
-        labelled = np.flatnonzero(label_N != NO_LABEL)  # the others have their own finding
+        has_label = label_N != NO_LABEL  # the others have their own finding
+        labelled: NDArray[np.int64] | range = range(len(label_N)) if has_label.all() else np.flatnonzero(has_label)
         self.findings += check_labels(
-            label_N[labelled],
+            label_N if has_label.all() else label_N[has_label],
             self.num_classes,
             lambda i: describe(int(labelled[i])),
             str(source),

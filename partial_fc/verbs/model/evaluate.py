@@ -40,7 +40,8 @@ class EvaluateOptions(ModelOptions):
     evaluation.json, roc.png, similarities.png and the worst pairs of each set."""
 
     sets: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[SET ...]")] = ()
-    """Pairs: InsightFace's .bin, or a CSV file with `path,path,same` or `path,path,different` a line."""
+    """Pairs: InsightFace's .bin, a .parquet with the columns image1, image2 and label, or a CSV file with
+    `path,path,same` or `path,path,different` a line."""
     root: Path | None = None
     """The folder that paths of CSV files are relative to; by default each file's own folder."""
     ijb: Path | None = None
@@ -71,8 +72,8 @@ class EvaluateOptions(ModelOptions):
             if not path.exists():
                 raise ValueError(f"{path} not found; expected a .bin or .csv of pairs, or --ijb DIR")
         for path in self.sets:
-            if path.suffix not in (".bin", ".csv", ".tsv"):
-                raise ValueError(f"{path}: expected a .bin of pairs, or a .csv (or .tsv) that names them")
+            if path.suffix not in (".bin", ".parquet", ".csv", ".tsv"):
+                raise ValueError(f"{path}: expected a .bin or .parquet of pairs, or a .csv (or .tsv) that names them")
 
 
 @dataclass
@@ -117,7 +118,7 @@ def _evaluate(options: EvaluateOptions, world: World, device: "torch.device") ->
         print(model, flush=True)
     judged = []
     for path in options.sets:
-        make = _judge_bin if path.suffix == ".bin" else _judge_list
+        make = _judge_bin if path.suffix in (".bin", ".parquet") else _judge_list
         judged.append(make(path, model, options, world))
         if folder:
             print("\n".join(_lines(judged[-1])), flush=True)

@@ -177,7 +177,7 @@ def test_a_size_that_the_model_does_not_take_is_refused(given, tmp_path):
         ({}, "nothing to evaluate on"),
         ({"sets": ("a/lfw.bin", "b/lfw.bin")}, "two sets"),
         ({"sets": ("c/lfw.bin",)}, r"c/lfw\.bin not found"),
-        ({"sets": ("lfw.zip",)}, r"lfw\.zip: expected a \.bin of pairs, or a \.csv"),
+        ({"sets": ("lfw.zip",)}, r"lfw\.zip: expected a \.bin or \.parquet of pairs, or a \.csv"),
     ],
 )
 def test_flags_that_cannot_be_meant(tmp_path, monkeypatch, flags, words):

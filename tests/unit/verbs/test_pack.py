@@ -95,9 +95,9 @@ def test_lost_index_is_made_anew(tmp_path: Path) -> None:
     pack_images(PackOptions(tmp_path / "in", tmp_path / "out"))
     index = (tmp_path / "out/train.idx").read_bytes()  # record 0 is not the first in the file
     with pytest.raises(ValueError, match="exists"):
-        make_index(IndexOptions(tmp_path / "out/train.rec"))
+        make_index(IndexOptions((tmp_path / "out/train.rec",)))
     (tmp_path / "out/train.idx").unlink()
-    make_index(IndexOptions(tmp_path / "out/train.rec"))
+    make_index(IndexOptions((tmp_path / "out/train.rec",)))
     assert (tmp_path / "out/train.idx").read_bytes() == index
 
 

@@ -1,0 +1,151 @@
+"""Parquet files as the Hugging Face hub has them: a column of images, {bytes, path} or bytes, and one of labels.
+
+A row group is decoded as a whole, so random reading is fast only for a set that fits the cache of decoded groups;
+`partial-fc data pack FILE.parquet faces --image-size None` makes a .rec of a larger one. Needs pyarrow.
+
+N rows.
+"""
+
+import json
+import os
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partial_fc.data.sample import BadRecord, Sample, Source
+from partial_fc.files import check_regular
+
+_IMAGES = ("image", "img", "jpg", "png")
+_LABELS = ("label", "labels", "class", "cls", "identity")
+_CACHE_BYTES = 512 << 20  # of decoded row groups, for each file
+
+
+class ParquetSource(Source):
+    """The images of one file. num_classes: by default the number of names that the file has for its labels, or else
+    the largest label + 1. Raises ValueError without the columns, or for a label that is missing or out of range."""
+
+    def __init__(self, path: str | os.PathLike[str], num_classes: int | None = None) -> None:
+        self.path = Path(path)
+        file = _open(self.path)
+        self._image = _column(self.path, file, _IMAGES)
+        label = _column(self.path, file, _LABELS)
+        self._label_N = _labels(self.path, file.read(columns=[label]).column(0))
+        self._starts = [0, *accumulate(file.metadata.row_group(g).num_rows for g in range(file.num_row_groups))]
+        self._names = _names(file.schema_arrow.metadata or {}, label)
+        largest = int(self._label_N.max())
+        self.num_classes = num_classes or max(len(self._names or ()), largest + 1)
+        for bad in np.flatnonzero((self._label_N < 0) | (self._label_N >= self.num_classes))[:1].tolist():
+            expected = f"expected 0 to {self.num_classes - 1}"
+            raise ValueError(f"{self.where(bad)}: {label} {self._label_N[bad]}; {expected}")
+        self._files, self._lock = threading.local(), threading.Lock()
+        self._groups: OrderedDict[int, Any] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._label_N)
+
+    def read(self, index: int) -> Sample:
+        group = bisect_right(self._starts, index) - 1
+        content = self._decoded(group)[index - self._starts[group]].as_py()
+        if not content:
+            raise BadRecord(f"{self.where(index)}: no bytes of an image in column {self._image}")
+        return Sample(content, int(self._label_N[index]), index)
+
+    def where(self, index: int) -> str:
+        return f"{self.path}, row {index}"
+
+    def key(self, index: int) -> str:
+        return str(index)
+
+    def labels(self) -> NDArray[np.int64]:
+        return self._label_N
+
+    def class_names(self) -> list[str] | None:
+        return self._names if self._names and len(self._names) <= self.num_classes else None
+
+    def close(self) -> None:
+        self._groups.clear()
+
+    def _decoded(self, group: int) -> Any:
+        """Returns the image files of a row group."""
+        with self._lock:
+            if group in self._groups:
+                self._groups.move_to_end(group)
+                return self._groups[group]
+        if not hasattr(self._files, "file"):
+            self._files.file = _open(self.path)
+        images = _images(self.path, self._files.file, self._image, group)
+        with self._lock:
+            self._groups[group] = images
+            while len(self._groups) > 1 and sum(one.nbytes for one in self._groups.values()) > _CACHE_BYTES:
+                self._groups.popitem(last=False)
+        return images
+
+
+def read_parquet_pairs(path: Path) -> tuple[list[bytes], list[Any]]:
+    """Returns (image files, pair k at 2 k and 2 k + 1; labels) of a file with the columns image1, image2 and label."""
+    file = _open(path)
+    columns = [_column(path, file, (name,)) for name in ("image1", "image2", "label")]
+    images: list[bytes] = []
+    for group in range(file.num_row_groups):
+        first, second = (_images(path, file, name, group).to_pylist() for name in columns[:2])
+        images += [image for pair in zip(first, second, strict=True) for image in pair]
+    return images, file.read(columns=["label"]).column(0).to_pylist()
+
+
+def _open(path: Path) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ValueError(f"{path}: {error}; .parquet needs pyarrow: `pip install pyarrow`") from error
+    check_regular(path)
+    try:
+        return pyarrow.parquet.ParquetFile(path, memory_map=True)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path} is no Parquet file, or cut short: {error}") from None
+
+
+def _column(path: Path, file: Any, names: tuple[str, ...]) -> str:
+    found = [name for name in names if name in file.schema_arrow.names]
+    if not found:
+        there = ", ".join(file.schema_arrow.names)
+        raise ValueError(f"{path} has no column {' or '.join(names)}; its columns are {there}")
+    return found[0]
+
+
+def _images(path: Path, file: Any, column: str, group: int) -> Any:
+    import pyarrow
+
+    try:
+        array = file.read_row_group(group, columns=[column], use_threads=False).column(0).combine_chunks()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise BadRecord(f"{path}, row group {group}: {error}") from None
+    if pyarrow.types.is_struct(array.type) and array.type.get_field_index("bytes") >= 0:
+        array = array.field("bytes")
+    if not (pyarrow.types.is_binary(array.type) or pyarrow.types.is_large_binary(array.type)):
+        raise ValueError(f"{path}: column {column} has type {array.type}; expected struct<bytes, path> or binary")
+    return array
+
+
+def _labels(path: Path, column: Any) -> NDArray[np.int64]:
+    import pyarrow
+
+    if not pyarrow.types.is_integer(column.type) or column.null_count or not len(column):
+        what = f"{column.null_count} of its labels are missing" if column.null_count else f"labels are {column.type}"
+        raise ValueError(f"{path}: {what if len(column) else 'no rows'}; expected a class number in each row")
+    return column.to_numpy().astype(np.int64)
+
+
+def _names(metadata: dict[bytes, bytes], label: str) -> list[str] | None:
+    """Returns the names of the classes that `datasets` writes into a file."""
+    try:
+        names = json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None

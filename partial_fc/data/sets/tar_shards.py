@@ -1,0 +1,200 @@
+"""Tar shards in webdataset's layout, `key.jpg` beside `key.cls` or `key.json`, with random access through an index.
+
+`partial-fc data index` reads a shard once and writes SHARD.tar.index, beside the shard; for a URL, into this user's
+cache, unless the server has it at URL.index. The index is little-endian:
+    8 bytes "PFCTAR01" | three u64: size of the shard, N, largest label | N rows: u64 offset, u32 size, i32 label
+
+N samples.
+"""
+
+import json
+import os
+import struct
+import tarfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from io import BufferedReader
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partial_fc.data.image_folder import is_image_name
+from partial_fc.data.recordio import read_class_names
+from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord, Sample, Source
+from partial_fc.data.sets.ranges import Ranges, Stream, as_url, open_ranges
+from partial_fc.files import check_regular, in_cache, replacing
+
+_MAGIC = b"PFCTAR01"
+_HEAD = struct.Struct("<8s3Q")
+_ROW = np.dtype([("offset", "<u8"), ("size", "<u4"), ("label", "<i4")])
+_BLOCK = 512  # of a tar; a file's header is the one before its content
+_LABELLED = ("cls", "json")
+_LABELS = ("label", "cls", "class")  # in a .json
+_LABEL_BYTES = 1 << 20
+_AT_ONCE = 1 << 18  # bytes; neighbouring images share a read while a shard is indexed
+
+
+class TarSource(Source):
+    """The images of one shard, a file or a URL. num_classes: by default the largest label + 1.
+
+    Raises ValueError without an index, or if the shard has another size than its index says. The header before each
+    image is compared when the image is read, so a shard that was changed in place is noticed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], num_classes: int | None = None) -> None:
+        self._path = Path(path)
+        self._file = open_ranges(path)
+        self.remote = as_url(path) is not None
+        self._row_N, largest = _read_index(self._path, self._file)
+        self.num_classes = num_classes or largest + 1
+        if largest >= self.num_classes:
+            row = int(self._row_N["label"].argmax())
+            raise ValueError(f"{self.where(row)}: label {largest}; expected less than the {self.num_classes} classes")
+
+    def __len__(self) -> int:
+        return len(self._row_N)
+
+    def read(self, index: int) -> Sample:
+        offset, size, label = self._row_N[index].item()
+        content = self._file.read(offset - _BLOCK, _BLOCK + size)
+        if content[257:262] != b"ustar" or _octal(content[124:136]) != size or len(content) != _BLOCK + size:
+            raise BadRecord(
+                f"{self.where(index)}: no file of {size} bytes starts here; the shard has changed since it was "
+                f"indexed: partial-fc data index {self._file.name}"
+            )
+        return Sample(content[_BLOCK:], label, index)
+
+    def where(self, index: int) -> str:
+        return f"{self._file.name}, offset {self._row_N['offset'][index]}"
+
+    def key(self, index: int) -> str:
+        return f"{self._file.name}:{self._row_N['offset'][index]}"
+
+    def will_need(self, indices: Sequence[int]) -> None:
+        for offset, size, _ in self._row_N[list(indices)].tolist():
+            self._file.will_need(offset - _BLOCK, _BLOCK + size)
+
+    def labels(self) -> NDArray[np.int64]:
+        return self._row_N["label"].astype(np.int64)
+
+    def class_names(self) -> list[str] | None:
+        """Returns the names in classes.txt beside the shard, or None."""
+        return None if self.remote else read_class_names(self._path, self.num_classes)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def write_tar_index(path: str | os.PathLike[str]) -> tuple[Path, int]:
+    """Writes the index of a shard: (its path, number of samples). Raises ValueError for a damaged or truncated
+    shard, an image without a label and a label without an image, with the offset."""
+    with closing(open_ranges(path)) as file:
+        rows = np.fromiter(_samples(file), _ROW)
+        if not len(rows):
+            raise ValueError(f"{file.name} has no images; expected key.jpg (or .png ...) beside key.cls or key.json")
+        index = _index_path(Path(path), file)
+        with replacing(index, durable=True, shared=True) as partial, partial.open("wb") as out:
+            out.write(_HEAD.pack(_MAGIC, file.size, len(rows), int(rows["label"].max())))
+            rows.tofile(out)
+    return index, len(rows)
+
+
+def _index_path(path: Path, file: Ranges) -> Path:
+    """Returns the path of an index: beside the shard, or in the cache, under a name that changes with the size."""
+    if url := as_url(path):
+        return in_cache("tar-index", f"{zlib.crc32(f'{url} {file.size}'.encode()):08x}-{path.name}.index")
+    return path.with_name(f"{path.name}.index")
+
+
+def _read_index(path: Path, file: Ranges) -> tuple[NDArray[Any], int]:
+    """Maps a shard's index: (its rows, the largest label)."""
+    index, remedy = _index_path(path, file), f"partial-fc data index {file.name}"
+    why = ""
+    if (url := as_url(path)) and not index.exists():
+        try:
+            with closing(open_ranges(f"{url}.index")) as beside, replacing(index, shared=True) as partial:
+                partial.write_bytes(beside.read(0, beside.size))
+        except ValueError as error:
+            why = f" ({error})"
+    if not index.exists():
+        raise ValueError(f"{index} not found{why}; it says where each image of {file.name} starts. Write it: {remedy}")
+    check_regular(index)
+    with index.open("rb") as stream:
+        head = stream.read(_HEAD.size)
+    magic, tar_bytes, num, largest = _HEAD.unpack(head) if len(head) == _HEAD.size else (b"", 0, 0, 0)
+    if magic != _MAGIC or not num or index.stat().st_size != _HEAD.size + num * _ROW.itemsize or largest >= 2**31:
+        raise ValueError(f"{index} is no index of a tar shard, or cut short. Write it again: {remedy}")
+    row_N = np.memmap(index, _ROW, "r", _HEAD.size, (num,))
+    if tar_bytes != file.size:
+        lost = row_N["offset"] + row_N["size"] > file.size
+        first = f"; the first image beyond its end is at offset {row_N['offset'][lost.argmax()]}" if lost.any() else ""
+        raise ValueError(
+            f"{file.name} has {file.size} bytes and had {tar_bytes} when it was indexed{first}: it is truncated, or "
+            f"newer than its index. Copy it again, or write the index again: {remedy}"
+        )
+    return row_N, largest
+
+
+def _samples(file: Ranges) -> Iterator[tuple[int, int, int]]:
+    """Yields (offset, size, label) of each sample: consecutive files with the same name up to its first dot."""
+    for name, parts in groupby(_files(file), lambda part: part[0]):
+        image = label = None
+        for _, ending, offset, size, text in parts:
+            if is_image_name(f"x.{ending}"):
+                image = offset, size
+            elif ending in _LABELLED:
+                label = offset, _label(f"{file.name}, offset {offset}", ending, text)
+        if image and label:
+            yield *image, label[1]
+        elif image or label:
+            offset, missing = (image[0], "key.cls or key.json") if image else (label[0], "key.jpg")  # type: ignore[index]
+            raise ValueError(f"{file.name}, offset {offset}: {name} has no {missing} beside it")
+
+
+def _files(file: Ranges) -> Iterator[tuple[str, str, int, int, bytes]]:
+    """Yields (name up to the first dot, ending, offset, size, content of a label) of the regular files of a tar."""
+    with closing(BufferedReader(Stream(file), _AT_ONCE)) as stream:
+        at = 0
+        try:
+            with tarfile.open(fileobj=stream, mode="r:") as tar:
+                while (member := tar.next()) is not None:
+                    tar.members.clear()  # type: ignore[attr-defined]  # it would remember all
+                    at, size = member.offset_data, member.size
+                    if size > MAX_FILE_BYTES:
+                        raise ValueError(f"{file.name}, offset {at}: a file of {size} bytes")
+                    folder, slash, base = member.name.rpartition("/")
+                    key, _, ending = base.lower().partition(".")
+                    text = b""
+                    if ending in _LABELLED:
+                        stream.seek(at)
+                        text = stream.read(min(size, _LABEL_BYTES))
+                    if member.isreg():
+                        yield f"{folder}{slash}{base[: len(key)]}", ending, at, size, text
+                    at = tar.offset
+        except tarfile.TarError as error:
+            raise ValueError(f"{file.name}, offset {at}: {error}: the shard is truncated or damaged") from None
+    # tarfile takes a damaged header for the end.
+    if file.read(at, _BLOCK) != bytes(_BLOCK):
+        raise ValueError(f"{file.name}, offset {at}: no header of a file; the shard is truncated or damaged")
+
+
+def _label(where: str, ending: str, text: bytes) -> int:
+    try:
+        value = json.loads(text) if ending == "json" else int(text)
+        if isinstance(value, dict):
+            value = next((value[name] for name in _LABELS if name in value), None)
+    except (ValueError, RecursionError):
+        value = None
+    if type(value) is not int or not 0 <= value < 2**31:
+        expected = "a class number" if ending == "cls" else f"a class number under {' or '.join(_LABELS)}"
+        raise ValueError(f"{where}: got {text[:80]!r}; expected {expected}")
+    return value
+
+
+def _octal(field: bytes) -> int:
+    digits = field.strip(b"\0 ")
+    return int(digits, 8) if digits.isdigit() and not set(digits) & set(b"89") else -1

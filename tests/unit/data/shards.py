@@ -1,0 +1,66 @@
+"""Tar shards and a server for them, for tests."""
+
+import io
+import tarfile
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+
+def write_tar(path: Path, samples: Iterable[tuple[str, bytes, str]]) -> Path:
+    """Writes (name, image, label as .cls has it) as webdataset does."""
+    with tarfile.open(path, "w") as tar:
+        for name, image, label in samples:
+            for ending, content in (("jpg", image), ("json" if label.startswith("{") else "cls", label.encode())):
+                member = tarfile.TarInfo(f"{name}.{ending}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+class RangeServer(BaseHTTPRequestHandler):
+    """Serves ranges of the files in `folder`. answers: statuses to answer with first."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or each answer takes 40 ms
+    folder: ClassVar[Path]
+    answers: ClassVar[list[int]]
+
+    def do_GET(self) -> None:
+        path = self.folder / self.path.lstrip("/")
+        if self.answers:
+            self._answer(self.answers.pop(0))
+        elif not path.exists():
+            self._answer(404)
+        else:
+            content = path.read_bytes()
+            first, last = self.headers["Range"].removeprefix("bytes=").split("-")
+            part = content[int(first) : int(last) + 1]
+            ends = f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}"
+            self._answer(206, part, {"Content-Range": ends})
+
+    def _answer(self, status: int, body: bytes = b"", headers: dict[str, str] = {}) -> None:  # noqa: B006
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@contextmanager
+def serving(folder: Path, answers: list[int] | None = None) -> Iterator[str]:
+    """Yields the URL of a folder."""
+    handler = type("Handler", (RangeServer,), {"folder": folder, "answers": answers if answers is not None else []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
