@@ -65,8 +65,9 @@ class DataFlags:
     """A configuration file of arcface_torch (config.network = "r50"), or the settings of partial_fc/mxnet's default.py;
     read as data, never executed."""
     rec: Annotated[tuple[Path, ...] | Path | None, Basic] = None
-    """A folder with train.rec, a .rec, a folder of class folders, a list, tar shards or vectors (docs/data.md). Several paths are several sets, whose classes follow one another; a
-    pattern in quotes, 'shards/*.rec', names the shards of one set; FILE.sets has a set a line, `name path [weight]`."""
+    """A folder with train.rec, a .rec, a folder of class folders, a list, tar shards or vectors (docs/data.md). Several
+    paths are several sets, whose classes follow one another; a pattern in quotes, 'shards/*.rec', names the shards of
+    one set; FILE.sets has a set a line, `name path [weight]`."""
     shared_classes: Annotated[bool, Before(False)] = False
     """Classes of several sets are one class if they have the same name or, in sets without names, the same number."""
     num_classes: Annotated[int | None, In(CLASSES), Basic, Refused("these are other classes")] = None
