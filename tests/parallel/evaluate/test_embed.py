@@ -44,7 +44,7 @@ def test_equals_one_process_to_the_last_bit(world, model, source, batch_size):
     row_ND = np.concatenate([part.row_ID for part in together])
     np.testing.assert_array_equal(row_ND, np.concatenate([part.row_ID for part in one]))
     assert np.isnan(row_ND).any(axis=1).nonzero()[0].tolist() == [17]
-    assert "17.png: no image" in why_bad(source, 17)
+    assert "17.png: no image" in why_bad(model, source, 17)
 
 
 def test_a_diverged_network_is_told_on_every_rank(world, model, source):
