@@ -25,7 +25,7 @@ def compile_module(module: nn.Module, run: Callable[[nn.Module], Tensor], world:
         output_B = run(compiled)
         parameters = [p for p in module.parameters() if p.requires_grad]
         torch.autograd.grad(output_B.float().sum(), parameters, allow_unused=True)
-    except RuntimeError as error:  # torch's: of the compiler, the Python version, memory
+    except (RuntimeError, OSError) as error:  # of the compiler, the Python version, memory; its cache, a full disk
         why = " ".join(str(error).split())[:300] or type(error).__name__
     reasons = [reason for reason in all_gather_json(why, world, "start/compile") if reason]
     return (module, reasons[0]) if reasons else (compiled, "")
