@@ -3,8 +3,9 @@
     python -m benchmarks.networks --networks mini vit_t timm:vit_tiny_patch16_224 r18 --rounds 3
 
 All sides train the same network from the same JPEG files, with the same classes, CosFace, optimizer, precision and
-threads. The plain loop is what one writes without this program: a DataLoader whose worker decodes with OpenCV,
-autocast, channels-last convolutions, a head of all class centres in fp32, one fused optimizer; no checks, no log.
+threads, on a GPU where there is one. The plain loop is what one writes without this program: a DataLoader whose workers
+decode with OpenCV, autocast, channels-last convolutions, a head of all class centres in fp32, one fused optimizer; no
+checks, no log.
 Sides take turns, as a machine's speed drifts; the table has the median round and the smallest and largest ratio.
 """
 
@@ -27,6 +28,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from partial_fc import models
+from partial_fc.comm.device import device_type
 from partial_fc.machine import has_bf16
 from partial_fc.models import encoders
 
@@ -57,6 +59,8 @@ class Options:
     """Runs of each side."""
     threads: int = len(os.sched_getaffinity(0))
     """OMP_NUM_THREADS of all sides."""
+    workers: int = 1
+    """Processes of each side that decode images."""
     plain: str = ""
     """(Of this script itself: the network of the plain loop.)"""
     images: str = ""
@@ -85,8 +89,9 @@ def main() -> None:
                           file=sys.stderr, flush=True)  # fmt: skip
     with open("/proc/cpuinfo") as info:
         has = next((line.split() for line in info if line.startswith("flags")), [])
-    print(f"{options.threads} threads; {', '.join(name for name in INSTRUCTIONS if name in has)}; torch "
-          f"{torch.__version__}; batch {options.batch_size}, {options.rounds} rounds\n")  # fmt: skip
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    print(f"{device}; {options.threads} threads, {options.workers} workers; "
+          f"{', '.join(name for name in INSTRUCTIONS if name in has)}; torch {torch.__version__}; batch {options.batch_size}, {options.rounds} rounds\n")  # fmt: skip
     print("| network | pixels | side | images/s | times partial-fc | smallest | largest |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for (network, side), rates in found.items():
@@ -114,6 +119,7 @@ def _rate(options: Options, network: str, side: str, size: int, folder: Path) ->
     if more is None:
         command = ["-m", "benchmarks.networks", "--plain", network, "--images", str(images), *shared]
         command += ["--classes", str(options.classes), "--steps", str(options.steps)]
+        command += ["--workers", str(options.workers)]
     else:
         command = ["train.py", "face", "--rec", str(images), "--network", network, *shared, "--models-root", str(root)]
         command += [
@@ -139,7 +145,7 @@ def _rate(options: Options, network: str, side: str, size: int, folder: Path) ->
             "--resume",
             "never",
         ]
-        command += ["--num-workers", "1", *more]
+        command += ["--num-workers", str(options.workers), *more]
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
     done = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, text=True, capture_output=True)
     if done.returncode or "is not compiled" in done.stdout:
@@ -171,18 +177,28 @@ class Images(Dataset):
 def plain(options: Options, folder: Path) -> float:
     """Trains with a plain loop; returns images a second."""
     torch.manual_seed(0)
+    device = torch.device(device_type("auto"))
     module = models.build(options.plain, EMBEDDING_SIZE, options.image_size)
     to_input = encoders.input_of(module)
-    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    centre_CD = torch.nn.Parameter(torch.randn(options.classes, EMBEDDING_SIZE) * 0.01)
+    module.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    centre_CD = torch.nn.Parameter(torch.randn(options.classes, EMBEDDING_SIZE, device=device) * 0.01)
     parameters = [*module.parameters(), centre_CD]
     optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=WEIGHT_DECAY, fused=True)
-    loader = DataLoader(Images(folder), options.batch_size, shuffle=True, num_workers=1, drop_last=True)
+    loader = DataLoader(
+        Images(folder),
+        options.batch_size,
+        shuffle=True,
+        num_workers=options.workers,
+        drop_last=True,
+        pin_memory=device.type == "cuda",
+        persistent_workers=True,
+    )
     step, began = 0, 0.0
     while step < options.steps:
         for pixel_BHWC, label_B in loader:
-            image_B = to_input(pixel_BHWC.movedim(-1, 1))
-            with torch.autocast("cpu", torch.bfloat16, enabled=has_bf16(torch.device("cpu"))):
+            image_B = to_input(pixel_BHWC.to(device, non_blocking=True).movedim(-1, 1))
+            label_B = label_B.to(device, non_blocking=True)
+            with torch.autocast(device.type, torch.bfloat16, enabled=has_bf16(device)):
                 feat_BD = module(image_B)
                 cosine_BC = F.linear(F.normalize(feat_BD), F.normalize(centre_CD))
             logit_BC = SCALE * (cosine_BC.float() - MARGIN * F.one_hot(label_B, options.classes))
