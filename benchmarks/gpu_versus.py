@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu_versus --classes 1000000 --batch 1024 --dims 512 1024
 
-Ours is PartialFC with a margin and normalised centres. The others are torch's F.linear_cross_entropy (with the logits
-as a whole, and in chunks), QuACK's chunked_linear_cross_entropy and Liger's fused one, where they are installed, each
+Ours is PartialFC with a margin and normalised centres. The others are F.linear with F.cross_entropy, torch's
+F.linear_cross_entropy (with the logits as a whole, and in chunks), QuACK's chunked_linear_cross_entropy and Liger's fused one, where they are installed, each
 with torch.optim.SGD: without margin, on centres as they are, so they have less to do. All start from the same centres
 and features, and run in turn in one process, step by step, since a device's clock drifts; medians over the rounds.
 Work is counted as 6 * G * C * D. Not yet run on a GPU: a test runs it on the CPU, where it says nothing about speed.
@@ -111,6 +111,7 @@ def _sides(options: VersusOptions, dim: int) -> list[Side]:
 
     return [
         Side(f"PartialFC ({head.kernel.name})", name, name, "fp32", ours),
+        other("F.linear, F.cross_entropy", lambda: _dense, name),
         other("F.linear_cross_entropy, whole", lambda: _of_torch(chunked=False), name),
         other("F.linear_cross_entropy, chunks", lambda: _of_torch(chunked=True), name),
         other("QuACK chunked_linear_cross_entropy", _of_quack, f"{name} logits"),
@@ -134,6 +135,10 @@ def _with_sgd(loss: Loss, centre_CD: Tensor, feat_GD: Tensor, label_G: Tensor) -
         return found.detach()
 
     return step
+
+
+def _dense(x: Tensor, weight: Tensor, label: Tensor) -> Tensor:
+    return functional.cross_entropy(functional.linear(x, weight), label)
 
 
 def _of_torch(chunked: bool) -> Loss:
