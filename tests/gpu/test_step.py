@@ -14,7 +14,7 @@ from partial_fc.tools.bench import plan
 
 from partial_fc.head import CosFace, PartialFC, Storage
 from partial_fc.head.kernels import triton_kernels, triton_pass
-from tests.gpu.test_triton import DEVICE, on_gpu, pytestmark  # noqa: F401
+from tests.gpu.test_triton import DEVICE, INTERPRETED, on_gpu, pytestmark  # noqa: F401
 from tests.unit.operations import Operations
 
 D = 32
@@ -78,7 +78,8 @@ def test_the_host_launches_what_is_planned(rate, chunks, most, monkeypatch):
     with operations:
         head(feat, label).backward()
         head.step(0.1)
-    assert operations.count + len(launches.seen) <= most, (operations.names, launches.seen)
+    copies = 0 if INTERPRETED else 1  # of the tensor that is read: from a GPU it is copied first
+    assert operations.count - copies + len(launches.seen) <= most, (operations.names, launches.seen)
     assert operations.waits == {"tolist": 1}
     once, each_chunk = plan.KERNEL_OPERATIONS["triton"]
     assert most == plan.HOST_OPERATIONS["cuda"][rate < 1] + once + each_chunk * chunks

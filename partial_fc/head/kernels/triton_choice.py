@@ -77,13 +77,12 @@ def draw(
     key_3 = tl.load(numbers_ptr + 2 * num_blocks + block)
     begin = tl.load(numbers_ptr + 3 * num_blocks + block)
     count = tl.load(numbers_ptr + 4 * num_blocks + block)
-    if (last_size > 0) & (block == num_blocks - 1):
-        position = tl.load(position_ptr + place, mask=place < last_size, other=-1)
-        along = position - begin
-    else:
-        second = tl.load(table_ptr + SIZE + ((place - key_3) & (SIZE - 1)))
-        first = tl.load(table_ptr + (second ^ key_2))
-        along = (first - key_1 - begin) & (SIZE - 1)
+    second = tl.load(table_ptr + SIZE + ((place - key_3) & (SIZE - 1)))
+    first = tl.load(table_ptr + (second ^ key_2))
+    along = (first - key_1 - begin) & (SIZE - 1)
+    if position_ptr is not None:
+        if (last_size > 0) & (block == num_blocks - 1):
+            along = tl.load(position_ptr + place, mask=place < last_size, other=-1) - begin
     is_drawn = here & (along >= 0) & (along < count)
     taken = tl.load(taken_ptr + local, mask=here, other=0)
     taken = tl.where(is_drawn & (taken == 0), DRAWN, taken).to(tl.uint8)

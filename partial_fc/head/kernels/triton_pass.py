@@ -20,7 +20,7 @@ from partial_fc.head.kernels.triton_update import row_blocks
 CHUNK_ROWS = 1 << 16
 # Of a chunk's weights, of its centres copied for the products, and of its gradient: each is at most this large, so that
 # together they stay in an L2 cache of 40 MB or more.
-CHUNK_BYTES = 1 << 24
+CHUNK_BYTES = 1 << 27
 SPREAD_PLACES = 1 << 13  # of a chunk, where tiles are made narrower; both passes have to choose the same
 ROW_BLOCK = 16  # centres at a time where nothing is multiplied
 TILES_AT_A_TIME = 128  # of which partial sums are added up
@@ -71,7 +71,7 @@ class Tiles:
 
 
 # Chosen by arithmetic, from registers and shared memory; their speed has not been measured. A test compiles them.
-HOPPER = Tiles(Tile(128, 256, 64, 8, 4), Tile(128, 64, 64, 8, 4), Tile(128, 256, 64, 8, 4), Tile(128, 256, 64, 8, 4))
+HOPPER = Tiles(Tile(128, 128, 64, 4, 3), Tile(128, 64, 64, 8, 4), Tile(128, 128, 64, 4, 4), Tile(128, 256, 64, 8, 3))
 # Its wide sums lie outside of the registers, and what is done with logits is as much again.
 BLACKWELL = Tiles(Tile(128, 128, 64, 8, 4), Tile(128, 64, 64, 8, 4), Tile(128, 256, 64, 8, 4), Tile(128, 256, 64, 8, 4))
 AMPERE = Tiles(Tile(128, 128, 32, 8, 3), Tile(128, 64, 32, 8, 3), Tile(128, 128, 32, 8, 3), Tile(128, 128, 32, 8, 3))

@@ -21,7 +21,7 @@ from partial_fc.head.kernels.triton_pass import tiles_for
 from partial_fc.head.margin import ArcFace, Negatives
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD, RowTable, Storage
 from partial_fc.head.selection.active_rows import ActiveRows
-from partial_fc.head.selection.sampling import Sampling
+from partial_fc.head.selection.sampling import BLOCK, Sampling
 from partial_fc.head.shard import Shard
 
 pytestmark = pytest.mark.slow
@@ -186,9 +186,10 @@ def test_the_compiler_takes_every_rule(generation, recorders, tmp_path):
         assert spilled_bytes(compiled, tmp_path) == 0, name
 
 
-@pytest.mark.parametrize(("generation", "sub_centres"), [(8, 1), (10, 3)])
-def test_the_compiler_takes_what_lies_between_the_passes(generation, sub_centres, recorders, tmp_path):
-    G, L, D = 33, 5000, 500
+@pytest.mark.parametrize(("generation", "sub_centres", "L"), [(8, 1, 5000), (10, 3, 2 * BLOCK)])
+def test_the_compiler_takes_what_lies_between_the_passes(generation, sub_centres, L, recorders, tmp_path):
+    """Of 2 * BLOCK classes the last block is as large as the others, and its positions are left out."""
+    G, D = 33, 500
     label_G, origin_G = torch.arange(G), torch.zeros(G, dtype=torch.int32)
     shard = Shard.of(L, 0, 1)
     choice = DeviceChoice(Sampling(L, 0.1, 0), shard, torch.device("cpu"), correction=sub_centres > 1)
