@@ -4,7 +4,6 @@
 
 Both are measured in one run, in turn, since a device's clock drifts; medians over the rounds are reported. Work is
 counted as 6 * G * S * D, as if the logits were formed but once: 8 * G * S * D are carried out (kernels/triton.py).
-Not yet run on a device: the tests cover what it computes, nothing covers how fast.
 """
 
 import json

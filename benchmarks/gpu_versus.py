@@ -3,10 +3,10 @@
     python -m benchmarks.gpu_versus --classes 1000000 --batch 1024 --dims 512 1024
 
 Ours is PartialFC with a margin and normalised centres. The others are F.linear with F.cross_entropy, torch's
-F.linear_cross_entropy (with the logits as a whole, and in chunks), QuACK's chunked_linear_cross_entropy and Liger's fused one, where they are installed, each
-with torch.optim.SGD: without margin, on centres as they are, so they have less to do. All start from the same centres
-and features, and run in turn in one process, step by step, since a device's clock drifts; medians over the rounds.
-Work is counted as 6 * G * C * D. Not yet run on a GPU: a test runs it on the CPU, where it says nothing about speed.
+F.linear_cross_entropy (with the logits as a whole, and in chunks), QuACK's chunked_linear_cross_entropy and Liger's
+fused one, where they are installed, each with torch.optim.SGD: without margin, on centres as they are, so they have
+less to do. All start from the same centres and features, and run in turn in one process, step by step, since a device's
+clock drifts; medians over the rounds. Work is counted as 6 * G * C * D. A test runs it on the CPU.
 """
 
 import importlib

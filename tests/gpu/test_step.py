@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("triton")
 
 from partial_fc.tools.bench import plan
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from partial_fc.head import CosFace, PartialFC, Storage
 from partial_fc.head.kernels import triton_kernels, triton_pass
@@ -56,7 +57,11 @@ class Launches:
         def launcher(kernel, grid):
             def launch(*args, **named):
                 arguments = dict(zip(kernel.arg_names, args, strict=False)) | named
-                tensors = {name: x.shape for name, x in arguments.items() if isinstance(x, torch.Tensor)}
+                tensors = {
+                    name: tuple(x.shape)
+                    for name, x in arguments.items()
+                    if isinstance(x, (torch.Tensor, TensorDescriptor))
+                }
                 self.seen.append((kernel.fn.__name__, grid, {**arguments, **tensors}))
                 with operations.pause():
                     return get(kernel, grid)(*args, **named)

@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 from partial_fc.head.kernels import LogitGrad, Logits, Sums, triton, triton_pass
 from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.kernels.triton import TritonKernel
+from partial_fc.head.kernels.triton_pass import Tile, Tiles
 from partial_fc.head.margin import Negatives
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -218,6 +219,20 @@ def test_chunks_change_nothing_and_runs_repeat(case, precision, monkeypatch):
     torch.testing.assert_close(parts.denominator_G, whole.denominator_G, rtol=4e-7 * case.scale, atol=0.0)
     torch.testing.assert_close(parts.weighted_sum_GD, whole.weighted_sum_GD, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(gradient_of(kernel, logits, logit_grad), grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", [CASES[2], CASES[4], CASES[9]], ids=str)
+def test_programs_that_stay_for_all_tiles_change_no_bit(case):
+    """Fewer programs than tiles, of fewer places than a tile and of more, with and without copies of the centres."""
+    logits, _ = problem(case)
+    tile = Tile(32, 64, 64, 4, 1)
+    found = []
+    for resident in (0, 1):
+        logit_tile = replace(tile, resident=resident)
+        found.append(TritonKernel("bf16", Tiles(logit_tile, logit_tile, tile, tile)).sums(logits, num_nearest=3))
+    assert torch.equal(found[0].denominator_G, found[1].denominator_G)
+    assert torch.equal(found[0].weighted_sum_GD, found[1].weighted_sum_GD)
+    assert torch.equal(found[0].nearest.cosine_GK, found[1].nearest.cosine_GK)
 
 
 @pytest.mark.parametrize("scale", [64.0, 300.0])

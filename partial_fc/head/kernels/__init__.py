@@ -5,6 +5,7 @@ loss and the features' gradient, and `centre_gradients`, chunk by chunk. plain.p
 others are tested against it, and all of them against reference.py.
 """
 
+import importlib.metadata
 import importlib.util
 import warnings
 from abc import ABC, abstractmethod
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 Impl = Literal["auto", "plain", "cpu", "triton"]
 Precision = Literal["fp32", "bf16"]
 AutoPrecision = Literal["auto", "fp32", "bf16"]
+TRITON = (3, 4)  # the oldest with triton.knobs and tensor descriptors
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,12 @@ def choose(impl: Impl, device: torch.device, dtype: torch.dtype, precision: Auto
             raise ValueError(
                 "impl 'triton' needs the package triton, which is not installed here: `pip install triton` (CUDA "
                 "builds of torch bring it along), or use impl 'plain', or 'cpu' with centres on the CPU"
+            )
+        found = importlib.metadata.version("triton")
+        if tuple(map(int, found.split(".")[:2])) < TRITON:
+            raise ValueError(
+                f"impl 'triton' needs triton {TRITON[0]}.{TRITON[1]} or newer, which torch 2.8 for CUDA brings along; "
+                f"found {found} with torch {torch.__version__}: install a newer torch, or use impl 'plain'"
             )
         from partial_fc.head.kernels.triton import TritonKernel, runs_on
 

@@ -1,4 +1,4 @@
-"""The kernel for GPUs, in Triton: triton_pass.py launches the functions of triton_kernels.py. Speed: not measured yet.
+"""The kernel for GPUs, in Triton: triton_pass.py launches the functions of triton_kernels.py. Speed: benchmarks.md.
 
 A chunk of at most 65,536 centres is read where it lies, through row_S; its exponentials, (G, K) in the products' dtype,
 go through memory between two products. To keep them on the chip instead, as attention kernels do, a program would have

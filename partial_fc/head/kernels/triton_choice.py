@@ -80,7 +80,7 @@ def draw(
     second = tl.load(table_ptr + SIZE + ((place - key_3) & (SIZE - 1)))
     first = tl.load(table_ptr + (second ^ key_2))
     along = (first - key_1 - begin) & (SIZE - 1)
-    if position_ptr is not None:
+    if position_ptr is not None:  # noqa: SIM102  (what is compiled without it must not see the load)
         if (last_size > 0) & (block == num_blocks - 1):
             along = tl.load(position_ptr + place, mask=place < last_size, other=-1) - begin
     is_drawn = here & (along >= 0) & (along < count)

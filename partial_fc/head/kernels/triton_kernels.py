@@ -89,6 +89,18 @@ def _products(
     return total
 
 
+@triton.jit
+def _described_products(
+    x, first_g, operand, first_place, D_PAD: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_K: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """The same of tensor descriptors, whose tiles the copy engine brings; rows past the last are 0."""
+    total = tl.zeros((BLOCK_G, BLOCK_K), dtype=tl.float32)
+    for first in range(0, D_PAD, DEPTH):
+        total = _dot(x.load([first_g, first]), tl.trans(operand.load([first_place, first])), total)
+    return total
+
+
 @triton.jit(do_not_specialize=["G"])
 def read_features(
     x_ptr, factor_ptr, shift_ptr, target_ptr, operand_ptr, target_class_ptr, G, G_PAD, SUB_CENTRES: tl.constexpr,
@@ -209,7 +221,7 @@ def weigh(
     target_class_ptr, shift_ptr, hard_ptr, weight_ptr, by_feature_ptr, largest_ptr,
     K, begin, K_PAD, G_PAD, CLASSES_PAD, BLOCKS_PAD, scale, hard_t, filter_above,
     WHAT: tl.constexpr, FILTERED: tl.constexpr, SUB_CENTRES: tl.constexpr, D_PAD: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_K: tl.constexpr, DEPTH: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_K: tl.constexpr, DEPTH: tl.constexpr, RESIDENT: tl.constexpr,
 ):  # fmt: skip
     """The logits of a tile, times log2(e) as scale and shift are too, and what is left of them:
 
@@ -223,53 +235,62 @@ def weigh(
 
     Features are the tile's rows since most numbers belong to one: a thread holds two rows, but 64 columns. A number
     costs a multiply-add and a power of 2; what only few tiles have to test is tested by tile.
+
+    RESIDENT: programs stay, x and operands are descriptors, and the next tile comes while one is finished. Else each
+    has one tile.
     """
     num_g = G_PAD // BLOCK_G
-    tile_g = tl.program_id(0) % num_g  # programs that run together share their centres: these come from memory once
-    tile_k = tl.program_id(0) // num_g
-    g = tile_g * BLOCK_G + tl.arange(0, BLOCK_G)
-    place = tile_k * BLOCK_K + tl.arange(0, BLOCK_K)
-    at = tl.minimum(place, K - 1)
-    product = _products(x_ptr, g, operand_ptr, at, stride, D_PAD, BLOCK_G, BLOCK_K, DEPTH)
-    inverse = tl.load(inverse_ptr + place)
-    if largest_ptr is not None:
-        cos = tl.where((place < K)[None, :], product * inverse[None, :], float("-inf"))
-        cos = tl.where(cos == cos, cos, float("inf"))
-        block = tile_k * (BLOCK_K // BLOCK) + tl.arange(0, BLOCK_K // BLOCK)
-        largest = tl.max(tl.reshape(cos, (BLOCK_G, BLOCK_K // BLOCK, BLOCK)), axis=2)
-        tl.store(largest_ptr + g[:, None] * BLOCKS_PAD + block[None, :], largest)
-    shift = tl.load(shift_ptr + g)[:, None]
-    logit = product * (inverse * scale)[None, :] - shift
-    if hard_ptr is not None:
-        cos = product * inverse[None, :]
-        hard = cos > tl.load(hard_ptr + g)[:, None]
-        logit = tl.where(hard, cos * (hard_t + cos) * scale - shift, logit)
-    if bias_ptr is not None:
-        logit += tl.load(bias_ptr + place, mask=place < K, other=0.0)[None, :] * LOG2_E
-    if FILTERED:
-        logit = tl.where(product * inverse[None, :] > filter_above, float("-inf"), logit)
-    if nearest_ptr is not None:
-        chosen = tl.load(nearest_ptr + g[:, None] * CLASSES_PAD + (place // SUB_CENTRES)[None, :])
-        logit = tl.where(chosen == (place % SUB_CENTRES)[None, :], logit, float("-inf"))
-    target_class = tl.load(target_class_ptr + g)
-    first = begin + tile_k * BLOCK_K
-    own = (target_class >= first // SUB_CENTRES) & (target_class <= (first + BLOCK_K - 1) // SUB_CENTRES)
-    if (tl.max(own.to(tl.int32), axis=0) > 0) | ((tile_k + 1) * BLOCK_K > K):
-        left_out = ((place + begin) // SUB_CENTRES)[None, :] == target_class[:, None]
-        logit = tl.where(left_out | (place >= K)[None, :], float("-inf"), logit)
+    for tile in tl.range(tl.program_id(0), num_g * tl.cdiv(K, BLOCK_K), tl.num_programs(0), flatten=RESIDENT):
+        tile_g = tile % num_g  # programs that run together share their centres: these come from memory once
+        tile_k = tile // num_g
+        g = tile_g * BLOCK_G + tl.arange(0, BLOCK_G)
+        place = tile_k * BLOCK_K + tl.arange(0, BLOCK_K)
+        if RESIDENT:
+            product = _described_products(
+                x_ptr, tile_g * BLOCK_G, operand_ptr, tile_k * BLOCK_K, D_PAD, BLOCK_G, BLOCK_K, DEPTH
+            )
+        else:
+            at = tl.minimum(place, K - 1)
+            product = _products(x_ptr, g, operand_ptr, at, stride, D_PAD, BLOCK_G, BLOCK_K, DEPTH)
+        inverse = tl.load(inverse_ptr + place)
+        if largest_ptr is not None:
+            cos = tl.where((place < K)[None, :], product * inverse[None, :], float("-inf"))
+            cos = tl.where(cos == cos, cos, float("inf"))
+            block = tile_k * (BLOCK_K // BLOCK) + tl.arange(0, BLOCK_K // BLOCK)
+            largest = tl.max(tl.reshape(cos, (BLOCK_G, BLOCK_K // BLOCK, BLOCK)), axis=2)
+            tl.store(largest_ptr + g[:, None] * BLOCKS_PAD + block[None, :], largest)
+        shift = tl.load(shift_ptr + g)[:, None]
+        logit = product * (inverse * scale)[None, :] - shift
+        if hard_ptr is not None:
+            cos = product * inverse[None, :]
+            hard = cos > tl.load(hard_ptr + g)[:, None]
+            logit = tl.where(hard, cos * (hard_t + cos) * scale - shift, logit)
+        if bias_ptr is not None:
+            logit += tl.load(bias_ptr + place, mask=place < K, other=0.0)[None, :] * LOG2_E
+        if FILTERED:
+            logit = tl.where(product * inverse[None, :] > filter_above, float("-inf"), logit)
+        if nearest_ptr is not None:
+            chosen = tl.load(nearest_ptr + g[:, None] * CLASSES_PAD + (place // SUB_CENTRES)[None, :])
+            logit = tl.where(chosen == (place % SUB_CENTRES)[None, :], logit, float("-inf"))
+        target_class = tl.load(target_class_ptr + g)
+        first = begin + tile_k * BLOCK_K
+        own = (target_class >= first // SUB_CENTRES) & (target_class <= (first + BLOCK_K - 1) // SUB_CENTRES)
+        if (tl.max(own.to(tl.int32), axis=0) > 0) | ((tile_k + 1) * BLOCK_K > K):
+            left_out = ((place + begin) // SUB_CENTRES)[None, :] == target_class[:, None]
+            logit = tl.where(left_out | (place >= K)[None, :], float("-inf"), logit)
 
-    if WHAT == MOST:
-        tl.store(by_feature_ptr + tile_k * G_PAD + g, tl.max(logit, axis=1))
-    else:
-        weight = tl.exp2(logit)
-        if by_feature_ptr is not None:
-            tl.store(by_feature_ptr + tile_k * G_PAD + g, tl.sum(weight, axis=1))
-        if weight_ptr is not None:
-            weight *= inverse[None, :]
-            if hard_ptr is not None:
-                weight *= tl.where(hard, hard_t + 2.0 * cos, 1.0)
-            stored = _narrow(weight, weight_ptr.dtype.element_ty)
-            tl.store(weight_ptr + g[:, None] * K_PAD + place[None, :], stored)
+        if WHAT == MOST:
+            tl.store(by_feature_ptr + tile_k * G_PAD + g, tl.max(logit, axis=1))
+        else:
+            weight = tl.exp2(logit)
+            if by_feature_ptr is not None:
+                tl.store(by_feature_ptr + tile_k * G_PAD + g, tl.sum(weight, axis=1))
+            if weight_ptr is not None:
+                weight *= inverse[None, :]
+                if hard_ptr is not None:
+                    weight *= tl.where(hard, hard_t + 2.0 * cos, 1.0)
+                stored = _narrow(weight, weight_ptr.dtype.element_ty)
+                tl.store(weight_ptr + g[:, None] * K_PAD + place[None, :], stored)
 
 
 @triton.jit(do_not_specialize=["K", "share"])

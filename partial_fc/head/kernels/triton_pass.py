@@ -4,11 +4,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from partial_fc.head.kernels import Logits
 from partial_fc.head.kernels import triton_kernels as device_side
@@ -18,8 +20,9 @@ from partial_fc.head.kernels.triton_kernels import LOG2_E
 from partial_fc.head.kernels.triton_update import row_blocks
 
 CHUNK_ROWS = 1 << 16
-# Of a chunk's weights, of its centres copied for the products, and of its gradient: each is at most this large, so that
-# together they stay in an L2 cache of 40 MB or more.
+# Of a chunk's weights, of its centres copied for the products, and of its gradient: each is at most this large. Chunks
+# that stay in the L2 cache, of 1 << 24, are so many that the host, at some 40 us a launch, takes three times as long as
+# an H100.
 CHUNK_BYTES = 1 << 27
 SPREAD_PLACES = 1 << 13  # of a chunk, where tiles are made narrower; both passes have to choose the same
 ROW_BLOCK = 16  # centres at a time where nothing is multiplied
@@ -31,13 +34,15 @@ CANDIDATE_BYTES = 1 << 26  # of centres copied at a time, where the nearest clas
 @dataclass(frozen=True)
 class Tile:
     """The tile of a product that a program computes: (rows, columns), `depth` of the summed dimension at a time. Powers
-    of 2, at least 16."""
+    of 2, at least 16. resident: of logits only: programs of a multiprocessor that stay for all tiles, and read through
+    the copy engine of Hopper; 0: a program a tile."""
 
     rows: int
     columns: int
     depth: int
     warps: int
     stages: int
+    resident: int = 0
 
     @property
     def launch(self) -> dict[str, int]:
@@ -70,8 +75,9 @@ class Tiles:
     gradient: Tile  # (places, width)
 
 
-# Chosen by arithmetic, from registers and shared memory; their speed has not been measured. A test compiles them.
-HOPPER = Tiles(Tile(128, 128, 64, 4, 3), Tile(128, 64, 64, 8, 4), Tile(128, 128, 64, 4, 4), Tile(128, 256, 64, 8, 3))
+# Of Hopper the fastest of those that were tried on an H100 and an H200 (docs/benchmarks.md), but for `ruled`. Those of
+# other generations are chosen by arithmetic, from registers and shared memory. A test compiles them.
+HOPPER = Tiles(Tile(128, 128, 64, 4, 3, 2), Tile(128, 64, 64, 8, 4), Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 4, 3))
 # Its wide sums lie outside of the registers, and what is done with logits is as much again.
 BLACKWELL = Tiles(Tile(128, 128, 64, 8, 4), Tile(128, 64, 64, 8, 4), Tile(128, 256, 64, 8, 4), Tile(128, 256, 64, 8, 4))
 AMPERE = Tiles(Tile(128, 128, 32, 8, 3), Tile(128, 64, 32, 8, 3), Tile(128, 128, 32, 8, 3), Tile(128, 128, 32, 8, 3))
@@ -230,14 +236,22 @@ class Pass:
         if blocks is not None:
             largest_GN = self.new(self.padded_rows, triton.cdiv(self.padded_chunk, device_side.BLOCK.value))
         x_GD, target_class_G = self.features
-        device_side.weigh[(num_g * num_k,)](
-            x_GD, *chunk.operands, chunk.inverse_K, chunk.bias, nearest_GK,
+        x: Any = x_GD
+        operand: Any = chunk.operand
+        programs = num_g * num_k
+        if tile.resident:
+            x = TensorDescriptor.from_tensor(x_GD, [tile.rows, tile.depth])
+            operand = TensorDescriptor.from_tensor(chunk.operand[: chunk.size], [tile.columns, tile.depth])
+            programs = min(programs, tile.resident * self.processors)
+        device_side.weigh[(programs,)](
+            x, operand, chunk.operand.stride(0), chunk.inverse_K, chunk.bias, nearest_GK,
             target_class_G, shift_G, self.hard_G, weight_GK, by_feature, largest_GN,
             chunk.size, chunk.begin, 0 if weight_GK is None else weight_GK.stride(0), self.padded_rows,
             0 if nearest_GK is None else nearest_GK.shape[1], 0 if largest_GN is None else largest_GN.shape[1],
             float(self.logits.scale) * LOG2_E.value, float(negatives.hard_t), float(negatives.filter_above or 0.0),
             WHAT=what, FILTERED=negatives.filter_above is not None, SUB_CENTRES=self.logits.sub_centres,
-            D_PAD=self.padded_width, BLOCK_G=tile.rows, BLOCK_K=tile.columns, DEPTH=tile.depth, **tile.launch,
+            D_PAD=self.padded_width, BLOCK_G=tile.rows, BLOCK_K=tile.columns, DEPTH=tile.depth,
+            RESIDENT=tile.resident > 0, **tile.launch,
         )  # fmt: skip
         if blocks is not None and largest_GN is not None:
             first = chunk.begin // device_side.BLOCK.value
