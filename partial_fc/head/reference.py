@@ -79,8 +79,8 @@ def loss_of_labels(
 ) -> Tensor:
     """Returns the mean over the global batch of the rule's loss of rows with several labels.
 
-    label_GT: class numbers, one of which may stand several times in a row; weight_GT: of feat_GD's dtype; 0: the label is
-    none. The rest is as of `loss`. The rules are written out here again, as far as possible by cross_entropy.
+    label_GT: class numbers, one of which may stand several times in a row; weight_GT: of feat_GD's dtype; 0: the label
+    is none. The rest is as of `loss`. The rules are written out here again, as far as possible by cross_entropy.
     """
     num_classes = len(centre_CD) // sub_centres if sampled_S is None else len(sampled_S)
     if sampled_S is not None:

@@ -35,7 +35,7 @@ FILL = -100
 
 
 def batch_of(world, rule, seed: int = 0):
-    """(features, labels, weights of all ranks, the part of this one). Labels stand twice or are missing, also in front."""
+    """(features, labels, weights of all ranks, the part of this one). Labels stand twice or are missing."""
     rows = [5 + rank for rank in range(world.size)]
     generator = torch.Generator().manual_seed(seed)
     feat_GD = torch.randn(sum(rows), D, generator=generator, dtype=torch.float64) * 2 + 1
