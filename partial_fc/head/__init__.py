@@ -12,10 +12,13 @@ from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
 from partial_fc.head.partial_fc import PartialFC
 from partial_fc.head.protocol import Head, Table, check_head
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD, Storage
+from partial_fc.head.rule import MLC, MLCD, MeanSoftmax, OwnOut, Rule, SoftTarget
 from partial_fc.head.selection.hard_negatives import HardNegatives
 from partial_fc.head.shard import Shard
 
 __all__ = [
+    "MLC",
+    "MLCD",
     "AdaFace",
     "ArcFace",
     "CombinedMargin",
@@ -27,12 +30,16 @@ __all__ = [
     "HeadOptimizer",
     "JointOptimizer",
     "Margin",
+    "MeanSoftmax",
+    "OwnOut",
     "PartialFC",
     "RowAdagrad",
     "RowAdam",
     "RowAdamW",
     "RowSGD",
+    "Rule",
     "Shard",
+    "SoftTarget",
     "Softmax",
     "SphereFace",
     "Storage",

@@ -22,16 +22,18 @@ class Batches:
         # Of this step's micro-batches: their active rows, and their labels, ascending.
         self._prepared: tuple[ActiveRows, Tensor] | None = None
 
-    def look(self, feat_BD: Tensor, label_B: Tensor, training: bool, step: int) -> tuple[GlobalBatch, ActiveRows]:
+    def look(
+        self, feat_BD: Tensor, label_B: Tensor, weight_BT: Tensor | None, training: bool, step: int
+    ) -> tuple[GlobalBatch, ActiveRows]:
         """Returns the global batch and its active rows; after `prepare` these are the rows of all micro-batches."""
-        return self._look(self._gather, feat_BD, label_B, training, step)
+        return self._look(self._gather, feat_BD, label_B, weight_BT, training, step)
 
     def prepare(self, label_B: Tensor, step: int) -> None:
         """Chooses and fetches the rows of a step of several micro-batches. label_B: this rank's labels of all of
         them."""
         no_feature_B0 = torch.empty(len(label_B), 0, dtype=torch.uint8, device=label_B.device)
         self.forget()
-        batch, active = self._look(self._gather_labels, no_feature_B0, label_B, False, step)
+        batch, active = self._look(self._gather_labels, no_feature_B0, label_B, None, False, step)
         self._prepared = active, batch.label_G.sort().values
 
     @property
@@ -44,24 +46,24 @@ class Batches:
         self._prepared = None
 
     def _look(
-        self, gather: Gather, feat_BD: Tensor, label_B: Tensor, training: bool, step: int
+        self, gather: Gather, feat_BD: Tensor, label_B: Tensor, weight_BT: Tensor | None, training: bool, step: int
     ) -> tuple[GlobalBatch, ActiveRows]:
-        arrived = gather(feat_BD, label_B, training)
+        arrived = gather(feat_BD, label_B, training, weight_BT)
         seen = self._see(gather, arrived, step)
         lowest, highest, changed, *more = seen.numbers.tolist()
         batch = gather.settle(arrived, lowest, highest, changed)
         if batch is None:
-            return self._look(gather, feat_BD, label_B, training, step)
+            return self._look(gather, feat_BD, label_B, weight_BT, training, step)
         if self._prepared is None:
-            chosen = seen.chosen or self._selector.choose(arrived.label_G, step)
+            chosen = seen.chosen or self._selector.choose(arrived.label_G.flatten(), step)
             return batch, self._selector.fetch(chosen, step, more[0] if more else None)
         if more[0]:  # equal on all ranks
             assert seen.missing_G is not None
-            row = int(seen.missing_G.nonzero()[0])
+            row = int(seen.missing_G.nonzero()[0, 0])
             raise ValueError(
-                f"class {int(arrived.label_G[row])}, row {row} of the global batch, is not among the labels given to "
-                "prepare() for this step: give it those of all micro-batches, and call step() or discard() after the "
-                "last"
+                f"class {int(arrived.label_G[seen.missing_G][0])}, row {row} of the global batch, is not among the "
+                "labels given to prepare() for this step: give it those of all micro-batches, and call step() or "
+                "discard() after the last"
             )
         return batch, self._prepared[0]
 
@@ -70,8 +72,14 @@ class Batches:
         label_G, expected_G, on_device = arrived.label_G, gather.expected_origin(arrived), self._selector.on_device
         if self._prepared is None and on_device is not None:
             hard = self._selector.hard_negatives
+            origin_G, each = arrived.origin_G, label_G[0].numel()
+            if each > 1:  # one for each label
+                label_G, origin_G, expected_G = (
+                    label_G.flatten(),
+                    *(x.repeat_interleave(each) for x in (origin_G, expected_G)),
+                )
             listed = None if hard is None else hard.listed(label_G)
-            numbers, chosen = on_device.choose(label_G, arrived.origin_G, expected_G, listed, step)
+            numbers, chosen = on_device.choose(label_G, origin_G, expected_G, listed, step)
             return _Seen(numbers, chosen=chosen)
         facts = [*label_G.aminmax(), (arrived.origin_G != expected_G).sum()]
         if self._prepared is None:
@@ -89,7 +97,7 @@ class _Seen:
     # int64: the smallest and the largest label, how many rows are not made up as expected; and, if there is one of the
     # two, how many are `missing_G`, or how many of `chosen` count.
     numbers: Tensor
-    missing_G: Tensor | None = None  # whether its label was not prepared
+    missing_G: Tensor | None = None  # whether a label was not prepared, as label_G
     chosen: Chosen | None = None
 
 

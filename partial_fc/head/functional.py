@@ -86,7 +86,7 @@ def linear_partial_cross_entropy(
         raise ValueError(
             f"{type(margin).__name__} remembers averages between the steps, which a function cannot: use PartialFC"
         )
-    feat_BD, label_B = rows_of(feat_BD, label_B, centre_CD.shape[-1], ignore_index, SingleWorld())
+    feat_BD, label_B, *_ = rows_of(feat_BD, label_B, centre_CD.shape[-1], ignore_index, SingleWorld())
     _check_batch(feat_BD, centre_CD, label_B)
     options = _Options(
         margin,

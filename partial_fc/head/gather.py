@@ -21,7 +21,8 @@ class GlobalBatch:
     """Features and labels of all ranks in rank order, equal on all of them."""
 
     feat_GD: Tensor
-    label_G: Tensor
+    label_G: Tensor  # (G,), or (G, T) with several labels
+    weight_GT: Tensor | None  # float64, of several labels
     rows: list[int]  # how many of them each rank brought
     training: bool  # whether a gradient is wanted
 
@@ -39,9 +40,9 @@ class _MakeUp:
 
 @dataclass
 class Gather:
-    """Gathers the ranks' batches with one all-gather each: features and labels travel side by side, as bits, with the
-    rank that they come from, their dtype and whether the rank trains, so that batches of different sizes need no second
-    exchange. A rank without rows does what the others do.
+    """Gathers the ranks' batches with one all-gather each: features, labels and the weights of several labels travel
+    side by side, as bits, with the rank that they come from, their dtype and whether the rank trains, so that batches
+    of different sizes need no second exchange. A rank without rows does what the others do.
 
     Steps are alike: the batch is taken to be made up as the last one was, until `settle` has seen numbers that say
     so. A device is so given all that depends on labels alone before the host waits for it once. Where the backend
@@ -54,25 +55,35 @@ class Gather:
     _last: _MakeUp | None = None
     _origin: tuple[object, Tensor] | None = None  # of this rank's rows, and what it depends on
 
-    def __call__(self, feat_BD: Tensor, label_B: Tensor, training: bool = False) -> "Arrived":
-        """Raises ValueError, on all ranks alike, for a batch without any row; CollectiveError where the dtypes' widths
-        differ."""
-        columns = (feat_BD, label_B[:, None], self._origin_of(feat_BD, label_B, training)[:, None])
-        mine = torch.cat([x.contiguous().view(torch.uint8) for x in columns], dim=1)
+    def __call__(
+        self, feat_BD: Tensor, label_B: Tensor, training: bool = False, weight_BT: Tensor | None = None
+    ) -> "Arrived":
+        """label_B: (B,), or (B, T) with weight_BT, float64. Raises ValueError, on all ranks alike, for a batch without
+        any row; CollectiveError where the dtypes' widths, or the numbers of labels, differ."""
+        origin_B = self._origin_of(feat_BD, label_B, training)
+        labels = [label_B[:, None]] if weight_BT is None else [label_B, weight_BT]
+        mine = torch.cat([x.contiguous().view(torch.uint8) for x in (feat_BD, *labels, origin_B[:, None])], dim=1)
+        widths = [8 * x.shape[1] for x in labels]
         expected = self._expected()
         if expected is not None and (expected.rows[self.world.rank], expected.width) != mine.shape:
             mine = mine.new_full((expected.rows[self.world.rank], expected.width), 255)  # origin -1
+            widths = [8]
         try:
             rows = None if expected is None else expected.rows
             wire = self.world.start_all_gather(mine, rows, name=self.name).wait()
         except CollectiveError as error:
-            error.add_note(f"{self.world}: features of this rank are {feat_BD.dtype}, (B, {feat_BD.shape[1]})")
+            kind = f"{feat_BD.dtype}, (B, {feat_BD.shape[1]}), with labels {('B', *label_B.shape[1:])}"
+            error.add_note(f"{self.world}: features of this rank are {kind}")
             raise
-        feat, label, origin = wire.split([wire.shape[1] - 12, 8, 4], dim=1)
-        label_G = _numbers(label, torch.int64).squeeze(1).contiguous()
-        if not len(label_G):
+        if not len(wire):
             raise ValueError("the global batch is empty: no rank brought a row")
-        return Arrived(feat, label_G, _numbers(origin, torch.int32).squeeze(1))
+        feat, label, *weight, origin = wire.split([wire.shape[1] - sum(widths) - 4, *widths, 4], dim=1)
+        label_G, weight_GT = _numbers(label, torch.int64).contiguous(), None
+        if weight:
+            weight_GT = _numbers(weight[0], torch.float64)
+        else:
+            label_G = label_G.squeeze(1)
+        return Arrived(feat, label_G, weight_GT, _numbers(origin, torch.int32).squeeze(1), wire.shape[1])
 
     def expected_origin(self, arrived: "Arrived") -> Tensor:
         """Returns the expected `origin_G`, int32 (G,). The number of rows that differ is an argument of `settle`."""
@@ -96,7 +107,7 @@ class Gather:
         if lowest < 0 or highest >= self.num_classes:
             self._refuse(arrived.label_G, rows)
         feat_GD = _numbers(arrived.feat_GD, self._last.dtype)
-        return GlobalBatch(feat_GD, arrived.label_G, rows, self._last.training)
+        return GlobalBatch(feat_GD, arrived.label_G, arrived.weight_GT, rows, self._last.training)
 
     def _expected(self) -> _MakeUp | None:
         """None: the backend finds out. (A rank that is expected to bring no row could not say that it has some.)"""
@@ -108,7 +119,7 @@ class Gather:
         number = 2 * (_DTYPES.index(feat_BD.dtype) * self.world.size + self.world.rank) + training
         key = (len(label_B), label_B.device, number)
         if self._origin is None or self._origin[0] != key:
-            self._origin = key, torch.full_like(label_B, number, dtype=torch.int32)
+            self._origin = key, torch.full((len(label_B),), number, dtype=torch.int32, device=label_B.device)
         return self._origin[1]
 
     def _count(self, arrived: "Arrived") -> _MakeUp:
@@ -126,18 +137,17 @@ class Gather:
                 "ranks train, or none does (under no_grad, or with features that do not require a gradient)"
             )
         rows = [sum(each) for each in by_rank]
-        width = arrived.feat_GD.shape[1] + 12
-        return _MakeUp(arrived.origin_G.clone(), rows, any(trained), dtype, width)
+        return _MakeUp(arrived.origin_G.clone(), rows, any(trained), dtype, arrived.width)
 
     def _refuse(self, label_G: Tensor, rows: list[int]) -> None:
         """Every rank sees all labels, so all raise the same error and none is left waiting in a collective."""
-        bad = ((label_G < 0) | (label_G >= self.num_classes)).nonzero().flatten()
-        index = int(bad[0])
+        bad = (label_G < 0) | (label_G >= self.num_classes)
+        index = int(bad.nonzero()[0, 0])  # of the row
         rank = bisect(list(accumulate(rows)), index)
         raise ValueError(
-            f"label {int(label_G[index])} at index {index - sum(rows[:rank])} of rank {rank}'s batch is outside of "
-            f"[0, {self.num_classes}) ({len(bad)} such label(s) in the global batch); check the data's labels, or "
-            "raise num_classes"
+            f"label {int(label_G[bad][0])} at index {index - sum(rows[:rank])} of rank {rank}'s batch is outside of "
+            f"[0, {self.num_classes}) ({int(bad.sum())} such label(s) in the global batch); check the data's "
+            "labels, or raise num_classes"
         )
 
 
@@ -147,7 +157,9 @@ class Arrived:
 
     feat_GD: Tensor  # as bytes
     label_G: Tensor
+    weight_GT: Tensor | None
     origin_G: Tensor
+    width: int  # bytes of a row
 
 
 def _numbers(wire: Tensor, dtype: torch.dtype) -> Tensor:

@@ -55,3 +55,12 @@ def check_options(
             f"{spell('sampling_correction')} with {spell('quota')} insightface: how likely a class is to take part "
             "depends on the batch there, and may be 0; leave one of the two out"
         )
+
+
+def check_several_labels(margin: Margin, label_smoothing: float, what: str) -> None:
+    """Raises ValueError for options that have no meaning where a row has several labels, or with `what`."""
+    excludes = {f"{type(margin).__name__}, whose hard negatives are told by one target": margin.needs_target_cosines}
+    excludes["label_smoothing: give the labels weights"] = label_smoothing > 0
+    for other, used in excludes.items():
+        if used:
+            raise ValueError(f"{what} with {other}; leave one of the two out")

@@ -7,8 +7,9 @@ One step, as the data sees it, with its three collectives (per rank: B*(D*itemsi
                      with label smoothing four, 32*G bytes: also the sum of a row's logits and the number of classes;
   3. head/features   reduce-scatter of the features' gradient, under way from the forward on, awaited by the backward.
 `step` passes over the centres a second time and moves them, chunk by chunk, while the backbone's gradients travel.
-CurricularFace costs one more all-reduce, head/target, of 8*G bytes. softmax.py has the mathematics between the
-collectives, kernels/ the passes.
+CurricularFace costs one more all-reduce, head/target, of 8*G bytes. With T labels a row (rule.py) head/gather takes
+B*(D*itemsize + 16*T + 4) bytes, and head/softmax 8*(1 + T)*G: the denominator without the labels, and their cosines.
+softmax.py has the mathematics between the collectives, kernels/ the passes.
 
 (An, Zhu et al., "Partial FC: Training 10 Million Identities on a Single Machine", https://arxiv.org/abs/2010.05222.)
 """
@@ -27,14 +28,15 @@ from partial_fc.head.backward import Backward, Loss
 from partial_fc.head.batches import Batches, class_numbers
 from partial_fc.head.class_rows import ClassRows
 from partial_fc.head.interop.compiling import outside_graphs
-from partial_fc.head.interop.inputs import device_of, margin_of, rows_of, world_of
+from partial_fc.head.interop.inputs import Rows, device_of, margin_of, rows_with_labels, world_of
 from partial_fc.head.interop.module import HeadModule
 from partial_fc.head.kernels import Logits
 from partial_fc.head.margin import Margin
-from partial_fc.head.options import check_options
+from partial_fc.head.options import check_options, check_several_labels
 from partial_fc.head.pending import DeferredGradient, Pending
 from partial_fc.head.protocol import scope
 from partial_fc.head.rows import RowOptimizer, RowSGD, RowTable, Storage
+from partial_fc.head.rule import MeanSoftmax, Rule
 from partial_fc.head.selection.active_rows import ActiveRows, RowSelector
 from partial_fc.head.selection.hard_negatives import HardNegatives
 from partial_fc.head.selection.sampling import Quota, Sampling
@@ -59,6 +61,9 @@ class PartialFC(HeadModule):
     `reference.loss`, and so are the gradients and, up to rounding, the centres. The batch sizes of the ranks may
     differ, and be 0. Centres start as N(0, 0.01) by (seed, class), alike for any number of ranks.
 
+    A row may have several labels: head(feat_BD, label_BK), or with their weights head(feat_BD, label_BK, weight_BK).
+    The rule says what the row's loss is; it costs about what one label costs.
+
     sample_rate: the share of all classes that are negatives in a step; the classes of the batch always take part: on
     top of it or, with quota "insightface", as part of it.
     dtype: what is computed in, float32; float64 is for checks. precision: of the matrix products' operands, where the
@@ -71,8 +76,9 @@ class PartialFC(HeadModule):
     class has so many centres and its logit is that of the nearest. label_smoothing: the share of the target that is
     spread evenly over the classes that take part. sampling_correction: logits of negatives get -log(sample_rate), so
     that the loss estimates that over all classes. hard_negatives: also take part.
-    ignore_index: rows with this label take no part; None: there is no such label. name: of a head that is one of
-    several, for its files and collectives.
+    ignore_index: this label is none, and rows without labels take no part; None: there is no such label. name: of a
+    head that is one of several, for its files and collectives. rule: of the loss of rows with several labels (rule.py);
+    None: MeanSoftmax().
     """
 
     def __init__(
@@ -100,6 +106,7 @@ class PartialFC(HeadModule):
         quota: Quota = "negatives",
         ignore_index: int | None = -100,
         name: str = "",
+        rule: Rule | None = None,
     ):
         super().__init__({key: value for key, value in locals().items() if key not in ("self", "__class__")})
         margin, device = margin_of(margin), device_of(device)
@@ -113,6 +120,9 @@ class PartialFC(HeadModule):
             hard_negatives=hard_negatives is not None,
             quota=quota,
         )
+        rule = rule or MeanSoftmax()
+        if not rule.one_label_is_softmax:
+            check_several_labels(margin, label_smoothing, type(rule).__name__)
         if backbone_gradients not in ("sum", "average"):
             raise ValueError(f"backbone_gradients is {backbone_gradients!r}; expected sum or average")
         storage = storage or Storage(dtype)
@@ -122,6 +132,7 @@ class PartialFC(HeadModule):
         self.world = world_of(world) or SingleWorld()
         self.num_classes = num_classes  # of all ranks
         self.margin = margin
+        self.rule = rule
         self.embedding_size = embedding_size
         self.dtype = dtype
         self.shard = Shard.of(num_classes, self.world.rank, self.world.size)
@@ -177,44 +188,55 @@ class PartialFC(HeadModule):
         centre_LD = self.store.centres_now()
         return centre_LD if self.sub_centres == 1 else centre_LD.unflatten(0, (-1, self.sub_centres))
 
-    def forward(self, feat_BD: Tensor, label_B: Tensor) -> Tensor:
+    def forward(self, feat_BD: Tensor, label_B: Tensor, weight_BK: Tensor | None = None) -> Tensor:
         """Returns the loss. feat_BD: floating, (B, D), or (..., D) such as (B, T, D) with labels (...); label_B: class
         numbers, integers.
+
+        label_B may have K labels a row, (B, K) or (..., K), with the same K on all ranks; equal ones count once, with
+        the sum of their weights, and ignore_index fills rows that have fewer. weight_BK: floating, of the labels'
+        shape; only the ratios within a row count, and 0 takes a label out. None: all weigh the same.
 
         Where the features require a gradient, autograd is on and the module trains (`eval()` ends that), this is a step
         of training; else only the loss is formed, and nothing learns from the batch. Raises ValueError, on all ranks
         alike, for a label outside of [0, num_classes).
         """
-        return outside_graphs(PartialFC._loss)(self, feat_BD, label_B, 0)[0]
+        return outside_graphs(PartialFC._loss)(self, feat_BD, label_B, weight_BK, 0)[0]
 
-    def loss_and_topk(self, feat_BD: Tensor, label_B: Tensor, k: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    def loss_and_topk(
+        self, feat_BD: Tensor, label_B: Tensor, k: int = 5, weight_BK: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the loss of `forward`, to the bit, and what `topk` would give for the classes that take part in this
         step: (loss, cosine (..., k) in the head's dtype, falling, class (..., k) int64), features being (..., D).
 
         For the accuracy in training: `(class_BK[:, :1] == label_B[:, None]).any(1)`. Cosines are without margin, and
         carry no gradient. With sampling the other classes of a step are not looked at, so that the accuracy is higher
-        than that of `topk`; -inf and class -1 stand where fewer than k classes take part, and in rows with
-        ignore_index. The kernel finds them in the pass that forms the loss, with its products (bf16 where that is the
+        than that of `topk`; -inf and class -1 stand where fewer than k classes take part, and in rows without
+        labels. The kernel finds them in the pass that forms the loss, with its products (bf16 where that is the
         head's precision). One more collective, head/topk, of 16*G*k bytes. Raises ValueError as `forward` and `topk`
         do.
         """
         predict.check_k(self, k)
-        loss, nearest = outside_graphs(PartialFC._loss)(self, feat_BD, label_B, k)
+        loss, nearest = outside_graphs(PartialFC._loss)(self, feat_BD, label_B, weight_BK, k)
         assert nearest is not None
         cosine_BK, class_BK = nearest
-        if self.ignore_index is not None and len(class_BK) < label_B.numel():
-            kept_B = label_B.flatten() != self.ignore_index
-            shape = (len(kept_B), k)
-            cosine_BK = cosine_BK.new_full(shape, -torch.inf).masked_scatter_(kept_B[:, None], cosine_BK)
-            class_BK = class_BK.new_full(shape, -1).masked_scatter_(kept_B[:, None], class_BK)
-        return loss, cosine_BK.view(*label_B.shape, k), class_BK.view(*label_B.shape, k)
+        shape = (*feat_BD.shape[:-1], k)
+        return loss, cosine_BK.view(shape), class_BK.view(shape)
 
-    def _loss(self, feat_BD: Tensor, label_B: Tensor, num_nearest: int) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """(loss, nearest classes of this rank's rows without ignored ones; None where num_nearest is 0)."""
-        feat_BD, label_B = rows_of(feat_BD, label_B, self.embedding_size, self.ignore_index, self.world)
+    def _loss(
+        self, feat_BD: Tensor, label_B: Tensor, weight_BK: Tensor | None, num_nearest: int
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """(loss, nearest classes of this rank's rows; None where num_nearest is 0)."""
+        rows = rows_with_labels(
+            feat_BD, label_B, weight_BK, self.rule, self.embedding_size, self.ignore_index, self.world
+        )
+        if rows.weight_BT is not None:
+            check_several_labels(self.margin, self.label_smoothing, f"{self.world}: several labels a row")
+        feat_BD = rows.feat_BD
         training = self.training and torch.is_grad_enabled() and feat_BD.requires_grad
         with own_arithmetic(self.store.device):
-            loss, backward, nearest = self._forward(feat_BD.detach(), label_B, training, num_nearest)
+            loss, backward, nearest = self._forward(rows, training, num_nearest)
+        if nearest is not None and rows.kept_B is not None:
+            nearest = predict.among_all(nearest, rows.kept_B)
         if backward is None:
             return loss, nearest
         if self.pending and not self._batches.are_prepared:
@@ -236,13 +258,19 @@ class PartialFC(HeadModule):
             )
 
     def _forward(
-        self, feat_BD: Tensor, label_B: Tensor, training: bool, num_nearest: int
+        self, rows_B: Rows, training: bool, num_nearest: int
     ) -> tuple[Tensor, Backward | None, tuple[Tensor, Tensor] | None]:
         """The collectives of a forward pass, and what softmax.py and the kernel do between them."""
         margin, world, rows = self.margin, self.world, self._row_math
-        batch, active = self._batches.look(feat_BD, label_B, training, self.num_steps)
-        label_G, rows_W, training = batch.label_G, batch.rows, batch.training
+        batch, active = self._batches.look(
+            rows_B.feat_BD.detach(), rows_B.label_B, rows_B.weight_BT, training, self.num_steps
+        )
+        label_G, weight_GT, rows_W, training = batch.label_G, batch.weight_GT, batch.rows, batch.training
+        if weight_GT is None and not self.rule.one_label_is_softmax:
+            label_G, weight_GT = label_G[:, None], torch.ones_like(label_G[:, None], dtype=torch.float64)
         targets = rows.find_targets(batch.feat_GD, label_G, self.shard, self.sub_centres, active, self.dtype)
+        if weight_GT is not None:
+            targets.leave_out(weight_GT == 0)
         del batch  # the features as they came are done with
         target_cos_G = None
         if margin.needs_target_cosines:
@@ -251,8 +279,6 @@ class PartialFC(HeadModule):
             if self._margin_before is None:
                 self._margin_before = self.margin_state
             self.margin_state = margin.advance(self.margin_state, targets.norm_G1[:, 0], target_cos_G)
-        target_logit_G, target_slope_G = rows.with_margin(margin, targets, self.margin_state)
-
         negatives = margin.negatives(target_cos_G, self.margin_state)
         if self.filter_above is not None:
             negatives = replace(negatives, filter_above=self.filter_above)
@@ -261,14 +287,25 @@ class PartialFC(HeadModule):
             unit_GD, table, row_S, targets.position_G, margin.scale, negatives, active.bias_S, self.sub_centres
         )
         sums = self.kernel.sums(logits, training, self.label_smoothing > 0, num_nearest)
-        terms = rows.local_terms(targets, target_logit_G, sums, margin.scale, logits.num_sampled)
-        terms = world.start_all_reduce(terms, name=f"{self.scope}/softmax", in_place=True).wait()
-        outcome = rows.finish(terms, targets, target_slope_G, sums, margin.scale, self.label_smoothing, training)
+
+        def summed(terms: Tensor) -> Tensor:
+            return world.start_all_reduce(terms, name=f"{self.scope}/softmax", in_place=True).wait()
+
+        if weight_GT is None:
+            target_logit_G, target_slope_G = rows.with_margin(margin, targets, self.margin_state)
+            terms = summed(rows.local_terms(targets, target_logit_G, sums, margin.scale, logits.num_sampled))
+            outcome = rows.finish(terms, targets, target_slope_G, sums, margin.scale, self.label_smoothing, training)
+        else:
+            terms = summed(rows.label_terms(targets, sums))
+            outcome = rows.finish_labels(
+                terms, targets, weight_GT, self.rule, margin, self.margin_state, negatives, sums, training
+            )
         self.last_step = {
             "target_cos": targets.cos_G,
             "elsewhere": targets.elsewhere_G,
             "denominator": outcome.denominator_G,
             "target_logit": outcome.target_logit_G,
+            "loss": outcome.loss_G,
         }
         loss, nearest = outcome.loss_G.mean().to(self.dtype), None
         if sums.nearest is not None:
@@ -290,13 +327,16 @@ class PartialFC(HeadModule):
             head.step(lr)
 
         does what one batch of all of them would do, with one second pass over the centres. A collective, head/labels,
-        of 12 bytes a label. Raises ValueError for a margin that learns from whole batches."""
+        of 12 bytes a label. label_B: of any shape. Raises ValueError for a margin that learns from whole batches."""
         if self.margin_state:
             raise ValueError(
                 f"{type(self.margin).__name__} keeps averages over whole batches: micro-batches would give it others; "
                 "accumulate with another margin, or without micro-batches"
             )
-        self._batches.prepare(class_numbers(label_B), self.num_steps)
+        label_B = class_numbers(label_B).flatten()
+        if self.ignore_index is not None:
+            label_B = label_B[label_B != self.ignore_index]
+        self._batches.prepare(label_B, self.num_steps)
 
     def active_rows(self, label_G: Tensor) -> ActiveRows:
         """Returns the rows that take part in the step of this global batch."""
@@ -375,9 +415,8 @@ class PartialFC(HeadModule):
 
     def row_losses(self, last_step: dict[str, Tensor], num_rows: int) -> Tensor:
         """Returns the losses of this rank's num_rows rows, from the `last_step` of a forward pass; all ranks' batches
-        are of one size. Without label smoothing's part."""
-        loss_G = last_step["denominator"].log() - last_step["target_logit"]
-        return loss_G[self.world.rank * num_rows :][:num_rows]
+        are of one size."""
+        return last_step["loss"][self.world.rank * num_rows :][:num_rows]
 
     def non_finite_classes(self, most: int = 5) -> list[int]:
         """Returns up to `most` classes of this rank whose centre has NaN or Inf, of those in the pending gradient."""

@@ -120,6 +120,7 @@ def _same_rule(a: Logits, b: Logits) -> bool:
     if a.negatives.hard_G is not None or b.negatives.hard_G is not None:  # one number for each feature
         return False
     same_rows = a.row_S is b.row_S and a.centre_LD is b.centre_LD and a.bias_S is b.bias_S
+    same_rows &= a.target_G.shape[1:] == b.target_G.shape[1:]
     return same_rows and (a.scale, a.negatives, a.sub_centres) == (b.scale, b.negatives, b.sub_centres)
 
 

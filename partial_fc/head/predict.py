@@ -68,6 +68,14 @@ def of_own_rows(world: World, nearest: Nearest, rows_W: list[int], name: str) ->
     return cosine_BK[:, :k].to(nearest.cosine_GK.dtype), class_BK.long()
 
 
+def among_all(nearest: tuple[Tensor, Tensor], kept_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the nearest classes of all rows, from those of the kept ones; -inf and -1 in the others."""
+    cosine_BK, class_BK = (
+        t.new_full((len(kept_B), t.shape[1]), none) for t, none in zip(nearest, (-torch.inf, -1), strict=True)
+    )
+    return cosine_BK.masked_scatter_(kept_B[:, None], nearest[0]), class_BK.masked_scatter_(kept_B[:, None], nearest[1])
+
+
 def logits(head: "PartialFC", feat_BD: Tensor, class_N: Tensor) -> Tensor:
     """Returns the logits of some classes without margin: scale * cosine, (B, N) in the head's dtype. class_N: int64,
     any classes, this rank's own choice. A collective (`centres_of`)."""

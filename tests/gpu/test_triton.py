@@ -19,6 +19,7 @@ from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.kernels.triton import TritonKernel
 from partial_fc.head.kernels.triton_pass import Tile, Tiles
 from partial_fc.head.margin import Negatives
+from tests.unit.kernels.test_cpu_kernel import some_targets
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -52,6 +53,7 @@ class Case:
     sub_centres: int = 1
     target_here: bool = True
     all: bool = False  # LogitGrad.uniform_D
+    labels: int = 1
 
     def __str__(self) -> str:
         default = Case()
@@ -70,6 +72,8 @@ CASES = [
     Case(rule="both", bias=True, rows=True),
     Case(sub_centres=3, rows=True, storage=torch.bfloat16),
     Case(sub_centres=3, sampled=51, rule="both", bias=True, scale=300.0),
+    Case(labels=8, rows=True, storage=torch.bfloat16),
+    Case(labels=3, sub_centres=3, rule="filter", all=True, features=70),
 ]
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
 
@@ -83,6 +87,8 @@ def problem(case: Case) -> tuple[Logits, LogitGrad]:
     row_S = torch.randperm(L, generator=generator)[:S].sort().values if case.rows else None
     centre_LD = randn(L, D) * 10 ** randn(L, 1)
     target_G = torch.randint(-S // 2, S, (G,), generator=generator).clamp(min=-1)
+    if case.labels > 1:
+        target_G = some_targets(G, S, case.sub_centres, case.labels, generator)
     if not case.target_here:
         target_G.fill_(-1)
     feat_GD = randn(G, D)
@@ -113,7 +119,8 @@ def problem(case: Case) -> tuple[Logits, LogitGrad]:
     factor_G = torch.where(denominator_G > 0, case.scale / G / denominator_G, 0.0)
     factor_G[::5] = 0.0
     uniform_D = randn(D).to(DEVICE) / G if case.all else None
-    return logits, LogitGrad(factor_G, -torch.rand(G, generator=generator).to(DEVICE) * case.scale / G, uniform_D)
+    target_grad_G = -torch.rand(target_G.shape, generator=generator).to(DEVICE) * case.scale / G
+    return logits, LogitGrad(factor_G, target_grad_G, uniform_D)
 
 
 def exact(logits: Logits) -> Logits:

@@ -1,7 +1,7 @@
 """Checks what a caller hands to a head and converts it to rows of features with one label each."""
 
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from partial_fc.comm import World, from_process_group
 from partial_fc.head.batches import class_numbers
 from partial_fc.head.gather import FEATURE_DTYPES
 from partial_fc.head.margin import ArcFace, CosFace, Margin, Softmax
+from partial_fc.head.rule import Rule
 
 
 def margin_of(margin: Margin | str) -> Margin:
@@ -49,11 +50,18 @@ def device_of(device: torch.device | str) -> torch.device:
     return found
 
 
-def rows_of(
-    feat: Tensor, label: Tensor, embedding_size: int, ignore_index: int | None, world: World
-) -> tuple[Tensor, Tensor]:
-    """Flattens features (..., D) and labels (...) to (feat_BD, label_B), without the rows whose label is ignore_index.
-    Raises TypeError for what is no tensor, ValueError for other shapes and dtypes."""
+class Rows(NamedTuple):
+    """A rank's rows that take part."""
+
+    feat_BD: Tensor
+    label_B: Tensor  # (B,), or (B, T) with several labels
+    weight_BT: Tensor | None  # of several labels, float64: they add up to 1 in each row; 0 where a row has fewer
+    kept_B: Tensor | None  # bool: which of the given rows these are; None: all
+
+
+def rows_of(feat: Tensor, label: Tensor, embedding_size: int, ignore_index: int | None, world: World) -> Rows:
+    """Returns features (..., D) and labels (...) as rows, without those whose label is ignore_index. Raises TypeError
+    for what is no tensor, ValueError for other shapes and dtypes."""
     if not isinstance(label, Tensor) or not isinstance(feat, Tensor):
         wrong = label if isinstance(feat, Tensor) else feat
         raise TypeError(f"{world}: got {type(wrong).__name__}; expected tensors: features, and torch.tensor(labels)")
@@ -64,7 +72,66 @@ def rows_of(
         )
     if feat.dtype not in FEATURE_DTYPES:
         raise ValueError(f"{world}: features are {feat.dtype}; expected one of {FEATURE_DTYPES}")
-    feat_BD, label_B = feat.flatten(0, -2), class_numbers(label).flatten()
+    feat_BD, label_B, kept_B = feat.flatten(0, -2), class_numbers(label).flatten(), None
     if ignore_index is not None and bool((ignored_B := label_B == ignore_index).any()):
-        feat_BD, label_B = feat_BD[~ignored_B], label_B[~ignored_B]
-    return feat_BD, label_B
+        feat_BD, label_B, kept_B = feat_BD[~ignored_B], label_B[~ignored_B], ~ignored_B
+    return Rows(feat_BD, label_B, None, kept_B)
+
+
+def rows_with_labels(
+    feat: Tensor,
+    label: Tensor,
+    weight: Tensor | None,
+    rule: Rule,
+    embedding_size: int,
+    ignore_index: int | None,
+    where: World,
+) -> Rows:
+    """Returns features (..., D) as rows with their labels, (...) or (..., T), of which each is named once; where a row
+    has fewer than T, one of them stands again, with weight 0. Raises TypeError and ValueError as `rows_of`, and
+    ValueError for weights that are negative or not finite."""
+    several = isinstance(label, Tensor) and isinstance(feat, Tensor) and label.dim() == feat.dim() > 1
+    if not several:
+        if weight is not None:
+            raise ValueError(
+                f"{where}: weights with one label a row; expected labels (B, K) with weights (B, K), or none"
+            )
+        return rows_of(feat, label, embedding_size, ignore_index, where)
+    if not label.shape[-1]:
+        raise ValueError(f"{where}: labels {tuple(label.shape)}; expected at least one label a row")
+    feat_BD, kept_B = rows_of(feat, label[..., 0], embedding_size, None, where).feat_BD, None
+    label_BT = class_numbers(label).flatten(0, -2)
+    real_BT = torch.ones_like(label_BT, dtype=torch.bool) if ignore_index is None else label_BT != ignore_index
+    weight_BT = real_BT.double() if weight is None else _checked_weights(weight, label, real_BT, rule, where)
+    real_BT = weight_BT > 0
+    if not bool((some_B := real_BT.any(dim=1)).all()):
+        feat_BD, label_BT, weight_BT, real_BT = (x[some_B] for x in (feat_BD, label_BT, weight_BT, real_BT))
+        kept_B = some_B
+    label_BT = label_BT.where(real_BT, label_BT.gather(1, real_BT.int().argmax(dim=1, keepdim=True)))
+    if label_BT.shape[1] == 1:
+        return Rows(feat_BD, label_BT.squeeze(1), None, kept_B)
+    # The weights of equal labels go to the first of them.
+    same_BTT = label_BT[:, :, None] == label_BT[:, None]
+    weight_BT = (same_BTT * weight_BT[:, None]).sum(dim=2).masked_fill_(same_BTT.tril(-1).any(dim=2), 0.0)
+    return Rows(feat_BD, label_BT, weight_BT / weight_BT.sum(dim=1, keepdim=True), kept_B)
+
+
+def _checked_weights(weight: Tensor, label: Tensor, real_BT: Tensor, rule: Rule, where: World) -> Tensor:
+    if not rule.has_weights:
+        raise ValueError(
+            f"{where}: {type(rule).__name__} gives weights no meaning; leave them out, or take another rule"
+        )
+    if weight.shape != label.shape or not weight.is_floating_point() or weight.device != label.device:
+        raise ValueError(
+            f"{where}: weights are {weight.dtype}, {tuple(weight.shape)}, on {weight.device}; expected floating ones "
+            f"of the labels' shape {tuple(label.shape)}, on {label.device}"
+        )
+    weight_BT = weight.detach().double().flatten(0, -2).masked_fill(~real_BT, 0.0)
+    bad_BT = (weight_BT < 0) | ~weight_BT.isfinite()
+    if bool(bad_BT.any()):
+        row, place = bad_BT.nonzero()[0].tolist()
+        raise ValueError(
+            f"{where}: weight {weight_BT[row, place].item()} of label {place} of row {row} ({int(bad_BT.sum())} such); "
+            "expected finite ones, 0 or more, of which only the ratios in a row count"
+        )
+    return weight_BT

@@ -34,14 +34,16 @@ class Logits:
     """Describes the logits scale * f(cos(feature g, centre c)) + bias_S[c], where f is the margin's `Negatives`,
     without computing them.
 
-    Each row's target class is left out (its logit has the margin and is one number a row: softmax.py adds it), and so
-    is what `negatives` filters. Features and centres of length 0 have cosine 0 with everything.
+    Each row's target class is left out (its logit has the margin and is one number a row: softmax.py adds it), or each
+    of its T target classes, and so is what `negatives` filters. Features and centres of length 0 have cosine 0 with
+    everything.
     """
 
     unit_GD: Tensor  # features of length 1 (or 0): float32 or float64, the dtype that is computed in
     centre_LD: Tensor  # this rank's centres as they are stored, of any length
     row_S: Tensor | None  # int64, ascending: the active rows; None: all
-    target_G: Tensor  # int64: position in row_S of the target centre; -1 where another rank has it
+    # int64, (G,) or (G, T), no class twice in a row: position in row_S of the target centre; -1: another rank has it
+    target_G: Tensor
     scale: float
     negatives: Negatives
     # Added to the logits of each row: -log(probability that its class was sampled), of unit_GD's dtype.
@@ -52,6 +54,15 @@ class Logits:
     @property
     def num_sampled(self) -> int:
         return len(self.centre_LD) if self.row_S is None else len(self.row_S)
+
+    @property
+    def target_GT(self) -> Tensor:
+        return by_label(self.target_G)
+
+
+def by_label(x: Tensor) -> Tensor:
+    """Returns (G,) as (G, 1); (G, T) as it is."""
+    return x if x.dim() == 2 else x[:, None]
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,7 @@ class LogitGrad:
     """d(loss)/d(cosine) of all (G, S) logits, in O(G) numbers."""
 
     factor_G: Tensor  # float64: times exp(logit) * f'(cos) it is the gradient by the cosine of a negative
-    target_grad_G: Tensor  # the gradient by the target's cosine; used where Logits.target_G >= 0
+    target_grad_G: Tensor  # the gradient by the target's cosine, as Logits.target_G; used where that is >= 0
     uniform_D: Tensor | None = None  # is added to the gradient of every unit centre (label smoothing)
     cache: object | None = None  # Sums.cache of the same logits: saves work and changes no result
 

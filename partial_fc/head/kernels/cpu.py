@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from partial_fc.head.kernels import Kernel, LogitGrad, Logits, Precision, Sums
+from partial_fc.head.kernels import Kernel, LogitGrad, Logits, Precision, Sums, by_label
 from partial_fc.head.kernels.native.build import VARIANTS, load_library
 from partial_fc.head.kernels.native.job import Job, RowJob, call, check_layout
 from partial_fc.head.kernels.nearest import Nearest
@@ -218,10 +218,11 @@ class CpuKernel(Kernel):
             "G": len(logits.unit_GD),
             "D": logits.unit_GD.shape[1],
             "S": logits.num_sampled,
+            "T": logits.target_GT.shape[1],
             "unit": logits.unit_GD.contiguous(),
             "centre": logits.centre_LD,
             "row": logits.row_S,
-            "target": logits.target_G,
+            "target": logits.target_GT,
             "bias": logits.bias_S,
             "hard": None if negatives.hard_G is None else negatives.hard_G.float(),
             "scale": logits.scale,
@@ -300,4 +301,5 @@ def _representable(logit_grad: LogitGrad, shift: float) -> bool:
 def _logit_grad_fields(logit_grad: LogitGrad, shift: float) -> dict[str, Tensor | None]:
     factor_G = (logit_grad.factor_G * math.exp(shift)).float()
     uniform_D = None if logit_grad.uniform_D is None else logit_grad.uniform_D.float().contiguous()
-    return {"factor": factor_G, "target_grad": logit_grad.target_grad_G.float().contiguous(), "uniform": uniform_D}
+    target_grad_GT = by_label(logit_grad.target_grad_G).float().contiguous()
+    return {"factor": factor_G, "target_grad": target_grad_GT, "uniform": uniform_D}

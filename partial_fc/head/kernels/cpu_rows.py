@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partial_fc.head.kernels import Kernel
+from partial_fc.head.kernels import Kernel, by_label
 from partial_fc.head.kernels.cpu import DTYPES, CpuKernel
 from partial_fc.head.kernels.native.job import RowJob, call
 from partial_fc.head.selection.active_rows import ActiveRows
@@ -35,13 +35,15 @@ class CpuRowMath(RowMath):
         if feat_GD.dtype not in DTYPES or feat_GD.stride(1) != 1:
             feat_GD = feat_GD.to(dtype).contiguous()
         G, D = feat_GD.shape
-        unit_GD, norm_G1, cos_G = (torch.empty(size, dtype=torch.float32) for size in ((G, D), (G, 1), (G,)))
-        elsewhere_G, position_G = torch.empty(G, dtype=torch.bool), torch.empty_like(label_G)
+        sizes = ((G, D), (G, 1), label_G.shape)
+        unit_GD, norm_G1, cos_G = (torch.empty(size, dtype=torch.float32) for size in sizes)
+        elsewhere_G, position_G = torch.empty_like(label_G, dtype=torch.bool), torch.empty_like(label_G)
         job = {
             "G": G,
             "D": D,
             "S": len(active.table) if active.row_S is None else len(active.row_S),
-            "label": label_G,
+            "T": label_G[:1].numel(),
+            "label": by_label(label_G),
             "start": shard.start,
             "num_local": len(shard),
             "active": active.rows,
@@ -71,6 +73,6 @@ class CpuRowMath(RowMath):
         targets: Targets,
     ) -> Tensor:
         assert isinstance(targets, TableTargets)
-        numbers = {"weight": weight_G, "target_grad": target_grad_G, "uniform": uniform_D}
+        numbers = {"weight": weight_G, "target_grad": by_label(target_grad_G), "uniform": uniform_D}
         call(self.compiled, "head_row_gradients", RowJob, {**targets.job, "sum": weighted_sum_GD, **numbers})
         return weighted_sum_GD

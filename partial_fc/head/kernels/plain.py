@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from partial_fc.head.kernels import Kernel, LogitGrad, Logits, Sums
+from partial_fc.head.kernels import Kernel, LogitGrad, Logits, Sums, by_label
 from partial_fc.head.kernels.nearest import Nearest
 
 # Of one chunk, whichever is reached first: 4 MiB of float32 logits, and as much of centres at D = 512, stay in a
@@ -102,8 +102,8 @@ class PlainKernel(Kernel):
             grad_GK = logit_GK.add_(log_factor_G[:, None]).exp_().mul_(sign_G[:, None])
             if slope_GK is not None:
                 grad_GK.mul_(slope_GK)
-            inside = ((logits.target_G >= begin) & (logits.target_G < end)).nonzero().squeeze(1)
-            grad_GK[inside, logits.target_G[inside] - begin] = logit_grad.target_grad_G[inside]
+            inside, place = _targets(logits.target_GT, begin, end)
+            grad_GK[inside[0], place - begin] = by_label(logit_grad.target_grad_G)[inside]
             grad_KD = grad_GK.T @ unit_GD
             if logit_grad.uniform_D is not None:
                 grad_KD += logit_grad.uniform_D
@@ -129,6 +129,12 @@ def _chunks(logits: Logits, step: int | None = None) -> Iterator[tuple[int, int,
         yield begin, end, *unit(logits.centre_LD[rows].to(logits.unit_GD))
 
 
+def _targets(target_GT: Tensor, begin: int, end: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """((rows, labels), places) of the targets in [begin, end)."""
+    row, label = ((target_GT >= begin) & (target_GT < end)).nonzero(as_tuple=True)
+    return (row, label), target_GT[row, label]
+
+
 def _logits(logits: Logits, begin: int, end: int, cos_GK: Tensor) -> tuple[Tensor, Tensor | None]:
     """The chunk's logits, -inf where left out, and the slopes f'(cos), None where they are 1."""
     k = logits.sub_centres
@@ -137,10 +143,9 @@ def _logits(logits: Logits, begin: int, end: int, cos_GK: Tensor) -> tuple[Tenso
         nearest = cos_GK.unflatten(1, (-1, k)).argmax(dim=2, keepdim=True)
         left_out_GK = torch.ones_like(left_out_GK)
         left_out_GK.unflatten(1, (-1, k)).scatter_(2, nearest, False)
-    target_class_G = logits.target_G - logits.target_G % k  # its first place; -1 stays below every chunk
-    inside = ((logits.target_G >= begin) & (logits.target_G < end)).nonzero().squeeze(1)
+    (row, _), place = _targets(logits.target_GT, begin, end)
     for i in range(k):
-        left_out_GK[inside, target_class_G[inside] - begin + i] = True
+        left_out_GK[row, place - place % k - begin + i] = True
     value_GK, slope_GK = logits.negatives(cos_GK)
     logit_GK = value_GK * logits.scale
     if logits.bias_S is not None:

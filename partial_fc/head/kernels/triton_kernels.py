@@ -103,11 +103,13 @@ def _described_products(
 
 @triton.jit(do_not_specialize=["G"])
 def read_features(
-    x_ptr, factor_ptr, shift_ptr, target_ptr, operand_ptr, target_class_ptr, G, G_PAD, SUB_CENTRES: tl.constexpr,
+    x_ptr, factor_ptr, shift_ptr, target_ptr, operand_ptr, target_class_ptr, G, G_PAD,
+    LABELS: tl.constexpr, SUB_CENTRES: tl.constexpr,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """operand (G, D), padded: the features in its dtype or, with factor, times factor * 2 ** shift * SHRUNK.
-    target_class: the number of the target's class among those that take part, -1: elsewhere."""
+    target_class: the number of the target's class among those that take part, -1: elsewhere; of LABELS targets of each
+    feature, (LABELS, G), padded."""
     g = tl.program_id(0).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
     d = tl.arange(0, BLOCK_D)
     there = g < G
@@ -119,9 +121,10 @@ def read_features(
     padded = (g < G_PAD)[:, None] & (d < D_PAD)[None, :]
     tl.store(operand_ptr + g[:, None] * D_PAD + d[None, :], _narrow(x, operand_ptr.dtype.element_ty), mask=padded)
     if target_ptr is not None:
-        target = tl.load(target_ptr + g, mask=there, other=-1)
-        target_class = tl.where(target < 0, -1, target // SUB_CENTRES).to(tl.int32)
-        tl.store(target_class_ptr + g, target_class, mask=g < G_PAD)
+        for label in range(LABELS):
+            target = tl.load(target_ptr + g * LABELS + label, mask=there, other=-1)
+            target_class = tl.where(target < 0, -1, target // SUB_CENTRES).to(tl.int32)
+            tl.store(target_class_ptr + label * G_PAD + g, target_class, mask=g < G_PAD)
 
 
 @triton.jit(do_not_specialize=["G", "num_tiles", "num_splits"])
@@ -220,7 +223,7 @@ def weigh(
     x_ptr, operand_ptr, stride, inverse_ptr, bias_ptr, nearest_ptr,
     target_class_ptr, shift_ptr, hard_ptr, weight_ptr, by_feature_ptr, largest_ptr,
     K, begin, K_PAD, G_PAD, CLASSES_PAD, BLOCKS_PAD, scale, hard_t, filter_above,
-    WHAT: tl.constexpr, FILTERED: tl.constexpr, SUB_CENTRES: tl.constexpr, D_PAD: tl.constexpr,
+    WHAT: tl.constexpr, FILTERED: tl.constexpr, LABELS: tl.constexpr, SUB_CENTRES: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_K: tl.constexpr, DEPTH: tl.constexpr, RESIDENT: tl.constexpr,
 ):  # fmt: skip
     """The logits of a tile, times log2(e) as scale and shift are too, and what is left of them:
@@ -278,6 +281,13 @@ def weigh(
         if (tl.max(own.to(tl.int32), axis=0) > 0) | ((tile_k + 1) * BLOCK_K > K):
             left_out = ((place + begin) // SUB_CENTRES)[None, :] == target_class[:, None]
             logit = tl.where(left_out | (place >= K)[None, :], float("-inf"), logit)
+        if LABELS > 1:
+            for label in range(1, LABELS):
+                target_class = tl.load(target_class_ptr + label * G_PAD + g)
+                own = (target_class >= first // SUB_CENTRES) & (target_class <= (first + BLOCK_K - 1) // SUB_CENTRES)
+                if tl.max(own.to(tl.int32), axis=0) > 0:
+                    left_out = ((place + begin) // SUB_CENTRES)[None, :] == target_class[:, None]
+                    logit = tl.where(left_out, float("-inf"), logit)
 
         if WHAT == MOST:
             tl.store(by_feature_ptr + tile_k * G_PAD + g, tl.max(logit, axis=1))

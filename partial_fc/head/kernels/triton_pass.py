@@ -128,6 +128,7 @@ class Pass:
     def __init__(self, logits: Logits, operands: torch.dtype, tiles: Tiles, second: bool = False):
         self.logits = logits
         self.num_rows, self.width = logits.unit_GD.shape
+        self.num_labels = logits.target_GT.shape[1]
         negatives = logits.negatives
         ruled = negatives.hard_G is not None or negatives.filter_above is not None
         ruled |= logits.bias_S is not None or logits.sub_centres > 1
@@ -171,19 +172,20 @@ class Pass:
     @cached_property
     def features(self) -> tuple[Tensor, Tensor]:
         """The features as the products read them, and the places of their targets' classes: both padded."""
-        target_class_G = self.new(self.padded_rows, dtype=torch.int32)
-        return self.read_features(target_class_G=target_class_G), target_class_G
+        target_class_TG = self.new(self.num_labels, self.padded_rows, dtype=torch.int32)
+        return self.read_features(target_class_TG=target_class_TG), target_class_TG
 
     def read_features(
-        self, factor_G: Tensor | None = None, shift_G: Tensor | None = None, target_class_G: Tensor | None = None
+        self, factor_G: Tensor | None = None, shift_G: Tensor | None = None, target_class_TG: Tensor | None = None
     ) -> Tensor:
         """(G, D) as the products read them; for the gradient's, times factor * 2 ** shift, and shrunk."""
         operand_GD = self.new(self.padded_rows, self.padded_width, dtype=self._operands)
         blocks = row_blocks(self.padded_width)
         device_side.read_features[(triton.cdiv(self.padded_rows, blocks["BLOCK_K"]),)](
             self.logits.unit_GD.contiguous(), factor_G, shift_G,
-            None if target_class_G is None else self.logits.target_G, operand_GD, target_class_G,
-            self.num_rows, self.padded_rows, SUB_CENTRES=self.logits.sub_centres, **self.widths, **blocks,
+            None if target_class_TG is None else self.logits.target_G, operand_GD, target_class_TG,
+            self.num_rows, self.padded_rows, LABELS=self.num_labels, SUB_CENTRES=self.logits.sub_centres,
+            **self.widths, **blocks,
         )  # fmt: skip
         return operand_GD
 
@@ -235,7 +237,7 @@ class Pass:
         largest_GN = None
         if blocks is not None:
             largest_GN = self.new(self.padded_rows, triton.cdiv(self.padded_chunk, device_side.BLOCK.value))
-        x_GD, target_class_G = self.features
+        x_GD, target_class_TG = self.features
         x: Any = x_GD
         operand: Any = chunk.operand
         programs = num_g * num_k
@@ -245,13 +247,13 @@ class Pass:
             programs = min(programs, tile.resident * self.processors)
         device_side.weigh[(programs,)](
             x, operand, chunk.operand.stride(0), chunk.inverse_K, chunk.bias, nearest_GK,
-            target_class_G, shift_G, self.hard_G, weight_GK, by_feature, largest_GN,
+            target_class_TG, shift_G, self.hard_G, weight_GK, by_feature, largest_GN,
             chunk.size, chunk.begin, 0 if weight_GK is None else weight_GK.stride(0), self.padded_rows,
             0 if nearest_GK is None else nearest_GK.shape[1], 0 if largest_GN is None else largest_GN.shape[1],
             float(self.logits.scale) * LOG2_E.value, float(negatives.hard_t), float(negatives.filter_above or 0.0),
-            WHAT=what, FILTERED=negatives.filter_above is not None, SUB_CENTRES=self.logits.sub_centres,
-            D_PAD=self.padded_width, BLOCK_G=tile.rows, BLOCK_K=tile.columns, DEPTH=tile.depth,
-            RESIDENT=tile.resident > 0, **tile.launch,
+            WHAT=what, FILTERED=negatives.filter_above is not None, LABELS=self.num_labels,
+            SUB_CENTRES=self.logits.sub_centres, D_PAD=self.padded_width, BLOCK_G=tile.rows, BLOCK_K=tile.columns,
+            DEPTH=tile.depth, RESIDENT=tile.resident > 0, **tile.launch,
         )  # fmt: skip
         if blocks is not None and largest_GN is not None:
             first = chunk.begin // device_side.BLOCK.value

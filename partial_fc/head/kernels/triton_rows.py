@@ -169,8 +169,8 @@ def finish(
 
 
 class FusedRowMath(RowMath):
-    """`RowMath` in Triton, float32. Label smoothing, a rank without active rows and rarer margins stay with PyTorch's
-    operations."""
+    """`RowMath` in Triton, float32. Several labels, label smoothing, a rank without active rows and rarer margins stay
+    with PyTorch's operations."""
 
     def find_targets(
         self, feat_GD: Tensor, label_G: Tensor, shard: Shard, sub_centres: int, active: ActiveRows, dtype: torch.dtype
@@ -178,7 +178,7 @@ class FusedRowMath(RowMath):
         G, D = feat_GD.shape
         table, at_S = active.table, active.row_S
         num_active = len(table) if at_S is None else len(at_S)
-        if not num_active or feat_GD.stride(1) != 1 or table.stride(1) != 1:
+        if label_G.dim() > 1 or not num_active or feat_GD.stride(1) != 1 or table.stride(1) != 1:
             return super().find_targets(feat_GD, label_G, shard, sub_centres, active, dtype)
         unit_GD = feat_GD.new_empty(G, D, dtype=dtype)
         found = Targets(

@@ -71,12 +71,13 @@ def finish_rows(
     sum_ptr, unit_ptr, order_ptr, own_ptr, target_grad_ptr, uniform_ptr, centre_ptr, row_ptr, stride, K, begin,
     first_ptr, second_ptr, scalar_ptr, steps_ptr, touched_ptr,
     first_row, touched_step, centre_key, first_key, second_key, lr, keep, decay, beta1, weight1, beta2, weight2, eps,
-    OPTIMIZER: tl.constexpr, NESTEROV: tl.constexpr, LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr,
+    LABELS: tl.constexpr, OPTIMIZER: tl.constexpr, NESTEROV: tl.constexpr,
+    LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr,
     D: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """sum (K, D): over features of weight * feature, SHRUNK, where weight is already over the centre's length; it
-    becomes the gradient, or stays and the rows move. Targets own[k] to own[k + 1] of `order` are the features whose own
-    centre k is; each adds target_grad * feature / length, and `uniform` comes on top."""
+    becomes the gradient, or stays and the rows move. Targets own[k] to own[k + 1] of `order` are those whose centre k
+    is, LABELS of each feature; each adds target_grad * feature / length, and `uniform` comes on top."""
     place = tl.program_id(0).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
     d = tl.arange(0, BLOCK_D)
     there = place < K
@@ -101,9 +102,11 @@ def finish_rows(
     most = tl.max(high - low, axis=0)
     for i in range(0, most):
         mine = low + i < high
-        g = tl.load(order_ptr + low + i, mask=mine, other=0)
-        share = tl.load(target_grad_ptr + g, mask=mine, other=0.0) * inverse
-        feature = tl.load(unit_ptr + g[:, None] * D + d[None, :], mask=mine[:, None] & (d < D)[None, :], other=0.0)
+        target = tl.load(order_ptr + low + i, mask=mine, other=0)
+        share = tl.load(target_grad_ptr + target, mask=mine, other=0.0) * inverse
+        feature = tl.load(
+            unit_ptr + (target // LABELS)[:, None] * D + d[None, :], mask=mine[:, None] & (d < D)[None, :], other=0.0
+        )
         grad += share[:, None] * feature
     along = tl.sum(grad * centre, axis=1) * inverse * inverse
     grad -= centre * along[:, None]
@@ -223,17 +226,17 @@ class Finish:
         self._unit_GD = logits.unit_GD.contiguous()
         self._target_grad_G = logit_grad.target_grad_G.float()
         self._uniform_D = None if logit_grad.uniform_D is None else logit_grad.uniform_D.float()
-        # The features by their own centre: those of place k are order[own[k]] to order[own[k + 1] - 1].
-        position_G, self._order_G = logits.target_G.sort(stable=True)
-        places = torch.arange(logits.num_sampled + 1, device=position_G.device)
-        self._own_S = torch.searchsorted(position_G, places, out_int32=True)
+        # The targets by their centre: those of place k are order[own[k]] to order[own[k + 1] - 1].
+        position_N, self._order_N = logits.target_G.flatten().sort(stable=True)
+        places = torch.arange(logits.num_sampled + 1, device=position_N.device)
+        self._own_S = torch.searchsorted(position_N, places, out_int32=True)
         self._blocks = row_blocks(logits.unit_GD.shape[1])
 
     def __call__(self, begin: int, size: int, sum_KD: Tensor) -> None:
         """Places begin to begin + size; sum_KD: their sums over the features."""
         centre_LD, row_S = self._logits.centre_LD, self._logits.row_S
         finish_rows[(triton.cdiv(size, self._blocks["BLOCK_K"]),)](
-            sum_KD, self._unit_GD, self._order_G, self._own_S[begin:], self._target_grad_G, self._uniform_D,
+            sum_KD, self._unit_GD, self._order_N, self._own_S[begin:], self._target_grad_G, self._uniform_D,
             centre_LD, None if row_S is None else row_S[begin:], centre_LD.stride(0), size, begin,
-            **self._step, D=centre_LD.shape[1], **self._blocks,
+            **self._step, LABELS=self._logits.target_GT.shape[1], D=centre_LD.shape[1], **self._blocks,
         )  # fmt: skip

@@ -57,6 +57,7 @@ class HardNegatives:
     ) -> None:
         """Updates the lists of the batch's classes, in the steps that are multiples of `every`.
 
+        label_G: (G,), or (G, T) with several labels.
         table, row_S: the centres that take part, as `RowTable.fetch` gives them; class_N: the numbers of their classes;
         S is a multiple of N: the sub-centres of a class stand together and the nearest of them counts.
         """
@@ -64,7 +65,8 @@ class HardNegatives:
             return
         finite_G = unit_GD.isfinite().all(dim=1)  # after an overflow in fp16 some are not
         label_G, unit_GD = label_G[finite_G], unit_GD[finite_G]
-        class_U, first_U = _first_of_each(label_G)
+        class_U, first_U = _first_of_each(label_G.flatten())
+        first_U = first_U.div(label_G.shape[1], rounding_mode="floor") if label_G.dim() == 2 else first_U
         slot_U, chosen_U = _first_of_each(self._slot(class_U))  # of classes that share a slot, one gets it
         class_U, hat_UD = class_U[chosen_U], unit_GD[first_U[chosen_U]]
 

@@ -46,6 +46,7 @@ class Case:
     filter_above: float | None = None
     hard: bool = False
     bias: bool = False
+    labels: int = 1
 
     def __str__(self) -> str:
         return self.name
@@ -64,11 +65,21 @@ class Case:
             row_S = (classes[:, None] * k + torch.arange(k)).flatten()
         num_sampled = self.L * k if row_S is None else len(row_S)
         target_G = torch.randint(0, num_sampled, (self.G,))
+        if self.labels > 1:
+            target_G = some_targets(self.G, num_sampled, k, self.labels)
         target_G[1::2] = -1
         negatives = Negatives(self.filter_above, torch.rand(self.G) * 0.3 if self.hard else None, 0.4)
         bias_S = torch.rand(num_sampled) if self.bias else None
         unit_GD = unit(feat_GD)[0]
         return Logits(unit_GD, centre_LD.to(self.dtype), row_S, target_G, self.scale, negatives, bias_S, k)
+
+
+def some_targets(num_rows: int, num_sampled: int, sub_centres: int, labels: int, generator=None) -> torch.Tensor:
+    """Of each row places of `labels` different classes, of which some are not there: (G, T)."""
+    random = torch.rand(num_rows, num_sampled // sub_centres, generator=generator)
+    place_GT = random.argsort(1)[:, :labels] * sub_centres
+    place_GT += torch.randint(0, sub_centres, place_GT.shape, generator=generator)
+    return place_GT.masked_fill(torch.rand(place_GT.shape, generator=generator) < 0.3, -1)
 
 
 CASES = [
@@ -87,6 +98,8 @@ CASES = [
     Case("hard", hard=True),
     Case("bias", bias=True),
     Case("together", sub_centres=2, filter_above=0.3, hard=True, bias=True, dtype=torch.bfloat16, L=230, S=220),
+    Case("labels", labels=8, G=33),
+    Case("labels, several tiles", labels=3, G=530, L=350, S=330, D=70, sub_centres=2, filter_above=0.3, bias=True),
     Case("scale 300", scale=300.0),
     Case("no scale to speak of", scale=1e-3),
 ]
@@ -100,9 +113,9 @@ def exact(logits: Logits) -> Logits:
 
 def logit_grad_for(logits: Logits, denominator_G: torch.Tensor) -> LogitGrad:
     torch.manual_seed(1)
-    num_rows, width = logits.unit_GD.shape
+    width = logits.unit_GD.shape[1]
     factor_G = torch.where(denominator_G > 0, 0.5 / denominator_G, 0.0)
-    return LogitGrad(factor_G, torch.randn(num_rows), torch.randn(width))
+    return LogitGrad(factor_G, torch.randn(logits.target_G.shape), torch.randn(width))
 
 
 def gradient(kernel, logits: Logits, logit_grad: LogitGrad) -> torch.Tensor:

@@ -134,7 +134,7 @@ def launch_everything(logits: Logits, kernel: TritonKernel, optimizer: RowOptimi
     kernel.sums(logits, num_nearest=5)
     sums = kernel.sums(logits, with_centre_sum=True)
     uniform_D = torch.zeros(logits.unit_GD.shape[1])
-    logit_grad = LogitGrad(sums.denominator_G, torch.zeros(len(logits.unit_GD)), uniform_D, sums.cache)
+    logit_grad = LogitGrad(sums.denominator_G, torch.zeros(logits.target_G.shape), uniform_D, sums.cache)
     list(kernel.centre_gradients(logits, logit_grad))
     assert kernel.update(logits, logit_grad, store, 0.1, 0)
 
@@ -170,6 +170,20 @@ def test_the_compiler_takes_it_with_tensor_cores_and_registers(
             assert "cp.async" in compiled.asm["ptx"], f"{name} does not read ahead while it multiplies"
         if name == "weigh":
             assert "st.global.v4" in compiled.asm["ptx"], "weights are not stored 16 bytes at a time"
+
+
+@pytest.mark.parametrize("generation", [9, 10])
+def test_the_compiler_takes_several_labels(generation, recorders, tmp_path):
+    """In the tiles of one label: few numbers leave the registers."""
+    G, S, D = 1024, 1000, 512
+    target_G = torch.zeros(G, 8, dtype=torch.int64)
+    logits = Logits(torch.zeros(G, D), torch.zeros(S, D), None, target_G, 64.0, Negatives())
+    kernel = TritonKernel("bf16", tiles_for(generation, torch.bfloat16))
+    launch_everything(logits, kernel, RowSGD(), Storage(torch.bfloat16))
+    for name, spilled in (("weigh", 64), ("read_features", 0), ("finish_rows", 0)):
+        compiled = recorders[name].compiled(recorders[name].launches[-1], 10 * generation)
+        assert compiled.metadata.shared <= SHARED_BYTES[generation], name
+        assert spilled_bytes(compiled, tmp_path) <= spilled, name
 
 
 @pytest.mark.parametrize("generation", [8, 10])

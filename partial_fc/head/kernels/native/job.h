@@ -8,10 +8,11 @@ enum Dtype : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
 struct Job {
     // the logits: G features of width D against S of the centres
     int64_t G, D, S;
+    int64_t T;               // labels of a feature
     const float* unit;       // (G, D), length 1 or 0
     void* centre;            // (L, D) of centre_dtype
     const int64_t* row;      // (S): rows of centre, ascending; null: all
-    const int64_t* target;   // (G): position of the target centre among the S, or -1
+    const int64_t* target;   // (G, T): position of the target centre among the S, or -1; no class twice in a row
     const float* bias;       // (S) or null
     const float* hard;       // (G) or null
     float scale, shift;      // exp(logit - shift) is what is added up
@@ -40,7 +41,7 @@ struct Job {
 
     // the gradient by the logits, for gradients and update
     const float* factor;     // (G): times exp(logit - shift) * f' it is d(loss)/d(cosine)
-    const float* target_grad;  // (G)
+    const float* target_grad;  // (G, T)
     const float* uniform;    // (D) or null: is added to every unit centre's gradient
 
     // gradients: of positions [begin, end), into grad (end - begin, D)
@@ -67,7 +68,8 @@ enum Optimizer : int32_t { kSGD = 0, kAdamW = 1, kRowAdam = 2, kRowAdagrad = 3 }
 // For the functions of rows.h.
 struct RowJob {
     int64_t G, D, S;
-    const int64_t* label;    // (G): class numbers of all ranks
+    int64_t T;               // labels of a row
+    const int64_t* label;    // (G, T): class numbers of all ranks
     int64_t start, num_local;  // the classes of this rank
     const int64_t* active;   // (S): the active local rows, ascending; null: all
     const int64_t* row;      // (S): where they are in the table; null: in this order
@@ -79,24 +81,24 @@ struct RowJob {
     // targets writes, gradients reads:
     float* unit;             // (G, D): features of length 1
     float* norm;             // (G): their former lengths
-    int64_t* position;       // (G): of the nearest target centre among the S, or -1
+    int64_t* position;       // (G, T): of the nearest target centre among the S, or -1
     // targets writes:
-    float* cos;              // (G): with that centre; 0 where there is none
-    bool* elsewhere;         // (G): another rank has the class
+    float* cos;              // (G, T): with that centre; 0 where there is none
+    bool* elsewhere;         // (G, T): another rank has the class
 
     // gradients: sum (G, D) becomes d(loss)/d(features)
     float* sum;
     const float* weight;     // (G): times sum it is what the negatives give
-    const float* target_grad;  // (G)
+    const float* target_grad;  // (G, T)
     const float* uniform;    // (D) or null: is subtracted from each row
 };
 
 #define FIELDS_OF_JOB(F) \
-    F(G) F(D) F(S) F(unit) F(centre) F(row) F(target) F(bias) F(hard) F(scale) F(shift) F(filter_above) F(hard_t) F(sub_centres) \
+    F(G) F(D) F(S) F(T) F(unit) F(centre) F(row) F(target) F(bias) F(hard) F(scale) F(shift) F(filter_above) F(hard_t) F(sub_centres) \
     F(centre_dtype) F(low_precision) F(threads) F(denominator) F(weighted_sum) F(centre_sum) F(num_nearest) F(nearest_cos) \
     F(nearest_class) F(cache) F(cached_rows) F(factor) \
     F(target_grad) F(uniform) F(begin) F(end) F(grad) F(optimizer) F(nesterov) F(wide) F(scalar) F(wide_dtype) F(centre_key) \
     F(wide_key) F(lr) F(weight_decay) F(eps) F(beta1) F(beta2) F(touched) F(touched_step) F(first_row)
 #define FIELDS_OF_ROW_JOB(F) \
-    F(G) F(D) F(S) F(label) F(start) F(num_local) F(active) F(row) F(table) F(feat) F(feat_stride) F(table_dtype) F(feat_dtype) \
+    F(G) F(D) F(S) F(T) F(label) F(start) F(num_local) F(active) F(row) F(table) F(feat) F(feat_stride) F(table_dtype) F(feat_dtype) \
     F(sub_centres) F(threads) F(unit) F(norm) F(position) F(cos) F(elsewhere) F(sum) F(weight) F(target_grad) F(uniform)

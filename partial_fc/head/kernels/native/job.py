@@ -11,7 +11,7 @@ class Job(ctypes.Structure):
     """The arguments of head_sums, head_nearest, head_gradients and head_update."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("G", "D", "S")),
+        *((name, ctypes.c_int64) for name in ("G", "D", "S", "T")),
         *((name, ctypes.c_void_p) for name in ("unit", "centre", "row", "target", "bias", "hard")),
         *((name, ctypes.c_float) for name in ("scale", "shift", "filter_above", "hard_t")),
         *((name, ctypes.c_int32) for name in ("sub_centres", "centre_dtype", "low_precision", "threads")),
@@ -37,7 +37,7 @@ class RowJob(ctypes.Structure):
     """The arguments of head_row_targets and head_row_gradients."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("G", "D", "S")),
+        *((name, ctypes.c_int64) for name in ("G", "D", "S", "T")),
         ("label", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("start", "num_local")),
         *((name, ctypes.c_void_p) for name in ("active", "row", "table", "feat")),
@@ -77,15 +77,15 @@ def call(compiled: ctypes.CDLL, function: str, struct: type[ctypes.Structure], a
 # Of the tensors whose memory C++ reads: dtype, and the sizes in its job that its shape is made of.
 _READ = {
     "row": (torch.int64, "S"),
-    "target": (torch.int64, "G"),
+    "target": (torch.int64, "GT"),
     "unit": (torch.float32, "GD"),
     "hard": (torch.float32, "G"),
     "bias": (torch.float32, "S"),
     "factor": (torch.float32, "G"),
-    "target_grad": (torch.float32, "G"),
+    "target_grad": (torch.float32, "GT"),
     "uniform": (torch.float32, "D"),
     # (of RowJob)
-    "label": (torch.int64, "G"),
+    "label": (torch.int64, "GT"),
     "active": (torch.int64, "S"),
     "sum": (torch.float32, "GD"),
     "weight": (torch.float32, "G"),

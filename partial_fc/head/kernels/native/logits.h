@@ -42,8 +42,8 @@ template <bool BF> class Logits {
           row_of_cache(cache_row<BF>(f.G)), logit(rows * row_of_logits), row(f.Dp),
           inverse(std::max(rows, at_once)), operand(round_up(std::max(rows, at_once), 32) * row_of_operand()),
           mask(rows * row_of_logits), masked(rows), hard(f.Gp) {
-        for (int64_t g = 0; g < f.G; g++)
-            if (job.target[g] >= 0) owner.emplace_back(job.target[g], g);
+        for (int64_t i = 0; i < f.G * job.T; i++)
+            if (job.target[i] >= 0) owner.emplace_back(job.target[i], i);
         std::sort(owner.begin(), owner.end());
         if (job.hard) std::memcpy(hard, job.hard, f.G * 4);
     }
@@ -217,7 +217,8 @@ template <bool BF> class Logits {
                     for (int64_t c = first; c < first + k; c++) mask[c * ld + g] = c == best;
                 }
             }
-        for (auto [place, g] : targets_between(at, at + n)) {
+        for (auto [place, i] : targets_between(at, at + n)) {
+            const int64_t g = i / job.T;
             if (g < first_g || g >= first_g + width) continue;
             int64_t first = place - place % k - at;
             for (int64_t c = first; c < first + k; c++) {
@@ -291,7 +292,7 @@ template <bool BF> class Logits {
         return size < chunk ? size : chunk;
     }
 
-    std::vector<std::pair<int64_t, int64_t>> owner;  // (place, g), ascending
+    std::vector<std::pair<int64_t, int64_t>> owner;  // (place, number of the target), ascending
     int64_t prepared = 0;  // the first place of those that are prepared
     bool in_place = false;
     Buffer inverse, operand, mask, masked, hard;

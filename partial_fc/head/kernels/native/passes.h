@@ -105,9 +105,10 @@ template <bool BF> class Pass : public Logits<BF> {
                 }
                 gemm<BF>(n, f.Dp, words, weight, weight_row, 1, f.for_gradients(g), grad, f.Dp, g > 0, kept_after(at, n, g, end));
             }
-            for (auto [place, g] : targets_between(at, at + n)) {
+            for (auto [place, i] : targets_between(at, at + n)) {
                 float* to = grad + (place - at) * f.Dp;
-                for (int64_t d = 0; d < f.D; d++) to[d] += job.target_grad[g] * job.unit[g * f.D + d];
+                const float* unit = job.unit + i / job.T * f.D;
+                for (int64_t d = 0; d < f.D; d++) to[d] += job.target_grad[i] * unit[d];
             }
             for (int64_t c = 0; c < n; c++) {
                 if (at + block + c < end) {  // while this row moves, the one a block later comes

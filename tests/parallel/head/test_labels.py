@@ -1,0 +1,253 @@
+"""Several labels a row: every rule against the dense reference, on as many ranks as were launched."""
+
+import pytest
+import torch
+
+from partial_fc.comm import CollectiveError, SingleWorld
+from partial_fc.head import (
+    MLC,
+    MLCD,
+    AdaFace,
+    ArcFace,
+    CosFace,
+    CurricularFace,
+    HardNegatives,
+    MeanSoftmax,
+    OwnOut,
+    PartialFC,
+    SoftTarget,
+    reference,
+)
+from tests.parallel.head.test_head_kinds import CLASSES, PATHS, D, Kind, gathered, relative_error
+
+T = 4
+RULES = [MeanSoftmax(), OwnOut(), SoftTarget(), MLC(), MLCD()]
+KINDS = [
+    Kind("cosface"),
+    Kind("arcface", ArcFace(32.0)),
+    Kind("adaface", AdaFace(32.0)),
+    Kind("filter", options={"interclass_filtering_threshold": 0.2}, of_reference={"filter_above": 0.2}),
+    Kind("sub-centres", options={"sub_centres": 3}, of_reference={"sub_centres": 3}),
+    Kind("corrected", CosFace(16.0), {"sampling_correction": True}),
+    Kind("InsightFace's quota", options={"quota": "insightface"}),
+]
+FILL = -100
+
+
+def batch_of(world, rule, seed: int = 0):
+    """(features, labels, weights of all ranks, the part of this one). Labels stand twice or are missing."""
+    rows = [5 + rank for rank in range(world.size)]
+    generator = torch.Generator().manual_seed(seed)
+    feat_GD = torch.randn(sum(rows), D, generator=generator, dtype=torch.float64) * 2 + 1
+    label_GT = torch.randint(0, CLASSES, (sum(rows), T), generator=generator)
+    label_GT[1, 1:] = label_GT[1, 0]
+    label_GT[2, 2] = label_GT[2, 0]
+    label_GT[3, 1:] = FILL
+    label_GT[4, 0] = FILL
+    weight_GT = torch.rand(label_GT.shape, generator=generator, dtype=torch.float64) + 0.1
+    weight_GT[0, 1] = 0.0
+    return (
+        feat_GD,
+        label_GT,
+        weight_GT if rule.has_weights else None,
+        slice(sum(rows[: world.rank]), sum(rows[: world.rank + 1])),
+    )
+
+
+def of(weight_GT, part):
+    return None if weight_GT is None else weight_GT[part]
+
+
+def cases():
+    """In float64 every rule with every kind, sampled and not in turn; else every rule, with the kinds in turn."""
+    for j, path in enumerate(PATHS):
+        for i, rule in enumerate(RULES):
+            for m, kind in enumerate(KINDS):
+                if path[1] == torch.float64 or (i + j) % 3 == m % 3:
+                    rate = 0.3 if (i + m) % 2 or "correction" in str(kind.options) else 1.0
+                    yield pytest.param(rule, kind, path, rate, id=f"{rule}-{kind}-{path[0]}-{path[1]}-{rate}")
+
+
+def exact_loss(head, feat_GD, label_GT, weight_GT, centre_RD, classes, **more):
+    """The dense one, with this head's rule and margin."""
+    real_GT = (label_GT != FILL).double()
+    weight_GT = real_GT if weight_GT is None else weight_GT * real_GT
+    label_GT = label_GT.where(label_GT != FILL, label_GT.amax(dim=1, keepdim=True))
+    return reference.loss_of_labels(
+        feat_GD, label_GT, weight_GT, centre_RD, head.margin, head.rule, classes, state=head.margin_state, **more
+    )
+
+
+@pytest.mark.parametrize(("rule", "kind", "path", "sample_rate"), list(cases()))
+def test_sharded_equals_dense(world, rule, kind, path, sample_rate):
+    impl, dtype, allowed = path
+    allowed = min(allowed, 1e-5) if dtype == torch.float32 else 1e-12
+    head = PartialFC(CLASSES, D, kind.margin, sample_rate, world, 3, dtype=dtype, impl=impl, rule=rule, **kind.options)
+    feat_GD, label_GT, weight_GT, part = batch_of(world, rule)
+    feat_BD = feat_GD[part].to(dtype).requires_grad_()
+    loss = head(feat_BD, label_GT[part], of(weight_GT, part))
+    loss.backward()
+
+    centre_RD, rows, grad_SD, classes = gathered(world, head)
+    centre_RD.requires_grad_()
+    dense_GD = feat_GD.clone().requires_grad_()
+    more = kind.of_reference
+    if head.sampling_correction:
+        inclusion_C = torch.full((CLASSES,), sample_rate, dtype=torch.float64)
+        inclusion_C[label_GT[label_GT != FILL]] = 1.0
+        more = {"inclusion_C": inclusion_C}
+    exact = exact_loss(head, dense_GD, label_GT, weight_GT, centre_RD, classes, **more)
+    exact.backward()
+    assert abs(loss.item() - exact.item()) < allowed * max(1.0, abs(exact.item()))
+    assert relative_error(feat_BD.grad, dense_GD.grad[part]) < allowed
+    mine = rows + head.shard.start * head.sub_centres
+    assert relative_error(grad_SD, centre_RD.grad[mine]) < allowed
+
+
+@pytest.mark.parametrize("impl", sorted({impl for impl, dtype, _ in PATHS if dtype == torch.float32}))
+def test_one_label_is_the_same_to_the_bit_however_it_is_given(world, impl):
+    """Also by the rules that have no other meaning for one label."""
+    feat_GD, label_GT, _, part = batch_of(world, MeanSoftmax())
+    label_G = label_GT.amax(dim=1)
+    fill_B = torch.full_like(label_G[part], FILL)
+    given = [(label_G[part], None), (label_G[part][:, None], torch.rand(len(fill_B), 1) + 0.5)]
+    seen = []
+    for rule in (None, MeanSoftmax(), OwnOut(), SoftTarget(), MLC()):
+        for label, weight in given:
+            head = PartialFC(CLASSES, D, ArcFace(), 0.3, world, 3, impl=impl, rule=rule)
+            feat_BD = feat_GD[part].float().requires_grad_()
+            loss = head(feat_BD, label, weight if head.rule.has_weights and label.dim() == 2 else None)
+            loss.backward()
+            head.step(0.1)
+            seen.append((loss.detach(), feat_BD.grad, head.centres.clone()))
+    for one in seen[1:]:
+        assert all(map(torch.equal, one, seen[0]))
+
+
+def test_the_mean_is_that_of_the_losses_of_each_label_alone(world):
+    feat_GD, label_GT, _, part = batch_of(world, MeanSoftmax())
+    label_GT = label_GT.where(label_GT != FILL, 3)
+    head = PartialFC(CLASSES, D, ArcFace(), world=world, dtype=torch.float64).eval()
+    alone = [head(feat_GD[part], label_G[part]) for label_G in label_GT.unbind(dim=1)]
+    torch.testing.assert_close(head(feat_GD[part], label_GT[part]), torch.stack(alone).mean(), rtol=1e-13, atol=0)
+
+
+def test_bytes_of_the_collectives(world):
+    head = PartialFC(101, D, CosFace(), 0.5, world)
+    feat_BD = torch.randn(6, D, requires_grad=True)
+    with world.count_traffic() as traffic:
+        head(feat_BD, torch.arange(18).view(6, 3)).backward()
+        head.step(0.1)
+    num_global = 6 * world.size
+    assert traffic.num_bytes == {
+        "head/gather": 6 * (4 * D + 16 * 3 + 4),
+        "head/softmax": 8 * (1 + 3) * num_global,
+        "head/features": 4 * num_global * D,
+    }
+
+
+@pytest.mark.parametrize("sample_rate", [1.0, 0.2])
+def test_the_number_of_ranks_does_not_change_ten_steps(world, sample_rate):
+    """With rows that have no label, more labels in some steps than in others, and hard negatives."""
+    heads = [
+        PartialFC(CLASSES, D, CosFace(16.0), sample_rate, ranks, 7, dtype=torch.float64, rule=OwnOut())
+        for ranks in (world, SingleWorld())
+    ]
+    for step in range(10):
+        feat_GD, label_GT, weight_GT, part = batch_of(world, OwnOut(), seed=step)
+        label_GT[-1] = FILL
+        own = slice(0, T if step % 3 else 2)
+        losses = []
+        for head, of_rank in zip(heads, (part, slice(None)), strict=True):
+            loss = head(feat_GD[of_rank].clone().requires_grad_(), label_GT[of_rank, own], weight_GT[of_rank, own])
+            loss.backward()
+            head.step(0.1)
+            losses.append(loss.item())
+        assert abs(losses[0] - losses[1]) < 1e-11
+    centre_CD = world.all_gather(heads[0].centres, name="t/centres")
+    torch.testing.assert_close(centre_CD, heads[1].centres, rtol=1e-9, atol=1e-12)
+
+
+def test_micro_batches_are_one_batch_where_their_labels_are_announced(world):
+    """Also where they differ in the number of labels."""
+    feat_GD, label_GT, _, part = batch_of(world, MeanSoftmax())
+    label_GT[:, 2:] = label_GT[:, :2]
+    heads = [PartialFC(CLASSES, D, CosFace(16.0), 0.2, world, 3, dtype=torch.float64) for _ in range(2)]
+    feat_BD, label_BT = feat_GD[part], label_GT[part]
+    (heads[0](feat_BD.clone().requires_grad_(), label_BT)).backward()
+    heads[1].prepare(label_BT)
+    num_rows = len(label_GT)
+    for rows, num_labels in ((slice(0, 3), T), (slice(3, None), 2)):
+        share = world.all_reduce(torch.tensor(len(label_BT[rows])), name="t/rows").item() / num_rows
+        (heads[1](feat_BD[rows].clone().requires_grad_(), label_BT[rows, :num_labels]) * share).backward()
+    grads = [[grad_KD.clone() for *_, grad_KD in head.centre_gradients()] for head in heads]
+    torch.testing.assert_close(torch.cat(grads[1]), torch.cat(grads[0]), rtol=1e-12, atol=1e-15)
+
+
+def test_hard_negatives_of_every_label_take_part(world):
+    """A centre that lies beside a row's second label's class is found."""
+    hard = HardNegatives(CLASSES, k=2, every=1)
+    head = PartialFC(CLASSES, D, CosFace(16.0), 0.2, world, hard_negatives=hard, seed=1)
+    feat_GD, _, _, _ = batch_of(world, MeanSoftmax())
+    near = 90
+    if head.shard.start <= near < head.shard.stop:
+        head.store.all_rows()[near - head.shard.start] = feat_GD[0]
+    for _ in range(8):
+        head(feat_GD[:2].float().requires_grad_(), torch.tensor([[7, 8], [9, 10]])).backward()
+        head.step(0.0)
+    listed = torch.tensor([near in hard.classes(torch.tensor([label]), head.shard).tolist() for label in (8, 10)])
+    assert world.all_reduce(listed.long(), name="t/listed")[0] == 1
+
+
+def test_the_nearest_come_for_rows_with_labels(world):
+    feat_GD, label_GT, _, part = batch_of(world, MeanSoftmax())
+    label_GT[part][1] = FILL
+    head = PartialFC(CLASSES, D, CosFace(16.0), world=world)
+    loss, cosine_BK, class_BK = head.loss_and_topk(feat_GD[part].float(), label_GT[part], 3)
+    assert torch.equal(loss, head(feat_GD[part].float(), label_GT[part]))
+    assert class_BK[1].tolist() == [-1] * 3
+    assert (cosine_BK[1] == -torch.inf).all()
+    expected = head.topk(feat_GD[part].float(), 3)[1]
+    kept = torch.arange(len(class_BK)) != 1
+    assert torch.equal(class_BK[kept], expected[kept])
+
+
+def test_a_label_out_of_range_is_named_on_every_rank(world):
+    head = PartialFC(101, D, CosFace(), 1.0, world)
+    label_BT = torch.zeros(4, 3, dtype=torch.int64)
+    if world.rank == world.size - 1:
+        label_BT[2, 1] = 101
+    with pytest.raises(ValueError, match=rf"label 101 at index 2 of rank {world.size - 1}'s batch"):
+        head(torch.randn(4, D), label_BT)
+
+
+def test_what_does_not_fit_is_named(world):
+    feat_BD, label_BT = torch.randn(4, D), torch.zeros(4, 3, dtype=torch.int64)
+    head = PartialFC(101, D, CosFace(), world=world)
+    for weight, words in [
+        (-torch.ones(4, 3), r"weight -1\.0 of label 0 of row 0 \(12 such\)"),
+        (torch.full((4, 3), torch.nan), "weight nan of label 0"),
+        (torch.ones(4, 2), r"\(4, 2\).*shape \(4, 3\)"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            head(feat_BD, label_BT, weight)
+    with pytest.raises(ValueError, match="weights with one label"):
+        head(feat_BD, label_BT[:, 0], torch.ones(4))
+    with pytest.raises(ValueError, match="at least one label"):
+        head(feat_BD, label_BT[:, :0])
+    with pytest.raises(ValueError, match="MLC gives weights no meaning"):
+        PartialFC(101, D, CosFace(), world=world, rule=MLC())(feat_BD, label_BT, torch.ones(4, 3))
+    with pytest.raises(ValueError, match="several labels a row with CurricularFace"):
+        PartialFC(101, D, CurricularFace(), world=world)(feat_BD, label_BT)
+    with pytest.raises(ValueError, match="several labels a row with label_smoothing"):
+        PartialFC(101, D, CosFace(), world=world, label_smoothing=0.1)(feat_BD, label_BT)
+    with pytest.raises(ValueError, match="MLCD with CurricularFace"):
+        PartialFC(101, D, CurricularFace(), world=world, rule=MLCD())
+
+
+def test_ranks_with_different_numbers_of_labels_are_refused(world):
+    if world.size == 1:
+        return
+    head = PartialFC(101, D, CosFace(), world=world)
+    with pytest.raises((CollectiveError, ValueError)):
+        head(torch.randn(4, D), torch.zeros(4, 2 + world.rank, dtype=torch.int64))
