@@ -46,7 +46,6 @@ from partial_fc.train.begin import run_folder
 from partial_fc.train.begin.start import is_asked_for, named
 from partial_fc.train.guards.commits import Commits
 from partial_fc.train.job import Guards, Head, Job, Outcome, Settings
-from partial_fc.train.no_backbone import NoBackbone
 from partial_fc.train.precision import Mode, Precision, choose
 from partial_fc.train.record import header
 from partial_fc.train.record.boards import open_wandb
@@ -187,18 +186,16 @@ class Run:
         see TorchBackbone. precision: the module's only one. compile_for: the shape of a sample, to
         compile the training of the module for. optimizer: for `optim.backbone.build`; a module
         with no_weight_decay(), as timm's and our transformers have it, adds the parameters that it names, norms and
-        biases to those without decay. Without parameters (nn.Identity) it is a NoBackbone. A collective."""
+        biases to those without decay. A collective."""
         optim, world = self.config.optim, self.world
         if hasattr(module, "no_weight_decay"):
             no_decay: Any = module.no_weight_decay
             optimizer = {"decay_biases": False, "decay_norms": False, "no_decay": no_decay(), **optimizer}
         chosen = Precision(precision or choose(optim.precision, self.device, world), self.device)
         self.unit = to_input.unit
-        if not module.state_dict():
-            self.logger.info(f"{contract['network']}: no parameters; precision {chosen.mode}")
-            return NoBackbone(world, chosen, to_input, contract)  # type: ignore[return-value]
         module.to(self.device, chosen.parameter_dtype)
-        broadcast_module(module, world)
+        if module.state_dict():
+            broadcast_module(module, world)
         if optim.sync_bn:
             module = convert(module, world)
         make = partial(
