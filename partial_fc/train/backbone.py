@@ -244,9 +244,7 @@ class TorchBackbone:
             now[name].copy_(buffer)
         notes = self._load_average(found, {**delivered, **average, **own_average})
         if self.scaler:
-            # Version 0.1's mnist called it "scaler".
-            stored = found.manifest.get("loss_scaler") or found.manifest.get("scaler") or LossScaler().state()
-            self.scaler.load_state(stored)
+            self.scaler.load_state(found.manifest.get("loss_scaler") or LossScaler().state())
         remembered = found.exchange(self.world)
         if remembered.keys() == self.sync.state().keys():
             self.sync.load_state(remembered)

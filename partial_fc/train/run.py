@@ -430,7 +430,7 @@ class Run:
             **settings,
         }
         on_disk = any(table.rows.on_disk for table in head.tables().values())
-        restore = partial(resume.restore, self, backbone, head, saver, loader.source)
+        restore = partial(resume.restore, self, backbone, head, saver)
         return Job(
             world=self.world,
             loader=loader,
