@@ -23,22 +23,6 @@ from partial_fc.comm.world import CollectiveError, Work, World
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = [
-    "CollectiveError",
-    "Launch",
-    "SingleWorld",
-    "StartError",
-    "Work",
-    "World",
-    "all_gather_json",
-    "detect",
-    "from_process_group",
-    "has_agent",
-    "init",
-    "report_failure",
-    "started_here",
-]
-
 
 def init(
     device: str = "cpu",

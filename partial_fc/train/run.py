@@ -31,7 +31,7 @@ from partial_fc.data import Loader, Source, Synthetic, open_on_all
 from partial_fc.data.loader import Transform
 from partial_fc.data.order import Order
 from partial_fc.data.transform import channels_first
-from partial_fc.evaluate import Evaluation
+from partial_fc.evaluate.evaluation import Evaluation
 from partial_fc.files import make_folders, replacing
 from partial_fc.head import PartialFC
 from partial_fc.machine import peak_bytes
