@@ -91,8 +91,10 @@ def all_or_raise(act: Callable[[], T], world: World, name: str, what: str = "") 
     except (ValueError, OSError) as error:
         problem = error
     problem_W = all_gather_json(describe(problem) if problem else None, world, name)
-    if first := next((f"rank {rank}{what}: {text}" for rank, text in enumerate(problem_W) if text is not None), None):
-        raise ValueError(first) from problem
+    for rank, text in enumerate(problem_W):
+        if text is not None:
+            said = f"{what}: {text}"
+            raise ValueError(f"rank {rank}{said}" if world.size > 1 else said.lstrip(": ")) from problem
     return done  # type: ignore[return-value]
 
 
