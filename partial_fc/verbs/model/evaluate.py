@@ -205,14 +205,12 @@ def _judge_ijb(
     template_TD = janus.pool(feat_ND, ijb.template_N, ijb.media_N)
     distance_M = janus.verify(template_TD, ijb, world)
     curve = Roc.from_distances(distance_M, ijb.same_M, None)
-    values = dict(janus.values_1_1(curve, options.target))
+    values = _tar(curve)
     if ijb.galleries:
         values |= dict(janus.values_1_n(template_TD, ijb, world, device))
     elif world.rank == 0:
         print(f"{folder / 'meta'} has no lists for 1:N (..._1N_gallery_*.csv, ..._1N_probe_mixed.csv): 1:1 only")
-    return Judged(
-        options.target, distance_M, ijb.same_M, curve, {key.partition("/")[2]: v for key, v in values.items()}
-    )
+    return Judged(options.target, distance_M, ijb.same_M, curve, values)
 
 
 def _tar(curve: Roc) -> dict[str, float]:

@@ -26,8 +26,8 @@ def test_found_by_one_process_to_the_last_bit(world, monkeypatch):
     alone = search(*given, SingleWorld(), CPU, name="t")
     for one, other in zip(vars(together).values(), vars(alone).values(), strict=True):
         np.testing.assert_array_equal(one, other)  # NaN equals NaN here
-    np.testing.assert_equal(dict(together.values("t")), dict(alone.values("t")))
-    assert 0.3 < dict(together.values("t"))["t/rank1"] < 1
+    np.testing.assert_equal(dict(together.values()), dict(alone.values()))
+    assert 0.3 < dict(together.values())["rank1"] < 1
 
 
 def test_another_list_on_one_host_is_an_error_on_all(world, tmp_path):
