@@ -16,10 +16,6 @@ Severity = Literal["error", "warning", "info"]
 Describe = Callable[[int], Mapping[str, Any]]
 
 
-def _number_only(number: int) -> Mapping[str, Any]:
-    return {"number": number}
-
-
 @dataclass(frozen=True)
 class Finding:
     """A fault or remark, with all its places. A place is a number until it is printed: there may be 17 million."""
@@ -33,7 +29,7 @@ class Finding:
     count: int = 0
     """The number of records, classes ... concerned; 0 if it is about the whole."""
     places: NDArray[np.int64] | Sequence[int] = ()
-    describe: Describe = _number_only
+    describe: Describe = lambda number: {"number": number}
     """`describe(places[i])` names the i-th place: names and values, {"key": 17, "class": 3}."""
     file: str = ""
 
@@ -46,11 +42,6 @@ def findings_at(
     return [Finding(severity, key, what, len(places), places, describe, file)] if len(places) else []
 
 
-def exit_status(findings: Iterable[Finding]) -> int:
-    """0: nothing but warnings; 1: an error."""
-    return int(any(finding.severity == "error" for finding in findings))
-
-
 def count(findings: Iterable[Finding], severity: Severity) -> int:
     return sum(finding.severity == severity for finding in findings)
 
@@ -61,14 +52,13 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {plural}"
 
 
-def place_text(place: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" if name != "file" else str(value) for name, value in place.items())
-
-
 def text_lines(finding: Finding, shown: int) -> list[str]:
     """Returns lines for a terminal or a log: the finding, and its first places."""
     number = f" ({finding.count:,})" if finding.count else ""
-    first = [f"    {place_text(finding.describe(int(place)))}" for place in finding.places[:shown]]
+    first = []
+    for place in finding.places[:shown]:
+        named = finding.describe(int(place)).items()
+        first.append("    " + ", ".join(f"{name} {value}" if name != "file" else str(value) for name, value in named))
     more = len(finding.places) - len(first)
     return [
         f"{finding.severity:8}{finding.key}{number}: {finding.what}",

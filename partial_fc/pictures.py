@@ -57,12 +57,6 @@ def fit(image: Pixels, side: int = SIDE) -> Pixels:
     return np.asarray(square)
 
 
-def grid(images: Sequence[Pixels], across: int) -> Pixels:
-    """Arranges images of one size, `across` in a row, without gaps; fills the last row with black."""
-    images = [*images, *[np.zeros_like(images[0])] * (-len(images) % across)]
-    return np.concatenate([np.concatenate(images[i : i + across], axis=1) for i in range(0, len(images), across)])
-
-
 def sheet(rows: Sequence[Row], across: int = A_ROW) -> Pixels:
     """Draws titles with their tiles below, at most `across` side by side."""
     images = [tile.image for row in rows for tile in row.tiles if tile.image is not None]

@@ -5,6 +5,7 @@ import logging
 import sys
 import traceback
 import warnings
+from collections.abc import Sequence
 from typing import TextIO
 
 # C0 and C1, DEL, line and paragraph separators, and right-to-left controls; halves of surrogate pairs, by which Python
@@ -23,6 +24,11 @@ def name(text: object) -> str:
 def lines(text: object) -> str:
     """Returns a message or a page, escaped alike, but with its line ends and tabs."""
     return str(text).translate(_LINES).encode("utf-8", "backslashreplace").decode()
+
+
+def some(names: Sequence[str], most: int = 8) -> str:
+    """Returns the names as a list for a message, the first ones if there are many."""
+    return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")
 
 
 class Formatter(logging.Formatter):

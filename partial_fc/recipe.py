@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partial_fc.flags import (  # noqa: F401
+from partial_fc.flags import (
     ExchangeFlags,
     Flags,
     GuardFlags,
@@ -24,28 +24,28 @@ from partial_fc.flags import (  # noqa: F401
     check_numbers,
     parse,
 )
-from partial_fc.flags.facts import Basic, In, MayChange, Refused  # noqa: F401
+from partial_fc.flags.facts import Basic, In, MayChange, Refused
 from partial_fc.on_demand import on_demand
 from partial_fc.train.begin.start import launch
 
 if TYPE_CHECKING:
-    from partial_fc.data import BadRecord, ImageFolder, Sample, Source  # noqa: F401
-    from partial_fc.data.order import Keyed, Order  # noqa: F401
-    from partial_fc.data.transform import ShortSideCrop, SquareImage, mirror  # noqa: F401
-    from partial_fc.evaluate import Classification, Evaluation  # noqa: F401
-    from partial_fc.evaluate.evaluation import Forward  # noqa: F401
-    from partial_fc.head import CrossEntropy, PartialFC  # noqa: F401
-    from partial_fc.models.inputs import FACE, MNIST, TORCHVISION, Pixels, Unchanged  # noqa: F401
+    from partial_fc.data import BadRecord, ImageFolder, Sample, Source
+    from partial_fc.data.order import Keyed, Order
+    from partial_fc.data.transform import ShortSideCrop, SquareImage, mirror
+    from partial_fc.evaluate.classification import Classification
+    from partial_fc.evaluate.evaluation import Evaluation, Forward
+    from partial_fc.head import CrossEntropy, PartialFC
+    from partial_fc.models.inputs import FACE, MNIST, TORCHVISION, Pixels, Unchanged
     from partial_fc.train.record.log import SecondFile
     from partial_fc.train.run import Run
-    from partial_fc.train.seams import Backbone, Hooks, RunState  # noqa: F401
+    from partial_fc.train.seams import Backbone, Hooks, RunState
 
 _ON_DEMAND = {
     "data": "BadRecord ImageFolder Sample Source",
     "data.order": "Keyed Order",
     "data.transform": "ShortSideCrop SquareImage mirror",
-    "evaluate": "Classification Evaluation",
-    "evaluate.evaluation": "Forward",
+    "evaluate.classification": "Classification",
+    "evaluate.evaluation": "Evaluation Forward",
     "head": "CrossEntropy PartialFC",
     "models.inputs": "FACE MNIST TORCHVISION Pixels Unchanged",
     "train.record.log": "StepLine",

@@ -184,7 +184,7 @@ def train_here(run: Run) -> int:
     from partial_fc.data.check.at_start import check_data
     from partial_fc.data.transform import as_stored, training_square
     from partial_fc.data.vectors import Vectors
-    from partial_fc.evaluate import Verification
+    from partial_fc.evaluate.verification import Verification
     from partial_fc.train.record.log_style import STYLES
 
     from . import face_backbone, face_tuning

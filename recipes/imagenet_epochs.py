@@ -18,9 +18,8 @@ from partial_fc.comm import World
 from partial_fc.data import Loader, Source
 from partial_fc.data.order import Order, Sharded
 from partial_fc.data.transform import ShortSideCrop
-from partial_fc.evaluate import Classification, Evaluation
-from partial_fc.evaluate.classification import Predictions
-from partial_fc.evaluate.evaluation import Forward
+from partial_fc.evaluate.classification import Classification, Predictions
+from partial_fc.evaluate.evaluation import Evaluation, Forward
 from partial_fc.files import warn_on_os_error
 from partial_fc.head import PartialFC
 from partial_fc.machine import gpu_load

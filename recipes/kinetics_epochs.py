@@ -14,8 +14,8 @@ from partial_fc.checkpoint.consistency import check_replicas
 from partial_fc.comm import World
 from partial_fc.data import Source
 from partial_fc.data.order import Order
-from partial_fc.evaluate import Classification, Evaluation
-from partial_fc.evaluate.evaluation import Forward
+from partial_fc.evaluate.classification import Classification
+from partial_fc.evaluate.evaluation import Evaluation, Forward
 from partial_fc.evaluate.video import VideoViews
 from partial_fc.files import warn_on_os_error
 from partial_fc.flags import ScheduleFlags

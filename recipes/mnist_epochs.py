@@ -10,7 +10,7 @@ from partial_fc.checkpoint.consistency import check_replicas
 from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.data import Source
 from partial_fc.data.transform import as_stored
-from partial_fc.evaluate import Classification
+from partial_fc.evaluate.classification import Classification
 from partial_fc.foreign import apex
 from partial_fc.foreign.state_dicts import check_fits
 from partial_fc.optim.backbone import set_lr

@@ -33,19 +33,6 @@ if TYPE_CHECKING:
     from partial_fc.checkpoint.saver import Saver
     from partial_fc.checkpoint.snapshot import Snapshot, capture, copied
 
-__all__ = [
-    "Checkpoint",
-    "Saver",
-    "Snapshot",
-    "best",
-    "capture",
-    "complete",
-    "copied",
-    "newest",
-    "save_tensors",
-    "write_json",
-]
-
 __getattr__ = on_demand(
     __name__, {"Checkpoint": "read", "Saver": "saver", **dict.fromkeys(("Snapshot", "capture", "copied"), "snapshot")}
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from partial_fc.checkpoint.folders import complete, step_of
 from partial_fc.checkpoint.read import Checkpoint, open_with_centres
-from partial_fc.comm import World, all_gather_json
+from partial_fc.comm import World, all_gather_json, all_or_raise
 from partial_fc.comm.watch.report import ranks_in_words
 
 
@@ -20,17 +20,12 @@ def common(root: Path, world: World, after: int = -1, needed: bool = True) -> di
     """Returns the complete checkpoints below root with more steps than `after` that all ranks have: this rank's folders
     by rising step. A collective. Raises ValueError, on all ranks, if one cannot read its root, or, if `needed`, if some
     ranks have checkpoints but none is common to all."""
-    folders: dict[int, Path] = {}
-    problem = None
-    try:
-        folders = {step: folder for folder in complete(root) if (step := step_of(folder)) > after}
-    except OSError as error:
-        problem = error
-    steps_W = all_gather_json(None if problem else list(folders), world, "checkpoint/found")
-    if problem:
-        raise ValueError(f"rank {world.rank} cannot look for checkpoints below {root}: {problem}") from problem
-    if None in steps_W:
-        raise ValueError(f"rank {steps_W.index(None)} cannot look for checkpoints below {root}: its output says why")
+
+    def find() -> dict[int, Path]:
+        return {step: folder for folder in complete(root) if (step := step_of(folder)) > after}
+
+    folders = all_or_raise(find, world, "checkpoint/readable", f" cannot look for checkpoints below {root}")
+    steps_W = all_gather_json(list(folders), world, "checkpoint/found")
     of_all = set.intersection(*map(set, steps_W))
     if of_all or not needed or not any(steps_W):
         return {step: folders[step] for step in sorted(of_all)}
@@ -79,15 +74,8 @@ def open_centres(folder: Path, world: World) -> Checkpoint:
 def same_checkpoint(opened: Callable[[], Checkpoint | None], remedy: str, world: World) -> Checkpoint | None:
     """Returns the checkpoint that this rank opens, once all have opened one of the same step, or none. Raises
     ValueError, on all ranks, if opening fails on one (ValueError, OSError) or their steps differ. A collective."""
-    checkpoint, problem = None, None
-    try:
-        checkpoint = opened()
-    except (ValueError, OSError) as error:
-        problem = error
-    finds = f"step {checkpoint.step}" if checkpoint else "cannot read its checkpoint" if problem else "finds none"
-    finds_W = all_gather_json(finds, world, "checkpoint/step")
-    if problem:
-        raise ValueError(str(problem)) from problem
+    checkpoint = all_or_raise(opened, world, "checkpoint/opened", " cannot read its checkpoint")
+    finds_W = all_gather_json(f"step {checkpoint.step}" if checkpoint else "finds none", world, "checkpoint/step")
     if len(set(finds_W)) > 1:
         each = ", ".join(f"rank {rank} {finds}" for rank, finds in enumerate(finds_W))
         raise ValueError(

@@ -19,12 +19,6 @@ def _facts(value: Any) -> bool:
     return isinstance(value, Mapping)
 
 
-def _position(value: Any) -> bool:
-    """Returns whether it is a number of samples, or the position of recipe mnist of version 0.1, which had more."""
-    old = _facts(value) and "best" in value and all(_whole(value.get(key)) for key in ("epoch", "update"))
-    return _whole(value) or old
-
-
 def _left_out(value: Any) -> bool:
     pairs = value if isinstance(value, list) else [None]
     return all(isinstance(pair, list) and len(pair) == 2 and all(map(_whole, pair)) for pair in pairs)
@@ -52,14 +46,13 @@ _WHOLE = f"a whole number from 0 to {_MOST:,}"
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "step": (_whole, _WHOLE),
     "world_size": (lambda value: type(value) is int and 0 <= value <= MOST_RANKS, f"at most {MOST_RANKS:,} ranks"),
-    "position": (_position, f"{_WHOLE}, or epoch, update and best"),
+    "position": (_whole, _WHOLE),
     "num_overflows": (_whole, _WHOLE),
     "left_out": (_left_out, "a list of [begin, end]"),
     "best": (lambda value: value is None or _number(value) or _scores(value), "scores by name"),
     "best_score": (lambda value: value is None or _number(value), "a number"),
     "score": (lambda value: value is None or _number(value), "a number"),
     "loss_scaler": (_scaler, "scale, above 0, and clean_steps"),
-    "scaler": (_scaler, "scale, above 0, and clean_steps"),
     "recipe": (lambda value: isinstance(value, str), "a name"),
     "contract": (_texts, "texts by name"),
     "configuration": (_configuration, "values by flag, epochs and max_steps numbers"),

@@ -23,7 +23,7 @@ import torch
 from partial_fc.checkpoint.folders import folder_name, mark, newest, prune, unmark
 from partial_fc.checkpoint.lock import Fence, LostLock
 from partial_fc.checkpoint.snapshot import REMEDY, Snapshot
-from partial_fc.comm import World
+from partial_fc.comm import World, all_or_raise
 from partial_fc.errors import describe
 from partial_fc.files import make_folders
 from partial_fc.memory import available_memory_bytes, refusals
@@ -252,33 +252,20 @@ def ranks_beside(root: Path, world: World) -> list[int]:
     token = torch.tensor([secrets.randbits(62) if world.rank == 0 else 0])
     word = f".seen-by-{int(world.broadcast(token, name='checkpoint/token').item()):016x}"
     mine = root / f"{word}-{world.rank}"
-    problem: OSError | None = None
-    seen: list[int] = []
-    try:
+
+    def write() -> None:
         make_folders(root)
         mine.write_text("")
-    except OSError as error:
-        problem = error
-    bad = _who(problem, world, "checkpoint/writable")
-    if not bad:
-        try:
-            seen = sorted(int(name.rpartition("-")[2]) for name in os.listdir(root) if name.startswith(f"{word}-"))
-        except OSError as error:
-            problem = error
-        # Also a barrier: all look before any name is removed.
-        bad = _who(problem, world, "checkpoint/seen")
+
+    def look() -> list[int]:
+        return sorted(int(name.rpartition("-")[2]) for name in os.listdir(root) if name.startswith(f"{word}-"))
+
     try:
-        mine.unlink(missing_ok=True)
-    except OSError as error:
-        _log.warning(f"{mine}, which is empty and of no more use, cannot be removed: {describe(error)}")
-    if problem:
-        raise ValueError(f"rank {world.rank} cannot write to {root}: {describe(problem)}") from problem
-    if bad:
-        raise ValueError(f"rank {bad[0]} cannot write to {root}: its output says why")
-    return seen
-
-
-def _who(problem: OSError | None, world: World, name: str) -> list[int]:
-    """Returns the ranks that have a problem. A collective."""
-    has_W = world.all_gather(torch.tensor([int(problem is not None)]), name=name)
-    return [int(rank) for rank in has_W.nonzero()]
+        all_or_raise(write, world, "checkpoint/writable", f" cannot write to {root}")
+        # Also a barrier: all look before any name is removed.
+        return all_or_raise(look, world, "checkpoint/seen", f" cannot write to {root}")
+    finally:
+        try:
+            mine.unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning(f"{mine}, which is empty and of no more use, cannot be removed: {describe(error)}")

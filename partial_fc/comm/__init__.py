@@ -10,8 +10,9 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from partial_fc.comm.auth.handshake import read_secret
 from partial_fc.comm.launch import addresses
@@ -19,25 +20,12 @@ from partial_fc.comm.launch.detect import Launch, StartError, detect, has_agent,
 from partial_fc.comm.single import SingleWorld
 from partial_fc.comm.watch.watchdog import report_failure
 from partial_fc.comm.world import CollectiveError, Work, World
+from partial_fc.errors import describe
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = [
-    "CollectiveError",
-    "Launch",
-    "SingleWorld",
-    "StartError",
-    "Work",
-    "World",
-    "all_gather_json",
-    "detect",
-    "from_process_group",
-    "has_agent",
-    "init",
-    "report_failure",
-    "started_here",
-]
+T = TypeVar("T")
 
 
 def init(
@@ -92,6 +80,22 @@ def all_gather_json(value: Any, world: World, name: str) -> list[Any]:
     size_W = world.all_gather(torch.tensor([len(text)]), name=f"{name}/size").tolist()
     texts = world.start_all_gather(text, size_W, name=name).wait()
     return [json.loads(bytes(part.tolist())) for part in texts.split(size_W)]
+
+
+def all_or_raise(act: Callable[[], T], world: World, name: str, what: str = "") -> T:
+    """Returns what act() returns, if it succeeds on all ranks. Raises ValueError, on all ranks, with the first one that
+    fails (ValueError, OSError) and its error. what: between the two. A collective."""
+    done, problem = None, None
+    try:
+        done = act()
+    except (ValueError, OSError) as error:
+        problem = error
+    problem_W = all_gather_json(describe(problem) if problem else None, world, name)
+    for rank, text in enumerate(problem_W):
+        if text is not None:
+            said = f"{what}: {text}"
+            raise ValueError(f"rank {rank}{said}" if world.size > 1 else said.lstrip(": ")) from problem
+    return done  # type: ignore[return-value]
 
 
 def from_process_group(group: "ProcessGroup | None" = None) -> World:

@@ -12,17 +12,4 @@ from partial_fc.on_demand import on_demand
 if TYPE_CHECKING:
     from partial_fc.data.loader import Batch, Loader
 
-__all__ = [
-    "BadRecord",
-    "Batch",
-    "ImageFolder",
-    "Loader",
-    "RecordSource",
-    "Sample",
-    "Source",
-    "Synthetic",
-    "open_on_all",
-    "open_source",
-]
-
 __getattr__ = on_demand(__name__, dict.fromkeys(("Batch", "Loader"), "loader"))

@@ -35,22 +35,22 @@ class Found:
     neighbour_PK: NDArray[np.int64]
     cosine_PK: NDArray[np.float64]
 
-    def values(self, name: str, ranks: tuple[int, ...] = (1, 5)) -> Iterator[tuple[str, float]]:
-        """Yields ("NAME/rank1", ...): fractions of the probes with a mate. tpir@fpir=X: see `tpir_at`. map@r: mean
+    def values(self, ranks: tuple[int, ...] = (1, 5)) -> Iterator[tuple[str, float]]:
+        """Yields ("rank1", ...): fractions of the probes with a mate. tpir@fpir=X: see `tpir_at`. map@r: mean
         average precision at R (Musgrave et al., 2020)."""
         num_mates = int(self.has_mate_P.sum())
         for rank in ranks:
             right = int(((self.rank_P > 0) & (self.rank_P <= rank)).sum())
-            yield f"{name}/rank{rank}", right / num_mates
+            yield f"rank{rank}", right / num_mates
         low, high = wilson_interval(float((self.rank_P == 1).sum()) / num_mates, num_mates)
-        yield f"{name}/rank1_low", low
-        yield f"{name}/rank1_high", high
-        yield f"{name}/precision@1", int((self.rank_P == 1).sum()) / num_mates
-        yield f"{name}/map@r", float(self.precision_P[self.has_mate_P].mean())
+        yield "rank1_low", low
+        yield "rank1_high", high
+        yield "precision@1", int((self.rank_P == 1).sum()) / num_mates
+        yield "map@r", float(self.precision_P[self.has_mate_P].mean())
         for fpir in FALSE_POSITIVE_RATES:
             tpir, threshold = self.tpir_at(float(fpir))
-            yield f"{name}/tpir@fpir={fpir}", tpir
-            yield f"{name}/threshold@fpir={fpir}", threshold
+            yield f"tpir@fpir={fpir}", tpir
+            yield f"threshold@fpir={fpir}", threshold
 
     def tpir_at(self, fpir: float) -> tuple[float, float]:
         """Returns (true positive identification rate, cosine that must be exceeded) at which at most a fraction fpir of

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from partial_fc import models
-from partial_fc.foreign.state_dicts import some
 from partial_fc.models import encoders, iresnet, vit
+from partial_fc.printable import some
 
 DEPTHS = {**iresnet.DEPTHS, **{name: depths for name, (depths, _) in iresnet.SMALL.items()}}
 _BLOCK = re.compile(r"(?:layer(\d+)\.\d+\.conv1\.weight|arg:stage(\d+)_unit\d+_conv1_weight)")

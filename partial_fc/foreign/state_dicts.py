@@ -7,7 +7,8 @@ from typing import Any, TypeGuard
 
 from torch import Tensor
 
-_SHOWN = 8
+from partial_fc.printable import some
+
 # torch's additions to names of wrapped modules, at any depth: torch.compile, FSDP, activation checkpointing.
 _WRAPPED = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 # Common attribute names of a network; `module` is DistributedDataParallel's.
@@ -92,9 +93,3 @@ def check_parameter_state(state: Mapping[str, Any], shape: Sequence[int], number
 def _kind(t: Tensor) -> str:
     """Returns shape, and whether the dtype is real (any width), as weights are."""
     return f"{tuple(t.shape)}{'' if t.is_floating_point() else ' complex' if t.is_complex() else ' of integers'}"
-
-
-def some(names: Sequence[str]) -> str:
-    """Returns the first names of a list, for a message."""
-    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}"

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from partial_fc import counter_rng
+from partial_fc.head.kernels import Nearest
 from partial_fc.head.partial_fc import PartialFC
 from partial_fc.head.protocol import Head
 
@@ -93,18 +94,13 @@ def nearest(query_QD: Tensor, query_class_Q: Tensor, chunks: Iterable[tuple[Tens
     chunks: (rows (K, D), their classes (K,)). -inf and -1 where there is none. A row of length 0 has cosine 0 with all.
     """
     unit_QD = normalize(query_QD.float())
-    best_Q = torch.full_like(unit_QD[:, 0], -torch.inf)
-    best_class_Q = torch.full_like(query_class_Q, -1)
+    found = Nearest(len(unit_QD), 1, unit_QD.dtype, unit_QD.device)
     for row_KD, class_K in chunks:
-        if not len(row_KD):
-            continue
-        cos_QK = unit_QD @ normalize(row_KD.float()).T
-        cos_QK.masked_fill_(query_class_Q[:, None] == class_K[None], -torch.inf)
-        most = cos_QK.max(dim=1)
-        better_Q = most.values > best_Q
-        best_Q = torch.where(better_Q, most.values, best_Q)
-        best_class_Q = torch.where(better_Q, class_K[most.indices], best_class_Q)
-    return best_Q.double(), best_class_Q
+        if len(row_KD):
+            cos_QK = unit_QD @ normalize(row_KD.float()).T
+            found.add(cos_QK.masked_fill_(query_class_Q[:, None] == class_K[None], -torch.inf), class_K)
+    cos_Q = found.cosine_GK[:, 0]
+    return cos_Q.double(), found.class_GK[:, 0].where(cos_Q > -torch.inf, -1)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from partial_fc.models import encoders, iresnet, resnet, slowfast, vectors, vit
 from partial_fc.models.mobilefacenet import Bottleneck, MobileFaceNet
 
-__all__ = ["BLOCKS", "NAMES", "SMALLEST_IMAGE", "build", "keeps_fp32"]
-
 NAMES = (*iresnet.DEPTHS, "mbf", *iresnet.SMALL, *vit.SIZES)
 SMALLEST_IMAGE = 16  # pixels: halved four times, one is left
 BLOCKS = (

@@ -78,7 +78,7 @@ def _threads_of_torch() -> Iterator[None]:
 
 
 if os.environ.get("DMLC_ROLE") not in ("server", "scheduler"):
-    import torch  # noqa: F401
+    import torch
 try:
     with _lend(), _threads_of_torch():
         import mxnet as mx

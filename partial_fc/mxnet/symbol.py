@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from partial_fc.files import read_text
 from partial_fc.foreign import mxnet_ndarray
-from partial_fc.foreign.state_dicts import misfits, some
+from partial_fc.foreign.state_dicts import misfits
 from partial_fc.mxnet import mx
 from partial_fc.mxnet.graph import Graph
+from partial_fc.printable import some
 
 # Loss layers: their backward makes a gradient from labels and takes none.
 _LOSSES = {

@@ -58,8 +58,6 @@ class GradientSync:
         overlap: False, for measurements: sends no bucket before `wait`."""
         named = parameters.named_parameters() if isinstance(parameters, nn.Module) else parameters
         in_backward_order = [(name, p) for name, p in reversed(list(named)) if p.requires_grad]
-        if not in_backward_order:
-            raise ValueError("no parameter requires a gradient: there is nothing to exchange")
         self._world = world
         self._overlap = overlap
         self._compressor = compressor or build_compressor("none")

@@ -47,7 +47,7 @@ class Muon(_AdamW):  # type: ignore[misc, valid-type]
             for matrices in (False, True):
                 members = [p for p in group["params"] if is_matrix(p) == matrices]
                 split += [{**group, "params": members, "matrices": matrices}] if members else []
-        super().__init__(split, lr=0.0, weight_decay=weight_decay)
+        super().__init__(split or groups, lr=0.0, weight_decay=weight_decay)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:

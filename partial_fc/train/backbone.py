@@ -40,6 +40,7 @@ class _Gradient(torch.autograd.Function):
 
 class TorchBackbone:
     """A torch module with its precision, weights, optimizer, gradient exchange and input contract; see seams.Backbone.
+    A module without parameters to train (--network none) stays frozen.
 
     module: on its device, equal on all ranks (`broadcast_module`). contract: what model.safetensors says of the
     network; its "network" and sizes must be those of a checkpoint that is loaded. seed: of random layers.
@@ -72,12 +73,12 @@ class TorchBackbone:
         self._output_B: Tensor | None = None  # of the last forward, until its backward
         self._statistics = RunningStatistics(nn.Identity())
         self._summed = False  # whether this update's gradient is the sum over the ranks
-        self._frozen = False
+        self._frozen = not self.sync.gradient_of
         self._finite = torch.tensor(True)  # the gradient of a frozen backbone's output
 
     @property
     def scaler(self) -> LossScaler | None:
-        return self.precision.scaler
+        return self.precision.scaler if self.sync.gradient_of else None
 
     def compile(self, input_B: Tensor) -> str:
         """Compiles the forward and backward of training for batches like this one; returns why it cannot, or "".
@@ -137,10 +138,10 @@ class TorchBackbone:
 
     @property
     def may_overflow(self) -> bool:
-        return self.sync.may_overflow
+        return self.sync.may_overflow and not self._frozen
 
     def square_sum(self) -> Tensor:
-        return self.sync.square_sum()
+        return torch.zeros((), dtype=torch.float64, device=self.device) if self._frozen else self.sync.square_sum()
 
     def scale(self, factor: float) -> None:
         self.sync.scale(factor)
@@ -175,6 +176,7 @@ class TorchBackbone:
         self.module.train(not self._frozen)
 
     def freeze(self, frozen: bool) -> None:
+        frozen = frozen or not self.sync.gradient_of
         if frozen != self._frozen:
             self._frozen = frozen
             self.train()
@@ -242,9 +244,7 @@ class TorchBackbone:
             now[name].copy_(buffer)
         notes = self._load_average(found, {**delivered, **average, **own_average})
         if self.scaler:
-            # Version 0.1's mnist called it "scaler".
-            stored = found.manifest.get("loss_scaler") or found.manifest.get("scaler") or LossScaler().state()
-            self.scaler.load_state(stored)
+            self.scaler.load_state(found.manifest.get("loss_scaler") or LossScaler().state())
         remembered = found.exchange(self.world)
         if remembered.keys() == self.sync.state().keys():
             self.sync.load_state(remembered)
@@ -289,7 +289,7 @@ class TorchBackbone:
     def gradients(self, input_B: Tensor | None = None, grad_B: Tensor | None = None) -> dict[str, Tensor]:
         """Leaves p.grad as it is."""
         named = [(name, p) for name, p in reversed(list(self.module.named_parameters())) if p.requires_grad]
-        if input_B is None or grad_B is None:
+        if input_B is None or grad_B is None or not named:
             return {name: self.sync.gradient_of[p] for name, p in named}
         with self._statistics_kept():
             output_B = self._forward(input_B)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from partial_fc.checkpoint import Saver
 from partial_fc.comm import World
 from partial_fc.data import Loader
-from partial_fc.evaluate import Evaluation
+from partial_fc.evaluate.evaluation import Evaluation
 from partial_fc.head import Head
 from partial_fc.optim.gradient_sync import StepBytes
 from partial_fc.optim.schedule import Continued, Schedule

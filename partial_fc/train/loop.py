@@ -53,9 +53,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
     loss, stopped = math.nan, 0
     job.hooks.begin(at)
     backbone.train()
-    job.commits.begin(
-        at.step, job.head, lambda can_copy: snapshot(job, copy=can_copy, checksums=True), partial(state_bytes, job)
-    )
+    job.commits.begin(at.step, lambda can_copy: snapshot(job, copy=can_copy, checksums=True))
 
     if at.step < settings.freeze_steps:
         job.logger.info(f"the backbone is frozen up to step {settings.freeze_steps}: only class centres move")
@@ -255,11 +253,6 @@ def save_beside(job: Job) -> LostLock:
         f"{why}. The state of step {job.at.step} is in {root}: resume from it with --models-root NEW --resume "
         f"{saver.root / folder_name(job.at.step)}"
     )
-
-
-def state_bytes(job: Job) -> int:
-    """Returns the bytes of a snapshot besides the head's. A collective."""
-    return sum(t.nbytes for table in job.backbone.state() for t in table.values())
 
 
 def snapshot(job: Job, score: float | None = None, **how: Any) -> checkpoint.Snapshot:

@@ -48,29 +48,18 @@ def resume(run: Run, backbone: Backbone, head: Head, source: Source | None = Non
     if isinstance(found, PeerCheckpoint):
         found.keep_alone(run.process)
     run.logger.info(f"resumed from {found.folder}")
-    return state_of(found, source)
-
-
-def state_of(found: Stored, source: Source | None = None) -> RunState:
-    """Returns the run's state in the manifest. source: needed for checkpoints of recipe mnist of version 0.1."""
     manifest = found.manifest
-    # Recipe mnist of version 0.1 had these in its position.
-    position = _position(found, source)
-    old = {} if isinstance(manifest["position"], int) else manifest["position"]
-    best = manifest.get("best") or ({"test": old["best"]} if old else {})
     return RunState(
         step=found.step,
-        position=position,
-        num_overflows=manifest.get("num_overflows", old.get("skipped", 0)),
+        position=_position(found),
+        num_overflows=manifest.get("num_overflows", 0),
         left_out=[(begin, end) for begin, end in manifest.get("left_out", [])],
-        best={name: score for name, score in best.items() if score is not None},
+        best={name: score for name, score in (manifest.get("best") or {}).items() if score is not None},
         best_score=manifest.get("best_score") or 0.0,
     )
 
 
-def restore(
-    run: Run, backbone: Backbone, head: Head, saver: checkpoint.Saver, source: Source | None = None
-) -> tuple[int, int] | None:
+def restore(run: Run, backbone: Backbone, head: Head, saver: checkpoint.Saver) -> tuple[int, int] | None:
     """Restores the newest valid checkpoint of this run, or the one that it started from, during the run. Returns (step,
     position in the data); None if there is neither. A collective."""
     saver.drain()
@@ -80,7 +69,7 @@ def restore(
     if found is None:
         return None
     _load(run, found, backbone, head)
-    return found.step, _position(found, source)
+    return found.step, _position(found)
 
 
 def _newer_than_commits(run: Run) -> checkpoint.Checkpoint | None:
@@ -177,18 +166,8 @@ def _load(run: Run, found: Stored, backbone: Backbone, head: Head) -> None:
         run.note(note)
 
 
-def _position(found: Stored, source: Source | None) -> int:
+def _position(found: Stored) -> int:
     """Returns the samples consumed by all ranks."""
-    manifest = found.manifest
-    if "position" not in manifest:
+    if "position" not in found.manifest:
         raise ValueError(f"{found.folder}: manifest.json has no position in the data")
-    position = manifest["position"]
-    if isinstance(position, int):
-        return position
-    # Recipe mnist of version 0.1 counted epochs and updates.
-    assert source is not None
-    configuration = manifest.get("configuration", {})
-    if not all(type(configuration.get(name)) is int for name in ("batch_size", "accumulate")):
-        raise ValueError(f"{found.folder}: manifest.json says neither batch_size nor accumulate as whole numbers")
-    update_size = configuration["batch_size"] * configuration["accumulate"] * manifest["world_size"]
-    return position["epoch"] * len(source) + min(position["update"] * update_size, len(source))
+    return found.manifest["position"]

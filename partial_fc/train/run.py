@@ -1,4 +1,4 @@
-"""The run around the loop, the same for every recipe: start, resume, results.
+"""The run around the loop, the same for every recipe. Its learning rate is begin/course.py, its end end.py.
 
     def train_here(run):                                 # in each world of an elastic run
         source = run.open_data(...)                      # data
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from partial_fc import checkpoint, flags
 from partial_fc.checkpoint.class_names import names_of
@@ -31,22 +31,19 @@ from partial_fc.data import Loader, Source, Synthetic, open_on_all
 from partial_fc.data.loader import Transform
 from partial_fc.data.order import Order
 from partial_fc.data.transform import channels_first
-from partial_fc.evaluate import Evaluation
+from partial_fc.evaluate.evaluation import Evaluation
 from partial_fc.files import make_folders, replacing
 from partial_fc.head import PartialFC
-from partial_fc.machine import peak_bytes
 from partial_fc.models.inputs import InputContract
 from partial_fc.optim import backbone as torch_optim
 from partial_fc.optim.gradient_sync import broadcast_module
-from partial_fc.optim.schedule import Continued, Schedule, continued, linear_scaling
-from partial_fc.train import loop, resume
+from partial_fc.train import end, loop, resume
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.batch_norm import convert
-from partial_fc.train.begin import run_folder
+from partial_fc.train.begin import course, run_folder
 from partial_fc.train.begin.start import is_asked_for, named
 from partial_fc.train.guards.commits import Commits
 from partial_fc.train.job import Guards, Head, Job, Outcome, Settings
-from partial_fc.train.no_backbone import NoBackbone
 from partial_fc.train.precision import Mode, Precision, choose
 from partial_fc.train.record import header
 from partial_fc.train.record.boards import open_wandb
@@ -93,7 +90,7 @@ def run_in_worlds(
 
 @dataclass
 class Run:
-    """One run in one world: its facts, and the methods of its start and end.
+    """One run in one world: its facts, and what a recipe builds it from.
 
     config: of the recipe, with the shared flag groups. process: its state across worlds.
     """
@@ -187,18 +184,16 @@ class Run:
         see TorchBackbone. precision: the module's only one. compile_for: the shape of a sample, to
         compile the training of the module for. optimizer: for `optim.backbone.build`; a module
         with no_weight_decay(), as timm's and our transformers have it, adds the parameters that it names, norms and
-        biases to those without decay. Without parameters (nn.Identity) it is a NoBackbone. A collective."""
+        biases to those without decay. A collective."""
         optim, world = self.config.optim, self.world
         if hasattr(module, "no_weight_decay"):
             no_decay: Any = module.no_weight_decay
             optimizer = {"decay_biases": False, "decay_norms": False, "no_decay": no_decay(), **optimizer}
         chosen = Precision(precision or choose(optim.precision, self.device, world), self.device)
         self.unit = to_input.unit
-        if not module.state_dict():
-            self.logger.info(f"{contract['network']}: no parameters; precision {chosen.mode}")
-            return NoBackbone(world, chosen, to_input, contract)  # type: ignore[return-value]
         module.to(self.device, chosen.parameter_dtype)
-        broadcast_module(module, world)
+        if module.state_dict():
+            broadcast_module(module, world)
         if optim.sync_bn:
             module = convert(module, world)
         make = partial(
@@ -250,15 +245,11 @@ class Run:
         with replacing(copy) as partial_copy:
             partial_copy.write_bytes(code)
 
-    def resume(self, backbone: Backbone, head: Head, source: Source | None = None) -> RunState:
-        """Loads the state that the run starts from into backbone and head; see `resume.resume`."""
-        return resume.resume(self, backbone, head, source)
-
     def lengths(self, order: Order) -> tuple[int, int]:
         """Returns (updates of the run, updates of its warm-up). Raises ValueError if the warm-up is longer, so recipes
         call this as soon as the data is open."""
         given, steps_per_epoch = self.config.schedule, order.num_samples / self.global_batch
-        total = self._total_steps(order, given.epochs, given.max_steps)
+        total = self.total_steps(order, given.epochs, given.max_steps)
         warmup = given.warmup_steps + round(given.warmup_epochs * steps_per_epoch)
         if 0 < total <= warmup:
             ends = f"--max-steps {given.max_steps}" if given.max_steps else f"--epochs {given.epochs:g}"
@@ -269,110 +260,9 @@ class Run:
             )
         return total, warmup
 
-    def schedule(self, start: RunState, order: Order, rates: flags.ScheduleFlags | None = None) -> Schedule | Continued:
-        """Returns the learning rate's schedule from the start of the run to its end. rates: instead of the flags'
-        schedule. Raises ValueError if the run starts beyond its end."""
-        course = self._course(order, rates or self.config.schedule)
-        schedule = self._from(start, order, course)
-        if start.step < schedule.total_steps:
-            self._note_other_length(course, schedule, start.step, order)
-        return schedule
-
-    def _note_other_length(self, course: Schedule, schedule: Schedule | Continued, step: int, order: Order) -> None:
-        """Notes that the rate of a step may depend on a changed end of the run."""
-        given = vars(self.config.schedule)
-        changed = {name: value for name, value in self.length_before.items() if value != given[name]}
-        if not changed:
-            return
-        words = "; with ".join(
-            f"{flags.flag(name)} {value}, this run has {given[name]}" for name, value in changed.items()
-        )
-        now = schedule.lr(step)
-        rate = f"the learning rate of the next step is {now:g}"
-        total = self._total_steps(order, **self.length_before)
-        if total > course.warmup_steps:  # else another flag's note covers the warm-up
-            was = dataclasses.replace(course, total_steps=total)
-            like = step + (schedule.shift if isinstance(schedule, Continued) else 0)
-            then = was.lr(min(like, total))
-            if then == now:  # the schedule does not depend on the end
-                return
-            rate += f", and was to be {then:g}"
-        self.note(f"the checkpoint was trained with {words}: allowed, but {rate}")
-
-    def _from(self, start: RunState, order: Order, course: Schedule) -> Schedule | Continued:
-        """Returns the remaining part of a schedule."""
-        seen = start.position - sum(end - begin for begin, end in start.left_out)
-        shift = order.updates_at(seen, self.global_batch) - start.step
-        if self.config.schedule.max_steps or not shift:
-            if start.step > course.total_steps:
-                raise ValueError(
-                    f"the checkpoint to resume from is at step {start.step}, beyond this run's {course.total_steps}; "
-                    "use another --models-root, or more --epochs or --max-steps"
-                )
-            return course
-        total = self.config.schedule.epochs * order.num_samples
-        schedule = continued(course, start.step, order.updates_to(seen, total, self.global_batch), shift)
-        left, like = schedule.total_steps - start.step, start.step + schedule.shift
-        self.logger.info(
-            f"{seen:,} of {total:,.0f} {self.unit} have been seen in {start.step} steps; with {self.global_batch} a "
-            f"step {left} more steps remain, {schedule.total_steps} in all; learning rate {schedule.lr(start.step):g}, "
-            f"as in step {like:.1f} of {course.total_steps} of this size"
-        )
-        return schedule
-
-    def _course(self, order: Order, given: flags.ScheduleFlags) -> Schedule:
-        steps_per_epoch = order.num_samples / self.global_batch
-        total_steps, warmup_steps = self.lengths(order)
-        micro_batches = f" x {self.config.optim.accumulate}" if self.config.optim.accumulate > 1 else ""
-        self.logger.info(
-            f"{order.num_samples:,} {self.unit}; global batch {self.world.size} x {self.config.optim.batch_size}"
-            f"{micro_batches} = {self.global_batch}; {steps_per_epoch:.1f} steps an epoch, {total_steps} steps in all"
-        )
-        lr = given.lr
-        if given.lr_scaling == "linear":
-            lr, arithmetic = linear_scaling(given.lr, given.base_batch_size, self.global_batch)
-            self.logger.info(arithmetic)
-        if given.lr_scheduler == "step" and given.lr_steps and self.global_batch != given.base_batch_size:
-            self.note(
-                "--lr-steps and --max-steps count updates and are not scaled: this run's updates see "
-                f"{self.global_batch} {self.unit}, those of the preset {given.base_batch_size}"
-            )
-        return Schedule(
-            kind=given.lr_scheduler,
-            base_lr=lr,
-            total_steps=total_steps,
-            warmup_steps=warmup_steps,
-            warmup_start=given.warmup_lr if given.warmup_steps or given.warmup_epochs else 0.0,
-            decay_steps=given.lr_steps if given.lr_scheduler == "step" else (),
-            decay_every=max(1, int(given.lr_step_epochs * steps_per_epoch))
-            if given.lr_step_epochs and given.lr_scheduler == "step"
-            else 0,
-            factor=given.lr_factor,
-            power=given.lr_power,
-        )
-
-    def _total_steps(self, order: Order, epochs: float, max_steps: int | None = None) -> int:
+    def total_steps(self, order: Order, epochs: float, max_steps: int | None = None) -> int:
+        """Returns the updates of a run of this length."""
         return max_steps or order.updates_to(0, epochs * order.num_samples, self.global_batch)
-
-    def is_finished(self, start: RunState, schedule: Schedule | Continued) -> bool:
-        """Returns whether all is trained and rank 0, its writer, finds a result (each host may have its own folder); if
-        so, logs it, and leaves the world. A collective if all is trained."""
-        if start.step != schedule.total_steps:
-            return False
-        there = torch.tensor([int((self.root / "result.json").exists())])
-        if not self.world.broadcast(there, name="run/finished").item():
-            return False
-        if self.differences:
-            raise ValueError(
-                f"{self.root} holds a finished run, with {'; with '.join(self.differences)}: nothing would be trained. "
-                "Start from scratch with --models-root NEW, or continue with more --max-steps or --epochs"
-            )
-        self.logger.info(
-            f"{self.root} is finished, see result.json; to continue, raise --max-steps or --epochs; to start "
-            "from scratch, give another --models-root"
-        )
-        self.world.close()
-        return True
 
     # ---- train
 
@@ -396,17 +286,17 @@ class Run:
         returns the exit status. A collective.
 
         line: of the log, from (--frequent, steps of the run, samples of an epoch). start_from: called with the state
-        before the first step, to load weights of another program. rates: see `schedule`. results: what the recipe adds
-        to result.json; not called if the run was stopped. deliver: see `finish`. teacher: adds to the loss. settings:
-        of job.Settings, such as each_epoch=True: evaluate and save at the end of an epoch.
+        before the first step, to load weights of another program. rates: instead of the flags' schedule. results: what
+        the recipe adds to result.json; not called if the run was stopped. deliver: see `end.finish`. teacher: adds to
+        the loss. settings: of job.Settings, such as each_epoch=True: evaluate and save at the end of an epoch.
         """
         saver, order = self.saver(), loader.order
-        start = self.resume(backbone, head, loader.source)
+        start = resume.resume(self, backbone, head, loader.source)
         if start_from:
             start_from(start)
         loader.seek(start.position)
-        schedule = self.schedule(start, order, rates)
-        if self.is_finished(start, schedule):
+        schedule = course.schedule(self, start, order, rates)
+        if end.is_finished(self, start, schedule):
             return 0
         lines = line(self.config.run.frequent, schedule.total_steps, order.num_samples)
         job = self._job(
@@ -416,7 +306,7 @@ class Run:
         )  # fmt: skip
         self.outcome = loop.train(job)
         more = results(self.outcome) if results and not self.outcome.stopped else {}
-        return self.finish(job, self.outcome, more, deliver)
+        return end.finish(self, job, self.outcome, more, deliver)
 
     def _job(self, settings: Mapping[str, Any], *, loader: Loader, backbone: Backbone, head: Head,
              saver: checkpoint.Saver, **parts: Any) -> Job:  # fmt: skip
@@ -433,7 +323,7 @@ class Run:
             **settings,
         }
         on_disk = any(table.rows.on_disk for table in head.tables().values())
-        restore = partial(resume.restore, self, backbone, head, saver, loader.source)
+        restore = partial(resume.restore, self, backbone, head, saver)
         return Job(
             world=self.world,
             loader=loader,
@@ -462,83 +352,3 @@ class Run:
         if not elastic.active():
             return 0
         return asked if asked is not None else 100 if in_memory else 0
-
-    # ---- end
-
-    def finish(
-        self, job: Job, outcome: Outcome, more: Mapping[str, Any], deliver: Callable[..., Any] | None = None
-    ) -> int:
-        """Writes the results, leaves the world, returns the exit status. more: the recipe's additions to result.json.
-        deliver: called by rank 0 with the weights and a prefix of files to write them to besides model.safetensors.
-        Raises OSError if the last state is in no checkpoint. A collective."""
-        if outcome.stopped:
-            self.logger.info(f"stopped at step {job.at.step}, as asked; {self._how_to_resume(job)}")
-        else:
-            weights, *_ = job.backbone.state()  # as evaluated: with the statistics of all ranks together
-            weights = {name: t.detach().cpu() for name, t in weights.items()}
-            beside = job.backbone.not_delivered() if self.keeps else {}
-            if self.world.rank == 0:
-                make_folders(self.root)  # it may have been removed
-                if self.keeps and deliver:
-                    deliver(weights, self.root / "model")
-                models = {"model": weights} | {f"model-{kind}": others for kind, others in beside.items()}
-                self._write_results(job, outcome, models, more)
-            self.world.barrier(name="end")
-            written = self.root / "result.json"
-            # If the folder is each host's own.
-            elsewhere = f"{written} is on the host of rank 0"
-            for kind in beside:
-                self.logger.info(
-                    f"model.safetensors holds the {'average' if kind == 'raw' else 'raw'} weights, "
-                    f"model-{kind}.safetensors the {'raw ones' if kind == 'raw' else 'average'}"
-                )
-            self.logger.info(f"Training is over! {written if written.exists() else elsewhere}")
-        if not outcome.saved:
-            raise OSError(
-                f"the last state, of step {job.at.step}, is in no checkpoint below {job.saver.root}: see above"
-            )
-        self.world.close()
-        return outcome.stopped
-
-    def _write_results(
-        self, job: Job, outcome: Outcome, models: Mapping[str, dict[str, Tensor]], more: Mapping[str, Any]
-    ) -> None:
-        """Writes the models, NAME.safetensors each, if the run keeps anything, and result.json."""
-        backbone = job.backbone
-        contract = {"recipe": self.recipe, **backbone.contract, "num_classes": str(job.head.num_classes)}
-        contract["step"] = str(job.at.step)
-        for name, weights in models.items() if self.keeps else ():
-            checkpoint.save_tensors(weights, self.root / f"{name}.safetensors", contract)
-        for name in ("model-raw", "model-ema"):
-            if self.keeps and name not in models:  # of this run's earlier end, with another --deliver or --ema
-                (self.root / f"{name}.safetensors").unlink(missing_ok=True)
-        result = {
-            "loss": outcome.loss,
-            "evaluations": outcome.evaluations,
-            "best": job.at.best,
-            **more,
-            f"{backbone.to_input.unit}_per_s": outcome.samples_per_s,
-            "seconds": self.seconds,
-            "peak_memory_bytes": peak_bytes(self.device),
-            "steps": job.at.step,
-            "skipped_updates": job.at.num_overflows,
-            "precision": backbone.mode,
-            "loss_scale": backbone.scaler.scale if backbone.scaler else 1.0,
-            "world_size": self.world.size,
-            "backend": self.world.backend,
-            "traffic_per_step": outcome.traffic,
-            "gradient_bytes_per_step": dataclasses.asdict(outcome.exchanged),
-            "configuration": flags.flat(self.config),
-            "versions": self.versions,
-        }
-        checkpoint.write_json(result, self.root / "result.json")
-
-    def _how_to_resume(self, job: Job) -> str:
-        if not self.keeps:
-            return "nothing is kept of synthetic data"
-        newest, asked = checkpoint.newest(job.saver.root), self.config.run.resume
-        if not newest:
-            return "there is no checkpoint to resume from"
-        if asked in ("auto", "same"):
-            return f"the same command resumes from {newest}"
-        return f"the same command with --resume auto, in place of --resume {asked}, resumes from {newest}"

@@ -20,20 +20,15 @@ RENAMED = {
     "lr-decay": "lr-factor",
 }
 _MODES = {"step": ["step"], "cosine": ["cosine"], "poly": ["polynomial", "--lr-power", "2"]}
+_UNUSED = (
+    "mixup", "mixup-alpha", "mixup-off-epoch", "label-smoothing", "teacher", "temperature", "hard-weight", "use_se",
+    "use-gn", "crop-ratio",
+)  # fmt: skip
 _WITHOUT_EFFECT = {
+    **dict.fromkeys(_UNUSED, "GluonCV's trainer does not use it"),
     "mode": "there is one way to run a network here",
-    "mixup": "GluonCV's trainer does not use it",
-    "mixup-alpha": "GluonCV's trainer does not use it",
-    "mixup-off-epoch": "GluonCV's trainer does not use it",
-    "label-smoothing": "GluonCV's trainer does not use it",
-    "teacher": "GluonCV's trainer does not use it",
-    "temperature": "GluonCV's trainer does not use it",
-    "hard-weight": "GluonCV's trainer does not use it",
     "last-gamma": "the last batch norm of each block begins with 0 anyway, as in GluonCV's SlowFast",
-    "use_se": "GluonCV's trainer does not use it",
-    "use-gn": "GluonCV's trainer does not use it",
     "batch-norm": "the networks have batch norms anyway",
-    "crop-ratio": "GluonCV's trainer does not use it",
     "use-decord": "videos are read by a reader of our own, which gives the same frames",
     "input-5d": "SlowFast's clips have five dimensions anyway",
     "slowfast": "all networks here are SlowFast ones, trained with NAG",

@@ -19,6 +19,9 @@ class OneOf(SingleWorld):
         super().__init__()
         self.rank, self.size = rank, size
 
+    def start_all_gather(self, t, rows=None, *, name):
+        return super().start_all_gather(t, name=name)  # nobody else's rows
+
 
 def heads_of(size: int, num_classes: int = 11, made=None, num_steps: int = 7, **options) -> list[PartialFC]:
     """Those of all ranks. made: the classes that have rows (None: all), random by class, alike for any size."""

@@ -101,8 +101,9 @@ def _cubic_weights(size_in: int, size: int) -> NDArray[np.int64]:
 
 def contact_sheet(digits: ImageSet, num_a_class: int = 20, zoom: int = 2) -> NDArray[np.uint8]:
     """Draws classes, one a row, with their first images; uint8 (height, width)."""
-    images: list[pictures.Pixels] = []
+    rows = []
     for label in np.unique(digits.label_N):
-        of_class = list(digits.image_NHW[digits.label_N == label][:num_a_class])
-        images += of_class + [np.zeros_like(of_class[0])] * (num_a_class - len(of_class))
-    return pictures.grid(images, num_a_class).repeat(zoom, 0).repeat(zoom, 1)
+        image_KHW = digits.image_NHW[digits.label_N == label][:num_a_class]
+        black = np.zeros((num_a_class - len(image_KHW), *image_KHW.shape[1:]), np.uint8)
+        rows.append(np.concatenate((*image_KHW, *black), axis=1))
+    return np.concatenate(rows).repeat(zoom, 0).repeat(zoom, 1)

@@ -2,5 +2,3 @@
 
 from partial_fc.checkpoint.peer.commits import PeerCopies, ProcessState
 from partial_fc.checkpoint.peer.restore import PeerCheckpoint, recover
-
-__all__ = ["PeerCheckpoint", "PeerCopies", "ProcessState", "recover"]

@@ -26,11 +26,9 @@ import torch
 from partial_fc.checkpoint.files import as_json
 from partial_fc.checkpoint.lock import Fence, FolderLock
 from partial_fc.checkpoint.peer.transfer import PIECE_BYTES, ByteStream, empty_share, outline
-from partial_fc.checkpoint.rows import class_bytes
 from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.comm import Work, World, all_gather_json
 from partial_fc.comm.watch.report import ranks_in_words
-from partial_fc.head.protocol import Head
 from partial_fc.memory import available_memory_bytes, refusals
 from partial_fc.this_host import identity
 
@@ -117,6 +115,7 @@ class PeerCopies:
         # Shares for this rank that arrived damaged.
         self._num_damaged = 0
         self._num_steps = self._num_begun = 0
+        self.given_up = False  # the last commit, for want of memory
         self._outgoing = ByteStream({})
         self._incoming: dict[int, tuple[Snapshot, ByteStream]] = {}
         # Bytes that each rank has still to send, and sends in a step.
@@ -134,32 +133,6 @@ class PeerCopies:
         replicas are missing. A single rank has no peer, and commits only before it leaves."""
         return self._world.size > 1 and not self.under_way and (not self._num_begun or step % self._every == 0)
 
-    def too_little_memory(self, head: Head, more_bytes: int = 0) -> str:
-        """Returns which rank has too little memory for two commits; "": none. Equal on all ranks, except for the local
-        numbers. more_bytes: of a snapshot besides the head's. A collective."""
-        # A single rank commits only before it leaves, and has no replicas.
-        rows = [table.rows for table in head.tables().values()]
-        if self._world.size == 1 or not rows:
-            return ""
-        num_bytes = sum(class_bytes(each) * (each.stop - each.start) for each in rows)  # once all are created
-        bytes_W = self._world.all_gather(torch.tensor([num_bytes]), name="peer/bytes").tolist()
-        commit = (num_bytes + more_bytes + sum(bytes_W[rank] for rank in self._keeps)) * self._world.local_size
-        # Commits of the previous world are removed when the first one is complete.
-        shares = [share for before in self._process.commits for share in before.shares.values()]
-        parts = [part for share in shares for table in share.tables.values() for part in table.parts]
-        held = sum(part.num_bytes for part in parts) * self._world.local_size
-        need = 2 * commit - min(commit, held)
-        free = available_memory_bytes()
-        short = torch.tensor([int(need > _MEMORY_SHARE * free)])
-        short_W = self._world.all_gather(short, name="peer/short").tolist()
-        if not any(short_W):
-            return ""
-        return (
-            f"rank {short_W.index(1)} has too little memory for commits (here, on rank {self._world.rank}, "
-            f"{need / 1e9:.1f} GB are needed beside the training, for all processes of the host, and {free / 1e9:.1f} "
-            "GB are free, of which half may be used)"
-        )
-
     def make_room(self) -> None:
         """Removes the older of two complete commits, before a snapshot is taken."""
         freed, self._process.commits = self._process.commits[:-1], self._process.commits[-1:]
@@ -168,7 +141,8 @@ class PeerCopies:
 
     def can_copy(self, num_bytes: int) -> bool:
         """Returns whether a snapshot of this size, and the replicas, fit into memory."""
-        need = (num_bytes + self._kept_bytes - self._freed_bytes) * self._world.local_size
+        kept = self._kept_bytes or num_bytes * len(self._keeps)  # unknown before the first; shares are about equal
+        need = (num_bytes + kept - self._freed_bytes) * self._world.local_size
         return need <= _MEMORY_SHARE * available_memory_bytes()
 
     def begin(self, snapshot: Snapshot | MemoryError, took_s: float = 0.0) -> None:
@@ -187,7 +161,8 @@ class PeerCopies:
         outgoing = ByteStream(taken.own if taken and self._peer_W[rank] != rank else {})
         size = torch.tensor([-1 if problem else outgoing.num_bytes])
         size_W = self._world.all_gather(size, name="peer/size").tolist()
-        if min(size_W) < 0 or taken is None:
+        self.given_up = min(size_W) < 0
+        if self.given_up or taken is None:
             self._say_not_begun(problem, [of for of, size in enumerate(size_W) if size < 0])
             return
         assert taken.is_copy

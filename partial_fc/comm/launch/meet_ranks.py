@@ -11,7 +11,6 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -144,8 +143,8 @@ class _Rank:
     def _missing(self) -> str:
         present = [f"{key}: {claim}" for key in self._keys if (claim := self._read(key))]
         return (
-            f"{_listed(self._absent())} did not join {_where(self._launch)} within {self._timeout_s:g} s. There are: "
-            f"{_listed(present)}. {self._remedy()}"
+            f"{printable.some(self._absent(), 16)} did not join {_where(self._launch)} within {self._timeout_s:g} s. "
+            f"There are: {printable.some(present, 16)}. {self._remedy()}"
         )
 
     def _remedy(self) -> str:
@@ -159,12 +158,6 @@ class _Rank:
         elif launch.master_addr in ("localhost", "127.0.0.1", "::1") and launch.size > launch.local_size:
             text += f" {launch.master_addr} means every host itself: other hosts need the address of this one."
         return text
-
-
-def _listed(items: Sequence[str], most: int = 16) -> str:
-    """Returns the items as text, the first ones if there are many."""
-    more = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(items[:most]) + more
 
 
 # ---- the store

@@ -70,16 +70,16 @@ class LevelDbStore:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return self._keys.num_records
+        return len(self._keys)
 
     def item(self, index: int) -> tuple[bytes, bytes]:
         """Returns (key, value) of the index-th record in key order. Cheap for sequential reads."""
-        key, steps = self._keys.before(index)
-        cursor = self._take(index, steps)
+        key = self._keys[index]
+        cursor = self._take(index)
         try:
             if not 0 <= cursor.at <= index:
                 cursor.iterator.seek(key)
-                cursor.at = index - steps
+                cursor.at = index
                 if not cursor.iterator.valid() or cursor.iterator.key() != key:
                     raise ValueError(
                         f"{self.path}: key {key!r} is not at its position in the key list; the database is damaged"
@@ -93,16 +93,16 @@ class LevelDbStore:
             raise
         except self._error as error:
             cursor.iterator.close()
-            raise BadRecord(f"{self.path}, record {index} (behind key {key!r}): {error}") from None
+            raise BadRecord(f"{self.path}, record {index} (key {key!r}): {error}") from None
         with self._lock:
             self._cursors.append(cursor)
         return item
 
-    def _take(self, index: int, steps: int) -> _Cursor:
+    def _take(self, index: int) -> _Cursor:
         """Returns a cursor that can step to the record, or one that must seek (at = -1)."""
         with self._lock:
             for cursor in reversed(self._cursors):
-                if cursor.at <= index <= cursor.at + steps + _SEEK_STEPS:
+                if cursor.at <= index <= cursor.at + _SEEK_STEPS:
                     self._cursors.remove(cursor)
                     return cursor
             if len(self._cursors) >= _MOST_CURSORS:

@@ -30,20 +30,18 @@ class LmdbStore:
         _environments[self._file] = self._environment = environment
 
     def __len__(self) -> int:
-        return self._keys.num_records
+        return len(self._keys)
 
     def item(self, index: int) -> tuple[bytes, bytes]:
         """Returns (key, value) of the index-th record in key order."""
-        key, steps = self._keys.before(index)
-        with self._environment.begin() as transaction, transaction.cursor() as cursor:
-            found = transaction.id() == self._version and cursor.set_key(key)
-            for _ in range(steps):
-                found = found and cursor.next()
-            if not found:
+        key = self._keys[index]
+        with self._environment.begin() as transaction:
+            value = transaction.get(key) if transaction.id() == self._version else None
+            if value is None:
                 raise ValueError(
                     f"{self.path} was written to after it was opened; start again when the writer has finished"
                 )
-            return cursor.item()
+            return key, value
 
     def close(self) -> None:
         """Does nothing: another store may use the environment, which closes with the last one."""

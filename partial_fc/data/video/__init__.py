@@ -2,5 +2,3 @@
 
 from partial_fc.data.video.clip_list import ClipList
 from partial_fc.data.video.transforms import ClipTransform, Window
-
-__all__ = ["ClipList", "ClipTransform", "Window"]

@@ -4,5 +4,3 @@ catch_up)."""
 from partial_fc.head.rows.optimizers import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
 from partial_fc.head.rows.storage import Storage
 from partial_fc.head.rows.table import RowTable
-
-__all__ = ["RowAdagrad", "RowAdam", "RowAdamW", "RowOptimizer", "RowSGD", "RowTable", "Storage"]

@@ -21,7 +21,7 @@ from torch import Tensor
 from partial_fc.checkpoint.class_names import check_class_names
 from partial_fc.checkpoint.consistency import open_centres
 from partial_fc.checkpoint.rows_now import load_centres
-from partial_fc.comm import all_gather_json
+from partial_fc.comm import all_or_raise
 from partial_fc.data import Source
 from partial_fc.data.npy import read_npy
 from partial_fc.foreign.centre_files import ForeignRows, are_in, find
@@ -56,16 +56,13 @@ def load(run: Run, backbone: Backbone, head: Head, source: Source | None) -> Non
         assert source is not None
         imprint(backbone, table, source, run.head_flags.imprint_images, run.logger)
         return
-    problem = None
-    try:
+
+    def read() -> None:
         if not path.exists():
             raise ValueError(f"not found; {_EXPECTED}")
         _write(table, _npy(path, table) if path.suffix == ".npy" else _foreign(path, table))
-    except (ValueError, OSError) as error:
-        problem = f"rank {run.world.rank}: --start-centres {path}: {error}"
-    problems = list(filter(None, all_gather_json(problem, run.world, "start/centres")))
-    if problems:
-        raise ValueError(problems[0])
+
+    all_or_raise(read, run.world, "start/centres", f": --start-centres {path}")
     run.logger.info(f"class centres from {path}")
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from partial_fc.checkpoint import Snapshot
 from partial_fc.checkpoint.peer import PeerCopies, ProcessState
 from partial_fc.comm import World, elastic
-from partial_fc.head import Head
 
 _log = logging.getLogger("partial_fc")
 
@@ -34,15 +33,13 @@ class Commits:
 
     @property
     def are_kept(self) -> bool:
-        return self._copies is not None
+        """Returns whether the newest commit that was due is kept; equal on all ranks."""
+        return self._copies is not None and not self._copies.given_up
 
-    def begin(
-        self, step: int, head: Head, take: Callable[[Callable[[int], bool]], Snapshot], more_bytes: Callable[[], int]
-    ) -> None:
-        """Prepares commits before the first step of a world, in which replicas are missing. If a rank has too little
-        memory, the first world of a run raises ValueError, on all ranks, and later ones continue without commits. take:
-        makes a snapshot of everything, a copy, if so many bytes may be copied; else, or without memory for it, raises
-        MemoryError; always a collective. more_bytes: of a snapshot besides the head's; a collective."""
+    def begin(self, step: int, take: Callable[[Callable[[int], bool]], Snapshot]) -> None:
+        """Prepares commits before the first step of a world, in which replicas are missing. take: makes a snapshot of
+        everything, a copy, if so many bytes may be copied; else, or without memory for it, raises MemoryError; always a
+        collective."""
         self._take = take
         summary = self._member.recovery_summary() if self._member else ""
         if summary:
@@ -52,18 +49,6 @@ class Commits:
                 f"rank 0 is on {socket.gethostname()}: what it writes (log, loss.csv, TensorBoard, results) goes "
                 "on below its --models-root"
             )
-        short = self._copies.too_little_memory(head, more_bytes()) if self._copies else ""
-        if short and self._process.generation <= 1:
-            raise ValueError(
-                f"{short}: --commit-every 0 goes without them, and a lost host then costs the steps since the last "
-                "checkpoint"
-            )
-        if short:  # fewer hosts have larger shares: the loss that commits are for must not end the run
-            _log.warning(
-                f"{short}: continuing without commits; a host that is lost from now on costs the steps since the last "
-                "checkpoint"
-            )
-            self._process.commits, self._copies = [], None
         self._commit_if_due(step)
 
     def start_step(self) -> None:

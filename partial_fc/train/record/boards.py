@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from partial_fc.comm import World
+from partial_fc.comm import World, all_or_raise
 from partial_fc.files import warn_on_os_error
 from partial_fc.head.telemetry import Histogram
 
@@ -111,11 +109,8 @@ def open_wandb(project: str | None, models_root: Path, configuration: Mapping[st
     """Begins a run on rank 0 with --wandb. Raises ValueError, on all ranks, if it fails. A collective with --wandb."""
     if project is None:
         return None
-    board, problem = None, ""
-    try:
-        board = Wandb(project, models_root, configuration) if world.rank == 0 else None
-    except ValueError as error:
-        problem = str(error)
-    if world.broadcast(torch.tensor([int(bool(problem))]), name="run/wandb").item():
-        raise ValueError(problem or f"--wandb {project}: rank 0 cannot begin, see there")
-    return board
+
+    def begin() -> Wandb | None:
+        return Wandb(project, models_root, configuration) if world.rank == 0 else None
+
+    return all_or_raise(begin, world, "run/wandb")

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from partial_fc.evaluate import Verifications
+from partial_fc.evaluate.verification import Verifications
 from partial_fc.train.record.log import Interval, Line, SecondFile, StepLine
 
 

@@ -11,6 +11,7 @@ import tyro
 from partial_fc import printable
 from partial_fc.data import ImageFolder, open_source
 from partial_fc.flags.facts import In
+from partial_fc.printable import some
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -135,7 +136,7 @@ def add(options: AddOptions) -> None:
         )
         directions |= {folder.classes[label]: direction_D for label, direction_D in by_label.items()}
     plan = _with_new(stored, new, directions, options.order)
-    remap_classes.write(stored, plan, options.out, f"{len(new)} classes added to {stored.where}: {_some(new)}")
+    remap_classes.write(stored, plan, options.out, f"{len(new)} classes added to {stored.where}: {some(new)}")
 
 
 def remove(options: RemoveOptions) -> None:
@@ -148,7 +149,7 @@ def remove(options: RemoveOptions) -> None:
     if not gone or not kept:
         raise ValueError(f"{len(gone)} of {len(names)} classes to remove; give at least one, and not all")
     plan = remap_classes.Plan([names[number] for number in kept], kept)
-    made_by = f"{len(gone)} classes removed from {stored.where}: {_some(names[n] for n in gone)}"
+    made_by = f"{len(gone)} classes removed from {stored.where}: {some([names[n] for n in gone])}"
     remap_classes.write(stored, plan, options.out, made_by)
 
 
@@ -179,7 +180,7 @@ def merge_classes(options: MergeClassesOptions) -> None:
         first_MD = centres if centres.dim() == 2 else centres[:, 0]
         weight_M1 = torch.tensor([[weights[names[number]]] for number in created], dtype=torch.float64)
         plan.directions[now] = normalize((normalize(first_MD) * weight_M1).sum(dim=0), dim=0).float()
-    made_by = f"classes {_some(names[n] for n in parts)} of {stored.where} joined with {names[into]}"
+    made_by = f"classes {some([names[n] for n in parts])} of {stored.where} joined with {names[into]}"
     remap_classes.write(stored, plan, options.out, made_by)
 
 
@@ -315,8 +316,3 @@ def _direction(stored: "Checkpoint", path: Path, options: AddOptions) -> "Tensor
     if not path.is_dir():
         raise ValueError(f"{path}: expected a folder of images, or embeddings in a .npy file")
     return imprint.directions(stored, imprint.OneClass(path), (0,), options.max_bad_records, options.trust_code)[0]
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:10]) + (", ..." if len(listed) > 10 else "")

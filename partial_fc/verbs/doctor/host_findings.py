@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from partial_fc.comm.launch.addresses import VARIABLES
 from partial_fc.verbs.doctor.hosts import Host
 
 Status = Literal["ok", "warning", "fault"]
 _GIB = 1 << 30
-# Those of comm's interface.py; not imported, since that loads torch, which may be broken here.
-_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "OMPI_MCA_btl_tcp_if_include")
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ def _free(num_bytes: int) -> str:
 
 def _interface_variables(host: str, facts: dict[str, Any]) -> Iterator[HostFinding]:
     """Yields faults of variables that name interfaces this host lacks, in any of the libraries' formats."""
-    for variable in _INTERFACE_VARIABLES:
+    for variable in VARIABLES:
         value = facts["environment"].get(variable, "")
         names = [name for name in value.removeprefix("=").split(",") if name and not value.startswith("^")]
         # NCCL treats a name without = as a prefix.

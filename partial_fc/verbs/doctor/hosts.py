@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from partial_fc.comm.launch import addresses
 from partial_fc.files import read_text
 from partial_fc.verbs.doctor.probe import MARK
 
@@ -49,7 +48,7 @@ class Host:
             address = socket.gethostbyname(self.name)
         except OSError:
             return False
-        return address in {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
+        return addresses.is_local(address)
 
     def command(self, words: Sequence[str], timeout_s: float) -> list[str]:
         """Returns the command that runs `words` there non-interactively."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from partial_fc import pictures
 from partial_fc.checkpoint.files import as_json
 from partial_fc.checkpoint.folders import is_step, newest
-from partial_fc.comm import World
+from partial_fc.comm import World, all_or_raise
 from partial_fc.data.decode import decode
 from partial_fc.evaluate import roc
 from partial_fc.evaluate.roc import Roc
@@ -177,25 +177,17 @@ def _judge_list(path: Path, model: "EmbeddingModel", options: EvaluateOptions, w
 
 def _read_together(path: Path, root: Path | None, world: World) -> PairList:
     """Reads a list on all ranks. Raises ValueError on all if one cannot read it, or reads something else."""
-    import torch
-
+    from partial_fc.checkpoint.consistency import compare_replicas
     from partial_fc.evaluate.verification import check_pairs
 
-    pairs, problem = None, None
-    try:
+    def read() -> PairList:
         pairs = read_pair_list(path, root)
         check_pairs(path, pairs.same_N)
-    except (ValueError, OSError) as error:
-        problem = error
-    digest = -1 if problem or pairs is None else pairs.digest()
-    digest_W = world.all_gather(torch.tensor([digest]), name=f"evaluate/{path.stem}/opened").tolist()
-    if problem:
-        raise problem
-    assert pairs is not None
-    for rank, other in enumerate(digest_W):
-        if other != digest:
-            what = "cannot read it, see there" if other < 0 else "reads other pairs or names there"
-            raise ValueError(f"{path}: rank {rank} {what}")
+        return pairs
+
+    pairs = all_or_raise(read, world, f"evaluate/{path.stem}/opened")
+    if difference := compare_replicas({"pairs": pairs.digest()}, world, f"evaluate/{path.stem}/same"):
+        raise ValueError(f"{path} names other pairs on some ranks: {difference}")
     return pairs
 
 
@@ -213,14 +205,12 @@ def _judge_ijb(
     template_TD = janus.pool(feat_ND, ijb.template_N, ijb.media_N)
     distance_M = janus.verify(template_TD, ijb, world)
     curve = Roc.from_distances(distance_M, ijb.same_M, None)
-    values = dict(janus.values_1_1(curve, options.target))
+    values = _tar(curve)
     if ijb.galleries:
         values |= dict(janus.values_1_n(template_TD, ijb, world, device))
     elif world.rank == 0:
         print(f"{folder / 'meta'} has no lists for 1:N (..._1N_gallery_*.csv, ..._1N_probe_mixed.csv): 1:1 only")
-    return Judged(
-        options.target, distance_M, ijb.same_M, curve, {key.partition("/")[2]: v for key, v in values.items()}
-    )
+    return Judged(options.target, distance_M, ijb.same_M, curve, values)
 
 
 def _tar(curve: Roc) -> dict[str, float]:

@@ -31,10 +31,8 @@ from partial_fc.data.sample import BadRecord, Sample, naming
 from partial_fc.embedding.images import Pixels
 from partial_fc.embedding.sources import NO_CLASS, ImageFiles
 from partial_fc.evaluate.identification import Found, search
-from partial_fc.evaluate.roc import Roc
 from partial_fc.files import check_regular, read_text
 
-FALSE_ACCEPT_RATES = ("1e-6", "1e-5", "1e-4", "1e-3", "1e-2", "1e-1")
 RANKS = (1, 5, 10)
 _GALLERIES = {"IJBB": ("S1", "S2"), "IJBC": ("G1", "G2")}
 # Positions of eyes, nose and corners of the mouth in an image of 112 x 112 pixels, as in InsightFace's training sets.
@@ -167,11 +165,6 @@ def verify(template_TD: NDArray[np.float64], ijb: Ijb, world: World) -> NDArray[
     return world.all_gather(distance_m, name="evaluate/ijb/distances").numpy()
 
 
-def values_1_1(roc: Roc, target: str) -> Iterator[tuple[str, float]]:
-    for far in FALSE_ACCEPT_RATES:
-        yield f"{target}/tar@far={far}", roc.tar_at(float(far))
-
-
 def values_1_n(
     template_TD: NDArray[np.float64], ijb: Ijb, world: World, device: torch.device
 ) -> Iterator[tuple[str, float]]:
@@ -184,16 +177,16 @@ def values_1_n(
         gallery, subject = ijb.galleries[name]
         found = search(row_TD[probe], probe_subject, row_TD[gallery], subject, world, device,
                        name=f"{ijb.target} {name}", max_rank=max(RANKS))  # fmt: skip
-        values = {key.partition("/")[2]: value for key, value in found.values(name, RANKS)}
+        values = dict(found.values(RANKS))
         of_both.append((found, values))
-        yield from ((f"{ijb.target}/{name}/{key}", value) for key, value in values.items())
+        yield from ((f"{name}/{key}", value) for key, value in values.items())
     num_mates = sum(int(found.has_mate_P.sum()) for found, _ in of_both)
     for rank in RANKS:
         right = sum(int(((found.rank_P > 0) & (found.rank_P <= rank)).sum()) for found, _ in of_both)
-        yield f"{ijb.target}/both/rank{rank}", right / num_mates
+        yield f"both/rank{rank}", right / num_mates
     for key in of_both[0][1]:
         if key.startswith(("tpir", "map")):
-            yield f"{ijb.target}/both/{key}", sum(values[key] for _, values in of_both) / len(of_both)
+            yield f"both/{key}", sum(values[key] for _, values in of_both) / len(of_both)
 
 
 def _read_points(path: Path) -> tuple[list[str], NDArray[np.float64], NDArray[np.float32]]:

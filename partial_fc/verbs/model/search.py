@@ -90,7 +90,7 @@ def _search(options: SearchOptions, world: World, device: "torch.device") -> Non
     )  # fmt: skip
     if not folder:
         return
-    values = {key.partition("/")[2]: value for key, value in found.values("search")}
+    values = dict(found.values())
     classes = len(np.unique(gallery_label))
     mates = int(found.has_mate_P.sum())
     print(

@@ -8,7 +8,7 @@ from partial_fc.comm import SingleWorld
 from partial_fc.data import BadRecord, Synthetic
 from partial_fc.data.sample import LabelOutOfRange, Sample
 from partial_fc.data.transform import as_stored
-from partial_fc.evaluate import Classification
+from partial_fc.evaluate.classification import Classification
 
 C, N, SIDE = 7, 45, 6
 

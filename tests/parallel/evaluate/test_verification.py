@@ -7,7 +7,7 @@ import torch
 
 from partial_fc.comm import SingleWorld
 from partial_fc.data.pairs import write_pairs
-from partial_fc.evaluate import Verification
+from partial_fc.evaluate.verification import Verification
 
 SIZE = 16
 

@@ -14,7 +14,7 @@ from torch.utils.data import DistributedSampler
 
 from partial_fc.data.idx import names, read_set, write_idx
 from partial_fc.models.convnet import ConvNet
-from tests.recipes.conftest import change_manifest, same_tensors
+from tests.recipes.conftest import same_tensors
 from tests.recipes.launch import endings, here, several
 from tests.recipes.several import Given
 
@@ -86,22 +86,6 @@ def reference(data: Path, num_ranks: int, epochs: int, lr: float, dtype: torch.d
                         p -= lr * step
             curve.append(loss.item())
     return curve, dict(replicas[0].named_parameters())
-
-
-def make_old(folder: Path) -> None:
-    """Makes a checkpoint one of version 0.1, which counted epochs and their updates."""
-
-    def old(manifest: dict) -> dict:
-        epoch, place = divmod(manifest.pop("position"), NUM_TRAIN)
-        best, skipped = manifest.pop("best"), manifest.pop("num_overflows")
-        scaler = manifest.pop("loss_scaler", None)
-        for name in ("left_out", "best_score", "score", "contract", "versions"):
-            del manifest[name]
-        step = manifest["step"]
-        position = {"epoch": epoch, "update": place // GLOBAL_BATCH, "step": step, "skipped": skipped}
-        return manifest | {"scaler": scaler, "position": position | {"best": best.get("test", 0.0)}}
-
-    change_manifest(folder, old)
 
 
 def assert_same_weights(root: Path, expected: dict[str, torch.Tensor], tolerance: float) -> None:

@@ -4,7 +4,6 @@ users start it: test_preemption.py.)"""
 import json
 import re
 import shlex
-import shutil
 from pathlib import Path
 
 import cv2
@@ -19,8 +18,6 @@ from partial_fc.data.idx import read_set
 from partial_fc.foreign import apex
 from partial_fc.models.convnet import ConvNet
 from partial_fc.pictures import CAPTION_LINE, GAP, SIDE
-from partial_fc.train import loop
-from partial_fc.train import update as updates
 from recipes.mnist import parse
 from tests.recipes.classic.mnist_job import (
     GLOBAL_BATCH,
@@ -28,14 +25,12 @@ from tests.recipes.classic.mnist_job import (
     NUM_TRAIN,
     assert_same_files,
     assert_same_weights,
-    make_old,
     reference,
     train_here,
     train_several,
     write_set,
 )
 from tests.recipes.conftest import losses, reported, result
-from tests.recipes.faults import put_in
 
 
 def test_equals_the_tutorials_loop(digits, tmp_path):
@@ -118,35 +113,6 @@ def test_resume_continues_bit_by_bit(digits, tmp_path, flags, capfd):
     train_here(digits, parts, flags)
     assert "is finished" in capfd.readouterr().out
     assert (parts / "result.json").read_text() == finished
-
-
-@pytest.fixture
-def put_in_faults(monkeypatch):
-    """put_in_faults("nan@5"), for this test."""
-    for module, name in ((updates, "forward_backward"), (loop, "update")):
-        monkeypatch.setattr(module, name, getattr(module, name))  # and back, after what `put_in` does
-    return lambda faults: put_in(faults, is_last=True)
-
-
-def test_a_checkpoint_of_version_0_1_goes_on(digits, tmp_path, put_in_faults):
-    """Its position counted epochs and their updates, and its manifest had other names."""
-    flags = "--precision fp16 --momentum 0.9"
-    for name, more in (("whole", ""), ("parts", "--max-steps 9")):
-        train_here(digits, tmp_path / name, f"{flags} {more}")
-    make_old(tmp_path / "parts/checkpoints/step-00000009")
-    shutil.copytree(tmp_path / "parts", tmp_path / "back")
-    train_here(digits, tmp_path / "parts", flags)
-    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-    assert_same_files(tmp_path / "whole", tmp_path / "parts", 14)
-    results = [result(tmp_path / name) for name in ("whole", "parts")]
-    for name in ("skipped_updates", "loss_scale"):
-        assert results[0][name] == results[1][name]
-    assert results[1]["best_test_accuracy"] >= results[0]["best_test_accuracy"]  # it was looked at more often
-
-    put_in_faults("nan@11")
-    train_here(digits, tmp_path / "back", "--momentum 0.9 --on-nan rollback --max-steps 11")
-    manifest = json.loads((tmp_path / "back/checkpoints/step-00000011/manifest.json").read_text())
-    assert manifest["left_out"] == [[NUM_TRAIN + 2 * GLOBAL_BATCH, NUM_TRAIN + 4 * GLOBAL_BATCH]]
 
 
 # ---- Apex's files

@@ -12,7 +12,9 @@ import partial_fc
 from partial_fc.comm import SingleWorld
 from partial_fc.errors import UsageError
 from partial_fc.models.vectors import input_of
-from partial_fc.train.no_backbone import NoBackbone
+from partial_fc.optim import backbone as optimizers
+from partial_fc.optim.compression import build_compressor
+from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.precision import Precision
 from partial_fc.verbs.model import classify, embed, search
 from recipes import face
@@ -162,11 +164,24 @@ def test_what_is_wrong_ends_the_run_before_the_first_step(data, tmp_path):
     assert "train.npz, row 7" in printed
 
 
-def test_a_gradient_with_nan_is_found_without_a_backbone():
-    backbone = NoBackbone(SingleWorld(), Precision("fp32", torch.device("cpu")), input_of(3), {"network": "none"})
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
+@pytest.mark.parametrize("compression", ["none", "2bit", "powersgd"])
+def test_a_gradient_with_nan_is_found_without_a_backbone(optimizer, compression):
+    precision = Precision("fp16", torch.device("cpu"))
+    backbone = TorchBackbone(
+        torch.nn.Identity(), SingleWorld(), precision, lambda weights: optimizers.build(optimizer, weights, 0.9, 0.1),
+        build_compressor(compression), input_of(3), {"network": "none"},
+    )  # fmt: skip
+    backbone.freeze(False)
+    assert (backbone.scaler, backbone.may_overflow, backbone.replicated()) == (None, False, {})
     for bad in (torch.nan, 1.0):
         backbone.zero(2)
-        assert backbone.forward(torch.ones(2, 3)).requires_grad
+        given_B = backbone.forward(torch.full((2, 3), 0.1))
+        assert given_B.requires_grad
+        assert torch.equal(given_B.detach(), torch.full((2, 3), 0.1))
         backbone.backward(torch.full((2, 3), bad))
+        assert backbone.gradients(torch.ones(2, 3), torch.ones(2, 3)) == {}
         backbone.wait()
         assert bool(backbone.finite()) == (bad == 1.0)
+        assert backbone.square_sum() == 0
+        backbone.step(0.1)

@@ -19,6 +19,7 @@ from partial_fc.checkpoint.peer.commits import PeerCopies
 from partial_fc.checkpoint.recovery import latest_valid
 from partial_fc.comm import elastic
 from partial_fc.head import CosFace, PartialFC
+from partial_fc.train.resume import resume
 from partial_fc.verbs.checkpoint.inspect import InspectOptions, inspect
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
 from tests.unit.thread_world import in_world
@@ -241,7 +242,7 @@ def test_a_commit_in_memory_counts_more_than_a_damaged_checkpoint(root, owner, m
         copies = PeerCopies(run.process, world, every=5)
         copies.begin(checkpoint.capture(25, weights, {}, {}, head, facts, world=world, checksums=True))
         copies.finish()
-        return run.resume(backbone, head).step, backbone.module.weight[0, 0].item()
+        return resume(run, backbone, head).step, backbone.module.weight[0, 0].item()
 
     step = 25 if damaged else 30
     assert in_world(2, act) == [(step, step)] * 2
@@ -256,7 +257,7 @@ def test_other_classes_are_no_damage(root, owner):
         run = run_of(world, config)
         backbone, _ = parts_of(world)
         with pytest.raises(ValueError, match="--num-classes 5, this run has 6"):
-            run.resume(backbone, PartialFC(6, 4, CosFace(), world=world))
+            resume(run, backbone, PartialFC(6, 4, CosFace(), world=world))
 
     in_world(2, act)
     assert names(root) == ["10", "20", "30"]
@@ -277,9 +278,9 @@ def test_a_run_goes_back_where_it_is_told_to(root, owner, where):
         backbone, head = parts_of(world)
         if where == "elsewhere":
             with pytest.raises(ValueError, match="step-00000030 is ahead of where this run would start"):
-                run.resume(backbone, head)
+                resume(run, backbone, head)
             return 0.0
-        assert run.resume(backbone, head).step == 10
+        assert resume(run, backbone, head).step == 10
         return backbone.module.weight[0, 0].item()
 
     assert in_world(2, act) == [10.0 if where == "here" else 0.0] * 2
@@ -293,7 +294,7 @@ def test_a_damaged_one_that_is_named_is_an_error_on_all(root, owner):
     def act(world) -> str:
         backbone, head = parts_of(world)
         with pytest.raises(ValueError) as raised:
-            run_of(world, config).resume(backbone, head)
+            resume(run_of(world, config), backbone, head)
         return str(raised.value)
 
     for said in in_world(2, act):

@@ -1,7 +1,5 @@
 """Commits in the memory of several hosts: whichever host is lost, the others have all of the state, bit by bit."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ from partial_fc.checkpoint.peer import commits, transfer
 from partial_fc.checkpoint.peer import restore as recovery
 from partial_fc.checkpoint.peer.commits import Commit, PeerCopies, ProcessState, peers
 from partial_fc.checkpoint.peer.restore import choose, recover
-from partial_fc.checkpoint.rows import Part, class_bytes, cut
+from partial_fc.checkpoint.rows import Part, cut
 from partial_fc.head import CosFace, HardNegatives, PartialFC
 from partial_fc.head.rows import RowAdamW
 from partial_fc.train.guards.commits import Commits
@@ -239,43 +237,37 @@ def test_parts_name_every_class_once(monkeypatch, made, block):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_too_little_memory_is_an_error_at_the_start_and_later_goes_without(monkeypatch, caplog, size):
+def test_without_memory_a_run_goes_on_with_the_commit_that_it_has(monkeypatch, caplog, size):
     """... on all ranks alike. A single rank takes no commits that it could be short of memory for."""
-    monkeypatch.setattr(commits, "_MEMORY_SHARE", 0.0)
+    monkeypatch.setattr(commits, "available_memory_bytes", lambda: 3)
 
     def act(world):
-        head, memory = head_of(world), ProcessState(generation=1)
+        head, memory = head_of(world), ProcessState(generation=2)
         one_step(head, world)
-        first, later = (Commits(memory, world, EVERY) for _ in range(2))
-        with pytest.raises(ValueError, match="--commit-every 0 goes without") if size > 1 else nullcontext():
-            first.begin(1, head, lambda _: snapshot_of(head, world), lambda: 0)
-        memory.generation, memory.commits = 2, [Commit(0, 1, snapshot_of(head, world), {})]
-        later.begin(1, head, lambda _: snapshot_of(head, world), lambda: 0)
+        memory.commits = [Commit(0, 1, snapshot_of(head, world), {})]
+
+        def take(can_copy):
+            if not can_copy(1):
+                raise MemoryError("no room")
+            return snapshot_of(head, world)
+
+        later = Commits(memory, world, EVERY)
+        later.begin(1, take)
         for step in range(EVERY):
             later.start_step()
             later.end_step(step)
-        return len(memory.commits)
+        return [each.step for each in memory.commits], later.are_kept
 
-    assert in_world(size, act) == [2 - size] * size
-    told = [f"rank {rank} has too little" in caplog.text for rank in range(size)]
-    assert any(told) == (size > 1)
-    assert ("continuing without commits" in caplog.text) == (size > 1)
+    assert in_world(size, act) == [([0], size == 1)] * size
+    assert ("a commit is given up on all ranks" in caplog.text) == (size > 1)
+    assert ("the commit of step 0 remains" in caplog.text) == (size > 1)
 
 
-def test_a_commit_that_is_held_makes_room_for_the_next(monkeypatch):
-    """Of the two that have to fit into memory, the one of the world before is there already."""
-    free: list[float] = []
-    monkeypatch.setattr(commits, "available_memory_bytes", lambda: free[0])
-    monkeypatch.setattr(commits, "_MEMORY_SHARE", 1.0)
+def test_a_snapshot_counts_with_the_shares_that_the_rank_keeps_for_others(monkeypatch):
+    monkeypatch.setattr(commits, "available_memory_bytes", lambda: 400)
 
     def act(world):
-        head, memory = head_of(world), ProcessState()
-        assert len(head.centres) == len(head.shard)
-        free[:] = [1.5 * C * class_bytes(head.rows) * world.local_size]  # each rank keeps the shares of both
-        short = [PeerCopies(memory, world, EVERY).too_little_memory(head)]
-        commit(memory, head, world)
-        return [*short, PeerCopies(memory, world, EVERY).too_little_memory(head)]
+        copies = PeerCopies(ProcessState(), world, EVERY)
+        return [copies.can_copy(num_bytes) for num_bytes in (50, 51)]  # twice, in both processes: half of what is free
 
-    for before, after in in_world(2, act):
-        assert before.startswith("rank 0 has too little memory for commits")
-        assert after == ""
+    assert in_world(2, act) == [[True, False]] * 2

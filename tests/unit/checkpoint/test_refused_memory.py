@@ -73,7 +73,7 @@ def test_a_commit_that_one_rank_has_no_memory_for_is_given_up_on_all_and_the_nex
         own = {"buffer/b": huge()} if world.rank == 1 else {}
         copies = PeerCopies(memory, world, every=1)
         if refused == "the copy":
-            Commits(memory, world, every=1).begin(0, head, lambda can_copy: taken(head, 1, own, can_copy), lambda: 0)
+            Commits(memory, world, every=1).begin(0, lambda can_copy: taken(head, 1, own, can_copy))
         else:
             snapshot = taken(head, 1, {})
             snapshot.local, crcs = own, {f"local/{name}": 0 for name in own}

@@ -189,7 +189,6 @@ def test_commits_have_every_table(tmp_path, size, lost):
 
     def commit(world):
         head, copies = trained(world), PeerCopies(memories[world.rank], world, every=4)
-        assert not copies.too_little_memory(head)
         copies.begin(taken(head, world))
         while copies.under_way:
             copies.start_step()

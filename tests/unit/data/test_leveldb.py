@@ -79,8 +79,7 @@ def test_originals_stay_as_they_are(tmp_path: Path, place: Path, order: str) -> 
     path.chmod(0o755)
 
 
-def test_any_order_of_reading(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("partial_fc.data.databases.keys.MOST", 32)  # every 16th key
+def test_any_order_of_reading(tmp_path: Path, place: Path) -> None:
     source = open_database(build(tmp_path / "db"), None, 10, shadow_place=place)
     check(source)
     check(source, list(range(2, N, 3)))
@@ -150,7 +149,7 @@ def test_damage(tmp_path: Path, place: Path) -> None:
             messages[i] = str(error)
     assert 0 < len(messages) < 40
     for i, message in messages.items():
-        assert f"{path}, record {i} (behind key" in message
+        assert f"{path}, record {i} (key" in message
         assert source.where(i) == f"{path}, record {i} (counted from 0)"
     source.close()
     table.write_bytes(content[:-1])

@@ -9,8 +9,8 @@ import torch
 
 from partial_fc.comm import SingleWorld
 from partial_fc.data.pairs import read_pairs, write_pairs
-from partial_fc.evaluate import Roc, Verification, plot
-from partial_fc.evaluate.verification import fold_accuracy, wilson_interval
+from partial_fc.evaluate.roc import Roc, plot
+from partial_fc.evaluate.verification import Verification, fold_accuracy, wilson_interval
 from tests.unit.thread_world import in_world
 
 SIZE = 12

@@ -20,9 +20,10 @@ from partial_fc.optim import backbone as torch_optim
 from partial_fc.optim.compression import build_compressor
 from partial_fc.optim.schedule import Schedule
 from partial_fc.train.backbone import TorchBackbone
+from partial_fc.train.end import is_finished
 from partial_fc.train.job import RunState
 from partial_fc.train.precision import Precision
-from partial_fc.train.resume import restore
+from partial_fc.train.resume import restore, resume
 from partial_fc.train.run import Run
 from recipes import face
 from tests.unit.thread_world import in_world
@@ -89,7 +90,7 @@ def test_a_world_after_the_first_without_commits(tmp_path, monkeypatch, asked, o
     def begin(world):
         backbone, head = parts_of(world)
         run = run_of(world, config, generation=1 - world.rank)
-        start = run.resume(backbone, head, Synthetic(C, 8, 10))
+        start = resume(run, backbone, head, Synthetic(C, 8, 10))
         with closing(checkpoint.Saver(config.run.checkpoints, world, keep=3)) as saver:
             back = restore(run, backbone, head, saver)
         numbers = {float(t) for weight in backbone.weights.state_dict().values() for t in weight.flatten()}
@@ -119,7 +120,7 @@ def test_a_checkpoint_of_another_model_is_refused_before_a_tensor_is_read(tmp_pa
         changed = {} if name == "recipe" else {name: now}
         recipe = now if name == "recipe" else "face"
         with pytest.raises(ValueError) as error:
-            run_of(world, config, recipe=recipe).resume(*parts_of(world, **changed), Synthetic(C, 8, 10))
+            resume(run_of(world, config, recipe=recipe), *parts_of(world, **changed), Synthetic(C, 8, 10))
         return str(error.value)
 
     for message in in_world(2, refused):
@@ -136,7 +137,7 @@ def test_a_run_is_finished_where_rank_0_says_so(tmp_path):
     configs, schedule = list(map(config_of, roots)), Schedule(kind="constant", base_lr=0.1, total_steps=5)
 
     def ask(world, step: int = 5):
-        return run_of(world, configs[world.rank]).is_finished(RunState(step=step), schedule)
+        return is_finished(run_of(world, configs[world.rank]), RunState(step=step), schedule)
 
     (roots[2] / "result.json").touch()
     assert in_world(3, ask) == [False] * 3

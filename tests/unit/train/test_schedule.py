@@ -11,6 +11,7 @@ from partial_fc.comm import SingleWorld
 from partial_fc.data.order import Keyed, PerEpoch
 from partial_fc.flags import OptimFlags, ScheduleFlags
 from partial_fc.optim.schedule import Schedule, continued, linear_scaling
+from partial_fc.train.begin import course
 from partial_fc.train.job import RunState
 from partial_fc.train.run import Run
 
@@ -140,7 +141,7 @@ def schedule_of(start: RunState, order, batch_size: int = 10, **flags):
     given = ScheduleFlags(**{"epochs": 2.0, "lr_scheduler": "constant", "lr_scaling": "none", **flags})
     config = SimpleNamespace(optim=OptimFlags(batch_size=batch_size), schedule=given)
     log, device = logging.getLogger("test"), torch.device("cpu")
-    return Run("face", config, SingleWorld(), device, log, ProcessState(), versions={}).schedule(start, order)
+    return course.schedule(Run("face", config, SingleWorld(), device, log, ProcessState(), versions={}), start, order)
 
 
 def test_a_run_of_epochs_goes_on_by_the_data_that_is_left(caplog):
@@ -189,15 +190,15 @@ def test_another_length_is_noted_with_the_rate_that_it_moves():
         world=SingleWorld(), global_batch=10, logger=logging.getLogger("silent"),
         note=notes.append, unit="samples", length_before={"epochs": 4.0, "max_steps": None},
     )  # fmt: skip
-    for method in ("_course", "_from", "_note_other_length", "_total_steps", "lengths"):
+    for method in ("total_steps", "lengths"):
         setattr(run, method, partial(getattr(Run, method), run))
-    schedule = Run.schedule(run, RunState(step=5, position=50), Keyed(100, seed=1))
+    schedule = course.schedule(run, RunState(step=5, position=50), Keyed(100, seed=1))
     assert schedule.lr(5) == pytest.approx(now)
     (note,) = notes
     assert "--epochs 4.0, this run has 2.0" in note
     assert f"learning rate of the next step is {now:g}, and was to be {then:g}" in note
     run.length_before = {"epochs": 2.0, "max_steps": None}
-    Run.schedule(run, RunState(step=5, position=50), Keyed(100, seed=1))
+    course.schedule(run, RunState(step=5, position=50), Keyed(100, seed=1))
     assert len(notes) == 1
 
 

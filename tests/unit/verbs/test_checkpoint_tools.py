@@ -263,12 +263,12 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path):
 
 def test_checkpoints_without_a_head_are_looked_at_too(tmp_path, capsys):
     """Those of recipe mnist."""
-    manifest = {"step": 3, "world_size": 1, "best": 0.97, "position": {"epoch": 1, "update": 0, "best": 0.97}}
+    manifest = {"step": 3, "world_size": 1, "best": {"test": 0.97}, "position": 70}
     with new_checkpoint(tmp_path / "a", manifest, None, "made by hand") as output:
         for name in ("backbone.safetensors", "optimizer.safetensors"):
             output.tensors(name, {"w": torch.ones(3)})
     assert verify(VerifyOptions((tmp_path / "a",), finite=True)) == 0
     assert inspect(InspectOptions(tmp_path / "a")) == 0
-    assert ["best", "0.97"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["best", "test", "0.97"] in [line.split() for line in capsys.readouterr().out.splitlines()]
     with pytest.raises(ValueError, match="has no class centres: it is not of recipe face"):
         merge(MergeOptions((tmp_path / "a",), tmp_path / "b"))

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from partial_fc import models
 from partial_fc.data.pairs import write_pairs
 from partial_fc.embedding.load import load
-from partial_fc.evaluate import Roc
+from partial_fc.evaluate.roc import Roc
 from partial_fc.pictures import GAP, SIDE
 from partial_fc.verbs.data.pair_list import read_pair_list
 from partial_fc.verbs.model.evaluate import EvaluateOptions, evaluate, output_folder
