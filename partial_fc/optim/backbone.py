@@ -176,4 +176,9 @@ def load_named_state(optimizer: torch.optim.Optimizer, module: Named, state: dic
             continue
         if value.shape != p.shape:
             raise ValueError(f"optimizer state {full_name!r}: expected shape {tuple(p.shape)}, got {tuple(value.shape)}")
-        optimizer.state[p][key] = torch.empty_like(p, dtype=value.dtype, requires_grad=False).copy_(value)
+        optimizer.state[p][key] = in_layout_of(p, value)
+
+
+def in_layout_of(p: Tensor, value: Tensor) -> Tensor:
+    """Returns a copy of the value, of p's shape, on p's device and in its memory layout."""
+    return torch.empty_like(p, dtype=value.dtype, requires_grad=False).copy_(value)
