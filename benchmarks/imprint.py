@@ -4,8 +4,9 @@
 
 An encoder learns half of the Chinese characters. Then it is fine-tuned on the other half, and on Hangul, with both
 kinds of start centres. The score is the share of images, in a typeface that no run sees, whose nearest centre is that
-of their own class. That of the frozen encoder is the imprinted centres' before the first step. Finished runs in DIR are
-not repeated, so seeds may run at the same time.
+of their own class. That of the frozen encoder is the imprinted centres' before the first step. Imprinted runs also
+start with 20 and 40 frozen steps, in which centres move alone. Finished runs in DIR are not repeated, so seeds may run
+at the same time.
 """
 
 import json
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -36,7 +38,9 @@ ROOT = Path(__file__).parents[1]
 HANGUL = tuple(i for i, typeface in enumerate(TYPEFACES) if "hangul" in typeface.scripts)
 UNSEEN_HANGUL = next(i for i, typeface in enumerate(TYPEFACES) if typeface.name == "un-graphic")
 # Imprinted centres start at their place and need no more than small steps; random ones learn nothing at that rate.
-STARTS = {"imprinted": "--start-centres imprint --head-lr 0.0015", "random": ""}
+IMPRINTED = "--start-centres imprint --head-lr 0.0015"
+STARTS = {"imprinted": IMPRINTED, "imprinted-20": f"{IMPRINTED} --freeze-steps 20",
+          "imprinted-40": f"{IMPRINTED} --freeze-steps 40", "random": ""}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -137,8 +141,8 @@ def fine_tune(options: Options, encoder: Path, target: str, start: str, flag: st
     if known.exists():
         return {int(step): score for step, score in json.loads(known.read_text()).items()}
     common, scores = f"--pretrained {encoder} --seed {seed} {options.flags} {flag}", {}
-    if start == "imprinted":
-        begin = root.with_name(f"{root.name}-start")
+    if start.startswith("imprinted"):
+        begin = options.out / f"{target}-imprinted-{seed}-start"
         train(options, begin, target, f"{common} --max-steps 1 --warmup-steps 0 --freeze-steps 1 --head-lr 0")
         scores[0] = score(options, begin / "checkpoints/step-00000001", target)
     keep = f"--checkpoint-every {options.every} --keep-checkpoints {options.steps}"
@@ -171,11 +175,14 @@ def score(options: Options, folder: Path, target: str) -> float:
 
 def table(options: Options, curves: Mapping[str, Mapping[str, list[dict[int, float]]]]) -> Iterator[str]:
     """Yields a Markdown table: medians over the seeds, the smallest and the largest in parentheses."""
-    heads = "moved to", "frozen", "random, end", "imprinted, end", "imprinted, lowest", "steps to random's end", "share"
+    heads = (
+        "moved to", "start", "frozen", "random, end", "imprinted, end", "imprinted, lowest", "steps to random's end",
+        "share",
+    )  # fmt: skip
     yield f"| {' | '.join(heads)} |"
     yield f"|{' --- |' * len(heads)}"
-    for target, by_start in curves.items():
-        imprinted, ends = by_start["imprinted"], [scores[options.steps] for scores in by_start["random"]]
+    for (target, by_start), start in product(curves.items(), [start for start in STARTS if start != "random"]):
+        imprinted, ends = by_start[start], [scores[options.steps] for scores in by_start["random"]]
         reached = [
             next((step for step in sorted(scores) if scores[step] >= end), options.steps + 1)
             for scores, end in zip(imprinted, ends, strict=True)
@@ -188,7 +195,7 @@ def table(options: Options, curves: Mapping[str, Mapping[str, list[dict[int, flo
             f"{median(reached):g} ({min(reached)} to {max(reached)})",
             of([step / options.steps for step in reached]),
         ]
-        yield f"| {target} | {' | '.join(columns)} |"
+        yield f"| {target} | {start} | {' | '.join(columns)} |"
 
 
 def of(shares: list[float]) -> str:
@@ -202,10 +209,12 @@ def draw(curves: Mapping[str, Mapping[str, list[dict[int, float]]]], path: Path)
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, (target, by_start) in zip(figure.subplots(1, len(curves)), curves.items(), strict=True):
-        for (start, runs), colour in zip(by_start.items(), ("tab:blue", "tab:orange"), strict=True):
+        for (start, runs), colour in zip(by_start.items(), ("blue", "cyan", "green", "orange"), strict=True):
             at = sorted(runs[0])
             for number, scores in enumerate(runs):
-                axes.plot(at, [100 * scores[step] for step in at], color=colour, label=None if number else start)
+                axes.plot(
+                    at, [100 * scores[step] for step in at], color=f"tab:{colour}", label=None if number else start
+                )
         frozen = median(scores[0] for scores in by_start["imprinted"])
         axes.axhline(100 * frozen, color="grey", linestyle=":", label="frozen encoder")
         axes.set(title=f"moved to {target}", xlabel="step", ylabel="top-1, %")

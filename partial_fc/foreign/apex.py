@@ -20,6 +20,7 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from partial_fc.files import replacing
 from partial_fc.foreign import torch_file
 from partial_fc.foreign.state_dicts import check_parameter_state, is_state_dict, parameter_states
+from partial_fc.optim.backbone import in_layout_of
 
 _PARTS = ("model", "optimizer", "amp")
 # Settings that make an optimizer incompatible with the file's buffers.
@@ -87,6 +88,7 @@ def load_optimizer(checkpoint: ApexCheckpoint, optimizer: torch.optim.Optimizer)
             f"{path}: its optimizer has {len(states)} parameters, this one {len(parameters)}: another model"
         )
     kept = _state_names(optimizer)
+    kept_states = {}
     for number, (p, state) in enumerate(zip(parameters, states, strict=True)):
         if state.keys() - kept:
             raise ValueError(
@@ -94,7 +96,11 @@ def load_optimizer(checkpoint: ApexCheckpoint, optimizer: torch.optim.Optimizer)
                 "optimizer"
             )
         check_parameter_state(state, p.shape, number, path)
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": dict(enumerate(states))})
+        kept_states[number] = {
+            name: in_layout_of(p, value) if isinstance(value, Tensor) and name != "step" else value
+            for name, value in state.items()
+        }
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": kept_states})
     written = checkpoint.optimizer["param_groups"][0]
     return [
         f"{path} was written with {name} {written[name]}; this run's {groups[0][name]} holds"

@@ -1,6 +1,7 @@
 """A run's model after training: loaded from every file that it may be in, it embeds as training's verification did."""
 
 import json
+from html import unescape
 from pathlib import Path
 
 import cv2
@@ -21,8 +22,10 @@ from partial_fc.evaluate import verification
 from partial_fc.verbs.data.pack import PackOptions, pack_images
 from partial_fc.verbs.model import classify
 from partial_fc.verbs.model import embed as command
+from partial_fc.verbs.report.page import page
+from partial_fc.verbs.report.run_facts import read_run
 from recipes.face_backbone import ModelFlags, build
-from tests.recipes.conftest import train_here
+from tests.recipes.conftest import losses, same_tensors, train_here
 
 SIZE, D = 20, 8
 CLASSES = ("ada", "bob", "cyd", "dov")
@@ -261,3 +264,32 @@ def test_weights_of_mobilefacenet_are_known_by_their_shapes(tmp_path):
         torch.save(models.build(name, D, size).state_dict(), tmp_path / f"{name}.pt")
         found = find(tmp_path / f"{name}.pt")
         assert (found.network.name, found.network.embedding_size, found.network.image_size) == (name, D, size)
+
+
+ENCODER = """
+from torch import nn
+
+def make(embedding_size, image_size):
+    return nn.Sequential(nn.Conv2d(3, 4, 4, 4), nn.Flatten(), nn.Linear(image_size**2 // 4, embedding_size))
+"""
+
+
+@pytest.mark.parametrize("network", ["timm:test_vit", "encoder.py:make"])
+def test_a_network_of_ones_own_resumes_is_reported_and_loaded_as_the_report_says(run, tmp_path, network):
+    trusted = network.startswith("encoder.py")
+    if not trusted:
+        pytest.importorskip("timm")
+    (tmp_path / "encoder.py").write_text(ENCODER)
+    named = f"{tmp_path}/{network}" if trusted else network
+    flags = f"--rec {run[0] / 'data'} --network {named} --image-size 32 --embedding-size {D} --batch-size 8 "
+    flags += "--val-targets --check-data off --lr-scheduler constant --warmup-steps 1 --max-steps"
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for root, steps in ((whole, 3), (parts, 2), (parts, 3)):
+        train_here(root, f"{flags} {steps}")
+    assert losses(parts) == losses(whole)
+    assert same_tensors(whole, parts) == 1
+    text = unescape(page(read_run(parts)))
+    assert f"recipe face, {named}, " in text
+    assert (f"partial_fc.load({str(parts)!r}, trust_code=True)" in text) == trusted
+    model = partial_fc.load(parts, trust_code=trusted)
+    assert model.embed([np.zeros((32, 32, 3), np.uint8)]).shape == (1, D)

@@ -14,7 +14,7 @@ from partial_fc.optim import backbone
     ("kind", "theirs"),
     [
         ("sgd", lambda parameters: torch.optim.SGD(parameters, lr=0.0, momentum=0.9, weight_decay=0.01)),
-        ("adamw", lambda parameters: torch.optim.AdamW(parameters, lr=0.0, weight_decay=0.01)),
+        ("adamw", lambda parameters: torch.optim.AdamW(parameters, lr=0.0, weight_decay=0.01, fused=True)),
     ],
 )
 def test_it_is_torchs_without_torch_dynamo(kind, theirs, monkeypatch):

@@ -2,6 +2,7 @@
 
 import copy
 from collections import OrderedDict
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ from partial_fc.foreign.state_dicts import check_fits
 from partial_fc.models.convnet import ConvNet
 
 ADVICE = r"expected \{'loss_scaler0': \{'loss_scale': x, 'unskipped': n\}\}, two numbers of the one loss"
+
+
+FusedAdamW = partial(torch.optim.AdamW, fused=True)
 
 
 def trained(momentum: float = 0.9, kind=torch.optim.SGD) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -52,7 +56,7 @@ def assert_equal(one, other) -> None:
         torch.testing.assert_close(one[name], other[name], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, FusedAdamW])
 @pytest.mark.parametrize("writer", ["ours", "apex"])
 def test_what_was_written_goes_on_bit_by_bit(tmp_path, writer, kind):
     net, optimizer = trained(kind=kind)
@@ -61,7 +65,10 @@ def test_what_was_written_goes_on_bit_by_bit(tmp_path, writer, kind):
         apex.write(path, net.state_dict(), optimizer, 32768.0, 17)
         found = apex.read(path)
     else:
-        found = saved(tmp_path, by_apex(net, optimizer))
+        content = copy.deepcopy(by_apex(net, optimizer))
+        for state in content["optimizer"]["state"].values():  # as of a network in channels-last
+            state |= {k: t.to(memory_format=torch.channels_last) for k, t in state.items() if t.dim() == 4}
+        found = saved(tmp_path, content)
     assert (found.loss_scale, found.unskipped) == (32768.0, 17)
 
     other = ConvNet()

@@ -1,5 +1,6 @@
 """The backbone's optimizers against written-out references."""
 
+import copy
 from functools import partial
 from types import SimpleNamespace
 
@@ -181,6 +182,35 @@ def test_the_loops_backbone_skips_clips_stores_and_goes_on(mode):
     for (name, a), (_, b) in zip(first.weights.named_parameters(), second.weights.named_parameters(), strict=True):
         assert torch.equal(a, b), name
         assert a.isfinite().all()
+
+
+@pytest.mark.parametrize(("dtype", "fused"), [(torch.float32, True), (torch.float64, False)])
+def test_a_channels_last_network_goes_on_to_the_same_bits_from_stored_moments(dtype, fused):
+    """Stored moments are contiguous; the fused AdamW reads them as flat memory."""
+    torch.manual_seed(0)
+    start = nn.Conv2d(3, 6, 3).to(dtype=dtype, memory_format=torch.channels_last)
+    gradients = [[torch.randn_like(p) for p in start.parameters()] for _ in range(3)]
+
+    def stepped(module, optimizer, number):
+        set_lr(optimizer, 0.1)
+        for p, gradient in zip(module.parameters(), gradients[number], strict=True):
+            p.grad = gradient
+        optimizer.step()
+
+    optimizer = build("adamw", start, 0.9, 0.01)
+    assert {group["fused"] for group in optimizer.param_groups} == {fused}
+    for number in range(2):
+        stepped(start, optimizer, number)
+    stored = {name: t.clone(memory_format=torch.contiguous_format) for name, t in named_state(optimizer, start).items()}
+    resumed = copy.deepcopy(start)
+    again = build("adamw", resumed, 0.9, 0.01)
+    load_named_state(again, resumed, stored)
+    stepped(start, optimizer, 2)
+    stepped(resumed, again, 2)
+    assert all(torch.equal(p, q) for p, q in zip(start.parameters(), resumed.parameters(), strict=True))
+    assert again.state[resumed.weight]["exp_avg"].stride() == resumed.weight.stride()
+    with pytest.raises(ValueError, match=r"'weight/exp_avg': expected shape \(6, 3, 3, 3\), got \(1,\)"):
+        load_named_state(again, resumed, {"weight/exp_avg": torch.ones(1)})
 
 
 # ---- groups of a transformer's parameters
