@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from partial_fc.comm import World
+from partial_fc.head.interop.inputs import integer_of
 from partial_fc.head.shard import Shard
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ class HeadModule(nn.Module):
             raise ValueError(
                 "resize: not with centres on disk or hard negatives; make a new head, and checkpoint tools"
             )
+        num_classes = integer_of("num_classes", num_classes)
         world, kept = self.world, min(num_classes, self.num_classes)
         old = [Shard.of(self.num_classes, rank, world.size) for rank in range(world.size)]
         new = [Shard.of(num_classes, rank, world.size) for rank in range(world.size)]
