@@ -129,7 +129,7 @@ class HeadModule(nn.Module):
     def _misfit(self, common: Any, found: dict[str, Any], own: dict[str, Tensor]) -> str:
         """Why a state cannot be this head's; nothing where it can."""
         if not isinstance(common, dict) or "facts" not in common:
-            return f"the state has no {_EXTRA} of a head: was only a part of it saved?"
+            return f"the state has {sorted(found)}, no {_EXTRA} of a head: is it of another layer, or only a part?"
         for name in ("num_classes", "embedding_size", "sub_centres"):
             if common.get(name) != getattr(self, name):
                 return f"the state has {name} {common.get(name)}, this head {getattr(self, name)}"

@@ -105,6 +105,8 @@ def test_centres_are_no_parameters_and_a_state_without_them_is_missing_them():
     assert not list(model.buffers())
     with pytest.raises(RuntimeError, match=r"Missing key.*head\.classes_0_41\.centres"):
         model.load_state_dict({"net.weight": model.net.weight, "net.bias": model.net.bias})
+    with pytest.raises(RuntimeError, match=r"\['weight'\].*another layer"):
+        model.head.load_state_dict(nn.Linear(D, C, bias=False).state_dict(), strict=False)
 
 
 def test_the_state_of_rank_0_alone_is_refused_by_range():
