@@ -61,7 +61,7 @@ def environments() -> list[Environment]:
     constraints = (ROOT / "constraints.txt").read_text().splitlines()
     new = next(line.removeprefix("torch==") for line in constraints if line.startswith("torch=="))
     return [
-        Environment("3.11", new, ("one", "fsdp", *FRAMEWORKS)),
+        Environment("3.11", new, ("one", "ddp", "fsdp", *FRAMEWORKS)),
         Environment("3.13", OLDEST_TORCH, ("one", "ddp")),  # fully_shard on CPUs needs torch 2.7
     ]
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from partial_fc.comm import Work
 from partial_fc.head.pending import DeferredGradient, Pending
@@ -35,8 +36,11 @@ class Loss(torch.autograd.Function):
     def forward(ctx, feat_BD: Tensor, loss: Tensor, backward: Backward) -> Tensor:
         ctx.dtype, ctx.finish = feat_BD.dtype, backward
         ctx.mark_dirty(loss)  # so the very tensor may be returned
+        ctx.save_for_backward(torch.empty(0))
         return loss
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_loss: Tensor):
+        assert ctx.saved_tensors  # torch's error in a second backward without retain_graph, which would add up unseen
         return ctx.finish(grad_loss).to(ctx.dtype), None, None

@@ -28,14 +28,23 @@ from partial_fc.head.backward import Backward, Loss
 from partial_fc.head.batches import Batches, class_numbers
 from partial_fc.head.class_rows import ClassRows
 from partial_fc.head.interop.compiling import outside_graphs
-from partial_fc.head.interop.inputs import Rows, device_of, margin_of, rows_with_labels, world_of
+from partial_fc.head.interop.inputs import (
+    Rows,
+    device_of,
+    dtype_of,
+    integer_of,
+    margin_of,
+    optimizer_of,
+    rows_with_labels,
+    world_of,
+)
 from partial_fc.head.interop.module import HeadModule
 from partial_fc.head.kernels import Logits
 from partial_fc.head.margin import Margin
 from partial_fc.head.options import check_options, check_several_labels
 from partial_fc.head.pending import DeferredGradient, Pending
 from partial_fc.head.protocol import scope
-from partial_fc.head.rows import RowOptimizer, RowSGD, RowTable, Storage
+from partial_fc.head.rows import RowOptimizer, RowTable, Storage
 from partial_fc.head.rule import MeanSoftmax, Rule
 from partial_fc.head.selection.active_rows import ActiveRows, RowSelector
 from partial_fc.head.selection.hard_negatives import HardNegatives
@@ -109,7 +118,10 @@ class PartialFC(HeadModule):
         rule: Rule | None = None,
     ):
         super().__init__({key: value for key, value in locals().items() if key not in ("self", "__class__")})
-        margin, device = margin_of(margin), device_of(device)
+        margin, device, dtype = margin_of(margin), device_of(device), dtype_of(dtype)
+        num_classes = integer_of("num_classes", num_classes)
+        embedding_size = integer_of("embedding_size", embedding_size)
+        sub_centres, seed = integer_of("sub_centres", sub_centres), integer_of("seed", seed, least=None)
         check_options(
             margin,
             sample_rate,
@@ -137,7 +149,7 @@ class PartialFC(HeadModule):
         self.dtype = dtype
         self.shard = Shard.of(num_classes, self.world.rank, self.world.size)
         self.sampling = Sampling(num_classes, sample_rate, seed, quota)
-        self.optimizer = optimizer or RowSGD()
+        self.optimizer = optimizer_of(optimizer)
         self.num_steps = 0  # counts `step`; with the seed it decides the negatives
         self.ignore_index = ignore_index
         self.filter_above = interclass_filtering_threshold
@@ -357,7 +369,7 @@ class PartialFC(HeadModule):
 
     def rank_of(self, class_N: Tensor) -> Tensor:
         """Returns the rank that stores each class, (N,) int64."""
-        return Shard.owners(class_N, self.num_classes, self.world.size)
+        return Shard.owners(predict.classes_of(class_N), self.num_classes, self.world.size)
 
     def sharded(self) -> "ShardedState":
         """Returns the state for torch.distributed.checkpoint, loadable on any number of ranks (interop/sharded.py)."""

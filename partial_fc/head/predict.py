@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from partial_fc.comm import World
+from partial_fc.head.batches import class_numbers
 from partial_fc.head.gather import FEATURE_DTYPES
 from partial_fc.head.kernels import Logits
 from partial_fc.head.kernels.nearest import Nearest
@@ -94,7 +95,7 @@ def centres_of(head: "PartialFC", class_N: Tensor) -> Tensor:
     all-gather of 8*N bytes, and head/predict/centres. Raises ValueError, on all ranks alike, for a class outside of [0,
     num_classes)."""
     with own_arithmetic(head.store.device):
-        class_N = class_N.to(head.store.device)
+        class_N = classes_of(class_N).to(head.store.device)
         rows_W = _rows(head, class_N)
         class_G = head.world.start_all_gather(class_N, rows_W, name="head/predict/classes").wait()
         if len(class_G) and not 0 <= int(class_G.min()) <= int(class_G.max()) < head.num_classes:
@@ -114,6 +115,13 @@ def centres_of(head: "PartialFC", class_N: Tensor) -> Tensor:
         return torch.empty_like(found).index_copy_(0, order, found)
 
 
+def classes_of(class_N: Tensor) -> Tensor:
+    """Returns class numbers as int64. Raises TypeError for what is no tensor, ValueError for one of other numbers."""
+    if not isinstance(class_N, Tensor):
+        raise TypeError(f"classes are {type(class_N).__name__}; expected numbers in a tensor, as torch.tensor([0, 1])")
+    return class_numbers(class_N)
+
+
 def _rows(head: "PartialFC", t: Tensor) -> list[int]:
     """How many rows every rank has."""
     count = torch.tensor([len(t)], device=head.store.device)
@@ -121,6 +129,8 @@ def _rows(head: "PartialFC", t: Tensor) -> list[int]:
 
 
 def _check_features(head: "PartialFC", feat_BD: Tensor) -> None:
+    if not isinstance(feat_BD, Tensor):
+        raise TypeError(f"{head.world}: features are {type(feat_BD).__name__}; expected a tensor")
     if feat_BD.dim() != 2 or feat_BD.shape[1] != head.embedding_size or feat_BD.dtype not in FEATURE_DTYPES:
         raise ValueError(
             f"{head.world}: features {tuple(feat_BD.shape)} of {feat_BD.dtype}; expected (B, {head.embedding_size}), "

@@ -1,5 +1,6 @@
 """Checks what a caller hands to a head and converts it to rows of features with one label each."""
 
+import operator
 import warnings
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from partial_fc.comm import World, from_process_group
 from partial_fc.head.batches import class_numbers
 from partial_fc.head.gather import FEATURE_DTYPES
 from partial_fc.head.margin import ArcFace, CosFace, Margin, Softmax
+from partial_fc.head.rows import RowOptimizer, RowSGD
 from partial_fc.head.rule import Rule
 
 
@@ -22,6 +24,35 @@ def margin_of(margin: Margin | str) -> Margin:
         names = ", ".join(named)
         raise ValueError(f"margin is {margin!r}; expected a Margin, as CosFace(scale=64.0), or one of {names}")
     return named[margin]()
+
+
+def integer_of(name: str, value: Any, least: int | None = 1) -> int:
+    """Returns an argument as an int; numpy's and torch's integers are welcome. Raises TypeError for what is no integer,
+    ValueError below `least`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; expected an integer") from None
+    if least is not None and number < least:
+        raise ValueError(f"{name} is {number}; expected at least {least}")
+    return number
+
+
+def dtype_of(dtype: torch.dtype) -> torch.dtype:
+    """Returns what the head computes in. Raises ValueError for what it only stores."""
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"dtype is {dtype}; the head computes in torch.float32, or torch.float64 for checks; "
+            "storage=Storage(torch.bfloat16) stores the centres in less"
+        )
+    return dtype
+
+
+def optimizer_of(optimizer: RowOptimizer | None) -> RowOptimizer:
+    """Returns the optimizer; None stands for RowSGD(). Raises TypeError for others, as those of torch.optim."""
+    if optimizer is not None and not isinstance(optimizer, RowOptimizer):
+        raise TypeError(f"optimizer is {optimizer!r}; expected one of rows, as RowSGD(momentum=0.9) or RowAdamW()")
+    return optimizer or RowSGD()
 
 
 def world_of(world: Any) -> World | None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from partial_fc.comm import World
+from partial_fc.head.interop.inputs import integer_of
 from partial_fc.head.shard import Shard
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class HeadModule(nn.Module):
     def _misfit(self, common: Any, found: dict[str, Any], own: dict[str, Tensor]) -> str:
         """Why a state cannot be this head's; nothing where it can."""
         if not isinstance(common, dict) or "facts" not in common:
-            return f"the state has no {_EXTRA} of a head: was only a part of it saved?"
+            return f"the state has {sorted(found)}, no {_EXTRA} of a head: is it of another layer, or only a part?"
         for name in ("num_classes", "embedding_size", "sub_centres"):
             if common.get(name) != getattr(self, name):
                 return f"the state has {name} {common.get(name)}, this head {getattr(self, name)}"
@@ -152,6 +153,7 @@ class HeadModule(nn.Module):
             raise ValueError(
                 "resize: not with centres on disk or hard negatives; make a new head, and checkpoint tools"
             )
+        num_classes = integer_of("num_classes", num_classes)
         world, kept = self.world, min(num_classes, self.num_classes)
         old = [Shard.of(self.num_classes, rank, world.size) for rank in range(world.size)]
         new = [Shard.of(num_classes, rank, world.size) for rank in range(world.size)]

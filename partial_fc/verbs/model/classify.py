@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from partial_fc.checkpoint.read import Checkpoint
 
 _CLASSES_AT_ONCE = 65536
+_COSINES_AT_ONCE = 1 << 24  # of all images: fewer classes at once where there are many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +86,16 @@ def classify(options: ClassifyOptions) -> int:
 
 def nearest(row_ND: NDArray[np.float32], stored: "Checkpoint", top: int) -> "tuple[Tensor, Tensor]":
     """Returns (cosines, class numbers) of the `top` nearest classes of each embedding, (N, K), descending. The nearest
-    of a class's sub-centres counts. Keeps one file's centres in memory at a time. Raises ValueError without centres."""
+    of a class's sub-centres counts. Keeps one file's centres in memory at a time, and 64 MiB of cosines. Raises
+    ValueError without centres."""
     import torch
 
     from partial_fc.head.kernels.nearest import Nearest
 
     row = torch.from_numpy(row_ND)
     found = Nearest(len(row), min(top, stored.manifest["num_classes"]), row.dtype)
-    for centres, class_M in stored_centres(stored):
+    most = min(_CLASSES_AT_ONCE, max(1, _COSINES_AT_ONCE // max(1, len(row))))
+    for centres, class_M in stored_centres(stored, most):
         centre_MRD = centres.float().reshape(len(class_M), -1, row.shape[1])  # R of a class
         length_MR1 = centre_MRD.norm(dim=2, keepdim=True)
         # A centre that was never created has no direction.
@@ -103,14 +106,14 @@ def nearest(row_ND: NDArray[np.float32], stored: "Checkpoint", top: int) -> "tup
     return found.cosine_GK, found.class_GK
 
 
-def stored_centres(stored: "Checkpoint") -> "Iterator[tuple[Tensor, Tensor]]":
-    """Yields (centres after all steps, class numbers) of the classes with centres, a block at a time."""
+def stored_centres(stored: "Checkpoint", most: int = _CLASSES_AT_ONCE) -> "Iterator[tuple[Tensor, Tensor]]":
+    """Yields (centres after all steps, class numbers) of the classes with centres, up to `most` at a time."""
     from partial_fc.checkpoint.rows_now import rows_now
 
     with terminal.bar(total=stored.manifest["num_classes"], unit="class", desc="centres", leave=False) as bar:
         for part in rows_now(stored).parts():
             centres, class_N = part.tensors["centres"], part.class_N
-            for begin in range(0, len(class_N), _CLASSES_AT_ONCE):
-                block = slice(begin, begin + _CLASSES_AT_ONCE)
+            for begin in range(0, len(class_N), most):
+                block = slice(begin, begin + most)
                 yield centres[block], class_N[block]
             bar.update(part.stop - part.start)

@@ -17,7 +17,7 @@ from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
 from partial_fc.head.rows.optimizers import from_repr
 from partial_fc.verbs.checkpoint import classes, remap_classes
 from partial_fc.verbs.checkpoint.export_centres import ExportOptions, export_centres
-from partial_fc.verbs.model.classify import nearest
+from partial_fc.verbs.model import classify
 from tests.unit.stored_checkpoints import D, save
 
 C = 40
@@ -76,14 +76,15 @@ def test_without_catch_up_rows_are_as_they_are_stored(tmp_path):
     assert torch.equal(part.tensors["centres"], head.store.centre_LD)
 
 
-def test_classify_export_merge_and_start_from_centres_use_them(tmp_path):
+def test_classify_export_merge_and_start_from_centres_use_them(tmp_path, monkeypatch):
     head = trained(tmp_path, label_stop=8, optimizer=SGD)
     stored = checkpoint.Checkpoint(tmp_path / "step-00000009")
     made = stored.rows().created(0, C)
     assert 0 < made.sum() < C
-    # classify
+    # classify, three classes at a time
+    monkeypatch.setattr(classify, "_COSINES_AT_ONCE", 15)
     row_ND = torch.randn(5, D)
-    cosine_NK, class_NK = nearest(normalize(row_ND).numpy(), stored, 1)
+    cosine_NK, class_NK = classify.nearest(normalize(row_ND).numpy(), stored, 1)
     cosine_NC = (normalize(row_ND) @ normalize(head.centres).T).masked_fill(~made, -2)
     torch.testing.assert_close(cosine_NK[:, 0], cosine_NC.amax(1))
     assert torch.equal(class_NK[:, 0], cosine_NC.argmax(1))

@@ -34,6 +34,22 @@ def test_backwards_with_rules_of_their_own_are_added_up(impl):
     torch.testing.assert_close(head.centres - before, -0.1 * sum(parts), rtol=1e-3, atol=1e-7)
 
 
+def test_a_second_backward_wants_retain_graph_and_a_second_derivative_is_refused():
+    head = PartialFC(200, D, CosFace(32.0))
+    feat_BD, label_B = batch()
+    loss = head(feat_BD, label_B)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert len(head.pending) == 2
+    with pytest.raises(RuntimeError, match="retain_graph"):
+        loss.backward()
+    assert len(head.pending) == 2
+    head.discard()
+    (grad_BD,) = torch.autograd.grad(head(feat_BD, label_B).square(), feat_BD, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad_BD.sum().backward()
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [

@@ -5,6 +5,7 @@ import json
 import pickle
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -104,6 +105,8 @@ def test_centres_are_no_parameters_and_a_state_without_them_is_missing_them():
     assert not list(model.buffers())
     with pytest.raises(RuntimeError, match=r"Missing key.*head\.classes_0_41\.centres"):
         model.load_state_dict({"net.weight": model.net.weight, "net.bias": model.net.bias})
+    with pytest.raises(RuntimeError, match=r"\['weight'\].*another layer"):
+        model.head.load_state_dict(nn.Linear(D, C, bias=False).state_dict(), strict=False)
 
 
 def test_the_state_of_rank_0_alone_is_refused_by_range():
@@ -301,6 +304,14 @@ def test_ignored_rows_count_for_nothing():
         (lambda: PartialFC(C, D, "cosface", world="nccl"), "world is str.*ProcessGroup"),
         (lambda: PartialFC(C, D, "cosface")(torch.zeros(2, D), [1, 2]), "got list.*torch.tensor"),
         (lambda: PartialFC(C, D, "cosface", device="cuda"), "device is cuda.*no GPU"),
+        (lambda: PartialFC(1e6, D, "cosface"), "num_classes is 1000000.0.*integer"),
+        (lambda: PartialFC(C, 0, "cosface"), "embedding_size is 0"),
+        (lambda: PartialFC(C, D, "cosface", dtype=torch.bfloat16), "dtype is torch.bfloat16.*storage="),
+        (lambda: PartialFC(C, D, "cosface", optimizer=torch.optim.SGD), "optimizer is .*SGD.*RowSGD"),
+        (lambda: PartialFC(C, D, "cosface").resize(2.0), "num_classes is 2.0"),
+        (lambda: PartialFC(C, D, "cosface").centres_of([1]), "classes are list.*torch.tensor"),
+        (lambda: PartialFC(C, D, "cosface").rank_of(1), "classes are int.*torch.tensor"),
+        (lambda: PartialFC(C, D, "cosface").topk([[0.0] * D]), "features are list"),
     ],
 )
 def test_what_people_try_first_is_answered(make, words):
@@ -308,3 +319,12 @@ def test_what_people_try_first_is_answered(make, words):
         pytest.skip("there is a GPU")
     with pytest.raises((ValueError, TypeError), match=words):
         make()
+
+
+def test_integers_may_be_those_of_numpy_and_torch():
+    head = PartialFC(np.int64(C), torch.tensor(D), "cosface", seed=np.int64(3), sub_centres=np.int32(2))
+    other = PartialFC(C, D, "cosface", seed=4, sub_centres=2)
+    other.load_state_dict(head.state_dict())
+    assert torch.equal(other.centres, head.centres)
+    head.resize(np.int32(C + 1))
+    assert head.num_classes == C + 1
