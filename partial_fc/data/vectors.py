@@ -26,8 +26,8 @@ BLOCK = 8192  # vectors checked at once
 
 
 class Vectors(Source):
-    """The vectors of a file. num_classes: None: as many as class names, or more, by the largest label. Raises ValueError for
-    another layout, LabelOutOfRange, with the row, for a label that is not in [0, num_classes)."""
+    """The vectors of a file. num_classes: by default the number of class names, or else the largest label + 1. Raises
+    ValueError for another layout, LabelOutOfRange, with the row, for a label that is not in [0, num_classes)."""
 
     def __init__(self, path: str | os.PathLike[str], num_classes: int | None = None):
         self.path = Path(path)
