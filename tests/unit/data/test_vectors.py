@@ -170,7 +170,13 @@ def test_doctor_names_vectors_without_a_direction_and_repeated_ones(suffix, tmp_
     doctor(1, r"label-range \(10\)", "0 vectors read", num_classes=10, images=False)
     (tmp_path / "two.sets").write_text(f"a {path}\nb other{suffix}\n")
     write(tmp_path / f"other{suffix}", row_ND[30:33], np.array([0, 1, 7]))
-    doctor(1, "63 vectors, 20 classes", "class-gap", r"repeated-other-class \(4\).*\n.*\n.*set b: ", source=tmp_path / "two.sets")
+    doctor(
+        1,
+        "63 vectors, 20 classes",
+        "class-gap",
+        r"repeated-other-class \(4\).*\n.*\n.*set b: ",
+        source=tmp_path / "two.sets",
+    )
     write(path, row_ND, label_N - 3)
     doctor(1, rf"label-range: .*x\{suffix}, row 0: label -3, expected 0 to 8 \(15 such")
 
