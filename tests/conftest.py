@@ -13,6 +13,9 @@ from hypothesis import settings
 # Before torch is imported, which reads it then. Several processes share the cores, also where one file is run by hand.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Tests' servers are on this machine, whatever proxy it uses.
+os.environ["no_proxy"] = "127.0.0.1,localhost"
+
 # No deadline: nothing is said about time by tests whose cores are shared. Derandomised: a failure repeats.
 settings.register_profile("partial_fc", deadline=None, derandomize=True)
 settings.load_profile("partial_fc")

@@ -27,20 +27,9 @@ def read_npy(path: Path) -> NDArray[Any]:
     return _read(path, lambda: _numbers(np.load(path, mmap_mode="r", allow_pickle=False)))
 
 
-def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """Reads a numpy.savez file's arrays, by name. Raises as `read_npy`, also if compressed: that can expand a
-    thousandfold."""
-
-    def read() -> dict[str, NDArray[Any]]:
-        with np.load(path, allow_pickle=False) as file:
-            _check_stored(file.zip)
-            return {name: _numbers(file[name]) for name in file}
-
-    return _read(path, read)
-
-
 def map_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """Maps a numpy.savez file's arrays, by name, as `read_npy` does; the file's checksums are not compared."""
+    """Maps a numpy.savez file's arrays, by name, as `read_npy` does; the file's checksums are not compared. Raises
+    ValueError also if compressed."""
 
     def read() -> dict[str, NDArray[Any]]:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:

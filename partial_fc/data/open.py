@@ -13,6 +13,7 @@ from partial_fc.data.sample import Source
 from partial_fc.data.sets.parquet import ParquetSource
 from partial_fc.data.sets.ranges import as_url
 from partial_fc.data.sets.tar_shards import TarSource
+from partial_fc.data.vectors import Vectors, holds_vectors
 from partial_fc.findings import counted
 
 if TYPE_CHECKING:
@@ -21,13 +22,18 @@ if TYPE_CHECKING:
 
 NO_LISTS = (".rec", ".tar", ".parquet")
 """Endings of files that are a set of their own, not a list of images."""
-AnySource = RecordSource | ImageFolder | TarSource | ParquetSource
+AnySource = RecordSource | ImageFolder | TarSource | ParquetSource | Vectors
 
 
-def open_source(path: str | os.PathLike[str], num_classes: int | None = None, root: Path | None = None) -> AnySource:
+def open_source(
+    path: str | os.PathLike[str], num_classes: int | None = None, root: Path | None = None, *, vectors: bool = False
+) -> AnySource:
     """Opens the source at a path: a folder with train.rec, a .rec file, a tar shard (a file or a URL), a .parquet, a
-    folder of class folders, or a list of images, whose paths are relative to `root`, by default the list's folder."""
+    folder of class folders, or a list of images, whose paths are relative to `root`, by default the list's folder.
+    vectors: a file of vectors, too."""
     path = Path(path)
+    if vectors and holds_vectors(path):
+        return Vectors(path, num_classes)
     if as_url(path):
         return TarSource(path, num_classes)
     if not path.exists():

@@ -2,7 +2,7 @@
 
     FILE.npz        embeddings (N, D) and labels (N,), as `partial-fc embed` writes them; class_names (C,) if known
     NAME.npy        (N, D), with the labels (N,) in NAME.labels.npy beside it
-    FILE.parquet    columns embedding (lists of D numbers) and label, of the same
+    FILE.parquet    columns embedding (lists of D numbers), label and perhaps class, its name, of the same
 
 Arrays are mapped, not read: a set may be larger than memory. The columns of a .parquet are read into memory. Vectors
 are of any floating-point type, and leave as float32.
@@ -17,15 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.npy import map_npz, read_npy
+from partial_fc.data.recordio import MAX_CLASSES
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, Sample, Source
+from partial_fc.data.sets.parquet import column_of, open_parquet
 
 SUFFIXES = (".npz", ".npy", ".parquet")
 BLOCK = 8192  # vectors checked at once
 
 
 class Vectors(Source):
-    """The vectors of a file. num_classes: None: as many as class names, or the largest label + 1. Raises ValueError for
-    another layout, LabelOutOfRange, with the row, for a label that is not in [0, num_classes)."""
+    """The vectors of a file. num_classes: by default the number of class names, or else the largest label + 1. Raises
+    ValueError for another layout, LabelOutOfRange, with the row, for a label that is not in [0, num_classes)."""
 
     def __init__(self, path: str | os.PathLike[str], num_classes: int | None = None):
         self.path = Path(path)
@@ -41,7 +43,7 @@ class Vectors(Source):
                 f"{len(self.row_ND)} embeddings"
             )
         self._label_N = label_N.astype(np.int64)
-        self.num_classes = num_classes or len(self._names or ()) or int(self._label_N.max()) + 1
+        self.num_classes = num_classes or max(len(self._names or ()), int(self._label_N.max()) + 1)
         outside = np.flatnonzero((self._label_N < 0) | (self._label_N >= self.num_classes))
         if len(outside):
             label = int(self._label_N[outside[0]])
@@ -88,6 +90,16 @@ class Vectors(Source):
     def class_names(self) -> list[str] | None:
         return self._names
 
+    def close(self) -> None:
+        """Does nothing: the arrays are mapped."""
+
+
+def holds_vectors(path: Path) -> bool:
+    """Tells files of vectors by their ending; a .parquet by its columns."""
+    if path.suffix != ".parquet" or not path.is_file():
+        return path.suffix in (".npz", ".npy")
+    return "embedding" in open_parquet(path).schema_arrow.names
+
 
 def usable(row_ND: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Tells which vectors have a direction: all numbers finite, not all zero."""
@@ -115,26 +127,27 @@ def _read_npy(path: Path) -> _Read:
 
 
 def _read_parquet(path: Path) -> _Read:
+    file = open_parquet(path)
+    for name in ("embedding", "label"):
+        column_of(path, file, (name,))
+    columns = [name for name in ("embedding", "label", "class") if name in file.schema_arrow.names]
+    label_N, row_ND = np.empty(file.metadata.num_rows, np.int64), np.empty((0, 0), np.float32)
+    names: dict[int, str] = {}
+    first = 0
     try:
-        from pyarrow import ArrowException, parquet
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{path}: {error}; .parquet needs pyarrow: `pip install pyarrow`, or take .npz") from error
-    try:
-        with parquet.ParquetFile(path) as file:
-            if missing := {"embedding", "label"} - set(file.schema_arrow.names):
-                have = ", ".join(file.schema_arrow.names)
-                raise ValueError(f"{path} has no column {' and no '.join(sorted(missing))}; it has {have}")
-            label_N, row_ND = np.empty(file.metadata.num_rows, np.int64), np.empty((0, 0), np.float32)
-            first = 0
-            for batch in file.iter_batches(columns=["embedding", "label"]):
-                some = slice(first, first + len(batch))
-                row_BD = batch.column("embedding").flatten().to_numpy(zero_copy_only=False).reshape(len(batch), -1)
-                row_ND = row_ND if first else np.empty((len(label_N), row_BD.shape[1]), row_BD.dtype)
-                row_ND[some], label_N[some] = row_BD, batch.column("label").to_numpy(zero_copy_only=False)
-                first = some.stop
-    except (ArrowException, AttributeError, TypeError, ValueError) as error:
+        for batch in file.iter_batches(columns=columns):
+            some = slice(first, first + len(batch))
+            row_BD = batch.column("embedding").flatten().to_numpy(zero_copy_only=False).reshape(len(batch), -1)
+            row_ND = row_ND if first else np.empty((len(label_N), row_BD.shape[1]), row_BD.dtype)
+            row_ND[some], label_N[some] = row_BD, batch.column("label").to_numpy(zero_copy_only=False)
+            for name in columns[2:]:
+                names.update(zip(label_N[some].tolist(), map(str, batch.column(name).to_pylist()), strict=True))
+            first = some.stop
+    except (OSError, AttributeError, TypeError, ValueError, NotImplementedError) as error:
         raise ValueError(f"{path}: {error}; expected columns embedding, lists of D numbers, and label") from error
-    return row_ND, label_N, None
+    number = max(names, default=-1) + 1
+    known = [names.get(label, f"class {label}") for label in range(number)] if 0 < number <= MAX_CLASSES else None
+    return row_ND, label_N, known
 
 
 _READ = {".npz": _read_npz, ".npy": _read_npy, ".parquet": _read_parquet}

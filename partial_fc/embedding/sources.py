@@ -1,5 +1,5 @@
-"""Sources of images, or vectors, to embed: a folder, a list, a .rec, files, an .npz or .npy. Unlike for training, no
-classes are needed."""
+"""Sources of images, or vectors, to embed: image files, or what can be trained on. Unlike for training, no classes are
+needed."""
 
 import os
 from collections.abc import Sequence
@@ -9,10 +9,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.data import ImageFolder, Sample, Source, open_source
+from partial_fc.data import ImageFolder, Sample, Source
 from partial_fc.data.image_folder import class_folders, image_names, is_image_name
 from partial_fc.data.open import NO_LISTS
-from partial_fc.data.vectors import Vectors
+from partial_fc.data.sets.joined import is_pattern, open_sets
+from partial_fc.data.sets.ranges import as_url
+from partial_fc.data.vectors import SUFFIXES
 from partial_fc.files import regular
 from partial_fc.findings import counted
 
@@ -39,29 +41,33 @@ class ImageFiles(ImageFolder):
         return np.full(len(self.names), NO_CLASS, np.int64)
 
 
-def open_images(paths: Sequence[Path]) -> KeyedSource:
-    """Opens the images at one path or several. Raises ValueError if there are none, or the kind is ambiguous."""
-    missing = [path for path in paths if not path.exists()]
+def open_images(paths: Sequence[Path], shared_classes: bool = False) -> KeyedSource:
+    """Opens image files, or one set or several (`open_sets`). Raises ValueError if there are none, or the kind is
+    ambiguous."""
+    missing = [path for path in paths if not (path.exists() or as_url(path) or is_pattern(path))]
     if missing:
         raise ValueError(
             f"{missing[0]} not found; expected a folder of images or of class folders, a .rec, a list, or image files"
         )
     if all(_is_image(path) for path in paths):
         return ImageFiles(Path(), [str(path) for path in paths])
-    if len(paths) > 1:
-        other = next(path for path in paths if not _is_image(path))
-        raise ValueError(f"{other} among {counted(len(paths), 'path')}: give several image files, or one of anything")
-    (path,) = paths
-    if path.suffix in (".npz", ".npy"):
-        return Vectors(path)
+    if image := next(filter(_is_image, paths), None):
+        raise ValueError(f"{image} among {counted(len(paths), 'path')}: give image files, or sets of images")
+    if len(paths) == 1 and (files := _without_classes(paths[0])):
+        return files
+    return open_sets(paths, shared_classes=shared_classes, vectors=True)
+
+
+def _without_classes(path: Path) -> ImageFiles | None:
+    """Opens a folder of image files or a list without labels; None: something else."""
     if path.is_dir() and not (path / "train.rec").exists():
         flat = image_names(path)
         folders = class_folders(path)
         if flat and not any(image_names(path / folder) for folder in folders):
             return ImageFiles(path, flat)
-    if path.is_file() and path.suffix not in (*NO_LISTS, ".lst") and (names := _without_labels(path)):
-        return ImageFiles(path.parent, names)
-    return open_source(path)
+    if path.is_file() and path.suffix not in (*NO_LISTS, *SUFFIXES, ".lst", ".sets"):
+        return ImageFiles(path.parent, names) if (names := _without_labels(path)) else None
+    return None
 
 
 def _is_image(path: Path) -> bool:

@@ -30,6 +30,7 @@ from partial_fc.data.image_folder import ImageFolder
 from partial_fc.data.pairs import read_pairs
 from partial_fc.data.recordio import MAGIC, RecordSource, RecordWriter, pack
 from partial_fc.data.sample import BadRecord, Source
+from partial_fc.data.vectors import Vectors
 from partial_fc.data.video.clip_list import ClipList
 from partial_fc.data.video.frames import VideoFile
 from partial_fc.embedding.load import find
@@ -43,7 +44,7 @@ from partial_fc.verbs.data.pair_list import read_pair_list
 from partial_fc.verbs.doctor import hosts
 from partial_fc.verbs.launcher import host_file
 from partial_fc.verbs.model.ijb import Ijb
-from partial_fc.verbs.model.search import read_npz
+from partial_fc.verbs.model.search import unit_rows
 from recipes.compat import arcface_torch as arcface_torch_config
 from tests.unit import videos
 
@@ -364,7 +365,7 @@ READERS = {
     "gluon-states": Reader(states_files, read_states, _CALLS),
     "caffe2-model": Reader(caffe2_files, lambda f: caffe2_model.read(f / "a.mdl", blobs())),
     "npy": Reader(lambda: [{"x": numpys(np.save, np.ones((3, 4), "<f4"))}], lambda f: from_file(f / "x", 4), _NPY),
-    "npz": Reader(npz_files, lambda f: read_npz(f / "x.npz"), _NPY, in_zip),
+    "npz": Reader(npz_files, lambda f: unit_rows([Vectors(f / "x.npz")]), _NPY, in_zip),
     "model": Reader(model_files, lambda f: find(f / "model.safetensors").model(), _JSON, in_header),
     "pairs-csv": Reader(lambda: [CSV], lambda f: read_pair_list(f / "a.csv").digest(), _LISTED, changed="a.csv"),
     "ijb": Reader(lambda: [IJB], read_ijb, _LISTED),

@@ -4,22 +4,27 @@ FAULTS, separated by spaces:
     nan@STEP[,TIMES]     its features are NaN in that step, the first TIMES (1) times that the step is made
     bit@STEP             after that step a weight of its backbone has another last bit
     spike@STEP           the loss of that step is 100 more, on all ranks
+    stall@STEP           it never makes that step
+    impatient            every rank asks a server that is gone three times within 10 ms
 """
 
+import time
 from collections import Counter
 
 import torch
 
+from partial_fc.data.sets import ranges
 from partial_fc.train import loop
 from partial_fc.train import update as updates
 
-forward_backward, update = updates.forward_backward, loop.update
+forward_backward, update, WAITS_S = updates.forward_backward, loop.update, ranges.WAITS_S
 
 
 def put_in(faults: str, is_last: bool) -> None:
     """From now on, in place of those of the run before."""
-    left: dict[str, Counter[int]] = {kind: Counter() for kind in ("nan", "bit", "spike")}
-    for fault in faults.split():
+    left: dict[str, Counter[int]] = {kind: Counter() for kind in ("nan", "bit", "spike", "stall")}
+    ranges.WAITS_S = (0.0, 0.01) if "impatient" in faults else WAITS_S
+    for fault in set(faults.split()) - {"impatient"}:
         kind, _, where = fault.partition("@")
         step, _, times = where.partition(",")
         left[kind][int(step)] = int(times or 1)
@@ -39,6 +44,8 @@ def put_in(faults: str, is_last: bool) -> None:
                 hook.remove()
 
     def faulty_update(job, *arguments):
+        if due("stall", job.at.step + 1) and is_last:
+            time.sleep(1000)
         loss = update(job, *arguments)
         if due("bit", job.at.step + 1) and is_last:
             weight = next(job.backbone.module.parameters()).data

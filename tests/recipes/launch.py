@@ -9,6 +9,7 @@ A recipe is named by its module, so that a new one needs nothing here.
 import importlib
 import logging
 import multiprocessing
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -78,6 +79,27 @@ def start(target: Callable[..., object], *arguments: object) -> ForkServerProces
     process = _context().Process(target=target, args=arguments, daemon=True)
     process.start()
     return process
+
+
+def killed(given: Given, num_ranks: int, marker: Path, output: Path) -> None:
+    """Starts it in forked processes and kills the last rank (SIGKILL) when a file is there. The others must fail."""
+    port = free_port()
+    started = [start(become_rank, rank, num_ranks, port, str(output), run_given, [given]) for rank in range(num_ranks)]
+    try:
+        give_up = time.monotonic() + _TIMEOUT_S
+        while not marker.exists():
+            assert all(process.is_alive() for process in started), output.read_text()[-6000:]
+            assert time.monotonic() < give_up, output.read_text()[-6000:]
+            time.sleep(0.01)
+        started[-1].kill()
+        for process in started:
+            process.join(_TIMEOUT_S)
+        statuses = [process.exitcode for process in started]
+        assert statuses.pop() == -signal.SIGKILL
+        assert None not in statuses, "the others wait for ever"
+    finally:
+        for process in started:
+            process.kill()
 
 
 def several(runs: Sequence[Given], num_ranks: int = 2) -> str:

@@ -174,7 +174,7 @@ def decode_scanned(content: bytes) -> tuple[NDArray[np.uint8], str]:
     return (decode(content) if orientation(content) > 1 else image), complaint
 
 
-def hash_of(content: bytes | memoryview) -> int:
+def hash_of(content: bytes | memoryview | NDArray[Any]) -> int:
     """Returns a hash of 64 bits, never 0."""
     return max(1, int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little"))
 
@@ -235,7 +235,7 @@ def check_images(
     findings += _check_sizes(scan, describe, file, size) + (_check_photos(scan, describe, file) if embedding else [])
     what = "JPEG files have an Exif orientation, which is applied here; other programs may ignore it"
     findings += findings_at("info", "image-turned", what, scan.turned_N, describe, file)
-    return findings + _check_repetitions(scan, label_N, describe, file)
+    return findings + check_repetitions(scan, label_N, describe, file)
 
 
 def _check_sizes(scan: ImageScan, describe: Describe, file: str, size: int | None) -> list[Finding]:
@@ -283,7 +283,10 @@ def _check_photos(scan: ImageScan, describe: Describe, file: str) -> list[Findin
     return findings_at("warning", "image-photo", what, photo, _with_size(scan, describe), file)
 
 
-def _check_repetitions(scan: ImageScan, label_N: NDArray[np.int64], describe: Describe, file: str) -> list[Finding]:
+def check_repetitions(
+    scan: ImageScan, label_N: NDArray[np.int64], describe: Describe, file: str, things: str = "image files"
+) -> list[Finding]:
+    """Reports equal files, by hash_N: under two labels, or twice under one."""
     pair_P2 = scan.repetitions()
 
     def both(pair: int) -> Mapping[str, Any]:
@@ -291,7 +294,7 @@ def _check_repetitions(scan: ImageScan, label_N: NDArray[np.int64], describe: De
         return {**second, **{f"same as {name}": value for name, value in first.items()}}
 
     differ = label_N[pair_P2[:, 0]] != label_N[pair_P2[:, 1]]
-    what = "image files also occur in another class: one of the two labels is wrong"
+    what = f"{things} also occur in another class: one of the two labels is wrong"
     findings = findings_at("error", "repeated-other-class", what, differ, both, file)
-    what = "image files repeat another file of the same class"
+    what = f"{things} repeat another of the same class"
     return findings + findings_at("warning", "repeated-same-class", what, ~differ, both, file)

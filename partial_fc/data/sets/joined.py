@@ -23,6 +23,7 @@ from partial_fc.data.open import AnySource, open_source, stated
 from partial_fc.data.recordio import RecordSource
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, Sample, Source
 from partial_fc.data.sets.ranges import as_url
+from partial_fc.data.vectors import Vectors
 from partial_fc.files import read_text
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -41,11 +42,12 @@ class SetFiles(NamedTuple):
 
 
 class _Shard(NamedTuple):
-    """A part of the whole. class_C: its class numbers -> those of the whole."""
+    """A part of the whole. class_C: its class numbers -> those of the whole. prefix: of its keys."""
 
     name: str
     source: AnySource
     class_C: Numbers
+    prefix: str
 
 
 class Joined(Source):
@@ -78,6 +80,10 @@ class Joined(Source):
     def where(self, index: int) -> str:
         shard, own = self._at(index)
         return f"{self._prefix(shard)}{shard.source.where(own)}"
+
+    def key(self, index: int) -> str:
+        shard, own = self._at(index)
+        return f"{shard.prefix}/{shard.source.key(own)}"
 
     def will_need(self, indices: Sequence[int]) -> None:
         for shard, own in itertools.groupby(sorted(indices), lambda index: self._at(index)[0]):
@@ -126,16 +132,20 @@ class Joined(Source):
 
 
 def open_sets(
-    paths: Sequence[Path], num_classes: int | None = None, shared_classes: bool = False
+    paths: Sequence[Path], num_classes: int | None = None, shared_classes: bool = False, *, vectors: bool = False
 ) -> AnySource | Joined:
-    """Opens one set or several. Raises ValueError if a pattern has no file, a file is named twice, or the sets have
-    more classes than num_classes."""
+    """Opens one set or several. vectors: files of vectors, too. Raises ValueError if a pattern has no file, a file is
+    named twice, images and vectors are mixed, or the sets have more classes than num_classes."""
     sets = find_sets(paths)
     if len(sets) == 1 and len(sets[0].paths) == 1:
-        return open_source(sets[0].paths[0], num_classes)
+        return open_source(sets[0].paths[0], num_classes, vectors=vectors)
     one_numbering = len(sets) == 1 or shared_classes
     # Without names, one numbering needs no number of its own for each set.
-    opened = [[open_source(path, num_classes if one_numbering else None) for path in one.paths] for one in sets]
+    number = num_classes if one_numbering else None
+    opened = [[open_source(path, number, vectors=vectors) for path in one.paths] for one in sets]
+    kinds = {f"{one.name} has {_kind(source)}" for one, sources in zip(sets, opened, strict=True) for source in sources}
+    if len({kind.partition(" has ")[2] for kind in kinds}) > 1:
+        raise ValueError(f"the sets differ: {', '.join(sorted(kinds))}; expected images, or vectors of one length")
     numbers = [max(source.num_classes for source in sources) for sources in opened]
     # Shards of one set have one list of names, beside the first.
     names = [sources[0].class_names() for sources in opened]
@@ -149,12 +159,21 @@ def open_sets(
         each = ", ".join(f"{one.name} {number:,}" for one, number in zip(sets, numbers, strict=True))
         raise ValueError(f"the sets have {total:,} classes together ({each}); --num-classes is {num_classes:,}")
     shards = [
-        _Shard(one.name, source, classes)
+        _Shard(one.name, source, classes, f"{one.name}/{path.name}" if len(sources) > 1 else one.name)
         for one, sources, classes in zip(sets, opened, class_numbers, strict=True)
-        for source in sources
+        for source, path in zip(sources, one.paths, strict=True)
     ]
     counts = [(one.name, sum(map(len, sources)), one.weight) for one, sources in zip(sets, opened, strict=True)]
     return Joined(shards, counts, num_classes or total, all_names)
+
+
+def parts_of(source: Source) -> list[Source]:
+    """Returns the shards of several sets, or the one source."""
+    return [shard.source for shard in source.shards] if isinstance(source, Joined) else [source]
+
+
+def _kind(source: AnySource) -> str:
+    return f"vectors of {source.width}" if isinstance(source, Vectors) else "images"
 
 
 def _behind_each_other(sets: Sequence[SetFiles], numbers: list[int], names: list[list[str] | None]) -> Numbering:

@@ -32,9 +32,9 @@ class ParquetSource(Source):
 
     def __init__(self, path: str | os.PathLike[str], num_classes: int | None = None) -> None:
         self.path = Path(path)
-        file = _open(self.path)
-        self._image = _column(self.path, file, _IMAGES)
-        label = _column(self.path, file, _LABELS)
+        file = open_parquet(self.path)
+        self._image = column_of(self.path, file, _IMAGES)
+        label = column_of(self.path, file, _LABELS)
         self._label_N = _labels(self.path, file.read(columns=[label]).column(0))
         self._starts = [0, *accumulate(file.metadata.row_group(g).num_rows for g in range(file.num_row_groups))]
         self._names = _names(file.schema_arrow.metadata or {}, label)
@@ -78,7 +78,7 @@ class ParquetSource(Source):
                 self._groups.move_to_end(group)
                 return self._groups[group]
         if not hasattr(self._files, "file"):
-            self._files.file = _open(self.path)
+            self._files.file = open_parquet(self.path)
         images = _images(self.path, self._files.file, self._image, group)
         with self._lock:
             self._groups[group] = images
@@ -89,8 +89,8 @@ class ParquetSource(Source):
 
 def read_parquet_pairs(path: Path) -> tuple[list[bytes], list[Any]]:
     """Returns (image files, pair k at 2 k and 2 k + 1; labels) of a file with the columns image1, image2 and label."""
-    file = _open(path)
-    columns = [_column(path, file, (name,)) for name in ("image1", "image2", "label")]
+    file = open_parquet(path)
+    columns = [column_of(path, file, (name,)) for name in ("image1", "image2", "label")]
     images: list[bytes] = []
     for group in range(file.num_row_groups):
         first, second = (_images(path, file, name, group).to_pylist() for name in columns[:2])
@@ -98,7 +98,8 @@ def read_parquet_pairs(path: Path) -> tuple[list[bytes], list[Any]]:
     return images, file.read(columns=["label"]).column(0).to_pylist()
 
 
-def _open(path: Path) -> Any:
+def open_parquet(path: Path) -> Any:
+    """Opens a pyarrow.parquet.ParquetFile. Raises ValueError for another file, and without pyarrow."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -111,7 +112,8 @@ def _open(path: Path) -> Any:
         raise ValueError(f"{path} is no Parquet file, or cut short: {error}") from None
 
 
-def _column(path: Path, file: Any, names: tuple[str, ...]) -> str:
+def column_of(path: Path, file: Any, names: tuple[str, ...]) -> str:
+    """Returns the first of these columns that a file has. Raises ValueError if it has none."""
     found = [name for name in names if name in file.schema_arrow.names]
     if not found:
         there = ", ".join(file.schema_arrow.names)

@@ -1,15 +1,17 @@
 """Ranges of bytes of a file, on this machine or on an HTTP server."""
 
+import base64
 import http.client
 import io
 import logging
+import netrc
 import os
 import re
 import threading
 import time
-from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
+from urllib.request import getproxies, proxy_bypass
 
 from partial_fc.data.sample import SourceGone
 from partial_fc.files import about, regular
@@ -25,6 +27,12 @@ WAITS_S = (
     16.0,
 )  # between attempts; the first costs nothing: servers end idle connections
 _BUSY = (408, 429, 500, 502, 503, 504)
+_REDIRECTS, _MOST_REDIRECTS = (301, 302, 303, 307, 308), 5
+_HINTS = {
+    200: "; it ignores range requests",
+    401: "; a password can stand in ~/.netrc",
+    **dict.fromkeys(_REDIRECTS, f", after {_MOST_REDIRECTS} redirects"),
+}
 
 _log = logging.getLogger(__name__)
 
@@ -60,19 +68,74 @@ class LocalFile:
         os.close(self._descriptor)
 
 
+class _Route:
+    """The way to a URL: a connection, to a proxy if the environment names one (http_proxy, https_proxy, no_proxy, as
+    urllib reads them), and what a request says besides. The password of a host is that of ~/.netrc (or $NETRC), looked
+    up by the host's name, so that a redirect cannot carry it to another one."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        if parts.username is not None or not host:
+            what = "a password in a URL ends up in logs" if host else "no host"
+            raise ValueError(
+                f"{parts.scheme}://{host}{parts.path}: {what}; put it into ~/.netrc (machine, login, password)"
+            )
+        self.url, self.headers = url, {}
+        self.target = urlunsplit(("", "", parts.path or "/", parts.query, ""))
+        if login := _login(host):
+            self.headers["Authorization"] = _basic(*login)
+        proxy = "" if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme, "")
+        via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        if via.scheme != "http":
+            raise ValueError(f"{parts.scheme}_proxy is {via.scheme}://...; expected http://HOST:PORT")
+        secret = (
+            {"Proxy-Authorization": _basic(unquote(via.username), unquote(via.password or ""))} if via.username else {}
+        )
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        at = (via.hostname or "", via.port or 80) if proxy else (host, parts.port)
+        self.connection = kind(*at, timeout=_TIMEOUT_S)
+        if proxy and parts.scheme == "https":
+            self.connection.set_tunnel(host, parts.port or 443, secret)
+        elif proxy:
+            self.target = urlunsplit((parts.scheme, parts.netloc, parts.path or "/", parts.query, ""))
+            self.headers |= secret
+
+
+def _basic(name: str, password: str) -> str:
+    return f"Basic {base64.b64encode(f'{name}:{password}'.encode()).decode()}"
+
+
+def _login(host: str) -> tuple[str, str] | None:
+    """Returns the name and password of exactly this host."""
+    try:
+        found = netrc.netrc(os.environ.get("NETRC")).hosts.get(host)
+    except FileNotFoundError:
+        return None
+    except netrc.NetrcParseError as error:
+        raise ValueError(f"{error.filename}: {error.msg}") from None
+    return (found[0] or "", found[2] or "") if found else None
+
+
+def redirected(url: str, location: str) -> str:
+    """Returns where an answer from `url` leads. Raises ValueError if that is not HTTP, or not encrypted any more."""
+    target = urljoin(url, location)
+    schemes = [urlsplit(one).scheme for one in (url, target)]
+    if schemes[1] not in ("http", "https") or schemes == ["https", "http"]:
+        raise ValueError(f"redirected from {schemes[0]} to {schemes[1]}, which is not followed")
+    return target
+
+
 class RemoteFile:
-    """A file on an HTTP server that answers range requests. Each thread keeps a connection of its own.
+    """A file on an HTTP server that answers range requests. Each thread keeps a connection of its own, to where the
+    server redirects; what is redirected is asked for anew when it is refused there (signed URLs expire).
 
     An unreachable or overloaded server is asked again, with growing pauses (WAITS_S); then `read` raises SourceGone.
-    Any other answer raises ValueError. Redirects are not followed.
+    Any other answer raises ValueError.
     """
 
     def __init__(self, url: str) -> None:
         self.name, self.size = url, -1
-        parts = urlsplit(url)
-        connection = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._connect = partial(connection, parts.netloc, timeout=_TIMEOUT_S)
-        self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._of_thread = threading.local()
         self.read(0, 1)
 
@@ -93,16 +156,27 @@ class RemoteFile:
         raise AssertionError
 
     def _ask(self, offset: int, count: int) -> bytes:
-        connection = getattr(self._of_thread, "connection", None) or self._connect()
-        self._of_thread.connection = connection
-        connection.request("GET", self._target, headers={"Range": f"bytes={offset}-{offset + count - 1}"})
-        response = connection.getresponse()
+        range_ = f"bytes={offset}-{offset + count - 1}"
+        route = getattr(self._of_thread, "route", None) or _Route(self.name)
+        response = self._get(route, range_)
+        if route.url != self.name and response.status not in (206, *_BUSY):
+            route = _Route(self.name)
+            response = self._get(route, range_)
+        num_redirects = 0
+        while response.status in _REDIRECTS and num_redirects < _MOST_REDIRECTS:
+            try:
+                route = _Route(redirected(route.url, response.getheader("Location", "")))
+            except ValueError as error:
+                self._disconnect()
+                raise ValueError(f"{self.name}: {error}") from None
+            response = self._get(route, range_)
+            num_redirects += 1
         if response.status in _BUSY:
             raise ConnectionError(f"the server answers {response.status} {response.reason}")
         size = re.fullmatch(r"bytes \d+-\d+/(\d+)", response.getheader("Content-Range", ""))
         if response.status != 206 or size is None:
             self._disconnect()
-            hint = "; it ignores range requests" if response.status == 200 else ""
+            hint = _HINTS.get(response.status, "")
             raise ValueError(f"{self.name}: the server answers {response.status} {response.reason}{hint}")
         content = response.read()
         if self.size not in (-1, int(size[1])):
@@ -112,10 +186,17 @@ class RemoteFile:
             raise ConnectionError(f"got {len(content)} of {count} bytes")
         return content
 
+    def _get(self, route: _Route, range_: str) -> http.client.HTTPResponse:
+        if getattr(self._of_thread, "route", None) is not route:
+            self._disconnect()
+            self._of_thread.route = route
+        route.connection.request("GET", route.target, headers={"Range": range_, **route.headers})
+        return route.connection.getresponse()
+
     def _disconnect(self) -> None:
-        if connection := getattr(self._of_thread, "connection", None):
-            connection.close()
-            self._of_thread.connection = None
+        if route := getattr(self._of_thread, "route", None):
+            route.connection.close()
+            self._of_thread.route = None
 
     def will_need(self, offset: int, count: int) -> None:
         return

@@ -72,7 +72,7 @@ class TarSource(Source):
         return f"{self._file.name}, offset {self._row_N['offset'][index]}"
 
     def key(self, index: int) -> str:
-        return f"{self._file.name}:{self._row_N['offset'][index]}"
+        return str(self._row_N["offset"][index])
 
     def will_need(self, indices: Sequence[int]) -> None:
         for offset, size, _ in self._row_N[list(indices)].tolist():

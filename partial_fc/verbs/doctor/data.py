@@ -2,10 +2,10 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
@@ -20,11 +20,13 @@ from partial_fc.data.check.images import check_images, scan_images
 from partial_fc.data.check.labels import check_folders, check_labels
 from partial_fc.data.check.pairs import check_pairs
 from partial_fc.data.check.recordio import NO_LABEL, CannotCheck, Records
+from partial_fc.data.check.vectors import check_vectors
 from partial_fc.data.image_folder import ImageFolder, image_names
 from partial_fc.data.recordio import read_property
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, still
-from partial_fc.data.sets.joined import find_sets, is_pattern, open_sets
+from partial_fc.data.sets.joined import find_sets, is_pattern, open_sets, parts_of
 from partial_fc.data.sets.ranges import as_url
+from partial_fc.data.vectors import Vectors
 from partial_fc.findings import Describe, Finding, counted
 from partial_fc.flags.facts import In
 from partial_fc.flags.numbers import CLASSES, THREADS
@@ -38,8 +40,8 @@ class DataOptions:
     errors; 1: errors; 2: nothing to check."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """A folder with train.rec, a .rec file, a folder with one sub-folder per class, a list, tar shards, a .parquet, a
-    pattern or .sets file of several, a folder with MNIST's idx files, or a .bin."""
+    """A folder with train.rec, a .rec file, a folder with one sub-folder per class, a list, tar shards, a .parquet,
+    vectors (.npz, .npy, .parquet), a pattern or .sets file of several, a folder with MNIST's idx files, or a .bin."""
     num_classes: Annotated[int | None, In(CLASSES)] = None
     """The number of classes of the training run; by default what the set states."""
     images: bool = True
@@ -75,8 +77,8 @@ def doctor_data(options: DataOptions) -> int:
     seconds = time.perf_counter() - started
     report.print_all(check.findings, options.show)
     num_errors, num_warnings = report.count(check.findings, "error"), report.count(check.findings, "warning")
-    decoded = f"{counted(check.num_decoded, 'image')} decoded in {seconds:.1f} s"
-    rate = f", {check.num_decoded / seconds:,.0f} images/s" if check.num_decoded else ""
+    decoded = f"{counted(check.num_decoded, check.unit)} {check.done} in {seconds:.1f} s"
+    rate = f", {check.num_decoded / seconds:,.0f} {check.unit}s/s" if check.num_decoded else ""
     print(f"\n{counted(num_errors, 'error')}, {counted(num_warnings, 'warning')}; {decoded}{rate}")
     if options.report:
         summary = {
@@ -111,6 +113,8 @@ class _Check:
     options: DataOptions
     findings: list[Finding] = field(default_factory=list)
     kind: str = ""
+    unit: str = "image"
+    done: str = "decoded"
     num_images: int = 0
     num_classes: int = 0
     num_decoded: int = 0
@@ -120,7 +124,7 @@ class _Check:
     def run(self) -> None:
         """Detects the kind of source and checks it. Raises CannotCheck for an unknown kind."""
         source, options = self.options.source, self.options
-        if source.suffix in (".sets", ".tar", ".parquet") or is_pattern(source) or as_url(source):
+        if source.suffix in (".sets", ".tar", ".parquet", ".npz", ".npy") or is_pattern(source) or as_url(source):
             self._check_sets(source)
             return
         if not source.exists():
@@ -174,19 +178,23 @@ class _Check:
         )
 
     def _check_sets(self, source: Path) -> None:
-        """Checks the sets that a pattern or a .sets file names, tar shards or Parquet together; the frames of each .rec
-        by itself."""
+        """Checks the sets that a pattern or a .sets file names, tar shards, Parquet or vectors together; the frames of
+        each .rec by itself."""
         self.kind = "sets"
         try:
-            joined = open_sets([source])
+            joined = open_sets([source], vectors=True)
             paths = [path / "train.rec" if path.is_dir() else path for one in find_sets([source]) for path in one.paths]
             for records in (Records(path) for path in paths if path.suffix == ".rec" and path.exists()):
                 self.findings += [*records.findings, *check_layout(records)]
                 records.close()
             label_N = joined.labels()
         except (ValueError, OSError) as error:
-            self.findings.append(Finding("error", "set-unreadable", str(error), file=str(source)))
+            key = "label-range" if isinstance(error, LabelOutOfRange) else "set-unreadable"
+            self.findings.append(Finding("error", key, str(error), file=str(source)))
             return
+        vectors = [part for part in parts_of(joined) if isinstance(part, Vectors)]
+        if vectors:
+            self.kind, self.unit, self.done = "vectors", "vector", "read"
 
         def read(i: int) -> bytes:
             try:
@@ -196,14 +204,18 @@ class _Check:
             assert isinstance(image, bytes)
             return image
 
-        self._check_set(
-            source,
-            label_N,
-            joined.num_classes,
-            read,
-            lambda i: {"file": joined.where(i), "class": int(label_N[i])},
-            names=joined.class_names() or (),
-        )
+        def describe(i: int) -> Mapping[str, Any]:
+            return {"file": joined.where(i), "class": int(label_N[i])}
+
+        names = joined.class_names() or ()
+        if not vectors:
+            self._check_set(source, label_N, joined.num_classes, read, describe, names=names)
+            return
+        self._check_labels(source, label_N, joined.num_classes, describe, names)
+        if self.options.images:
+            bar = source.name if self.options.bar else ""
+            self.findings += check_vectors(vectors, label_N, describe, str(source), bar)
+            self.num_decoded = len(label_N)
 
     def _check_files(self, source: Path) -> None:
         self.kind, file = "class folders" if source.is_dir() else "list", str(source)
@@ -235,8 +247,21 @@ class _Check:
     ) -> None:
         """Checks labels and images. num_classes, size: as stated by the set. names: of its classes."""
         options = self.options
-        self.num_images, self.num_classes = len(label_N), options.num_classes or num_classes
-        print(f"{source}: {self.kind}, {counted(self.num_images, 'image')}, {counted(self.num_classes, 'class')}")
+        self._check_labels(source, label_N, num_classes, describe, names)
+        if not options.images:
+            return
+        bar = source.name if options.bar else ""
+        scan = scan_images(read, len(label_N), options.num_workers, bar=bar)
+        findings = check_images(scan, label_N, describe, str(source), size, embedding=True)
+        self.findings += findings
+        self.sheet.add(findings, read, len(label_N), describe, source.name)
+        self.hash_N, self.num_decoded = scan.hash_N, len(label_N)
+
+    def _check_labels(
+        self, source: Path, label_N: NDArray[np.int64], num_classes: int, describe: Describe, names: Sequence[str]
+    ) -> None:
+        self.num_images, self.num_classes = len(label_N), self.options.num_classes or num_classes
+        print(f"{source}: {self.kind}, {counted(self.num_images, self.unit)}, {counted(self.num_classes, 'class')}")
         has_label = label_N != NO_LABEL  # the others have their own finding
         labelled: NDArray[np.int64] | range = range(len(label_N)) if has_label.all() else np.flatnonzero(has_label)
         self.findings += check_labels(
@@ -247,14 +272,6 @@ class _Check:
             names=names,
             embedding=True,
         )
-        if not options.images:
-            return
-        bar = source.name if options.bar else ""
-        scan = scan_images(read, len(label_N), options.num_workers, bar=bar)
-        findings = check_images(scan, label_N, describe, str(source), size, embedding=True)
-        self.findings += findings
-        self.sheet.add(findings, read, len(label_N), describe, source.name)
-        self.hash_N, self.num_decoded = scan.hash_N, len(label_N)
 
 
 def _has_idx(folder: Path) -> bool:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from partial_fc import terminal
 from partial_fc.comm import World
 from partial_fc.data import ImageFolder, Source, open_on_all
+from partial_fc.data.sets.joined import parts_of
 from partial_fc.embedding.sources import ImageFiles, open_images
 from partial_fc.findings import counted
 from partial_fc.flags import Flags, LaunchFlags, check_numbers
@@ -56,7 +57,10 @@ class EmbedOptions(ModelOptions):
 
     images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...")]
     """A folder of images or of class folders, a .rec (or its folder), a list (a path, or `path label`, a line), or
-    image files. For a model of vectors: an .npz or .npy (docs/vectors.md)."""
+    image files; or several sets, patterns and .sets files, as for training (docs/data.md). For a model of vectors: an
+    .npz, .npy or .parquet (docs/vectors.md)."""
+    shared_classes: bool = False
+    """Classes that have the same name in several sets, or in sets without names the same number, are one class."""
     out: Path
     """The table: .npz (keys, labels, embeddings) or .parquet (key, label, embedding). A .rec's keys are its numbers."""
     on_bad: Literal["stop", "nan"] = "stop"
@@ -84,20 +88,21 @@ def _embed(options: EmbedOptions, world: World, device: "torch.device") -> None:
     from partial_fc.embedding.on_ranks import embedded, why_bad
 
     model = options.load(device)
-    source = open_on_all(lambda: open_images(options.images), world)
+    source = open_on_all(lambda: open_images(options.images, options.shared_classes), world)
     leads, num_bad = world.rank == 0, 0
     if leads:
         print(f"{model}; {counted(len(source), 'image')} on {world}", flush=True)
-        if isinstance(source, ImageFolder) and source.left_out:
-            print(f"files are left out: {source.left_out_text()}", flush=True)
+        for part in parts_of(source):
+            if isinstance(part, ImageFolder) and part.left_out:
+                print(f"files are left out: {part.left_out_text()}", flush=True)
     facts = {"source": str(model.source), **model.facts()}
     labelled = not isinstance(source, ImageFiles)
     names = source.class_names() if labelled else None
     table_of_all = new_table(options.out, Layout(len(source), model.embedding_size, labelled, names, facts))
     bar = terminal.bar(total=len(source), unit="image", desc="embed", shown=leads)
     with bar, table_of_all if leads else nullcontext() as table:
-        for part in embedded(model, source, world, options.batch_size, options.num_workers):
-            for index in part.bad:
+        for some in embedded(model, source, world, options.batch_size, options.num_workers):
+            for index in some.bad:
                 reason = why_bad(model, source, index)
                 if options.on_bad == "stop":
                     raise ValueError(f"{reason} (image {index} of {len(source)}; --on-bad nan continues without it)")
@@ -105,9 +110,9 @@ def _embed(options: EmbedOptions, world: World, device: "torch.device") -> None:
                 if leads and num_bad <= _NAMED:
                     terminal.say(f"NaN: {reason}")
             if table is not None:
-                keys = [source.key(part.first + i) for i in range(len(part.row_ID))]  # type: ignore[attr-defined]
-                table.add(keys, part.label_I, part.row_ID)
-            bar.update(len(part.row_ID))
+                keys = [source.key(some.first + i) for i in range(len(some.row_ID))]  # type: ignore[attr-defined]
+                table.add(keys, some.label_I, some.row_ID)
+            bar.update(len(some.row_ID))
     world.barrier(name="embed/written")
     if leads:
         bad = f"; NaN for {counted(num_bad, 'image')} that could not be used" if num_bad else ""

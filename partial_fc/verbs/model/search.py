@@ -1,5 +1,6 @@
 """`partial-fc search`: identifies each probe by a search in a gallery."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,8 +11,10 @@ from numpy.typing import NDArray
 from partial_fc import pictures
 from partial_fc.checkpoint.files import as_json
 from partial_fc.comm import World
-from partial_fc.data import Source, npy, open_on_all, open_source
+from partial_fc.data import Source, open_on_all
 from partial_fc.data.sample import still
+from partial_fc.data.sets.joined import open_sets, parts_of
+from partial_fc.data.vectors import Vectors
 from partial_fc.findings import counted
 from partial_fc.flags import Flags, LaunchFlags, check_numbers
 from partial_fc.flags.facts import In
@@ -33,10 +36,12 @@ class SearchOptions(ModelOptions):
     """Searches each image of --probe among those of --gallery: rank-1, rank-5, TPIR at FPIR (probes whose class is not
     in the gallery), P@1 and mAP@R. Writes search.json, and neighbours.png where there are images."""
 
-    gallery: Path
-    """The known images: a folder of class folders, a .rec, a list, or an .npz of `partial-fc embed`."""
-    probe: Path | None = None
+    gallery: tuple[Path, ...]
+    """The known images: a folder of class folders, a .rec, a list, or a table of `partial-fc embed`; or several."""
+    probe: tuple[Path, ...] = ()
     """The images to search for, likewise; by default each image of the gallery is searched among the others."""
+    shared_classes: bool = False
+    """Classes that have the same name in several sets, or in sets without names the same number, are one class."""
     batch_size: Annotated[int, In(1)] = 128
     """Images in one forward of the network."""
     out: Path | None = None
@@ -45,6 +50,8 @@ class SearchOptions(ModelOptions):
 
     def __post_init__(self) -> None:
         check_numbers(self)
+        if not self.gallery:
+            raise ValueError("--gallery is missing: the images to search in")
         if self.probe == self.gallery:
             raise ValueError("--probe is --gallery: leave --probe away, and each image is searched among the others")
 
@@ -53,7 +60,7 @@ class SearchOptions(ModelOptions):
 class Labelled:
     """Embeddings with their classes. names: of (at least the first) classes; source: the images, or None."""
 
-    path: Path
+    path: str
     row_ND: NDArray[np.float32]
     label_N: NDArray[np.int64]
     names: list[str] | None
@@ -77,7 +84,7 @@ def _search(options: SearchOptions, world: World, device: "torch.device") -> Non
     if folder:
         print(model, flush=True)
     gallery = _open(options.gallery, "gallery", model, options, world)
-    probe = gallery if options.probe is None else _open(options.probe, "probe", model, options, world)
+    probe = gallery if not options.probe else _open(options.probe, "probe", model, options, world)
     if gallery.row_ND.shape[1] != probe.row_ND.shape[1]:
         raise ValueError(
             f"{gallery.path} has embeddings of {gallery.row_ND.shape[1]} numbers, {probe.path} of "
@@ -86,7 +93,7 @@ def _search(options: SearchOptions, world: World, device: "torch.device") -> Non
     gallery_label, probe_label = common_labels(gallery, probe)
     found = search(
         probe.row_ND, probe_label, gallery.row_ND, gallery_label, world, device,
-        name="search", is_gallery=options.probe is None, shown=_SHOWN,
+        name="search", is_gallery=not options.probe, shown=_SHOWN,
     )  # fmt: skip
     if not folder:
         return
@@ -101,8 +108,8 @@ def _search(options: SearchOptions, world: World, device: "torch.device") -> Non
     report: dict[str, Any] = {
         "model": str(model.source),
         "flip": model.flip,
-        "gallery": {"path": str(gallery.path), "images": len(gallery_label), "classes": classes},
-        "probe": {"path": str(probe.path), "images": len(probe_label), "with_mate": mates},
+        "gallery": {"path": gallery.path, "images": len(gallery_label), "classes": classes},
+        "probe": {"path": probe.path, "images": len(probe_label), "with_mate": mates},
         "values": values,
     }
     (folder / "search.json").write_text(as_json(report))
@@ -110,43 +117,30 @@ def _search(options: SearchOptions, world: World, device: "torch.device") -> Non
         picture = _neighbours(found, gallery, probe, gallery_label, probe_label)
         pictures.write(folder / "neighbours.png", picture)
     else:
-        print("neighbours.png is not drawn: an .npz has no images")
+        print("neighbours.png is not drawn: a table of embeddings has no images")
     print(f"written: {folder}")
 
 
-def _open(path: Path, name: str, model: "EmbeddingModel", options: SearchOptions, world: World) -> Labelled:
-    if path.suffix == ".npz":
-        return read_npz(path)
-    source = open_on_all(lambda: open_source(path), world)
-    row_ND = embed_together(model, source, world, options.batch_size, name)
+def _open(paths: Sequence[Path], name: str, model: "EmbeddingModel", options: SearchOptions, world: World) -> Labelled:
+    source = open_on_all(lambda: open_sets(paths, shared_classes=options.shared_classes, vectors=True), world)
+    shown, tables = " ".join(map(str, paths)), [part for part in parts_of(source) if isinstance(part, Vectors)]
+    row_ND = unit_rows(tables) if tables else embed_together(model, source, world, options.batch_size, name)
     label_N = source.labels()
-    assert label_N is not None  # true for sources of open_source
-    return Labelled(path, row_ND, label_N, source.class_names(), source)
+    assert label_N is not None  # true for sources of open_sets
+    return Labelled(shown, row_ND, label_N, source.class_names(), None if tables else source)
 
 
-def read_npz(path: Path) -> Labelled:
-    """Reads a file of `partial-fc embed`. Raises ValueError for anything else."""
-    try:
-        arrays = npy.read_npz(path)
-        row_ND, label_N = arrays["embeddings"], arrays["labels"]
-        names = [str(name) for name in arrays["class_names"]] if "class_names" in arrays else None
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"{path}: {error}; expected what `partial-fc embed` writes: embeddings, labels") from error
-    if row_ND.ndim != 2 or label_N.shape != row_ND.shape[:1] or label_N.dtype.kind not in "iu" or not len(row_ND):
-        raise ValueError(
-            f"{path}: embeddings {row_ND.shape}, labels {label_N.dtype} {label_N.shape}; expected (N, D) and as many "
-            "whole numbers"
-        )
-    row_ND = row_ND.astype(np.float32, copy=False)
-    length_N = np.sqrt(np.einsum("nd,nd->n", row_ND, row_ND))
-    good_N = np.abs(length_N - 1) < 1e-3
-    if not good_N.all():
-        bad = int(good_N.argmin())
-        why = "its image could not be used: embed again without it" if np.isnan(length_N[bad]) else "expected length 1"
-        raise ValueError(
-            f"{path}: embedding {bad} has length {length_N[bad]:g} ({len(row_ND) - good_N.sum()} such); {why}"
-        )
-    return Labelled(path, row_ND, label_N.astype(np.int64), names, None)
+def unit_rows(tables: Sequence[Vectors]) -> NDArray[np.float32]:
+    """Returns the rows of tables of `partial-fc embed`, in order. Raises ValueError if one has not length 1."""
+    for table in tables:
+        length_N = np.sqrt(np.einsum("nd,nd->n", table.row_ND, table.row_ND, dtype=np.float64))
+        good_N = np.abs(length_N - 1) < 1e-3
+        if not good_N.all():
+            bad = int(good_N.argmin())
+            why = "image could not be used: embed again without it" if np.isnan(length_N[bad]) else "expected length 1"
+            found = f"an embedding of length {length_N[bad]:g} ({(~good_N).sum()} such)"
+            raise ValueError(f"{table.where(bad)}: {found}; {why}, as `partial-fc embed` writes")
+    return np.concatenate([table.row_ND for table in tables]).astype(np.float32, copy=False)
 
 
 def common_labels(gallery: Labelled, probe: Labelled) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -1,6 +1,7 @@
 """A run's model after training: loaded from every file that it may be in, it embeds as training's verification did."""
 
 import json
+import shutil
 from html import unescape
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import partial_fc
-from partial_fc import checkpoint, models
+from partial_fc import checkpoint, cli, models
 from partial_fc.comm import SingleWorld
 from partial_fc.data.decode import decode
 from partial_fc.data.pairs import read_pairs, write_pairs
@@ -223,6 +224,58 @@ def test_tables_of_folders_lists_records_and_files(run, model, tmp_path):
     assert rows.column_names == ["key", "label", "class", "embedding"]
     np.testing.assert_array_equal(np.stack(rows["embedding"].to_pylist()).astype(np.float32), expected)
     assert rows["class"].to_pylist()[::3] == list(CLASSES)
+
+
+def test_several_sets_are_embedded_and_searched(run, tmp_path, monkeypatch, capsys):
+    """As typed: paths, a pattern and a file of sets."""
+    folder, sets = run[0], [tmp_path / "one", tmp_path / "two"]
+    shutil.copytree(folder / "data", sets[0])
+    for name, of in (("bob", "bob"), ("eve", "cyd")):
+        shutil.copytree(folder / "data" / of, sets[1] / name)
+    (tmp_path / "all.sets").write_text("first one\nsecond two 3\n")
+    pack_images(PackOptions(sets[0], tmp_path / "packed"))
+    for i in range(2):
+        for suffix in (".rec", ".idx"):
+            shutil.copy(tmp_path / f"packed/train{suffix}", tmp_path / f"{i}{suffix}")
+    monkeypatch.chdir(tmp_path)
+
+    def typed(words: str, status: int | None = None) -> str:
+        assert cli.run(words.split()[0], words.split()[1:]) == status
+        return "".join(capsys.readouterr())
+
+    def table(words: str) -> dict[str, np.ndarray]:
+        typed(f"embed {folder}/run {words} --out t.npz --batch-size 6")
+        with np.load(tmp_path / "t.npz") as file:
+            return dict(file)
+
+    alone = table("one")["embeddings"]
+    for words, names in (("one two", ("one", "two")), ("all.sets", ("first", "second"))):
+        both = table(words)
+        np.testing.assert_array_equal(both["embeddings"], np.concatenate((alone, alone[3:9])))
+        assert both["keys"][[0, 12, 17]].tolist() == [
+            f"{names[0]}/ada/0.png",
+            f"{names[1]}/bob/0.png",
+            f"{names[1]}/eve/2.png",
+        ]
+        assert both["labels"].tolist() == [i // 3 for i in range(18)]
+        assert both["class_names"][[1, 4]].tolist() == [f"{names[0]}/bob", f"{names[1]}/bob"]
+    shared = table("one two --shared-classes")
+    assert shared["labels"][12:].tolist() == [1] * 3 + [4] * 3
+    assert shared["class_names"].tolist() == [*CLASSES, "eve"]
+    keys = table("[01].rec")["keys"].tolist()
+    assert len(set(keys)) == 24
+    assert [key.partition("/")[2] for key in keys[::12]] == ["0.rec/1", "1.rec/1"]
+
+    assert "18 images, 6 classes" in typed(f"search {folder}/run --gallery all.sets --out found")
+    typed(f"embed {folder}/run one two --shared-classes --out t.parquet")
+    typed(f"embed {folder}/run one --out t.npz")
+    typed(f"embed {folder}/run two --out probe.npz")
+    for gallery in ("one two --shared-classes", "t.parquet", "t.npz probe.npz --shared-classes"):
+        typed(f"search {folder}/run --gallery {gallery} --probe probe.npz --out found")
+        found = json.loads((tmp_path / "found/search.json").read_text())
+        assert found["probe"]["with_mate"] == 6
+        assert found["gallery"]["classes"] == 5 or "npz" in gallery
+    assert "one has images, t has vectors of 8; expected" in typed(f"embed {folder}/run one t.npz --out u.npz", 1)
 
 
 def test_an_image_that_cannot_be_used_leaves_no_table_or_nan(run, tmp_path, capsys):

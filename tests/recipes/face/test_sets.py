@@ -1,5 +1,6 @@
 """The same images as one .rec, three .rec files, tar shards here and on a server, and Parquet give the same curve."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -9,8 +10,8 @@ from partial_fc.data import open_source
 from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.data.sets.tar_shards import write_tar_index
 from partial_fc.train.guards.signals import EXIT_PREEMPTED
-from tests.recipes.conftest import SMALL, losses, train_here, train_several
-from tests.recipes.launch import here
+from tests.recipes.conftest import face, losses, train_here, train_several
+from tests.recipes.launch import endings, killed, several
 from tests.unit.data.shards import serving, write_tar
 
 CLASSES, STEPS = 80, 4
@@ -51,12 +52,14 @@ def flags(rec: str, batch: int, steps: int) -> str:
 
 @pytest.mark.slow
 def test_every_form_gives_the_same_curve(forms, tmp_path, monkeypatch):
+    """On one process; on two, of which one is killed; and resumed on two and on three."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     curves: dict[int, dict[str, list[float]]] = {1: {}, 2: {}, 3: {}}
+    saved = f"checkpoints/step-{STEPS // 2:08d}"
     for form, rec in forms.items():
         train_here(tmp_path / "1" / form, flags(rec, 24, STEPS))
-    train_several({tmp_path / "2" / form: flags(rec, 12, STEPS // 2) for form, rec in forms.items()})
-    for form in forms:
+        given = face(tmp_path / "2" / form, flags(rec, 12, STEPS) + " --checkpoint-every 2", f"stall@{STEPS // 2 + 1}")
+        killed(given, 2, tmp_path / "2" / form / saved / "COMPLETE", tmp_path / "output")
         shutil.copytree(tmp_path / "2" / form, tmp_path / "3" / form)
     train_several({tmp_path / "2" / form: flags(rec, 12, STEPS) for form, rec in forms.items()})
     train_several({tmp_path / "3" / form: flags(rec, 8, STEPS) for form, rec in forms.items()}, 3)
@@ -65,34 +68,22 @@ def test_every_form_gives_the_same_curve(forms, tmp_path, monkeypatch):
         assert len(curve["one .rec"]) == STEPS
         for form in forms:
             assert curve[form] == curve["one .rec"], (num_ranks, form)
+            log = (tmp_path / str(num_ranks) / form / "logs/rank-0000.log").read_text()
+            assert num_ranks == 1 or re.search(f"resumed from .*{saved}", log)
 
 
-def test_a_server_that_is_gone_ends_the_run_with_a_checkpoint(forms, glyphs, tmp_path, monkeypatch):
-    """Which goes on, when the server is back, as if nothing had been."""
-    from partial_fc.data.sets import ranges
-
+def test_a_server_that_is_gone_ends_all_ranks_with_a_checkpoint(forms, glyphs, tmp_path, monkeypatch):
+    """Which go on, when the server is back, as if nothing had been."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(ranges, "WAITS_S", (0.0, 0.01))
-    folder = Path(forms["parquet"]).parent
-    answers: list[int] = []
-    read = ranges.RemoteFile._ask
-
-    def ask(self: ranges.RemoteFile, offset: int, count: int) -> bytes:
-        ask.calls += 1  # type: ignore[attr-defined]
-        if ask.calls == 160:  # type: ignore[attr-defined]
-            answers[:] = [503] * 10_000
-        return read(self, offset, count)
-
-    ask.calls = 0  # type: ignore[attr-defined]
-    monkeypatch.setattr(ranges.RemoteFile, "_ask", ask)
-    with serving(folder, answers) as url:
-        words = flags(f"{url}/{{0..2}}.tar", 8, 30) + " --check-data off"
-        given = ["--models-root", str(tmp_path / "run"), *SMALL, *words.split()]
-        assert here("recipes.face", given) == EXIT_PREEMPTED
-        log = (tmp_path / "run/logs/rank-0000.log").read_text()
-        assert "the training data is unreachable, ending after this step" in log
-        assert 2 < len(losses(tmp_path / "run")) < 29
-        answers.clear()
-        assert here("recipes.face", given) == 0
+    left, run = [160], tmp_path / "run"
+    with serving(Path(forms["parquet"]).parent, left=left) as url:
+        given = face(run, flags(f"{url}/{{0..2}}.tar", 4, 30) + " --check-data off", "impatient")
+        printed = several([given])
+        assert [endings(printed, rank) for rank in range(2)] == [[str(EXIT_PREEMPTED)]] * 2, printed[-4000:]
+        logs = [(run / f"logs/rank-000{rank}.log").read_text() for rank in range(2)]
+        assert any("the training data is unreachable, ending after this step" in log for log in logs)
+        assert 2 < len(losses(run)) < 29
+        left.clear()
+        assert endings(several([given]), 1) == ["0"]
     train_here(tmp_path / "whole", flags(str(glyphs), 8, 30))
-    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    assert losses(run) == losses(tmp_path / "whole")

@@ -21,6 +21,7 @@ from recipes import face
 from tests.recipes.conftest import losses, result
 from tests.recipes.launch import endings, here, several
 from tests.recipes.several import Given
+from tests.unit.data.test_vectors import write
 
 C, D = 60, 12
 FLAGS = (
@@ -109,8 +110,14 @@ def test_a_run_embeds_searches_and_classifies(run, data, tmp_path, capsys):
     table = tmp_path / "new.npz"
     embed.embed(embed.EmbedOptions(model=run, images=(data / "new.npz",), out=table))
     np.testing.assert_allclose(np.load(table)["embeddings"], unit_ND, rtol=1e-5, atol=1e-6)
-    search.search_faces(search.SearchOptions(model=run, gallery=table, out=tmp_path / "search"))
+    search.search_faces(search.SearchOptions(model=run, gallery=(table,), out=tmp_path / "search"))
     assert "240 images, 60 classes" in capsys.readouterr().out
+    given, twice = (data / "new.npz", tmp_path / "new.parquet"), tmp_path / "twice.npz"
+    write(given[1], row_ND, np.load(data / "new.npz")["labels"])
+    embed.embed(embed.EmbedOptions(model=run, images=given, out=twice, shared_classes=True))
+    np.testing.assert_allclose(np.load(twice)["embeddings"], np.tile(unit_ND, (2, 1)), rtol=1e-5, atol=1e-6)
+    assert np.load(twice)["keys"][[0, 240]].tolist() == ["new/0", "new-2/0"]
+    capsys.readouterr()
     assert classify.classify(classify.ClassifyOptions(checkpoint=run, images=(data / "test.npz",), top=1)) == 0
     printed = capsys.readouterr().out.splitlines()[1:]
     found = [int(line.split()[-1].rstrip(")")) for line in printed[1::2]]

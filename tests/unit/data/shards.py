@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 
 def write_tar(path: Path, samples: Iterable[tuple[str, bytes, str]]) -> Path:
@@ -22,17 +23,32 @@ def write_tar(path: Path, samples: Iterable[tuple[str, bytes, str]]) -> Path:
 
 
 class RangeServer(BaseHTTPRequestHandler):
-    """Serves ranges of the files in `folder`. answers: statuses to answer with first."""
+    """Serves ranges of the files in `folder`. answers: statuses to answer with first. left: after so many answers it is
+    overloaded for ever; none: never. moved: the start of the URL that it redirects to, if any. seen: (request line,
+    headers) of every request."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # or each answer takes 40 ms
     folder: ClassVar[Path]
     answers: ClassVar[list[int]]
+    left: ClassVar[list[int]]
+    moved: ClassVar[str]
+    seen: ClassVar[list[tuple[str, dict[str, str]]]]
+
+    def do_CONNECT(self) -> None:
+        self.seen.append((self.requestline, dict(self.headers)))
+        self._answer(403)
 
     def do_GET(self) -> None:
-        path = self.folder / self.path.lstrip("/")
-        if self.answers:
+        self.seen.append((self.requestline, dict(self.headers)))
+        path = self.folder / urlsplit(self.path).path.lstrip("/")  # to a proxy, the whole URL
+        self.left[:] = [left - 1 for left in self.left]
+        if self.left and self.left[0] < 0:
+            self._answer(503)
+        elif self.answers:
             self._answer(self.answers.pop(0))
+        elif self.moved:
+            self._answer(302, b"moved", {"Location": f"{self.moved}{self.path}?signature=1"})
         elif not path.exists():
             self._answer(404)
         else:
@@ -54,9 +70,10 @@ class RangeServer(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(folder: Path, answers: list[int] | None = None) -> Iterator[str]:
-    """Yields the URL of a folder."""
-    handler = type("Handler", (RangeServer,), {"folder": folder, "answers": answers if answers is not None else []})
+def serving(folder: Path, answers: list[int] | None = None, **more: Any) -> Iterator[str]:
+    """Yields the URL of a folder. more: as RangeServer says."""
+    given = {"answers": answers if answers is not None else [], "left": [], "moved": "", "seen": [], **more}
+    handler = type("Handler", (RangeServer,), {"folder": folder, **given})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:

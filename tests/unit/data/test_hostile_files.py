@@ -15,7 +15,7 @@ from partial_fc import printable
 from partial_fc.cli import main
 from partial_fc.data import ImageFolder
 from partial_fc.data.decode import cv2, decode
-from partial_fc.data.npy import read_npy, read_npz
+from partial_fc.data.npy import map_npz, read_npy
 from partial_fc.data.sample import BadRecord
 from partial_fc.files import make_private, read_bytes
 from partial_fc.verbs.checkpoint.remap_classes import Plan, _map
@@ -124,12 +124,9 @@ def test_arrays_say_what_they_hold(tmp_path):
             read_npy(path)
     np.savez_compressed(tmp_path / "x.npz", a=np.zeros(1 << 20))
     with pytest.raises(ValueError, match=r"x\.npz .*compressed"):
-        read_npz(tmp_path / "x.npz")
+        map_npz(tmp_path / "x.npz")
     np.savez(tmp_path / "y.npz", a=np.arange(3), b=np.array(["x"]))
-    assert {name: array.tolist() for name, array in read_npz(tmp_path / "y.npz").items()} == {
-        "a": [0, 1, 2],
-        "b": ["x"],
-    }
+    assert {name: array.tolist() for name, array in map_npz(tmp_path / "y.npz").items()} == {"a": [0, 1, 2], "b": ["x"]}
 
 
 # ---- names

@@ -234,6 +234,63 @@ def test_a_tar_on_a_server(shard: Path) -> None:
             source.read(3)
 
 
+def test_redirects_are_followed_without_the_password(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tar_index(shard)
+    expected = [(image, int(label)) for _, image, label in SAMPLES]
+    (shard.parent / "netrc").write_text("machine 127.0.0.1 login ann password s3cret\n default login eve password x\n")
+    monkeypatch.setenv("NETRC", str(shard.parent / "netrc"))
+    first: list = []
+    second: list = []
+    answers: list[int] = []
+    with serving(shard.parent, answers, seen=second) as url:
+        store = url.replace("127.0.0.1", "localhost")
+        with serving(shard.parent, moved=store, seen=first) as door:
+            source = open_sets([Path(f"{door}/a.tar")])
+            opened = len(first)
+            assert contents(source) == expected
+            assert len(first) == opened  # later requests go where the first was led
+            answers[:] = [403]  # as a signed URL that has expired
+            assert source.read(3).data == SAMPLES[3][1]
+            assert len(first) == opened + 1
+            answers[:] = [404, 404]
+            with pytest.raises(ValueError, match=rf"^{door}/a.tar: the server answers 404"):
+                source.read(3)
+        assert {headers["Authorization"] for _, headers in first} == {"Basic YW5uOnMzY3JldA=="}
+        assert not any("Authorization" in headers for _, headers in second)
+        assert all("signature=1" in line for line, _ in second)
+        with pytest.raises(ValueError, match=r"http://127.0.0.1/a.tar: a password in a URL ends up in logs") as error:
+            open_sets([Path("http://ann:s3cret@127.0.0.1/a.tar")])
+        assert "s3cret" not in str(error.value)
+    with serving(shard.parent, moved="/again") as url, pytest.raises(ValueError, match="302 Found, after 5 redirects"):
+        ranges.RemoteFile(f"{url}/a.tar")
+    assert ranges.redirected("https://a/b/c?d", "../e") == "https://a/e"
+    for target, scheme in (("http://a/b", "http"), ("file:///etc/passwd", "file")):
+        with pytest.raises(ValueError, match=f"redirected from https to {scheme}, which is not followed"):
+            ranges.redirected("https://a/b", target)
+
+
+def test_a_proxy_of_the_environment(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tar_index(shard)
+    seen: list = []
+    with serving(shard.parent, seen=seen) as url:
+        for scheme in ("http", "https"):
+            monkeypatch.setenv(f"{scheme}_proxy", url.replace("://", "://ann:s%21cret@"))
+        source = open_sets([Path("http://shards.invalid:81/a.tar")])
+        assert contents(source)[3] == (SAMPLES[3][1], 0)
+        with pytest.raises(SourceGone, match=r"^https://shards.invalid/a.tar, offset 0: .*403"):
+            open_sets([Path("https://shards.invalid/a.tar")])
+        lines = [line for line, headers in seen if headers["Proxy-Authorization"] == "Basic YW5uOnMhY3JldA=="]
+        assert lines[0] == "GET http://shards.invalid:81/a.tar HTTP/1.1"
+        assert lines[-1].startswith("CONNECT shards.invalid:443 ")
+        assert len(lines) == len(seen)
+        write_tar_index(f"{url}/a.tar")
+        assert seen[-1][0] == "GET /a.tar HTTP/1.1"  # no_proxy
+        assert "Proxy-Authorization" not in seen[-1][1]
+    monkeypatch.setenv("http_proxy", "socks5://127.0.0.1:1")
+    with pytest.raises(ValueError, match=r"http_proxy is socks5://...; expected http://HOST:PORT"):
+        open_sets([Path("http://shards.invalid/a.tar")])
+
+
 def test_a_server_that_is_gone_ends_after_the_last_whole_update(shard: Path) -> None:
     write_tar_index(shard)
     answers: list[int] = []

@@ -1,6 +1,8 @@
 """The source of vectors: files, what is wrong with them, batches, and the check before training."""
 
 import contextlib
+import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from partial_fc.data.loader import Loader
 from partial_fc.data.sample import BadRecord, LabelOutOfRange
 from partial_fc.data.transform import as_stored
 from partial_fc.data.vectors import Vectors
+from partial_fc.verbs.doctor.data import DataOptions, doctor_data
 
 N, D = 30, 6
 
@@ -136,6 +139,46 @@ def test_the_check_before_training_names_file_and_row(tmp_path):
     with pytest.raises(ValueError, match=r"(?s)2 of 30 vectors.*--max-bad-records.*x\.npz, row 5"):
         check_data(source, 12, "quick", SingleWorld(), max_bad_records=1)
     assert check_data(source, 12, "off", SingleWorld(), max_bad_records=1) == []
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_doctor_names_vectors_without_a_direction_and_repeated_ones(suffix, tmp_path, capsys):
+    row_ND, label_N = np.tile(clusters("float16")[0], (2, 1)), np.arange(2 * N) % 12
+    row_ND[N:] *= -1
+    row_ND[5], row_ND[11, 2], row_ND[20], row_ND[28] = 0, np.inf, row_ND[8], row_ND[17]
+    path = write(tmp_path / f"x{suffix}", row_ND, label_N)
+
+    def doctor(status: int, *says: str, **options) -> None:
+        assert doctor_data(DataOptions(options.pop("source", path), bar=False, **options)) == status
+        printed = capsys.readouterr().out
+        for pattern in says:
+            assert re.search(pattern, printed), (pattern, printed)
+
+    doctor(
+        *(
+            1,
+            "vectors, 60 vectors, 12 classes",
+            r"vectors \(60\): float16, 6 numbers, of length 0.934 to 3.16",
+            "60 vectors read",
+        ),
+        *(rf"vectors-bad \(2\): .*\n.*x\{suffix}, row 5, class 5, .*only zeros\n.*row 11, class 11, .*NaN or Inf",),
+        *(rf"repeated-same-class \(1\): .*\n.*row 20, class 8, same as file .*x\{suffix}, row 8",),
+        r"repeated-other-class \(1\): .*\n.*row 28, class 4, same as .*row 17",
+        report=tmp_path / "found.json",
+    )
+    assert json.loads((tmp_path / "found.json").read_text())["images_decoded"] == 60
+    doctor(1, r"label-range \(10\)", "0 vectors read", num_classes=10, images=False)
+    (tmp_path / "two.sets").write_text(f"a {path}\nb other{suffix}\n")
+    write(tmp_path / f"other{suffix}", row_ND[30:33], np.array([0, 1, 7]))
+    doctor(
+        1,
+        "63 vectors, 20 classes",
+        "class-gap",
+        r"repeated-other-class \(4\).*\n.*\n.*set b: ",
+        source=tmp_path / "two.sets",
+    )
+    write(path, row_ND, label_N - 3)
+    doctor(1, rf"label-range: .*x\{suffix}, row 0: label -3, expected 0 to 8 \(15 such")
 
 
 def test_a_damaged_npz_is_a_value_error_or_other_numbers(tmp_path):
