@@ -104,6 +104,7 @@ def join(launch: LaunchFlags, device_type: str) -> World:
         network_interface=launch.network_interface,
         secret_file=launch.secret_file,
     )
+    interrupts.always_raise()  # there is something to close now
     if world.rank == 0:
         _print_notes(launch, world)
     return world

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
-from partial_fc import interrupts, output
+from partial_fc import output
 
 EXIT_PREEMPTED = 75  # stopped with a checkpoint: start it again (EX_TEMPFAIL of sysexits.h)
 EXIT_INTERRUPTED = 130  # the same by Ctrl-C: not to be started again
@@ -69,7 +69,7 @@ class StopSignals:
             self._say("finishing this step, then a checkpoint; a second signal ends at once")
         elif self._clock() - self._first_at > TOGETHER_S:
             self._restore()
-            if signal.getsignal(number) in (signal.default_int_handler, interrupts.handle):
+            if signal.getsignal(number) is signal.default_int_handler:
                 # KeyboardInterrupt would wait for the checkpoint that is being written.
                 signal.signal(number, signal.SIG_DFL)
             with contextlib.suppress(OSError, ValueError):
