@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO, cast, get_type_hints
 
-from partial_fc import __version__, errors, output
+from partial_fc import __version__, errors, interrupts, output
 from partial_fc.files import make_private
 from partial_fc.printable import Lines, clean_stderr
 
@@ -164,6 +164,7 @@ def flags_of(name: str) -> type:
 
 
 def main() -> None:
+    interrupts.listen()
     output.open_closed()
     clean_stderr()
     name, rest = find(sys.argv[1:])

@@ -11,8 +11,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO
@@ -47,6 +47,8 @@ class Command:
     host: str = field(default_factory=socket.gethostname)
     """Its host, for messages."""
     pass_fds: Sequence[int] = ()
+    blocked: Collection[signal.Signals] = ()
+    """Signals that wait until it unblocks them, besides those that are blocked here."""
     prefix: str = ""
     """Before each of its lines."""
     helper: bool = False
@@ -106,16 +108,17 @@ def run(
     failure_grace_s: float = FAILURE_GRACE_S,
     interrupt_grace_s: float = INTERRUPT_GRACE_S,
     started: Callable[[], None] = lambda: None,
+    within: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> int:
-    """Starts all commands, calls `started`, and waits for their end.
+    """Starts all commands within a context, calls `started`, and waits for their end.
 
     Returns 0, or the status of the one that failed first (128 + n for signal n, as a shell has it); the others are then
     ended. Signals are passed on to all but helpers; returns PREEMPTED if all that did not end with 0 end so. Helpers
-    are ended some seconds after the others. No process is left, whatever happens here.
+    are ended some seconds after the others. No process is left, whatever happens here, and no signal ends the context.
     """
     processes: list[_Process] = []
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # unprintable output ends no process: output.py
-    with _signals() as received:
+    with _signals() as received, within():
         try:
             for command in commands:
                 time.sleep(command.pause_s)
@@ -149,16 +152,20 @@ def _signals() -> Iterator[list[int]]:
 
 
 def _start(command: Command) -> _Process:
-    popen = subprocess.Popen(
-        command.words,
-        env={name: str(value) for name, value in command.environ.items()},
-        stdin=subprocess.DEVNULL if command.lifeline is None else subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-        pass_fds=command.pass_fds,
-        process_group=0,  # Ctrl-C in a terminal then reaches only us, and we pass it on once
-    )
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, command.blocked)
+    try:
+        popen = subprocess.Popen(
+            command.words,
+            env={name: str(value) for name, value in command.environ.items()},
+            stdin=subprocess.DEVNULL if command.lifeline is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            pass_fds=command.pass_fds,
+            process_group=0,  # Ctrl-C in a terminal then reaches only us, and we pass it on once
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     process = _Process(command, popen)
     if command.lifeline is not None:
         process.write(command.lifeline + "\n")

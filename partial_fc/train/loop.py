@@ -92,6 +92,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
         at.step, at.lr = at.step + 1, lr
         at.position = batches[-1].position
         votes = vote.result()
+        signals.all_listen = True
         restart_agent.step_done(at.step)
         job.saver.poll(votes.busy, votes.failed)
         if votes.lost:

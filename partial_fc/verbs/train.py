@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from partial_fc import __version__, errors, output
+from partial_fc import __version__, errors, interrupts, output
 from partial_fc.files import import_file, make_private
 from partial_fc.printable import clean_stderr
 
@@ -32,6 +32,7 @@ _CONFIG_BYTES = 1 << 16  # bytes that are examined
 
 def run_and_exit(arguments: list[str], program: str = "partial-fc train") -> NoReturn:
     """Runs `main` and ends the process with its status."""
+    interrupts.listen()
     output.detach()
     if os.environ.get("DMLC_ROLE") in ("server", "scheduler"):
         # MXNet's servers and scheduler have the workers' command line. Importing MXNet serves the whole job and then

@@ -43,6 +43,11 @@ class Shard0:
         who = f"shard 0: {socket.gethostname()} (process {os.getpid()}, since {since})"
         return cls(who, reachable, port, secrets.token_hex(32))
 
+    def found(self) -> "Found":
+        """Returns what shard 0 itself knows of rank 0. If the host has several addresses, the others choose."""
+        own = self.addresses[0] if len(self.addresses) == 1 else addresses.ANY
+        return Found(own, self.port, "", self.secret)
+
     @classmethod
     def parse(cls, text: bytes, where: str) -> "Shard0":
         """Returns the announcement in `text`. Raises StartError if it is none."""
@@ -65,7 +70,7 @@ class Found:
 
 
 @contextmanager
-def announced(store: Store, shard: Shard0) -> Iterator[Found]:
+def announced(store: Store, shard: Shard0) -> Iterator[None]:
     """Announces shard 0 until the end of the block. Raises StartError if the run id is in use."""
     with closing(store):
         with _errors(store, "shard 0"):
@@ -76,9 +81,7 @@ def announced(store: Store, shard: Shard0) -> Iterator[Found]:
                     "another --run-id, the same on all hosts. If that process does not run any more, it was killed; "
                     f"{store.leftover}"
                 )
-        # If the host has several addresses, the others choose.
-        own = shard.addresses[0] if len(shard.addresses) == 1 else addresses.ANY
-        yield Found(own, shard.port, "", shard.secret)
+        yield
 
 
 def find(store: Store, shard_id: int, timeout_s: float) -> Found:

@@ -98,6 +98,8 @@ class _RestartAgent:
             before = furthest_step()
             # A signal that arrives meanwhile is for the worker, too.
             signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+            if self._asked:  # while there was no worker
+                return 128 + self._asked
             self._worker = os.fork()
             if not self._worker:
                 output.queue_again()

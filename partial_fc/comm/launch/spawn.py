@@ -10,7 +10,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from partial_fc import supervisor, terminal
 from partial_fc.comm.auth.handshake import SECRET
@@ -35,12 +36,14 @@ def run(
     master_port: int | None,
     listening: socket.socket | None = None,
     environ: Mapping[str, str] = os.environ,
+    blocked: Collection[signal.Signals] = (),
+    within: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> int:
     """Runs `command` as the ranks nr * gpus to nr * gpus + gpus - 1 of nodes * gpus, and waits for them.
 
     master_port: None takes a free one of this host, which is then the only node; raises ValueError if master_addr is
     not an IPv4 address of it. listening: node 0's socket that listens at the port already; it is closed. environ: their
-    variables besides those of the rank.
+    variables besides those of the rank. blocked, within: see supervisor.
 
     Returns the exit status of supervisor.run. If this process is killed, `stay_with_parent` ends the others.
     """
@@ -67,8 +70,11 @@ def run(
         if kept_descriptors:
             variables[LISTENING_SOCKET] = kept_descriptors[0]
         given = {**environ, **variables}
-        commands.append(Command(name=f"rank {rank}", words=command, environ=given, pass_fds=kept_descriptors))
-    return supervisor.run(commands, _FAILURE_GRACE_S, started=listening.close if listening else lambda: None)
+        commands.append(
+            Command(name=f"rank {rank}", words=command, environ=given, pass_fds=kept_descriptors, blocked=blocked)
+        )
+    started = listening.close if listening else lambda: None
+    return supervisor.run(commands, _FAILURE_GRACE_S, started=started, within=within)
 
 
 def _listen(address: str) -> socket.socket:

@@ -9,16 +9,22 @@ A process that gets a status exits with it; None: it continues.
 
 import importlib
 import os
+import signal
 import socket
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
-from partial_fc import comm
+from partial_fc import comm, interrupts
 from partial_fc.comm import World, elastic
 from partial_fc.comm.auth.handshake import SECRET
 from partial_fc.comm.launch import addresses, meet_nodes, restart_agent, spawn, stores
 from partial_fc.findings import counted
 from partial_fc.flags import LaunchFlags, RendezvousFlags, flag, is_given
+
+_BLOCKED = (signal.SIGINT,)  # in the ranks, until they call `start`, or earlier interrupts.listen
 
 
 def start(launch: LaunchFlags, rendezvous: RendezvousFlags | None = None) -> int | None:
@@ -28,6 +34,7 @@ def start(launch: LaunchFlags, rendezvous: RendezvousFlags | None = None) -> int
     Returns the exit status; None: this process is one of those that train. Raises ValueError if the flags contradict
     each other or the launcher, StartError if hosts do not find each other.
     """
+    interrupts.listen()  # in programs that do not start as `partial-fc`, too
     status = _start_shard(rendezvous, launch) if rendezvous else None
     return _start_node(launch) if status is None else status
 
@@ -66,8 +73,15 @@ def _start_node(launch: LaunchFlags) -> int | None:
 
 def _spawn(gpus: int, nodes: int, nr: int, master_addr: str, master_port: int | None) -> int:
     print(f"starting {counted(gpus, 'process')}", file=sys.stderr, flush=True)
-    command = [sys.executable, *sys.orig_argv[1:]]
-    return spawn.run(command, nodes=nodes, gpus=gpus, nr=nr, master_addr=master_addr, master_port=master_port)
+    return spawn.run(
+        [sys.executable, *sys.orig_argv[1:]],
+        nodes=nodes,
+        gpus=gpus,
+        nr=nr,
+        master_addr=master_addr,
+        master_port=master_port,
+        blocked=_BLOCKED,
+    )
 
 
 def keep(launch: LaunchFlags) -> int | None:
@@ -90,6 +104,7 @@ def join(launch: LaunchFlags, device_type: str) -> World:
         network_interface=launch.network_interface,
         secret_file=launch.secret_file,
     )
+    interrupts.always_raise()  # there is something to close now
     if world.rank == 0:
         _print_notes(launch, world)
     return world
@@ -151,12 +166,16 @@ def _run_shard(rendezvous: RendezvousFlags, launch: LaunchFlags, run_id: str) ->
     reachable = addresses.reachable(launch.network_interface)
     with _listen(reachable[0] if launch.network_interface else "", launch.master_port) as listening:
         shard = meet_nodes.Shard0.here(reachable, listening.getsockname()[1])
-        with meet_nodes.announced(store, shard) as found:
-            return _spawn_shard(found, rendezvous, launch, listening)
+        within = partial(meet_nodes.announced, store, shard)
+        return _spawn_shard(shard.found(), rendezvous, launch, listening, within)
 
 
 def _spawn_shard(
-    found: meet_nodes.Found, rendezvous: RendezvousFlags, launch: LaunchFlags, listening: socket.socket | None = None
+    found: meet_nodes.Found,
+    rendezvous: RendezvousFlags,
+    launch: LaunchFlags,
+    listening: socket.socket | None = None,
+    within: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> int:
     return spawn.run(
         [sys.executable, *sys.orig_argv[1:]],
@@ -167,6 +186,8 @@ def _spawn_shard(
         master_port=found.master_port,
         listening=listening,
         environ=_environment(found, launch.network_interface),
+        blocked=_BLOCKED,
+        within=within,
     )
 
 

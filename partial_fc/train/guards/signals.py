@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, Self
 
 from partial_fc import output
+from partial_fc.comm import CollectiveError
 
 EXIT_PREEMPTED = 75  # stopped with a checkpoint: start it again (EX_TEMPFAIL of sysexits.h)
 EXIT_INTERRUPTED = 130  # the same by Ctrl-C: not to be started again
@@ -38,6 +39,7 @@ class StopSignals:
         self._before: dict[int, Any] = {}
         self._first_at = 0.0
         self.received: signal.Signals | None = None
+        self.all_listen = False  # all ranks are in such a block
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -53,8 +55,10 @@ class StopSignals:
             return 0
         return EXIT_INTERRUPTED if self.received == signal.SIGINT else EXIT_PREEMPTED
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._restore()
+        if self.received and not self.all_listen and isinstance(error, CollectiveError):
+            signal.raise_signal(self.received)  # it has ended another rank, which did not listen yet
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

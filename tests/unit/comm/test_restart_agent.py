@@ -102,6 +102,22 @@ def test_a_signal_is_passed_on_and_nothing_is_started_again(number, start, tmp_p
     assert agent.wait(60) == 200 + number
 
 
+def test_a_signal_before_there_is_a_worker_ends_the_agent(tmp_path):
+    early = """
+import signal
+block = signal.pthread_sigmask
+def raise_and_block(how, numbers):
+    if how == signal.SIG_BLOCK:
+        signal.raise_signal(signal.SIGTERM)
+    return block(how, numbers)
+signal.pthread_sigmask = raise_and_block
+"""
+    (tmp_path / "plan").write_text("0 0\n")
+    words = [sys.executable, "-c", early + JOB, str(tmp_path), "9"]
+    assert subprocess.run(words, timeout=60).returncode == 128 + signal.SIGTERM
+    assert not (tmp_path / "workers").exists()
+
+
 def test_a_worker_ends_with_its_agent(start, tmp_path):
     agent = start("5 wait\n")
     (worker,) = workers(tmp_path, 1)

@@ -1,5 +1,6 @@
 """SIGTERM and SIGUSR1 are noted while training, and only then."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import threading
 import pytest
 
 from partial_fc import output
+from partial_fc.comm import CollectiveError
 from partial_fc.train.guards.signals import SIGNALS, TOGETHER_S, StopSignals
 
 
@@ -56,6 +58,7 @@ def test_what_comes_with_the_first_signal_is_no_second_one():
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_second_signal_ends_the_process_with_it(number):
     program = f"""
+import contextlib
 import os
 from partial_fc.train.guards.signals import StopSignals
 now = 0.0
@@ -74,6 +77,7 @@ with StopSignals(clock=lambda: now):
 @pytest.mark.parametrize("end", ["os.close(read)", "fill(write)"], ids=["gone", "not read"])
 def test_a_terminal_keeps_nobody_from_the_checkpoint(end):
     program = f"""
+import contextlib
 import os
 from partial_fc import output
 from partial_fc.train.guards.signals import StopSignals
@@ -88,6 +92,21 @@ with StopSignals() as signals:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stdout == "SIGTERM\n"
+
+
+@pytest.mark.parametrize("all_listen", [False, True])
+def test_a_rank_ends_by_the_signal_that_has_ended_another(all_listen):
+    """... which did not listen yet."""
+    seen = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
+    try:
+        with contextlib.suppress(CollectiveError), StopSignals() as signals:
+            signals.all_listen = all_listen
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise CollectiveError("rank 1 is gone")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert seen == ([] if all_listen else [signal.SIGTERM])
 
 
 def test_in_another_thread_nothing_is_changed():

@@ -206,10 +206,10 @@ def test_shard_0_is_found_where_it_answers_and_nothing_is_left(opened, shard):
     found = []
     late = threading.Thread(target=lambda: found.append(meet_nodes.find(opened(), 1, 20.0)))
     late.start()  # may come first
-    with meet_nodes.announced(opened(), shard) as own:
+    with meet_nodes.announced(opened(), shard):
         late.join(30)
         assert found == [meet_nodes.Found("127.0.0.1", shard.port, "127.0.0.1", shard.secret)]
-        assert own == meet_nodes.Found(addresses.ANY, shard.port, "", shard.secret)
+        assert shard.found() == meet_nodes.Found(addresses.ANY, shard.port, "", shard.secret)
     store = opened()
     assert store.read() is None
     store.close()

@@ -1,0 +1,116 @@
+"""Signals at the start of a run end it, with the status of the signal, and nothing is left."""
+
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from partial_fc import comm, interrupts
+from partial_fc.comm.launch import start
+from partial_fc.flags import LaunchFlags
+
+ROOT = Path(__file__).parents[3]
+# As torch's C code imports numpy.
+LOSES_INTERRUPTS = """
+import signal
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    pass
+"""
+# Python runs it, as sitecustomize, in its own start.
+IS_INTERRUPTED_WITH_ITS_LAUNCHER = """
+import os, signal, time
+if os.environ.get("RANK") == "0":
+    os.kill(int(os.environ["PARTIAL_FC_PARENT"]), signal.SIGINT)
+    until = time.monotonic() + 60
+    while signal.SIGINT not in signal.sigpending() and time.monotonic() < until:
+        time.sleep(0.01)
+"""
+# A recipe of no more than a start, on two shards or two GPUs.
+STARTS = """
+import signal
+import tyro
+from dataclasses import dataclass
+from partial_fc.comm.launch import start, stores
+from partial_fc.flags import Flags, LaunchFlags, RendezvousFlags
+
+@dataclass(frozen=True)
+class Job:
+    launch: Flags[LaunchFlags] = LaunchFlags()
+    rendezvous: Flags[RendezvousFlags] = RendezvousFlags()
+
+def main(arguments):
+    job = tyro.cli(Job, args=arguments)
+    status = start.start(job.launch, job.rendezvous)
+    if status is None:
+        print("trains")
+    return status or 0
+"""
+ENDED_ONCE_ANNOUNCED = """
+announce = stores.FileStore.announce
+def announce_and_end(store, text):
+    announced = announce(store, text)
+    signal.raise_signal(signal.SIGTERM)
+    return announced
+stores.FileStore.announce = announce_and_end
+"""
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Trains a recipe, beside other modules, and returns (status, printed)."""
+
+    def train(recipe: str, *flags: str, **modules: str) -> tuple[int, str]:
+        for name, text in {"recipe": recipe, **modules}.items():
+            (tmp_path / f"{name}.py").write_text(text)
+        words = [sys.executable, "-m", "partial_fc", "train", str(tmp_path / "recipe.py"), *flags]
+        env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background job does not
+        done = subprocess.run(words, env=env, text=True, preexec_fn=listens, timeout=120, **pipes)
+        return done.returncode, done.stdout
+
+    return train
+
+
+def test_ctrl_c_ends_an_import_that_would_lose_it(train):
+    recipe = "import loses_interrupts\ndef main(flags):\n    print('trains')"
+    assert train(recipe, loses_interrupts=LOSES_INTERRUPTS) == (-signal.SIGINT, "")
+
+
+def test_ctrl_c_is_an_exception_once_all_is_imported(train):
+    status, printed = train("def main(flags):\n    import signal\n    signal.raise_signal(signal.SIGINT)")
+    assert (status, "recipe.py: interrupted" in printed) == (130, True), printed
+
+
+def test_python_has_its_handler_back_once_the_ranks_have_joined(monkeypatch):
+    monkeypatch.setattr(comm, "init", lambda *_, **__: comm.SingleWorld())
+    monkeypatch.setattr(start, "_print_notes", lambda *_: None)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        interrupts.listen()
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        start.join(LaunchFlags(), "cpu")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_in_the_start_of_python_in_a_rank(train):
+    status, printed = train(STARTS, "--gpus", "2", sitecustomize=IS_INTERRUPTED_WITH_ITS_LAUNCHER)
+    assert status == 130, printed
+    assert "Fatal" not in printed
+
+
+def test_a_shard_that_is_ended_once_it_is_announced_leaves_nothing(train, tmp_path):
+    meet = tmp_path / "meet"
+    meet.mkdir()
+    flags = ["--num-shards", "2", "--shard-id", "0", "--run-id", "ended", "--file-store-path", str(meet)]
+    status, printed = train(STARTS + ENDED_ONCE_ANNOUNCED, *flags)
+    assert status == 128 + signal.SIGTERM, printed
+    assert os.listdir(meet) == []
