@@ -4,7 +4,6 @@ classes are needed."""
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +16,6 @@ from partial_fc.files import regular
 from partial_fc.findings import counted
 
 NO_CLASS = -1
-
-
-class KeyedSource(Source, Protocol):
-    def key(self, index: int) -> str:
-        """Returns the image's name in tables: its path in the folder or list, or its number in a .rec."""
-        ...
 
 
 class ImageFiles(ImageFolder):
@@ -39,7 +32,7 @@ class ImageFiles(ImageFolder):
         return np.full(len(self.names), NO_CLASS, np.int64)
 
 
-def open_images(paths: Sequence[Path]) -> KeyedSource:
+def open_images(paths: Sequence[Path]) -> Source:
     """Opens the images at one path or several. Raises ValueError if there are none, or the kind is ambiguous."""
     missing = [path for path in paths if not path.exists()]
     if missing:

@@ -99,7 +99,7 @@ def embed(options: EmbedOptions, world: World, device: Any) -> None:
                 if leads and num_bad <= _NAMED:
                     terminal.say(f"NaN: {reason}")
             if table is not None:
-                keys = [source.key(part.first + i) for i in range(len(part.row_ID))]  # type: ignore[attr-defined]
+                keys = [source.key(part.first + i) for i in range(len(part.row_ID))]
                 table.add(keys, part.label_I, part.row_ID)
             bar.update(len(part.row_ID))
     world.barrier(name="embed/written")
