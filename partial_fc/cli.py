@@ -217,7 +217,13 @@ def run(name: str, arguments: list[str]) -> int | None:
         make_private()
         flags = flags_of(name)
         options: Any = parse(flags, arguments, f"partial-fc {name}", matter=_matter(flags))
-        return load(name)(options)
+        verb = load(name)
+        if not hasattr(options, "launch"):
+            return verb(options)
+        from partial_fc.verbs.on_ranks import on_ranks
+
+        on_ranks(f"partial-fc {name}", options.launch, lambda world, device: verb(options, world, device))
+        return None
     except errors.UsageError as error:
         errors.report(f"partial-fc {name}", error)
         return 2

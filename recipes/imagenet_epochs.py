@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from partial_fc.checkpoint.consistency import check_replicas
 from partial_fc.checkpoint.snapshot import Snapshot
-from partial_fc.comm import World
+from partial_fc.comm import World, all_gather_json
 from partial_fc.data import Loader, Source
 from partial_fc.data.order import Order, Sharded
 from partial_fc.data.transform import ShortSideCrop
@@ -217,10 +217,8 @@ class Caffe2Files(Hooks):
 
 def _first_start(run: Run, resumed: bool) -> datetime:
     """Returns when the run was first started, by rank 0's clock and file: all hosts' log names agree. A collective."""
-    digits = torch.zeros(1, dtype=torch.int64)
-    if run.world.rank == 0:
-        digits[0] = int(f"{first_start(run.root / 'started.txt', resumed):%Y%m%d%H%M%S}")
-    return datetime.strptime(str(run.world.broadcast(digits, name="run/first_start").item()), "%Y%m%d%H%M%S")
+    start = first_start(run.root / "started.txt", resumed).isoformat() if run.world.rank == 0 else ""
+    return datetime.fromisoformat(all_gather_json(start, run.world, "run/first_start")[0])
 
 
 def write_mdl(config: Any, order: Order, snapshot: Snapshot) -> None:

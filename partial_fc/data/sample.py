@@ -80,6 +80,10 @@ class Source(Protocol):
         """Returns file and key, for messages."""
         return f"sample {index}"
 
+    def key(self, index: int) -> str:
+        """Returns its name in tables: its path in the folder or list, its number in a .rec."""
+        return str(index)
+
     def will_need(self, indices: Sequence[int]) -> None:
         """Hints that these samples are read next."""
         return

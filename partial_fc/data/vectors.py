@@ -81,9 +81,6 @@ class Vectors(Source):
     def where(self, index: int) -> str:
         return f"{self.path}, row {index}"
 
-    def key(self, index: int) -> str:
-        return str(index)
-
     def labels(self) -> NDArray[np.int64]:
         return self._label_N
 

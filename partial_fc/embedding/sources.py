@@ -4,7 +4,6 @@ needed."""
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +20,6 @@ from partial_fc.findings import counted
 NO_CLASS = -1
 
 
-class KeyedSource(Source, Protocol):
-    def key(self, index: int) -> str:
-        """Returns the image's name in tables: its path in the folder or list, or its number in a .rec."""
-        ...
-
-
 class ImageFiles(ImageFolder):
     """Image files without classes: all samples have the label NO_CLASS."""
 
@@ -41,7 +34,7 @@ class ImageFiles(ImageFolder):
         return np.full(len(self.names), NO_CLASS, np.int64)
 
 
-def open_images(paths: Sequence[Path], shared_classes: bool = False) -> KeyedSource:
+def open_images(paths: Sequence[Path], shared_classes: bool = False) -> Source:
     """Opens image files, or one set or several (`open_sets`). Raises ValueError if there are none, or the kind is
     ambiguous."""
     missing = [path for path in paths if not (path.exists() or as_url(path) or is_pattern(path))]

@@ -215,15 +215,12 @@ def notes(config: Any, world_size: int, elastic: bool) -> Iterator[str]:
             "--gradient-compression fp16 without a loss scale: gradients below 6e-8 are sent as 0, and one above "
             "65,504 ends the run"
         )
-    if is_given(config.schedule, "lr_factor") and config.schedule.lr_scheduler != "step":
-        yield f"--lr-factor goes with --lr-scheduler step; this run's is {config.schedule.lr_scheduler}"
-    if is_given(config.schedule, "lr_power") and config.schedule.lr_scheduler != "polynomial":
-        yield f"--lr-power goes with --lr-scheduler polynomial; this run's is {config.schedule.lr_scheduler}"
-    if config.schedule.lr_steps and config.schedule.lr_scheduler != "step":
-        yield f"--lr-steps go with --lr-scheduler step; this run's is {config.schedule.lr_scheduler} and has none"
-    if config.schedule.lr_step_epochs and config.schedule.lr_scheduler != "step":
-        yield f"--lr-step-epochs goes with --lr-scheduler step; this run's is {config.schedule.lr_scheduler}"
-    if config.schedule.warmup_lr and not (config.schedule.warmup_steps or config.schedule.warmup_epochs):
+    schedule = config.schedule
+    needs = {"lr_factor": "step", "lr_power": "polynomial", "lr_steps": "step", "lr_step_epochs": "step"}
+    for name, needed in needs.items():
+        if is_given(schedule, name) and schedule.lr_scheduler != needed:
+            yield f"{flag(name)} goes with --lr-scheduler {needed}; this run's is {schedule.lr_scheduler}"
+    if schedule.warmup_lr and not (schedule.warmup_steps or schedule.warmup_epochs):
         yield "--warmup-lr without effect: there is no warm-up (--warmup-steps, --warmup-epochs)"
     for name, needed in (("max_skips", "skip"), ("max_rollbacks", "rollback")):
         if is_given(guards, name) and guards.on_nan != needed:

@@ -59,9 +59,6 @@ class ParquetSource(Source):
     def where(self, index: int) -> str:
         return f"{self.path}, row {index}"
 
-    def key(self, index: int) -> str:
-        return str(index)
-
     def labels(self) -> NDArray[np.int64]:
         return self._label_N
 

@@ -3,7 +3,7 @@
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import tyro
@@ -78,13 +78,7 @@ class EmbedOptions(ModelOptions):
         check_table(self.out)
 
 
-def embed(options: EmbedOptions) -> None:
-    from partial_fc.verbs.on_ranks import on_ranks
-
-    on_ranks("partial-fc embed", options.launch, lambda world, device: _embed(options, world, device))
-
-
-def _embed(options: EmbedOptions, world: World, device: "torch.device") -> None:
+def embed(options: EmbedOptions, world: World, device: Any) -> None:
     from partial_fc.embedding.on_ranks import embedded, why_bad
 
     model = options.load(device)
@@ -110,7 +104,7 @@ def _embed(options: EmbedOptions, world: World, device: "torch.device") -> None:
                 if leads and num_bad <= _NAMED:
                     terminal.say(f"NaN: {reason}")
             if table is not None:
-                keys = [source.key(some.first + i) for i in range(len(some.row_ID))]  # type: ignore[attr-defined]
+                keys = [source.key(some.first + i) for i in range(len(some.row_ID))]
                 table.add(keys, some.label_I, some.row_ID)
             bar.update(len(some.row_ID))
     world.barrier(name="embed/written")

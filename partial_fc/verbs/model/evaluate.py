@@ -89,12 +89,6 @@ class Judged:
     caption: Callable[[int], list[str]] = lambda pair: []
 
 
-def evaluate(options: EvaluateOptions) -> None:
-    from partial_fc.verbs.on_ranks import on_ranks
-
-    on_ranks("partial-fc evaluate", options.launch, lambda world, device: _evaluate(options, world, device))
-
-
 def output_folder(out: Path | None, model: Path, name: str) -> Path:
     """Creates a verb's output folder: --out, or beside the model or its checkpoints. Raises ValueError if it fails."""
     beside = model if model.is_dir() else model.parent
@@ -111,7 +105,7 @@ def output_folder(out: Path | None, model: Path, name: str) -> Path:
     return folder
 
 
-def _evaluate(options: EvaluateOptions, world: World, device: "torch.device") -> None:
+def evaluate(options: EvaluateOptions, world: World, device: Any) -> None:
     folder = output_folder(options.out, options.model, "evaluation") if world.rank == 0 else None
     model = options.load(device)
     if folder:

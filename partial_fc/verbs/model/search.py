@@ -22,8 +22,6 @@ from partial_fc.verbs.model.embed import ModelOptions, embed_together
 from partial_fc.verbs.model.evaluate import output_folder
 
 if TYPE_CHECKING:
-    import torch
-
     from partial_fc.embedding.model import EmbeddingModel
     from partial_fc.evaluate.identification import Found
 
@@ -70,13 +68,7 @@ class Labelled:
         return _name(self.names, int(self.label_N[index]))
 
 
-def search_faces(options: SearchOptions) -> None:
-    from partial_fc.verbs.on_ranks import on_ranks
-
-    on_ranks("partial-fc search", options.launch, lambda world, device: _search(options, world, device))
-
-
-def _search(options: SearchOptions, world: World, device: "torch.device") -> None:
+def search_faces(options: SearchOptions, world: World, device: Any) -> None:
     from partial_fc.evaluate.identification import search
 
     folder = output_folder(options.out, options.model, "search") if world.rank == 0 else None

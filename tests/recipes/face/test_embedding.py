@@ -184,7 +184,8 @@ def test_pretrained_takes_a_run_and_refuses_another_network(run, tmp_path):
 
 
 def embed(run, images: list[Path], out: Path, **options) -> dict[str, np.ndarray]:
-    command.embed(command.EmbedOptions(model=run[0] / "run", images=tuple(images), out=out, **options))
+    given = command.EmbedOptions(model=run[0] / "run", images=tuple(images), out=out, **options)
+    command.embed(given, SingleWorld(), torch.device("cpu"))
     with np.load(out) as file:
         return dict(file)
 
@@ -217,9 +218,10 @@ def test_tables_of_folders_lists_records_and_files(run, model, tmp_path):
 
     import pyarrow.parquet
 
-    command.embed(
-        command.EmbedOptions(model=folder / "run", images=(folder / "data",), out=tmp_path / "f.parquet", batch_size=5)
+    embed_to = command.EmbedOptions(
+        model=folder / "run", images=(folder / "data",), out=tmp_path / "f.parquet", batch_size=5
     )
+    command.embed(embed_to, SingleWorld(), torch.device("cpu"))
     rows = pyarrow.parquet.read_table(tmp_path / "f.parquet")
     assert rows.column_names == ["key", "label", "class", "embedding"]
     np.testing.assert_array_equal(np.stack(rows["embedding"].to_pylist()).astype(np.float32), expected)

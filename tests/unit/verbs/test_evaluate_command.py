@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from partial_fc import models
+from partial_fc.comm import SingleWorld
 from partial_fc.data.pairs import write_pairs
 from partial_fc.embedding.load import load
 from partial_fc.evaluate.roc import Roc
@@ -19,6 +20,7 @@ from partial_fc.verbs.model.evaluate import EvaluateOptions, evaluate, output_fo
 from partial_fc.verbs.model.search import SearchOptions, search_faces
 
 SIZE = 40
+ALONE = SingleWorld(), torch.device("cpu")
 
 
 def read_report(folder):
@@ -130,7 +132,7 @@ def test_a_bin_and_a_list_of_the_same_pairs_agree(given, tmp_path, capsys):
     folder, same = given
     evaluate(EvaluateOptions(
         model=folder / "model.safetensors", sets=(folder / "set.bin", folder / "list.csv"), out=tmp_path, batch_size=16
-    ))  # fmt: skip
+    ), *ALONE)  # fmt: skip
     report, printed = read_report(tmp_path), capsys.readouterr().out
     row_ND = load(folder / "model.safetensors").embed([folder / f"{n // 2}-{n % 2}.png" for n in range(80)])
     cosine = (row_ND[0::2] * row_ND[1::2]).sum(1)
@@ -157,7 +159,7 @@ def test_a_damaged_image_of_a_list_is_named(given, tmp_path):
     (tmp_path / "list.csv").write_bytes((folder / "list.csv").read_bytes())
     options = EvaluateOptions(model=folder / "model.safetensors", sets=(tmp_path / "list.csv",), out=tmp_path / "out")
     with pytest.raises(ValueError, match=r"list: .*7-1\.png: no image .*\(image 15 of 80\)"):
-        evaluate(options)
+        evaluate(options, *ALONE)
 
 
 def test_a_size_that_the_model_does_not_take_is_refused(given, tmp_path):
@@ -166,9 +168,9 @@ def test_a_size_that_the_model_does_not_take_is_refused(given, tmp_path):
         model=folder / "model.safetensors", sets=(folder / "set.bin",), out=tmp_path, image_size=SIZE + 8
     )
     with pytest.raises(ValueError, match=f"trained on images of {SIZE} pixels; image_size is {SIZE + 8}"):
-        evaluate(options)
+        evaluate(options, *ALONE)
     with pytest.raises(ValueError, match=f"trained on images of {SIZE} pixels"):
-        search_faces(SearchOptions(model=options.model, gallery=folder, out=tmp_path, image_size=SIZE + 8))
+        search_faces(SearchOptions(model=options.model, gallery=folder, out=tmp_path, image_size=SIZE + 8), *ALONE)
 
 
 @pytest.mark.parametrize(

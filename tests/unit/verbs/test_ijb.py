@@ -12,7 +12,7 @@ from partial_fc import models
 from partial_fc.embedding.load import load
 from partial_fc.verbs.model.evaluate import EvaluateOptions, evaluate
 from partial_fc.verbs.model.ijb import Ijb, align
-from tests.unit.verbs.test_evaluate_command import read_report
+from tests.unit.verbs.test_evaluate_command import ALONE, read_report
 
 POINTS = np.array([[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]])
 SIZE = 56
@@ -105,7 +105,7 @@ def test_equals_an_independent_computation(ijb_folder, model_file, tmp_path, det
         EvaluateOptions(
             model=model_file, ijb=ijb_folder, out=tmp_path, batch_size=7,
             detector_score=detector_score, feature_length=feature_length,
-        )
+        ), *ALONE,
     )  # fmt: skip
     report = read_report(tmp_path)["sets"]["IJBC"]
     values = report["values"]
