@@ -155,3 +155,17 @@ def test_who_loses_the_folder_to_another_run_keeps_its_last_state(glyphs, tmp_pa
     step = int(saved.name.removeprefix("step-"))
     log = train_here(tmp_path / "new", f"{flags} {step + 1} --resume {saved}")
     assert f"resumed from {saved}" in log
+
+
+@pytest.mark.long  # the C++ compiler takes a minute
+@pytest.mark.parametrize("more", ["", "--lora 4"])
+def test_compiled_runs_of_two_processes_resume_bit_by_bit(glyphs, tmp_path, more):
+    flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --check-data off --lr-scheduler constant "
+    flags += f"--checkpoint-every 2 --compile {more} --max-steps"
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train_several({whole: f"{flags} 4"})
+    train_several({parts: f"{flags} 2"})
+    train_several({parts: f"{flags} 4"})
+    assert (parts / "logs/rank-0000.log").read_text().count("the backbone is compiled, in") == 2
+    assert losses(parts) == losses(whole)
+    assert same_tensors(whole, parts) == 1

@@ -185,10 +185,11 @@ def test_the_loops_backbone_skips_clips_stores_and_goes_on(mode):
 
 
 @pytest.mark.parametrize(("dtype", "fused"), [(torch.float32, True), (torch.float64, False)])
-def test_a_channels_last_network_goes_on_to_the_same_bits_from_stored_moments(dtype, fused):
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+def test_a_channels_last_network_goes_on_to_the_same_bits_from_stored_moments(device, dtype, fused):
     """Stored moments are contiguous; the fused AdamW reads them as flat memory."""
     torch.manual_seed(0)
-    start = nn.Conv2d(3, 6, 3).to(dtype=dtype, memory_format=torch.channels_last)
+    start = nn.Conv2d(3, 6, 3).to(device, dtype, memory_format=torch.channels_last)
     gradients = [[torch.randn_like(p) for p in start.parameters()] for _ in range(3)]
 
     def stepped(module, optimizer, number):
@@ -201,7 +202,8 @@ def test_a_channels_last_network_goes_on_to_the_same_bits_from_stored_moments(dt
     assert {group["fused"] for group in optimizer.param_groups} == {fused}
     for number in range(2):
         stepped(start, optimizer, number)
-    stored = {name: t.clone(memory_format=torch.contiguous_format) for name, t in named_state(optimizer, start).items()}
+    stored = {name: t.cpu().clone(memory_format=torch.contiguous_format)
+              for name, t in named_state(optimizer, start).items()}  # fmt: skip
     resumed = copy.deepcopy(start)
     again = build("adamw", resumed, 0.9, 0.01)
     load_named_state(again, resumed, stored)
