@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 OLDEST_TORCH = "2.6.0"
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where uv is
 UV = shutil.which("uv") is not None
 # What the head does with torch, apart from the trainer. Run beside the installed wheel, with pytest from elsewhere.
 CORE_TESTS = ("module", "predict")
@@ -46,7 +47,7 @@ print(f"Python {sys.version.split()[0]}, torch {torch.__version__}: importing Pa
 class Environment(NamedTuple):
     python: str
     torch: str
-    programs: tuple[str, ...]  # of docs/library.md: each in one environment or more
+    programs: tuple[str, ...]  # of docs/library.md
 
     def __str__(self) -> str:
         return f"Python {self.python}, torch {self.torch}"
@@ -61,7 +62,7 @@ def environments() -> list[Environment]:
     constraints = (ROOT / "constraints.txt").read_text().splitlines()
     new = next(line.removeprefix("torch==") for line in constraints if line.startswith("torch=="))
     return [
-        Environment("3.11", new, ("one", "ddp", "fsdp", *FRAMEWORKS)),
+        Environment("3.11", new, tuple(WORDS)),
         Environment("3.13", OLDEST_TORCH, ("one", "ddp")),  # fully_shard on CPUs needs torch 2.7
     ]
 

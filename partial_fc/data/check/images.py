@@ -174,7 +174,7 @@ def decode_scanned(content: bytes) -> tuple[NDArray[np.uint8], str]:
     return (decode(content) if orientation(content) > 1 else image), complaint
 
 
-def hash_of(content: bytes | memoryview | NDArray[Any]) -> int:
+def hash_of(content: bytes | memoryview) -> int:
     """Returns a hash of 64 bits, never 0."""
     return max(1, int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little"))
 

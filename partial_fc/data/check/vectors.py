@@ -28,7 +28,7 @@ def check_vectors(
                 with np.errstate(over="ignore"):
                     row32_BD = row_BD.astype(np.float32, copy=False)  # as training sees them
                 length_N[some] = np.sqrt(np.einsum("nd,nd->n", row32_BD, row32_BD, dtype=np.float64))
-                scan.hash_N[some] = [hash_of(row_D) for row_D in row_BD]
+                scan.hash_N[some] = [hash_of(row_D.data) for row_D in row_BD]
                 start = some.stop
                 progress.update(len(row_BD))
     bad_N = ~np.isfinite(length_N) | (length_N == 0)
