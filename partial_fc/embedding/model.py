@@ -68,6 +68,11 @@ class EmbeddingModel:
         """Returns an input as `prepare` makes it, for unusable ones."""
         return black(self.image_size)
 
+    def examples(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """Returns random inputs as a batch of `prepare`d ones."""
+        shape = (count, 3, self.image_size, self.image_size)
+        return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+
     def is_one(self, images: object) -> bool:
         """Tells a single input from several."""
         return is_one(images)

@@ -3,7 +3,9 @@
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from partial_fc.data.sample import BadRecord
 from partial_fc.data.vectors import usable
@@ -24,6 +26,9 @@ class VectorModel(EmbeddingModel):
     @property
     def blank(self) -> NDArray[np.float32]:
         return np.zeros(self.image_size, np.float32)
+
+    def examples(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        return torch.randn(count, self.image_size, generator=generator)
 
     def is_one(self, images: object) -> bool:
         return np.ndim(images) < 2  # type: ignore[arg-type]

@@ -36,8 +36,9 @@ class ExportOptions(ModelOptions):
     """Writes a trained backbone for other programs. Each file is compared with the model before it has its name, and
     the largest difference printed; --val says what it costs in accuracy.
 
-    The ONNX files have an input "input", float32 (N, 3, H, W) with any N, an output "embedding" (N, D), not
-    normalised, and in their metadata network, input contract and flip rule. InsightFace's ArcFaceONNX reads them."""
+    The ONNX files have an input "input", float32 (N, 3, H, W), or (N, size) for vectors, with any N, an output
+    "embedding" (N, D), not normalised, and in their metadata network, input contract and flip rule. InsightFace's
+    ArcFaceONNX reads those of images."""
 
     onnx: Path | None = None
     """Write ONNX in fp32 here."""
@@ -81,7 +82,10 @@ def export(options: ExportOptions) -> None:
 
     model = options.load()
     if isinstance(model, VectorModel):
-        raise ValueError(f"{model}: only networks of images are exported; its weights are in model.safetensors")
+        if model.name == "none":
+            raise ValueError(f"{model}: nothing to export: an embedding is the vector itself, scaled to length 1")
+        if options.torch or options.onnx_int8 or options.val:
+            raise ValueError(f"{model}: networks of vectors are exported by --onnx and --onnx-fp16 only, without --val")
     sets = [Verification(path, model.image_size, 2 * _BATCH_SIZE, flip=model.flip) for path in options.val]
     print(model)
     forwards: dict[str, Callable[[Tensor], Tensor]] = {"model": model.forward}
@@ -150,16 +154,15 @@ def _calibration(path: Path, count: int, model: "EmbeddingModel") -> "Iterator[T
 
 
 def _compare(forward: "Callable[[Tensor], Tensor]", model: "EmbeddingModel", smallest: float, path: Path) -> str:
-    """Compares features of random images, in several batch sizes. Raises ValueError for too small a cosine."""
+    """Compares features of random inputs, in several batch sizes. Raises ValueError for too small a cosine."""
     import torch
     from torch.nn.functional import cosine_similarity
 
     generator = torch.Generator().manual_seed(0)
     cosines, differences = [], []
     for size in _BATCHES:
-        shape = (size, 3, model.image_size, model.image_size)
-        image_I3HW = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-        ours_ID, theirs_ID = model.forward(image_I3HW).cpu(), forward(image_I3HW)
+        example_I = model.examples(size, generator)
+        ours_ID, theirs_ID = model.forward(example_I).cpu(), forward(example_I)
         if theirs_ID.shape != ours_ID.shape:
             raise ValueError(
                 f"{path} is not written: it gives {tuple(theirs_ID.shape)} for {size} images, the model "
@@ -168,8 +171,8 @@ def _compare(forward: "Callable[[Tensor], Tensor]", model: "EmbeddingModel", sma
         cosines.append(cosine_similarity(ours_ID, theirs_ID, eps=0.0).min().item())
         differences.append(((ours_ID - theirs_ID).abs().max() / ours_ID.abs().max()).item())
     found = (
-        f"{sum(_BATCHES)} random images in batches of {', '.join(map(str, _BATCHES))}: smallest cosine to the model's "
-        f"{min(cosines):.7f}, largest difference {max(differences):.1e} of the largest feature"
+        f"{sum(_BATCHES)} random {model.to_input.unit} in batches of {', '.join(map(str, _BATCHES))}: smallest cosine "
+        f"to the model's {min(cosines):.7f}, largest difference {max(differences):.1e} of the largest feature"
     )
     if not min(cosines) >= smallest:
         raise ValueError(f"{path} is not written: {found}; expected a cosine of at least {smallest}")

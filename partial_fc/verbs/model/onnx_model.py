@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from partial_fc import __version__
 from partial_fc.embedding.model import EmbeddingModel
-from partial_fc.models.inputs import FACE, Pixels
+from partial_fc.models.inputs import FACE, InputContract, Pixels
 
 INPUT, OUTPUT = "input", "embedding"
 # supported by onnxruntime since 1.14, of early 2023
@@ -47,21 +47,22 @@ class _FromPixels(nn.Module):
         return self.network(values.flip(1) if self.bgr else values)
 
 
-def takes_pixels(contract: Pixels) -> bool:
+def takes_pixels(contract: InputContract) -> TypeGuard[Pixels]:
     """Tells whether the exported network takes pixels, 0 to 255. InsightFace's ArcFaceONNX feeds (pixel - 127.5) /
     127.5 to a network without subtraction and multiplication in its first eight nodes, and pixels to others."""
-    return (contract.mean, contract.std, contract.bgr) != (FACE.mean, FACE.std, FACE.bgr)
+    of_face = FACE.mean, FACE.std, FACE.bgr
+    return isinstance(contract, Pixels) and (contract.mean, contract.std, contract.bgr) != of_face
 
 
 def write(model: EmbeddingModel, path: Path) -> None:
-    """Writes the network: input "input" float32 (N, 3, H, W) with any N, output "embedding" (N, D), not normalised; the
-    model's facts in metadata_props. Raises ValueError if a package is missing."""
+    """Writes the network: input "input" float32 (N, 3, H, W), or (N, size) for vectors, with any N, output "embedding"
+    (N, D), not normalised; the model's facts in metadata_props. Raises ValueError if a package is missing."""
     onnx = _package("onnx")
     _package("onnxscript")
-    contract = model.to_input
+    contract: InputContract = model.to_input
     pixels = takes_pixels(contract)
-    network = _FromPixels(model.network, contract).eval() if pixels else model.network
-    example = torch.zeros(2, 3, model.image_size, model.image_size)
+    network = _FromPixels(model.network, contract).eval() if takes_pixels(contract) else model.network
+    example = torch.from_numpy(to_array(model.examples(2), contract))
     with _quiet():
         program = torch.onnx.export(
             network,
@@ -133,7 +134,7 @@ def write_int8(source: Path, path: Path, batches: Iterator[NDArray[np.float32]])
         prepared.unlink(missing_ok=True)
 
 
-def forward_of(path: Path, contract: Pixels) -> Callable[[Tensor], Tensor]:
+def forward_of(path: Path, contract: InputContract) -> Callable[[Tensor], Tensor]:
     """Returns a function of uint8 RGB images (I, 3, H, W) -> features (I, D), computed by onnxruntime on the CPU."""
     runtime = _package("onnxruntime")
     options = runtime.SessionOptions()
@@ -146,8 +147,8 @@ def forward_of(path: Path, contract: Pixels) -> Callable[[Tensor], Tensor]:
     return forward
 
 
-def to_array(image_I3HW: Tensor, contract: Pixels) -> NDArray[np.float32]:
-    """Converts uint8 images to the exported network's input."""
+def to_array(image_I3HW: Tensor, contract: InputContract) -> NDArray[np.float32]:
+    """Converts uint8 images, or vectors, to the exported network's input."""
     values = image_I3HW.float() if takes_pixels(contract) else contract(image_I3HW)
     return values.contiguous().numpy()
 

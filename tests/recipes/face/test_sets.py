@@ -75,15 +75,15 @@ def test_every_form_gives_the_same_curve(forms, tmp_path, monkeypatch):
 def test_a_server_that_is_gone_ends_all_ranks_with_a_checkpoint(forms, glyphs, tmp_path, monkeypatch):
     """Which go on, when the server is back, as if nothing had been."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    left, run = [160], tmp_path / "run"
+    left, run = [60], tmp_path / "run"
     with serving(Path(forms["parquet"]).parent, left=left) as url:
-        given = face(run, flags(f"{url}/{{0..2}}.tar", 4, 30) + " --check-data off", "impatient")
+        given = face(run, flags(f"{url}/{{0..2}}.tar", 4, 12) + " --check-data off", "impatient")
         printed = several([given])
         assert [endings(printed, rank) for rank in range(2)] == [[str(EXIT_PREEMPTED)]] * 2, printed[-4000:]
         logs = [(run / f"logs/rank-000{rank}.log").read_text() for rank in range(2)]
         assert any("the training data is unreachable, ending after this step" in log for log in logs)
-        assert 2 < len(losses(run)) < 29
+        assert 0 < len(losses(run)) < 11
         left.clear()
         assert endings(several([given]), 1) == ["0"]
-    train_here(tmp_path / "whole", flags(str(glyphs), 8, 30))
+    train_here(tmp_path / "whole", flags(str(glyphs), 8, 12))
     assert losses(run) == losses(tmp_path / "whole")

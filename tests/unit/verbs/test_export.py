@@ -9,12 +9,13 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 import partial_fc
-from partial_fc import cli, models
+from partial_fc import checkpoint, cli, models
 from partial_fc.embedding.model import EmbeddingModel
 from partial_fc.models.inputs import FACE, Pixels
+from partial_fc.models.vectors import input_of
 
 onnx = pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime")
+onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 from partial_fc.verbs.model import onnx_model  # noqa: E402
@@ -49,6 +50,22 @@ def photos(tmp_path_factory):
         image = np.random.default_rng(number).integers(0, 256, (SIZE, SIZE, 3), np.uint8)
         assert cv2.imwrite(str(folder / f"{number}.png"), image)
     return folder
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp:20"])
+def test_a_network_of_vectors(tmp_path, name, capsys):
+    """As a run leaves it; the rest is refused."""
+    facts = {"network": name, "embedding_size": "6", "input_size": "9", **input_of(9).facts(), "flip": "false"}
+    checkpoint.save_tensors(models.build(name, 6, 9).state_dict(), tmp_path / "model.safetensors", facts)
+    path, half = tmp_path / "m.onnx", tmp_path / "h.onnx"
+    assert export([str(tmp_path / "model.safetensors"), "--onnx", str(path), "--onnx-fp16", str(half)]) == 0
+    model = partial_fc.load(tmp_path / "model.safetensors")
+    row_ND = model.examples(4)
+    found = onnxruntime.InferenceSession(str(path)).run(["embedding"], {"input": row_ND.numpy()})[0]
+    np.testing.assert_allclose(found, model.forward(row_ND).numpy(), rtol=1e-4, atol=1e-5)
+    assert "8 random vectors in batches of 1, 5, 2" in capsys.readouterr().out
+    assert export([str(tmp_path / "model.safetensors"), "--torch", str(tmp_path / "m.pt")]) == 1
+    assert "by --onnx and --onnx-fp16 only" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
