@@ -24,7 +24,6 @@ from torch import Tensor
 
 from partial_fc.comm import SingleWorld, World
 from partial_fc.head import kernels, predict
-from partial_fc.head.backward import Backward, Loss
 from partial_fc.head.batches import Batches, class_numbers
 from partial_fc.head.class_rows import ClassRows
 from partial_fc.head.interop.compiling import outside_graphs
@@ -42,7 +41,7 @@ from partial_fc.head.interop.module import HeadModule
 from partial_fc.head.kernels import Logits
 from partial_fc.head.margin import Margin
 from partial_fc.head.options import check_options, check_several_labels
-from partial_fc.head.pending import DeferredGradient, Pending
+from partial_fc.head.pending import Backward, DeferredGradient, Loss, Pending
 from partial_fc.head.protocol import scope
 from partial_fc.head.rows import RowOptimizer, RowTable, Storage
 from partial_fc.head.rule import MeanSoftmax, Rule

@@ -1,4 +1,4 @@
-"""The centres' gradient between backward and `step`: deferred, in O(G * D) numbers."""
+"""Autograd's node of the loss, and the centres' gradient between backward and `step`: deferred, in O(G * D) numbers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from partial_fc.comm import Work
 from partial_fc.head.kernels import Kernel, LogitGrad, Logits
 
 if TYPE_CHECKING:
@@ -93,6 +95,42 @@ class Pending(list[DeferredGradient]):
                 centre_KD = table[place_K if row_S is None else row_S[place_K]]
                 bad_K = place_K[~centre_KD.isfinite().all(dim=1)]
                 yield bad_K if part.rows is None else part.rows[bad_K]
+
+
+@dataclass
+class Backward:
+    """Finishes one backward pass: waits for the features' gradient and adds the deferred centres' gradient to
+    `pending`."""
+
+    pending: Pending  # gets `deferred`
+    deferred: DeferredGradient
+    features: Work  # this rank's d(loss)/d(features), on its way
+    factor: int  # W where the ranks' gradients will be averaged, 1 where they will be summed
+    grad_feat_BD: Tensor | None = None  # the same, arrived: backward may be called twice
+
+    def __call__(self, grad_loss: Tensor) -> Tensor:
+        self.pending.add(replace(self.deferred), grad_loss)
+        if self.grad_feat_BD is None:
+            self.grad_feat_BD = self.features.wait()
+        return self.grad_feat_BD * (grad_loss if self.factor == 1 else grad_loss * self.factor)
+
+
+class Loss(torch.autograd.Function):
+    """The autograd function of the loss. Its forward returns the loss that the head has computed; its backward calls
+    `Backward`."""
+
+    @staticmethod
+    def forward(ctx, feat_BD: Tensor, loss: Tensor, backward: Backward) -> Tensor:
+        ctx.dtype, ctx.finish = feat_BD.dtype, backward
+        ctx.mark_dirty(loss)  # so the very tensor may be returned
+        ctx.save_for_backward(torch.empty(0))
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_loss: Tensor):
+        assert ctx.saved_tensors  # torch's error in a second backward without retain_graph, which would add up unseen
+        return ctx.finish(grad_loss).to(ctx.dtype), None, None
 
 
 def concatenate(parts: list[DeferredGradient]) -> list[DeferredGradient]:

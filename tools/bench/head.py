@@ -22,7 +22,7 @@ from partial_fc.flags.facts import In
 from partial_fc.flags.numbers import BATCH, CLASSES, THREADS
 
 Line = dict[str, Any]
-OURS = "this head"
+OURS, LABEL_BY_LABEL = "this head", "label-by-label"
 LINE, REFUSAL = "line.json", "refusal-{}.txt"  # result files of a run's processes
 _RATIOS = {"times_as_fast": "step_s", "memory_ratio": "added_bytes"}
 _ROWS_APART = 0.02  # sides are compared only if their rows differ by less
@@ -41,6 +41,8 @@ class HeadOptions:
     """Global batch."""
     dim: Annotated[int, In("[1, 65536]")] = 512
     """Width of a feature."""
+    labels: Annotated[int, In("[1, 1000]")] = 1
+    """Labels of a feature, at random."""
     num_processes: Annotated[int, In(THREADS), tyro.conf.arg(name="np")] = 2
     """Processes on this machine; with --device cuda each takes a GPU."""
     threads: Annotated[int, In(THREADS)] = 1
@@ -68,12 +70,13 @@ class HeadOptions:
     as later on: then every row takes memory."""
     steps: Annotated[int, In(1)] = 3
     """Timed steps, after one that is not; the median counts."""
-    versus: tuple[Literal["plain", "torch", "insightface-style"], ...] = ()
+    versus: tuple[Literal["plain", "torch", "insightface-style", "label-by-label"], ...] = ()
     """In turn with others. plain: what people write themselves in PyTorch (normalise, CosFace, cross_entropy, SGD).
     torch: F.linear_cross_entropy of torch 2.13 and SGD, without margin and without normalised centres, for which it has
     no place. Both know nothing of processes: with --np above 1 each trains its own share of the classes and exchanges
     nothing, a lower bound of their time; --np 1 is exact. insightface-style: the sharded head as users of InsightFace
-    run it. A side whose rows differ from this head's by more than 2 % is not compared."""
+    run it. These take one label. label-by-label: this head, with a softmax for each of --labels, and one update. A side
+    whose rows differ from this head's by more than 2 % is not compared."""
     versus_precision: Literal["same", "fp32", "bf16"] = "same"
     """Precision of the other sides' operands; same: as this head's."""
     versus_dtype: Literal["fp32", "bf16"] = "fp32"
@@ -155,6 +158,11 @@ def _check(options: HeadOptions) -> None:
         raise ValueError(f"--batch {options.batch} is not divisible by --np {options.num_processes}")
     if len(set(options.versus)) < len(options.versus):
         raise ValueError(f"--versus {' '.join(options.versus)}: name each side once")
+    for side in options.versus:
+        if (side == LABEL_BY_LABEL) != (options.labels > 1):
+            raise ValueError(
+                f"--versus {side} with --labels {options.labels}; beside several labels expected {LABEL_BY_LABEL} alone"
+            )
     if options.versus and options.optimizer != "sgd":
         raise ValueError(f"--versus with --optimizer {options.optimizer}: the other sides have SGD; leave one out")
     if not options.versus:
@@ -198,9 +206,9 @@ def report(line: Line) -> list[str]:
     state = "" if line["state_dtype"] == line["dtype"] else f" --centre-state-dtype {line['state_dtype']}"
     width = max(len(side) for side in (OURS, *others))
     lines = [
-        f"{line['classes']:,} classes, rate {line['sample_rate']:g}, batch {line['batch']}, D {line['dim']}, "
-        f"{line['optimizer']}; {line['num_processes']} process(es), {line['threads']} thread(s) each; "
-        f"{line['instructions']}; torch {line['torch']}",
+        f"{line['classes']:,} classes, rate {line['sample_rate']:g}, batch {line['batch']}, {line['labels']} label(s) "
+        f"each, D {line['dim']}, {line['optimizer']}; {line['num_processes']} process(es), {line['threads']} thread(s) "
+        f"each; {line['instructions']}; torch {line['torch']}",
         f"this head: kernel {line['impl']}, operands {line['precision']}, centres {line['dtype']}; recipe face trains "
         f"so with --precision {line['precision']} --centre-dtype {line['dtype']}{state} (its defaults: auto, fp32)",
         f"{'a process:':{width}}  " + "  ".join(_COLUMNS),

@@ -21,7 +21,7 @@ from partial_fc.head.kernels import AutoPrecision, Precision, choose
 from partial_fc.head.kernels.cpu import CpuKernel
 
 from .baselines import Baseline, LocalHead, PlainHead, TorchHead
-from .head import LINE, OURS, REFUSAL, HeadOptions
+from .head import LABEL_BY_LABEL, LINE, OURS, REFUSAL, HeadOptions
 from .insightface_style import InsightFaceStyleHead
 from .machine import PeakMemory, Rates, measure_rates, synchronise
 from .plan import DTYPES, OPTIMIZERS
@@ -42,7 +42,7 @@ class Side:
     @classmethod
     def of(cls, options: HeadOptions, name: str, precision: AutoPrecision, device: torch.device) -> "Side":
         """Resolves "auto" and "same"."""
-        if name == OURS:
+        if name in (OURS, LABEL_BY_LABEL):
             operands = choose(options.impl, device, torch.float32, precision).precision
             dtype = operands if options.dtype == "auto" else options.dtype
             return cls(name, operands, dtype, dtype if options.state_dtype == "same" else options.state_dtype)
@@ -52,18 +52,18 @@ class Side:
 
 def _worker(options: HeadOptions, side: Side, world: World, device: torch.device, folder: Path) -> None:
     """Measures a side; rank 0 writes the line. folder: temporary."""
-    scratch = folder / "rows"
+    scratch, by_label = folder / "rows", side.name == LABEL_BY_LABEL
     # Libraries loaded by a first step (torch.optim alone brings 200 MB) count as idle memory.
     tiny = replace(options, classes=64 * world.size, batch=8 * world.size, dim=16, steps=1, path=None)
     head = _head(tiny, side, world, device, scratch / "tiny")
-    _time_steps(head, tiny, world, device)
+    _time_steps(head, tiny, world, device, by_label)
     if isinstance(head, PartialFC):
         head.close()
     memory = PeakMemory(device)
     head = _head(options, side, world, device, scratch)
     if isinstance(head, PartialFC) and not options.fresh:
         _create_all_rows(head)
-    steps = _time_steps(head, options, world, device)
+    steps = _time_steps(head, options, world, device, by_label)
     slowest_N = world.all_reduce(steps.seconds_N4.sum(dim=1), "max", name="bench/seconds")
     kept = _kept_bytes(head)
     sizes = torch.tensor([memory.added_bytes(), kept, memory.mapped_file_bytes()])
@@ -126,7 +126,7 @@ def _bound(head: Head, side: Side, options: HeadOptions, rows: int, step_s: floa
 
 
 def _head(options: HeadOptions, side: Side, world: World, device: torch.device, scratch: Path) -> Head:
-    if side.name != OURS:
+    if side.name not in (OURS, LABEL_BY_LABEL):
         dtypes: dict[str, Any] = {"precision": side.precision, "dtype": DTYPES[side.dtype]}
         if side.name == "insightface-style":
             return InsightFaceStyleHead(
@@ -180,7 +180,7 @@ class Steps:
     num_rows: int  # of this process, active in a step; the mean
 
 
-def _time_steps(head: Head, options: HeadOptions, world: World, device: torch.device) -> Steps:
+def _time_steps(head: Head, options: HeadOptions, world: World, device: torch.device, by_label: bool = False) -> Steps:
     """Times the steps. Waiting for other ranks counts as communication, not as forward, backward or update."""
     rows = options.batch // options.num_processes
     # A head without communication has the whole batch. It contains as many of its classes as of a rank's: each label
@@ -192,11 +192,13 @@ def _time_steps(head: Head, options: HeadOptions, world: World, device: torch.de
     num_rows: list[int] = []
     for _ in range(options.steps + 1):
         feat_BD = torch.randn(rows * repeats, options.dim, generator=generator).to(device).requires_grad_()
-        label_B = torch.randint(0, num_classes, (rows,), generator=generator).to(device).repeat(repeats)
+        size = (rows, options.labels) if options.labels > 1 else (rows,)
+        label_B = torch.randint(0, num_classes, size, generator=generator).to(device)
+        label_B = torch.cat([label_B] * repeats)
         world.barrier()
         with world.count_traffic() as traffic:
             laps = [_now(world, device)]
-            loss = head(feat_BD, label_B)
+            loss = _label_by_label(head, feat_BD, label_B) if by_label else head(feat_BD, label_B)
             laps.append(_now(world, device))
             loss.backward()
             laps.append(_now(world, device))
@@ -206,6 +208,12 @@ def _time_steps(head: Head, options: HeadOptions, world: World, device: torch.de
         busy = [(end - begin) - (waited - before) for (begin, before), (end, waited) in itertools.pairwise(laps)]
         seconds.append([*busy, laps[-1][1] - laps[0][1]])
     return Steps(torch.tensor(seconds[1:], dtype=torch.float64), traffic, round(mean(num_rows[1:])))
+
+
+def _label_by_label(head: Head, feat_BD: Tensor, label_BK: Tensor) -> Tensor:
+    assert isinstance(head, PartialFC)
+    head.prepare(label_BK)
+    return torch.stack([head(feat_BD, label_B) for label_B in label_BK.unbind(dim=1)]).mean()
 
 
 def _now(world: World, device: torch.device) -> tuple[float, float]:

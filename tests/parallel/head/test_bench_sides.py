@@ -51,3 +51,17 @@ def test_all_sides_train_equally_many_rows(world, rate):
         head = head_worker._head(options, head_worker.Side(name, "fp32", "fp32", "fp32"), world, device, None)
         rows[name] = head_worker._time_steps(head, options, world, device).num_rows
     assert rows == pytest.approx(dict.fromkeys(rows, rows[OURS]), rel=0.1), "whose share is whose is chance"
+
+
+def test_label_by_label_computes_what_one_pass_does(world):
+    generator = torch.Generator().manual_seed(world.rank)
+    feat, label = torch.randn(6, 16, generator=generator), torch.randint(0, 101, (6, 4), generator=generator)
+    results = []
+    for loss_of in (lambda *given: given[0](*given[1:]), head_worker._label_by_label):
+        head, leaf = PartialFC(101, 16, CosFace(16.0), 0.3, world, impl="cpu"), feat.clone().requires_grad_()
+        loss = loss_of(head, leaf, label)
+        loss.backward()
+        head.step(0.1)
+        results.append((loss.detach(), leaf.grad, head.centres))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)

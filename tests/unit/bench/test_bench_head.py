@@ -88,6 +88,8 @@ def test_momentum_stays_with_its_rows(kind, rate):
         ({"versus_precision": "bf16"}, "--versus-precision without --versus"),
         ({"versus_dtype": "bf16"}, "--versus-dtype without --versus"),
         ({"rounds": 5}, "--rounds without --versus"),
+        ({"versus": ("plain",), "labels": 8}, "--versus plain with --labels 8"),
+        ({"versus": ("label-by-label",)}, "--versus label-by-label with --labels 1"),
         ({"batch": 7}, "--batch 7 is not divisible by --np 2"),
     ],
 )
