@@ -17,7 +17,7 @@ from partial_fc.data.sample import SourceGone
 from partial_fc.files import about, regular
 
 _TIMEOUT_S = 30.0
-WAITS_S = (
+WAITS_S: tuple[float, ...] = (
     0.0,
     0.5,
     1.0,
