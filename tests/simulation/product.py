@@ -27,7 +27,7 @@ from partial_fc.checkpoint import folders, lock, read, recovery, rows, saver
 from partial_fc.checkpoint.peer import commits, restore, transfer
 from partial_fc.comm import device
 from partial_fc.comm.elastic import barrier, membership
-from partial_fc.train import loop, resume, run
+from partial_fc.train import end, loop, resume, run
 from partial_fc.train.begin import run_folder
 from partial_fc.train.guards import commits as commits_of_loop
 from partial_fc.train.record import curve
@@ -215,7 +215,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
         (run, "meet", meet),
         (run, "open_files", lambda *_: _log),
         (run, "header", Silent()),
-        (run.Run, "_write_results", write_results),
+        (end, "_write_results", write_results),
         # Nothing draws random numbers here; to seed torch and to look for versions is half of the time.
         (loop, "torch", SimpleNamespace(manual_seed=lambda seed: None)),
         (device, "metadata", SimpleNamespace(version=lambda name: "0", PackageNotFoundError=KeyError)),

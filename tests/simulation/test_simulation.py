@@ -24,7 +24,7 @@ _begin, _resume, _poll = commits.PeerCopies.begin, resume.resume, saver.Saver.po
 
 def _counted_at_once(copies: Any, *given: Any) -> None:
     _begin(copies, *given)
-    copies._memory.commits = [copies._commit]
+    copies._process.commits = [copies._commit]
 
 
 def _step_stays(*given: Any, **more: Any) -> Any:
