@@ -14,6 +14,7 @@ from partial_fc.head.protocol import Head, Table, check_head
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD, Storage
 from partial_fc.head.rule import MLC, MLCD, MeanSoftmax, OwnOut, Rule, SoftTarget
 from partial_fc.head.selection.hard_negatives import HardNegatives
+from partial_fc.head.selection.labels import draw_labels
 from partial_fc.head.shard import Shard
 
 __all__ = [
@@ -45,4 +46,5 @@ __all__ = [
     "Storage",
     "Table",
     "check_head",
+    "draw_labels",
 ]

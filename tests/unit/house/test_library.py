@@ -29,7 +29,7 @@ def programs(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (PAGES / page).read_text(), re.DOTALL)
 
 
-ONE, DDP, FSDP, LIGHTNING, ACCELERATE = programs("library.md")
+ONE, LABELS, DDP, FSDP, LIGHTNING, ACCELERATE = programs("library.md")
 
 
 def run(folder: Path, num_steps: int) -> list[float]:
@@ -79,6 +79,13 @@ def test_the_shortest_program_has_twelve_lines_and_runs():
     found: dict[str, torch.Tensor] = {}
     exec(ONE, found)
     assert found["nearest"].shape == (64, 5)
+
+
+def test_several_labels_move_their_centres():
+    found: dict = {}
+    exec(LABELS, found)
+    head, label = found["head"], found["label"]
+    assert (head.row_state()["touched"][label[label >= 0].unique()] == 1).all()
 
 
 def test_the_page_trains_as_one_process_would_also_after_a_restart(tmp_path):
