@@ -180,7 +180,7 @@ def test_the_compiler_takes_several_labels(generation, recorders, tmp_path):
     logits = Logits(torch.zeros(G, D), torch.zeros(S, D), None, target_G, 64.0, Negatives())
     kernel = TritonKernel("bf16", tiles_for(generation, torch.bfloat16))
     launch_everything(logits, kernel, RowSGD(), Storage(torch.bfloat16))
-    for name, spilled in (("weigh", 64), ("read_features", 0), ("finish_rows", 0)):
+    for name, spilled in (("weigh", 160), ("read_features", 0), ("finish_rows", 0)):
         compiled = recorders[name].compiled(recorders[name].launches[-1], 10 * generation)
         assert compiled.metadata.shared <= SHARED_BYTES[generation], name
         assert spilled_bytes(compiled, tmp_path) <= spilled, name

@@ -85,7 +85,7 @@ def test_adapters_train_and_are_merged_into_the_plain_network(name, last, num_ad
     with torch.no_grad():
         expected, found = module.eval()(image), plain.eval()(image)
     assert not torch.allclose(expected, before, atol=1e-3)
-    assert (found - expected).abs().max() < 1e-6 * expected.abs().max()
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
     for n in adapters:  # peft's own sum
         layer = module.get_submodule(n)
         delta = layer.get_delta_weight("default")

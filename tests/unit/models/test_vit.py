@@ -145,7 +145,8 @@ def test_a_file_without_facts_is_recognised(tmp_path, image_size):
     found = partial_fc.load(tmp_path / "model.pt")
     assert (found.name, found.embedding_size, found.image_size) == ("vit_t", 24, image_size)
     image = torch.randint(0, 256, (2, 3, image_size, image_size), dtype=torch.uint8)
-    torch.testing.assert_close(found.forward(image), model((image - 127.5) / 127.5))
+    # The pixels are scaled in another order, and the rounding grows through twelve blocks.
+    torch.testing.assert_close(found.forward(image), model((image - 127.5) / 127.5), rtol=1e-3, atol=2e-4)
 
 
 def test_a_size_that_is_not_known_is_refused_by_its_numbers(tmp_path):
