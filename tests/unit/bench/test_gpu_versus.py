@@ -18,13 +18,13 @@ def test_every_side_trains_or_says_why_not(capsys):
         assert line["operands"] == line["storage"] == "fp32"
         assert line["side"] in said
         assert ("step_ms" in line) != ("pip install" in line.get("problem", "")), line
-    assert all("step_ms" in line for line in lines[:3])
+    assert all("step_ms" in line for line in lines[:4])
 
-    sides = gpu_versus._sides(options, 16)[:3]
+    sides = gpu_versus._sides(options, 16)[:4]
     first = [side.step().item() for side in sides]
     for _ in range(30):
         last = [side.step().item() for side in sides]
-    assert first[1] == pytest.approx(first[2], rel=1e-5), "the same loss, as a whole and in chunks"
+    assert first[1:] == pytest.approx([first[1]] * 3, rel=1e-5), "the same loss, as people write it, as a whole, in chunks"
     assert all(after < before for before, after in zip(first, last, strict=True))
 
 
