@@ -24,7 +24,7 @@ def test_every_side_trains_or_says_why_not(capsys):
     first = [side.step().item() for side in sides]
     for _ in range(30):
         last = [side.step().item() for side in sides]
-    assert first[1:] == pytest.approx([first[1]] * 3, rel=1e-5), "the same loss, as people write it, as a whole, in chunks"
+    assert first[1:] == pytest.approx([first[1]] * 3, rel=1e-5), "one loss: written out, as a whole, in chunks"
     assert all(after < before for before, after in zip(first, last, strict=True))
 
 

@@ -112,8 +112,8 @@ def test_time_follows_from_the_rates():
 
 
 def test_a_gpus_exponentials_are_kept_or_formed_again():
-    """Products are three where all are kept, which are written once and read twice; a chunk of the others is larger than
-    the cache, and is written and read in each pass."""
+    """Products are three where all are kept, which are written once and read twice; a chunk of the others is larger
+    than the cache, and is written and read in each pass."""
     pytest.importorskip("triton")
     small = workload(classes=200_000, gpus=1, device="cuda", impl="triton", dim=512)
     assert plan.products_flop(small) == pytest.approx(6 * 1024 * 200_000 * 512)
