@@ -40,6 +40,7 @@ from partial_fc.data.sample import BadRecord, Sample, Source
 from partial_fc.files import read_bytes, read_text, replacing
 
 HEADER = struct.Struct("<IfQQ")
+_LABEL_AT = 4  # of a single one, in the header
 _PIECE_BYTES = 2**20
 _LABELS_AT_ONCE = 2**20
 MAX_CLASSES = 2**24  # labels are stored as float32, exact up to here
@@ -70,13 +71,12 @@ def unpack(record: bytes) -> tuple[Header, bytes]:
     """Returns the label header and the rest (empty in InsightFace's header records)."""
     if len(record) < HEADER.size:
         raise BadRecord(f"label header cut off: got {len(record)} bytes, expected at least {HEADER.size}")
-    flag, label, id, id2 = HEADER.unpack_from(record)
+    flag, _, id, id2 = HEADER.unpack_from(record)
     start = HEADER.size + 4 * flag
     if len(record) < start:
         raise BadRecord(f"label header cut off: got {len(record)} bytes, flag {flag} needs at least {start}")
-    if flag == 0:
-        return Header(0, np.array([label], np.float32), id, id2), record[start:]
-    return Header(flag, np.frombuffer(record, "<f4", flag, HEADER.size), id, id2), record[start:]
+    labels = np.frombuffer(record, "<f4", flag or 1, HEADER.size if flag else _LABEL_AT)
+    return Header(flag, labels, id, id2), record[start:]
 
 
 class RecordWriter:

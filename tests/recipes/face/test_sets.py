@@ -9,6 +9,7 @@ import pytest
 from partial_fc.data import open_source
 from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.data.sets.tar_shards import write_tar_index
+from partial_fc.files import in_cache
 from partial_fc.train.guards.signals import EXIT_PREEMPTED
 from tests.recipes.conftest import face, losses, train_here, train_several
 from tests.recipes.launch import endings, killed, several
@@ -45,15 +46,23 @@ def forms(glyphs: Path, tmp_path_factory: pytest.TempPathFactory):
         }
 
 
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of its own for the indices. The compiled kernels stay: each set of them takes a compiler a while."""
+    kernels = in_cache("kernels", "any").parent
+    (tmp_path / "cache/partial-fc").mkdir(parents=True)
+    (tmp_path / "cache/partial-fc/kernels").symlink_to(kernels)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 def flags(rec: str, batch: int, steps: int) -> str:
     common = f"--num-classes {CLASSES} --val-targets --batch-size {batch} --lr-scheduler constant --image-size 24"
     return f"--rec {rec} {common} --warmup-steps 1 --sync-bn --sample-rate 0.5 --max-steps {steps}"
 
 
 @pytest.mark.slow
-def test_every_form_gives_the_same_curve(forms, tmp_path, monkeypatch):
+def test_every_form_gives_the_same_curve(forms, tmp_path, cache):
     """On one process; on two, of which one is killed; and resumed on two and on three."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     curves: dict[int, dict[str, list[float]]] = {1: {}, 2: {}, 3: {}}
     saved = f"checkpoints/step-{STEPS // 2:08d}"
     for form, rec in forms.items():
@@ -72,9 +81,8 @@ def test_every_form_gives_the_same_curve(forms, tmp_path, monkeypatch):
             assert num_ranks == 1 or re.search(f"resumed from .*{saved}", log)
 
 
-def test_a_server_that_is_gone_ends_all_ranks_with_a_checkpoint(forms, glyphs, tmp_path, monkeypatch):
+def test_a_server_that_is_gone_ends_all_ranks_with_a_checkpoint(forms, glyphs, tmp_path, cache):
     """Which go on, when the server is back, as if nothing had been."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     left, run = [60], tmp_path / "run"
     with serving(Path(forms["parquet"]).parent, left=left) as url:
         given = face(run, flags(f"{url}/{{0..2}}.tar", 4, 12) + " --check-data off", "impatient")
@@ -85,5 +93,5 @@ def test_a_server_that_is_gone_ends_all_ranks_with_a_checkpoint(forms, glyphs, t
         assert 0 < len(losses(run)) < 11
         left.clear()
         assert endings(several([given]), 1) == ["0"]
-    train_here(tmp_path / "whole", flags(str(glyphs), 8, 12))
+    train_several({tmp_path / "whole": flags(str(glyphs), 4, 12)})
     assert losses(run) == losses(tmp_path / "whole")
