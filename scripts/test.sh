@@ -59,7 +59,7 @@ if [ "$mode" = quick ]; then
 elif [ "$mode" = long ]; then
     stage "every failing operation, attacks, launchers killed, the wheel" 340 python -m pytest -m long $(marked long tests/{recipes,faults,cluster,simulation,unit/house}) "${three[@]}" -rs "$@"
     # With PyTorch in uv's cache; else it downloads it twice.
-    stage "the wheel in empty environments, Python 3.11 and 3.13" 105 python scripts/test_wheel.py
+    stage "the wheel in empty environments, Python 3.11 and 3.13" 115 python scripts/test_wheel.py
 elif [ "$mode" = old ]; then
     # PyTorch, oneDNN, OpenBLAS and numpy each have a setting of their own; the head's kernel takes what PyTorch takes.
     export ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Zen
