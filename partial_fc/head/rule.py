@@ -24,7 +24,7 @@ class Labels:
     """The distinct labels of each row, float64. In places where a row has fewer than T: weight 0, `real_GT` False."""
 
     margin_GT: Tensor  # z: their logits with the margin; finite everywhere
-    plain_GT: Tensor  # q: without it, as logits of other rows' classes are; -inf where filtered, or not real
+    plain_GT: Tensor  # q: without it, as the logits of other classes are; -inf where filtered
     weight_GT: Tensor  # w: add up to 1 in each row
     real_GT: Tensor  # bool
 

@@ -39,9 +39,8 @@ class Targets:
     norm_G1: Tensor  # their former lengths
     elsewhere_G: Tensor  # bool: another rank has the class
     cos_G: Tensor
-    centre_GD: (
-        Tensor | None
-    )  # the centres, of length 1 ((G, T, D) of several labels); None: the row math reads them where they lie
+    # The centres, of length 1, (G, D) or (G, T, D); None: the row math reads them where they lie.
+    centre_GD: Tensor | None
     position_G: Tensor  # int64: of the centre among the active rows; -1: another rank has the class
 
     def spread(self, value_G: Tensor) -> Tensor:
@@ -203,10 +202,9 @@ class RowMath:
         grad_GD = weighted_sum_GD.mul_(weight_G[:, None])
         if uniform_D is not None:
             grad_GD -= uniform_D
+        centre_GTD = targets.centre_GD.view(len(grad_GD), -1, grad_GD.shape[1])
         for label, own_G in enumerate(by_label(target_grad_G).unbind(dim=1)):
-            grad_GD.addcmul_(
-                targets.centre_GD if target_grad_G.dim() == 1 else targets.centre_GD[:, label], own_G[:, None]
-            )
+            grad_GD.addcmul_(centre_GTD[:, label], own_G[:, None])
         return unit_backward(grad_GD, targets.unit_GD, targets.norm_G1)
 
 

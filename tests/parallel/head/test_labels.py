@@ -251,3 +251,22 @@ def test_ranks_with_different_numbers_of_labels_are_refused(world):
     head = PartialFC(101, D, CosFace(), world=world)
     with pytest.raises((CollectiveError, ValueError)):
         head(torch.randn(4, D), torch.zeros(4, 2 + world.rank, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("impl", sorted({impl for impl, _, _ in PATHS}))
+def test_fewer_classes_than_ranks_and_a_rank_without_rows(world, impl):
+    """Where every class is a label of the row nothing is left to sum up."""
+    label_BT = torch.tensor([[0, 1], [1, FILL]])
+    for rule in RULES:
+        losses = []
+        for ranks in (world, SingleWorld()):
+            head = PartialFC(2, D, CosFace(16.0), world=ranks, impl=impl, rule=rule)
+            has_rows = ranks.rank == ranks.size - 1
+            feat_BD = torch.ones(2, D).cumsum(0)[: 2 * has_rows].requires_grad_()
+            loss = head(feat_BD, label_BT[: 2 * has_rows])
+            loss.backward()
+            assert feat_BD.grad.isfinite().all()
+            head.step(0.1)
+            assert head.centres.isfinite().all()
+            losses.append(loss.item())
+        assert abs(losses[0] - losses[1]) < 1e-5
