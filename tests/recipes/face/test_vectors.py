@@ -24,6 +24,7 @@ from tests.recipes.several import Given
 from tests.unit.data.test_vectors import write
 
 C, D = 60, 12
+ALONE = SingleWorld(), torch.device("cpu")
 FLAGS = (
     "--loss combined --scale 16 --margins 1 0 0.1 --batch-size 16 --optimizer adamw --lr 0.01 --lr-scaling none "
     "--lr-scheduler constant --precision fp32 --frequent 10 --verbose 0 --checkpoint-every 4 --num-workers 1"
@@ -108,13 +109,13 @@ def test_a_run_embeds_searches_and_classifies(run, data, tmp_path, capsys):
         np.testing.assert_array_equal(partial_fc.load(source).embed(row_ND), unit_ND)
 
     table = tmp_path / "new.npz"
-    embed.embed(embed.EmbedOptions(model=run, images=(data / "new.npz",), out=table))
+    embed.embed(embed.EmbedOptions(model=run, images=(data / "new.npz",), out=table), *ALONE)
     np.testing.assert_allclose(np.load(table)["embeddings"], unit_ND, rtol=1e-5, atol=1e-6)
-    search.search_faces(search.SearchOptions(model=run, gallery=(table,), out=tmp_path / "search"))
+    search.search_faces(search.SearchOptions(model=run, gallery=(table,), out=tmp_path / "search"), *ALONE)
     assert "240 images, 60 classes" in capsys.readouterr().out
     given, twice = (data / "new.npz", tmp_path / "new.parquet"), tmp_path / "twice.npz"
     write(given[1], row_ND, np.load(data / "new.npz")["labels"])
-    embed.embed(embed.EmbedOptions(model=run, images=given, out=twice, shared_classes=True))
+    embed.embed(embed.EmbedOptions(model=run, images=given, out=twice, shared_classes=True), *ALONE)
     np.testing.assert_allclose(np.load(twice)["embeddings"], np.tile(unit_ND, (2, 1)), rtol=1e-5, atol=1e-6)
     assert np.load(twice)["keys"][[0, 240]].tolist() == ["new/0", "new-2/0"]
     capsys.readouterr()
@@ -132,7 +133,7 @@ def test_images_and_vectors_are_not_mixed_up(run, data, tmp_path):
         model.embed(np.stack([np.ones(D), np.zeros(D)]))
     (tmp_path / "a.png").write_bytes(b"no vector")
     with pytest.raises(ValueError, match="expected a vector of 12"):
-        embed.embed(embed.EmbedOptions(model=run, images=(tmp_path / "a.png",), out=tmp_path / "a.npz"))
+        embed.embed(embed.EmbedOptions(model=run, images=(tmp_path / "a.png",), out=tmp_path / "a.npz"), *ALONE)
 
 
 @pytest.mark.parametrize(
