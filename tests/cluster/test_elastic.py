@@ -29,6 +29,7 @@ def stranger(hosts: TwoHosts, env: dict[str, str], host: int, *words: object) ->
     return printed
 
 
+@pytest.mark.long
 def test_a_host_is_lost_and_comes_back(hosts, env, tmp_path):
     """The one with rank 0, the status server and the log. On one host, what follows is what a run does that resumes
     from the checkpoint of that step.

@@ -55,6 +55,7 @@ def wait_for_quiet(hosts: TwoHosts) -> None:
             time.sleep(0.1)
 
 
+@pytest.mark.long
 @needs_mxnet
 def test_a_job_over_ssh_talks_where_dmlc_interface_says(hosts, env, host_file, second_cable):
     words = ["-n", "2", "-s", "1", "-H", str(host_file), *JOB]

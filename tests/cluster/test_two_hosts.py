@@ -73,7 +73,10 @@ def on_one_host(tmp_path_factory) -> list[float]:
     return losses(models_root)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    "launcher",
+    ["horovodrun", *(pytest.param(name, marks=pytest.mark.long) for name in LAUNCHERS if name != "horovodrun")],
+)
 def test_trains_over_the_cable_as_on_one_host(hosts, env, on_one_host, tmp_path, launcher):
     before = [hosts.sent_bytes(host) for host in (0, 1)]
     for status, printed in ended(start_on(hosts, LAUNCHERS[launcher](tmp_path), env)):
@@ -91,6 +94,7 @@ def test_trains_over_the_cable_as_on_one_host(hosts, env, on_one_host, tmp_path,
         assert hosts.sent_bytes(host) - before[host] > STEPS * gradients
 
 
+@pytest.mark.long
 def test_a_cable_that_breaks_is_reported_on_both_hosts(hosts, env, tmp_path):
     """Packets vanish and no connection is closed: only --comm-timeout can tell."""
     endless = ["--max-steps", "1000000", "--comm-timeout", "4"]

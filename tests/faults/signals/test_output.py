@@ -18,8 +18,10 @@ FLAGS = (
 
 @pytest.mark.parametrize(
     ("error", "words"),
-    [(errno.EPIPE, ["train", "face"]), (errno.EIO, ["train", "face", "--gpus", "2"])],
-    ids=["one process, EPIPE", "--gpus 2, EIO"],
+    [
+        pytest.param(errno.EPIPE, ["train", "face"], id="one process, EPIPE"),
+        pytest.param(errno.EIO, ["train", "face", "--gpus", "2"], id="--gpus 2, EIO", marks=pytest.mark.long),
+    ],
 )
 def test_no_write_to_the_terminal_has_to_succeed(tmp_path: Path, error: int, words: list[str]) -> None:
     shim = {"LD_PRELOAD": str(compiled(tmp_path)), "DISK_SHIM_OUTPUT_ERROR": str(error)}

@@ -6,11 +6,13 @@ from partial_fc.tools.bench.head import HeadOptions, measure, report
 from benchmarks.plan_memory import CASES, planned_bytes
 
 
+@pytest.mark.long
 def test_a_head_takes_the_memory_that_is_planned():
     """(All cases: python -m benchmarks.plan_memory.)"""
     assert measure(CASES[0])["added_bytes"] == pytest.approx(planned_bytes(CASES[0]), rel=0.25)
 
 
+@pytest.mark.long
 def test_two_sides_in_turn_say_what_they_compute_in():
     """The ratio is the other's time over ours."""
     small = HeadOptions(classes=1_000, batch=16, dim=32, steps=1, rounds=1, precision="fp32", num_processes=1)

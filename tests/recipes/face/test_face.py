@@ -33,7 +33,7 @@ def test_horovod_gives_the_curve_of_torch_distributed_in_fp32(glyphs, launched, 
 VIT = "--network vit_t --dropout 0.2 --optimizer adamw --lr 1e-3 --max-steps 3"
 
 
-@pytest.mark.parametrize(("network", "num_steps"), [("", 10), (VIT, 3)])
+@pytest.mark.parametrize(("network", "num_steps"), [("", 10), pytest.param(VIT, 3, marks=pytest.mark.long)])
 def test_two_processes_give_the_curve_of_one(glyphs, tmp_path, network, num_steps):
     """In fp64, where rounding does not hide it; with dropout, stochastic depth and masks, too."""
     flags = f"--dataset glyphs --rec {glyphs} {CURVE} --sync-bn --precision fp64 {network}"
@@ -75,6 +75,7 @@ def test_the_log_says_who_what_and_where_the_time_went(launched):
     assert "Training is over!" in printed
 
 
+@pytest.mark.long
 def test_learns_to_tell_unseen_characters_apart(glyphs, tmp_path):
     """Sampled negatives, bf16, two ranks: the losses fall, accuracy is far above chance (0.5)."""
     flags = "--max-steps 80 --batch-size 32 --sample-rate 0.5 --precision bf16 --verbose 80 --frequent 20"

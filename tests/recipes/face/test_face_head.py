@@ -40,6 +40,7 @@ def data(glyphs) -> str:
     return f"--dataset glyphs --rec {glyphs} {common}"
 
 
+@pytest.mark.long
 def test_every_flag_makes_a_difference(glyphs, tmp_path):
     """On one rank. (What they mean on several: tests/parallel/head/test_head_kinds.py.)"""
     for name, flags in FAMILIES.items():

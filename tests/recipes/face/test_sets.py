@@ -60,6 +60,7 @@ def flags(rec: str, batch: int, steps: int) -> str:
     return f"--rec {rec} {common} --warmup-steps 1 --sync-bn --sample-rate 0.5 --max-steps {steps}"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_every_form_gives_the_same_curve(forms, tmp_path, cache):
     """On one process; on two, of which one is killed; and resumed on two and on three."""

@@ -112,6 +112,7 @@ def kill_all(process: subprocess.Popen) -> None:
         process.wait()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_a_signal_ends_the_run_with_a_checkpoint(stopped, name):
     root, status, output = stopped[name]
@@ -134,6 +135,7 @@ def _words(process: psutil.Process) -> list[str]:
         return []
 
 
+@pytest.mark.long
 def test_what_lost_a_process_and_was_stopped_ends_as_if_nothing_had_been(stopped, glyphs, tmp_path):
     """Bit by bit: started again by run.sh, and by hand. (tests/unit/train/test_run_restarts.py has the other ways of
     run.sh --restarts.)"""

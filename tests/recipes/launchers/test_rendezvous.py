@@ -82,6 +82,7 @@ def test_trains_what_as_many_ranks_train(started, digits, tmp_path):
     assert losses(tmp_path / "run") == losses(tmp_path / "same")
 
 
+@pytest.mark.long
 def test_a_password_is_shown_to_nobody(started, redis, monkeypatch):
     flags = ["--run_id", "secret", *redis[:4]]
     first = started(*shards(2, *flags)[0], REDIS_PASSWORD=PASSWORD)
@@ -98,6 +99,7 @@ def test_a_password_is_shown_to_nobody(started, redis, monkeypatch):
         assert PASSWORD not in printed
 
 
+@pytest.mark.long
 def test_a_run_goes_on_without_the_server_it_met_in(started, tmp_path):
     """All as the docs have it."""
     skip_without()
@@ -123,6 +125,7 @@ def test_a_run_goes_on_without_the_server_it_met_in(started, tmp_path):
         assert ("cannot be removed" in printed) == (host == 0)
 
 
+@pytest.mark.long
 def test_over_tls(started, tmp_path, monkeypatch):
     """With certificates on both sides, as Debian's server asks for."""
     new = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -addext subjectAltName=DNS:localhost -days 2"
@@ -143,6 +146,7 @@ def test_over_tls(started, tmp_path, monkeypatch):
                 rendezvous_job.main([*shards(2)[0], *flags, p, *more, "--start-timeout", "1"])
 
 
+@pytest.mark.long
 def test_a_killed_command_leaves_what_the_next_one_names(started, tmp_path):
     flags = ["--run_id", "killed", "--file_store_path", str(tmp_path), "--start-timeout", "30"]
     left = tmp_path / "partial-fc-killed"
@@ -171,6 +175,7 @@ def test_a_command_that_is_ended_while_it_waits_leaves_nothing(started, tmp_path
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.long
 def test_a_missing_or_second_shard_ends_all(started, tmp_path):
     """Which: the ranks say."""
     first, second, _ = shards(3, "--file_store_path", str(tmp_path), "--run_id")

@@ -28,6 +28,7 @@ def undisturbed(tmp_path_factory):
     return root
 
 
+@pytest.mark.long
 def test_a_run_whose_process_is_killed_twice_cannot_be_told_from_one_that_was_left_alone(
     undisturbed, tmp_path, monkeypatch, capsys
 ):
