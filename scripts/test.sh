@@ -48,8 +48,8 @@ gloo() { horovod -np "$1" -H "localhost:$1" --gloo "${@:2}"; }
 mpi() { horovod -np "$1" -H "localhost:$1" --mpi "${@:2}"; }
 torch() { run torchrun --standalone --nproc_per_node="$1" --no-python "${@:2}"; }
 # One process for each core; the tests of a file stay together, with what they share. tests/conftest.py and
-# tests/unit/conftest.py have the order. Those that often wait: one process more.
-two=(-n 2 --dist loadfile --no-loadscope-reorder) three=(-n 3 --dist loadfile --no-loadscope-reorder)
+# tests/unit/conftest.py have the order. Those that often wait: two processes more.
+two=(-n 2 --dist loadfile --no-loadscope-reorder) four=(-n 4 --dist loadfile --no-loadscope-reorder)
 unit=(tests/unit tests/simulation "${two[@]}")
 
 if [ "$mode" = quick ]; then
@@ -57,7 +57,7 @@ if [ "$mode" = quick ]; then
     stage "transport, torchrun, 2 ranks" 10 torch 2 "${transport[@]}"
     stage "recipe face, one rank and two" 15 python -m pytest tests/recipes/face/test_face.py -k two_processes_give_the_curve_of_one "$@"
 elif [ "$mode" = long ]; then
-    stage "every failing operation, attacks, launchers killed, the wheel" 340 python -m pytest -m long $(marked long tests/{recipes,faults,cluster,simulation,unit/house}) "${three[@]}" -rs "$@"
+    stage "every failing operation, attacks, launchers killed, the wheel" 340 python -m pytest -m long $(marked long tests/{recipes,faults,cluster,simulation,unit/{house,models,train}}) "${four[@]}" -rs "$@"
     # With PyTorch in uv's cache; else it downloads it twice.
     stage "the wheel in empty environments, Python 3.11 and 3.13" 115 python scripts/test_wheel.py
 elif [ "$mode" = old ]; then
@@ -66,7 +66,9 @@ elif [ "$mode" = old ]; then
     export NPY_DISABLE_CPU_FEATURES="X86_V4 AVX512_ICL AVX512_SPR"
     numeric=(tests/unit/head/test_{head,head_callers,optimizer_start,quota,reference,row_optimizers,row_table,step_operations}.py)
     numeric+=(tests/unit/kernels/test_{cpu_kernel,cpu_rows,triton}.py tests/unit/train/test_{muon,precision}.py tests/unit/verbs/test_export.py)
-    stage "numbers, with AVX2 instructions" 120 python -m pytest "${numeric[@]}" "${two[@]}" -m "not mxnet" "$@"
+    # A processor without AVX512 has done so in `make test` already, but for what takes long.
+    grep -qw avx512f /proc/cpuinfo || numeric=(tests/unit/kernels/test_triton.py -m long)
+    stage "numbers, with AVX2 instructions" 120 python -m pytest -m "not mxnet" "${numeric[@]}" "${two[@]}" "$@"
 else
     stage "unit" 205 python -m pytest "${unit[@]}" -m "not mxnet and not long" "$@"
     # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.
@@ -82,7 +84,7 @@ else
     # The GPU's kernel, sharded, in Triton's interpreter. (One process: 40 s of tests/unit/kernels/test_triton.py, in test-old.)
     stage "Triton, horovodrun MPI, 3 ranks" 15 mpi 3 env TRITON_INTERPRET=1 "${ranks[@]}" tests/parallel/head/test_{head_kinds,topk}.py -k "sharded_equals_dense or nearest_classes and 0.2"
     # Faults are of processes, disks and cables. -rs: why, where some are skipped.
-    stage "recipes, faults and two hosts" 280 python -m pytest tests/{recipes,faults,cluster} "${three[@]}" -m "not mxnet and not long" -rs "$@"
+    stage "recipes, faults and two hosts" 280 python -m pytest tests/{recipes,faults,cluster} "${four[@]}" -m "not mxnet and not long" -rs "$@"
 fi
 
 printf '\n%s%5d s of %3d  in all\n' "$table" "$SECONDS" "$budget"

@@ -70,6 +70,7 @@ def test_a_job_over_ssh_talks_where_dmlc_interface_says(hosts, env, host_file, s
     wait_for_quiet(hosts)
 
 
+@pytest.mark.long
 @needs_mxnet
 def test_a_job_under_mpirun(hosts, env, host_file):
     words = ["-n", "2", "-s", "1", "--launcher", "mpi", "-H", str(host_file), *JOB, "raise"]

@@ -105,6 +105,7 @@ def test_accuracy_is_that_of_the_model_it_leaves(one):
     assert float(rows(one)[-1]["test_accuracy"]) == pytest.approx(correct)
 
 
+@pytest.mark.long
 def test_a_run_that_was_stopped_goes_on(data, one, tmp_path):
     test = f"--test_data {data / 'tensors'}"
     for stop in ("--max-steps 2", "--max-steps 4", ""):  # within the first epoch, and the second
@@ -124,6 +125,7 @@ def test_without_data(tmp_path):
     assert [row["test_accuracy"] for row in rows(tmp_path)] == ["-1", "-1"]
 
 
+@pytest.mark.long
 def test_as_caffe2_of_2017_tested(data, one, tmp_path, monkeypatch):
     assert imagenet_epochs._TEST_BATCHES == 100
     monkeypatch.setattr(imagenet_epochs, "_TEST_BATCHES", 3)
@@ -169,6 +171,7 @@ def test_torchvisions_weights_are_started_from(data, tmp_path):
     assert all(torch.equal(found[name], p) for name, p in theirs.named_parameters())
 
 
+@pytest.mark.long
 def test_mdl_files(data, tmp_path):
     """A file after each epoch, of which the last one stays; weights, momentum and epoch are started from."""
     small = f"--network resnet50 --base_learning_rate 0.001 --save_model_name net --file_store_path {tmp_path}"

@@ -46,6 +46,7 @@ def role_of(pid: int) -> str:
     return f"{variables.get('DMLC_ROLE')} {variables.get('DMLC_TASK_ID')}" if is_job else ""
 
 
+@pytest.mark.long
 @needs_mxnet
 def test_a_killed_server_ends_the_job_and_nothing_is_left(tmp_path):
     """In MXNet itself all workers wait: for ever."""

@@ -68,6 +68,7 @@ def documented() -> tuple[str, list[list[str]]]:
     return server, [line.partition("--num_gpus 8")[2].split() for line in lines if line.startswith("    python")]
 
 
+@pytest.mark.long
 def test_trains_what_as_many_ranks_train(started, digits, tmp_path):
     """In a folder, as the docs have it. (Several ranks on a host: test_spawn.py.)"""
     (tmp_path / "meet").mkdir()

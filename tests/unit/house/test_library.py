@@ -119,6 +119,7 @@ def program_killed(moment: str, folder: Path, *words: str) -> None:
     program(folder, *words)
 
 
+@pytest.mark.long
 def test_killed_ranks_resume_from_a_sharded_checkpoint_on_another_number_of_ranks(tmp_path):
     """Killed in the seventh step, with a checkpoint after the fifth; then in the save after the tenth."""
     (tmp_path / "train.py").write_text(FSDP)
@@ -180,6 +181,7 @@ def test_programs_after_a_migration_run_and_learn(number, size, tmp_path, monkey
     ranks(size, migrated, number)
 
 
+@pytest.mark.long
 def test_the_search_for_products_learns(tmp_path):
     """A hundredth of the products, a fifth of the steps."""
     (tmp_path / "train.py").write_text(programs("retrieval.md")[0])

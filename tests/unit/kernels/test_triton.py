@@ -142,10 +142,10 @@ def launch_everything(logits: Logits, kernel: TritonKernel, optimizer: RowOptimi
 @pytest.mark.parametrize(
     ("generation", "precision", "stored", "optimizer"),
     [
-        (10, "bf16", torch.float32, RowAdam()),
+        pytest.param(10, "bf16", torch.float32, RowAdam(), marks=pytest.mark.long),
         (9, "bf16", torch.bfloat16, RowAdamW()),
         (8, "bf16", torch.float16, RowSGD(nesterov=True)),
-        (8, "fp32", torch.float32, RowAdagrad()),
+        pytest.param(8, "fp32", torch.float32, RowAdagrad(), marks=pytest.mark.long),
     ],
     ids=str,
 )

@@ -55,7 +55,11 @@ def step(trained: TorchBackbone) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("name", "mode", "checkpointing"),
-    [("tiny", "fp32", True), ("vit", "bf16", True), ("tiny", "fp16-o2", False)],  # tracing each takes seconds
+    [  # tracing each takes seconds
+        ("tiny", "fp32", True),
+        ("vit", "bf16", True),
+        pytest.param("tiny", "fp16-o2", False, marks=pytest.mark.long),
+    ],
 )
 def test_a_compiled_step_is_that_of_the_module(name, mode, checkpointing):
     plain, compiled = (backbone(name, mode, checkpointing) for _ in range(2))
