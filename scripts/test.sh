@@ -57,7 +57,12 @@ if [ "$mode" = quick ]; then
     stage "transport, torchrun, 2 ranks" 10 torch 2 "${transport[@]}"
     stage "recipe face, one rank and two" 15 python -m pytest tests/recipes/face/test_face.py -k two_processes_give_the_curve_of_one "$@"
 elif [ "$mode" = long ]; then
-    stage "every failing operation, attacks, launchers killed, the wheel" 340 python -m pytest -m long $(marked long tests/{recipes,faults,cluster,simulation,unit/{house,models,train}}) "${four[@]}" -rs "$@"
+    stage "every failing operation, attacks, launchers killed, the wheel" 340 python -m pytest -m "long and not mxnet" $(marked long tests/{recipes,faults,cluster,simulation,unit/{house,models,train,verbs}}) "${four[@]}" -rs "$@"
+    stage "MXNet: what takes long" 60 python -m pytest -m "mxnet and long" $(marked mxnet tests/recipes) "${two[@]}" "$@"
+    stage "transport, horovodrun Gloo, 3 ranks" 12 gloo 3 "${transport[@]}"
+    stage "transport, horovodrun MPI, 2 ranks" 9 mpi 2 "${transport[@]}"
+    # The GPU's kernel, sharded, in Triton's interpreter. (One process: 40 s of tests/unit/kernels/test_triton.py, in test-old.)
+    stage "Triton, horovodrun MPI, 3 ranks" 15 mpi 3 env TRITON_INTERPRET=1 "${ranks[@]}" tests/parallel/head/test_{head_kinds,topk}.py -k "sharded_equals_dense or nearest_classes and 0.2"
     # With PyTorch in uv's cache; else it downloads it twice.
     stage "the wheel in empty environments, Python 3.11 and 3.13" 115 python scripts/test_wheel.py
 elif [ "$mode" = old ]; then
@@ -72,17 +77,13 @@ elif [ "$mode" = old ]; then
 else
     stage "unit" 205 python -m pytest "${unit[@]}" -m "not mxnet and not long" "$@"
     # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.
-    stage "MXNet: engine, oracle and stores" 55 python -m pytest -m mxnet $(marked mxnet tests/{unit,recipes}) "${two[@]}" "$@"
+    stage "MXNet: engine, oracle and stores" 55 python -m pytest -m "mxnet and not long" $(marked mxnet tests/{unit,recipes}) "${two[@]}" "$@"
     # The mathematics does not depend on the transport: all of it over these two, MPI on three ranks, by which the numbers of
-    # classes do not divide. Elsewhere only what speaks to the transport.
+    # classes do not divide. Elsewhere only what speaks to the transport (more launchers: test-long).
     stage "parallel, horovodrun Gloo, 2 ranks" 30 gloo 2 "${ranks[@]}" tests/parallel
     stage "parallel, horovodrun MPI, 3 ranks" 32 mpi 3 "${ranks[@]}" tests/parallel
-    stage "transport, horovodrun Gloo, 3 ranks" 12 gloo 3 "${transport[@]}"
-    stage "transport, horovodrun MPI, 2 ranks" 9 mpi 2 "${transport[@]}"
     stage "transport, torchrun, 2 ranks" 8 torch 2 "${transport[@]}"
     stage "transport, one process" 6 "${transport[@]}"
-    # The GPU's kernel, sharded, in Triton's interpreter. (One process: 40 s of tests/unit/kernels/test_triton.py, in test-old.)
-    stage "Triton, horovodrun MPI, 3 ranks" 15 mpi 3 env TRITON_INTERPRET=1 "${ranks[@]}" tests/parallel/head/test_{head_kinds,topk}.py -k "sharded_equals_dense or nearest_classes and 0.2"
     # Faults are of processes, disks and cables. -rs: why, where some are skipped.
     stage "recipes, faults and two hosts" 280 python -m pytest tests/{recipes,faults,cluster} "${four[@]}" -m "not mxnet and not long" -rs "$@"
 fi

@@ -37,6 +37,7 @@ def words(data: Path, root: Path, num_ranks: int, more: str) -> list[str]:
     return ["--folder", str(data), *flags.split(), "--batch-size", str(GLOBAL_BATCH // num_ranks)]
 
 
+@pytest.mark.long
 def test_it_is_killed_and_resumes_on_as_many_ranks_and_on_another_number(tmp_path):
     data, whole, killed = class_folders(tmp_path / "data"), tmp_path / "whole", tmp_path / "killed"
     flags = "--precision fp64 --clip 1 --desync-every 3"

@@ -142,6 +142,7 @@ def test_devices_share_a_batch(mx, digits, tmp_path, capfd):
         train(digits, tmp_path / "gpu", "--gpus 0,2")
 
 
+@pytest.mark.long
 @pytest.mark.mxnet
 def test_an_interrupted_run_goes_on(mx, digits, tmp_path):
     """To the same bits without momentum, which .params files do not hold; the rate falls where it would have."""
@@ -217,6 +218,7 @@ def test_dist_sync_of_two_workers_is_one_with_their_batches(mx, digits, tmp_path
         assert re.search(rf"Node\[{rank}\] Epoch\[0\] Batch \[0-2\]\tSpeed: [\d.]+ samples/sec\taccuracy=\d\.", printed)
 
 
+@pytest.mark.long
 @pytest.mark.mxnet
 def test_horovod_of_two_workers_is_one_with_their_batches(mx, digits, tmp_path, large_batch):
     pytest.importorskip("horovod")
@@ -227,6 +229,7 @@ def test_horovod_of_two_workers_is_one_with_their_batches(mx, digits, tmp_path, 
     assert "uncaught exception" not in printed
 
 
+@pytest.mark.long
 @pytest.mark.mxnet
 def test_two_bits_are_those_of_our_own_and_train(mx, digits, tmp_path):
     """1.9.1 itself ends here: "Compression not supported with PushPull"."""
@@ -247,6 +250,7 @@ def test_two_bits_are_those_of_our_own_and_train(mx, digits, tmp_path):
     assert_falls(printed)
 
 
+@pytest.mark.long
 @pytest.mark.mxnet
 def test_dist_async_learns(mx, digits):
     flags = f"--kv-store dist_async --data-dir {digits} --batch-size 16 --num-epochs 6 --lr 0.01 --loss ce"

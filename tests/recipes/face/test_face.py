@@ -23,6 +23,7 @@ def launched(glyphs, tmp_path_factory) -> tuple[Path, str]:
     return models_root, run([*LAUNCHERS["horovodrun --mpi"], "bash", "config.sh", *SMALL, *shlex.split(words)])
 
 
+@pytest.mark.long
 def test_horovod_gives_the_curve_of_torch_distributed_in_fp32(glyphs, launched, tmp_path):
     models_root, _ = launched
     train_several({tmp_path: f"--dataset glyphs --rec {glyphs} {CURVE}"})

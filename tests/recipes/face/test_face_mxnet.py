@@ -96,6 +96,7 @@ def test_what_is_delivered_has_the_statistics_of_both_processes(runs):
         torch.testing.assert_close(delivered[f"aux:{name}"], sum(ranks) / 2)
 
 
+@pytest.mark.long
 def test_mxnet_loads_what_is_delivered_and_resuming_draws_the_same_dropout(mx, images, network, tmp_path):
     flags = f"--rec {images} {CURVE} {network} --scale 8 --lr 0.05"
     train_here(tmp_path / "whole", f"{flags} --max-steps 8")

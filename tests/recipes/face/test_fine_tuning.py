@@ -41,6 +41,7 @@ def rows(root: Path) -> torch.Tensor:
     return torch.cat([found[name] for name in sorted(found)])
 
 
+@pytest.mark.long
 def test_imprinted_centres_are_those_of_any_number_of_processes_and_better_than_random(encoder, tmp_path):
     imprinted = f"{encoder[1]} --start-centres imprint --imprint-images 5 --head-lr 0 --freeze-steps 1 --max-steps 1"
     printed = train_here(tmp_path / "one", f"{imprinted} --checkpoint-every 1")

@@ -88,6 +88,7 @@ def test_several_labels_move_their_centres():
     assert (head.row_state()["touched"][label[label >= 0].unique()] == 1).all()
 
 
+@pytest.mark.long
 def test_the_page_trains_as_one_process_would_also_after_a_restart(tmp_path):
     losses = run(tmp_path, STEPS // 2) + run(tmp_path, STEPS)
     assert losses == pytest.approx(dense_losses(), rel=1e-5)
@@ -175,6 +176,7 @@ def migrated(number: int) -> None:
         assert found["logits"].shape == (64, 1000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "size"), [(0, 1), (1, 1), (2, 1), (2, 2)])
 def test_programs_after_a_migration_run_and_learn(number, size, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -172,6 +172,7 @@ def test_the_compiler_takes_it_with_tensor_cores_and_registers(
             assert "st.global.v4" in compiled.asm["ptx"], "weights are not stored 16 bytes at a time"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("generation", [9, 10])
 def test_the_compiler_takes_several_labels(generation, recorders, tmp_path):
     """In the tiles of one label: few numbers leave the registers."""
@@ -186,6 +187,7 @@ def test_the_compiler_takes_several_labels(generation, recorders, tmp_path):
         assert spilled_bytes(compiled, tmp_path) <= spilled, name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("generation", [8, 10])
 def test_the_compiler_takes_every_rule(generation, recorders, tmp_path):
     """At an odd width, without row_S: everything else that a launch can leave out is there."""

@@ -56,7 +56,7 @@ def step(trained: TorchBackbone) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     ("name", "mode", "checkpointing"),
     [  # tracing each takes seconds
-        ("tiny", "fp32", True),
+        pytest.param("tiny", "fp32", True, marks=pytest.mark.long),
         ("vit", "bf16", True),
         pytest.param("tiny", "fp16-o2", False, marks=pytest.mark.long),
     ],

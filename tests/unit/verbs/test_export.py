@@ -93,6 +93,7 @@ def test_any_batch_gives_the_features_of_the_model(tmp_path, to_input, first):
     assert (facts["network"], facts["mean"], facts["flip"]) == ("tiny", "0.0" if first else "127.5", "true")
 
 
+@pytest.mark.long
 def test_smaller_files_and_what_they_cost(tmp_path, photos, capsys):
     torch.save(trained().state_dict(), tmp_path / "backbone.pth")
     files = {kind: tmp_path / "out" / f"{kind}.onnx" for kind in ("onnx", "onnx-fp16", "onnx-int8")}
