@@ -90,8 +90,11 @@ def main() -> None:
     with open("/proc/cpuinfo") as info:
         has = next((line.split() for line in info if line.startswith("flags")), [])
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    print(f"{device}; {options.threads} threads, {options.workers} workers; "
-          f"{', '.join(name for name in INSTRUCTIONS if name in has)}; torch {torch.__version__}; batch {options.batch_size}, {options.rounds} rounds\n")  # fmt: skip
+    print(
+        f"{device}; {options.threads} threads, {options.workers} workers; "
+        f"{', '.join(name for name in INSTRUCTIONS if name in has)}; torch {torch.__version__}; batch "
+        f"{options.batch_size}, {options.rounds} rounds\n"
+    )
     print("| network | pixels | side | images/s | times partial-fc | smallest | largest |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for (network, side), rates in found.items():

@@ -175,7 +175,7 @@ def load_named_state(optimizer: torch.optim.Optimizer, module: Named, state: dic
             optimizer.state[p][key] = value.to(p.device if optimizer.defaults.get("fused") else "cpu")
             continue
         if value.shape != p.shape:
-            raise ValueError(f"optimizer state {full_name!r}: expected shape {tuple(p.shape)}, got {tuple(value.shape)}")
+            raise ValueError(f"{full_name!r}: expected shape {tuple(p.shape)}, got {tuple(value.shape)}")
         optimizer.state[p][key] = in_layout_of(p, value)
 
 

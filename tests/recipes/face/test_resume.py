@@ -7,9 +7,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from partial_fc.checkpoint import lock
 from tests.recipes.conftest import SMALL, change_manifest, losses, result, same_tensors, train_here, train_several
@@ -157,15 +159,23 @@ def test_who_loses_the_folder_to_another_run_keeps_its_last_state(glyphs, tmp_pa
     assert f"resumed from {saved}" in log
 
 
+def assert_resumes_compiled(root: Path, train: Callable[[Path, str], str], flags: str) -> None:
+    flags += " --val-targets --batch-size 8 --check-data off --lr-scheduler constant --compile --max-steps"
+    for name, steps in (("whole", 4), ("parts", 2), ("parts", 4)):
+        train(root / name, f"{flags} {steps}")
+    assert (root / "parts/logs/rank-0000.log").read_text().count("the backbone is compiled, in") == 2
+    assert losses(root / "parts") == losses(root / "whole")
+    assert same_tensors(root / "whole", root / "parts") == 1
+
+
+def test_a_compiled_run_with_adapters_resumes_bit_by_bit(glyphs, tmp_path, monkeypatch):
+    """By torch's aot_eager, as tests/unit/train/test_compiled.py."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    assert_resumes_compiled(tmp_path, train_here, f"--dataset glyphs --rec {glyphs} --lora 4")
+
+
 @pytest.mark.long  # the C++ compiler takes a minute
-@pytest.mark.parametrize("more", ["", "--lora 4"])
-def test_compiled_runs_of_two_processes_resume_bit_by_bit(glyphs, tmp_path, more):
-    flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --check-data off --lr-scheduler constant "
-    flags += f"--checkpoint-every 2 --compile {more} --max-steps"
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train_several({whole: f"{flags} 4"})
-    train_several({parts: f"{flags} 2"})
-    train_several({parts: f"{flags} 4"})
-    assert (parts / "logs/rank-0000.log").read_text().count("the backbone is compiled, in") == 2
-    assert losses(parts) == losses(whole)
-    assert same_tensors(whole, parts) == 1
+def test_a_compiled_run_of_two_processes_resumes_bit_by_bit(glyphs, tmp_path):
+    assert_resumes_compiled(
+        tmp_path, lambda root, flags: train_several({root: flags}), f"--dataset glyphs --rec {glyphs}"
+    )
