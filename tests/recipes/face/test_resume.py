@@ -161,7 +161,7 @@ def test_who_loses_the_folder_to_another_run_keeps_its_last_state(glyphs, tmp_pa
 
 def assert_resumes_compiled(root: Path, train: Callable[[Path, str], str], flags: str) -> None:
     flags += " --val-targets --batch-size 8 --check-data off --lr-scheduler constant --compile --max-steps"
-    for name, steps in (("whole", 4), ("parts", 2), ("parts", 4)):
+    for name, steps in (("whole", 6), ("parts", 3), ("parts", 6)):
         train(root / name, f"{flags} {steps}")
     assert (root / "parts/logs/rank-0000.log").read_text().count("the backbone is compiled, in") == 2
     assert losses(root / "parts") == losses(root / "whole")
