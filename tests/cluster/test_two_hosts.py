@@ -73,10 +73,8 @@ def on_one_host(tmp_path_factory) -> list[float]:
     return losses(models_root)
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    ["horovodrun", *(pytest.param(name, marks=pytest.mark.long) for name in LAUNCHERS if name != "horovodrun")],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_trains_over_the_cable_as_on_one_host(hosts, env, on_one_host, tmp_path, launcher):
     before = [hosts.sent_bytes(host) for host in (0, 1)]
     for status, printed in ended(start_on(hosts, LAUNCHERS[launcher](tmp_path), env)):

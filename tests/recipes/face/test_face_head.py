@@ -86,6 +86,7 @@ def resumed(glyphs, tmp_path_factory):
     return folders
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RESUMED)
 def test_resume_continues_bit_by_bit(resumed, name):
     whole, rest = resumed[name]
@@ -105,6 +106,7 @@ def test_resume_continues_bit_by_bit(resumed, name):
     assert any(key.startswith("exchange/") for key in own) == ("2bit" in name or "powersgd" in name)
 
 
+@pytest.mark.long
 def test_what_compression_owes_goes_to_another_number_of_ranks(resumed, glyphs, tmp_path):
     """One process takes over the sum of what two owed."""
     folder = resumed["fp16-o2, 2bit"][0] / "checkpoints/step-00000004"

@@ -79,6 +79,7 @@ def test_the_average_is_that_of_the_weights_after_each_step(glyphs, tmp_path, pr
     assert same(partial_fc.load(step(tmp_path / "ema", 6)).network.state_dict(), beside)
 
 
+@pytest.mark.long
 def test_the_average_is_what_is_evaluated(glyphs, tmp_path):
     flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --val-targets unseen --max-steps 8 --verbose 4 --ema 0.9"
     scores = {}
@@ -191,6 +192,7 @@ def test_a_teacher_pulls_embeddings_towards_its_own(glyphs, pretrained, tmp_path
     assert close["taught"] > close["alone"] + 0.2
 
 
+@pytest.mark.long
 @needs_peft
 def test_two_processes_give_the_curve_of_one(glyphs, pretrained, tmp_path):
     """In fp64, with all three."""

@@ -10,6 +10,8 @@ import pytest
 
 from tests.recipes.conftest import LAUNCHERS, ROOT, environment
 
+pytestmark = pytest.mark.long
+
 TIMEOUT_S = "4"
 WAYS = (
     "sleeps",

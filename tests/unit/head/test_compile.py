@@ -83,6 +83,7 @@ def test_a_compiled_model_has_the_losses_of_the_plain_one(make):
     assert compiled_losses(make, "aot_eager") == expected
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_default_compiler_takes_the_backbone():
     """(By a C++ compiler, which the head's kernel needs as well.)"""
