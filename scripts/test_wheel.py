@@ -63,13 +63,14 @@ def environments() -> list[Environment]:
     new = next(line.removeprefix("torch==") for line in constraints if line.startswith("torch=="))
     return [
         Environment("3.11", new, tuple(WORDS)),
-        Environment("3.13", OLDEST_TORCH, ("one", "ddp")),  # fully_shard on CPUs needs torch 2.7
+        Environment("3.13", OLDEST_TORCH, ("one", "labels", "ddp")),  # fully_shard on CPUs needs torch 2.7
     ]
 
 
 # Program -> its words for 1 process, and for 2 that resume what 1 has saved. (From the first on the page to the last.)
 WORDS = {
     "one": ("",),
+    "labels": ("",),
     "ddp": ("3", "3"),
     "fsdp": ("checkpoints 5", "checkpoints 8"),
     "lightning": ("1", "2 model.ckpt"),
@@ -186,7 +187,7 @@ def run_program(name: str, text: str, bin_folder: Path, folder: Path, settings: 
         if name == "ddp":  # its files are of one number of ranks
             for path in folder.glob("checkpoint*"):
                 path.unlink()
-        assert name == "one" or re.search(r"^\d+ \d+\.\d+$", printed, re.MULTILINE), printed
+        assert name in ("one", "labels") or re.search(r"^\d+ \d+\.\d+$", printed, re.MULTILINE), printed
 
 
 def core_tests(venv: Venv, folder: Path, settings: dict[str, str]) -> None:
