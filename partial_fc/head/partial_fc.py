@@ -316,8 +316,9 @@ class PartialFC(HeadModule):
             "elsewhere": targets.elsewhere_G,
             "denominator": outcome.denominator_G,
             "target_logit": outcome.target_logit_G,
-            "loss": outcome.loss_G,
         }
+        if weight_GT is not None:
+            self.last_step["loss"] = outcome.loss_G
         loss, nearest = outcome.loss_G.mean().to(self.dtype), None
         if sums.nearest is not None:
             self._selector.renumber(sums.nearest, active)
@@ -426,8 +427,9 @@ class PartialFC(HeadModule):
 
     def row_losses(self, last_step: dict[str, Tensor], num_rows: int) -> Tensor:
         """Returns the losses of this rank's num_rows rows, from the `last_step` of a forward pass; all ranks' batches
-        are of one size."""
-        return last_step["loss"][self.world.rank * num_rows :][:num_rows]
+        are of one size. Without label smoothing's part."""
+        loss_G = last_step.get("loss", last_step["denominator"].log() - last_step["target_logit"])
+        return loss_G[self.world.rank * num_rows :][:num_rows]
 
     def non_finite_classes(self, most: int = 5) -> list[int]:
         """Returns up to `most` classes of this rank whose centre has NaN or Inf, of those in the pending gradient."""

@@ -99,6 +99,7 @@ def test_sharded_equals_dense(world, rule, kind, path, sample_rate):
     exact = exact_loss(head, dense_GD, label_GT, weight_GT, centre_RD, classes, **more)
     exact.backward()
     assert abs(loss.item() - exact.item()) < allowed * max(1.0, abs(exact.item()))
+    assert head.row_losses(head.last_step, len(feat_GD)).mean().item() == pytest.approx(loss.item()) or world.size > 1
     assert relative_error(feat_BD.grad, dense_GD.grad[part]) < allowed
     mine = rows + head.shard.start * head.sub_centres
     assert relative_error(grad_SD, centre_RD.grad[mine]) < allowed
