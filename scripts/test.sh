@@ -50,15 +50,16 @@ torch() { run torchrun --standalone --nproc_per_node="$1" --no-python "${@:2}"; 
 # One process for each core; the tests of a file stay together, with what they share. tests/conftest.py and
 # tests/unit/conftest.py have the order. Those that often wait: two processes more.
 two=(-n 2 --dist loadfile --no-loadscope-reorder) four=(-n 4 --dist loadfile --no-loadscope-reorder)
-unit=(tests/unit tests/simulation "${two[@]}")
+unit=(tests/unit tests/simulation -n 3 --dist loadfile --no-loadscope-reorder)
 
 if [ "$mode" = quick ]; then
     stage "unit" 82 python -m pytest "${unit[@]}" -m "not slow and not mxnet and not long" "$@"
     stage "transport, torchrun, 2 ranks" 10 torch 2 "${transport[@]}"
     stage "recipe face, one rank and two" 15 python -m pytest tests/recipes/face/test_face.py -k two_processes_give_the_curve_of_one "$@"
 elif [ "$mode" = long ]; then
-    stage "every failing operation, attacks, launchers killed, the wheel" 340 python -m pytest -m "long and not mxnet" $(marked long tests/{recipes,faults,cluster,simulation,unit/{head,house,models,train,verbs}}) "${four[@]}" -rs "$@"
+    stage "every failing operation, attacks, launchers killed, the wheel" 340 python -m pytest -m "long and not mxnet" $(marked long tests/{recipes,faults,cluster,simulation,unit/{demo,head,house,models,train,verbs}}) "${four[@]}" -rs "$@"
     stage "MXNet: what takes long" 60 python -m pytest -m "mxnet and long" $(marked mxnet tests/recipes) "${two[@]}" "$@"
+    stage "parallel, horovodrun Gloo, 2 ranks" 65 gloo 2 "${ranks[@]}" tests/parallel
     stage "transport, horovodrun Gloo, 3 ranks" 12 gloo 3 "${transport[@]}"
     stage "transport, horovodrun MPI, 2 ranks" 9 mpi 2 "${transport[@]}"
     # The GPU's kernel, sharded, in Triton's interpreter. (One process: 40 s of tests/unit/kernels/test_triton.py, in test-old.)
@@ -78,9 +79,9 @@ else
     stage "unit" 230 python -m pytest "${unit[@]}" -m "not mxnet and not long" "$@"
     # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.
     stage "MXNet: engine, oracle and stores" 70 python -m pytest -m "mxnet and not long" $(marked mxnet tests/{unit,recipes}) "${two[@]}" "$@"
-    # The mathematics does not depend on the transport: all of it over these two, MPI on three ranks, by which the numbers of
-    # classes do not divide. Elsewhere only what speaks to the transport (more launchers: test-long).
-    stage "parallel, horovodrun Gloo, 2 ranks" 55 gloo 2 "${ranks[@]}" tests/parallel
+    # The mathematics does not depend on the transport: all of it over MPI on three ranks, by which the numbers of classes
+    # do not divide; the head's on two, too. Elsewhere only what speaks to the transport (more launchers: test-long).
+    stage "the head and transport, horovodrun Gloo, 2 ranks" 40 gloo 2 "${ranks[@]}" tests/parallel/head $(marked transport tests/parallel)
     stage "parallel, horovodrun MPI, 3 ranks" 60 mpi 3 "${ranks[@]}" tests/parallel
     stage "transport, torchrun, 2 ranks" 12 torch 2 "${transport[@]}"
     stage "transport, one process" 8 "${transport[@]}"

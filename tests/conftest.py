@@ -31,6 +31,8 @@ for _number in (signal.SIGHUP, signal.SIGINT):
 # left alone with a dear one at the end. (With --no-loadscope-reorder of xdist. tests/unit: its own conftest.py.)
 _DEAR = (
     "cluster/test_elastic.py",
+    "recipes/face/test_tuning.py",
+    "recipes/face/test_fine_tuning.py",
     "recipes/classic/test_imagenet.py",
     "recipes/launchers/test_preemption.py",
     "faults/disk/test_enumeration.py",

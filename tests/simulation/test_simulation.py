@@ -46,8 +46,8 @@ MUTATIONS: dict[str, tuple[Replacement, int]] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(21, 121, 20))])
+@pytest.mark.long
+@pytest.mark.parametrize("first", [1, *range(21, 121, 20)])
 def test_whatever_befalls_the_hosts_each_step_is_made_once_and_the_run_comes_to_its_end(first):
     for seed in range(first, first + 20):
         problem = simulate(Plan.of(seed)).problem

@@ -69,7 +69,12 @@ def test_both_halves_of_a_run_start_another_one(encoder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "more", ["--optimizer adamw --dropout 0.2", "--precision fp16 --clip 5", "--sync-bn --on-nan skip"]
+    "more",
+    [
+        pytest.param("--optimizer adamw --dropout 0.2", marks=pytest.mark.long),
+        pytest.param("--precision fp16 --clip 5", marks=pytest.mark.long),
+        "--sync-bn --on-nan skip",
+    ],
 )
 def test_a_frozen_backbone_stays_as_it_is_also_when_resumed(encoder, tmp_path, more):
     root, flags = encoder

@@ -168,6 +168,7 @@ def assert_resumes_compiled(root: Path, train: Callable[[Path, str], str], flags
     assert same_tensors(root / "whole", root / "parts") == 1
 
 
+@pytest.mark.long
 def test_a_compiled_run_with_adapters_resumes_bit_by_bit(glyphs, tmp_path, monkeypatch):
     """By torch's aot_eager, as tests/unit/train/test_compiled.py."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))

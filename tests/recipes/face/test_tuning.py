@@ -51,7 +51,7 @@ def same_files(one, other, number: int) -> bool:
 # ---- --ema
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16-o2"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.long), "fp16-o2"])
 def test_the_average_is_that_of_the_weights_after_each_step(glyphs, tmp_path, precision):
     flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --max-steps 6 --ema 0.8 --precision {precision}"
     log = train_here(tmp_path / "raw", f"{flags} --deliver raw {EVERY_STEP}")

@@ -53,7 +53,14 @@ def train(data: Path, root: Path, flags: str) -> str:
     return (root / "logs/rank-0000.log").read_text()
 
 
-@pytest.mark.parametrize("network", ["none", "linear --embedding-size 10 --balance sqrt", "mlp:20 --embedding-size 10"])
+@pytest.mark.parametrize(
+    "network",
+    [
+        pytest.param("none", marks=pytest.mark.long),
+        "linear --embedding-size 10 --balance sqrt",
+        pytest.param("mlp:20 --embedding-size 10", marks=pytest.mark.long),
+    ],
+)
 def test_it_learns_and_resumes_bit_by_bit(network, data, tmp_path):
     flags = f"--network {network} --val-targets test --sample-rate 0.5 --max-steps"
     printed = train(data, tmp_path / "whole", f"{flags} 120")
@@ -68,7 +75,7 @@ def test_it_learns_and_resumes_bit_by_bit(network, data, tmp_path):
     assert all(torch.equal(a[key], b[key]) for key in a)
 
 
-@pytest.mark.parametrize("network", ["none", "linear --embedding-size 10"])
+@pytest.mark.parametrize("network", ["none", pytest.param("linear --embedding-size 10", marks=pytest.mark.long)])
 def test_two_ranks_train_what_one_does(network, data, tmp_path):
     flags = f"--network {network} --max-steps 20 --val-targets test"
     train(data, tmp_path / "one", f"{flags} --batch-size 32")

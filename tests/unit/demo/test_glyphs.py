@@ -58,6 +58,7 @@ def read_classes(folder: Path) -> list[str]:
 # ---- the same bytes
 
 
+@pytest.mark.long
 def test_a_larger_set_from_more_processes_starts_with_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     larger = tmp_path / "larger"
     build(replace(SMALL, out=larger, num_classes=15, jobs=2))

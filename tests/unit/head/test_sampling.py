@@ -78,7 +78,10 @@ def test_every_class_has_its_turn_once_in_each_round(num_classes, rate):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_classes", "rate"), [(BLOCK, 0.37), (50, 0.37), (7, 0.6), (2 * BLOCK + 5, 0.15)])
+@pytest.mark.parametrize(
+    ("num_classes", "rate"),
+    [(BLOCK, 0.37), pytest.param(50, 0.37, marks=pytest.mark.long), (7, 0.6), (2 * BLOCK + 5, 0.15)],
+)
 def test_every_class_is_a_negative_equally_often(num_classes, rate):
     """Where rounds leave classes over: in the mean of many rounds. A class is in at most one step of a round, so its
     count has less variance than with independent draws; five standard deviations."""
@@ -91,7 +94,7 @@ def test_every_class_is_a_negative_equally_often(num_classes, rate):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_classes", [200, BLOCK])
+@pytest.mark.parametrize("num_classes", [200, pytest.param(BLOCK, marks=pytest.mark.long)])
 def test_two_classes_meet_as_often_as_chance_says(num_classes):
     """Pairs within a block: drawn together with probability about rate squared."""
     rate, num_steps, watched = 0.2, 3000, 200

@@ -143,7 +143,7 @@ def launch_everything(logits: Logits, kernel: TritonKernel, optimizer: RowOptimi
     ("generation", "precision", "stored", "optimizer"),
     [
         pytest.param(10, "bf16", torch.float32, RowAdam(), marks=pytest.mark.long),
-        (9, "bf16", torch.bfloat16, RowAdamW()),
+        pytest.param(9, "bf16", torch.bfloat16, RowAdamW(), marks=pytest.mark.long),
         (8, "bf16", torch.float16, RowSGD(nesterov=True)),
         pytest.param(8, "fp32", torch.float32, RowAdagrad(), marks=pytest.mark.long),
     ],
@@ -205,7 +205,9 @@ def test_the_compiler_takes_every_rule(generation, recorders, tmp_path):
         assert spilled_bytes(compiled, tmp_path) == 0, name
 
 
-@pytest.mark.parametrize(("generation", "sub_centres", "L"), [(8, 1, 5000), (10, 3, 2 * BLOCK)])
+@pytest.mark.parametrize(
+    ("generation", "sub_centres", "L"), [(8, 1, 5000), pytest.param(10, 3, 2 * BLOCK, marks=pytest.mark.long)]
+)
 def test_the_compiler_takes_what_lies_between_the_passes(generation, sub_centres, L, recorders, tmp_path):
     """Of 2 * BLOCK classes the last block is as large as the others, and its positions are left out."""
     G, D = 33, 500

@@ -113,6 +113,7 @@ print(taken.is_copy, checkpoint.newest(root).name)
 """
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_written_where_its_copy_would_be_killed(tmp_path):
     """102 MB of rows and 134 MB of weights that do not lie in a row, in a memory cgroup with 63 MB left."""
     folders = [folder for folder, _, _ in _memory_cgroups(Path("/proc/self")) if (folder / V1[0]).exists()]

@@ -52,7 +52,7 @@ def photos(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", ["linear", "mlp:20"])
+@pytest.mark.parametrize("name", [pytest.param("linear", marks=pytest.mark.long), "mlp:20"])
 def test_a_network_of_vectors(tmp_path, name, capsys):
     """As a run leaves it; the rest is refused."""
     facts = {"network": name, "embedding_size": "6", "input_size": "9", **input_of(9).facts(), "flip": "false"}
@@ -70,7 +70,10 @@ def test_a_network_of_vectors(tmp_path, name, capsys):
 
 @pytest.mark.parametrize(
     ("to_input", "first"),
-    [(FACE, []), (Pixels("blue first", (120.0, 110.0, 100.0), (58.0, 57.0, 56.0), bgr=True), ["Sub", "Mul"])],
+    [
+        pytest.param(FACE, [], marks=pytest.mark.long),
+        (Pixels("blue first", (120.0, 110.0, 100.0), (58.0, 57.0, 56.0), bgr=True), ["Sub", "Mul"]),
+    ],
 )
 def test_any_batch_gives_the_features_of_the_model(tmp_path, to_input, first):
     model = EmbeddingModel(trained(to_input=to_input), "tiny", WIDTH, SIZE, to_input=to_input, source=tmp_path)

@@ -99,7 +99,9 @@ def template_features(folder, model, detector_score, feature_length):
     return {template: feat / np.linalg.norm(feat) for template, feat in pooled.items()}
 
 
-@pytest.mark.parametrize(("detector_score", "feature_length"), [(True, True), (False, False)])
+@pytest.mark.parametrize(
+    ("detector_score", "feature_length"), [(True, True), pytest.param(False, False, marks=pytest.mark.long)]
+)
 def test_equals_an_independent_computation(ijb_folder, model_file, tmp_path, detector_score, feature_length):
     evaluate(
         EvaluateOptions(
