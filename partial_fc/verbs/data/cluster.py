@@ -225,7 +225,7 @@ def _write(
 
         if leads:
             label_NK = new("vectors.labels.npy", np.int64, shape)
-            new("centres.npy", np.float32, now.centre_CD.shape)[:] = now.centre_CD.cpu().numpy()
+            new("centres.npy", np.float32, tuple(now.centre_CD.shape))[:] = now.centre_CD.cpu().numpy()
             row_ND = new("vectors.npy", np.float32, source.row_ND.shape) if records is None else None
             writer = files.enter_context(RecordWriter(options.out / "train.rec")) if records is not None else None
         for some, class_BK, _ in k_means.nearest(now.centre_CD, num_labels, desc="labels"):
