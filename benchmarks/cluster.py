@@ -17,6 +17,7 @@ import torch
 import tyro
 from numpy.typing import NDArray
 
+from partial_fc import memory
 from partial_fc.comm import SingleWorld
 from partial_fc.embedding.clusters import Clusters, KMeans
 
@@ -34,6 +35,7 @@ class Options:
 
 def main() -> None:
     options = tyro.cli(Options)
+    memory.keep_freed()  # as the command does
     torch.set_num_threads(options.threads)
     faiss.omp_set_num_threads(options.threads)
     row_ND = make(options)

@@ -76,7 +76,7 @@ class KMeans:
                 with np.errstate(divide="ignore"):
                     key_S = -np.log(bits_S2[:, 0] + (bits_S2[:, 1] + 2.0**-25) * 2.0**-24) / weight_S
                 drawn = np.argsort(key_S, kind="stable")[:num]
-                new = self.unit_rows(index_S[drawn])
+                new = self.unit_rows(index_S[drawn]).to(self.device)
                 for some, _, cosine_BK in self.nearest(new, 1, index_S):
                     distance_B = np.maximum(1.0 - cosine_BK[:, 0], 1e-12)
                     weight_S[some] = np.minimum(weight_S[some], distance_B)
@@ -111,7 +111,7 @@ class KMeans:
                 own = slice(*ends[self.world.rank :][:2])
                 packed = torch.empty(0, k, 2, dtype=torch.float64, device=self.device)
                 if rows_W[self.world.rank]:
-                    unit_BD = self.unit_rows(own if index is None else index[own])
+                    unit_BD = self.unit_rows(own if index is None else index[own]).to(self.device)
                     no_target_B = torch.full((len(unit_BD),), -1, device=self.device)
                     found = self.kernel.nearest(Logits(unit_BD, centre_CD, None, no_target_B, 1.0, Negatives()), k)
                     packed = torch.stack([found.class_GK.double(), found.cosine_GK.double()], dim=2)
@@ -124,27 +124,29 @@ class KMeans:
         num_clusters, rank = len(before_CD), self.world.rank
         shards = [Shard.of(num_clusters, rank, self.world.size) for rank in range(self.world.size)]
         own = slice(shards[rank].start, shards[rank].stop)
-        sum_LD = torch.zeros(len(shards[rank]), self.row_ND.shape[1], dtype=torch.float64, device=self.device)
+        sum_LD = torch.zeros(len(shards[rank]), self.row_ND.shape[1], dtype=torch.float64)
         for first in range(0, len(label_N), BLOCK):
-            label_B = label_N[first : first + BLOCK] - own.start
-            at = np.flatnonzero((label_B >= 0) & (label_B < len(sum_LD)))
-            if not len(at):
-                continue
-            at = at[label_B[at].argsort(kind="stable")]
-            label_M, begin_M = (torch.from_numpy(x).to(self.device) for x in np.unique(label_B[at], return_index=True))
-            every = torch.arange(len(at), device=self.device)
-            unit_BD = self.unit_rows(first + at).double()
-            # (Of `index_add_` the order is not defined on a GPU.)
-            sum_LD[label_M] += torch.nn.functional.embedding_bag(every, unit_BD, begin_M, mode="sum")
+            some = slice(first, first + BLOCK)
+            label_B = torch.from_numpy(label_N[some]) - own.start
+            mine_B = (label_B >= 0) & (label_B < len(sum_LD))
+            # (On the host, where the order is defined.)
+            sum_LD.index_add_(0, label_B[mine_B], self.unit_rows(some)[mine_B].double())
         length_L1 = sum_LD.norm(dim=1, keepdim=True)
-        count_L1 = torch.from_numpy(np.bincount(label_N, minlength=num_clusters)[own, None]).to(self.device)
-        mean_LD = torch.where(length_L1 > _SHORTEST * count_L1, (sum_LD / length_L1).float(), before_CD[own])
-        return self.world.start_all_gather(mean_LD, [len(shard) for shard in shards], name="cluster/centres").wait()
+        count_L1 = torch.from_numpy(np.bincount(label_N, minlength=num_clusters)[own, None])
+        before_LD = before_CD[own].cpu()
+        mean_LD = torch.where(length_L1 > _SHORTEST * count_L1, (sum_LD / length_L1).float(), before_LD)
+        rows_W = [len(shard) for shard in shards]
+        return self.world.start_all_gather(mean_LD, rows_W, name="cluster/centres").wait().to(self.device)
 
     def unit_rows(self, which: slice | NDArray[np.int64]) -> Tensor:
-        """Returns rows at length 1, float32 on the device."""
-        row_BD = torch.from_numpy(np.array(self.row_ND[which], np.float32)).to(self.device)
-        return row_BD.div_(torch.linalg.vector_norm(row_BD, dim=1, keepdim=True, dtype=torch.float64).float())
+        """Returns rows at length 1, float32 on the host."""
+        row_BD = torch.from_numpy(self.row_ND[which].astype(np.float32, copy=isinstance(which, slice)))
+        length_B1 = row_BD.norm(dim=1, keepdim=True)
+        is_safe_B1 = (length_B1 > 1e-15) & (length_B1 < 1e15)  # else squares may be beyond float32
+        if not is_safe_B1.all():
+            exact_B1 = torch.linalg.vector_norm(row_BD, dim=1, keepdim=True, dtype=torch.float64).float()
+            length_B1 = torch.where(is_safe_B1, length_B1, exact_B1)
+        return row_BD.div_(length_B1)
 
     def _bar(self, desc: str | None, total: int) -> "tqdm[Any]":
         return terminal.bar(desc=desc or "", total=total, shown=self.world.rank == 0 and desc is not None, leave=False)

@@ -127,13 +127,13 @@ def _check(options: ClusterOptions, source: Vectors, world: World) -> NDArray[An
 
 def _job(options: ClusterOptions, source: Vectors, start_CD: NDArray[Any] | None) -> dict[str, Any]:
     """What a folder's iterations depend on."""
-    some = np.ascontiguousarray(source.row_ND[:: -(-len(source) // 1024)])
+    some = source.row_ND[:: -(-len(source) // 1024)]
     return {
         "vectors": list(source.row_ND.shape),
-        "checksum of some vectors": zlib.crc32(some),
+        "checksum of some vectors": zlib.crc32(some.tobytes()),
         "--classes": options.classes,
         "--seed": options.seed,
-        "checksum of --start-centres": None if start_CD is None else zlib.crc32(np.ascontiguousarray(start_CD)),
+        "checksum of --start-centres": None if start_CD is None else zlib.crc32(start_CD.tobytes()),
     }
 
 
@@ -216,27 +216,30 @@ def _write(
     options: ClusterOptions, source: Vectors, records: RecordSource | None, k_means: "KMeans", now: "Clusters"
 ) -> None:
     """Labels all rows by the centres as they are, and writes on rank 0. A collective."""
-    leads, count, num_labels = k_means.world.rank == 0, len(source), options.labels
-    shape = (count,) if num_labels == 1 else (count, num_labels)
+    found = k_means.nearest(now.centre_CD, options.labels, desc="labels")
+    if k_means.world.rank != 0:
+        for _ in found:
+            pass
+        return
+    shape = (len(source),) if options.labels == 1 else (len(source), options.labels)
     with ExitStack() as files:
 
         def new(name: str, dtype: type, shape: tuple[int, ...]) -> NDArray[Any]:
             return open_memmap(files.enter_context(replacing(options.out / name, durable=True)), "w+", dtype, shape)
 
-        if leads:
-            label_NK = new("vectors.labels.npy", np.int64, shape)
-            new("centres.npy", np.float32, tuple(now.centre_CD.shape))[:] = now.centre_CD.cpu().numpy()
-            row_ND = new("vectors.npy", np.float32, source.row_ND.shape) if records is None else None
-            writer = files.enter_context(RecordWriter(options.out / "train.rec")) if records is not None else None
-        for some, class_BK, _ in k_means.nearest(now.centre_CD, num_labels, desc="labels"):
-            if not leads:
-                continue
+        label_NK = new("vectors.labels.npy", np.int64, shape)
+        new("centres.npy", np.float32, tuple(now.centre_CD.shape))[:] = now.centre_CD.cpu().numpy()
+        if records is None:
+            row_ND = new("vectors.npy", np.float32, source.row_ND.shape)
+        else:
+            writer = files.enter_context(RecordWriter(options.out / "train.rec"))
+        for some, class_BK, _ in found:
             label_NK[some] = class_BK.reshape(-1, *shape[1:])
-            if row_ND is not None:
-                row_ND[some] = k_means.unit_rows(some).cpu().numpy()
-            for index in range(some.start, some.stop) if writer is not None and records is not None else ():
+            if records is None:
+                row_ND[some] = k_means.unit_rows(some).numpy()
+                continue
+            for index, label_K in enumerate(class_BK.astype(np.float32), some.start):
                 key = int(records.key(index))
-                label_K = class_BK[index - some.start].astype(np.float32)
                 writer.write(key, pack(label_K, records.reader.read_sample(key)[1], id=key))
         if records is not None:
             (options.out / "property").write_text("{},{},{}\n".format(options.classes, *(records.image_size or (0, 0))))

@@ -23,7 +23,10 @@ def several_blocks(monkeypatch):
 def rows(seed=0, count=N):
     random = np.random.default_rng(seed)
     row_ND = random.normal(size=(C, D))[random.integers(0, C, count)] + 0.6 * random.normal(size=(count, D))
-    return (row_ND * random.uniform(0.1, 10, (count, 1))).astype(np.float32)  # of any length
+    row_ND *= random.uniform(0.1, 10, (count, 1))  # of any length, also where squares are beyond float32
+    row_ND[3] *= 1e-25
+    row_ND[4] *= 1e25
+    return row_ND.astype(np.float32)
 
 
 def unit(x):
