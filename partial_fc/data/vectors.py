@@ -26,17 +26,22 @@ BLOCK = 8192  # vectors checked at once
 
 
 class Vectors(Source):
-    """The vectors of a file. num_classes: by default the number of class names, or else the largest label + 1. Raises
-    ValueError for another layout, LabelOutOfRange, with the row, for a label that is not in [0, num_classes)."""
+    """The vectors of a file. num_classes: by default the number of class names, or else the largest label + 1.
+    labelled: False: labels need not be there and are not read; all are 0. Raises ValueError for another layout,
+    LabelOutOfRange, with the row, for a label that is not in [0, num_classes)."""
 
-    def __init__(self, path: str | os.PathLike[str], num_classes: int | None = None):
+    def __init__(self, path: str | os.PathLike[str], num_classes: int | None = None, *, labelled: bool = True):
         self.path = Path(path)
         if not self.path.exists():
             raise ValueError(f"{self.path} not found; expected vectors: an .npz, .npy or .parquet")
-        self.row_ND, label_N, self._names = _READ[self.path.suffix](self.path)
+        if self.path.suffix not in _READ:
+            raise ValueError(f"{self.path}: unknown file type; expected vectors: an .npz, .npy or .parquet")
+        self.row_ND, label_N, self._names = _READ[self.path.suffix](self.path, labelled)
         if self.row_ND.ndim != 2 or self.row_ND.dtype.kind != "f" or 0 in self.row_ND.shape:
             kind, shape = self.row_ND.dtype, self.row_ND.shape
             raise ValueError(f"{self.path}: embeddings are {kind} {shape}; expected floating-point numbers (N, D)")
+        if label_N is None:
+            label_N = np.zeros(len(self.row_ND), np.int64)
         if label_N.shape != self.row_ND.shape[:1] or label_N.dtype.kind not in "iu":
             raise ValueError(
                 f"{self.path}: labels are {label_N.dtype} {label_N.shape}; expected a whole number for each of "
@@ -104,30 +109,35 @@ def usable(row_ND: NDArray[np.float32]) -> NDArray[np.bool_]:
     return np.isfinite(square_N) & (square_N > 0)
 
 
-_Read = tuple[NDArray[Any], NDArray[Any], list[str] | None]
+_Read = tuple[NDArray[Any], NDArray[Any] | None, list[str] | None]
 
 
-def _read_npz(path: Path) -> _Read:
+def _read_npz(path: Path, labelled: bool) -> _Read:
     arrays = map_npz(path)
-    missing = [name for name in ("embeddings", "labels") if name not in arrays]
+    missing = [name for name in ("embeddings", "labels")[: 1 + labelled] if name not in arrays]
     if missing:
         raise ValueError(f"{path} has no array {' and no '.join(missing)}; it has {', '.join(arrays) or 'none'}")
+    if not labelled:
+        return arrays["embeddings"], None, None
     names = [str(name) for name in arrays["class_names"]] if "class_names" in arrays else None
     return arrays["embeddings"], arrays["labels"], names
 
 
-def _read_npy(path: Path) -> _Read:
+def _read_npy(path: Path, labelled: bool) -> _Read:
+    if not labelled:
+        return read_npy(path), None, None
     beside = path.with_suffix(".labels.npy")
     if not beside.exists():
         raise ValueError(f"{path}: its labels are not there; expected {beside}, a whole number for each vector")
     return read_npy(path), read_npy(beside), None
 
 
-def _read_parquet(path: Path) -> _Read:
+def _read_parquet(path: Path, labelled: bool) -> _Read:
     file = open_parquet(path)
-    for name in ("embedding", "label"):
+    needed = ("embedding", "label")[: 1 + labelled]
+    for name in needed:
         column_of(path, file, (name,))
-    columns = [name for name in ("embedding", "label", "class") if name in file.schema_arrow.names]
+    columns = [*needed, *(["class"] if labelled and "class" in file.schema_arrow.names else [])]
     label_N, row_ND = np.empty(file.metadata.num_rows, np.int64), np.empty((0, 0), np.float32)
     names: dict[int, str] = {}
     first = 0
@@ -136,7 +146,9 @@ def _read_parquet(path: Path) -> _Read:
             some = slice(first, first + len(batch))
             row_BD = batch.column("embedding").flatten().to_numpy(zero_copy_only=False).reshape(len(batch), -1)
             row_ND = row_ND if first else np.empty((len(label_N), row_BD.shape[1]), row_BD.dtype)
-            row_ND[some], label_N[some] = row_BD, batch.column("label").to_numpy(zero_copy_only=False)
+            row_ND[some] = row_BD
+            if labelled:
+                label_N[some] = batch.column("label").to_numpy(zero_copy_only=False)
             for name in columns[2:]:
                 names.update(zip(label_N[some].tolist(), map(str, batch.column(name).to_pylist()), strict=True))
             first = some.stop
@@ -144,7 +156,7 @@ def _read_parquet(path: Path) -> _Read:
         raise ValueError(f"{path}: {error}; expected columns embedding, lists of D numbers, and label") from error
     number = max(names, default=-1) + 1
     known = [names.get(label, f"class {label}") for label in range(number)] if 0 < number <= MAX_CLASSES else None
-    return row_ND, label_N, known
+    return row_ND, label_N if labelled else None, known
 
 
 _READ = {".npz": _read_npz, ".npy": _read_npy, ".parquet": _read_parquet}

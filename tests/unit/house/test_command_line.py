@@ -77,6 +77,7 @@ ALSO: dict[str, dict[str, Any]] = {
     "evaluate": {"ijb": ROOT},
     "export": {"onnx": Path("x.onnx")},
     "data show": {"out": Path("x.png")},
+    "cluster": {"classes": 100},
 }
 # Numbers that may be negative.
 SIGNED = ("margins", "input_mean", "image_mean_per_channel")
