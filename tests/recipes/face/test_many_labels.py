@@ -54,7 +54,11 @@ def test_every_rule_learns(rule, data, tmp_path):
     if more:  # a vector with three labels is one too many
         with pytest.raises(ValueError, match=r"train\.npz, row \d+: 3 labels; expected 1 to 2"):
             train(data, tmp_path / "run", f"--rule {rule} --max-steps 2")
-    train(data, tmp_path / "run", f"--rule {name} --max-steps 80 --batch-size 32 --precision fp32 --val-targets test")
+    train(
+        data,
+        tmp_path / "run",
+        f"--rule {name} --hard-negatives 1 --max-steps 80 --batch-size 32 --precision fp32 --val-targets test",
+    )
     found = losses(tmp_path / "run")
     assert found[-1] < 0.7 * found[0]
     values = result(tmp_path / "run")["evaluations"]
@@ -71,7 +75,7 @@ def test_one_label_of_mlcd_is_another_loss(data, tmp_path):
 
 def test_processes_give_one_curve_and_resume_bit_by_bit(data, tmp_path):
     """In fp64, with drawn labels; a run of one process goes on with two. What cannot be trained on ends both ranks."""
-    flags = "--rule own-out --labels-drawn 2 --accumulate 2 --hard-negatives 1 --max-steps"
+    flags = "--rule own-out --labels-drawn 2 --accumulate 2 --max-steps"
     train(data, tmp_path / "one", f"{flags} 6 --batch-size 12")
     train(data, tmp_path / "begun", f"{flags} 3 --batch-size 12")
     assert losses(tmp_path / "begun") == losses(tmp_path / "one")[:3]
@@ -122,5 +126,5 @@ def test_images_with_labels(records, tmp_path, monkeypatch):
     ((first, *_),) = titles
     numbers = [int(number) for number in first[0].split()[1:]]
     assert numbers[1:] == [80 + numbers[0] // 10, 88 + numbers[0] // 40]
-    log = train_here(tmp_path / "imprinted", f"{common} 1 --start-centres imprint --imprint-images 4")
+    log = train_here(tmp_path / "imprinted", f"{common} 3 --start-centres imprint --imprint-images 4")
     assert "the centres of 90 classes are means of 360 images" in log
