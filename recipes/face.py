@@ -70,6 +70,11 @@ class DataFlags:
     one set; FILE.sets has a set a line, `name path [weight]`."""
     shared_classes: Annotated[bool, Before(False)] = False
     """Classes of several sets are one class if they have the same name or, in sets without names, the same number."""
+    labels: Annotated[int, In("[1, 1000]"), Before(1)] = 1
+    """The most labels of an image: the numbers in the header of a record, `path 3,5,8` in a list, a list in a .json or
+    a .parquet (docs/many-labels.md). 1: the first counts, if there are more."""
+    labels_drawn: Annotated[int, In(0), Before(0)] = 0
+    """Of an image's --labels, how many are drawn for each step, others each time; 0: all."""
     num_classes: Annotated[int | None, In(CLASSES), Basic, Refused("these are other classes")] = None
     """Classes of the last layer; none: what the data says."""
     num_images: Annotated[int | None, In(1)] = None
@@ -111,6 +116,16 @@ class DataFlags:
             raise ValueError(f"--order blocks is for a .rec file; the images of {self.shown} are separate files")
         if self.order == "blocks" and self.balance != "none":
             raise ValueError(f"--balance {self.balance} draws classes, --order blocks reads the file on; leave one out")
+        if self.labels_drawn > self.labels:
+            raise ValueError(
+                f"--labels-drawn {self.labels_drawn} with --labels {self.labels}: an image has no more than that; give "
+                "a larger --labels, or draw fewer"
+            )
+        if self.labels > 1 and self.balance != "none":
+            raise ValueError(
+                f"--balance {self.balance} with --labels {self.labels}: it draws images by their class, and these are "
+                "of several; leave one out"
+            )
         if self.augment == "glyph" and self.mirror:
             raise ValueError("--augment glyph with --mirror: a mirrored character is another one; add --no-mirror")
 
@@ -161,7 +176,8 @@ class Config:
         face_vectors.check(self.data, self.model, self.tuning)
         self.model.check(self.launch, self.optim, self.schedule)
         self.tuning.check(self.model.engine)
-        self.head.check(self.launch, self.optim, self.schedule, self.run.resume)
+        drawn = self.data.labels_drawn or self.data.labels
+        self.head.check(self.launch, self.optim, self.schedule, self.run.resume, drawn)
 
 
 def main(arguments: list[str]) -> int:
@@ -182,6 +198,7 @@ def train_here(run: Run) -> int:
 
     from partial_fc import counter_rng
     from partial_fc.data.check.at_start import check_data
+    from partial_fc.data.labels import NONE
     from partial_fc.data.transform import as_stored, training_square
     from partial_fc.data.vectors import Vectors
     from partial_fc.evaluate.verification import Verification
@@ -193,7 +210,9 @@ def train_here(run: Run) -> int:
     of_vectors = config.model.takes_vectors
 
     # ---- data
-    source = run.open_data(lambda: Vectors(data.recs[0], data.num_classes) if of_vectors else _source(data))
+    source = run.open_data(
+        lambda: Vectors(data.recs[0], data.num_classes, data.labels) if of_vectors else _source(data)
+    )
     num_classes = data.num_classes or source.num_classes
     order = _order(run, source)
     total_steps, _ = run.lengths(order)
@@ -205,7 +224,8 @@ def train_here(run: Run) -> int:
     verified = [] if of_vectors else _verification_sets(data)
     sets = [Verification(path, data.image_size, batch_size, flip=data.mirror, name=name) for name, path in verified]
     transform = as_stored if of_vectors else training_square(data.image_size, data.augment, data.mirror)
-    loader = run.loader(source, transform, order, num_workers=data.num_workers, max_bad_records=data.max_bad_records)
+    loader = run.loader(source, transform, order, num_workers=data.num_workers, max_bad_records=data.max_bad_records,
+                        labels_drawn=data.labels_drawn)  # fmt: skip
 
     # ---- model
     torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
@@ -218,7 +238,8 @@ def train_here(run: Run) -> int:
     if config.tuning.ema:
         backbone.keep_average(config.tuning.ema, delivered=config.tuning.deliver == "ema")
     teacher = face_tuning.teacher(config.tuning, network, input_size, backbone)
-    head = run.partial_fc(config.head, num_classes, network.embedding_size, backbone)
+    ignored = NONE if data.labels > 1 else None  # to look for it takes a wait for the device
+    head = run.partial_fc(config.head, num_classes, network.embedding_size, backbone, ignore_index=ignored)
     if network.code:
         run.keep_code(network.code)
     schedule, lr = config.schedule, config.model.backbone_lr
@@ -252,8 +273,8 @@ def _source(data: DataFlags) -> Source:
 
     if data.synthetic:
         assert data.num_classes is not None
-        return Synthetic(data.num_classes, data.image_size, data.num_images)
-    return open_sets(data.recs, data.num_classes, data.shared_classes)
+        return Synthetic(data.num_classes, data.image_size, data.num_images, data.labels)
+    return open_sets(data.recs, data.num_classes, data.shared_classes, num_labels=data.labels)
 
 
 def _order(run: Run, source: Source) -> Order:

@@ -43,4 +43,4 @@ def evaluations(data: DataFlags, num_classes: int, head: PartialFC) -> list[Near
 
     rec = data.recs[0]
     paths = [Path(t) if t.endswith(SUFFIXES) else rec.with_name(t + rec.suffix) for t in data.val_targets or ()]
-    return [NearestClass(path.stem, Vectors(path, num_classes), head) for path in paths]
+    return [NearestClass(path.stem, Vectors(path, num_classes, data.labels), head) for path in paths]

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from partial_fc.data.labels import MAX_LABEL, in_rows, of_file, of_sample
 from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord, Sample, Source
 from partial_fc.files import read_bytes, regular
 from partial_fc.findings import counted
 
-MAX_LABEL = 2**53  # labels are read as floats, exact up to here
 _SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 
 
@@ -20,7 +20,8 @@ class ImageFolder(Source):
     """Images whose class i is the i-th sub-folder in sorted order; images are sorted too.
 
     With a list file: one image a line, `path label` (the path may contain blanks), or im2rec's .lst format,
-    `index<TAB>label<TAB>path`. Paths are relative to `root`, by default the list's folder.
+    `index<TAB>label<TAB>path`; several labels are `path 3,5,8` and `index<TAB>3<TAB>5<TAB>8<TAB>path`. Paths are
+    relative to `root`, by default the list's folder.
 
     left_out: reason -> paths of files that are not read: other endings (by ending), hidden images, folders within class
     folders, images beside the class folders.
@@ -31,24 +32,28 @@ class ImageFolder(Source):
         root: str | os.PathLike[str] | None = None,
         list_file: str | os.PathLike[str] | None = None,
         num_classes: int | None = None,
+        num_labels: int = 1,
     ) -> None:
+        self.num_labels = num_labels
         self.left_out: dict[str, list[str]] = {}
         self.classes: list[str] = []
         if list_file is not None:
             self.root = Path(root) if root is not None else Path(list_file).parent
-            self.names, self._labels = _read_list(Path(list_file))
+            self.names, labels = _read_list(Path(list_file), num_labels > 1)
         elif root is not None:
             self.root = Path(root)
-            self.classes, self.names, self._labels, self.left_out = _scan(self.root)
+            self.classes, self.names, labels, self.left_out = _scan(self.root)
         else:
             raise ValueError("neither a folder nor a list of images is given")
+        self._labels = of_file(labels, self)
         self.num_classes = num_classes or len(self.classes) or int(self._labels.max()) + 1
 
     def __len__(self) -> int:
         return len(self.names)
 
     def read(self, index: int) -> Sample:
-        return Sample(self.read_file(index), int(self._labels[index]), index)
+        label, more = of_sample(self._labels[index], self, index)
+        return Sample(self.read_file(index), label, index, more)
 
     def read_file(self, index: int) -> bytes:
         try:
@@ -142,8 +147,11 @@ def _why_left_out(entry: os.DirEntry[str]) -> str:
     return Path(name).suffix.lower() or "without ending"
 
 
-def _read_list(path: Path) -> tuple[list[str], NDArray[np.int64]]:
-    names, labels = [], []
+def _read_list(path: Path, several: bool) -> tuple[list[str], NDArray[np.int64]]:
+    """Returns (paths, labels: the first of each, (N,), or all, (N, M))."""
+    names: list[str] = []
+    labels: list[int] = []
+    counts: list[int] = []
     # Linux paths are bytes: those that are not UTF-8 round-trip.
     with open(path, encoding="utf-8", errors="surrogateescape", opener=regular) as file:
         for number, line in enumerate(file, start=1):
@@ -151,20 +159,27 @@ def _read_list(path: Path) -> tuple[list[str], NDArray[np.int64]]:
                 continue
             if path.suffix == ".lst":
                 fields = line.rstrip("\n").split("\t")
-                name, label = fields[-1], fields[1] if len(fields) >= 3 else ""
+                name, texts = fields[-1], fields[1:-1]
             else:
-                name, _, label = line.strip().replace("\t", " ").rpartition(" ")
-            try:
-                value = float(label)
-            except ValueError:
-                value = -1.0
-            if not (0 <= value <= MAX_LABEL and value.is_integer() and name.strip()) or "\0" in name:
+                name, _, text = line.strip().replace("\t", " ").rpartition(" ")
+                texts = text.split(",")
+            values = [_number(text) for text in (texts if several else texts[:1])]
+            are_labels = bool(values) and all(0 <= value <= MAX_LABEL and value.is_integer() for value in values)
+            if not (are_labels and name.strip()) or "\0" in name:
                 form = "index<TAB>label<TAB>path" if path.suffix == ".lst" else "path label"
                 raise ValueError(
                     f"{path}, line {number}: expected `{form}`, label 0, 1, 2, ..., got {line.strip()[:200]!r}"
                 )
             names.append(name.strip())
-            labels.append(int(value))
+            labels += [int(value) for value in values]
+            counts.append(len(values))
     if not names:
         raise ValueError(f"{path} names no images")
-    return names, np.array(labels, np.int64)
+    return names, in_rows(np.array(labels, np.int64), np.array(counts))
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return -1.0

@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from partial_fc.counter_rng import derive_key
+from partial_fc.data.labels import NONE, in_array
 from partial_fc.data.order import Keyed, Order, Selection
 from partial_fc.data.sample import BadRecord, Sample, Source, SourceGone
 from partial_fc.data.transform import as_stored, channels_first
+from partial_fc.head.selection.labels import draw_labels
 
 
 class Transform(Protocol):
@@ -37,7 +39,8 @@ class Batch(NamedTuple):
     """One rank's part of a step.
 
     input_B: the transform's arrays; images and clips with channels moved behind the batch axis: (B, C, H, W), (B, C, T,
-    H, W), channels-last in memory. label_B, key_B: int64. epoch: passes over the set after this batch, a fraction.
+    H, W), channels-last in memory. label_B, key_B: int64; of a source with several labels (B, K), filled with
+    labels.NONE. epoch: passes over the set after this batch, a fraction.
     position: samples consumed by all ranks after this batch; a new Loader resumes from it. num_global: samples of this
     batch on all ranks. ends_epoch: no update continues past this batch. position_B: int64, the samples' own positions,
     for random numbers inside a network; None: unknown.
@@ -59,7 +62,8 @@ class Loader:
     transform: decodes, crops and augments. Its rng depends on (seed, position) only, so ranks and threads do not change
     a sample. order: Keyed by default. batch_size: of this rank. position: where to start (Batch.position). Logs and
     replaces a damaged record; more than `max_bad_records` different ones on this rank raise ValueError. num_workers
-    threads build a whole batch each (0: the calling thread does); up to `prefetch` finished batches wait.
+    threads build a whole batch each (0: the calling thread does); up to `prefetch` finished batches wait. labels_drawn:
+    so many of a sample's labels each time, a function of (seed, position); 0: all.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class Loader:
         prefetch: int = 2,
         max_bad_records: int = 100,
         pin_memory: bool = False,
+        labels_drawn: int = 0,
     ) -> None:
         for name, value, least in (
             ("batch_size", batch_size, 1),
@@ -100,6 +105,8 @@ class Loader:
         self._augment_key = derive_key(seed, _AUGMENT)
         self.max_bad_records = max_bad_records
         self.pin_memory = pin_memory
+        self.num_labels = getattr(source, "num_labels", 1)
+        self.labels_drawn = labels_drawn
         self._bad: dict[int, str] = {}  # index -> error
         self._bad_lock = threading.Lock()
         self._stop = threading.Event()
@@ -185,10 +192,14 @@ class Loader:
         index_B = selection.index_B
         self.source.will_need(index_B.tolist())
         at_once = self.source.read_batch(index_B.numpy()) if self.transform is as_stored else None
-        data_B, label_B, key_B = at_once or self._each(selection)
+        data_B, labels, key_B = at_once or self._each(selection)
+        label_B = torch.from_numpy(labels)
+        if self.labels_drawn:
+            place_BN = draw_labels(label_B, self.labels_drawn, selection.position_B, 0, self.seed, ignore_index=NONE)
+            label_B = label_B.gather(1, place_BN)
         return Batch(
             channels_first(torch.from_numpy(data_B)),
-            torch.from_numpy(label_B),
+            label_B,
             torch.from_numpy(key_B),
             selection.end / self.order.num_samples,
             selection.end,
@@ -200,7 +211,8 @@ class Loader:
     def _each(self, selection: Selection) -> tuple[NDArray, NDArray[np.int64], NDArray[np.int64]]:
         """Returns (arrays, labels, keys), one sample after the other."""
         index_B = selection.index_B.tolist()
-        label_B, key_B = (np.empty(len(index_B), np.int64) for _ in range(2))
+        key_B = np.empty(len(index_B), np.int64)
+        label_B = np.empty(len(index_B) if self.num_labels == 1 else (len(index_B), self.num_labels), np.int64)
         data_B = self._empty(len(index_B)) if self._layout else None
         for i, (position, index) in enumerate(zip(selection.position_B.tolist(), index_B, strict=True)):
             if self._stop.is_set():
@@ -234,8 +246,8 @@ class Loader:
                 "first sample; expected one shape and dtype"
             )
 
-    def _load_or_replace(self, position: int, index: int, out: NDArray | None) -> tuple[NDArray, int, int]:
-        """Returns (array, label, key). The replacement of a damaged record depends on seed and position only."""
+    def _load_or_replace(self, position: int, index: int, out: NDArray | None) -> tuple[NDArray, Any, int]:
+        """Returns (array, label or labels, key). A damaged record is replaced by (seed, position) only."""
         attempt = 0
         while True:
             try:
@@ -245,13 +257,13 @@ class Loader:
             attempt += 1
             index = derive_key(self.seed, _REPLACE, position, attempt) % len(self.source)
 
-    def _load(self, position: int, index: int, out: NDArray | None) -> tuple[NDArray, int, int]:
+    def _load(self, position: int, index: int, out: NDArray | None) -> tuple[NDArray, Any, int]:
         sample = self.source.read(index)
         try:
             array = self.transform(sample, self._random.at(position, self._augment_key), out)
         except BadRecord as error:
             raise BadRecord(f"{self.source.where(index)}: {error}") from None
-        return array, sample.label, sample.key
+        return array, in_array(sample, self.num_labels), sample.key
 
     def _note_bad(self, index: int, message: str) -> None:
         with self._bad_lock:

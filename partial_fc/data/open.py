@@ -26,25 +26,30 @@ AnySource = RecordSource | ImageFolder | TarSource | ParquetSource | Vectors
 
 
 def open_source(
-    path: str | os.PathLike[str], num_classes: int | None = None, root: Path | None = None, *, vectors: bool = False
+    path: str | os.PathLike[str],
+    num_classes: int | None = None,
+    root: Path | None = None,
+    *,
+    vectors: bool = False,
+    num_labels: int = 1,
 ) -> AnySource:
     """Opens the source at a path: a folder with train.rec, a .rec file, a tar shard (a file or a URL), a .parquet, a
     folder of class folders, or a list of images, whose paths are relative to `root`, by default the list's folder.
-    vectors: a file of vectors, too."""
+    vectors: a file of vectors, too. num_labels: the most labels of a sample; 1: its first."""
     path = Path(path)
     if vectors and holds_vectors(path):
-        return Vectors(path, num_classes)
+        return Vectors(path, num_classes, num_labels)
     if as_url(path):
-        return TarSource(path, num_classes)
+        return TarSource(path, num_classes, num_labels)
     if not path.exists():
         raise ValueError(f"{path} not found; expected a folder with train.rec, a folder of class folders, or a list")
     if path.suffix in (".tar", ".parquet"):
-        return (TarSource if path.suffix == ".tar" else ParquetSource)(path, num_classes)
+        return (TarSource if path.suffix == ".tar" else ParquetSource)(path, num_classes, num_labels)
     if path.suffix == ".rec" or (path / "train.rec").exists():
-        return RecordSource(path, num_classes)
+        return RecordSource(path, num_classes, num_labels)
     if path.is_dir():
-        return ImageFolder(path, num_classes=num_classes)
-    return ImageFolder(root, path, num_classes)
+        return ImageFolder(path, num_classes=num_classes, num_labels=num_labels)
+    return ImageFolder(root, path, num_classes, num_labels)
 
 
 def stated(path: Path) -> tuple[int | None, tuple[int, int] | None]:

@@ -21,6 +21,7 @@ from typing import IO, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from partial_fc.data.labels import NONE, listed, of_sample
 from partial_fc.data.record_files import (
     FIRST,
     FRAME,
@@ -212,6 +213,23 @@ class RecordReader:
             label_R[row] = self.read_sample(int(keys[row]))[0].label[0]
         return label_R
 
+    def several_labels(self, keys: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Returns how many labels each record has, and the first `most` of them, float32 (len(keys), most), undefined
+        where there are fewer. Raises BadRecord for the first record that is cut short before its last label."""
+        offset_R = self._offsets[self._rows_of(keys)]
+        heads, words = self._file.heads(offset_R), self._file.words
+        at_R, last = np.where(heads.is_frame, offset_R // 4, 0), len(words) - 1
+        flag_R = words[np.minimum(at_R + 2, last)].astype(np.int64)
+        first_R = at_R + np.where(flag_R == 0, 3, 8)
+        label_RK = words[np.minimum(first_R[:, None] + np.arange(most), last)].view("<f4")
+        count_R = np.maximum(flag_R, 1)
+        held_R = np.minimum(heads.length, self._file.size - FRAME.size - offset_R)
+        for row in np.flatnonzero(~heads.is_frame | (held_R < HEADER.size + 4 * flag_R)).tolist():
+            label = self.read_sample(int(keys[row]))[0].label
+            count_R[row] = len(label)
+            label_RK[row, : len(label)] = label[:most]
+        return count_R, label_RK
+
     def unmap(self) -> None:
         self._file.unmap()
 
@@ -292,8 +310,8 @@ class RecordSource(Source):
     label + 1 (which reads every record's header). image_size: (height, width), if stated.
     """
 
-    def __init__(self, path: str | os.PathLike[str], num_classes: int | None = None) -> None:
-        path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], num_classes: int | None = None, num_labels: int = 1) -> None:
+        path, self.num_labels = Path(path), num_labels
         rec_path = path / "train.rec" if path.is_dir() else path
         if not rec_path.exists():
             raise ValueError(f"{rec_path} not found; expected a .rec file or a folder with train.rec and train.idx")
@@ -301,6 +319,12 @@ class RecordSource(Source):
         self._keys, num_identities = _image_keys(self.reader)
         if len(self._keys) == 0:
             raise ValueError(f"{rec_path} holds no image records")
+        if num_labels > 1 and num_identities:
+            raise ValueError(
+                f"{rec_path} has identity records: each image is of one identity, and further numbers in its header "
+                f"are no labels (--labels {num_labels}). Leave --labels out, or pack the images with their labels: "
+                "partial-fc data pack --plain --labels"
+            )
         stated, self.image_size = read_property(rec_path.with_name("property"))
         if stated and num_identities and stated != num_identities:
             _log.warning(
@@ -322,11 +346,14 @@ class RecordSource(Source):
         key = int(self._keys[index])
         header, content = self.reader.read_sample(key)
         label = float(header.label[0])
-        if not label.is_integer() or abs(label) > MAX_CLASSES:
+        if self.num_labels == 1 and (not label.is_integer() or abs(label) > MAX_CLASSES):
             raise BadRecord(f"{self.where(index)}: label {label}, {_EXPECTED}")
         if not content:
             raise BadRecord(f"{self.where(index)}: a label but no image")
-        return Sample(content, int(label), key)
+        if self.num_labels == 1:
+            return Sample(content, int(label), key)
+        first, more = of_sample(header.label, self, index)
+        return Sample(content, first, key, more)
 
     def where(self, index: int) -> str:
         return f"{self.reader.rec_path}, key {self._keys[index]}"
@@ -345,6 +372,8 @@ class RecordSource(Source):
         return self._labels(0, len(self))
 
     def _labels(self, start: int, stop: int) -> NDArray[np.int64]:
+        if self.num_labels > 1:
+            return self._several_labels(start, stop)
         label = self.reader.first_labels(np.asarray(self._keys[start:stop]))
         whole = are_whole(label) & (np.abs(label) <= MAX_CLASSES)
         if not whole.all():
@@ -352,15 +381,29 @@ class RecordSource(Source):
             raise BadRecord(f"{self.where(index)}: label {label[index - start]}, {_EXPECTED}")
         return label.astype(np.int64)
 
+    def _several_labels(self, start: int, stop: int) -> NDArray[np.int64]:
+        key_R = np.asarray(self._keys[start:stop])
+        count_R, raw_RK = self.reader.several_labels(key_R, self.num_labels)
+        with np.errstate(invalid="ignore"):  # signalling NaNs
+            real_RK = (np.arange(self.num_labels) < count_R[:, None]) & (raw_RK != NONE)
+            whole_RK = are_whole(raw_RK) & (np.abs(raw_RK) <= MAX_CLASSES)
+            label_RK = np.where(real_RK & whole_RK, raw_RK, NONE).astype(np.int64)
+        odd_R = (count_R > self.num_labels) | (real_RK & ~whole_RK).any(axis=1) | ~real_RK[:, 0]
+        for row in np.flatnonzero(odd_R).tolist():
+            labels = listed(self.reader.read_sample(int(key_R[row]))[0].label, self, start + row)
+            label_RK[row] = NONE
+            label_RK[row, : len(labels)] = labels
+        return label_RK
+
     def _largest_label(self) -> int:
-        """Reads the labels, and keeps the largest beside a large index."""
+        """Reads the labels, and keeps the largest beside a large index, if each sample has one."""
         index = self.reader.index
-        if index.largest_label is None:
+        if index.largest_label is None or self.num_labels > 1:
             largest = -1
             for start in range(0, len(self._keys), _LABELS_AT_ONCE):
                 largest = max(largest, int(self._labels(start, start + _LABELS_AT_ONCE).max()))
                 self.reader.unmap()
-            if largest >= 0:
+            if largest >= 0 and self.num_labels == 1:
                 write_cache(self.reader.idx_path, index._replace(largest_label=largest))
             return largest
         return index.largest_label

@@ -19,7 +19,8 @@ class SourceGone(OSError):
 
 
 class LabelOutOfRange(ValueError):
-    """A sample's label is not below the number of classes: the number is wrong, not this sample."""
+    """A sample's label is not below the number of classes: the number is wrong, not this sample. label: that number;
+    labels.WRONG if the sample has no label, or more of them than were asked for."""
 
     def __init__(self, message: str, label: int) -> None:
         super().__init__(message)
@@ -38,11 +39,13 @@ class Frames(Protocol):
 
 class Sample(NamedTuple):
     """One input. data: whatever the transform takes: the bytes of an image file, pixels as uint8 (H, W, 3) RGB or (H,
-    W, 1) grey, or the frames of a video. key: its name in error messages."""
+    W, 1) grey, or the frames of a video. key: its name in error messages. more: further labels, of a source with
+    num_labels above 1."""
 
     data: Any
     label: int
     key: int
+    more: tuple[int, ...] = ()
 
     @property
     def image(self) -> bytes | NDArray[np.uint8] | Frames:
@@ -60,10 +63,12 @@ def still(sample: Sample) -> bytes | NDArray[np.uint8]:
 
 class Source(Protocol):
     """Samples 0 to len - 1 in a fixed order. Every method is safe to call from several threads at once. The default
-    methods suit samples in memory; sources may inherit them. remote: reading may raise SourceGone."""
+    methods suit samples in memory; sources may inherit them. remote: reading may raise SourceGone. num_labels: the most
+    labels of a sample, K; with 1 only its first counts, whatever the file has (labels.py)."""
 
     num_classes: int
     remote: bool = False
+    num_labels: int = 1
 
     def __len__(self) -> int: ...
 
@@ -89,7 +94,8 @@ class Source(Protocol):
         return
 
     def labels(self) -> NDArray[np.int64] | None:
-        """Returns the labels of all samples without reading these; None: the labels are inside the samples."""
+        """Returns the labels of all samples, (N,), or (N, K) with labels.NONE where one has fewer, without reading
+        these; None: the labels are inside the samples."""
         return None
 
     def label_bytes(self) -> int:

@@ -4,6 +4,7 @@
     NAME.npy        (N, D), with the labels (N,) in NAME.labels.npy beside it
     FILE.parquet    columns embedding (lists of D numbers), label and perhaps class, its name, of the same
 
+Several labels of a vector are labels (N, M), with -1 where one has fewer, or lists in the column label.
 Arrays are mapped, not read: a set may be larger than memory. The columns of a .parquet are read into memory. Vectors
 are of any floating-point type, and leave as float32.
 """
@@ -16,10 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from partial_fc.data.labels import check_inside, of_file, of_sample
 from partial_fc.data.npy import map_npz, read_npy
 from partial_fc.data.recordio import MAX_CLASSES
-from partial_fc.data.sample import BadRecord, LabelOutOfRange, Sample, Source
-from partial_fc.data.sets.parquet import column_of, open_parquet
+from partial_fc.data.sample import BadRecord, Sample, Source
+from partial_fc.data.sets.parquet import are_lists, column_of, label_rows, open_parquet
 
 SUFFIXES = (".npz", ".npy", ".parquet")
 BLOCK = 8192  # vectors checked at once
@@ -30,8 +32,15 @@ class Vectors(Source):
     labelled: False: labels need not be there and are not read; all are 0. Raises ValueError for another layout,
     LabelOutOfRange, with the row, for a label that is not in [0, num_classes)."""
 
-    def __init__(self, path: str | os.PathLike[str], num_classes: int | None = None, *, labelled: bool = True):
-        self.path = Path(path)
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        num_classes: int | None = None,
+        num_labels: int = 1,
+        *,
+        labelled: bool = True,
+    ):
+        self.path, self.num_labels = Path(path), num_labels
         if not self.path.exists():
             raise ValueError(f"{self.path} not found; expected vectors: an .npz, .npy or .parquet")
         if self.path.suffix not in _READ:
@@ -42,20 +51,15 @@ class Vectors(Source):
             raise ValueError(f"{self.path}: embeddings are {kind} {shape}; expected floating-point numbers (N, D)")
         if label_N is None:
             label_N = np.zeros(len(self.row_ND), np.int64)
-        if label_N.shape != self.row_ND.shape[:1] or label_N.dtype.kind not in "iu":
+        fits = label_N.shape[:1] == self.row_ND.shape[:1] and label_N.ndim <= 2 and label_N.size
+        if not fits or label_N.dtype.kind not in "iu":
             raise ValueError(
                 f"{self.path}: labels are {label_N.dtype} {label_N.shape}; expected a whole number for each of "
                 f"{len(self.row_ND)} embeddings"
             )
-        self._label_N = label_N.astype(np.int64)
+        self._label_N = of_file(label_N, self)  # with several labels (N, K)
         self.num_classes = num_classes or max(len(self._names or ()), int(self._label_N.max()) + 1)
-        outside = np.flatnonzero((self._label_N < 0) | (self._label_N >= self.num_classes))
-        if len(outside):
-            label = int(self._label_N[outside[0]])
-            raise LabelOutOfRange(
-                f"{self.where(int(outside[0]))}: label {label}, expected 0 to {self.num_classes - 1} ({len(outside):,} "
-                f"such of {len(self):,})", label
-            )  # fmt: skip
+        check_inside(self._label_N, self)
 
     @property
     def width(self) -> int:
@@ -69,7 +73,8 @@ class Vectors(Source):
         if not usable(row_1D)[0]:
             finite = np.isfinite(row_1D).all()
             raise BadRecord(f"{self.where(index)}: {'only zeros' if finite else 'NaN or Inf'}; expected a vector")
-        return Sample(row_1D[0], int(self._label_N[index]), index)
+        label, more = of_sample(self._label_N[index], self, index)
+        return Sample(row_1D[0], label, index, more)
 
     def read_batch(self, index_B: NDArray[np.int64]) -> tuple[NDArray, NDArray[np.int64], NDArray[np.int64]] | None:
         row_BD = self.row_ND[index_B].astype(np.float32, copy=False)
@@ -137,7 +142,9 @@ def _read_parquet(path: Path, labelled: bool) -> _Read:
     needed = ("embedding", "label")[: 1 + labelled]
     for name in needed:
         column_of(path, file, (name,))
-    columns = [*needed, *(["class"] if labelled and "class" in file.schema_arrow.names else [])]
+    several = labelled and are_lists(file.schema_arrow.field("label").type)
+    read = ("embedding", "label", "class") if labelled and not several else ("embedding",)
+    columns = [name for name in read if name in file.schema_arrow.names]
     label_N, row_ND = np.empty(file.metadata.num_rows, np.int64), np.empty((0, 0), np.float32)
     names: dict[int, str] = {}
     first = 0
@@ -147,13 +154,15 @@ def _read_parquet(path: Path, labelled: bool) -> _Read:
             row_BD = batch.column("embedding").flatten().to_numpy(zero_copy_only=False).reshape(len(batch), -1)
             row_ND = row_ND if first else np.empty((len(label_N), row_BD.shape[1]), row_BD.dtype)
             row_ND[some] = row_BD
-            if labelled:
+            if "label" in columns:
                 label_N[some] = batch.column("label").to_numpy(zero_copy_only=False)
             for name in columns[2:]:
                 names.update(zip(label_N[some].tolist(), map(str, batch.column(name).to_pylist()), strict=True))
             first = some.stop
     except (OSError, AttributeError, TypeError, ValueError, NotImplementedError) as error:
         raise ValueError(f"{path}: {error}; expected columns embedding, lists of D numbers, and label") from error
+    if several:
+        return row_ND, label_rows(path, file.read(columns=["label"]).column(0)), None
     number = max(names, default=-1) + 1
     known = [names.get(label, f"class {label}") for label in range(number)] if 0 < number <= MAX_CLASSES else None
     return row_ND, label_N if labelled else None, known

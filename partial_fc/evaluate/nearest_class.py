@@ -1,4 +1,4 @@
-"""Rank-1 and rank-5 of vectors against the class centres: is the nearest centre that of their class?
+"""Rank-1 and rank-5 of vectors against the class centres: is the nearest centre that of their class, or of one of them?
 
 B vectors of one batch, D their width, K nearest classes.
 """
@@ -37,7 +37,8 @@ class NearestClass(Evaluation):
             batch = self.source.read_batch(np.arange(min(first, count), min(first + _BATCH, count)))
             assert batch is not None
             class_BK = self.head.topk(forward(torch.from_numpy(batch[0])), k)[1].cpu()
-            is_own_BK = class_BK == torch.from_numpy(batch[1])[:, None]
+            label_BT = torch.from_numpy(batch[1]).reshape(len(class_BK), 1, self.source.num_labels)
+            is_own_BK = (class_BK[:, :, None] == label_BT).any(dim=2)
             right_2 += torch.stack((is_own_BK[:, 0].sum(), is_own_BK.any(1).sum()))
         rank1, rank5 = world.all_reduce(right_2, name=f"evaluate/{self.name}/counts").tolist()
         self.num_right = rank1

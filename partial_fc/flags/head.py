@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from partial_fc.comm import World
-    from partial_fc.head import Margin, PartialFC, Storage
+    from partial_fc.head import Margin, PartialFC, Rule, Storage
     from partial_fc.head.rows import RowOptimizer
     from partial_fc.train.precision import Mode, Precision
 
@@ -61,6 +61,12 @@ class HeadFlags:
     may be the same person under another number. 0: none is."""
     label_smoothing: Annotated[float, In("[0, 1)")] = 0.0
     """Share of the target that is spread evenly over the active classes."""
+    rule: Annotated[Literal["mean-softmax", "own-out", "soft-target", "mlc", "mlcd"], Before("mean-softmax")] = (
+        "mean-softmax"
+    )
+    """The loss of an image with several labels (docs/many-labels.md). mean-softmax: the mean of the losses with each
+    alone. own-out: the same, its other labels no negatives. soft-target: cross-entropy with all as the target. mlc:
+    each above every other class. mlcd: labels and other classes apart; it is another loss with one label, too."""
     sample_rate: Annotated[float, In("(0, 1]")] = 1.0
     """Share of all class centres that are negatives in a step, 0 < rate <= 1. Worth it from millions of classes on."""
     quota: Annotated[Literal["negatives", "insightface"], Before("negatives")] = "negatives"
@@ -127,11 +133,14 @@ class HeadFlags:
                 "--hard-negatives-every without --hard-negatives: there is nothing to search for; give both, or none"
             )
 
-    def check(self, launch: LaunchFlags, optim: OptimFlags, schedule: ScheduleFlags, resume: str) -> None:
-        """Raises ValueError for flags that do not go together, in the head itself or with those of other groups."""
+    def check(
+        self, launch: LaunchFlags, optim: OptimFlags, schedule: ScheduleFlags, resume: str, num_labels: int = 1
+    ) -> None:
+        """Raises ValueError for flags that do not go together, in the head itself or with those of other groups.
+        num_labels: of an image, in a step."""
         import torch
 
-        from partial_fc.head.options import check_options
+        from partial_fc.head.options import check_options, check_several_labels
         from partial_fc.head.rows import RowAdagrad, RowAdamW
 
         check_options(
@@ -142,6 +151,14 @@ class HeadFlags:
             spell=flag,
             **self._softmax_options(),
         )
+        if num_labels > 1 or not self._rule().one_label_is_softmax:
+            what = f"{num_labels} labels an image" if num_labels > 1 else f"--rule {self.rule}"
+            check_several_labels(self._margin(), self.label_smoothing, what, flag)
+        elif is_given(self, "rule"):
+            raise ValueError(
+                f"--rule {self.rule} with one label an image: all rules but mlcd are the same loss then; leave it out, "
+                "or give --labels"
+            )
         if optim.precision == "fp64" and self.head_impl in ("cpu", "triton"):
             raise ValueError(f"--head-impl {self.head_impl} computes in fp32; --precision fp64 goes with plain")
         if (self.head_impl, launch.device) in (("cpu", "cuda"), ("triton", "cpu")):
@@ -204,9 +221,17 @@ class HeadFlags:
     # ---- the head
 
     def build(
-        self, num_classes: int, embedding_size: int, world: World, precision: Precision, optim: OptimFlags, seed: int
+        self,
+        num_classes: int,
+        embedding_size: int,
+        world: World,
+        precision: Precision,
+        optim: OptimFlags,
+        seed: int,
+        ignore_index: int | None = None,
     ) -> PartialFC:
-        """With --precision fp64, for checks, centres are stored so, too."""
+        """With --precision fp64, for checks, centres are stored so, too. ignore_index: what fills the rows of a batch
+        with several labels; None: nothing, and no wait for the device to look for it."""
         from partial_fc.head import HardNegatives, PartialFC
 
         device, dtype = precision.device, precision.parameter_dtype
@@ -229,7 +254,8 @@ class HeadFlags:
             catch_up=self.head_catch_up,
             hard_negatives=hard_negatives,
             quota=self.quota,
-            ignore_index=None,  # the loader has no such labels, and to look for them takes a wait for the device
+            ignore_index=ignore_index,
+            rule=self._rule(),
             **self._softmax_options(),
         )
 
@@ -246,6 +272,12 @@ class HeadFlags:
             "label_smoothing": self.label_smoothing,
             "sampling_correction": self.sampling_correction,
         }
+
+    def _rule(self) -> Rule:
+        from partial_fc import head
+
+        rules = (head.MeanSoftmax(), head.OwnOut(), head.SoftTarget(), head.MLC(), head.MLCD())
+        return dict(zip(("mean-softmax", "own-out", "soft-target", "mlc", "mlcd"), rules, strict=True))[self.rule]
 
     def _margin(self) -> Margin:
         from partial_fc import head

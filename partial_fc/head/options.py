@@ -57,10 +57,11 @@ def check_options(
         )
 
 
-def check_several_labels(margin: Margin, label_smoothing: float, what: str) -> None:
-    """Raises ValueError for options that have no meaning where a row has several labels, or with `what`."""
+def check_several_labels(margin: Margin, label_smoothing: float, what: str, spell: Callable[[str], str] = str) -> None:
+    """Raises ValueError for options that have no meaning where a row has several labels, or with `what`. spell: as of
+    `check_options`."""
     excludes = {f"{type(margin).__name__}, whose hard negatives are told by one target": margin.needs_target_cosines}
-    excludes["label_smoothing: give the labels weights"] = label_smoothing > 0
+    excludes[f"{spell('label_smoothing')}, which gives one label its share"] = label_smoothing > 0
     for other, used in excludes.items():
         if used:
             raise ValueError(f"{what} with {other}; leave one of the two out")

@@ -217,10 +217,18 @@ class Run:
             )
         return backbone
 
-    def partial_fc(self, given: flags.HeadFlags, num_classes: int, embedding_size: int, backbone: Any) -> PartialFC:
-        """Returns the head that the flags describe, for this backbone; `train` applies the rest. Closed at the end."""
+    def partial_fc(
+        self,
+        given: flags.HeadFlags,
+        num_classes: int,
+        embedding_size: int,
+        backbone: Any,
+        ignore_index: int | None = None,
+    ) -> PartialFC:
+        """Returns the head that the flags describe, for this backbone; `train` applies the rest. ignore_index: of
+        PartialFC. Closed at the end."""
         optim, seed = self.config.optim, self.config.run.seed
-        head = given.build(num_classes, embedding_size, self.world, backbone.precision, optim, seed)
+        head = given.build(num_classes, embedding_size, self.world, backbone.precision, optim, seed, ignore_index)
         self.parts.enter_context(head)
         self.head_flags = given
         first, last = head.shard.start, head.shard.stop - 1

@@ -140,7 +140,7 @@ def memory(workload: PlanOptions) -> dict[str, int]:
     # Negatives, their union with the batch's classes, mask and indices of the merge.
     sample = workload.sampled * (8 + 8 + 8 + 8 + 1)
     if workload.impl == "triton" and not workload.is_elsewhere:  # the union, and a byte for each class
-        sample = 8 * (workload.sampled + workload.batch) + workload.local_classes
+        sample = 8 * (workload.sampled + workload.batch * workload.labels) + workload.local_classes
     return {
         **_rows_here(workload),
         # of the global batch: two copies for the kernel, unit length, gradient, two temporaries
@@ -184,10 +184,11 @@ def largest_classes(workload: PlanOptions, limit_bytes: int) -> int:
 
 def collective_bytes(workload: PlanOptions, feature_itemsize: int = 4) -> dict[str, int]:
     """Returns the bytes that a rank gives to each collective in a step (head/partial_fc.py)."""
-    local_batch = math.ceil(workload.batch / workload.gpus)
+    local_batch, labels = math.ceil(workload.batch / workload.gpus), workload.labels
+    beside = 12 if labels == 1 else 16 * labels + 4
     return {
-        "head/gather": local_batch * (workload.dim * feature_itemsize + 12),
-        "head/softmax": 16 * workload.batch,
+        "head/gather": local_batch * (workload.dim * feature_itemsize + beside),
+        "head/softmax": 8 * (1 + labels) * workload.batch,
         "head/features": 4 * workload.batch * workload.dim,
     }
 

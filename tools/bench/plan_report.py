@@ -38,6 +38,8 @@ class PlanOptions:
     """Memory that one process may use, e.g. 80GiB: how many classes fit?"""
     reserve: str = "0"
     """Part of --memory that is kept for the backbone's activations and the libraries."""
+    labels: Annotated[int, In("[1, 1000]")] = 1
+    """Labels of a row in a step: --labels of the run, or its --labels-drawn."""
     sample_rate: Annotated[float, In("(0, 1]")] = 0.1
     """Share of the classes that are negatives in a step; compared with all of them."""
     dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
@@ -96,7 +98,7 @@ class PlanOptions:
         """S: the negatives, and the batch's classes on this rank."""
         if self.sample_rate == 1.0:
             return self.local_classes
-        positives = math.ceil(self.batch / self.gpus)
+        positives = math.ceil(self.batch * self.labels / self.gpus)
         return min(self.local_classes, math.ceil(self.sample_rate * self.local_classes) + positives)
 
 

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from partial_fc.comm import World
+from partial_fc.comm import World, all_or_raise
 from partial_fc.data import Source
 from partial_fc.data.check.images import CONSTANT, CUT, REPLACED, ImageScan, check_images, scan_images
 from partial_fc.data.check.labels import check_class_number, check_folders, check_labels, check_range
+from partial_fc.data.labels import WRONG, first, in_array
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, still
 from partial_fc.data.vectors import BLOCK, Vectors
 from partial_fc.findings import Finding, counted, findings_at, text_lines
@@ -92,7 +93,7 @@ def _check_vectors(
     assert label_N is not None
 
     def describe(i: int) -> Mapping[str, Any]:
-        return {"file": source.where(i), "class": int(label_N[i])}
+        return {"file": source.where(i), "class": int(first(label_N)[i])}
 
     findings = check_labels(label_N, num_classes, describe, names=source.class_names() or (), embedding=True)
     checked = int(np.minimum(firsts + BLOCK, len(source)).sum() - firsts.sum())
@@ -118,6 +119,8 @@ def _check_images(
     mine = index_n[world.rank :: world.size]
     scan, label_n = _scan(source, mine, math.ceil(len(index_n) / world.size), num_threads, world)
     scan, label_n = _gather(scan, label_n, world)
+    wrong_n = label_n == WRONG
+    label_n[wrong_n] = _UNREAD
     index_n = np.concatenate([index_n[rank :: world.size] for rank in range(world.size)])
     label_N = _all_labels(source, mode, world)
     if label_N is None and mode == "full":
@@ -129,6 +132,8 @@ def _check_images(
         return {"file": source.where(int(index_n[i])), **({} if label == _UNREAD else {"class": label})}
 
     findings = check_images(scan, label_n, describe, embedding=embedding) + check_folders(source)
+    what = f"samples do not have 1 to {source.num_labels} class numbers as labels (--labels)"
+    findings += findings_at("error", "labels-wrong", what, wrong_n, lambda i: {"problem": scan.messages.get(i, "")})
     if label_N is None:
         labels = "their labels"
         read = np.flatnonzero(label_n != _UNREAD)
@@ -140,13 +145,13 @@ def _check_images(
                 Finding("error", "label-constant", f"all labels are {values[0]}: have the real ones been lost?")
             )
     else:
-        read = np.flatnonzero(label_N != _UNREAD)
+        read = np.flatnonzero(first(label_N) != _UNREAD)
         read_label = label_N[read]
         labels = "all labels" if len(read) == len(source) else counted(len(read), "label")
         findings += check_labels(
             read_label,
             num_classes,
-            lambda i: {"file": source.where(int(read[i])), "class": int(read_label[i])},
+            lambda i: {"file": source.where(int(read[i])), "class": int(first(read_label)[i])},
             names=source.class_names() or (),
             embedding=embedding,
         )
@@ -216,7 +221,8 @@ def _all_labels(source: Source, mode: Mode, world: World) -> NDArray[np.int64] |
         # A disk then reads them in sequence, and training finds them in memory.
         source.will_need(range(len(source)))
     if mode == "full" or cheap:
-        label_N = labels_of(source)
+        several = source.num_labels > 1  # a copy on one host may have wrong ones
+        label_N = all_or_raise(lambda: labels_of(source), world, "data/several") if several else labels_of(source)
     digest = -1 if label_N is None else zlib.crc32(label_N.tobytes())
     digest_W = world.all_gather(torch.tensor([digest]), name="data/digest").tolist()
     if -1 in digest_W:
@@ -231,14 +237,16 @@ def _all_labels(source: Source, mode: Mode, world: World) -> NDArray[np.int64] |
 
 
 def labels_of(source: Source) -> NDArray[np.int64] | None:
+    """Returns the labels as `Source.labels` does; _UNREAD for damaged records. Raises LabelOutOfRange as that does."""
+    num_labels = source.num_labels
     try:
         label_N = source.labels()
         return None if label_N is None else np.ascontiguousarray(label_N)
     except BadRecord:
-        label_N = np.full(len(source), _UNREAD)
+        label_N = np.full(len(source) if num_labels == 1 else (len(source), num_labels), _UNREAD)
     for index in range(len(source)):
         with suppress(BadRecord):  # the loader names that record and replaces it
-            label_N[index] = source.read(index).label
+            label_N[index] = in_array(source.read(index), num_labels)
     return label_N
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.image_folder import ImageFolder
+from partial_fc.data.labels import NONE
 from partial_fc.data.recordio import MAX_CLASSES
 from partial_fc.data.sample import Source
 from partial_fc.findings import Describe, Finding, Severity, counted, findings_at
@@ -26,8 +27,16 @@ def check_labels(
     names: Sequence[str] = (),
     embedding: bool = False,
 ) -> list[Finding]:
-    """Checks the labels of all samples that have one. describe(i) names sample i. names: of the classes, as far as
-    known. embedding: recipe face trains on them, for which a few classes are too few."""
+    """Checks the labels of all samples that have one, (N,), or (N, K) as `Source.labels` has them. describe(i) names
+    sample i. names: of the classes, as far as known. embedding: recipe face trains on them, for which a few classes are
+    too few."""
+    if label_N.ndim > 1:
+        sample_L, _ = real = (label_N != NONE).nonzero()
+        each = label_N[real]
+        return check_labels(
+            each, num_classes, lambda i: {**describe(int(sample_L[i])), "class": int(each[i])}, file,
+            names=names, embedding=embedding,
+        )  # fmt: skip
     if not len(label_N):
         return _check_classes(np.zeros(0, np.int64), file, names)
     findings = check_range(label_N, num_classes, describe, file)

@@ -60,6 +60,7 @@ class Joined(Source):
                  names: list[str] | None) -> None:  # fmt: skip
         self.shards, self.sets, self.num_classes, self._names = shards, sets, num_classes, names
         self.remote = any(shard.source.remote for shard in shards)
+        self.num_labels = shards[0].source.num_labels
         self._starts = [0, *itertools.accumulate(len(shard.source) for shard in shards)]
 
     def __len__(self) -> int:
@@ -71,11 +72,16 @@ class Joined(Source):
             sample = shard.source.read(own)
         except BadRecord as error:
             raise BadRecord(f"{self._prefix(shard)}{error}") from None
-        if not 0 <= sample.label < len(shard.class_C):
-            expected = f"expected less than the {len(shard.class_C)} classes of the set"
-            message = f"{self.where(index)}: label {sample.label}; {expected}"
-            raise LabelOutOfRange(message, _outside(sample.label, self.num_classes))
-        return Sample(sample.data, int(shard.class_C[sample.label]), index)
+        except LabelOutOfRange as error:
+            message = f"{self._prefix(shard)}{error}"
+            raise LabelOutOfRange(message, _outside(error.label, self.num_classes)) from None
+        for label in (sample.label, *sample.more):
+            if not 0 <= label < len(shard.class_C):
+                expected = f"expected less than the {len(shard.class_C)} classes of the set"
+                message = f"{self.where(index)}: label {label}; {expected}"
+                raise LabelOutOfRange(message, _outside(label, self.num_classes))
+        more = tuple(int(shard.class_C[label]) for label in sample.more)
+        return Sample(sample.data, int(shard.class_C[sample.label]), index, more)
 
     def where(self, index: int) -> str:
         shard, own = self._at(index)
@@ -99,7 +105,7 @@ class Joined(Source):
             first += end - own
 
     def labels(self) -> NDArray[np.int64]:
-        return np.concatenate([_mapped(shard, self.num_classes) for shard in self.shards])
+        return np.concatenate([self._mapped(shard) for shard in self.shards])
 
     def label_bytes(self) -> int:
         return sum(shard.source.label_bytes() for shard in self.shards)
@@ -127,22 +133,37 @@ class Joined(Source):
         shard = bisect_right(self._starts, index) - 1
         return self.shards[shard], index - self._starts[shard]
 
+    def _mapped(self, shard: _Shard) -> NDArray[np.int64]:
+        try:
+            label_N = shard.source.labels()
+        except LabelOutOfRange as error:
+            raise LabelOutOfRange(f"{self._prefix(shard)}{error}", error.label) from None
+        known = (label_N >= 0) & (label_N < len(shard.class_C))
+        class_N = np.asarray(shard.class_C)[np.where(known, label_N, 0)]
+        return np.where(known, class_N, _outside(label_N, self.num_classes))
+
     def _prefix(self, shard: _Shard) -> str:
         return f"set {shard.name}: " if len(self.sets) > 1 else ""
 
 
 def open_sets(
-    paths: Sequence[Path], num_classes: int | None = None, shared_classes: bool = False, *, vectors: bool = False
+    paths: Sequence[Path],
+    num_classes: int | None = None,
+    shared_classes: bool = False,
+    *,
+    vectors: bool = False,
+    num_labels: int = 1,
 ) -> AnySource | Joined:
-    """Opens one set or several. vectors: files of vectors, too. Raises ValueError if a pattern has no file, a file is
-    named twice, images and vectors are mixed, or the sets have more classes than num_classes."""
+    """Opens one set or several. vectors: files of vectors, too. num_labels: see `open_source`. Raises ValueError if a
+    pattern has no file, a file is named twice, images and vectors are mixed, or the sets have more classes than
+    num_classes."""
     sets = find_sets(paths)
     if len(sets) == 1 and len(sets[0].paths) == 1:
-        return open_source(sets[0].paths[0], num_classes, vectors=vectors)
+        return open_source(sets[0].paths[0], num_classes, vectors=vectors, num_labels=num_labels)
     one_numbering = len(sets) == 1 or shared_classes
     # Without names, one numbering needs no number of its own for each set.
     number = num_classes if one_numbering else None
-    opened = [[open_source(path, number, vectors=vectors) for path in one.paths] for one in sets]
+    opened = [[open_source(path, number, vectors=vectors, num_labels=num_labels) for path in one.paths] for one in sets]
     kinds = {f"{one.name} has {_kind(source)}" for one, sources in zip(sets, opened, strict=True) for source in sources}
     if len({kind.partition(" has ")[2] for kind in kinds}) > 1:
         raise ValueError(f"the sets differ: {', '.join(sorted(kinds))}; expected images, or vectors of one length")
@@ -199,12 +220,6 @@ def _by_name(sets: Sequence[SetFiles], numbers: list[int], names: list[list[str]
             )
         class_numbers.append(np.array([number_of.setdefault(name, len(number_of)) for name in own], np.int64))
     return len(number_of), class_numbers, list(number_of)
-
-
-def _mapped(shard: _Shard, num_classes: int) -> NDArray[np.int64]:
-    label_N = shard.source.labels()
-    known = (label_N >= 0) & (label_N < len(shard.class_C))
-    return np.where(known, np.asarray(shard.class_C)[np.where(known, label_N, 0)], _outside(label_N, num_classes))
 
 
 def _outside(label: Any, num_classes: int) -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from partial_fc.data.labels import check_inside, in_rows, of_file, of_sample
 from partial_fc.data.sample import BadRecord, Sample, Source
 from partial_fc.files import check_regular
 
@@ -30,19 +31,17 @@ class ParquetSource(Source):
     """The images of one file. num_classes: by default the number of names that the file has for its labels, or else
     the largest label + 1. Raises ValueError without the columns, or for a label that is missing or out of range."""
 
-    def __init__(self, path: str | os.PathLike[str], num_classes: int | None = None) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], num_classes: int | None = None, num_labels: int = 1) -> None:
+        self.path, self.num_labels = Path(path), num_labels
         file = open_parquet(self.path)
         self._image = column_of(self.path, file, _IMAGES)
         label = column_of(self.path, file, _LABELS)
-        self._label_N = _labels(self.path, file.read(columns=[label]).column(0))
+        self._label_N = of_file(label_rows(self.path, file.read(columns=[label]).column(0)), self)
         self._starts = [0, *accumulate(file.metadata.row_group(g).num_rows for g in range(file.num_row_groups))]
         self._names = _names(file.schema_arrow.metadata or {}, label)
         largest = int(self._label_N.max())
         self.num_classes = num_classes or max(len(self._names or ()), largest + 1)
-        for bad in np.flatnonzero((self._label_N < 0) | (self._label_N >= self.num_classes))[:1].tolist():
-            expected = f"expected 0 to {self.num_classes - 1}"
-            raise ValueError(f"{self.where(bad)}: {label} {self._label_N[bad]}; {expected}")
+        check_inside(self._label_N, self, label)
         self._files, self._lock = threading.local(), threading.Lock()
         self._groups: OrderedDict[int, Any] = OrderedDict()
 
@@ -54,7 +53,8 @@ class ParquetSource(Source):
         content = self._decoded(group)[index - self._starts[group]].as_py()
         if not content:
             raise BadRecord(f"{self.where(index)}: no bytes of an image in column {self._image}")
-        return Sample(content, int(self._label_N[index]), index)
+        first, more = of_sample(self._label_N[index], self, index)
+        return Sample(content, first, index, more)
 
     def where(self, index: int) -> str:
         return f"{self.path}, row {index}"
@@ -132,13 +132,26 @@ def _images(path: Path, file: Any, column: str, group: int) -> Any:
     return array
 
 
-def _labels(path: Path, column: Any) -> NDArray[np.int64]:
+def label_rows(path: Path, column: Any) -> NDArray[np.int64]:
+    """Returns the labels of a column of whole numbers, (N,), or of lists of them, (N, M), filled with NONE. Raises
+    ValueError for another column."""
+    import pyarrow
+    from pyarrow import compute
+
+    flat = compute.list_flatten(column) if (several := are_lists(column.type)) else column
+    missing = column.null_count + (flat.null_count if several else 0)
+    if not pyarrow.types.is_integer(flat.type) or missing or not len(column):
+        what = f"{missing} of its labels are missing" if missing else f"labels are {column.type}"
+        raise ValueError(f"{path}: {what if len(column) else 'no rows'}; expected a class number in each row")
+    label = flat.to_numpy().astype(np.int64)
+    return in_rows(label, compute.list_value_length(column).to_numpy()) if several else label
+
+
+def are_lists(kind: Any) -> bool:
     import pyarrow
 
-    if not pyarrow.types.is_integer(column.type) or column.null_count or not len(column):
-        what = f"{column.null_count} of its labels are missing" if column.null_count else f"labels are {column.type}"
-        raise ValueError(f"{path}: {what if len(column) else 'no rows'}; expected a class number in each row")
-    return column.to_numpy().astype(np.int64)
+    types = pyarrow.types
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 
 
 def _names(metadata: dict[bytes, bytes], label: str) -> list[str] | None:

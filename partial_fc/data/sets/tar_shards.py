@@ -3,6 +3,8 @@
 `partial-fc data index` reads a shard once and writes SHARD.tar.index, beside the shard; for a URL, into this user's
 cache, unless the server has it at URL.index. The index is little-endian:
     8 bytes "PFCTAR01" | three u64: size of the shard, N, largest label | N rows: u64 offset, u32 size, i32 label
+Where a .json has a list of labels it begins with "PFCTAR02", and after the rows stand the further labels:
+    u64 M | N rows: M times i32 label, -1 where there are fewer
 
 N samples.
 """
@@ -23,17 +25,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.image_folder import is_image_name
+from partial_fc.data.labels import in_rows, of_file, of_sample
 from partial_fc.data.recordio import read_class_names
 from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord, Sample, Source
 from partial_fc.data.sets.ranges import Ranges, Stream, as_url, open_ranges
 from partial_fc.files import check_regular, in_cache, replacing
 
 _MAGIC = b"PFCTAR01"
+_MAGIC_SEVERAL = b"PFCTAR02"
+_WIDTH = struct.Struct("<Q")
 _HEAD = struct.Struct("<8s3Q")
 _ROW = np.dtype([("offset", "<u8"), ("size", "<u4"), ("label", "<i4")])
 _BLOCK = 512  # of a tar; a file's header is the one before its content
 _LABELLED = ("cls", "json")
-_LABELS = ("label", "cls", "class")  # in a .json
+_LABELS = ("label", "cls", "class", "labels")  # in a .json
 _LABEL_BYTES = 1 << 20
 _AT_ONCE = 1 << 18  # bytes; neighbouring images share a read while a shard is indexed
 
@@ -45,14 +50,19 @@ class TarSource(Source):
     image is compared when the image is read, so a shard that was changed in place is noticed.
     """
 
-    def __init__(self, path: str | os.PathLike[str], num_classes: int | None = None) -> None:
-        self._path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], num_classes: int | None = None, num_labels: int = 1) -> None:
+        self._path, self.num_labels = Path(path), num_labels
         self._file = open_ranges(path)
         self.remote = as_url(path) is not None
-        self._row_N, largest = _read_index(self._path, self._file)
+        self._row_N, largest, more_NM = _read_index(self._path, self._file)
+        label_N = self._label_N = self._row_N["label"]  # with several labels (N, K)
+        if num_labels > 1:
+            label_N = self._label_N = of_file(np.column_stack((label_N, more_NM)), self)
+        if more_NM.size:
+            largest = int(label_N.max())
         self.num_classes = num_classes or largest + 1
         if largest >= self.num_classes:
-            row = int(self._row_N["label"].argmax())
+            row = int(label_N.reshape(len(label_N), -1).max(axis=1).argmax())
             raise ValueError(f"{self.where(row)}: label {largest}; expected less than the {self.num_classes} classes")
 
     def __len__(self) -> int:
@@ -60,13 +70,16 @@ class TarSource(Source):
 
     def read(self, index: int) -> Sample:
         offset, size, label = self._row_N[index].item()
+        more: tuple[int, ...] = ()
+        if self.num_labels > 1:
+            label, more = of_sample(self._label_N[index], self, index)
         content = self._file.read(offset - _BLOCK, _BLOCK + size)
         if content[257:262] != b"ustar" or _octal(content[124:136]) != size or len(content) != _BLOCK + size:
             raise BadRecord(
                 f"{self.where(index)}: no file of {size} bytes starts here; the shard has changed since it was "
                 f"indexed: partial-fc data index {self._file.name}"
             )
-        return Sample(content[_BLOCK:], label, index)
+        return Sample(content[_BLOCK:], label, index, more)
 
     def where(self, index: int) -> str:
         return f"{self._file.name}, offset {self._row_N['offset'][index]}"
@@ -79,7 +92,7 @@ class TarSource(Source):
             self._file.will_need(offset - _BLOCK, _BLOCK + size)
 
     def labels(self) -> NDArray[np.int64]:
-        return self._row_N["label"].astype(np.int64)
+        return self._label_N.astype(np.int64)
 
     def class_names(self) -> list[str] | None:
         """Returns the names in classes.txt beside the shard, or None."""
@@ -93,13 +106,27 @@ def write_tar_index(path: str | os.PathLike[str]) -> tuple[Path, int]:
     """Writes the index of a shard: (its path, number of samples). Raises ValueError for a damaged or truncated
     shard, an image without a label and a label without an image, with the offset."""
     with closing(open_ranges(path)) as file:
-        rows = np.fromiter(_samples(file), _ROW)
+        more: list[int] = []
+        count_N: list[int] = []  # of further labels
+
+        def described() -> Iterator[tuple[int, int, int]]:
+            for offset, size, labels in _samples(file):
+                more.extend(labels[1:])
+                count_N.append(len(labels) - 1)
+                yield offset, size, labels[0]
+
+        rows = np.fromiter(described(), _ROW)
         if not len(rows):
             raise ValueError(f"{file.name} has no images; expected key.jpg (or .png ...) beside key.cls or key.json")
         index = _index_path(Path(path), file)
         with replacing(index, durable=True, shared=True) as partial, partial.open("wb") as out:
-            out.write(_HEAD.pack(_MAGIC, file.size, len(rows), int(rows["label"].max())))
+            largest = max(int(rows["label"].max()), max(more, default=0))
+            out.write(_HEAD.pack(_MAGIC_SEVERAL if more else _MAGIC, file.size, len(rows), largest))
             rows.tofile(out)
+            if more:
+                more_NM = in_rows(np.array(more), np.array(count_N)).astype("<i4")
+                out.write(_WIDTH.pack(more_NM.shape[1]))
+                more_NM.tofile(out)
     return index, len(rows)
 
 
@@ -110,8 +137,8 @@ def _index_path(path: Path, file: Ranges) -> Path:
     return path.with_name(f"{path.name}.index")
 
 
-def _read_index(path: Path, file: Ranges) -> tuple[NDArray[Any], int]:
-    """Maps a shard's index: (its rows, the largest label)."""
+def _read_index(path: Path, file: Ranges) -> tuple[NDArray[Any], int, NDArray[np.int32]]:
+    """Maps a shard's index: (its rows, the largest label, further labels (N, M))."""
     index, remedy = _index_path(path, file), f"partial-fc data index {file.name}"
     why = ""
     if (url := as_url(path)) and not index.exists():
@@ -126,7 +153,16 @@ def _read_index(path: Path, file: Ranges) -> tuple[NDArray[Any], int]:
     with index.open("rb") as stream:
         head = stream.read(_HEAD.size)
     magic, tar_bytes, num, largest = _HEAD.unpack(head) if len(head) == _HEAD.size else (b"", 0, 0, 0)
-    if magic != _MAGIC or not num or index.stat().st_size != _HEAD.size + num * _ROW.itemsize or largest >= 2**31:
+    end = _HEAD.size + num * _ROW.itemsize
+    left, width = index.stat().st_size - end, 0
+    if magic == _MAGIC_SEVERAL and left > _WIDTH.size and num:
+        left -= _WIDTH.size
+        width = left // (4 * num)
+        left -= width * 4 * num
+        with index.open("rb") as stream:
+            stream.seek(end)
+            magic = _MAGIC if _WIDTH.unpack(stream.read(_WIDTH.size)) == (width,) else b""
+    if magic != _MAGIC or not num or left or largest >= 2**31:
         raise ValueError(f"{index} is no index of a tar shard, or cut short. Write it again: {remedy}")
     row_N = np.memmap(index, _ROW, "r", _HEAD.size, (num,))
     if tar_bytes != file.size:
@@ -136,18 +172,21 @@ def _read_index(path: Path, file: Ranges) -> tuple[NDArray[Any], int]:
             f"{file.name} has {file.size} bytes and had {tar_bytes} when it was indexed{first}: it is truncated, or "
             f"newer than its index. Copy it again, or write the index again: {remedy}"
         )
-    return row_N, largest
+    more_NM = np.zeros((num, 0), np.int32)
+    if width:
+        more_NM = np.memmap(index, "<i4", "r", end + _WIDTH.size, (num, width))
+    return row_N, largest, more_NM
 
 
-def _samples(file: Ranges) -> Iterator[tuple[int, int, int]]:
-    """Yields (offset, size, label) of each sample: consecutive files with the same name up to its first dot."""
+def _samples(file: Ranges) -> Iterator[tuple[int, int, list[int]]]:
+    """Yields (offset, size, labels) of each sample: consecutive files with the same name up to its first dot."""
     for name, parts in groupby(_files(file), lambda part: part[0]):
         image = label = None
         for _, ending, offset, size, text in parts:
             if is_image_name(f"x.{ending}"):
                 image = offset, size
             elif ending in _LABELLED:
-                label = offset, _label(f"{file.name}, offset {offset}", ending, text)
+                label = offset, _labels(f"{file.name}, offset {offset}", ending, text)
         if image and label:
             yield *image, label[1]
         elif image or label:
@@ -182,17 +221,18 @@ def _files(file: Ranges) -> Iterator[tuple[str, str, int, int, bytes]]:
         raise ValueError(f"{file.name}, offset {at}: no header of a file; the shard is truncated or damaged")
 
 
-def _label(where: str, ending: str, text: bytes) -> int:
+def _labels(where: str, ending: str, text: bytes) -> list[int]:
     try:
         value = json.loads(text) if ending == "json" else int(text)
         if isinstance(value, dict):
             value = next((value[name] for name in _LABELS if name in value), None)
     except (ValueError, RecursionError):
         value = None
-    if type(value) is not int or not 0 <= value < 2**31:
-        expected = "a class number" if ending == "cls" else f"a class number under {' or '.join(_LABELS)}"
-        raise ValueError(f"{where}: got {text[:80]!r}; expected {expected}")
-    return value
+    labels = value if isinstance(value, list) and ending == "json" else [value]
+    if not labels or any(type(label) is not int or not 0 <= label < 2**31 for label in labels):
+        keys = f" under {' or '.join(_LABELS)}, or a list of such" if ending == "json" else ""
+        raise ValueError(f"{where}: got {text[:80]!r}; expected a class number{keys}")
+    return labels
 
 
 def _octal(field: bytes) -> int:

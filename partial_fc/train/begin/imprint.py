@@ -38,8 +38,9 @@ _SHORTEST = 1e-6  # mean of unit vectors that has a direction
 
 def imprint(backbone: Backbone, table: Table, source: Source, num_images: int, logger: Logger) -> None:
     """Writes the mean directions, of length 1, by the backbone in evaluation mode, with the flipped image where the
-    model adds it. Images that cannot be read do not count; classes without images start as without imprinting. A
-    collective. Raises ValueError, on all ranks, for a mean that has NaN, Inf or length 0."""
+    model adds it. An image with several labels counts for each of their classes. Images that cannot be read do not
+    count; classes without images start as without imprinting. A collective. Raises ValueError, on all ranks, for a mean
+    that has NaN, Inf or length 0."""
     facts, world, started = backbone.contract, table.world, time.perf_counter()
     if "flip" not in facts:
         raise ValueError("--start-centres imprint is for networks that embed images or vectors, those of recipe face")
@@ -47,8 +48,9 @@ def imprint(backbone: Backbone, table: Table, source: Source, num_images: int, l
     blank = black(size) if size else np.zeros(int(facts["input_size"]), np.float32)
     label_N = labels_of(source)
     assert label_N is not None, "recipe face has no source without labels"
-    index_M = first_images(label_N, table.num_classes, num_images)
-    class_M = torch.from_numpy(label_N[index_M])
+    at_M = first_images(label_N.reshape(-1), table.num_classes, num_images)
+    index_M = at_M // source.num_labels
+    class_M = torch.from_numpy(label_N.reshape(-1)[at_M])
     chosen = {"images": torch.from_numpy(index_M), "their classes": class_M}
     if difference := compare_replicas(chosen, world, "imprint/images"):
         raise ValueError(f"--start-centres imprint: the training data is not the same on all ranks: {difference}")
@@ -111,7 +113,7 @@ def imprint(backbone: Backbone, table: Table, source: Source, num_images: int, l
 
 
 def first_images(label_N: NDArray[np.int64], num_classes: int, num_images: int) -> NDArray[np.int64]:
-    """Returns the first num_images images of each class, by class: numbers of samples, (M,)."""
+    """Returns the first num_images images of each class, by class: places in label_N, (M,)."""
     index_N = np.flatnonzero((label_N >= 0) & (label_N < num_classes))
     index_N = index_N[label_N[index_N].argsort(kind="stable")]
     class_N = label_N[index_N]

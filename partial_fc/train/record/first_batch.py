@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 
 from partial_fc import pictures
 from partial_fc.data import Batch
+from partial_fc.data.labels import NONE
 from partial_fc.files import warn_on_os_error
 from partial_fc.train.job import Job
 
@@ -17,10 +18,13 @@ def write(job: Job, batch: Batch) -> None:
     if job.world.rank != 0:
         return
     names, tiles = job.class_names, []
-    for data, label, key in zip(batch.input_B[:NUM_TILES], batch.label_B.tolist(), batch.key_B.tolist(), strict=False):
+    label_BK = batch.label_B.reshape(len(batch.key_B), -1).tolist()
+    for data, label_K, key in zip(batch.input_B[:NUM_TILES], label_BK, batch.key_B.tolist(), strict=False):
         picture = job.backbone.to_input.picture(data)
         if picture is not None:
-            tiles.append(pictures.Tile(tile(picture), [names[label] if names else f"class {label}", f"record {key}"]))
+            classes = [str(names[label] if names else label) for label in label_K if label != NONE]
+            title = ", ".join(classes) if names else f"class {' '.join(classes)}"
+            tiles.append(pictures.Tile(tile(picture), [title, f"record {key}"]))
     if tiles:
         with warn_on_os_error(f"a picture below {job.models_root}"):
             pictures.write(job.models_root / "first_batch.png", pictures.sheet([pictures.Row("", tiles)], ACROSS))

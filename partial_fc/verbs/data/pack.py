@@ -12,6 +12,7 @@ from partial_fc import printable
 from partial_fc.data import ImageFolder, open_source
 from partial_fc.data.decode import encode_square
 from partial_fc.data.image_folder import write_names
+from partial_fc.data.labels import NONE
 from partial_fc.data.recordio import MAX_CLASSES, RecordWriter, pack, write_index
 from partial_fc.data.sample import naming
 from partial_fc.data.sets.joined import matching
@@ -42,6 +43,8 @@ class PackOptions:
     """JPEG quality of re-encoded images."""
     plain: bool = False
     """im2rec's layout, keys from 0. Otherwise InsightFace's: sorted by class, with identity records."""
+    labels: Annotated[int, In("[1, 1000]")] = 1
+    """The most labels of an image, with --plain; 1: the first of each is written."""
     num_workers: Annotated[int, In(THREADS)] = 4
     """Threads that read, decode and encode."""
     max_bad_records: int = 0
@@ -50,14 +53,18 @@ class PackOptions:
 
 def pack_images(options: PackOptions) -> None:
     """Writes the four files, and classes.txt (the folder names in label order)."""
-    source = open_source(options.source, root=options.root)
+    if options.labels > 1 and not options.plain:
+        raise ValueError(
+            f"--labels {options.labels}: InsightFace's layout has one identity for each image; add --plain"
+        )
+    source = open_source(options.source, root=options.root, num_labels=options.labels)
     if source.num_classes > MAX_CLASSES:
         raise ValueError(f"{source.num_classes} classes; float32 labels of a .rec are exact only up to {MAX_CLASSES}")
     check_new(options.output / "train.rec")
     options.output.mkdir(parents=True, exist_ok=True)
     label_N = source.labels()
     # Identity records need the images of a class to be consecutive.
-    order = np.arange(len(label_N)) if options.plain else np.argsort(label_N, kind="stable")
+    order = np.arange(len(source)) if options.plain else np.argsort(label_N, kind="stable")
     first_key = 0 if options.plain else 1
 
     def encoded(index: int) -> bytes:
@@ -66,22 +73,26 @@ def pack_images(options: PackOptions) -> None:
         with naming(source, index):
             return encode_square(image, options.image_size, options.quality)
 
-    labels: list[int] = []  # of the written images, by key
+    num_packed, all_labels = 0, []  # of the written images
     with (
         RecordWriter(options.output / "train.rec") as writer,
         open(options.output / "train.lst", "w", encoding="utf-8", errors="surrogateescape") as lst,
     ):
         images = usable(encoded, order.tolist(), options.num_workers, options.max_bad_records, "pack")
         for index, content in images:
-            key, label = first_key + len(labels), int(label_N[index])
+            key, labels = first_key + num_packed, label_N[index].reshape(-1).tolist()
+            labels = [label for label in labels if label != NONE or options.labels == 1]
             name = source.names[index] if isinstance(source, ImageFolder) else source.where(index)
-            writer.write(key, pack(label if options.plain else [label, 1.0], content, id=key))
-            # im2rec: index, label, path. InsightFace's face2rec: aligned, path, label.
-            lst.write(f"{key}\t{label:f}\t{name}\n" if options.plain else f"1\t{name}\t{label}\n")
-            labels.append(label)
-        if not labels:
+            stored = labels[0] if len(labels) == 1 else labels
+            writer.write(key, pack(stored if options.plain else [labels[0], 1.0], content, id=key))
+            # im2rec: index, labels, path. InsightFace's face2rec: aligned, path, label.
+            texts = "\t".join(f"{label:f}" for label in labels)
+            lst.write(f"{key}\t{texts}\t{name}\n" if options.plain else f"1\t{name}\t{labels[0]}\n")
+            num_packed += 1
+            all_labels += labels
+        if not num_packed:
             raise ValueError(f"{options.source}: not one image could be read")
-        count_C = np.bincount(labels, minlength=source.num_classes)
+        count_C = np.bincount(all_labels, minlength=source.num_classes)
         if not options.plain:
             write_identities(writer, count_C)
     size = options.image_size or 0
@@ -90,7 +101,7 @@ def pack_images(options: PackOptions) -> None:
         write_names(options.output / "classes.txt", class_names)
     if isinstance(source, ImageFolder) and source.left_out:
         _log.warning("%s: files are left out: %s", options.source, source.left_out_text())
-    _report(options.output, count_C, source.class_names())
+    _report(options.output, num_packed, count_C, source.class_names())
 
 
 @dataclass(frozen=True)
@@ -123,10 +134,10 @@ def write_identities(writer: RecordWriter, count_C: np.ndarray) -> None:
         writer.write(first + label, pack([end - count, end], b"", id=first + label))
 
 
-def _report(output: Path, count_C: np.ndarray, class_names: list[str] | None) -> None:
+def _report(output: Path, num_images: int, count_C: np.ndarray, class_names: list[str] | None) -> None:
     least, most, median = int(count_C.min()), int(count_C.max()), int(np.median(count_C))
     each = str(least) if least == most else f"{least} to {most}, half of them at most {median}"
-    print(f"{output}: {counted(int(count_C.sum()), 'image')} of {counted(len(count_C), 'class')}; a class has {each}")
+    print(f"{output}: {counted(num_images, 'image')} of {counted(len(count_C), 'class')}; a class has {each}")
     for number, what in ((0, "no image"), (1, "one image only")):
         labels = np.flatnonzero(count_C == number)
         if len(labels):

@@ -22,6 +22,7 @@ from partial_fc.data.check.pairs import check_pairs
 from partial_fc.data.check.recordio import NO_LABEL, CannotCheck, Records
 from partial_fc.data.check.vectors import check_vectors
 from partial_fc.data.image_folder import ImageFolder, image_names
+from partial_fc.data.labels import NONE, first
 from partial_fc.data.recordio import read_property
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, still
 from partial_fc.data.sets.joined import find_sets, is_pattern, open_sets, parts_of
@@ -44,6 +45,8 @@ class DataOptions:
     vectors (.npz, .npy, .parquet), a pattern or .sets file of several, a folder with MNIST's idx files, or a .bin."""
     num_classes: Annotated[int | None, In(CLASSES)] = None
     """The number of classes of the training run; by default what the set states."""
+    labels: Annotated[int, In("[1, 1000]")] = 1
+    """--labels of the training run. 1: the first label of each image is checked; K: up to K of each."""
     images: bool = True
     """Decode every image and look for equal files; without it only index, headers and labels are read."""
     num_workers: Annotated[int, In(THREADS)] = len(os.sched_getaffinity(0))
@@ -124,7 +127,8 @@ class _Check:
     def run(self) -> None:
         """Detects the kind of source and checks it. Raises CannotCheck for an unknown kind."""
         source, options = self.options.source, self.options
-        if source.suffix in (".sets", ".tar", ".parquet", ".npz", ".npy") or is_pattern(source) or as_url(source):
+        is_set = source.suffix in (".sets", ".tar", ".parquet", ".npz", ".npy") or is_pattern(source) or as_url(source)
+        if is_set or (options.labels > 1 and source.suffix != ".bin"):
             self._check_sets(source)
             return
         if not source.exists():
@@ -182,7 +186,7 @@ class _Check:
         each .rec by itself."""
         self.kind = "sets"
         try:
-            joined = open_sets([source], vectors=True)
+            joined = open_sets([source], vectors=True, num_labels=self.options.labels)
             paths = [path / "train.rec" if path.is_dir() else path for one in find_sets([source]) for path in one.paths]
             for records in (Records(path) for path in paths if path.suffix == ".rec" and path.exists()):
                 self.findings += [*records.findings, *check_layout(records)]
@@ -205,7 +209,7 @@ class _Check:
             return image
 
         def describe(i: int) -> Mapping[str, Any]:
-            return {"file": joined.where(i), "class": int(label_N[i])}
+            return {"file": joined.where(i), "class": int(first(label_N)[i])}
 
         names = joined.class_names() or ()
         if not vectors:
@@ -214,7 +218,7 @@ class _Check:
         self._check_labels(source, label_N, joined.num_classes, describe, names)
         if self.options.images:
             bar = source.name if self.options.bar else ""
-            self.findings += check_vectors(vectors, label_N, describe, str(source), bar)
+            self.findings += check_vectors(vectors, first(label_N), describe, str(source), bar)
             self.num_decoded = len(label_N)
 
     def _check_files(self, source: Path) -> None:
@@ -252,7 +256,7 @@ class _Check:
             return
         bar = source.name if options.bar else ""
         scan = scan_images(read, len(label_N), options.num_workers, bar=bar)
-        findings = check_images(scan, label_N, describe, str(source), size, embedding=True)
+        findings = check_images(scan, first(label_N), describe, str(source), size, embedding=True)
         self.findings += findings
         self.sheet.add(findings, read, len(label_N), describe, source.name)
         self.hash_N, self.num_decoded = scan.hash_N, len(label_N)
@@ -262,7 +266,11 @@ class _Check:
     ) -> None:
         self.num_images, self.num_classes = len(label_N), self.options.num_classes or num_classes
         print(f"{source}: {self.kind}, {counted(self.num_images, self.unit)}, {counted(self.num_classes, 'class')}")
-        has_label = label_N != NO_LABEL  # the others have their own finding
+        if label_N.ndim > 1:
+            count_N = (label_N != NONE).sum(axis=1)
+            what = f"{count_N.min()} to {count_N.max()} labels each, {count_N.mean():.3g} on average"
+            self.findings.append(Finding("info", "labels", what, int(count_N.sum()), file=str(source)))
+        has_label = first(label_N) != NO_LABEL  # the others have their own finding
         labelled: NDArray[np.int64] | range = range(len(label_N)) if has_label.all() else np.flatnonzero(has_label)
         self.findings += check_labels(
             label_N if has_label.all() else label_N[has_label],

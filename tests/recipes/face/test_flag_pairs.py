@@ -30,6 +30,8 @@ SETTINGS = {
     "label_smoothing": (0.0, 0.1),
     "ema": (0.0, 0.9),
     "lora": (0, 2),
+    "labels": (1, 3),
+    "rule": ("mean-softmax", "mlcd"),
 }
 # What is refused, and a word of the reason.
 REFUSED = {
@@ -39,6 +41,10 @@ REFUSED = {
     (("accumulate", 2), ("loss", "curricularface")): "averages over whole batches",
     (("sample_rate", 1.0), ("hard_negatives", 2)): "without sampling",
     (("loss", "curricularface"), ("label_smoothing", 0.1)): "not defined there",
+    (("loss", "curricularface"), ("labels", 3)): "told by one target",
+    (("loss", "curricularface"), ("rule", "mlcd")): "told by one target",
+    (("label_smoothing", 0.1), ("labels", 3)): "--label-smoothing",
+    (("label_smoothing", 0.1), ("rule", "mlcd")): "--label-smoothing",
 }
 PAIRS = [
     ((one, a), (other, b))

@@ -169,7 +169,7 @@ def test_what_is_wrong_ends_the_run_before_the_first_step(data, tmp_path):
     np.savez(tmp_path / "train.npz", embeddings=row_ND, labels=label_N)
     for flags, match in (
         ("--network none --max-bad-records 0", r"(?s)1 of 480 vectors.*train\.npz, row 7"),
-        ("--network none --num-classes 50", r"train\.npz, row 400: label 50, expected 0 to 49"),
+        ("--network none --num-classes 50", r"train\.npz, row 400: label 50; expected 0 to 49"),
         ("--network none --embedding-size 10", "--embedding-size 10.*the vectors' 12"),
         ("--network none --val-targets gone", r"gone\.npz"),
     ):

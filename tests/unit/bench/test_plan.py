@@ -34,15 +34,16 @@ def test_a_row_takes_what_the_head_keeps_for_it(optimizer):
     assert planned["optimizer state"] == sum(sizes.values())
 
 
+@pytest.mark.parametrize("labels", [1, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_collectives_are_those_of_a_step(dtype):
+def test_collectives_are_those_of_a_step(dtype, labels):
     world = SingleWorld()
     head = PartialFC(50, 16, CosFace(), world=world)
     feat = torch.randn(6, 16).to(dtype).requires_grad_()
     with world.count_traffic() as traffic:
-        head(feat, torch.arange(6)).backward()
+        head(feat, torch.arange(6 * labels).view(6, labels)).backward()
         head.step(0.1)
-    planned = plan.collective_bytes(workload(classes=50, dim=16, gpus=1, batch=6), dtype.itemsize)
+    planned = plan.collective_bytes(workload(classes=50, dim=16, gpus=1, batch=6, labels=labels), dtype.itemsize)
     assert dict(traffic.num_bytes) == planned
 
 

@@ -59,7 +59,7 @@ def test_im2rec_layout_as_mxnet_writes_it(mx, tmp_path: Path) -> None:
         writer.write_idx(key, mxnet_pack(key * 5, jpeg(key), key))
     writer.close()
     source = RecordSource(tmp_path)
-    assert [source.read(i)[1:] for i in range(3)] == [(0, 0), (5, 1), (10, 2)]
+    assert [source.read(i)[1:3] for i in range(3)] == [(0, 0), (5, 1), (10, 2)]
     assert (len(source), source.num_classes) == (3, 11)
     (tmp_path / "property").write_text("20,9,9\n")
     assert RecordSource(tmp_path).num_classes == 20

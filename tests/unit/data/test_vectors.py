@@ -89,7 +89,7 @@ def test_what_is_wrong_is_named(tmp_path):
         with pytest.raises(error, match=match):
             Vectors(write(tmp_path / f"x{suffix}", row, label), **more)
 
-    wrong(r"x\.npz, row \d+: label 1[01], expected 0 to 9 \(4 such", error=LabelOutOfRange, num_classes=10)
+    wrong(r"x\.npz, row \d+: label 1[01]; expected 0 to 9 \(4 such", error=LabelOutOfRange, num_classes=10)
     wrong(r"x\.npy, row 0: label -", ".npy", label=label_N - label_N[0] - 1, error=LabelOutOfRange)
     wrong(r"int64 \(30, 6\); expected floating-point", row=row_ND.astype(int))
     wrong(r"labels are float64 \(30,\)", label=label_N / 2)
@@ -178,7 +178,7 @@ def test_doctor_names_vectors_without_a_direction_and_repeated_ones(suffix, tmp_
         source=tmp_path / "two.sets",
     )
     write(path, row_ND, label_N - 3)
-    doctor(1, rf"label-range: .*x\{suffix}, row 0: label -3, expected 0 to 8 \(15 such")
+    doctor(1, rf"label-range: .*x\{suffix}, row 0: label -3; expected 0 to 8 \(15 such")
 
 
 def test_a_damaged_npz_is_a_value_error_or_other_numbers(tmp_path):

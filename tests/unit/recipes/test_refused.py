@@ -35,6 +35,15 @@ FACE = """
     --start-centres a --resume b | --start-centres with --resume b
     --head-centres a --resume b | --head-centres with --resume b
     --imprint-images 3 --start-centres a | --imprint-images 3 goes with --start-centres imprint
+    --labels-drawn 2 | --labels-drawn 2 with --labels 1
+    --labels 2 --labels-drawn 3 | --labels-drawn 3 with --labels 2
+    --labels 2 --balance sqrt | --balance sqrt with --labels 2
+    --labels 2 --label-smoothing 0.1 | 2 labels an image with --label-smoothing
+    --labels 2 --loss curricularface | 2 labels an image with CurricularFace
+    --rule own-out | --rule own-out with one label
+    --labels 4 --labels-drawn 1 --rule mlc | --rule mlc with one label
+    --rule mlcd --label-smoothing 0.1 | --rule mlcd with --label-smoothing
+    --rule theirs --labels 2 | --rule
     --backbone-lr 0.1 --lr 0 | --backbone-lr 0.1 with --lr 0
     --nodes 2 | --nodes 2 needs --master-addr
     --nodes 2 --nr 2 --master-addr a | --nr is 2, of --nodes 2
