@@ -14,6 +14,7 @@ softmax.py has the mathematics between the collectives, kernels/ the passes.
 (An, Zhu et al., "Partial FC: Training 10 Million Identities on a Single Machine", https://arxiv.org/abs/2010.05222.)
 """
 
+import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,7 +33,7 @@ from partial_fc.head.interop.inputs import (
     device_of,
     dtype_of,
     integer_of,
-    margin_of,
+    margins_of,
     optimizer_of,
     rows_with_labels,
     world_of,
@@ -48,6 +49,7 @@ from partial_fc.head.rule import MeanSoftmax, Rule
 from partial_fc.head.selection.active_rows import ActiveRows, RowSelector
 from partial_fc.head.selection.hard_negatives import HardNegatives
 from partial_fc.head.selection.sampling import Quota, Sampling
+from partial_fc.head.selection.steps import Steps
 from partial_fc.head.shard import Shard
 from partial_fc.head.softmax import own_arithmetic, row_math_of
 
@@ -56,6 +58,8 @@ if TYPE_CHECKING:
 
     from partial_fc.head.interop.optimizer import HeadOptimizer
     from partial_fc.head.interop.sharded import ShardedState
+
+_log = logging.getLogger(__name__)
 
 
 class PartialFC(HeadModule):
@@ -73,7 +77,8 @@ class PartialFC(HeadModule):
     The rule says what the row's loss is; it costs about what one label costs.
 
     sample_rate: the share of all classes that are negatives in a step; the classes of the batch always take part: on
-    top of it or, with quota "insightface", as part of it.
+    top of it or, with quota "insightface", as part of it. Rate and margin may change during training, as functions of
+    `num_steps`: sample_rate=Steps({0: 0.3, 6000: 1.0}), margin=Steps({0: CosFace(margin=0.2), 6000: CosFace()}).
     dtype: what is computed in, float32; float64 is for checks. precision: of the matrix products' operands, where the
     kernel has a choice ("auto": bf16 where the hardware multiplies such numbers); sums are float32 or wider.
     storage: dtype and place of centres and their state. impl: which kernel (kernels/). catch_up: "exact": a row is
@@ -93,8 +98,8 @@ class PartialFC(HeadModule):
         self,
         num_classes: int,
         embedding_size: int,
-        margin: Margin | str,
-        sample_rate: float = 1.0,
+        margin: Margin | str | Steps[Margin | str],
+        sample_rate: float | Steps[float] = 1.0,
         world: "World | ProcessGroup | None" = None,
         seed: int = 0,
         optimizer: RowOptimizer | None = None,
@@ -117,23 +122,10 @@ class PartialFC(HeadModule):
         rule: Rule | None = None,
     ):
         super().__init__({key: value for key, value in locals().items() if key not in ("self", "__class__")})
-        margin, device, dtype = margin_of(margin), device_of(device), dtype_of(dtype)
+        device, dtype = device_of(device), dtype_of(dtype)
         num_classes = integer_of("num_classes", num_classes)
         embedding_size = integer_of("embedding_size", embedding_size)
         sub_centres, seed = integer_of("sub_centres", sub_centres), integer_of("seed", seed, least=None)
-        check_options(
-            margin,
-            sample_rate,
-            interclass_filtering_threshold=interclass_filtering_threshold,
-            sub_centres=sub_centres,
-            label_smoothing=label_smoothing,
-            sampling_correction=sampling_correction,
-            hard_negatives=hard_negatives is not None,
-            quota=quota,
-        )
-        rule = rule or MeanSoftmax()
-        if not rule.one_label_is_softmax:
-            check_several_labels(margin, label_smoothing, type(rule).__name__)
         if backbone_gradients not in ("sum", "average"):
             raise ValueError(f"backbone_gradients is {backbone_gradients!r}; expected sum or average")
         storage = storage or Storage(dtype)
@@ -142,12 +134,10 @@ class PartialFC(HeadModule):
         self.name, self.scope = name, scope(name)
         self.world = world_of(world) or SingleWorld()
         self.num_classes = num_classes  # of all ranks
-        self.margin = margin
-        self.rule = rule
+        self.rule = rule or MeanSoftmax()
         self.embedding_size = embedding_size
         self.dtype = dtype
         self.shard = Shard.of(num_classes, self.world.rank, self.world.size)
-        self.sampling = Sampling(num_classes, sample_rate, seed, quota)
         self.optimizer = optimizer_of(optimizer)
         self.num_steps = 0  # counts `step`; with the seed it decides the negatives
         self.ignore_index = ignore_index
@@ -156,6 +146,7 @@ class PartialFC(HeadModule):
         self.label_smoothing = label_smoothing
         self.sampling_correction = sampling_correction
         self.hard_negatives = hard_negatives
+        self._margins, self.sampling = self._checked(margin, sample_rate, seed, quota)
         self._gradient_factor = self.world.size if backbone_gradients == "average" else 1
         self.kernel = kernels.choose(impl, device, dtype, precision)
         self.store = RowTable(
@@ -168,21 +159,52 @@ class PartialFC(HeadModule):
             device,
             catch_up,
         )
-        self.margin_state = margin.state()
+        self.margin_state = self.margin.state()
         self.last_step: dict[str, Tensor] = {}  # what telemetry looks at: of the last forward
         self.pending = Pending()  # one for each backward since `step`
-        self._selector = RowSelector(
-            self.sampling, self.shard, sub_centres, self.store, hard_negatives, sampling_correction, dtype
-        )
         # What lies between the kernel's passes is done in few calls, too, where it has them.
         self._row_math = row_math_of(self.kernel)
-        if self.kernel.name == "triton" and not self.store.can_prefetch and quota == "negatives":
-            from partial_fc.head.kernels.triton_choice import DeviceChoice
-
-            self._selector.on_device = DeviceChoice(self.sampling, self.shard, device, sampling_correction)
-        self._batches = Batches(num_classes, self.world, self._selector, self.scope)
         self._has_warned = False
         self._margin_before: dict[str, Any] | None = None  # what `discard` goes back to
+        self._make_selector()
+
+    def _checked(
+        self, margin: Margin | str | Steps[Margin | str], sample_rate: float | Steps[float], seed: int, quota: Quota
+    ) -> tuple[Steps[Margin], Sampling]:
+        """Returns the margins and the sampling, which go together with the other options."""
+        margins, sampling = margins_of(margin), Sampling(self.num_classes, sample_rate, seed, quota)
+        check_options(
+            margins.by_step.values(),
+            sampling.rates.by_step.values(),
+            interclass_filtering_threshold=self.filter_above,
+            sub_centres=self.sub_centres,
+            label_smoothing=self.label_smoothing,
+            sampling_correction=self.sampling_correction,
+            hard_negatives=self.hard_negatives is not None,
+            quota=quota,
+        )
+        if not self.rule.one_label_is_softmax:
+            check_several_labels(margins.at(0), self.label_smoothing, type(self.rule).__name__)
+        return margins, sampling
+
+    def _make_selector(self) -> None:
+        self._selector = RowSelector(
+            *(self.sampling, self.shard, self.sub_centres, self.store),
+            *(self.hard_negatives, self.sampling_correction, self.dtype),
+        )
+        if self.kernel.name == "triton" and not self.store.can_prefetch and self.sampling.quota == "negatives":
+            from partial_fc.head.kernels.triton_choice import DeviceChoice
+
+            device, correction = self.store.device, self.sampling_correction
+            self._selector.on_device = DeviceChoice(self.sampling, self.shard, device, correction)
+        self._batches = Batches(self.num_classes, self.world, self._selector, self.scope)
+
+    def set_schedule(self, margin: Margin | str | Steps[Margin | str], sample_rate: float | Steps[float]) -> None:
+        """Replaces margin and sample rate, between two steps. The steps of `Steps` count from the start of training, as
+        those that the head is made with. What the margin remembers stays. Raises ValueError as the constructor does."""
+        self._margins, self.sampling = self._checked(margin, sample_rate, self.sampling.seed, self.sampling.quota)
+        self._made_with |= {"margin": margin, "sample_rate": sample_rate}
+        self._make_selector()
 
     def __repr__(self) -> str:
         storage = self.store.storage
@@ -191,6 +213,11 @@ class PartialFC(HeadModule):
             f"{self.sampling.rate}, {self.optimizer}, rows in {storage.dtype} on {storage.place}, kernel "
             f"{self.kernel.name}; {self.world}: classes [{self.shard.start}, {self.shard.stop}))"
         )
+
+    @property
+    def margin(self) -> Margin:
+        """Returns the margin of the step to come."""
+        return self._margins.at(self.num_steps)
 
     @property
     def centres(self) -> Tensor:
@@ -260,7 +287,8 @@ class PartialFC(HeadModule):
         """Once: a second batch before `step` is a mistake, or wants `prepare`."""
         if not self._has_warned:
             self._has_warned = True
-            sampled = "" if self.sampling.rate == 1 else ", and each micro-batch now lacks the others' classes"
+            every = self.sampling.rates.at(self.num_steps) == 1
+            sampled = "" if every else ", and each micro-batch now lacks the others' classes"
             warnings.warn(
                 f"{self.world}: a second batch before head.step(): without it the centres stay as they are. If several "
                 f"micro-batches make one step, call head.prepare(all their labels) first: without it all their "
@@ -418,6 +446,14 @@ class PartialFC(HeadModule):
         if self.hard_negatives is not None:
             self.hard_negatives.keep()
         self.num_steps += 1
+        self._log_change("sample rate", self.sampling.rates)
+        self._log_change("margin", self._margins)
+
+    def _log_change(self, what: str, values: Steps[Any]) -> None:
+        """Logs that the step to come has another value than the one before."""
+        before, now = values.at(self.num_steps - 1), values.at(self.num_steps)
+        if before != now:
+            _log.info("%s, step %d: %s %s, before %s", self.scope, self.num_steps + 1, what, now, before)
 
     def forget(self) -> None:
         """Drops the gradients since the last step."""

@@ -13,6 +13,7 @@ from partial_fc.head.gather import FEATURE_DTYPES
 from partial_fc.head.margin import ArcFace, CosFace, Margin, Softmax
 from partial_fc.head.rows import RowOptimizer, RowSGD
 from partial_fc.head.rule import Rule
+from partial_fc.head.selection.steps import Steps, steps_of
 
 
 def margin_of(margin: Margin | str) -> Margin:
@@ -24,6 +25,11 @@ def margin_of(margin: Margin | str) -> Margin:
         names = ", ".join(named)
         raise ValueError(f"margin is {margin!r}; expected a Margin, as CosFace(scale=64.0), or one of {names}")
     return named[margin]()
+
+
+def margins_of(margin: Margin | str | Steps[Margin | str]) -> Steps[Margin]:
+    """Returns the margin of each step."""
+    return Steps({step: margin_of(each) for step, each in steps_of(margin).by_step.items()})
 
 
 def integer_of(name: str, value: Any, least: int | None = 1) -> int:
