@@ -40,7 +40,7 @@ class Batch(NamedTuple):
     H, W), channels-last in memory. label_B, key_B: int64. epoch: passes over the set after this batch, a fraction.
     position: samples consumed by all ranks after this batch; a new Loader resumes from it. num_global: samples of this
     batch on all ranks. ends_epoch: no update continues past this batch. position_B: int64, the samples' own positions,
-    for random numbers inside a network; None: unknown.
+    for random numbers inside a network; None: unknown. weight_B: float64, of each sample's loss; None: 1.
     """
 
     input_B: Tensor
@@ -51,6 +51,7 @@ class Batch(NamedTuple):
     num_global: int
     ends_epoch: bool = False
     position_B: Tensor | None = None
+    weight_B: Tensor | None = None
 
 
 class Loader:
@@ -59,7 +60,8 @@ class Loader:
     transform: decodes, crops and augments. Its rng depends on (seed, position) only, so ranks and threads do not change
     a sample. order: Keyed by default. batch_size: of this rank. position: where to start (Batch.position). Logs and
     replaces a damaged record; more than `max_bad_records` different ones on this rank raise ValueError. num_workers
-    threads build a whole batch each (0: the calling thread does); up to `prefetch` finished batches wait.
+    threads build a whole batch each (0: the calling thread does); up to `prefetch` finished batches wait. weights: of
+    each sample of the source, by its index; None: batches have none.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Loader:
         prefetch: int = 2,
         max_bad_records: int = 100,
         pin_memory: bool = False,
+        weights: NDArray | None = None,
     ) -> None:
         for name, value, least in (
             ("batch_size", batch_size, 1),
@@ -100,6 +103,7 @@ class Loader:
         self._augment_key = derive_key(seed, _AUGMENT)
         self.max_bad_records = max_bad_records
         self.pin_memory = pin_memory
+        self._weights = weights
         self._bad: dict[int, str] = {}  # index -> error
         self._bad_lock = threading.Lock()
         self._stop = threading.Event()
@@ -185,7 +189,8 @@ class Loader:
         index_B = selection.index_B
         self.source.will_need(index_B.tolist())
         at_once = self.source.read_batch(index_B.numpy()) if self.transform is as_stored else None
-        data_B, label_B, key_B = at_once or self._each(selection)
+        data_B, label_B, key_B, used_B = (*at_once, index_B.numpy()) if at_once else self._each(selection)
+        weight_B = None if self._weights is None else torch.from_numpy(self._weights[used_B].astype(np.float64))
         return Batch(
             channels_first(torch.from_numpy(data_B)),
             torch.from_numpy(label_B),
@@ -195,18 +200,19 @@ class Loader:
             len(index_B) * self.world_size,
             selection.ends_epoch,
             selection.position_B,
+            weight_B,
         )
 
-    def _each(self, selection: Selection) -> tuple[NDArray, NDArray[np.int64], NDArray[np.int64]]:
-        """Returns (arrays, labels, keys), one sample after the other."""
+    def _each(self, selection: Selection) -> tuple[NDArray, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Returns (arrays, labels, keys, indices), one sample after the other."""
         index_B = selection.index_B.tolist()
-        label_B, key_B = (np.empty(len(index_B), np.int64) for _ in range(2))
+        label_B, key_B, used_B = (np.empty(len(index_B), np.int64) for _ in range(3))
         data_B = self._empty(len(index_B)) if self._layout else None
         for i, (position, index) in enumerate(zip(selection.position_B.tolist(), index_B, strict=True)):
             if self._stop.is_set():
                 raise RuntimeError("the loader is closed")
             out = None if data_B is None else data_B[i]
-            array, label_B[i], key_B[i] = self._load_or_replace(position, index, out)
+            array, label_B[i], key_B[i], used_B[i] = self._load_or_replace(position, index, out)
             if array is out:
                 continue
             if data_B is None:
@@ -215,7 +221,7 @@ class Loader:
             self._check_layout(array, index)
             data_B[i] = array
         assert data_B is not None
-        return data_B, label_B, key_B
+        return data_B, label_B, key_B, used_B
 
     def _empty(self, count: int) -> NDArray:
         """Returns an empty batch of arrays like the very first one."""
@@ -234,12 +240,12 @@ class Loader:
                 "first sample; expected one shape and dtype"
             )
 
-    def _load_or_replace(self, position: int, index: int, out: NDArray | None) -> tuple[NDArray, int, int]:
-        """Returns (array, label, key). The replacement of a damaged record depends on seed and position only."""
+    def _load_or_replace(self, position: int, index: int, out: NDArray | None) -> tuple[NDArray, int, int, int]:
+        """Returns (array, label, key, index). The replacement of a damaged record depends on seed and position only."""
         attempt = 0
         while True:
             try:
-                return self._load(position, index, out)
+                return *self._load(position, index, out), index
             except BadRecord as error:
                 self._note_bad(index, str(error))
             attempt += 1

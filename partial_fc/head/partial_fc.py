@@ -9,6 +9,7 @@ One step, as the data sees it, with its three collectives (per rank: B*(D*itemsi
 `step` passes over the centres a second time and moves them, chunk by chunk, while the backbone's gradients travel.
 CurricularFace costs one more all-reduce, head/target, of 8*G bytes. With T labels a row (rule.py) head/gather takes
 B*(D*itemsize + 16*T + 4) bytes, and head/softmax 8*(1 + T)*G: the denominator without the labels, and their cosines.
+Weights of rows are 8*B bytes more in head/gather.
 softmax.py has the mathematics between the collectives, kernels/ the passes.
 
 (An, Zhu et al., "Partial FC: Training 10 Million Identities on a Single Machine", https://arxiv.org/abs/2010.05222.)
@@ -35,6 +36,7 @@ from partial_fc.head.interop.inputs import (
     integer_of,
     margins_of,
     optimizer_of,
+    row_weights,
     rows_with_labels,
     world_of,
 )
@@ -74,7 +76,7 @@ class PartialFC(HeadModule):
     differ, and be 0. Centres start as N(0, 0.01) by (seed, class), alike for any number of ranks.
 
     A row may have several labels: head(feat_BD, label_BK), or with their weights head(feat_BD, label_BK, weight_BK).
-    The rule says what the row's loss is; it costs about what one label costs.
+    The rule says what the row's loss is; it costs about what one label costs. Rows may have weights, too.
 
     sample_rate: the share of all classes that are negatives in a step; the classes of the batch always take part: on
     top of it or, with quota "insightface", as part of it. Rate and margin may change during training, as functions of
@@ -226,7 +228,9 @@ class PartialFC(HeadModule):
         centre_LD = self.store.centres_now()
         return centre_LD if self.sub_centres == 1 else centre_LD.unflatten(0, (-1, self.sub_centres))
 
-    def forward(self, feat_BD: Tensor, label_B: Tensor, weight_BK: Tensor | None = None) -> Tensor:
+    def forward(
+        self, feat_BD: Tensor, label_B: Tensor, weight_BK: Tensor | None = None, row_weight_B: Tensor | None = None
+    ) -> Tensor:
         """Returns the loss. feat_BD: floating, (B, D), or (..., D) such as (B, T, D) with labels (...); label_B: class
         numbers, integers.
 
@@ -234,14 +238,23 @@ class PartialFC(HeadModule):
         the sum of their weights, and ignore_index fills rows that have fewer. weight_BK: floating, of the labels'
         shape; only the ratios within a row count, and 0 takes a label out. None: all weigh the same.
 
+        row_weight_B: floating, (B,) or (...), finite and 0 or more, on any device: what each row's loss is multiplied
+        by. The loss is still the mean over the rows: their sum divided by their number, not by the weights' sum. All
+        ranks give weights, or none does. Averages that a margin keeps are over all rows alike.
+
         Where the features require a gradient, autograd is on and the module trains (`eval()` ends that), this is a step
         of training; else only the loss is formed, and nothing learns from the batch. Raises ValueError, on all ranks
         alike, for a label outside of [0, num_classes).
         """
-        return outside_graphs(PartialFC._loss)(self, feat_BD, label_B, weight_BK, 0)[0]
+        return outside_graphs(PartialFC._loss)(self, feat_BD, label_B, weight_BK, row_weight_B, 0)[0]
 
     def loss_and_topk(
-        self, feat_BD: Tensor, label_B: Tensor, k: int = 5, weight_BK: Tensor | None = None
+        self,
+        feat_BD: Tensor,
+        label_B: Tensor,
+        k: int = 5,
+        weight_BK: Tensor | None = None,
+        row_weight_B: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the loss of `forward`, to the bit, and what `topk` would give for the classes that take part in this
         step: (loss, cosine (..., k) in the head's dtype, falling, class (..., k) int64), features being (..., D).
@@ -254,19 +267,20 @@ class PartialFC(HeadModule):
         do.
         """
         predict.check_k(self, k)
-        loss, nearest = outside_graphs(PartialFC._loss)(self, feat_BD, label_B, weight_BK, k)
+        loss, nearest = outside_graphs(PartialFC._loss)(self, feat_BD, label_B, weight_BK, row_weight_B, k)
         assert nearest is not None
         cosine_BK, class_BK = nearest
         shape = (*feat_BD.shape[:-1], k)
         return loss, cosine_BK.view(shape), class_BK.view(shape)
 
     def _loss(
-        self, feat_BD: Tensor, label_B: Tensor, weight_BK: Tensor | None, num_nearest: int
+        self, feat_BD: Tensor, label_B: Tensor, weight_BK: Tensor | None, row_weight_B: Tensor | None, num_nearest: int
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """(loss, nearest classes of this rank's rows; None where num_nearest is 0)."""
         rows = rows_with_labels(
             feat_BD, label_B, weight_BK, self.rule, self.embedding_size, self.ignore_index, self.world
         )
+        rows = rows._replace(row_weight_B=row_weights(row_weight_B, rows, feat_BD.shape, self.world))
         if rows.weight_BT is not None:
             check_several_labels(self.margin, self.label_smoothing, f"{self.world}: several labels a row")
         feat_BD = rows.feat_BD
@@ -302,9 +316,11 @@ class PartialFC(HeadModule):
         """The collectives of a forward pass, and what softmax.py and the kernel do between them."""
         margin, world, rows = self.margin, self.world, self._row_math
         batch, active = self._batches.look(
-            rows_B.feat_BD.detach(), rows_B.label_B, rows_B.weight_BT, training, self.num_steps
+            *(rows_B.feat_BD.detach(), rows_B.label_B, rows_B.weight_BT, rows_B.row_weight_B),
+            *(training, self.num_steps),
         )
         label_G, weight_GT, rows_W, training = batch.label_G, batch.weight_GT, batch.rows, batch.training
+        row_weight_G = batch.row_weight_G
         if weight_GT is None and not self.rule.one_label_is_softmax:
             label_G, weight_GT = label_G[:, None], torch.ones_like(label_G[:, None], dtype=torch.float64)
         targets = rows.find_targets(batch.feat_GD, label_G, self.shard, self.sub_centres, active, self.dtype)
@@ -345,7 +361,9 @@ class PartialFC(HeadModule):
             "denominator": outcome.denominator_G,
             "target_logit": outcome.target_logit_G,
         }
-        if weight_GT is not None:
+        if row_weight_G is not None:
+            outcome = outcome.weighed(row_weight_G, unit_GD)
+        if weight_GT is not None or row_weight_G is not None:
             self.last_step["loss"] = outcome.loss_G
         loss, nearest = outcome.loss_G.mean().to(self.dtype), None
         if sums.nearest is not None:
@@ -462,8 +480,8 @@ class PartialFC(HeadModule):
         self._margin_before = None
 
     def row_losses(self, last_step: dict[str, Tensor], num_rows: int) -> Tensor:
-        """Returns the losses of this rank's num_rows rows, from the `last_step` of a forward pass; all ranks' batches
-        are of one size. Without label smoothing's part."""
+        """Returns the losses of this rank's num_rows rows, times their weights if they have some, from the `last_step`
+        of a forward pass; all ranks' batches are of one size. Label smoothing's part only with weights."""
         loss_G = last_step.get("loss", last_step["denominator"].log() - last_step["target_logit"])
         return loss_G[self.world.rank * num_rows :][:num_rows]
 
