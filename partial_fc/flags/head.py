@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -316,15 +317,13 @@ class HeadFlags:
         """Returns the margin of --loss, with this value of m."""
         from partial_fc import head
 
-        match self.loss:
-            case "combined":
-                assert self.margins is not None
-                return head.CombinedMargin(self.scale, *self.margins)
-            case "arcface-straight-through":
-                return head.ArcFace(self.scale, *value, straight_through=True)
+        if self.loss == "combined":
+            assert self.margins is not None
+            return head.CombinedMargin(self.scale, *self.margins)
         margins: dict[str, Callable[..., Margin]] = {
             "cosface": head.CosFace,
             "arcface": head.ArcFace,
+            "arcface-straight-through": partial(head.ArcFace, straight_through=True),
             "softmax": head.Softmax,
             "sphereface": head.SphereFace,
             "adaface": head.AdaFace,

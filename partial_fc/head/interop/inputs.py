@@ -29,7 +29,8 @@ def margin_of(margin: Margin | str) -> Margin:
 
 def margins_of(margin: Margin | str | Steps[Margin | str]) -> Steps[Margin]:
     """Returns the margin of each step."""
-    return Steps({step: margin_of(each) for step, each in steps_of(margin).by_step.items()})
+    given: Steps[Margin | str] = steps_of(margin)
+    return Steps({step: margin_of(each) for step, each in given.by_step.items()})
 
 
 def integer_of(name: str, value: Any, least: int | None = 1) -> int:

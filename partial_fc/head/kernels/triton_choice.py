@@ -152,9 +152,9 @@ class DeviceChoice:
         """Returns (the smallest label, the largest, how many rows have another origin than expected, how many of the
         classes chosen count), int64, and these classes. Labels may be any integers. listed_M: classes that take part,
         too, or -1."""
-        shard, num_listed = self._shard, 0 if listed_M is None else len(listed_M)
-        rate = self._sampling.rates.at(step)
-        taken_L = None if rate == 1.0 else self._taken_L
+        shard, rate = self._shard, self._sampling.rates.at(step)
+        taken_L, listed_M = (None, None) if rate == 1.0 else (self._taken_L, listed_M)
+        num_listed = 0 if listed_M is None else len(listed_M)
         look_at_labels[(1,)](
             label_G, origin_G, origin_G.stride(0), expected_G, listed_M, taken_L, self._numbers,
             len(label_G), num_listed, shard.start, len(shard), BLOCK_K=_AT_A_TIME,
