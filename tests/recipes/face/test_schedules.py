@@ -42,6 +42,19 @@ def test_a_changed_end_moves_what_is_said_in_percent(glyphs, tmp_path):
     assert not (tmp_path / "new/loss.csv").exists()
 
 
+def test_with_another_batch_size_percentages_count_samples(glyphs, tmp_path):
+    """4 steps of 8 are made, as much as 2 of 16: half of the run, 3.5 of these, is at step 5.5."""
+    flags = f"--dataset glyphs --rec {glyphs} --val-targets --check-data off --warmup-steps 0 --epochs 0.1 "
+    flags += "--sample-rate-schedule '0:0.3 50%:0.5' "
+    log = train_here(tmp_path / "whole", flags + "--batch-size 8 --checkpoint-every 4 --keep-checkpoints 4")
+    assert "0.5 from step 8 on" in log
+    resumed = f"--batch-size 16 --resume {tmp_path}/whole/checkpoints/step-00000004"
+    log = train_here(tmp_path / "rest", flags + resumed)
+    assert "5 more steps remain, 9 in all" in log
+    assert "0.5 from step 7 on" in log
+    assert "head, step 7: sample rate 0.5, before 0.3" in log
+
+
 def weighted(glyphs, path, change=lambda weight_N: weight_N) -> str:
     """Flags with weights of the records, saved at the path."""
     weight_N = np.random.default_rng(0).uniform(0.2, 3.0, len(open_source(glyphs, None)))
