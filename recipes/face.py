@@ -91,6 +91,10 @@ class DataFlags:
     balance: Annotated[Literal["none", "sqrt", "class"], Before("none")] = "none"
     """How often classes are drawn. none: as often as they have images. class: all equally often. sqrt: by the square
     root of their images. Each class takes its images in turn; an epoch has as many images as the set."""
+    sample_weights: Annotated[Path | None, Before(None)] = None
+    """FILE.npy: a floating number for each record, in the order of the data (of several sets: one set after the other),
+    which the loss of that record is multiplied by. The sum over a batch is divided by the number of its images, not by
+    the sum of their weights, so weights with a mean of 1 keep the meaning of --lr. The log has the weighted loss."""
     order: Literal["shuffled", "blocks"] = "shuffled"
     """shuffled: a random permutation. blocks: for a .rec on a spinning disk or a network drive: blocks of 1,024
     consecutive images in random order, shuffled 32 blocks at a time; the next 32 are read ahead, about 230 MB of 7 kB
@@ -199,6 +203,7 @@ def train_here(run: Run) -> int:
     from partial_fc import counter_rng
     from partial_fc.data.check.at_start import check_data
     from partial_fc.data.labels import NONE
+    from partial_fc.data.npy import read_weights
     from partial_fc.data.transform import as_stored, training_square
     from partial_fc.data.vectors import Vectors
     from partial_fc.evaluate.verification import Verification
@@ -224,8 +229,9 @@ def train_here(run: Run) -> int:
     verified = [] if of_vectors else _verification_sets(data)
     sets = [Verification(path, data.image_size, batch_size, flip=data.mirror, name=name) for name, path in verified]
     transform = as_stored if of_vectors else training_square(data.image_size, data.augment, data.mirror)
+    weights = read_weights(data.sample_weights, len(source)) if data.sample_weights else None
     loader = run.loader(source, transform, order, num_workers=data.num_workers, max_bad_records=data.max_bad_records,
-                        labels_drawn=data.labels_drawn)  # fmt: skip
+                        labels_drawn=data.labels_drawn, weights=weights)  # fmt: skip
 
     # ---- model
     torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
@@ -342,6 +348,8 @@ def _notes(config: Config, source: Source) -> list[str]:
         notes += source.notes(data.shared_classes)
     if data.shared_classes and not data.are_sets:
         notes.append("--shared-classes without effect: --rec names one set")
+    if data.sample_weights and config.tuning.teacher:
+        notes.append("--sample-weights with --teacher: what the teacher adds to the loss is not weighted")
     if config.head.start_centres == "imprint" and not (config.model.pretrained or config.model.symbol):
         notes.append("--start-centres imprint without --pretrained: the means are those of a random network")
     if data.synthetic and flags.is_given(data, "check_data"):

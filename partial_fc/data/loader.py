@@ -43,7 +43,7 @@ class Batch(NamedTuple):
     labels.NONE. epoch: passes over the set after this batch, a fraction.
     position: samples consumed by all ranks after this batch; a new Loader resumes from it. num_global: samples of this
     batch on all ranks. ends_epoch: no update continues past this batch. position_B: int64, the samples' own positions,
-    for random numbers inside a network; None: unknown.
+    for random numbers inside a network; None: unknown. weight_B: float64, of each sample's loss; None: 1.
     """
 
     input_B: Tensor
@@ -54,6 +54,7 @@ class Batch(NamedTuple):
     num_global: int
     ends_epoch: bool = False
     position_B: Tensor | None = None
+    weight_B: Tensor | None = None
 
 
 class Loader:
@@ -63,7 +64,8 @@ class Loader:
     a sample. order: Keyed by default. batch_size: of this rank. position: where to start (Batch.position). Logs and
     replaces a damaged record; more than `max_bad_records` different ones on this rank raise ValueError. num_workers
     threads build a whole batch each (0: the calling thread does); up to `prefetch` finished batches wait. labels_drawn:
-    so many of a sample's labels each time, a function of (seed, position); 0: all.
+    so many of a sample's labels each time, a function of (seed, position); 0: all. weights: of each sample of the
+    source, by its index; None: batches have none.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Loader:
         max_bad_records: int = 100,
         pin_memory: bool = False,
         labels_drawn: int = 0,
+        weights: NDArray | None = None,
     ) -> None:
         for name, value, least in (
             ("batch_size", batch_size, 1),
@@ -107,6 +110,7 @@ class Loader:
         self.pin_memory = pin_memory
         self.num_labels = getattr(source, "num_labels", 1)
         self.labels_drawn = labels_drawn
+        self._weights = weights
         self._bad: dict[int, str] = {}  # index -> error
         self._bad_lock = threading.Lock()
         self._stop = threading.Event()
@@ -192,11 +196,12 @@ class Loader:
         index_B = selection.index_B
         self.source.will_need(index_B.tolist())
         at_once = self.source.read_batch(index_B.numpy()) if self.transform is as_stored else None
-        data_B, labels, key_B = at_once or self._each(selection)
+        data_B, labels, key_B, used_B = (*at_once, index_B.numpy()) if at_once else self._each(selection)
         label_B = torch.from_numpy(labels)
         if self.labels_drawn:
             place_BN = draw_labels(label_B, self.labels_drawn, selection.position_B, 0, self.seed, ignore_index=NONE)
             label_B = label_B.gather(1, place_BN)
+        weight_B = None if self._weights is None else torch.from_numpy(self._weights[used_B].astype(np.float64))
         return Batch(
             channels_first(torch.from_numpy(data_B)),
             label_B,
@@ -206,19 +211,20 @@ class Loader:
             len(index_B) * self.world_size,
             selection.ends_epoch,
             selection.position_B,
+            weight_B,
         )
 
-    def _each(self, selection: Selection) -> tuple[NDArray, NDArray[np.int64], NDArray[np.int64]]:
-        """Returns (arrays, labels, keys), one sample after the other."""
+    def _each(self, selection: Selection) -> tuple[NDArray, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Returns (arrays, labels, keys, indices), one sample after the other."""
         index_B = selection.index_B.tolist()
-        key_B = np.empty(len(index_B), np.int64)
+        key_B, used_B = (np.empty(len(index_B), np.int64) for _ in range(2))
         label_B = np.empty(len(index_B) if self.num_labels == 1 else (len(index_B), self.num_labels), np.int64)
         data_B = self._empty(len(index_B)) if self._layout else None
         for i, (position, index) in enumerate(zip(selection.position_B.tolist(), index_B, strict=True)):
             if self._stop.is_set():
                 raise RuntimeError("the loader is closed")
             out = None if data_B is None else data_B[i]
-            array, label_B[i], key_B[i] = self._load_or_replace(position, index, out)
+            array, label_B[i], key_B[i], used_B[i] = self._load_or_replace(position, index, out)
             if array is out:
                 continue
             if data_B is None:
@@ -227,7 +233,7 @@ class Loader:
             self._check_layout(array, index)
             data_B[i] = array
         assert data_B is not None
-        return data_B, label_B, key_B
+        return data_B, label_B, key_B, used_B
 
     def _empty(self, count: int) -> NDArray:
         """Returns an empty batch of arrays like the very first one."""
@@ -246,12 +252,12 @@ class Loader:
                 "first sample; expected one shape and dtype"
             )
 
-    def _load_or_replace(self, position: int, index: int, out: NDArray | None) -> tuple[NDArray, Any, int]:
-        """Returns (array, label or labels, key). A damaged record is replaced by (seed, position) only."""
+    def _load_or_replace(self, position: int, index: int, out: NDArray | None) -> tuple[NDArray, Any, int, int]:
+        """Returns (array, label or labels, key, index). A damaged record is replaced by (seed, position) only."""
         attempt = 0
         while True:
             try:
-                return self._load(position, index, out)
+                return *self._load(position, index, out), index
             except BadRecord as error:
                 self._note_bad(index, str(error))
             attempt += 1

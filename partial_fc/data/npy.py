@@ -27,6 +27,25 @@ def read_npy(path: Path) -> NDArray[Any]:
     return _read(path, lambda: _numbers(np.load(path, mmap_mode="r", allow_pickle=False)))
 
 
+def read_weights(path: Path, num_records: int) -> NDArray[Any]:
+    """Maps a weight for each record. Raises ValueError, with the file's name, for another number of them, and with the
+    number of the first record for weights that are negative or not finite."""
+    weight_N = read_npy(path)
+    if weight_N.shape != (num_records,) or weight_N.dtype.kind != "f":
+        raise ValueError(
+            f"{path} has {weight_N.dtype} {weight_N.shape}; expected floating numbers, ({num_records},): one for each "
+            "record, in the order of the data"
+        )
+    for first in range(0, num_records, 1 << 20):
+        part = weight_N[first : first + (1 << 20)]
+        bad = np.flatnonzero(~(np.isfinite(part) & (part >= 0)))
+        if len(bad):
+            raise ValueError(
+                f"{path}: the weight of record {first + bad[0]} is {part[bad[0]]}; expected finite numbers, 0 or more"
+            )
+    return weight_N
+
+
 def map_npz(path: Path) -> dict[str, NDArray[Any]]:
     """Maps a numpy.savez file's arrays, by name, as `read_npy` does; the file's checksums are not compared. Raises
     ValueError also if compressed."""

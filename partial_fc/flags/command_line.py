@@ -175,7 +175,7 @@ class _Line:
         begun = [known for known in self.names if known.startswith(f"{name}-") or known.endswith(f"-{name}")]
         alias = flag(_ALIASES.get(name.replace("-", "_"), "")).lstrip("-")
         begun = [alias] if alias in self.names else begun
-        question = f"; did you mean {begun[0]}?" if begun else near(name, self.names)
+        question = f"; did you mean {min(begun, key=len)}?" if begun else near(name, self.names)
         question = question.replace("-", "_") if "_" in word else question
         return f"{word} is no flag here{question.replace('did you mean ', 'did you mean --')} (--help-all lists them)"
 

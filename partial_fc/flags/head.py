@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from partial_fc.flags.by_step import ByStep, parse
 from partial_fc.flags.facts import Before, In, MayChange, Refused, Values
 from partial_fc.flags.launch import LaunchFlags
 from partial_fc.flags.numbers import ANY, check_numbers, flag
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from partial_fc.comm import World
-    from partial_fc.head import Margin, PartialFC, Rule, Storage
+    from partial_fc.head import Margin, PartialFC, Rule, Steps, Storage
     from partial_fc.head.rows import RowOptimizer
     from partial_fc.train.precision import Mode, Precision
 
@@ -54,6 +56,9 @@ class HeadFlags:
     """What cosines are multiplied by."""
     margins: Annotated[tuple[float, float, float] | None, In(ANY)] = None
     """For `combined`: m1 m2 m3 of cos(m1 * angle + m2) - m3. (arcface is 1 0.5 0, cosface 1 0 0.4.)"""
+    margin_schedule: Annotated[str | None, Before(None)] = None
+    """The margin m of --loss by step: '0:0.0 10%:0.2 30%:0.4' begins without one, has 0.2 after a tenth of all steps
+    and 0.4 after three. Numbers without % are steps. Not for softmax and combined."""
     sub_centres: Annotated[int, In("[1, 65536]"), Refused("the class centres do not fit")] = 1
     """Centres of each class; the nearest counts. More than one make room for classes with wrong images among theirs."""
     interclass_filtering_threshold: Annotated[float, In("[0, 1)")] = 0.0
@@ -69,6 +74,9 @@ class HeadFlags:
     each above every other class. mlcd: labels and other classes apart; it is another loss with one label, too."""
     sample_rate: Annotated[float, In("(0, 1]")] = 1.0
     """Share of all class centres that are negatives in a step, 0 < rate <= 1. Worth it from millions of classes on."""
+    sample_rate_schedule: Annotated[str | None, Before(None)] = None
+    """The rate by step, instead of --sample-rate: '0:0.3 60%:0.5 90%:1.0' is 0.3 from the first step on, 0.5 after 60 %
+    of all steps, and all classes in the last tenth. Numbers without % are steps."""
     quota: Annotated[Literal["negatives", "insightface"], Before("negatives")] = "negatives"
     """What --sample-rate is the share of. negatives: of them alone; the classes of the batch come on top. insightface:
     of all that take part, the classes of the batch among them, as arcface_torch counts."""
@@ -122,6 +130,18 @@ class HeadFlags:
             raise ValueError("--loss combined needs --margins m1 m2 m3")
         if self.loss != "combined" and self.margins is not None:
             raise ValueError(f"--margins go with --loss combined; --loss {self.loss} has its own: add --margins None")
+        if self.margin_schedule is not None and self.loss in ("softmax", "combined"):
+            has = "no margin" if self.loss == "softmax" else "three numbers, --margins"
+            raise ValueError(
+                f"--margin-schedule {self.margin_schedule!r} with --loss {self.loss}, which has {has}; expected a loss "
+                "with one margin, such as cosface or arcface"
+            )
+        if self.sample_rate_schedule is not None and self.sample_rate != 1.0:
+            raise ValueError(
+                f"--sample-rate {self.sample_rate} and --sample-rate-schedule {self.sample_rate_schedule!r} both say "
+                "what is sampled; give one of them (--sample-rate 1 where a file or preset has another)"
+            )
+        _ = self.margin_by_step, self.rate_by_step  # which check themselves
         if (self.centre_place == "disk") != (self.centre_path is not None):
             raise ValueError("--centre-place disk and --centre-path DIR go together: give both, or none")
         if self.centre_path is not None and self.centre_path.exists() and not self.centre_path.is_dir():
@@ -144,8 +164,8 @@ class HeadFlags:
         from partial_fc.head.rows import RowAdagrad, RowAdamW
 
         check_options(
-            self._margin(),
-            self.sample_rate,
+            [self._margin(*value) for value in self._margin_values],
+            self._rates,
             hard_negatives=self.hard_negatives > 0,
             quota=self.quota,
             spell=flag,
@@ -210,10 +230,10 @@ class HeadFlags:
             yield "--precision bf16: the head only rounds to it and multiplies fp32 numbers here; auto does not round"
         if optim.accumulate > 1 and self.hard_negatives:
             yield "--hard-negatives with --accumulate: a class of several micro-batches keeps the list of the last"
-        if self.quota == "insightface" and self.sample_rate == 1.0:
+        if self.quota == "insightface" and min(self._rates) == 1.0:
             yield "--quota insightface: without sampling every class takes part in every step"
         if self.head_catch_up == "exact":
-            if self.sample_rate == 1.0:
+            if min(self._rates) == 1.0:
                 yield "--head-catch-up exact: without sampling every centre is active in every step and none is late"
             elif isinstance(head.optimizer, RowAdagrad) and not head.optimizer.weight_decay:
                 yield "--head-catch-up exact: Adagrad without weight decay leaves centres alone that are not active"
@@ -229,9 +249,11 @@ class HeadFlags:
         optim: OptimFlags,
         seed: int,
         ignore_index: int | None = None,
+        total_steps: int = 0,
     ) -> PartialFC:
         """With --precision fp64, for checks, centres are stored so, too. ignore_index: what fills the rows of a batch
-        with several labels; None: nothing, and no wait for the device to look for it."""
+        with several labels; None: nothing, and no wait for the device to look for it. total_steps: of the run, for
+        margins and rates by step."""
         from partial_fc.head import HardNegatives, PartialFC
 
         device, dtype = precision.device, precision.parameter_dtype
@@ -241,8 +263,7 @@ class HeadFlags:
         return PartialFC(
             num_classes,
             embedding_size,
-            self._margin(),
-            self.sample_rate,
+            *self.margin_and_rate(total_steps),
             world,
             seed,
             self._row_optimizer(optim),
@@ -258,6 +279,45 @@ class HeadFlags:
             rule=self._rule(),
             **self._softmax_options(),
         )
+
+    @property
+    def margin_by_step(self) -> ByStep | None:
+        """Returns --margin-schedule, if it is given."""
+        allowed = {"sphereface": "[1, inf)", "adaface": "[0, inf)", "curricularface": "[0, 1.5707963]"}
+        given = self.margin_schedule
+        return None if given is None else parse("--margin-schedule", given, allowed.get(self.loss, ANY))
+
+    @property
+    def rate_by_step(self) -> ByStep | None:
+        """Returns --sample-rate-schedule, if it is given."""
+        given = self.sample_rate_schedule
+        return None if given is None else parse("--sample-rate-schedule", given, "(0, 1]")
+
+    def margin_and_rate(
+        self, total_steps: int, shift: float = 0.0
+    ) -> tuple[Margin | Steps[Margin], float | Steps[float]]:
+        """Returns margin and sample rate, for PartialFC. total_steps, shift: of the run (`ByStep.steps`)."""
+        from partial_fc.head import Steps
+
+        margin: Margin | Steps[Margin] = self._margin()
+        rate: float | Steps[float] = self.sample_rate
+        if margins := self.margin_by_step:
+            margin = Steps({step: self._margin(m) for step, m in margins.steps(total_steps, shift).items()})
+        if rates := self.rate_by_step:
+            rate = Steps(rates.steps(total_steps, shift))
+        return margin, rate
+
+    @property
+    def _rates(self) -> list[float]:
+        """The sample rates of the run."""
+        by_step = self.rate_by_step
+        return [entry.value for entry in by_step.entries] if by_step else [self.sample_rate]
+
+    @property
+    def _margin_values(self) -> list[tuple[float, ...]]:
+        """The margins of the run; (): that of the loss."""
+        by_step = self.margin_by_step
+        return [(entry.value,) for entry in by_step.entries] if by_step else [()]
 
     def settings(self, lr: float) -> dict[str, Any]:
         """What the training loop is to know: of train.job.Settings. lr: of --lr."""
@@ -279,24 +339,23 @@ class HeadFlags:
         rules = (head.MeanSoftmax(), head.OwnOut(), head.SoftTarget(), head.MLC(), head.MLCD())
         return dict(zip(("mean-softmax", "own-out", "soft-target", "mlc", "mlcd"), rules, strict=True))[self.rule]
 
-    def _margin(self) -> Margin:
+    def _margin(self, *value: float) -> Margin:
+        """Returns the margin of --loss, with this value of m."""
         from partial_fc import head
 
-        match self.loss:
-            case "combined":
-                assert self.margins is not None
-                return head.CombinedMargin(self.scale, *self.margins)
-            case "arcface-straight-through":
-                return head.ArcFace(self.scale, straight_through=True)
-        margins: dict[str, Callable[[float], Margin]] = {
+        if self.loss == "combined":
+            assert self.margins is not None
+            return head.CombinedMargin(self.scale, *self.margins)
+        margins: dict[str, Callable[..., Margin]] = {
             "cosface": head.CosFace,
             "arcface": head.ArcFace,
+            "arcface-straight-through": partial(head.ArcFace, straight_through=True),
             "softmax": head.Softmax,
             "sphereface": head.SphereFace,
             "adaface": head.AdaFace,
             "curricularface": head.CurricularFace,
         }
-        return margins[self.loss](self.scale)
+        return margins[self.loss](self.scale, *value)
 
     def _row_optimizer(self, optim: OptimFlags) -> RowOptimizer:
         from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD

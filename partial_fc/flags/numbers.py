@@ -29,10 +29,11 @@ def check_numbers(group: Any) -> None:
         value, allowed = getattr(group, field.name), str((one(said.get(field.name, ()), In) or In(0)).interval)
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int | float) and not isinstance(number, bool):
-                _check(flag(field.name), number, allowed if "," in allowed else f"[{allowed}, inf)")
+                check_number(flag(field.name), number, allowed if "," in allowed else f"[{allowed}, inf)")
 
 
-def _check(name: str, number: float, interval: str) -> None:
+def check_number(name: str, number: float, interval: str) -> None:
+    """Raises ValueError, with what is called so, for a number that is NaN or outside the interval."""
     low, high = (float(end) for end in interval[1:-1].split(","))
     above = number >= low if interval[0] == "[" else number > low
     below = number <= high if interval[-1] == "]" else number < high

@@ -1,6 +1,7 @@
 """Gathers the ranks' batches, checks their labels and fetches the active rows of the step."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,17 +24,23 @@ class Batches:
         self._prepared: tuple[ActiveRows, Tensor] | None = None
 
     def look(
-        self, feat_BD: Tensor, label_B: Tensor, weight_BT: Tensor | None, training: bool, step: int
+        self,
+        feat_BD: Tensor,
+        label_B: Tensor,
+        weight_BT: Tensor | None,
+        row_weight_B: Tensor | None,
+        training: bool,
+        step: int,
     ) -> tuple[GlobalBatch, ActiveRows]:
         """Returns the global batch and its active rows; after `prepare` these are the rows of all micro-batches."""
-        return self._look(self._gather, feat_BD, label_B, weight_BT, training, step)
+        return self._look(self._gather, step, feat_BD, label_B, training, weight_BT, row_weight_B)
 
     def prepare(self, label_B: Tensor, step: int) -> None:
         """Chooses and fetches the rows of a step of several micro-batches. label_B: this rank's labels of all of
         them."""
         no_feature_B0 = torch.empty(len(label_B), 0, dtype=torch.uint8, device=label_B.device)
         self.forget()
-        batch, active = self._look(self._gather_labels, no_feature_B0, label_B, None, False, step)
+        batch, active = self._look(self._gather_labels, step, no_feature_B0, label_B)
         self._prepared = active, batch.label_G.sort().values
 
     @property
@@ -45,15 +52,14 @@ class Batches:
         """Drops what `prepare` chose."""
         self._prepared = None
 
-    def _look(
-        self, gather: Gather, feat_BD: Tensor, label_B: Tensor, weight_BT: Tensor | None, training: bool, step: int
-    ) -> tuple[GlobalBatch, ActiveRows]:
-        arrived = gather(feat_BD, label_B, training, weight_BT)
+    def _look(self, gather: Gather, step: int, *brought: Any) -> tuple[GlobalBatch, ActiveRows]:
+        """brought: what the gather takes."""
+        arrived = gather(*brought)
         seen = self._see(gather, arrived, step)
         lowest, highest, changed, *more = seen.numbers.tolist()
         batch = gather.settle(arrived, lowest, highest, changed)
         if batch is None:
-            return self._look(gather, feat_BD, label_B, weight_BT, training, step)
+            return self._look(gather, step, *brought)
         if self._prepared is None:
             chosen = seen.chosen or self._selector.choose(arrived.label_G.flatten(), step)
             return batch, self._selector.fetch(chosen, step, more[0] if more else None)

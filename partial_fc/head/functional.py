@@ -22,6 +22,7 @@ from partial_fc.head.options import check_options
 from partial_fc.head.pending import DeferredGradient
 from partial_fc.head.selection.active_rows import RowSelector
 from partial_fc.head.selection.sampling import Sampling
+from partial_fc.head.selection.steps import Steps
 from partial_fc.head.shard import Shard
 from partial_fc.head.softmax import own_arithmetic, row_math_of
 
@@ -73,9 +74,11 @@ def linear_partial_cross_entropy(
     """
     _check_centres(centre_CD)
     margin = margin_of(margin)
+    if isinstance(sample_rate, Steps):
+        raise ValueError(f"sample_rate is {sample_rate!r}; expected a number: a function knows no step, PartialFC does")
     check_options(
-        margin,
-        sample_rate,
+        [margin],
+        [sample_rate],
         interclass_filtering_threshold=interclass_filtering_threshold,
         sub_centres=_sub_centres(centre_CD),
         label_smoothing=label_smoothing,

@@ -23,6 +23,7 @@ class GlobalBatch:
     feat_GD: Tensor
     label_G: Tensor  # (G,), or (G, T) with several labels
     weight_GT: Tensor | None  # float64, of several labels
+    row_weight_G: Tensor | None  # float64, of each row's loss
     rows: list[int]  # how many of them each rank brought
     training: bool  # whether a gradient is wanted
 
@@ -40,9 +41,9 @@ class _MakeUp:
 
 @dataclass
 class Gather:
-    """Gathers the ranks' batches with one all-gather each: features, labels and the weights of several labels travel
-    side by side, as bits, with the rank that they come from, their dtype and whether the rank trains, so that batches
-    of different sizes need no second exchange. A rank without rows does what the others do.
+    """Gathers the ranks' batches with one all-gather each: features, labels, weights of several labels and of rows
+    travel side by side, as bits, with the rank that they come from, their dtype and whether the rank trains, so that
+    batches of different sizes need no second exchange. A rank without rows does what the others do.
 
     Steps are alike: the batch is taken to be made up as the last one was, until `settle` has seen numbers that say
     so. A device is so given all that depends on labels alone before the host waits for it once. Where the backend
@@ -56,34 +57,45 @@ class Gather:
     _origin: tuple[object, Tensor] | None = None  # of this rank's rows, and what it depends on
 
     def __call__(
-        self, feat_BD: Tensor, label_B: Tensor, training: bool = False, weight_BT: Tensor | None = None
+        self,
+        feat_BD: Tensor,
+        label_B: Tensor,
+        training: bool = False,
+        weight_BT: Tensor | None = None,
+        row_weight_B: Tensor | None = None,
     ) -> "Arrived":
-        """label_B: (B,), or (B, T) with weight_BT, float64. Raises ValueError, on all ranks alike, for a batch without
-        any row; CollectiveError where the dtypes' widths, or the numbers of labels, differ."""
+        """label_B: (B,), or (B, T) with weight_BT, float64, as is row_weight_B. Raises ValueError, on all ranks alike,
+        for a batch without any row; CollectiveError where the dtypes' widths, or the numbers of labels, differ, or some
+        ranks bring weights."""
         origin_B = self._origin_of(feat_BD, label_B, training)
-        labels = [label_B[:, None]] if weight_BT is None else [label_B, weight_BT]
-        mine = torch.cat([x.contiguous().view(torch.uint8) for x in (feat_BD, *labels, origin_B[:, None])], dim=1)
-        widths = [8 * x.shape[1] for x in labels]
+        columns = {"label": label_B, "weight": weight_BT, "row_weight": row_weight_B}
+        wide = {name: x if x.dim() == 2 else x[:, None] for name, x in columns.items() if x is not None}
+        together = (feat_BD, *wide.values(), origin_B[:, None])
+        mine = torch.cat([x.contiguous().view(torch.uint8) for x in together], dim=1)
+        widths = {name: 8 * x.shape[1] for name, x in wide.items()}
         expected = self._expected()
         if expected is not None and (expected.rows[self.world.rank], expected.width) != mine.shape:
             mine = mine.new_full((expected.rows[self.world.rank], expected.width), 255)  # origin -1
-            widths = [8]
+            widths = {"label": 8}
         try:
             rows = None if expected is None else expected.rows
             wire = self.world.start_all_gather(mine, rows, name=self.name).wait()
         except CollectiveError as error:
             kind = f"{feat_BD.dtype}, (B, {feat_BD.shape[1]}), with labels {('B', *label_B.shape[1:])}"
+            kind += "" if row_weight_B is None else " and weights of rows"
             error.add_note(f"{self.world}: features of this rank are {kind}")
             raise
         if not len(wire):
             raise ValueError("the global batch is empty: no rank brought a row")
-        feat, label, *weight, origin = wire.split([wire.shape[1] - sum(widths) - 4, *widths, 4], dim=1)
-        label_G, weight_GT = _numbers(label, torch.int64).contiguous(), None
-        if weight:
-            weight_GT = _numbers(weight[0], torch.float64)
-        else:
-            label_G = label_G.squeeze(1)
-        return Arrived(feat, label_G, weight_GT, _numbers(origin, torch.int32).squeeze(1), wire.shape[1])
+        parts = [wire.shape[1] - sum(widths.values()) - 4, *widths.values(), 4]
+        feat, *numbers, origin = wire.split(parts, dim=1)
+        found = dict(zip(widths, numbers, strict=True))
+        weights = {name: _numbers(found[name], torch.float64) for name in found.keys() - {"label"}}
+        label_G = _numbers(found["label"], torch.int64).contiguous()
+        label_G = label_G if "weight" in weights else label_G.squeeze(1)
+        row_weight_G = weights["row_weight"].squeeze(1) if "row_weight" in weights else None
+        origin_G = _numbers(origin, torch.int32).squeeze(1)
+        return Arrived(feat, label_G, weights.get("weight"), row_weight_G, origin_G, wire.shape[1])
 
     def expected_origin(self, arrived: "Arrived") -> Tensor:
         """Returns the expected `origin_G`, int32 (G,). The number of rows that differ is an argument of `settle`."""
@@ -107,7 +119,8 @@ class Gather:
         if lowest < 0 or highest >= self.num_classes:
             self._refuse(arrived.label_G, rows)
         feat_GD = _numbers(arrived.feat_GD, self._last.dtype)
-        return GlobalBatch(feat_GD, arrived.label_G, arrived.weight_GT, rows, self._last.training)
+        weights = arrived.weight_GT, arrived.row_weight_G
+        return GlobalBatch(feat_GD, arrived.label_G, *weights, rows, self._last.training)
 
     def _expected(self) -> _MakeUp | None:
         """None: the backend finds out. (A rank that is expected to bring no row could not say that it has some.)"""
@@ -158,6 +171,7 @@ class Arrived:
     feat_GD: Tensor  # as bytes
     label_G: Tensor
     weight_GT: Tensor | None
+    row_weight_G: Tensor | None
     origin_G: Tensor
     width: int  # bytes of a row
 

@@ -1,6 +1,6 @@
 """Checks the options of PartialFC: their values and their combinations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from partial_fc.head.margin import Margin
 from partial_fc.head.selection.sampling import Quota
@@ -11,8 +11,8 @@ _LARGEST_LOGIT = 600.0
 
 
 def check_options(
-    margin: Margin,
-    sample_rate: float,
+    margins: Collection[Margin],
+    sample_rates: Collection[float],
     *,
     interclass_filtering_threshold: float | None,
     sub_centres: int,
@@ -22,11 +22,18 @@ def check_options(
     quota: Quota = "negatives",
     spell: Callable[[str], str] = str,
 ) -> None:
-    """Raises ValueError for options of PartialFC that do not go together. spell: what the user calls an option."""
+    """Raises ValueError for options of PartialFC that do not go together. margins, sample_rates: of all steps. spell:
+    what the user calls an option."""
     if sub_centres < 1:
         raise ValueError(f"{spell('sub_centres')} is {sub_centres}; expected at least 1")
     if not 0.0 <= label_smoothing < 1.0:
         raise ValueError(f"{spell('label_smoothing')} is {label_smoothing}; expected 0 <= label_smoothing < 1")
+    margin = max(margins, key=lambda margin: margin.scale * margin.bound)
+    if kinds := {type(other).__name__ for other in margins} - {type(margin).__name__}:
+        raise ValueError(
+            f"{spell('margin')}s of several kinds, {type(margin).__name__} and {', '.join(sorted(kinds))}: what one "
+            "remembers between the steps is of no use to another; expected one kind"
+        )
     if margin.scale * margin.bound > _LARGEST_LOGIT:
         raise ValueError(
             f"{spell('scale')} {margin.scale} allows logits up to {margin.scale * margin.bound:.0f}; "
@@ -45,7 +52,7 @@ def check_options(
                 "logits, is not defined there; leave one of the two out"
             )
     for name, used in {"sampling_correction": sampling_correction, "hard_negatives": hard_negatives}.items():
-        if used and sample_rate == 1.0:
+        if used and min(sample_rates) == 1.0:
             raise ValueError(
                 f"{spell(name)} without sampling: every class is active in every step; leave it out, or give a "
                 f"{spell('sample_rate')} below 1"

@@ -9,11 +9,13 @@ One step, as the data sees it, with its three collectives (per rank: B*(D*itemsi
 `step` passes over the centres a second time and moves them, chunk by chunk, while the backbone's gradients travel.
 CurricularFace costs one more all-reduce, head/target, of 8*G bytes. With T labels a row (rule.py) head/gather takes
 B*(D*itemsize + 16*T + 4) bytes, and head/softmax 8*(1 + T)*G: the denominator without the labels, and their cosines.
+Weights of rows are 8*B bytes more in head/gather.
 softmax.py has the mathematics between the collectives, kernels/ the passes.
 
 (An, Zhu et al., "Partial FC: Training 10 Million Identities on a Single Machine", https://arxiv.org/abs/2010.05222.)
 """
 
+import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,8 +34,9 @@ from partial_fc.head.interop.inputs import (
     device_of,
     dtype_of,
     integer_of,
-    margin_of,
+    margins_of,
     optimizer_of,
+    row_weights,
     rows_with_labels,
     world_of,
 )
@@ -48,6 +51,7 @@ from partial_fc.head.rule import MeanSoftmax, Rule
 from partial_fc.head.selection.active_rows import ActiveRows, RowSelector
 from partial_fc.head.selection.hard_negatives import HardNegatives
 from partial_fc.head.selection.sampling import Quota, Sampling
+from partial_fc.head.selection.steps import Steps
 from partial_fc.head.shard import Shard
 from partial_fc.head.softmax import own_arithmetic, row_math_of
 
@@ -56,6 +60,8 @@ if TYPE_CHECKING:
 
     from partial_fc.head.interop.optimizer import HeadOptimizer
     from partial_fc.head.interop.sharded import ShardedState
+
+_log = logging.getLogger(__name__)
 
 
 class PartialFC(HeadModule):
@@ -70,10 +76,11 @@ class PartialFC(HeadModule):
     differ, and be 0. Centres start as N(0, 0.01) by (seed, class), alike for any number of ranks.
 
     A row may have several labels: head(feat_BD, label_BK), or with their weights head(feat_BD, label_BK, weight_BK).
-    The rule says what the row's loss is; it costs about what one label costs.
+    The rule says what the row's loss is; it costs about what one label costs. Rows may have weights, too.
 
     sample_rate: the share of all classes that are negatives in a step; the classes of the batch always take part: on
-    top of it or, with quota "insightface", as part of it.
+    top of it or, with quota "insightface", as part of it. Rate and margin may change during training, as functions of
+    `num_steps`: sample_rate=Steps({0: 0.3, 6000: 1.0}), margin=Steps({0: CosFace(margin=0.2), 6000: CosFace()}).
     dtype: what is computed in, float32; float64 is for checks. precision: of the matrix products' operands, where the
     kernel has a choice ("auto": bf16 where the hardware multiplies such numbers); sums are float32 or wider.
     storage: dtype and place of centres and their state. impl: which kernel (kernels/). catch_up: "exact": a row is
@@ -93,8 +100,8 @@ class PartialFC(HeadModule):
         self,
         num_classes: int,
         embedding_size: int,
-        margin: Margin | str,
-        sample_rate: float = 1.0,
+        margin: Margin | str | Steps[Margin | str],
+        sample_rate: float | Steps[float] = 1.0,
         world: "World | ProcessGroup | None" = None,
         seed: int = 0,
         optimizer: RowOptimizer | None = None,
@@ -117,23 +124,10 @@ class PartialFC(HeadModule):
         rule: Rule | None = None,
     ):
         super().__init__({key: value for key, value in locals().items() if key not in ("self", "__class__")})
-        margin, device, dtype = margin_of(margin), device_of(device), dtype_of(dtype)
+        device, dtype = device_of(device), dtype_of(dtype)
         num_classes = integer_of("num_classes", num_classes)
         embedding_size = integer_of("embedding_size", embedding_size)
         sub_centres, seed = integer_of("sub_centres", sub_centres), integer_of("seed", seed, least=None)
-        check_options(
-            margin,
-            sample_rate,
-            interclass_filtering_threshold=interclass_filtering_threshold,
-            sub_centres=sub_centres,
-            label_smoothing=label_smoothing,
-            sampling_correction=sampling_correction,
-            hard_negatives=hard_negatives is not None,
-            quota=quota,
-        )
-        rule = rule or MeanSoftmax()
-        if not rule.one_label_is_softmax:
-            check_several_labels(margin, label_smoothing, type(rule).__name__)
         if backbone_gradients not in ("sum", "average"):
             raise ValueError(f"backbone_gradients is {backbone_gradients!r}; expected sum or average")
         storage = storage or Storage(dtype)
@@ -142,12 +136,10 @@ class PartialFC(HeadModule):
         self.name, self.scope = name, scope(name)
         self.world = world_of(world) or SingleWorld()
         self.num_classes = num_classes  # of all ranks
-        self.margin = margin
-        self.rule = rule
+        self.rule = rule or MeanSoftmax()
         self.embedding_size = embedding_size
         self.dtype = dtype
         self.shard = Shard.of(num_classes, self.world.rank, self.world.size)
-        self.sampling = Sampling(num_classes, sample_rate, seed, quota)
         self.optimizer = optimizer_of(optimizer)
         self.num_steps = 0  # counts `step`; with the seed it decides the negatives
         self.ignore_index = ignore_index
@@ -156,6 +148,7 @@ class PartialFC(HeadModule):
         self.label_smoothing = label_smoothing
         self.sampling_correction = sampling_correction
         self.hard_negatives = hard_negatives
+        self._margins, self.sampling = self._checked(margin, sample_rate, seed, quota)
         self._gradient_factor = self.world.size if backbone_gradients == "average" else 1
         self.kernel = kernels.choose(impl, device, dtype, precision)
         self.store = RowTable(
@@ -168,21 +161,52 @@ class PartialFC(HeadModule):
             device,
             catch_up,
         )
-        self.margin_state = margin.state()
+        self.margin_state = self.margin.state()
         self.last_step: dict[str, Tensor] = {}  # what telemetry looks at: of the last forward
         self.pending = Pending()  # one for each backward since `step`
-        self._selector = RowSelector(
-            self.sampling, self.shard, sub_centres, self.store, hard_negatives, sampling_correction, dtype
-        )
         # What lies between the kernel's passes is done in few calls, too, where it has them.
         self._row_math = row_math_of(self.kernel)
-        if self.kernel.name == "triton" and not self.store.can_prefetch and quota == "negatives":
-            from partial_fc.head.kernels.triton_choice import DeviceChoice
-
-            self._selector.on_device = DeviceChoice(self.sampling, self.shard, device, sampling_correction)
-        self._batches = Batches(num_classes, self.world, self._selector, self.scope)
         self._has_warned = False
         self._margin_before: dict[str, Any] | None = None  # what `discard` goes back to
+        self._make_selector()
+
+    def _checked(
+        self, margin: Margin | str | Steps[Margin | str], sample_rate: float | Steps[float], seed: int, quota: Quota
+    ) -> tuple[Steps[Margin], Sampling]:
+        """Returns the margins and the sampling, which go together with the other options."""
+        margins, sampling = margins_of(margin), Sampling(self.num_classes, sample_rate, seed, quota)
+        check_options(
+            margins.by_step.values(),
+            sampling.rates.by_step.values(),
+            interclass_filtering_threshold=self.filter_above,
+            sub_centres=self.sub_centres,
+            label_smoothing=self.label_smoothing,
+            sampling_correction=self.sampling_correction,
+            hard_negatives=self.hard_negatives is not None,
+            quota=quota,
+        )
+        if not self.rule.one_label_is_softmax:
+            check_several_labels(margins.at(0), self.label_smoothing, type(self.rule).__name__)
+        return margins, sampling
+
+    def _make_selector(self) -> None:
+        self._selector = RowSelector(
+            *(self.sampling, self.shard, self.sub_centres, self.store),
+            *(self.hard_negatives, self.sampling_correction, self.dtype),
+        )
+        if self.kernel.name == "triton" and not self.store.can_prefetch and self.sampling.quota == "negatives":
+            from partial_fc.head.kernels.triton_choice import DeviceChoice
+
+            device, correction = self.store.device, self.sampling_correction
+            self._selector.on_device = DeviceChoice(self.sampling, self.shard, device, correction)
+        self._batches = Batches(self.num_classes, self.world, self._selector, self.scope)
+
+    def set_schedule(self, margin: Margin | str | Steps[Margin | str], sample_rate: float | Steps[float]) -> None:
+        """Replaces margin and sample rate, between two steps. The steps of `Steps` count from the start of training, as
+        those that the head is made with. What the margin remembers stays. Raises ValueError as the constructor does."""
+        self._margins, self.sampling = self._checked(margin, sample_rate, self.sampling.seed, self.sampling.quota)
+        self._made_with |= {"margin": margin, "sample_rate": sample_rate}
+        self._make_selector()
 
     def __repr__(self) -> str:
         storage = self.store.storage
@@ -193,13 +217,20 @@ class PartialFC(HeadModule):
         )
 
     @property
+    def margin(self) -> Margin:
+        """Returns the margin of the step to come."""
+        return self._margins.at(self.num_steps)
+
+    @property
     def centres(self) -> Tensor:
         """Returns this rank's centres after all steps so far, (stop - start, D) or, with sub-centres, (stop - start,
         sub_centres, D). Read only."""
         centre_LD = self.store.centres_now()
         return centre_LD if self.sub_centres == 1 else centre_LD.unflatten(0, (-1, self.sub_centres))
 
-    def forward(self, feat_BD: Tensor, label_B: Tensor, weight_BK: Tensor | None = None) -> Tensor:
+    def forward(
+        self, feat_BD: Tensor, label_B: Tensor, weight_BK: Tensor | None = None, row_weight_B: Tensor | None = None
+    ) -> Tensor:
         """Returns the loss. feat_BD: floating, (B, D), or (..., D) such as (B, T, D) with labels (...); label_B: class
         numbers, integers.
 
@@ -207,14 +238,23 @@ class PartialFC(HeadModule):
         the sum of their weights, and ignore_index fills rows that have fewer. weight_BK: floating, of the labels'
         shape; only the ratios within a row count, and 0 takes a label out. None: all weigh the same.
 
+        row_weight_B: floating, (B,) or (...), finite and 0 or more, on any device: what each row's loss is multiplied
+        by. The loss is still the mean over the rows: their sum divided by their number, not by the weights' sum. All
+        ranks give weights, or none does. Averages that a margin keeps are over all rows alike.
+
         Where the features require a gradient, autograd is on and the module trains (`eval()` ends that), this is a step
         of training; else only the loss is formed, and nothing learns from the batch. Raises ValueError, on all ranks
         alike, for a label outside of [0, num_classes).
         """
-        return outside_graphs(PartialFC._loss)(self, feat_BD, label_B, weight_BK, 0)[0]
+        return outside_graphs(PartialFC._loss)(self, feat_BD, label_B, weight_BK, row_weight_B, 0)[0]
 
     def loss_and_topk(
-        self, feat_BD: Tensor, label_B: Tensor, k: int = 5, weight_BK: Tensor | None = None
+        self,
+        feat_BD: Tensor,
+        label_B: Tensor,
+        k: int = 5,
+        weight_BK: Tensor | None = None,
+        row_weight_B: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the loss of `forward`, to the bit, and what `topk` would give for the classes that take part in this
         step: (loss, cosine (..., k) in the head's dtype, falling, class (..., k) int64), features being (..., D).
@@ -227,19 +267,20 @@ class PartialFC(HeadModule):
         do.
         """
         predict.check_k(self, k)
-        loss, nearest = outside_graphs(PartialFC._loss)(self, feat_BD, label_B, weight_BK, k)
+        loss, nearest = outside_graphs(PartialFC._loss)(self, feat_BD, label_B, weight_BK, row_weight_B, k)
         assert nearest is not None
         cosine_BK, class_BK = nearest
         shape = (*feat_BD.shape[:-1], k)
         return loss, cosine_BK.view(shape), class_BK.view(shape)
 
     def _loss(
-        self, feat_BD: Tensor, label_B: Tensor, weight_BK: Tensor | None, num_nearest: int
+        self, feat_BD: Tensor, label_B: Tensor, weight_BK: Tensor | None, row_weight_B: Tensor | None, num_nearest: int
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """(loss, nearest classes of this rank's rows; None where num_nearest is 0)."""
         rows = rows_with_labels(
             feat_BD, label_B, weight_BK, self.rule, self.embedding_size, self.ignore_index, self.world
         )
+        rows = rows._replace(row_weight_B=row_weights(row_weight_B, rows, feat_BD.shape, self.world))
         if rows.weight_BT is not None:
             check_several_labels(self.margin, self.label_smoothing, f"{self.world}: several labels a row")
         feat_BD = rows.feat_BD
@@ -260,7 +301,8 @@ class PartialFC(HeadModule):
         """Once: a second batch before `step` is a mistake, or wants `prepare`."""
         if not self._has_warned:
             self._has_warned = True
-            sampled = "" if self.sampling.rate == 1 else ", and each micro-batch now lacks the others' classes"
+            every = self.sampling.rates.at(self.num_steps) == 1
+            sampled = "" if every else ", and each micro-batch now lacks the others' classes"
             warnings.warn(
                 f"{self.world}: a second batch before head.step(): without it the centres stay as they are. If several "
                 f"micro-batches make one step, call head.prepare(all their labels) first: without it all their "
@@ -274,9 +316,11 @@ class PartialFC(HeadModule):
         """The collectives of a forward pass, and what softmax.py and the kernel do between them."""
         margin, world, rows = self.margin, self.world, self._row_math
         batch, active = self._batches.look(
-            rows_B.feat_BD.detach(), rows_B.label_B, rows_B.weight_BT, training, self.num_steps
+            *(rows_B.feat_BD.detach(), rows_B.label_B, rows_B.weight_BT, rows_B.row_weight_B),
+            *(training, self.num_steps),
         )
         label_G, weight_GT, rows_W, training = batch.label_G, batch.weight_GT, batch.rows, batch.training
+        row_weight_G = batch.row_weight_G
         if weight_GT is None and not self.rule.one_label_is_softmax:
             label_G, weight_GT = label_G[:, None], torch.ones_like(label_G[:, None], dtype=torch.float64)
         targets = rows.find_targets(batch.feat_GD, label_G, self.shard, self.sub_centres, active, self.dtype)
@@ -317,7 +361,9 @@ class PartialFC(HeadModule):
             "denominator": outcome.denominator_G,
             "target_logit": outcome.target_logit_G,
         }
-        if weight_GT is not None:
+        if row_weight_G is not None:
+            outcome = outcome.weighed(row_weight_G, unit_GD)
+        if weight_GT is not None or row_weight_G is not None:
             self.last_step["loss"] = outcome.loss_G
         loss, nearest = outcome.loss_G.mean().to(self.dtype), None
         if sums.nearest is not None:
@@ -418,6 +464,14 @@ class PartialFC(HeadModule):
         if self.hard_negatives is not None:
             self.hard_negatives.keep()
         self.num_steps += 1
+        self._log_change("sample rate", self.sampling.rates)
+        self._log_change("margin", self._margins)
+
+    def _log_change(self, what: str, values: Steps[Any]) -> None:
+        """Logs that the step to come has another value than the one before."""
+        before, now = values.at(self.num_steps - 1), values.at(self.num_steps)
+        if before != now:
+            _log.info("%s, step %d: %s %s, before %s", self.scope, self.num_steps + 1, what, now, before)
 
     def forget(self) -> None:
         """Drops the gradients since the last step."""
@@ -426,8 +480,8 @@ class PartialFC(HeadModule):
         self._margin_before = None
 
     def row_losses(self, last_step: dict[str, Tensor], num_rows: int) -> Tensor:
-        """Returns the losses of this rank's num_rows rows, from the `last_step` of a forward pass; all ranks' batches
-        are of one size. Without label smoothing's part."""
+        """Returns the losses of this rank's num_rows rows, times their weights if they have some, from the `last_step`
+        of a forward pass; all ranks' batches are of one size. Label smoothing's part only with weights."""
         loss_G = last_step.get("loss", last_step["denominator"].log() - last_step["target_logit"])
         return loss_G[self.world.rank * num_rows :][:num_rows]
 

@@ -55,7 +55,8 @@ class Head(Protocol):
     num_classes: int
 
     def __call__(self, out: Tensor, label_B: Tensor, /) -> Tensor:
-        """The loss, a scalar that is equal on every rank: the mean over the global batch."""
+        """The loss, a scalar that is equal on every rank: the mean over the global batch. Where batches have weights
+        (--sample-weights) it is also called with row_weight_B=, float64 on the CPU."""
 
     def prepare(self, label_B: Tensor, /) -> None:
         """Takes the labels of all micro-batches of a step, before the first of several."""

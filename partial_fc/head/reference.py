@@ -34,6 +34,7 @@ def loss(
     sub_centres: int = 1,
     label_smoothing: float = 0.0,
     inclusion_C: Tensor | None = None,
+    row_weight_G: Tensor | None = None,
 ) -> Tensor:
     """Returns the mean over the global batch of -log softmax(logit)[label], a scalar of feat_GD's dtype.
 
@@ -44,6 +45,7 @@ def loss(
     label_smoothing: this share of a row's target is spread over all classes that take part, the target too.
     inclusion_C: the probability with which each class takes part; other classes' logits get -log of it, so that the
     expected denominator is that of all classes.
+    row_weight_G: what each row's loss is multiplied by before the mean; 1 when None.
     Forms the (G, C) logits, so it is for sizes at which that is no trouble; exact in float64.
     """
     if sampled_S is not None:
@@ -60,7 +62,8 @@ def loss(
         logit_GC = logit_GC - (inclusion_C if sampled_S is None else inclusion_C[sampled_S]).log()
     target_G = margin.scale * margin.target(cos_GC[target_GC], feat_GD.detach().norm(dim=1), state)
     logit_GC = torch.where(target_GC, target_G[:, None], logit_GC)
-    return cross_entropy(logit_GC, label_G, label_smoothing=label_smoothing)
+    loss_G = cross_entropy(logit_GC, label_G, label_smoothing=label_smoothing, reduction="none")
+    return (loss_G if row_weight_G is None else loss_G * row_weight_G).mean()
 
 
 def loss_of_labels(
@@ -76,6 +79,7 @@ def loss_of_labels(
     filter_above: float | None = None,
     sub_centres: int = 1,
     inclusion_C: Tensor | None = None,
+    row_weight_G: Tensor | None = None,
 ) -> Tensor:
     """Returns the mean over the global batch of the rule's loss of rows with several labels.
 
@@ -117,4 +121,4 @@ def loss_of_labels(
             per_row_G = (1 + negative_sum_G).log() + (1 + pull_G).log()
         case _:
             raise TypeError(f"reference.py does not have {rule}")
-    return per_row_G.mean()
+    return (per_row_G if row_weight_G is None else per_row_G * row_weight_G).mean()

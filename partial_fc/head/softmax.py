@@ -9,7 +9,7 @@ Letters: G rows of the global batch, T labels of a row, M sub-centres of a class
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -63,6 +63,18 @@ class Outcome:
     target_logit_G: Tensor
     logit_grad: LogitGrad | None = None
     grad_feat_GD: Tensor | None = None  # this rank's part of d(loss)/d(features), in unit_GD's dtype
+    smoothing: Tensor | None = None  # of no dimension: times the sum of unit_GD it is LogitGrad.uniform_D
+
+    def weighed(self, weight_G: Tensor, unit_GD: Tensor) -> "Outcome":
+        """Returns it with each row's loss times its weight, float64. Overwrites the gradients."""
+        loss_G, grad, feat = self.loss_G * weight_G, self.logit_grad, self.grad_feat_GD
+        if grad is None or feat is None:
+            return replace(self, loss_G=loss_G)
+        feat.mul_(weight_G[:, None])
+        by_label(grad.target_grad_G).mul_(weight_G[:, None])
+        uniform_D = None if self.smoothing is None else self.smoothing * (weight_G.to(unit_GD.dtype) @ unit_GD)
+        grad = replace(grad, factor_G=grad.factor_G * weight_G, uniform_D=uniform_D)
+        return replace(self, loss_G=loss_G, logit_grad=grad)
 
 
 class RowMath:
@@ -140,11 +152,12 @@ class RowMath:
         logit_grad = _logit_gradient(softmax, targets, target_slope_G, sums, scale)
         assert sums.weighted_sum_GD is not None
         weight_G = (logit_grad.factor_G * sums.denominator_G).to(sums.weighted_sum_GD.dtype)
-        uniform_D = None
+        uniform_D = smoothing = None
         if sums.centre_sum_D is not None and softmax.share is not None:
+            smoothing = -softmax.share * scale / len(softmax.loss_G)
             uniform_D = sums.centre_sum_D * (softmax.share * scale / len(softmax.loss_G))
         grad_GD = self.feature_gradient(sums.weighted_sum_GD, weight_G, logit_grad.target_grad_G, uniform_D, targets)
-        return Outcome(*known, logit_grad, grad_GD)
+        return Outcome(*known, logit_grad, grad_GD, smoothing)
 
     def label_terms(self, targets: Targets, sums: Sums) -> Tensor:
         """Returns this rank's terms by a rule, to be summed over the ranks for `finish_labels`: float64 (G, 1 + T), the

@@ -145,10 +145,9 @@ def observe(head: PartialFC, similar: float = SIMILAR) -> Report:
     scalars = {f"{head.scope}/never_touched": (counts[1] / counts[0]).item()}
     if len(is_similar):
         scalars[f"{head.scope}/similar_classes"] = is_similar.double().mean().item()
-    if head.sampling.rate < 1.0:
-        covered_G = covered_mass(
-            last["denominator"], last["target_logit"], head.sampling.rate, head.sampling_correction
-        )
+    rate = head.sampling.rates.at(max(0, head.num_steps - 1))  # of the step that has been made
+    if rate < 1.0:
+        covered_G = covered_mass(last["denominator"], last["target_logit"], rate, head.sampling_correction)
         scalars[f"{head.scope}/covered_mass"] = covered_G.mean().item()
     pairs = zip(*(x[is_similar].tolist() for x in (class_Q, near_class_Q, near_cos_Q)), strict=True)
     return Report(scalars, histograms, sorted(pairs, key=lambda pair: -pair[2]))

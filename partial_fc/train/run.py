@@ -112,7 +112,9 @@ class Run:
     # --epochs and --max-steps of that run.
     length_before: dict[str, Any] = field(default_factory=dict)
     unit: str = "samples"  # the noun for samples, once the backbone is built
+    total: int = 0  # updates, once `lengths` is called
     head_flags: flags.HeadFlags | None = None  # of the head, if `partial_fc` has made it
+    scheduled: PartialFC | None = None  # that head, whose margin and sample rate may have a course
     outcome: Outcome | None = None  # once it has trained
     parts: ExitStack = field(default_factory=ExitStack)  # closed when the recipe returns
     began: float = field(default_factory=time.perf_counter)
@@ -226,11 +228,15 @@ class Run:
         ignore_index: int | None = None,
     ) -> PartialFC:
         """Returns the head that the flags describe, for this backbone; `train` applies the rest. ignore_index: of
-        PartialFC. Closed at the end."""
+        PartialFC. Closed at the end. After `lengths`: flags may have percentages of the run."""
         optim, seed = self.config.optim, self.config.run.seed
-        head = given.build(num_classes, embedding_size, self.world, backbone.precision, optim, seed, ignore_index)
+        if not self.total and (given.margin_by_step or given.rate_by_step):
+            raise ValueError("margins and sample rates by step need the run's length: call lengths(order) before")
+        head = given.build(
+            num_classes, embedding_size, self.world, backbone.precision, optim, seed, ignore_index, self.total
+        )
         self.parts.enter_context(head)
-        self.head_flags = given
+        self.head_flags, self.scheduled = given, head
         first, last = head.shard.start, head.shard.stop - 1
         some = f"{last - first + 1} of {num_classes} classes" + (f", {first} to {last}" if last >= first else "")
         self.logger.info(
@@ -266,6 +272,7 @@ class Run:
                 f"{given.warmup_epochs:g} of {steps_per_epoch:.1f} updates each), and the run ends after {total} "
                 f"({ends}); for a short try give --warmup-steps 0 --warmup-epochs 0, or else train for longer"
             )
+        self.total = total
         return total, warmup
 
     def total_steps(self, order: Order, epochs: float, max_steps: int | None = None) -> int:
@@ -304,6 +311,7 @@ class Run:
             start_from(start)
         loader.seek(start.position)
         schedule = course.schedule(self, start, order, rates)
+        course.schedule_head(self, start, order)
         if end.is_finished(self, start, schedule):
             return 0
         lines = line(self.config.run.frequent, schedule.total_steps, order.num_samples)

@@ -80,7 +80,8 @@ def forward_backward(job: Job, attempt: Attempt, batch: Batch, label_B: Tensor, 
     output_B = job.backbone.forward(batch.input_B)
     watch.lap("backbone")
 
-    loss = job.head(output_B, label_B) * share
+    weights = {} if batch.weight_B is None else {"row_weight_B": batch.weight_B}
+    loss = job.head(output_B, label_B, **weights) * share
     if job.teacher:
         watch.lap("head")
         loss = loss + job.teacher(output_B, batch.input_B, batch.num_global, share).to(loss.dtype)

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from partial_fc.tools.bench import plan
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from partial_fc.head import CosFace, PartialFC, Storage
+from partial_fc.head import CosFace, PartialFC, Steps, Storage
 from partial_fc.head.kernels import triton_kernels, triton_pass
 from tests.gpu.test_triton import DEVICE, INTERPRETED, on_gpu, pytestmark  # noqa: F401
 from tests.unit.operations import Operations
@@ -21,7 +21,7 @@ from tests.unit.operations import Operations
 D = 32
 
 
-def head_of(num_classes: int, rate: float) -> PartialFC:
+def head_of(num_classes: int, rate: float | Steps[float]) -> PartialFC:
     head = PartialFC(
         num_classes,
         D,
@@ -126,7 +126,7 @@ def test_the_host_waits_once(rate):
     assert len([w for w in found if "synchroniz" in str(w.message)]) == 1, [str(w.message) for w in found]
 
 
-@pytest.mark.parametrize("rate", [1.0, 0.3])
+@pytest.mark.parametrize("rate", [1.0, 0.3, Steps({0: 0.3, 1: 1.0, 2: 0.5})])
 def test_it_trains_like_the_plain_kernel_on_the_host(rate):
     """The same rows, chosen in another way, and the same losses but for bf16's rounding."""
     ours, plain = head_of(600, rate), PartialFC(600, D, CosFace(), rate, impl="plain")

@@ -13,6 +13,7 @@ from partial_fc.head.gather import FEATURE_DTYPES
 from partial_fc.head.margin import ArcFace, CosFace, Margin, Softmax
 from partial_fc.head.rows import RowOptimizer, RowSGD
 from partial_fc.head.rule import Rule
+from partial_fc.head.selection.steps import Steps, steps_of
 
 
 def margin_of(margin: Margin | str) -> Margin:
@@ -20,10 +21,16 @@ def margin_of(margin: Margin | str) -> Margin:
     if isinstance(margin, Margin):
         return margin
     named = {"arcface": ArcFace, "cosface": CosFace, "softmax": Softmax}
-    if margin not in named:
+    if not isinstance(margin, str) or margin not in named:
         names = ", ".join(named)
         raise ValueError(f"margin is {margin!r}; expected a Margin, as CosFace(scale=64.0), or one of {names}")
     return named[margin]()
+
+
+def margins_of(margin: Margin | str | Steps[Margin | str]) -> Steps[Margin]:
+    """Returns the margin of each step."""
+    given: Steps[Margin | str] = steps_of(margin)
+    return Steps({step: margin_of(each) for step, each in given.by_step.items()})
 
 
 def integer_of(name: str, value: Any, least: int | None = 1) -> int:
@@ -88,6 +95,7 @@ class Rows(NamedTuple):
     label_B: Tensor  # (B,), or (B, T) with several labels
     weight_BT: Tensor | None  # of several labels, float64: they add up to 1 in each row; 0 where a row has fewer
     kept_B: Tensor | None  # bool: which of the given rows these are; None: all
+    row_weight_B: Tensor | None = None  # float64, of each row's loss; None: 1
 
 
 def rows_of(feat: Tensor, label: Tensor, embedding_size: int, ignore_index: int | None, world: World) -> Rows:
@@ -125,7 +133,8 @@ def rows_with_labels(
     if not several:
         if weight is not None:
             raise ValueError(
-                f"{where}: weights with one label a row; expected labels (B, K) with weights (B, K), or none"
+                f"{where}: weights with one label a row; expected labels (B, K) with weights (B, K), or none; "
+                "weights of rows are row_weight_B"
             )
         return rows_of(feat, label, embedding_size, ignore_index, where)
     if not label.shape[-1]:
@@ -166,3 +175,28 @@ def _checked_weights(weight: Tensor, label: Tensor, real_BT: Tensor, rule: Rule,
             "expected finite ones, 0 or more, of which only the ratios in a row count"
         )
     return weight_BT
+
+
+def row_weights(weight: Any, rows: Rows, given: torch.Size, where: World) -> Tensor | None:
+    """Returns the weights of the rows, on their device. given: the shape of the features as they came. Weights on the
+    CPU are checked there, so that no device is waited for. Raises TypeError and ValueError as `rows_of`, and
+    ValueError for weights that are negative or not finite."""
+    if weight is None:
+        return None
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"{where}: row weights are {type(weight).__name__}; expected torch.tensor(weights)")
+    if weight.shape != given[:-1] or not weight.is_floating_point():
+        raise ValueError(
+            f"{where}: row weights are {weight.dtype}, {tuple(weight.shape)}; expected floating ones, "
+            f"{tuple(given[:-1])}, one for each feature"
+        )
+    weight_B = weight.detach().double().flatten()
+    bad_B = (weight_B < 0) | ~weight_B.isfinite()
+    if bool(bad_B.any()):
+        row = int(bad_B.nonzero()[0])
+        raise ValueError(
+            f"{where}: weight {weight_B[row].item()} of row {row} ({int(bad_B.sum())} such); expected finite ones, 0 or"
+            " more"
+        )
+    weight_B = weight_B.to(rows.feat_BD.device, non_blocking=True)
+    return weight_B if rows.kept_B is None else weight_B[rows.kept_B]

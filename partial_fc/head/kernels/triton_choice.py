@@ -122,10 +122,9 @@ class DeviceChoice:
 
     def __init__(self, sampling: Sampling, shard: Shard, device: torch.device, correction: bool):
         self._sampling, self._shard, self._device = sampling, shard, device
-        self._bias = -math.log(sampling.rate) if correction else None
+        self._correction = correction
         self._numbers = torch.zeros(4, dtype=torch.int64, device=device)
-        self._taken_L: Tensor | None = None
-        if sampling.rate < 1.0:
+        if any(rate < 1.0 for rate in sampling.rates.by_step.values()):
             self._taken_L = torch.zeros(len(shard), dtype=torch.uint8, device=device)
             self._tables = send(inverse_tables(sampling.seed), device)
             self._steps = range(0)  # whose walks are on the device
@@ -136,10 +135,11 @@ class DeviceChoice:
             self._count_N = torch.empty(self._num_blocks, dtype=torch.int32, device=device)
 
     def prepare(self, step: int) -> None:
-        """Sends the walks of some steps from this one on."""
+        """Sends the walks of some steps of one rate, from this one on."""
         if step in self._steps:
             return
-        self._steps = range(step, step + _STEPS_AHEAD)
+        change = self._sampling.rates.next_change(step)
+        self._steps = range(step, min(step + _STEPS_AHEAD, change or step + _STEPS_AHEAD))
         walks = self._sampling.walks(self._steps, self._shard)
         self._most = int(walks.numbers_M5N[:, 4].sum(dim=1).max())  # of the host
         self._walk_M5N = send(walks.numbers_M5N, self._device)
@@ -152,26 +152,28 @@ class DeviceChoice:
         """Returns (the smallest label, the largest, how many rows have another origin than expected, how many of the
         classes chosen count), int64, and these classes. Labels may be any integers. listed_M: classes that take part,
         too, or -1."""
-        shard, num_listed = self._shard, 0 if listed_M is None else len(listed_M)
+        shard, rate = self._shard, self._sampling.rates.at(step)
+        taken_L, listed_M = (None, None) if rate == 1.0 else (self._taken_L, listed_M)
+        num_listed = 0 if listed_M is None else len(listed_M)
         look_at_labels[(1,)](
-            label_G, origin_G, origin_G.stride(0), expected_G, listed_M, self._taken_L, self._numbers,
+            label_G, origin_G, origin_G.stride(0), expected_G, listed_M, taken_L, self._numbers,
             len(label_G), num_listed, shard.start, len(shard), BLOCK_K=_AT_A_TIME,
         )  # fmt: skip
-        if self._taken_L is None:
+        if taken_L is None:
             return self._numbers, Chosen(None, None)
         self.prepare(step)
         nth, before = step - self._steps.start, shard.start - self._first_block * BLOCK
         class_P = label_G.new_empty(min(len(shard), self._most + len(label_G) + num_listed))
-        bias_P = None if self._bias is None else class_P.new_empty(len(class_P), dtype=torch.float32)
+        bias_P = None if not self._correction else class_P.new_empty(len(class_P), dtype=torch.float32)
         if self._num_blocks:
             position_Q = None if self._position_MQ is None else self._position_MQ[nth]
             draw[(self._num_blocks,)](
-                self._walk_M5N[nth], self._tables, position_Q, self._taken_L, self._count_N,
+                self._walk_M5N[nth], self._tables, position_Q, taken_L, self._count_N,
                 before, len(shard), self._num_blocks, self._last_size, SIZE=BLOCK, num_warps=_WARPS,
             )  # fmt: skip
             write_down[(self._num_blocks,)](
-                self._taken_L, self._count_N, class_P, bias_P, self._numbers,
-                before, len(shard), self._num_blocks, float(self._bias or 0.0),
+                taken_L, self._count_N, class_P, bias_P, self._numbers,
+                before, len(shard), self._num_blocks, -math.log(rate),
                 SIZE=BLOCK, AT_A_TIME=_AT_A_TIME, num_warps=_WARPS,
             )  # fmt: skip
         return self._numbers, Chosen(class_P, bias_P)

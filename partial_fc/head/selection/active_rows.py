@@ -67,7 +67,8 @@ class RowSelector:
 
     def choose(self, label_G: Tensor, step: int) -> Chosen:
         """Chooses the classes of a batch with these labels."""
-        if self.sampling.rate == 1.0:
+        rate = self.sampling.rates.at(step)
+        if rate == 1.0:
             return Chosen(None, None)
         certain_M = label_G
         if self.hard_negatives is not None:
@@ -81,7 +82,7 @@ class RowSelector:
         class_N = insert(negatives, certain_M)
         if not self.correction:
             return Chosen(class_N, None)
-        bias_N = class_N.new_full((len(class_N),), -math.log(self.sampling.rate), dtype=self.dtype)
+        bias_N = class_N.new_full((len(class_N),), -math.log(rate), dtype=self.dtype)
         return Chosen(class_N, bias_N.index_fill_(0, torch.searchsorted(class_N, certain_M), 0.0))
 
     def fetch(self, chosen: Chosen, step: int, count: int | None = None) -> ActiveRows:
@@ -106,7 +107,7 @@ class RowSelector:
 
     def prefetch(self, step: int) -> None:
         """Draws this step's negatives ahead and starts to fetch their rows, if either takes time."""
-        if self.sampling.rate == 1.0:
+        if self.sampling.rates.at(step) == 1.0:
             return
         if self.on_device is not None:
             self.on_device.prepare(step)

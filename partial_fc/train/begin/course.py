@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from partial_fc import flags
 from partial_fc.data.order import Order
+from partial_fc.head import Steps
 from partial_fc.optim.schedule import Continued, Schedule, continued, linear_scaling
 from partial_fc.train.seams import RunState
 
@@ -24,13 +25,18 @@ def schedule(run: Run, start: RunState, order: Order, rates: flags.ScheduleFlags
     return schedule
 
 
-def _note_other_length(run: Run, course: Schedule, schedule: Schedule | Continued, step: int, order: Order) -> None:
-    """Notes that the rate of a step may depend on a changed end of the run."""
+def _other_length(run: Run) -> str:
+    """Returns how the length of the run differs from that of the one that it resumes; "" where it does not."""
     given = vars(run.config.schedule)
     changed = {name: value for name, value in run.length_before.items() if value != given[name]}
-    if not changed:
+    return "; with ".join(f"{flags.flag(name)} {value}, this run has {given[name]}" for name, value in changed.items())
+
+
+def _note_other_length(run: Run, course: Schedule, schedule: Schedule | Continued, step: int, order: Order) -> None:
+    """Notes that the rate of a step may depend on a changed end of the run."""
+    words = _other_length(run)
+    if not words:
         return
-    words = "; with ".join(f"{flags.flag(name)} {value}, this run has {given[name]}" for name, value in changed.items())
     now = schedule.lr(step)
     rate = f"the learning rate of the next step is {now:g}"
     total = run.total_steps(order, **run.length_before)
@@ -44,10 +50,42 @@ def _note_other_length(run: Run, course: Schedule, schedule: Schedule | Continue
     run.note(f"the checkpoint was trained with {words}: allowed, but {rate}")
 
 
+def schedule_head(run: Run, start: RunState, order: Order) -> None:
+    """Gives the head the course of its margin and sample rate by its flags: percentages are of the samples, as those of
+    the learning rate's course, so they come at other steps where a run goes on with another batch size. Notes where
+    the end of the run has changed them."""
+    given, head = run.head_flags, run.scheduled
+    if given is None or head is None or not (given.margin_by_step or given.rate_by_step):
+        return
+    (total, _), now = run.lengths(order), head.num_steps
+    shift = 0.0 if run.config.schedule.max_steps else _shift(run, start, order)
+    head.set_schedule(*given.margin_and_rate(total, shift))
+    words = _other_length(run)
+    for by_step in (given.margin_by_step, given.rate_by_step):
+        if by_step is None:
+            continue
+        steps = by_step.steps(total, shift)
+        run.logger.info(by_step.in_words(steps))
+        if words and any(entry.is_percent for entry in by_step.entries):
+            before = by_step.steps(run.total_steps(order, **run.length_before), shift)
+            values = [Steps(each).at(now) for each in (steps, before)]
+            if values[0] != values[1]:
+                run.note(
+                    f"the checkpoint was trained with {words}: allowed, but {by_step.as_typed} is {values[0]:g} in the "
+                    f"next step, and was to be {values[1]:g}"
+                )
+
+
+def _shift(run: Run, start: RunState, order: Order) -> float:
+    """Returns by how much the steps so far fall short of the updates of this batch size that would have seen as many
+    samples."""
+    seen = start.position - sum(end - begin for begin, end in start.left_out)
+    return order.updates_at(seen, run.global_batch) - start.step
+
+
 def _from(run: Run, start: RunState, order: Order, course: Schedule) -> Schedule | Continued:
     """Returns the remaining part of a schedule."""
-    seen = start.position - sum(end - begin for begin, end in start.left_out)
-    shift = order.updates_at(seen, run.global_batch) - start.step
+    shift = _shift(run, start, order)
     if run.config.schedule.max_steps or not shift:
         if start.step > course.total_steps:
             raise ValueError(
@@ -55,6 +93,7 @@ def _from(run: Run, start: RunState, order: Order, course: Schedule) -> Schedule
                 "use another --models-root, or more --epochs or --max-steps"
             )
         return course
+    seen = start.position - sum(end - begin for begin, end in start.left_out)
     total = run.config.schedule.epochs * order.num_samples
     schedule = continued(course, start.step, order.updates_to(seen, total, run.global_batch), shift)
     left, like = schedule.total_steps - start.step, start.step + schedule.shift

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from partial_fc.counter_rng import derive_key
 from partial_fc.data import BadRecord, Batch, Loader, RecordSource, Synthetic
+from partial_fc.data.npy import read_weights
 from partial_fc.data.order import PerEpoch, sample_order
 from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.data.sample import Sample
@@ -78,6 +79,39 @@ def test_pixels_labels_keys_and_layout() -> None:
     assert batch.label_B.dtype == batch.key_B.dtype == torch.int64
     assert (batch.input_B == batch.label_B[:, None, None, None]).all()
     assert batch.epoch == 0.5
+
+
+def test_a_sample_has_the_weight_of_its_record() -> None:
+    """Of the one that takes a damaged one's place, too."""
+    weight_N = np.arange(10, dtype=np.float32) / 4
+    batches = take(loader_of(Numbers(10, bad=(3,)), batch_size=5, weights=weight_N), 6)
+    for batch in batches:
+        assert batch.weight_B is not None
+        assert batch.weight_B.dtype == torch.float64
+        assert torch.equal(batch.weight_B, batch.key_B / 4)
+    assert 3 not in keys(batches)
+    assert take(loader_of(Numbers(10), batch_size=5), 1)[0].weight_B is None
+
+
+@pytest.mark.parametrize(
+    ("weight_N", "words"),
+    [
+        (np.ones(9), r"float64 \(9,\); expected floating numbers, \(10,\)"),
+        (np.ones((10, 1)), r"\(10, 1\); expected"),
+        (np.ones(10, np.int64), "int64"),
+        (
+            np.where(np.arange(10) == 7, -0.5, 1.0),
+            r"the weight of record 7 is -0\.5; expected finite numbers, 0 or more",
+        ),
+        (np.where(np.arange(10) > 7, np.nan, 1.0), "the weight of record 8 is nan"),
+        (np.where(np.arange(10) > 8, np.inf, 1.0), "the weight of record 9 is inf"),
+    ],
+)
+def test_weights_that_make_no_sense_are_named(tmp_path: Path, weight_N: NDArray[Any], words: str) -> None:
+    path = tmp_path / "weights.npy"
+    np.save(path, weight_N)
+    with pytest.raises(ValueError, match=f"{path}.*{words}"):
+        read_weights(path, 10)
 
 
 def test_a_single_channel_has_plain_strides() -> None:

@@ -9,6 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC, Shard, Storage, telemetry
+from partial_fc.head.selection.sampling import Sampling
 from partial_fc.train.record.log import StepLine
 from partial_fc.train.record.progress import Progress
 
@@ -110,7 +111,7 @@ def stand_in(world, num_classes=200, dim=16, rate=0.1, sub_centres=1):
         embedding_size=dim,
         num_steps=5,
         scope="head",
-        sampling=SimpleNamespace(seed=0, rate=rate),
+        sampling=Sampling(num_classes, rate, 0),
         sampling_correction=False,
         row_state=lambda: {k: t[mine, 0] if sub_centres == 1 else t[mine] for k, t in rows.items()},
         last_step={

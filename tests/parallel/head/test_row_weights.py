@@ -1,0 +1,158 @@
+"""Weights of rows: the loss is the mean of weight * loss over the rows of all ranks."""
+
+import pytest
+import torch
+
+from partial_fc.comm import CollectiveError, SingleWorld
+from partial_fc.head import MLCD, CosFace, CurricularFace, MeanSoftmax, OwnOut, PartialFC, reference
+from tests.parallel.head.test_head_kinds import CLASSES, KINDS, PATHS, D, Kind, batch_of, gathered, relative_error
+
+SOME = [
+    *(kind for kind in KINDS if str(kind) in ("cosface", "smoothing", "sub-centres", "curricularface")),
+    Kind("corrected", options={"sampling_correction": True}),
+    Kind("3 labels", options={"rule": OwnOut()}),
+    Kind("3 labels, sub-centres", options={"rule": MeanSoftmax(), "sub_centres": 2}, of_reference={"sub_centres": 2}),
+    Kind("MLCD", options={"rule": MLCD()}),
+]
+
+
+def weights_of(label_G) -> torch.Tensor:
+    """With a row that does not count."""
+    weight_G = torch.linspace(0.2, 3.0, len(label_G), dtype=torch.float64)
+    weight_G[2] = 0.0
+    return weight_G
+
+
+def labels_of(kind: Kind, label_G) -> torch.Tensor:
+    return torch.stack([label_G, (label_G + 1) % CLASSES, label_G // 2], dim=1) if "labels" in str(kind) else label_G
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path[0]}-{path[1]}")
+@pytest.mark.parametrize("kind", SOME, ids=str)
+def test_sharded_equals_dense(world, kind, path):
+    impl, dtype, _ = path
+    allowed = 1e-12 if dtype == torch.float64 else 1e-5
+    head = PartialFC(CLASSES, D, kind.margin, 0.4, world, 3, dtype=dtype, impl=impl, **kind.options)
+    feat_GD, label_G, part = batch_of(world)
+    label_GT, weight_G = labels_of(kind, label_G), weights_of(label_G)
+    feat_BD = feat_GD[part].to(dtype).requires_grad_()
+    loss = head(feat_BD, label_GT[part], row_weight_B=weight_G[part])
+    loss.backward()
+
+    centre_RD, rows, grad_SD, classes = gathered(world, head)
+    centre_RD.requires_grad_()
+    dense_GD = feat_GD.clone().requires_grad_()
+    more = dict(kind.of_reference)
+    if head.sampling_correction:
+        more["inclusion_C"] = torch.full((CLASSES,), 0.4, dtype=torch.float64).index_fill_(0, label_G, 1.0)
+    more |= {"state": head.margin_state, "row_weight_G": weight_G}
+    if "rule" in kind.options:
+        label_GT = label_GT.view(len(label_G), -1)
+        ones = torch.ones_like(label_GT, dtype=torch.float64)
+        exact = reference.loss_of_labels(dense_GD, label_GT, ones, centre_RD, head.margin, head.rule, classes, **more)
+    else:
+        exact = reference.loss(dense_GD, label_G, centre_RD, head.margin, classes, **more)
+    exact.backward()
+    assert abs(loss.item() - exact.item()) < allowed * max(1.0, abs(exact.item()))
+    assert relative_error(feat_BD.grad, dense_GD.grad[part]) < allowed
+    assert relative_error(grad_SD, centre_RD.grad[rows + head.shard.start * head.sub_centres]) < allowed
+    if not world.rank:
+        assert torch.count_nonzero(feat_BD.grad[2]) == 0
+    losses = head.row_losses(head.last_step, len(label_G))
+    assert losses.mean().item() == pytest.approx(loss.item()) or world.size > 1
+
+
+@pytest.mark.parametrize("impl", sorted({impl for impl, dtype, _ in PATHS if dtype == torch.float32}))
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_weights_of_one_are_none_to_the_bit(world, impl, num_labels):
+    seen = []
+    for weighed in (False, True):
+        head = PartialFC(CLASSES, D, CosFace(16.0), 0.3, world, 3, impl=impl)
+        feat_GD, label_G, part = batch_of(world)
+        label_GT = labels_of(SOME[-2] if num_labels > 1 else SOME[0], label_G)
+        weight_B = torch.ones(len(label_G[part])) if weighed else None
+        feat_BD = feat_GD[part].float().requires_grad_()
+        loss, cosine, nearest = head.loss_and_topk(feat_BD, label_GT[part], 2, row_weight_B=weight_B)
+        loss.backward()
+        head.step(0.1)
+        seen.append((loss.detach(), feat_BD.grad, cosine, nearest, head.centres.clone()))
+    assert all(map(torch.equal, *seen))
+
+
+def test_the_number_of_ranks_does_not_change_it(world):
+    """Nor rows without a label, which do not count, or a rank without rows."""
+    heads = [
+        PartialFC(CLASSES, D, CosFace(16.0), 0.3, of, 7, dtype=torch.float64, label_smoothing=0.1)
+        for of in (world, SingleWorld())
+    ]
+    for step in range(6):
+        feat_GD, label_G, part = batch_of(world, seed=step)
+        weight_G = weights_of(label_G)
+        label_G[-1] = -100
+        if step == 3 and world.size > 1:
+            part = slice(0, len(label_G) * (world.rank == 1))
+        losses = []
+        for head, own in zip(heads, (part, slice(None)), strict=True):
+            loss = head(feat_GD[own].clone().requires_grad_(), label_G[own], row_weight_B=weight_G[own].float())
+            loss.backward()
+            head.step(0.1)
+            losses.append(loss.item())
+        assert abs(losses[0] - losses[1]) < 1e-11
+    centre_CD = world.all_gather(heads[0].centres, name="t/centres")
+    torch.testing.assert_close(centre_CD, heads[1].centres, rtol=1e-9, atol=1e-12)
+
+
+def test_micro_batches_are_one_batch(world):
+    feat_GD, label_G, part = batch_of(world)
+    feat_BD, label_B, weight_B = feat_GD[part], label_G[part], weights_of(label_G)[part]
+    heads = [PartialFC(CLASSES, D, CosFace(16.0), 0.2, world, 3, dtype=torch.float64) for _ in range(2)]
+    heads[0](feat_BD.clone().requires_grad_(), label_B, row_weight_B=weight_B).backward()
+    heads[1].prepare(label_B)
+    for rows in (slice(0, 2), slice(2, None)):
+        share = world.all_reduce(torch.tensor(len(label_B[rows])), name="t/rows").item() / len(label_G)
+        (
+            heads[1](feat_BD[rows].clone().requires_grad_(), label_B[rows], row_weight_B=weight_B[rows]) * share
+        ).backward()
+    grads = [torch.cat([grad_KD.clone() for *_, grad_KD in head.centre_gradients()]) for head in heads]
+    torch.testing.assert_close(*grads, rtol=1e-12, atol=1e-15)
+
+
+def test_bytes_of_the_collectives(world):
+    head = PartialFC(101, D, CosFace(), 0.5, world)
+    with world.count_traffic() as traffic:
+        head(torch.randn(6, D, requires_grad=True), torch.arange(6), row_weight_B=torch.ones(6)).backward()
+        head.step(0.1)
+    assert traffic.num_bytes["head/gather"] == 6 * (4 * D + 12 + 8)
+
+
+def test_what_does_not_fit_is_named(world):
+    head = PartialFC(101, D, CosFace(), world=world)
+    feat_BD, label_B = torch.randn(4, D), torch.zeros(4, dtype=torch.int64)
+    for weight, words in [
+        (torch.tensor([1.0, -0.5, 1.0, -1.0]), r"weight -0\.5 of row 1 \(2 such\)"),
+        (torch.tensor([1.0, 1.0, 1.0, torch.nan]), "weight nan of row 3"),
+        (torch.ones(3), r"\(3,\); expected floating ones, \(4,\)"),
+        (torch.ones(4, dtype=torch.int64), r"torch\.int64"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            head(feat_BD, label_B, row_weight_B=weight)
+    with pytest.raises(TypeError, match="row weights are list"):
+        head(feat_BD, label_B, row_weight_B=[1.0] * 4)
+
+
+def test_weights_on_some_ranks_only_are_refused(world):
+    if world.size == 1:
+        return
+    head = PartialFC(101, D, CosFace(), world=world)
+    with pytest.raises((CollectiveError, ValueError)):
+        head(torch.randn(4, D), torch.zeros(4, dtype=torch.int64), row_weight_B=None if world.rank else torch.ones(4))
+
+
+def test_averages_of_a_margin_are_over_all_rows_alike(world):
+    feat_GD, label_G, part = batch_of(world)
+    states = []
+    for weight_B in (None, weights_of(label_G)[part]):
+        head = PartialFC(CLASSES, D, CurricularFace(), world=world, impl="plain")
+        head(feat_GD[part].float().requires_grad_(), label_G[part], row_weight_B=weight_B).backward()
+        states.append(head.margin_state)
+    assert states[0] == states[1]

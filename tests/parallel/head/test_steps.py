@@ -1,0 +1,158 @@
+"""Sample rates and margins that change during training, on as many ranks as were launched."""
+
+import os
+from functools import partial
+
+import pytest
+import torch
+
+from partial_fc.comm import SingleWorld
+from partial_fc.head import ArcFace, CosFace, HardNegatives, PartialFC, Steps, Storage, reference
+from partial_fc.head.margin_adaptive import AdaFace
+from partial_fc.head.rows import RowAdamW, RowSGD
+from tests.parallel.head.test_head_kinds import CLASSES, D, batch_of
+
+IMPLS = [("plain", torch.float64), ("cpu", torch.float32)]
+if os.environ.get("TRITON_INTERPRET") == "1":
+    IMPLS = [("triton", torch.float32)]
+RATES = {0: 0.3, 2: 0.6, 3: 0.2, 6: 0.8}
+MARGINS = Steps({0: CosFace(16.0, 0.0), 1: CosFace(16.0, 0.2), 4: CosFace(16.0, 0.4)})
+
+
+def train(head: PartialFC, world, steps: range, alone: bool = False) -> list[torch.Tensor]:
+    losses = []
+    for step in steps:
+        feat_GD, label_G, part = batch_of(world, seed=step)
+        own = slice(None) if alone else part
+        loss = head(feat_GD[own].to(head.dtype).requires_grad_(), label_G[own])
+        loss.backward()
+        head.step(0.05 * (1 + step % 3))
+        losses.append(loss.detach())
+    return losses
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rates": RATES | {6: 1.0}},
+        {"sampling_correction": True},
+        {"quota": "insightface"},
+        {"rates": RATES | {6: 1.0}, "sub_centres": 2, "interclass_filtering_threshold": 0.3},
+        {"rates": RATES | {6: 1.0}, "label_smoothing": 0.1},
+        {"margins": Steps({0: AdaFace(16.0, 0.1), 3: AdaFace(16.0, 0.4)})},
+        {"margins": Steps({0: ArcFace(16.0, 0.1), 3: ArcFace(16.0, 0.4)}), "hard": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("impl", "dtype"), IMPLS, ids=[impl for impl, _ in IMPLS])
+def test_each_step_is_that_of_a_head_made_with_its_rate_and_margin(world, impl, dtype, options):
+    """To the bit: loss, gradients, what the step makes of the centres."""
+    options = dict(options)
+    rates, margins = Steps(options.pop("rates", RATES)), options.pop("margins", MARGINS)
+    hard = options.pop("hard", 0)
+    if hard:
+        options["hard_negatives"] = HardNegatives(CLASSES, hard, every=2)
+    head = PartialFC(CLASSES, D, margins, rates, world, 3, impl=impl, dtype=dtype, **options)
+    for step in range(8):
+        if hard:
+            options["hard_negatives"] = HardNegatives(CLASSES, hard, every=2)
+        plain = PartialFC(CLASSES, D, margins.at(step), rates.at(step), world, 3, impl=impl, dtype=dtype, **options)
+        plain.load_state_dict(head.state_dict())
+        assert plain.num_steps == step
+        assert head.margin == plain.margin
+        feat_GD, label_G, part = batch_of(world, seed=step)
+        seen = []
+        for one in (head, plain):
+            feat_BD = feat_GD[part].to(dtype).requires_grad_()
+            loss = one(feat_BD, label_G[part])
+            loss.backward()
+            one.step(0.1)
+            seen.append((loss.detach(), feat_BD.grad, one.centres.clone()))
+        assert all(map(torch.equal, *seen)), step
+
+
+def test_correction_is_that_of_the_step(world):
+    """Where every class takes part there is nothing to correct."""
+    corrected = PartialFC(CLASSES, D, CosFace(16.0), Steps({0: 0.3, 1: 1.0}), world, 3, sampling_correction=True)
+    without = PartialFC(CLASSES, D, CosFace(16.0), Steps({0: 0.3, 1: 1.0}), world, 3)
+    assert train(corrected, world, range(1))[0] > train(without, world, range(1))[0]
+    without.load_state_dict(corrected.state_dict())
+    assert torch.equal(train(corrected, world, range(1, 2))[0], train(without, world, range(1, 2))[0])
+
+
+DENSE = [
+    (RowSGD(0.9, 0.01), partial(torch.optim.SGD, momentum=0.9, weight_decay=0.01)),
+    (RowAdamW(weight_decay=0.1), partial(torch.optim.AdamW, weight_decay=0.1)),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "theirs"), DENSE, ids=["sgd", "adamw"])
+def test_caught_up_centres_are_the_dense_optimizers(world, optimizer, theirs):
+    """Rates that rise, fall, and take in every class for a while, whose rows lag behind before."""
+    rates = Steps({0: 0.1, 5: 0.4, 9: 1.0, 12: 0.2})
+    head = PartialFC(CLASSES, D, MARGINS, rates, world, 3, optimizer, dtype=torch.float64, catch_up="exact")
+    dense = PartialFC(CLASSES, D, MARGINS, rates, SingleWorld(), 3, dtype=torch.float64)
+    centre_CD = torch.nn.Parameter(dense.centres.clone())
+    stepper = theirs([centre_CD], lr=1.0)
+    for step in range(20):
+        feat_GD, label_G, part = batch_of(world, seed=step)
+        lr = 0.05 * (1 + step % 3)
+        head(feat_GD[part].requires_grad_(), label_G[part]).backward()
+        head.step(lr)
+        dense.num_steps = step
+        rows = dense.active_rows(label_G).rows
+        active_S = torch.arange(CLASSES) if rows is None else rows
+        assert (len(active_S) == CLASSES) == (rates.at(step) == 1.0)
+        stepper.param_groups[0]["lr"] = lr
+        stepper.zero_grad()
+        reference.loss(feat_GD, label_G, centre_CD, MARGINS.at(step), active_S).backward()
+        stepper.step()
+    centres = world.all_gather(head.centres, name="t/centres")
+    torch.testing.assert_close(centres, centre_CD.data, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("catch_up", ["none", "exact"])
+def test_the_number_of_ranks_does_not_change_it(world, catch_up):
+    options = {"seed": 7, "optimizer": RowAdamW(), "dtype": torch.float64, "catch_up": catch_up}
+    rates = Steps({0: 0.3, 3: 1.0, 5: 0.5})
+    sharded, alone = (PartialFC(CLASSES, D, MARGINS, rates, of, **options) for of in (world, SingleWorld()))
+    losses = train(sharded, world, range(8)), train(alone, world, range(8), alone=True)
+    torch.testing.assert_close(*map(torch.stack, losses), rtol=1e-11, atol=0)
+    for name, mine in sharded.row_state().items():
+        every = world.all_gather(mine, name="t/rows")
+        torch.testing.assert_close(every, alone.row_state()[name], rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("place", ["device", "disk"])
+def test_a_run_goes_on_to_the_bit_from_every_step(world, tmp_path, place):
+    def new(name: str) -> PartialFC:
+        storage = Storage(
+            torch.bfloat16, place=place, path=tmp_path / f"{name}-{world.rank}" if place == "disk" else None
+        )
+        options = {"impl": "plain", "catch_up": "exact", "storage": storage}
+        return PartialFC(CLASSES, D, MARGINS, Steps({0: 0.3, 2: 0.6, 3: 0.2, 5: 1.0}), world, 3, **options)
+
+    with new("whole") as head:
+        whole = train(head, world, range(8))
+        for stop in (3, 5, 6):
+            with new(f"first-{stop}") as first, new(f"rest-{stop}") as rest:
+                losses = train(first, world, range(stop))
+                state = {name: t.clone() for name, t in first.state_dict().items()}
+                rest.load_state_dict(state)
+                losses += train(rest, world, range(stop, 8))
+                assert torch.equal(torch.stack(losses), torch.stack(whole))
+                assert torch.equal(rest.centres, head.centres)
+
+
+def test_a_schedule_may_be_replaced_on_the_way(world):
+    """As where a run resumes with another length. A copy has the new one."""
+    head = PartialFC(CLASSES, D, CosFace(16.0), 0.3, world, 3)
+    train(head, world, range(2))
+    head.set_schedule(MARGINS, Steps({0: 0.3, 2: 0.5}))
+    other = PartialFC(CLASSES, D, MARGINS, Steps({0: 0.3, 2: 0.5}), world, 3)
+    other.load_state_dict(head.state_dict())
+    for one in (head, other):
+        assert one.margin == MARGINS.at(2)
+    assert torch.equal(train(head, world, range(2, 3))[0], train(other, world, range(2, 3))[0])
+    with pytest.raises(ValueError, match=r"sample_rate is 1\.5"):
+        head.set_schedule(MARGINS, 1.5)
