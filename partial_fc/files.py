@@ -20,9 +20,16 @@ TEXT_BYTES = 4 << 30  # of a text that is read as a whole: a name each for a hun
 MANIFEST_BYTES = 2 << 20  # of a manifest or other JSON, which takes up to thirty times as much memory when read
 _RATES = re.compile(rb'"rates": \[[-+0-9.eE,\s]*\]')  # of all steps (--head-catch-up exact), some 29 bytes each
 _RATES_BYTES = 128 << 20  # which take up to eight times as much memory when read
+_NAMED = re.compile(r"([A-Za-z]\w*)=(.+)", re.ASCII)
 NO_SUCH_FILE = (errno.EINVAL, errno.EFBIG, errno.EISDIR, errno.ELOOP)  # errors of `read_bytes` for paths that exist
 PRIVATE = 0o077
 """The umask by which only the owner can use a file."""
+
+
+def named(path: Path) -> tuple[str, Path]:
+    """Returns (name, path) of what is written NAME=PATH; ("", path) of another path, and of one that exists."""
+    match = None if path.exists() else _NAMED.fullmatch(str(path))
+    return (match[1], Path(match[2])) if match else ("", path)
 
 
 def make_private() -> None:

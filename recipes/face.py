@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from partial_fc import flags
+from partial_fc import files, flags
 from partial_fc.checkpoint.folders import MANIFEST, complete
 from partial_fc.errors import UsageError
 from partial_fc.files import read_manifest
@@ -38,8 +38,8 @@ from partial_fc.flags.numbers import CLASSES, PIXELS, THREADS
 from partial_fc.recipe import start
 from partial_fc.train.begin.start import named
 
+from . import face_heads, face_vectors
 from . import face_presets as presets
-from . import face_vectors
 from .compat import arcface_torch
 from .compat.insightface import ELSEWHERE
 from .face_backbone import OF_TRANSFORMERS, ModelFlags, rates_of
@@ -68,6 +68,10 @@ class DataFlags:
     """A folder with train.rec, a .rec, a folder of class folders, a list, tar shards or vectors (docs/data.md). Several
     paths are several sets, whose classes follow one another; a pattern in quotes, 'shards/*.rec', names the shards of
     one set; FILE.sets has a set a line, `name path [weight]`."""
+    heads: Annotated[tuple[str, ...], Before(())] = ()
+    """What the head of one of several sets has otherwise than the others, if --rec names the sets, NAME=path: words
+    NAME.flag=value. `--sample-rate words=0.1`, with any flag of the head, and `--batch-size image=96 words=32` mean
+    the same. See docs/many-labels.md."""
     shared_classes: Annotated[bool, Before(False)] = False
     """Classes of several sets are one class if they have the same name or, in sets without names, the same number."""
     labels: Annotated[int, In("[1, 1000]"), Before(1)] = 1
@@ -144,7 +148,8 @@ class DataFlags:
 
     @property
     def is_record_file(self) -> bool:
-        return bool(self.recs) and all(rec.suffix == ".rec" or (rec / "train.rec").exists() for rec in self.recs)
+        recs = [path for _, path in map(files.named, self.recs)]
+        return bool(recs) and all(rec.suffix == ".rec" or (rec / "train.rec").exists() for rec in recs)
 
     @property
     def are_sets(self) -> bool:
@@ -181,7 +186,8 @@ class Config:
         self.model.check(self.launch, self.optim, self.schedule)
         self.tuning.check(self.model.engine)
         drawn = self.data.labels_drawn or self.data.labels
-        self.head.check(self.launch, self.optim, self.schedule, self.run.resume, drawn)
+        for head in [one.flags for one in face_heads.of(self)] or [self.head]:
+            head.check(self.launch, self.optim, self.schedule, self.run.resume, drawn)
 
 
 def main(arguments: list[str]) -> int:
@@ -245,7 +251,12 @@ def train_here(run: Run) -> int:
         backbone.keep_average(config.tuning.ema, delivered=config.tuning.deliver == "ema")
     teacher = face_tuning.teacher(config.tuning, network, input_size, backbone)
     ignored = NONE if data.labels > 1 else None  # to look for it takes a wait for the device
-    head = run.partial_fc(config.head, num_classes, network.embedding_size, backbone, ignore_index=ignored)
+    heads, settings = face_heads.of(config), config.model.settings(config.schedule.lr)
+    if heads:
+        head: Any = face_heads.build(run, heads, source, network.embedding_size, backbone, ignored)
+        settings["head_lr_ratio"] = 1.0  # each head has its own
+    else:
+        head = run.partial_fc(config.head, num_classes, network.embedding_size, backbone, ignored)
     if network.code:
         run.keep_code(network.code)
     schedule, lr = config.schedule, config.model.backbone_lr
@@ -259,7 +270,7 @@ def train_here(run: Run) -> int:
     style = STYLES[config.run.log_style]
     tests = face_vectors.evaluations(data, num_classes, head) if of_vectors else [style.verifications(sets)]
     return run.train(backbone, head, loader, tests, line=style.line, teacher=teacher, deliver=network.deliver,
-                     **config.model.settings(schedule.lr))  # fmt: skip
+                     **settings)  # fmt: skip
 
 
 def _called(config: Config) -> tuple[str | Path, str]:
@@ -270,7 +281,9 @@ def _called(config: Config) -> tuple[str | Path, str]:
     preset = data.dataset if data.dataset != "custom" else None
     network = model.symbol.name.partition("-symbol")[0] if model.symbol else model.network.rpartition("/")[2]
     plain = len(data.recs) == 1 and not is_pattern(data.recs[0])
-    return preset or data.config or (data.recs[0] if plain else "+".join(map(set_name, data.recs))), network
+    return preset or data.config or (
+        data.recs[0] if plain else "+".join(files.named(rec)[0] or set_name(rec) for rec in data.recs)
+    ), network
 
 
 def _source(data: DataFlags) -> Source:
@@ -287,9 +300,13 @@ def _order(run: Run, source: Source) -> Order:
     from partial_fc.data import RecordSource
     from partial_fc.data.order import Balanced, Blocks, Keyed
     from partial_fc.data.sets.joined import Joined
-    from partial_fc.data.sets.weighted import Weighted
+    from partial_fc.data.sets.weighted import Shares, Weighted
 
     seed, balance = run.config.run.seed, run.config.data.balance
+    shares = [one.share for one in face_heads.of(run.config)]
+    if any(shares):
+        assert isinstance(source, Joined)
+        return Shares(source.sets, shares, seed)
     weighted = isinstance(source, Joined) and any(weight != 1 for _, _, weight in source.sets)
     if balance != "none":
         if weighted:
@@ -380,6 +397,7 @@ def _started(config: Config, rates: dict[str, Any]) -> tuple[Config, str]:
 @flags.told_as_usage
 def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     """Parses the command line: configuration, and notes for the user on settings of a --config file without effect."""
+    arguments = face_heads.gathered(arguments)
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("--dataset", default="custom")
     first.add_argument("--config", type=Path)

@@ -71,6 +71,7 @@ def environments() -> list[Environment]:
 WORDS = {
     "one": ("",),
     "labels": ("",),
+    "heads": ("",),
     "ddp": ("3", "3"),
     "fsdp": ("checkpoints 5", "checkpoints 8"),
     "lightning": ("1", "2 model.ckpt"),
@@ -187,7 +188,7 @@ def run_program(name: str, text: str, bin_folder: Path, folder: Path, settings: 
         if name == "ddp":  # its files are of one number of ranks
             for path in folder.glob("checkpoint*"):
                 path.unlink()
-        assert name in ("one", "labels") or re.search(r"^\d+ \d+\.\d+$", printed, re.MULTILINE), printed
+        assert name in ("one", "labels", "heads") or re.search(r"^\d+ \d+\.\d+$", printed, re.MULTILINE), printed
 
 
 def core_tests(venv: Venv, folder: Path, settings: dict[str, str]) -> None:

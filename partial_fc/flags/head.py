@@ -113,6 +113,8 @@ class HeadFlags:
     """Learning rate of the centres; scaled and scheduled like --lr, which it is when not given."""
     head_weight_decay: float | None = None
     """Weight decay of the centres; --weight-decay when not given."""
+    head_weight: float = 1.0
+    """For one of several heads: what its loss is multiplied by before they are added."""
     head_clip: Annotated[float, In("[0, inf]")] = 0.0
     """Largest norm of the gradient of all centres, inf: any; --clip is then the backbone's alone. 0: see --clip."""
     head_catch_up: Annotated[Literal["none", "exact"], _NO_PAST] = "none"
@@ -250,12 +252,16 @@ class HeadFlags:
         seed: int,
         ignore_index: int | None = None,
         total_steps: int = 0,
+        name: str = "",
     ) -> PartialFC:
         """With --precision fp64, for checks, centres are stored so, too. ignore_index: what fills the rows of a batch
         with several labels; None: nothing, and no wait for the device to look for it. total_steps: of the run, for
-        margins and rates by step."""
+        margins and rates by step. name: of a head that is one of several; its centres and negatives are drawn
+        otherwise than another's."""
+        from partial_fc.counter_rng import derive_key
         from partial_fc.head import HardNegatives, PartialFC
 
+        seed = derive_key(seed, *name.encode()) if name else seed
         device, dtype = precision.device, precision.parameter_dtype
         hard_negatives = None
         if self.hard_negatives:
@@ -271,12 +277,13 @@ class HeadFlags:
             dtype,
             impl=self.head_impl,
             precision=_operands(precision.mode, optim.precision),
-            storage=self._storage(dtype),
+            storage=self._storage(dtype, name),
             catch_up=self.head_catch_up,
             hard_negatives=hard_negatives,
             quota=self.quota,
             ignore_index=ignore_index,
             rule=self._rule(),
+            name=name,
             **self._softmax_options(),
         )
 
@@ -375,14 +382,15 @@ class HeadFlags:
     def _state_dtype(self) -> torch.dtype:
         return _dtype(self.centre_dtype if self.centre_state_dtype == "same" else self.centre_state_dtype)
 
-    def _storage(self, dtype: torch.dtype) -> Storage:
+    def _storage(self, dtype: torch.dtype, name: str) -> Storage:
         import torch
 
         from partial_fc.head import Storage
 
+        path = self.centre_path / name if self.centre_path else None
         if dtype == torch.float64:
-            return Storage(dtype, None, self.centre_place, self.centre_path)
-        return Storage(_dtype(self.centre_dtype), self._state_dtype, self.centre_place, self.centre_path)
+            return Storage(dtype, None, self.centre_place, path)
+        return Storage(_dtype(self.centre_dtype), self._state_dtype, self.centre_place, path)
 
 
 def _operands(mode: Mode, asked: str) -> Literal["auto", "fp32", "bf16"]:

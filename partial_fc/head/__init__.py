@@ -6,6 +6,7 @@ S sampled local classes.
 """
 
 from partial_fc.head.cross_entropy import CrossEntropy
+from partial_fc.head.heads import Heads
 from partial_fc.head.interop.optimizer import HeadOptimizer, JointOptimizer
 from partial_fc.head.margin import ArcFace, CombinedMargin, CosFace, Margin, Softmax, SphereFace
 from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
@@ -30,6 +31,7 @@ __all__ = [
     "HardNegatives",
     "Head",
     "HeadOptimizer",
+    "Heads",
     "JointOptimizer",
     "Margin",
     "MeanSoftmax",

@@ -479,11 +479,12 @@ class PartialFC(HeadModule):
         self._batches.forget()
         self._margin_before = None
 
-    def row_losses(self, last_step: dict[str, Tensor], num_rows: int) -> Tensor:
+    def row_losses(self, last_step: dict[str, Tensor], num_rows: int, before: int | None = None) -> Tensor:
         """Returns the losses of this rank's num_rows rows, times their weights if they have some, from the `last_step`
-        of a forward pass; all ranks' batches are of one size. Label smoothing's part only with weights."""
+        of a forward pass. before: the rows of lower ranks; None: all ranks' batches are of one size. Label smoothing's
+        part only with weights."""
         loss_G = last_step.get("loss", last_step["denominator"].log() - last_step["target_logit"])
-        return loss_G[self.world.rank * num_rows :][:num_rows]
+        return loss_G[self.world.rank * num_rows if before is None else before :][:num_rows]
 
     def non_finite_classes(self, most: int = 5) -> list[int]:
         """Returns up to `most` classes of this rank whose centre has NaN or Inf, of those in the pending gradient."""

@@ -114,7 +114,8 @@ class Run:
     unit: str = "samples"  # the noun for samples, once the backbone is built
     total: int = 0  # updates, once `lengths` is called
     head_flags: flags.HeadFlags | None = None  # of the head, if `partial_fc` has made it
-    scheduled: PartialFC | None = None  # that head, whose margin and sample rate may have a course
+    # Heads whose margin and sample rate may have a course.
+    scheduled: list[tuple[flags.HeadFlags, PartialFC]] = field(default_factory=list)
     outcome: Outcome | None = None  # once it has trained
     parts: ExitStack = field(default_factory=ExitStack)  # closed when the recipe returns
     began: float = field(default_factory=time.perf_counter)
@@ -226,21 +227,25 @@ class Run:
         embedding_size: int,
         backbone: Any,
         ignore_index: int | None = None,
+        name: str = "",
     ) -> PartialFC:
         """Returns the head that the flags describe, for this backbone; `train` applies the rest. ignore_index: of
-        PartialFC. Closed at the end. After `lengths`: flags may have percentages of the run."""
+        PartialFC. name: of one of several heads. Closed at the end. After `lengths`: flags may have percentages of the
+        run."""
         optim, seed = self.config.optim, self.config.run.seed
         if not self.total and (given.margin_by_step or given.rate_by_step):
             raise ValueError("margins and sample rates by step need the run's length: call lengths(order) before")
         head = given.build(
-            num_classes, embedding_size, self.world, backbone.precision, optim, seed, ignore_index, self.total
+            num_classes, embedding_size, self.world, backbone.precision, optim, seed, ignore_index, self.total, name
         )
         self.parts.enter_context(head)
-        self.head_flags, self.scheduled = given, head
+        self.head_flags = given
+        self.scheduled.append((given, head))
         first, last = head.shard.start, head.shard.stop - 1
         some = f"{last - first + 1} of {num_classes} classes" + (f", {first} to {last}" if last >= first else "")
         self.logger.info(
-            f"this rank has the centres of {some if self.world.size > 1 else f'all {num_classes} classes'}; kernel "
+            f"{f'head {name}: ' if name else ''}this rank has the centres of "
+            f"{some if self.world.size > 1 else f'all {num_classes} classes'}; kernel "
             f"{head.kernel.name}, operands {head.kernel.precision}, {head.optimizer}"
         )
         for note in given.notes(optim, head):
@@ -311,7 +316,7 @@ class Run:
             start_from(start)
         loader.seek(start.position)
         schedule = course.schedule(self, start, order, rates)
-        course.schedule_head(self, start, order)
+        course.schedule_heads(self, start, order)
         if end.is_finished(self, start, schedule):
             return 0
         lines = line(self.config.run.frequent, schedule.total_steps, order.num_samples)

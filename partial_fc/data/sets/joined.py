@@ -24,7 +24,7 @@ from partial_fc.data.recordio import RecordSource
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, Sample, Source
 from partial_fc.data.sets.ranges import as_url
 from partial_fc.data.vectors import Vectors
-from partial_fc.files import read_text
+from partial_fc.files import named, read_text
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
@@ -235,7 +235,11 @@ def stated_together(paths: Sequence[Path], size_matters: bool) -> tuple[int | No
     size_matters and they state different sizes."""
     # Opening them reports what is missing.
     sets = find_sets(
-        [path for path in paths if as_url(path) or _RANGE.search(str(path)) or path.exists() or glob.glob(str(path))]
+        [
+            path
+            for path in paths
+            if as_url(place := named(path)[1]) or _RANGE.search(str(place)) or place.exists() or glob.glob(str(place))
+        ]
     )
     found = {f"{one.name} ({path})": stated(path) for one in sets for path in one.paths if not as_url(path)}
     sizes = {size: name for name, (_, size) in found.items() if size and min(size) > 0}
@@ -251,7 +255,8 @@ def find_sets(paths: Sequence[Path]) -> list[SetFiles]:
     makes no sense, or a file is in two sets."""
     found: list[SetFiles] = []
     for path in paths:
-        found += _read_sets(path) if path.suffix == ".sets" else [SetFiles(set_name(path), matching(path))]
+        name, path = named(path)
+        found += _read_sets(path) if path.suffix == ".sets" else [SetFiles(name or set_name(path), matching(path))]
     sets: dict[str, SetFiles] = {}
     for one in found:
         copies = (f"{one.name}-{number}" for number in itertools.count(2))

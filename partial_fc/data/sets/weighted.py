@@ -1,4 +1,6 @@
-"""The order of several sets of which some are drawn more often than others."""
+"""Orders of several sets: some drawn more often than others, or a number of each in every batch."""
+
+import math
 
 import torch
 from torch import Tensor
@@ -8,6 +10,11 @@ from partial_fc.data.order import Keyed, sample_order
 from partial_fc.data.sets.joined import drawn
 
 _SETS = 3  # purpose of a key; the order of positions uses 0, the loader 1 and 2
+
+
+def _drawn(draw_N: Tensor, number: int, count: int, seed: int) -> Tensor:
+    """Returns the samples of draws of set `number`, counted over all epochs: the set's own keyed order."""
+    return sample_order(draw_N, count, derive_key(seed, _SETS, number)) if len(draw_N) else draw_N
 
 
 class Weighted(Keyed):
@@ -28,8 +35,33 @@ class Weighted(Keyed):
         first = first_draw = 0
         for number, (count, draws) in enumerate(self._sets):
             of_set = (place_N >= first_draw) & (place_N < first_draw + draws)
-            draw = epoch_N[of_set] * draws + place_N[of_set] - first_draw
-            if len(draw):
-                index_N[of_set] = first + sample_order(draw, count, derive_key(self._seed, _SETS, number))
+            draw_N = epoch_N[of_set] * draws + place_N[of_set] - first_draw
+            index_N[of_set] = first + _drawn(draw_N, number, count, self._seed)
             first, first_draw = first + count, first_draw + draws
+        return index_N
+
+
+class Shares(Keyed):
+    """So many samples of each set in every batch of a rank; each set in its own keyed order. Only the ratio of the
+    numbers decides: 6 and 3 are two of one set, one of the other, and so on, for any number of ranks. An epoch ends
+    when the set with the most samples for its share has been read once.
+
+    sets: (name, samples, weight) of each; the weights are not used. shares: samples of each in a batch, 1 or more.
+    """
+
+    def __init__(self, sets: list[tuple[str, int, float]], shares: list[int], seed: int):
+        common = math.gcd(*shares)
+        self._sets = [(count, share // common) for (_, count, _), share in zip(sets, shares, strict=True)]
+        self._turn = sum(share for _, share in self._sets)
+        super().__init__(max(-(-count // share) for count, share in self._sets) * self._turn, seed)
+
+    def _permute(self, position_N: Tensor) -> Tensor:
+        turn_N, place_N = position_N // self._turn, position_N % self._turn
+        index_N = torch.empty_like(place_N)
+        first = first_place = 0
+        for number, (count, share) in enumerate(self._sets):
+            of_set = (place_N >= first_place) & (place_N < first_place + share)
+            draw_N = turn_N[of_set] * share + place_N[of_set] - first_place
+            index_N[of_set] = first + _drawn(draw_N, number, count, self._seed)
+            first, first_place = first + count, first_place + share
         return index_N

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from partial_fc import flags
 from partial_fc.data.order import Order
-from partial_fc.head import Steps
+from partial_fc.head import PartialFC, Steps
 from partial_fc.optim.schedule import Continued, Schedule, continued, linear_scaling
 from partial_fc.train.seams import RunState
 
@@ -50,13 +50,16 @@ def _note_other_length(run: Run, course: Schedule, schedule: Schedule | Continue
     run.note(f"the checkpoint was trained with {words}: allowed, but {rate}")
 
 
-def schedule_head(run: Run, start: RunState, order: Order) -> None:
-    """Gives the head the course of its margin and sample rate by its flags: percentages are of the samples, as those of
-    the learning rate's course, so they come at other steps where a run goes on with another batch size. Notes where
+def schedule_heads(run: Run, start: RunState, order: Order) -> None:
+    """Gives each head the course of its margin and sample rate by its flags: percentages are of the samples, as those
+    of the learning rate's course, so they come at other steps where a run goes on with another batch size. Notes where
     the end of the run has changed them."""
-    given, head = run.head_flags, run.scheduled
-    if given is None or head is None or not (given.margin_by_step or given.rate_by_step):
-        return
+    for given, head in run.scheduled:
+        if given.margin_by_step or given.rate_by_step:
+            _schedule_head(run, start, order, given, head)
+
+
+def _schedule_head(run: Run, start: RunState, order: Order, given: flags.HeadFlags, head: PartialFC) -> None:
     (total, _), now = run.lengths(order), head.num_steps
     shift = 0.0 if run.config.schedule.max_steps else _shift(run, start, order)
     head.set_schedule(*given.margin_and_rate(total, shift))

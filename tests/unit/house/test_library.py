@@ -29,7 +29,7 @@ def programs(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (PAGES / page).read_text(), re.DOTALL)
 
 
-ONE, LABELS, DDP, FSDP, LIGHTNING, ACCELERATE = programs("library.md")
+ONE, LABELS, HEADS, DDP, FSDP, LIGHTNING, ACCELERATE = programs("library.md")
 
 
 def run(folder: Path, num_steps: int) -> list[float]:
@@ -86,6 +86,13 @@ def test_several_labels_move_their_centres():
     exec(LABELS, found)
     head, label = found["head"], found["label"]
     assert (head.row_state()["touched"][label[label >= 0].unique()] == 1).all()
+
+
+def test_several_heads_move_the_centres_of_their_labels():
+    found: dict = {}
+    exec(HEADS, found)
+    heads, label = found["heads"], found["label"]
+    assert (heads.parts["words"].row_state()["touched"][(label[40:] - 10_000).unique()] == 1).all()
 
 
 @pytest.mark.long

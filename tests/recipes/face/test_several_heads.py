@@ -1,0 +1,101 @@
+"""Recipe `face` with a head for each of several sets, named on the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from partial_fc import data as sources
+from partial_fc.data.recordio import RecordWriter, pack
+from partial_fc.data.sets.weighted import Shares
+from tests.recipes.conftest import face, losses, train_here, train_several
+from tests.recipes.launch import killed
+
+COMMON = (
+    "--val-targets --check-data off --image-size 24 --lr-scheduler constant --sync-bn --warmup-steps 1 "
+    "--precision fp64 --sample-rate 0.5 words=1 --loss cosface words=softmax --margins None --head-weight words=0.5 "
+    "--head-lr words=0.001"
+)
+
+
+@pytest.fixture(scope="module")
+def sets(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """--rec: the classes of the demo's small set, and half of their images, of ten classes, as another set."""
+    folder = tmp_path_factory.mktemp("sets")
+    source = sources.open_source(glyphs)
+    for name, step, num_classes in (("image", 1, 80), ("words", 2, 10)):
+        with RecordWriter(folder / f"{name}.rec") as writer:
+            for index in range(0, len(source), step):
+                sample = source.read(index)
+                writer.write(index, pack(sample.label % num_classes, sample.data))
+    return f"--rec image={folder}/image.rec words={folder}/words.rec"
+
+
+def test_two_processes_killed_and_three_give_the_curve_of_two(sets, tmp_path):
+    two, three = (f"{sets} {COMMON} --batch-size image={n} words={n}" for n in (6, 4))
+    train_several({tmp_path / "whole": f"{two} --max-steps 5"})
+    given = face(tmp_path / "parts", f"{two} --max-steps 5 --checkpoint-every 1", "stall@5")
+    killed(given, 2, tmp_path / "parts/checkpoints/step-00000003/COMPLETE", tmp_path / "output")
+    printed = train_several({tmp_path / "parts": f"{three} --max-steps 5"}, 3)
+    assert "resumed from" in printed
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-9)
+    log = (tmp_path / "parts/logs/rank-0000.log").read_text()
+    assert "head image: this rank has the centres of 27 of 80 classes, 0 to 26" in log
+    assert "head words: this rank has the centres of 4 of 10 classes, 0 to 3" in log
+    written = json.loads((tmp_path / "parts/configuration.json").read_text())
+    assert "words.sample_rate=1" in json.dumps(written)
+
+
+def test_each_head_has_its_flags(sets, tmp_path):
+    """A head whose weight is 0 does not move the backbone."""
+    train_here(tmp_path / "a", f"{sets} {COMMON} --batch-size image=4 words=4 --max-steps 2 --loss words=arcface")
+    train_here(tmp_path / "b", f"{sets} {COMMON} --batch-size image=4 words=4 --max-steps 2 --head-weight words=0")
+    assert losses(tmp_path / "a") != losses(tmp_path / "b")
+    files = sorted(path.name for path in (tmp_path / "a/checkpoints/step-00000002").glob("head-*"))
+    assert {name.split("-")[1] for name in files} == {"image", "words"}
+
+
+@pytest.mark.parametrize("shares", [[1, 1], [6, 4], [1, 3]])
+def test_every_batch_has_its_share_of_each_set_in_the_order_of_any_number_of_ranks(shares):
+    order = Shares([("a", 10, 1.0), ("b", 7, 1.0)], shares, seed=3)
+    batch = sum(shares)
+    alone = [order.select(start, 3 * batch, 0, 1).index_B for start in range(0, 12 * batch, 3 * batch)]
+    for number, start in enumerate(range(0, 12 * batch, 3 * batch)):
+        parts = [order.select(start, batch, rank, 3).index_B for rank in range(3)]
+        assert torch.equal(torch.cat(parts), alone[number])
+        assert all(int((part < 10).sum()) == shares[0] for part in parts)
+    drawn = torch.cat([order.select(start, batch, 0, 1).index_B for start in range(0, 10 * batch, batch)])
+    first = drawn[drawn < 10]
+    assert all(sorted(turn.tolist()) == list(range(10)) for turn in first[: len(first) // 10 * 10].view(-1, 10))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--sample-rate faces=0.1", "no set is named faces; --rec names image, words"),
+        ("--batch-size image=4", "names image, and not words"),
+        ("--batch-size image=4 words=x", "words=x; expected 1 or more"),
+        ("--heads faces.loss=arcface", "NAME.flag=value with a NAME of image, words"),
+        ("--sample-rate words=2", "head words: --sample-rate is 2"),
+        ("--telemetry-every words=2", "for all heads together"),
+        ("--num-classes 5", "--num-classes with sets that have heads of their own"),
+    ],
+)
+def test_what_cannot_be_is_named_before_the_run(sets, tmp_path, flags, said):
+    with pytest.raises(ValueError, match=said.replace(".", r"\.")):
+        train_here(tmp_path, f"{sets} {flags}")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--rec a=A B", "name two sets or more, and each"),
+        ("--rec a=A a=B", "twice"),
+        ("--rec A B --heads b.loss=arcface", "--rec names no sets"),
+        ("--rec A --head-weight 2", "there is one head"),
+    ],
+)
+def test_names_that_make_no_heads(tmp_path, flags, said):
+    with pytest.raises(ValueError, match=said):
+        train_here(tmp_path, flags)
