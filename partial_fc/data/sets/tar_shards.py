@@ -228,7 +228,7 @@ def _labels(where: str, ending: str, text: bytes) -> list[int]:
             value = next((value[name] for name in _LABELS if name in value), None)
     except (ValueError, RecursionError):
         value = None
-    labels = value if isinstance(value, list) and ending == "json" else [value]
+    labels: list[Any] = value if isinstance(value, list) and ending == "json" else [value]
     if not labels or any(type(label) is not int or not 0 <= label < 2**31 for label in labels):
         keys = f" under {' or '.join(_LABELS)}, or a list of such" if ending == "json" else ""
         raise ValueError(f"{where}: got {text[:80]!r}; expected a class number{keys}")
