@@ -73,6 +73,7 @@ def test_one_label_of_mlcd_is_another_loss(data, tmp_path):
     assert one[0] != other[0]
 
 
+@pytest.mark.long
 def test_processes_give_one_curve_and_resume_bit_by_bit(data, tmp_path):
     """In fp64, with drawn labels; a run of one process goes on with two. What cannot be trained on ends both ranks."""
     flags = "--rule own-out --labels-drawn 2 --accumulate 2 --max-steps"
