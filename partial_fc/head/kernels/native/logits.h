@@ -98,7 +98,7 @@ template <bool BF> class Logits {
             };
             vi any{};
             for (int64_t i = 0; i < width; i += LANES) any |= in_doubt(i);
-            if (std::all_of((int32_t*)&any, (int32_t*)&any + LANES, [](int32_t doubt) { return !doubt; })) continue;
+            if (is_zero(any)) continue;
             read_row(job.centre, job.centre_dtype, row_of(at + c), f.D, row);
             for (int64_t i = 0; i < width; i += LANES) {
                 vi doubt = in_doubt(i);
@@ -277,9 +277,10 @@ template <bool BF> class Logits {
         for (int64_t c = 0; c < n; c += k) {
             vi any{};
             for (int64_t i = 0; i < width; i += LANES) any |= nearest.changes(first_g + i, cosines(c, i));
-            if (std::all_of((int32_t*)&any, (int32_t*)&any + LANES, [](int32_t one) { return !one; })) continue;
+            if (is_zero(any)) continue;
             for (int64_t i = 0; i < width; i += LANES) {
                 const vf cos = cosines(c, i);
+                if (is_zero(nearest.changes(first_g + i, cos))) continue;
                 for (int v = 0; v < LANES; v++) nearest.take(first_g + i + v, (at + c) / k, cos[v]);
             }
         }

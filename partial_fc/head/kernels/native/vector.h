@@ -45,6 +45,7 @@ inline void settle_streams() {
 inline vf splat(float x) { return x - vf{}; }
 inline vu splat(uint32_t x) { return x - vu{}; }
 inline float add_up(vf v) { float s = 0; for (int i = 0; i < LANES; i++) s += v[i]; return s; }
+inline bool is_zero(vi v) { int32_t any = 0; for (int i = 0; i < LANES; i++) any |= v[i]; return !any; }
 inline vf select(vi mask, vf yes, vf no) { return mask ? yes : no; }
 
 // Lane l of vector v moves to lane v of vector l: in squares of 2 * HALF, the upper right quarter and the lower left one
