@@ -250,7 +250,7 @@ def open_with_centres(*folders: Path, named: bool = False) -> Checkpoint:
     if not named and list(tables) != [""]:
         raise ValueError(
             f"{checkpoint.where} has the tables {', '.join(map(repr, tables))}; expected a checkpoint of a head with "
-            "one table, without a name (inspect, verify, diff, merge and reshard take any)"
+            "one table, without a name (inspect, verify, merge and reshard take any)"
         )
     return checkpoint
 

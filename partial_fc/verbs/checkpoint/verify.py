@@ -97,11 +97,11 @@ def _check_checksums(checkpoint: "Checkpoint", ranks: set[int]) -> Iterator[tupl
 
 
 def _check_class_names(checkpoint: "Checkpoint", counts: Sequence[int]) -> Iterator[tuple[str, str]]:
-    """Checks the class names. counts: the classes of each table, one of which has the names."""
+    """Checks the class names. counts: the classes of each table, of which one has the names, or all together."""
     names = checkpoint.folder / "class-names.txt"
     if counts and names.exists():
         num_names = read_bytes(names, TEXT_BYTES).count(b"\n")
-        if num_names not in counts:
+        if num_names not in (*counts, sum(counts)):
             yield "bad", f"{names} has {num_names} names for {' or '.join(map(str, counts))} classes"
 
 

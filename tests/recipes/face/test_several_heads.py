@@ -9,6 +9,7 @@ import torch
 from partial_fc import data as sources
 from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.data.sets.weighted import Shares
+from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
 from tests.recipes.conftest import face, losses, train_here, train_several
 from tests.recipes.launch import killed
 
@@ -45,6 +46,7 @@ def test_two_processes_killed_and_three_give_the_curve_of_two(sets, tmp_path):
     assert "head words: this rank has the centres of 4 of 10 classes, 0 to 3" in log
     written = json.loads((tmp_path / "parts/configuration.json").read_text())
     assert "words.sample_rate=1" in json.dumps(written)
+    assert verify(VerifyOptions((tmp_path / "parts",))) == 0
 
 
 def test_each_head_has_its_flags(sets, tmp_path):
