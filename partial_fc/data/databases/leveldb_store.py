@@ -8,10 +8,8 @@ import hashlib
 import importlib
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,6 @@ from partial_fc.data.databases.leveldb_shadow import Shadow
 from partial_fc.data.sample import BadRecord
 from partial_fc.files import in_cache
 
-_MOST_CURSORS = 64  # more than the threads that read at once
-_SEEK_STEPS = 2  # a seek costs about as much as this many steps
 _BAR_EVERY = 4096
 
 _log = logging.getLogger(__name__)
@@ -41,14 +37,6 @@ def import_plyvel(what: str) -> Any:
         ) from None
 
 
-@dataclass
-class _Cursor:
-    """An iterator and its position. at: the current record; -1: none."""
-
-    iterator: Any
-    at: int = -1
-
-
 class LevelDbStore:
     """A LevelDB as a store. num_shadows: as in Shadow. Raises ValueError for a damaged database, and without plyvel."""
 
@@ -64,52 +52,22 @@ class LevelDbStore:
         except plyvel.Error as error:
             shadow.remove()
             raise ValueError(f"{path} cannot be opened as a LevelDB: {error}") from error
-        self._cursors: list[_Cursor] = []  # unused ones, the most recently used last
-        self.close = weakref.finalize(self, _close, self._database, self._cursors, shadow)
+        self.close = weakref.finalize(self, _close, self._database, shadow)
         self._keys = self._listed(shadow.manifest)
-        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def item(self, index: int) -> tuple[bytes, bytes]:
-        """Returns (key, value) of the index-th record in key order. Cheap for sequential reads."""
+        """Returns (key, value) of the index-th record in key order."""
         key = self._keys[index]
-        cursor = self._take(index)
         try:
-            if not 0 <= cursor.at <= index:
-                cursor.iterator.seek(key)
-                cursor.at = index
-                if not cursor.iterator.valid() or cursor.iterator.key() != key:
-                    raise ValueError(
-                        f"{self.path}: key {key!r} is not at its position in the key list; the database is damaged"
-                    )
-            while cursor.at < index:
-                cursor.iterator.next()
-                cursor.at += 1
-            item = cursor.iterator.item()
-        except ValueError:
-            cursor.iterator.close()
-            raise
+            value = self._database.get(key, verify_checksums=True, fill_cache=False)
         except self._error as error:
-            cursor.iterator.close()
             raise BadRecord(f"{self.path}, record {index} (key {key!r}): {error}") from None
-        with self._lock:
-            self._cursors.append(cursor)
-        return item
-
-    def _take(self, index: int) -> _Cursor:
-        """Returns a cursor that can step to the record, or one that must seek (at = -1)."""
-        with self._lock:
-            for cursor in reversed(self._cursors):
-                if cursor.at <= index <= cursor.at + _SEEK_STEPS:
-                    self._cursors.remove(cursor)
-                    return cursor
-            if len(self._cursors) >= _MOST_CURSORS:
-                cursor = self._cursors.pop(0)
-                cursor.at = -1
-                return cursor
-        return _Cursor(self._database.raw_iterator(verify_checksums=True, fill_cache=False))
+        if value is None:
+            raise ValueError(f"{self.path}: key {key!r} of the key list is not there; the database is damaged")
+        return key, value
 
     def _listed(self, manifest: Manifest) -> KeyList:
         """Returns the keys, from the cache if the same database was listed before."""
@@ -143,11 +101,7 @@ class LevelDbStore:
                     bar.update(self._database.approximate_size(b"", key) - bar.n)
 
 
-def _close(database: Any, cursors: list[_Cursor], shadow: Shadow) -> None:
-    # plyvel holds its iterators by weak references only, which the garbage collector clears first; an iterator that
-    # outlives its database causes a segmentation fault.
-    for cursor in cursors:
-        cursor.iterator.close()
+def _close(database: Any, shadow: Shadow) -> None:
     database.close()  # waits for a running compaction
     shadow.remove()
 

@@ -91,17 +91,6 @@ def test_any_order_of_reading(tmp_path: Path, place: Path) -> None:
     source.close()
 
 
-def test_one_iterator_goes_on_where_it_stands(tmp_path: Path, place: Path) -> None:
-    store = LevelDbStore(build(tmp_path / "db"), place)
-    for i in (*range(50), *range(50, 150, 2)):
-        store.item(i)
-    assert len(store._cursors) == 1
-    for i in range(100):  # more readers than cursors are kept
-        store.item(i * 7 % N)
-    assert len(store._cursors) <= 64
-    store.close()
-
-
 def test_keys_are_listed_once(tmp_path: Path, place: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     path = build(tmp_path / "db")
