@@ -10,6 +10,7 @@ import tyro
 
 from partial_fc import printable
 from partial_fc.data import ImageFolder, open_source
+from partial_fc.data.image_folder import image_names
 from partial_fc.flags.facts import In
 from partial_fc.printable import some
 
@@ -309,10 +310,14 @@ def _with_new(stored: "Checkpoint", new: list[str], directions: "dict[str, Tenso
 
 def _direction(stored: "Checkpoint", path: Path, options: AddOptions) -> "Tensor":
     """Returns the direction of one class, from its embeddings or a folder of its images."""
+    from partial_fc.embedding.sources import NO_CLASS, ImageFiles
     from partial_fc.verbs.checkpoint import imprint
 
     if path.suffix == ".npy":
         return imprint.from_file(path, stored.manifest["embedding_size"])
     if not path.is_dir():
         raise ValueError(f"{path}: expected a folder of images, or embeddings in a .npy file")
-    return imprint.directions(stored, imprint.OneClass(path), (0,), options.max_bad_records, options.trust_code)[0]
+    if not (names := image_names(path)):
+        raise ValueError(f"{path}: no image in it")
+    images = ImageFiles(path, names)
+    return imprint.directions(stored, images, (NO_CLASS,), options.max_bad_records, options.trust_code)[NO_CLASS]

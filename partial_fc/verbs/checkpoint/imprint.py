@@ -14,27 +14,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from partial_fc.checkpoint.read import Checkpoint
-from partial_fc.data import ImageFolder, Source
-from partial_fc.data.decode import decode, fit
-from partial_fc.data.image_folder import image_names
+from partial_fc.data import Source
 from partial_fc.data.npy import read_npy
 from partial_fc.data.sample import naming, still
-from partial_fc.embedding.definition import unit_embeddings
 from partial_fc.embedding.load import from_checkpoint
 from partial_fc.verbs.data.left_out import usable
 
 _BATCH = 64
-
-
-class OneClass(ImageFolder):
-    """The images of one folder, all of class 0."""
-
-    def __init__(self, folder: Path):
-        self.root, self.classes, self.names = folder, [folder.name], image_names(folder)
-        if not self.names:
-            raise ValueError(f"{folder}: no image in it")
-        self._labels = np.zeros(len(self.names), np.int64)
-        self.num_classes = 1
 
 
 def directions(
@@ -57,20 +43,13 @@ def directions(
         if sample.label not in wanted:
             return None
         with naming(source, index):
-            given = still(sample)
-            return fit(decode(given) if isinstance(given, bytes) else given, model.image_size), sample.label
+            return model.prepare(still(sample)), sample.label
 
     images = (made for _, made in usable(read, index_N, 1, max_bad, "embed") if made)
     while batch := list(islice(images, _BATCH)):
-        image_B3HW = torch.from_numpy(np.stack([image for image, _ in batch])).permute(0, 3, 1, 2).contiguous()
-        unit_BD, _ = unit_embeddings(model.forward, image_B3HW, model.flip)
-        if not bool(torch.isfinite(unit_BD).all()):
-            raise ValueError(
-                f"{stored.where}: an embedding has NaN or Inf, or length 0: the network has diverged, or "
-                "was never trained"
-            )
-        for (_, label), unit_D in zip(batch, unit_BD, strict=True):
-            total[label] = total.get(label, torch.zeros(())) + unit_D
+        row_BD = torch.from_numpy(model.embed([image for image, _ in batch], _BATCH)).double()
+        for (_, label), row_D in zip(batch, row_BD, strict=True):
+            total[label] = total.get(label, torch.zeros(())) + row_D
     return {label: normalize(sum_D, dim=0).float() for label, sum_D in total.items()}
 
 

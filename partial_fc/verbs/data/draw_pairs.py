@@ -11,10 +11,10 @@ import tyro
 from numpy.typing import NDArray
 
 from partial_fc import terminal
-from partial_fc.data import open_source
+from partial_fc.data import Source, open_source
 from partial_fc.data.decode import encode_square
 from partial_fc.data.pairs import write_pairs
-from partial_fc.data.sample import BadRecord, still
+from partial_fc.data.sample import naming, still
 from partial_fc.files import check_new
 from partial_fc.findings import counted
 from partial_fc.flags.facts import In
@@ -53,13 +53,13 @@ def make_pairs(options: PairsOptions) -> None:
         files, same = listed.images, listed.same_N
         # Lists repeat images; each file is read once.
         numbers = terminal.bar(range(len(files)), desc="pairs", unit="image")
-        content = [_encoded(files.read_file(number), files.where(number), options) for number in numbers]
+        content = [_encoded(files.read_file(number), files, number, options) for number in numbers]
         images = [content[image] for image in np.stack((listed.first_N, listed.second_N), axis=1).ravel()]
     else:
         source = open_source(options.source)
         pair_P2, same = draw_pairs(source.labels(), options.num_pairs, options.folds, options.seed)
         indices = terminal.bar(pair_P2.ravel().tolist(), desc="pairs", unit="image")
-        images = [_encoded(still(source.read(index)), source.where(index), options) for index in indices]
+        images = [_encoded(still(source.read(index)), source, index, options) for index in indices]
     write_pairs(options.output, images, same.tolist())
     print(f"{options.output}: {counted(len(same), 'pair')}, {int(same.sum())} of them of one class")
 
@@ -124,9 +124,7 @@ def _two_classes(images: list[list[int]], count: int, rng: random.Random) -> lis
     return list(pairs)
 
 
-def _encoded(image: bytes | NDArray[np.uint8], where: str, options: PairsOptions) -> bytes:
+def _encoded(image: bytes | NDArray[np.uint8], source: Source, index: int, options: PairsOptions) -> bytes:
     assert isinstance(image, bytes), "files and records give encoded images"
-    try:
+    with naming(source, index):
         return encode_square(image, options.image_size, options.quality)
-    except BadRecord as error:
-        raise ValueError(f"{where}: {error}") from None
