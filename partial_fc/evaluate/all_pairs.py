@@ -49,7 +49,7 @@ def all_pairs(
     """Measures all pairs; equal labels are genuine. Every rank gives the same rows, of length 1, and computes every
     W-th block. rates: FARs in [0, 1), as text.
 
-    Memory beside the rows: 60 MB, and 16 bytes for each impostor that the largest rate accepts. Two collectives, the
+    Memory beside the rows: some 100 MB, and 16 bytes for each impostor that the largest rate accepts. Two collectives, the
     larger one of 8 bytes for each such impostor. Raises ValueError for rows of another length, NaN or Inf, and if there
     are no pairs of one kind.
     """
@@ -103,17 +103,20 @@ class _Pairs:
         """Returns the `count` highest scores of impostors, the highest first, on the CPU. A collective."""
         starts = range(0, len(self.place_N), _BLOCK)
         own = [(i, j) for i in starts for j in starts if i <= j][world.rank :: world.size]
-        kept, num_kept, floor = [torch.empty(0, dtype=torch.float64, device=self.device)], 0, -torch.inf
+        # One buffer, as pieces that stay would scatter the large blocks over memory.
+        kept = torch.empty(2 * count + _BLOCK**2, dtype=torch.float64, device=self.device)
+        num_kept, floor = 0, -torch.inf
         for i, j in terminal.bar(own, desc=name, unit="block", shown=world.rank == 0, leave=False):
             score = self.scores(i, j)
             if self._are_mixed(i, j):
                 score.masked_fill_(self._place(i)[:, None] >= self._place(j), -torch.inf)
-            kept.append(score[score > floor])
-            num_kept += len(kept[-1])
+            high = score[score > floor]
+            kept[num_kept : num_kept + len(high)] = high
+            num_kept += len(high)
             if num_kept > 2 * count:
-                kept = [torch.cat(kept).topk(count)[0]]
-                num_kept, floor = count, float(kept[0][-1])
-        top = world.all_gather(torch.cat(kept).cpu(), name=f"evaluate/{name}/impostors")
+                kept[:count] = kept[:num_kept].topk(count)[0]
+                num_kept, floor = count, float(kept[count - 1])
+        top = world.all_gather(kept[:num_kept].cpu(), name=f"evaluate/{name}/impostors")
         return top.topk(count)[0]
 
     def genuine_above(self, bounds: Sequence[float], world: World, name: str) -> list[tuple[int, float]]:
