@@ -49,9 +49,9 @@ def all_pairs(
     """Measures all pairs; equal labels are genuine. Every rank gives the same rows, of length 1, and computes every
     W-th block. rates: FARs in [0, 1), as text.
 
-    Memory beside the rows: some 100 MB, and 16 bytes for each impostor that the largest rate accepts. Two collectives, the
-    larger one of 8 bytes for each such impostor. Raises ValueError for rows of another length, NaN or Inf, and if there
-    are no pairs of one kind.
+    Memory beside the rows: 100 MB, and 16 bytes for each impostor that the largest rate accepts. Two collectives, the
+    larger one of 8 bytes for each such impostor and rank. Raises ValueError for rows of another length, NaN or Inf, and
+    if there are no pairs of one kind.
     """
     classes, place_N, count_C = np.unique(label_N, return_inverse=True, return_counts=True)
     num_genuine = int((count_C * (count_C - 1) // 2).sum())

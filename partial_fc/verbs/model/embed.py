@@ -157,7 +157,8 @@ def tables_of(source: Source) -> list[Vectors]:
 def unit_rows(tables: Sequence[Vectors]) -> NDArray[np.float32]:
     """Returns the rows of tables of `partial-fc embed`, in order. Raises ValueError if one has not length 1."""
     for table in tables:
-        length_N = np.sqrt(np.einsum("nd,nd->n", table.row_ND, table.row_ND, dtype=np.float32))
+        row_ND = table.row_ND.astype(np.float32, copy=False)
+        length_N = np.sqrt(np.einsum("nd,nd->n", row_ND, row_ND))
         good_N = np.abs(length_N - 1) < 1e-3
         if not good_N.all():
             bad = int(good_N.argmin())
