@@ -43,8 +43,8 @@ from partial_fc.verbs.checkpoint.imprint import from_file
 from partial_fc.verbs.data.pair_list import read_pair_list
 from partial_fc.verbs.doctor import hosts
 from partial_fc.verbs.launcher import host_file
+from partial_fc.verbs.model.embed import unit_rows
 from partial_fc.verbs.model.ijb import Ijb
-from partial_fc.verbs.model.search import unit_rows
 from recipes.compat import arcface_torch as arcface_torch_config
 from tests.unit import videos
 

@@ -1,5 +1,6 @@
 """`partial-fc embed`: a table of the embeddings of many images."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from partial_fc import terminal
 from partial_fc.comm import World
 from partial_fc.data import ImageFolder, Source, open_on_all
 from partial_fc.data.sets.joined import parts_of
+from partial_fc.data.vectors import Vectors
 from partial_fc.embedding.sources import ImageFiles, open_images
 from partial_fc.findings import counted
 from partial_fc.flags import Flags, LaunchFlags, check_numbers
@@ -130,3 +132,37 @@ def embed_together(
             row_ND[part.first : part.first + len(part.row_ID)] = part.row_ID
             bar.update(len(part.row_ID))
     return row_ND
+
+
+def embed_labelled(
+    model: "EmbeddingModel | None", source: Source, world: World, batch_size: int, name: str
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Returns the embeddings (N, D) and labels (N,) of a source of `open_sets`, as embed_together. Tables of
+    `partial-fc embed` need no model."""
+    if tables := tables_of(source):
+        row_ND = unit_rows(tables)
+    elif model is None:
+        raise ValueError(f"{name}: MODEL is missing, which embeds images; only tables of `partial-fc embed` need none")
+    else:
+        row_ND = embed_together(model, source, world, batch_size, name)
+    label_N = source.labels()
+    assert label_N is not None  # true for sources of open_sets
+    return row_ND, label_N
+
+
+def tables_of(source: Source) -> list[Vectors]:
+    return [part for part in parts_of(source) if isinstance(part, Vectors)]
+
+
+def unit_rows(tables: Sequence[Vectors]) -> NDArray[np.float32]:
+    """Returns the rows of tables of `partial-fc embed`, in order. Raises ValueError if one has not length 1."""
+    for table in tables:
+        row_ND = table.row_ND.astype(np.float32, copy=False)
+        length_N = np.sqrt(np.einsum("nd,nd->n", row_ND, row_ND))
+        good_N = np.abs(length_N - 1) < 1e-3
+        if not good_N.all():
+            bad = int(good_N.argmin())
+            why = "image could not be used: embed again without it" if np.isnan(length_N[bad]) else "expected length 1"
+            found = f"an embedding of length {length_N[bad]:g} ({(~good_N).sum()} such)"
+            raise ValueError(f"{table.where(bad)}: {found}; {why}, as `partial-fc embed` writes")
+    return np.concatenate([table.row_ND for table in tables]).astype(np.float32, copy=False)

@@ -1,6 +1,6 @@
 """`partial-fc evaluate`: a trained model's accuracy on pairs, and the threshold to use."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,14 +13,16 @@ from partial_fc import pictures
 from partial_fc.checkpoint.files import as_json
 from partial_fc.checkpoint.folders import is_step, newest
 from partial_fc.comm import World, all_or_raise
+from partial_fc.data import open_on_all
 from partial_fc.data.decode import decode
+from partial_fc.data.sets.joined import open_sets
 from partial_fc.evaluate import roc
 from partial_fc.evaluate.roc import Roc
-from partial_fc.findings import check_writable
+from partial_fc.findings import check_writable, counted
 from partial_fc.flags import Flags, LaunchFlags, check_numbers
 from partial_fc.flags.facts import In
 from partial_fc.verbs.data.pair_list import PairList, read_pair_list
-from partial_fc.verbs.model.embed import ModelOptions, embed_together
+from partial_fc.verbs.model.embed import ModelOptions, embed_labelled, embed_together
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +41,8 @@ class EvaluateOptions(ModelOptions):
     """Measures a model on pairs of images: accuracy, TAR at FAR, the threshold to use and what it gives. Writes
     evaluation.json, roc.png, similarities.png and the worst pairs of each set."""
 
+    model: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = None  # type: ignore[assignment]
+    """A trained model, as for `embed`."""
     sets: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[SET ...]")] = ()
     """Pairs: InsightFace's .bin, a .parquet with the columns image1, image2 and label, or a CSV file with
     `path,path,same` or `path,path,different` a line."""
@@ -49,6 +53,12 @@ class EvaluateOptions(ModelOptions):
     there."""
     target: Literal["IJBB", "IJBC"] = "IJBC"
     """The target of --ijb."""
+    all_pairs: tuple[Path, ...] = ()
+    """Labelled images, each compared with all others: TAR at FAR 1e-4 to 1e-6. A folder of class folders, a .rec, a
+    list, or a table of `partial-fc embed`, which needs no MODEL; or several."""
+    shared_classes: bool = False
+    """--all-pairs: classes that have the same name in several sets, or in sets without names the same number, are one
+    class."""
     detector_score: bool = True
     """--ijb: weight images by the score of the face detector."""
     feature_length: bool = True
@@ -63,8 +73,10 @@ class EvaluateOptions(ModelOptions):
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        if not self.sets and self.ijb is None:
-            raise ValueError("nothing to evaluate on: give a .bin, a CSV file of pairs, or --ijb DIR")
+        if not self.sets and self.ijb is None and not self.all_pairs:
+            raise ValueError("nothing to evaluate on: give a .bin, a CSV file of pairs, --ijb DIR, or --all-pairs SET")
+        if self.model is None and (self.sets or self.ijb):
+            raise ValueError("MODEL is missing; only tables of `partial-fc embed`, after --all-pairs, need none")
         names = [path.stem for path in self.sets] + ([self.target] if self.ijb else [])
         if len(set(names)) < len(names):
             raise ValueError(f"two sets have the same name, of {', '.join(names)}; rename one")
@@ -106,30 +118,39 @@ def output_folder(out: Path | None, model: Path, name: str) -> Path:
 
 
 def evaluate(options: EvaluateOptions, world: World, device: Any) -> None:
-    folder = output_folder(options.out, options.model, "evaluation") if world.rank == 0 else None
-    model = options.load(device)
-    if folder:
+    folder = None
+    if world.rank == 0:
+        folder = output_folder(options.out, options.model or options.all_pairs[0], "evaluation")
+    model = options.load(device) if options.model else None
+    report: dict[str, Any] = {"model": str(model.source) if model else None, "flip": model.flip if model else None}
+    if folder and model:
         print(model, flush=True)
     judged = []
+    for one in _judged(options, model, world, device) if model else ():
+        judged.append(one)
+        if folder:
+            print("\n".join(_lines(one)), flush=True)
+    report["sets"] = {one.name: _report(one) for one in judged}
+    if folder and (together := _together([one for one in judged if one.pixels])):
+        print("\n".join(("all sets of images together", _HEAD, _row("to use", together.best()))))
+        report["together"] = {"threshold": asdict(together.best())}
+    if options.all_pairs:
+        report["all_pairs"] = _all_pairs(options, model, world, device)
+    if folder:
+        (folder / "evaluation.json").write_text(as_json(report))
+        if judged:
+            _draw(judged, options.show, folder)
+        print(f"written: {folder}")
+
+
+def _judged(
+    options: EvaluateOptions, model: "EmbeddingModel", world: World, device: "torch.device"
+) -> Iterator[Judged]:
     for path in options.sets:
         make = _judge_bin if path.suffix in (".bin", ".parquet") else _judge_list
-        judged.append(make(path, model, options, world))
-        if folder:
-            print("\n".join(_lines(judged[-1])), flush=True)
+        yield make(path, model, options, world)
     if options.ijb is not None:
-        judged.append(_judge_ijb(options.ijb, model, options, world, device))
-        if folder:
-            print("\n".join(_lines(judged[-1])), flush=True)
-    if folder:
-        together = _together([one for one in judged if one.pixels])
-        if together:
-            print("\n".join(("all sets of images together", _HEAD, _row("to use", together.best()))))
-        report = {"model": str(model.source), "flip": model.flip, "sets": {one.name: _report(one) for one in judged}}
-        if together:
-            report["together"] = {"threshold": asdict(together.best())}
-        (folder / "evaluation.json").write_text(as_json(report))
-        _draw(judged, options.show, folder)
-        print(f"written: {folder}")
+        yield _judge_ijb(options.ijb, model, options, world, device)
 
 
 def _judge_bin(path: Path, model: "EmbeddingModel", options: EvaluateOptions, world: World) -> Judged:
@@ -207,6 +228,41 @@ def _judge_ijb(
     return Judged(options.target, distance_M, ijb.same_M, curve, values)
 
 
+def _all_pairs(
+    options: EvaluateOptions, model: "EmbeddingModel | None", world: World, device: "torch.device"
+) -> dict[str, Any]:
+    """Prints the results of --all-pairs, and returns their part of the report."""
+    from partial_fc.evaluate.all_pairs import FALSE_ACCEPT_RATES as RATES
+    from partial_fc.evaluate.all_pairs import all_pairs
+
+    source = open_on_all(
+        lambda: open_sets(options.all_pairs, shared_classes=options.shared_classes, vectors=True), world
+    )
+    row_ND, label_N = embed_labelled(model, source, world, options.batch_size, "all pairs")
+    found, num_classes = all_pairs(row_ND, label_N, world, device, name="all pairs"), len(np.unique(label_N))
+    if world.rank == 0:
+        num_pairs = found.num_genuine + found.num_impostors
+        print(
+            f"all pairs of {counted(len(label_N), 'image')} of {counted(num_classes, 'class')}: {num_pairs:,}, "
+            f"{found.num_genuine:,} of them the same"
+        )
+        rows = [
+            f"{_row(f'for FAR {far}', at)}{round(at.far * found.num_impostors):>13,}"
+            for far, at in found.at_far.items()
+        ]
+        few = _too_few([far for far in RATES if far not in found.at_far], found.num_impostors)
+        print("\n".join((f"{_HEAD}{'such pairs':>13}", *rows, *few)), flush=True)
+    return {
+        "paths": [str(path) for path in options.all_pairs],
+        "images": len(label_N),
+        "classes": num_classes,
+        "pairs": found.num_genuine + found.num_impostors,
+        "same": found.num_genuine,
+        "values": {f"tar@far={far}": found.at_far[far].tar if far in found.at_far else float("nan") for far in RATES},
+        "threshold_at_far": {far: asdict(threshold) for far, threshold in found.at_far.items()},
+    }
+
+
 def _tar(curve: Roc) -> dict[str, float]:
     return {f"tar@far={far}": curve.tar_at(float(far)) for far in FALSE_ACCEPT_RATES}
 
@@ -248,14 +304,15 @@ def _lines(one: Judged) -> list[str]:
     if "accuracy" in values:  # nearly all of IJB's pairs are impostors: FAR must choose there
         lines.append(_row("to use", one.roc.best()))
     lines += [_row(f"for FAR {far}", threshold) for far, threshold in thresholds.items()]
-    few = [far for far in FALSE_ACCEPT_RATES if far not in thresholds]
-    if few:
-        lines.append(
-            f"  FAR {few[0]} and below cannot be measured with {one.roc.num_impostors:,} pairs of different classes"
-        )
+    lines += _too_few([far for far in FALSE_ACCEPT_RATES if far not in thresholds], one.roc.num_impostors)
     galleries = {key.partition("/")[0]: None for key in values if "/rank1" in key}
     lines += [f"  1:N, gallery {name}: {_ranks_text(values, name)}" for name in galleries]
     return lines
+
+
+def _too_few(rates: list[str], num_impostors: int) -> list[str]:
+    words = f"and below cannot be measured with {num_impostors:,} pairs of different classes"
+    return [f"  FAR {far} {words}" for far in rates[:1]]
 
 
 def _ranks_text(values: dict[str, float], name: str) -> str:

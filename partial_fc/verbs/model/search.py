@@ -13,12 +13,11 @@ from partial_fc.checkpoint.files import as_json
 from partial_fc.comm import World
 from partial_fc.data import Source, open_on_all
 from partial_fc.data.sample import still
-from partial_fc.data.sets.joined import open_sets, parts_of
-from partial_fc.data.vectors import Vectors
+from partial_fc.data.sets.joined import open_sets
 from partial_fc.findings import counted
 from partial_fc.flags import Flags, LaunchFlags, check_numbers
 from partial_fc.flags.facts import In
-from partial_fc.verbs.model.embed import ModelOptions, embed_together
+from partial_fc.verbs.model.embed import ModelOptions, embed_labelled, tables_of
 from partial_fc.verbs.model.evaluate import output_folder
 
 if TYPE_CHECKING:
@@ -115,24 +114,9 @@ def search_faces(options: SearchOptions, world: World, device: Any) -> None:
 
 def _open(paths: Sequence[Path], name: str, model: "EmbeddingModel", options: SearchOptions, world: World) -> Labelled:
     source = open_on_all(lambda: open_sets(paths, shared_classes=options.shared_classes, vectors=True), world)
-    shown, tables = " ".join(map(str, paths)), [part for part in parts_of(source) if isinstance(part, Vectors)]
-    row_ND = unit_rows(tables) if tables else embed_together(model, source, world, options.batch_size, name)
-    label_N = source.labels()
-    assert label_N is not None  # true for sources of open_sets
-    return Labelled(shown, row_ND, label_N, source.class_names(), None if tables else source)
-
-
-def unit_rows(tables: Sequence[Vectors]) -> NDArray[np.float32]:
-    """Returns the rows of tables of `partial-fc embed`, in order. Raises ValueError if one has not length 1."""
-    for table in tables:
-        length_N = np.sqrt(np.einsum("nd,nd->n", table.row_ND, table.row_ND, dtype=np.float64))
-        good_N = np.abs(length_N - 1) < 1e-3
-        if not good_N.all():
-            bad = int(good_N.argmin())
-            why = "image could not be used: embed again without it" if np.isnan(length_N[bad]) else "expected length 1"
-            found = f"an embedding of length {length_N[bad]:g} ({(~good_N).sum()} such)"
-            raise ValueError(f"{table.where(bad)}: {found}; {why}, as `partial-fc embed` writes")
-    return np.concatenate([table.row_ND for table in tables]).astype(np.float32, copy=False)
+    row_ND, label_N = embed_labelled(model, source, world, options.batch_size, name)
+    pictured = None if tables_of(source) else source
+    return Labelled(" ".join(map(str, paths)), row_ND, label_N, source.class_names(), pictured)
 
 
 def common_labels(gallery: Labelled, probe: Labelled) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

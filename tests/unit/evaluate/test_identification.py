@@ -10,7 +10,8 @@ from partial_fc.comm import SingleWorld
 from partial_fc.data.vectors import Vectors
 from partial_fc.evaluate import identification
 from partial_fc.evaluate.identification import search
-from partial_fc.verbs.model.search import Labelled, common_labels, unit_rows
+from partial_fc.verbs.model.embed import unit_rows
+from partial_fc.verbs.model.search import Labelled, common_labels
 
 CPU = torch.device("cpu")
 

@@ -74,7 +74,7 @@ def wrong_numbers(options: Any, make: Callable[..., Any]) -> Iterator[str]:
 ALSO: dict[str, dict[str, Any]] = {
     "launch": {"num_workers": 2, "launcher": "local"},
     "embed": {"images": (Path("x"),), "out": Path("x.npz")},
-    "evaluate": {"ijb": ROOT},
+    "evaluate": {"model": Path("x"), "ijb": ROOT},
     "export": {"onnx": Path("x.onnx")},
     "data show": {"out": Path("x.png")},
     "cluster": {"classes": 100},

@@ -16,6 +16,7 @@ from partial_fc.embedding.load import load
 from partial_fc.evaluate.roc import Roc
 from partial_fc.pictures import GAP, SIDE
 from partial_fc.verbs.data.pair_list import read_pair_list
+from partial_fc.verbs.model.embed import EmbedOptions, embed
 from partial_fc.verbs.model.evaluate import EvaluateOptions, evaluate, output_folder
 from partial_fc.verbs.model.search import SearchOptions, search_faces
 
@@ -151,6 +152,41 @@ def test_a_bin_and_a_list_of_the_same_pairs_agree(given, tmp_path, capsys):
         assert cv2.imread(str(tmp_path / name)) is not None
 
 
+def test_all_pairs_of_a_folder_and_of_its_table(given, tmp_path, capsys):
+    folder, _ = given
+    model, images = folder / "model.safetensors", tmp_path / "images"
+    rng = np.random.default_rng(6)
+    for number, path in enumerate(sorted(folder.glob("*.png"))):  # 80 classes of two images, more and more different
+        (images / path.stem).mkdir(parents=True)
+        (images / path.stem / "a.png").write_bytes(path.read_bytes())
+        other = cv2.imread(str(path)) + 2 * number * rng.normal(size=(SIZE, SIZE, 3))
+        cv2.imwrite(str(images / path.stem / "b.png"), other.clip(0, 255).astype(np.uint8))
+    evaluate(EvaluateOptions(model=model, sets=(folder / "set.bin",), all_pairs=(images,), out=tmp_path / "a"), *ALONE)
+    embed(EmbedOptions(model=model, images=(images,), out=tmp_path / "table.npz", batch_size=128), *ALONE)
+    printed = capsys.readouterr().out
+    assert "all pairs of 160 images of 80 classes: 12,720, 80 of them the same" in printed
+    assert "FAR 1e-5 and below cannot be measured with 12,640 pairs of different classes" in printed
+    evaluate(EvaluateOptions(all_pairs=(tmp_path / "table.npz",)), *ALONE)
+    found, again = (read_report(tmp_path / name) for name in ("a", "evaluation"))
+    assert [*found["sets"], *again["sets"]] == ["set"]
+    assert found["all_pairs"].pop("paths") == [str(images)]
+    assert again["all_pairs"].pop("paths") == [str(tmp_path / "table.npz")]
+    assert again["all_pairs"] == found["all_pairs"]
+
+    table = np.load(tmp_path / "table.npz")
+    cosine_NN = table["embeddings"] @ table["embeddings"].T
+    same_NN = table["labels"][:, None] == table["labels"]
+    once = np.triu_indices(160, 1)
+    roc = Roc.from_distances(2 - 2 * cosine_NN[once], same_NN[once], None)
+    at = found["all_pairs"]["threshold_at_far"]["1e-4"]
+    assert 0.1 < at["tar"] < 0.9
+    assert at["tar"] == found["all_pairs"]["values"]["tar@far=1e-4"] == roc.tar_at(1e-4)
+    assert at["cosine"] == pytest.approx(roc.threshold_at(1e-4).cosine, abs=1e-6)
+
+    with pytest.raises(ValueError, match="MODEL is missing"):
+        evaluate(EvaluateOptions(all_pairs=(images,), out=tmp_path / "b"), *ALONE)
+
+
 def test_a_damaged_image_of_a_list_is_named(given, tmp_path):
     folder, _ = given
     for path in folder.glob("*.png"):
@@ -185,6 +221,8 @@ def test_a_size_that_the_model_does_not_take_is_refused(given, tmp_path):
 def test_flags_that_cannot_be_meant(tmp_path, monkeypatch, flags, words):
     monkeypatch.chdir(tmp_path)
     touch(tmp_path, "a/lfw.bin", "b/lfw.bin", "lfw.zip")
+    with pytest.raises(ValueError, match="MODEL is missing"):
+        EvaluateOptions(ijb=tmp_path, all_pairs=(tmp_path / "table.npz",))
     with pytest.raises(ValueError, match=words):
         EvaluateOptions(model=tmp_path, sets=tuple(map(Path, flags.get("sets", ()))))
 
