@@ -72,6 +72,7 @@ def test_weights_of_one_change_nothing_and_others_do(glyphs, tmp_path):
     assert all(one != other for one, other in zip(ones, others, strict=True))
 
 
+@pytest.mark.long
 def test_three_processes_have_the_curve_of_one(glyphs, tmp_path):
     flags = f"{common(glyphs)} {weighted(glyphs, tmp_path / 'w.npy')} --sync-bn --precision fp64 --lr 0.003"
     train_here(tmp_path / "one", f"{flags} --batch-size 24")
