@@ -104,8 +104,6 @@ def of(config: Any) -> list[NamedHead]:
     if not names:
         if data.heads:
             raise ValueError(f"--heads {data.heads[0]} ...: --rec names no sets; expected --rec NAME=path NAME=path")
-        if config.head.head_weight != 1:
-            raise ValueError(f"--head-weight {config.head.head_weight}: there is one head; give --lr or --head-lr")
         return []
     for name, given in {
         "--num-classes": data.num_classes is not None, "--shared-classes": data.shared_classes,

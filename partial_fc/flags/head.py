@@ -261,6 +261,8 @@ class HeadFlags:
         from partial_fc.counter_rng import derive_key
         from partial_fc.head import HardNegatives, PartialFC
 
+        if self.head_weight != 1 and not name:
+            raise ValueError(f"--head-weight {self.head_weight}: there is one head; give --lr or --head-lr")
         seed = derive_key(seed, *name.encode()) if name else seed
         device, dtype = precision.device, precision.parameter_dtype
         hard_negatives = None
