@@ -80,8 +80,8 @@ else
     # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.
     stage "MXNet: engine, oracle and stores" 65 python -m pytest -m "mxnet and not long" $(marked mxnet tests/{unit,recipes}) "${two[@]}" "$@"
     # The mathematics does not depend on the transport: all of it over MPI on three ranks, by which the numbers of classes
-    # do not divide; the head's on two, too. Elsewhere only what speaks to the transport (more launchers: test-long).
-    stage "the head and transport, horovodrun Gloo, 2 ranks" 35 gloo 2 "${ranks[@]}" tests/parallel/head $(marked transport tests/parallel)
+    # do not divide; the core of the head's on two, too. Elsewhere only what speaks to the transport (more launchers: test-long).
+    stage "the head and transport, horovodrun Gloo, 2 ranks" 30 gloo 2 "${ranks[@]}" tests/parallel/head/test_head{,_kinds}.py $(marked transport tests/parallel)
     stage "parallel, horovodrun MPI, 3 ranks" 60 mpi 3 "${ranks[@]}" tests/parallel
     stage "transport, torchrun, 2 ranks" 12 torch 2 "${transport[@]}"
     stage "transport, one process" 8 "${transport[@]}"

@@ -91,7 +91,7 @@ def test_accuracy_and_mistakes_are_those_of_the_model_it_leaves(digits, tmp_path
 @pytest.mark.parametrize(
     "flags",
     [
-        "--precision fp16-o2 --momentum 0.9 --gradient-compression powersgd",
+        pytest.param("--precision fp16-o2 --momentum 0.9 --gradient-compression powersgd", marks=pytest.mark.long),
         "--precision fp16 --accumulate 2 --gradient-compression 2bit",
     ],
 )

@@ -96,6 +96,7 @@ def test_a_frozen_backbone_stays_as_it_is_also_when_resumed(encoder, tmp_path, m
     assert_same(tensors(tmp_path / "whole", 6), tensors(tmp_path / "parts", 6))
 
 
+@pytest.mark.long
 def test_a_frozen_backbone_of_two_processes(encoder, tmp_path):
     flags = f"{encoder[1]} --freeze-steps 2 --sync-bn --precision fp64 --max-steps 3"
     train_here(tmp_path / "one", f"{flags} --batch-size 16")

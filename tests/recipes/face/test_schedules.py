@@ -42,6 +42,7 @@ def test_a_changed_end_moves_what_is_said_in_percent(glyphs, tmp_path):
     assert not (tmp_path / "new/loss.csv").exists()
 
 
+@pytest.mark.long
 def test_with_another_batch_size_percentages_count_samples(glyphs, tmp_path):
     """4 steps of 8 are made, as much as 2 of 16: half of the run, 3.5 of these, is at step 5.5."""
     flags = f"--dataset glyphs --rec {glyphs} --val-targets --check-data off --warmup-steps 0 --epochs 0.1 "

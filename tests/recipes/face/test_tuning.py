@@ -51,7 +51,8 @@ def same_files(one, other, number: int) -> bool:
 # ---- --ema
 
 
-@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.long), "fp16-o2"])
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["fp32", "fp16-o2"])
 def test_the_average_is_that_of_the_weights_after_each_step(glyphs, tmp_path, precision):
     flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --max-steps 6 --ema 0.8 --precision {precision}"
     log = train_here(tmp_path / "raw", f"{flags} --deliver raw {EVERY_STEP}")
@@ -179,6 +180,7 @@ def cosine_to(teacher, student, glyphs) -> float:
     return float(np.mean(np.sum(teacher.embed(image) * student.embed(image), axis=1)))
 
 
+@pytest.mark.long
 def test_a_teacher_pulls_embeddings_towards_its_own(glyphs, pretrained, tmp_path):
     flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --max-steps 40 --frequent 20 --seed 7"
     train_here(tmp_path / "alone", flags)

@@ -75,7 +75,11 @@ def compiled_losses(make, backend: str) -> list[float]:
 MODELS = [Model, lambda: Model(sample_rate=0.3, impl="plain"), WithNearest, Functional]
 
 
-@pytest.mark.parametrize("make", MODELS, ids=["loss", "sampled", "loss_and_topk", "functional"])
+@pytest.mark.parametrize(
+    "make",
+    [MODELS[0], *(pytest.param(make, marks=pytest.mark.long) for make in MODELS[1:])],
+    ids=["loss", "sampled", "loss_and_topk", "functional"],
+)
 def test_a_compiled_model_has_the_losses_of_the_plain_one(make):
     model = make()
     expected = losses(model, model)

@@ -144,7 +144,7 @@ def launch_everything(logits: Logits, kernel: TritonKernel, optimizer: RowOptimi
     [
         pytest.param(10, "bf16", torch.float32, RowAdam(), marks=pytest.mark.long),
         pytest.param(9, "bf16", torch.bfloat16, RowAdamW(), marks=pytest.mark.long),
-        (8, "bf16", torch.float16, RowSGD(nesterov=True)),
+        pytest.param(8, "bf16", torch.float16, RowSGD(nesterov=True), marks=pytest.mark.long),
         pytest.param(8, "fp32", torch.float32, RowAdagrad(), marks=pytest.mark.long),
     ],
     ids=str,

@@ -44,8 +44,10 @@ def made(name: str) -> nn.Module:
 @pytest.mark.parametrize(
     ("name", "last", "num_adapters"),
     [
-        ("tiny", "fc", 11), ("mbf", "features.layers.2", 32), ("vit_t", "feature.2", 50),
-        ("timm:vit_tiny_patch16_224", "head", 49), ("timm:resnet10t", "fc", 14), ("torch's", "last", 3),
+        ("tiny", "fc", 11), pytest.param("mbf", "features.layers.2", 32, marks=pytest.mark.long),
+        pytest.param("vit_t", "feature.2", 50, marks=pytest.mark.long),
+        pytest.param("timm:vit_tiny_patch16_224", "head", 49, marks=pytest.mark.long),
+        pytest.param("timm:resnet10t", "fc", 14, marks=pytest.mark.long), ("torch's", "last", 3),
     ],
 )  # fmt: skip
 def test_adapters_train_and_are_merged_into_the_plain_network(name, last, num_adapters):

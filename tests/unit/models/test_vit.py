@@ -155,6 +155,7 @@ def test_a_size_that_is_not_known_is_refused_by_its_numbers(tmp_path):
         partial_fc.load(tmp_path / "model.pt")
 
 
+@pytest.mark.long
 def test_onnx_takes_any_batch(tmp_path):
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")

@@ -53,13 +53,9 @@ def step(trained: TorchBackbone) -> list[torch.Tensor]:
     return [gradients, output_B.detach(), *trained.module.buffers()]
 
 
+@pytest.mark.long  # tracing each takes seconds
 @pytest.mark.parametrize(
-    ("name", "mode", "checkpointing"),
-    [  # tracing each takes seconds
-        pytest.param("tiny", "fp32", True, marks=pytest.mark.long),
-        ("vit", "bf16", True),
-        pytest.param("tiny", "fp16-o2", False, marks=pytest.mark.long),
-    ],
+    ("name", "mode", "checkpointing"), [("tiny", "fp32", True), ("vit", "bf16", True), ("tiny", "fp16-o2", False)]
 )
 def test_a_compiled_step_is_that_of_the_module(name, mode, checkpointing):
     plain, compiled = (backbone(name, mode, checkpointing) for _ in range(2))
