@@ -1,0 +1,156 @@
+"""What sampled negatives cost, and when they pay (docs/fidelity.md).
+
+    python -m benchmarks.fidelity clean-0.1 3     trains one run on one core, and writes its result
+    python -m benchmarks.fidelity --missing       lists the registered runs without a result
+    python -m benchmarks.fidelity --jobs 2        runs them, two at a time
+    python -m benchmarks.fidelity --repeat 3      runs three of the finished ones again, and compares the bits
+    python -m benchmarks.fidelity --analyse       recomputes every interval and test from benchmarks/results/fidelity
+
+Runs on your own data, `python -m benchmarks.fidelity faces-0.1 0 --rec SET --held-out SET --steps N --flags '...'`, are
+rows of their own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from .study import sets
+from .study.cells import Cell, registered, steps
+from .study.command import Options, Study
+from .study.measure import HeldOut
+from .study.run import GLYPHS, ROOT, Data, held_out
+from .study.statistics import MAIN, Hypothesis, Results, Values, errors, interval, ratio, verdicts
+
+NAMES = {"clean": "clean", "flipped": "40 % of the labels flipped", "split": "half of the classes twice",
+         "small": "clean, 4,000 classes", "large": "clean, 36,694 classes"}  # fmt: skip
+ARMS = {
+    "1": "--sample-rate 1",
+    "0.3": "--sample-rate 0.3",
+    "0.1": "--sample-rate 0.1",
+    "0.03": "--sample-rate 0.03",
+    "rising": "--sample-rate-schedule '0:0.1 80%:1.0'",
+    "filter": "--sample-rate 1 --interclass-filtering-threshold 0.4",
+    "hard": "--sample-rate 0.1 --hard-negatives 5",
+}
+# Hypotheses rest on seven seeds or more: a sign-flip test of six has no p below 1/64, which Holm's correction for six
+# hypotheses does not accept.
+STAGES = (
+    [("clean", ("1", "0.1"), 6)],
+    [("split", ("1", "0.1", "filter"), 7), ("split", ("0.3", "0.03"), 6),
+     ("flipped", ("1", "0.3", "0.1", "0.03", "filter"), 6)],
+    [("clean", ("1", "0.1", "0.3", "0.03", "rising", "hard"), 8)],
+    [("small", ("1", "0.1"), 7), ("large", ("1", "0.1"), 7)],
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class FidelityOptions(Options):
+    rec: Path | None = None
+    """Training data of your own, for a cell of a new SET."""
+    held_out: Path | None = None
+    """With --rec: images of classes that are not in it, several of each."""
+    steps: int = 0
+    """With --rec: steps of a run, a multiple of five."""
+    flags: str = ""
+    """With --rec: flags of `train.py face` in every arm, as --backbone, --batch-size and --lr."""
+
+
+def data(cell: Cell, options: FidelityOptions) -> Data:
+    if options.rec is not None:
+        if options.held_out is None or options.steps < 5 or options.steps % 5:
+            raise ValueError("--rec needs --held-out SET and --steps N, a multiple of five")
+        facts = sha256(f"{options.rec} {options.held_out} {options.steps} {options.flags}".encode()).hexdigest()
+        return Data(str(options.rec), HeldOut.read(options.held_out), options.steps, options.flags, facts)
+    if cell.set not in sets.CLASSES:
+        raise ValueError(
+            f"set {cell.set!r}: expected {', '.join(sets.CLASSES)}; for data of your own give --rec and --held-out"
+        )
+    folder, images = sets.folder(options.folder, cell.set), cell.set if cell.set in ("small", "large") else "clean"
+    original = folder / "original.npy"
+    return Data(
+        str(folder),
+        held_out(options.folder),
+        steps(sets.CLASSES[cell.set]),
+        GLYPHS,
+        " ".join(map(sets.digest, (folder, sets.folder(options.folder, "heldout")))),
+        seen=sets.folder(options.folder, f"seen-{images}"),
+        original=original if original.exists() else None,
+    )
+
+
+# ---- what was found
+
+
+def hypotheses(results: Results) -> list[Hypothesis]:
+    def cost(name: str, arm: str, measure: str = MAIN, base: str = "1") -> Values:
+        return results.difference(Cell(name, arm), Cell(name, base), measure)
+
+    def logs(*cells: Cell) -> list[Values]:
+        seeds = results.seeds(*cells)
+        return [results.log(cell, seeds) for cell in cells]
+
+    filtered, full, sampled = logs(*(Cell("split", arm) for arm in ("filter", "1", "0.1")))
+    by_size = logs(*(Cell(name, arm) for name, arm in product(("small", "clean", "large"), ("1", "0.1"))))
+    size = np.log([sets.CLASSES[name] for name in ("small", "clean", "large")])
+    size -= size.mean()
+    slope = size @ (np.stack(by_size[1::2]) - np.stack(by_size[::2])) / (size @ size)
+    clean = cost("clean", "0.1")
+    return [
+        Hypothesis("H1", "clean: a rate of 0.1 costs between 0 and 8 % of the error", [-clean, clean - np.log(1.08)]),
+        Hypothesis("H2", "half of the classes twice: 0.1 has less than 0.8 of the error of all classes",
+                   [cost("split", "0.1") - np.log(0.8)]),
+        Hypothesis("H3", "half of the classes twice: all classes with the filter get back at least half of H2",
+                   [filtered - (full + sampled) / 2, sampled - full]),
+        Hypothesis("H4", "clean: 0.1, then 1 in the last fifth, costs less than 5 % at FAR 1e-6",
+                   [cost("clean", "rising", "FAR 1e-6") - np.log(1.05)]),
+        Hypothesis("H5", "clean: five hard negatives at 0.1 lower the error at FAR 1e-6, and of look-alikes",
+                   [cost("clean", "hard", name, "0.1") for name in ("FAR 1e-6", "look-alikes")]),
+        Hypothesis("H6", "clean: what 0.1 costs falls with the number of classes", [slope]),
+    ]  # fmt: skip
+
+
+def analyse(folder: Path) -> None:
+    results = Results.read(folder)
+    if not results.by_run:
+        raise ValueError(f"{folder} has no results; python -m benchmarks.fidelity --jobs 2 makes them")
+    there = {cell.set for cell, _ in results.by_run}
+    names = [name for name in NAMES if name in there] + sorted(there - set(NAMES))
+    lines = list(errors(results, [(Cell(n, arm), f"{NAMES.get(n, n)}, {arm}") for n, arm in product(names, ARMS)]))
+    others = [arm for arm in ARMS if arm != "1"]
+    lines += ["", f"| error at {MAIN}, over that of all classes | {' | '.join(others)} |", "|" + " --- |" * len(ARMS)]
+    for name in names:
+        ratios = [ratio(results, Cell(name, arm), Cell(name, "1")) for arm in others]
+        lines.append(f"| {NAMES.get(name, name)} | {' | '.join(ratios)} |")
+    print("\n".join([*lines, "", *verdicts(hypotheses(results), 0.05)]))
+    draw(results, names, others, ROOT / "docs/pictures/fidelity.png")
+
+
+def draw(results: Results, names: Sequence[str], arms: Sequence[str], path: Path) -> None:
+    """Draws the ratios of each set's arms, with intervals over seeds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4), layout="constrained", dpi=100)
+    axes = figure.add_subplot()
+    for number, name in enumerate(names):
+        found = [(i, results.difference(Cell(name, arm), Cell(name, "1"))) for i, arm in enumerate(arms)]
+        found = [(i, value) for i, value in found if len(value) > 2]
+        if found:
+            at = [i + (number - (len(names) - 1) / 2) * 0.12 for i, _ in found]
+            mean = np.exp([value.mean() for _, value in found])
+            bounds = np.exp([interval(value) for _, value in found])
+            axes.errorbar(at, mean, np.abs(bounds.T - mean), fmt="o", capsize=3, label=NAMES.get(name, name))
+    axes.axhline(1, color="grey", linewidth=1)
+    axes.set_yscale("log")
+    axes.set_xticks(range(len(arms)), [f"rate {arm}" if arm[0] == "0" else arm for arm in arms])
+    axes.set_ylabel(f"error at {MAIN}, over that of all classes")
+    axes.grid(axis="y", alpha=0.3, which="both")
+    axes.legend()
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    Study("fidelity", ARMS, registered(STAGES), data, analyse).main(FidelityOptions, __doc__)
