@@ -108,7 +108,8 @@ class FolderLock(Fence):
 
     def stop(self) -> None:
         """Stops refreshing; the record stays, for another process of this run."""
-        self._ended.set()
+        with self._lock:  # a refresh that has begun ends: it would overwrite the next owner's record
+            self._ended.set()
 
     def release(self) -> None:
         """Frees the folder. A record that is not this process's stays."""
@@ -130,8 +131,9 @@ class FolderLock(Fence):
                 except LostLock as error:
                     self.lost = error
                     return
-                if not self._ended.is_set():
-                    _rewrite(path, self.record, count := count + 1)
+                with self._lock:
+                    if not self._ended.is_set():
+                        _rewrite(path, self.record, count := count + 1)
 
     def _missing(self) -> Path:
         """Creates the record again."""
