@@ -125,8 +125,11 @@ def nearest_centres(centre_CD: torch.Tensor) -> list[float]:
     return [round(float(value), 6) for value in torch.cat(nearest).double().quantile(torch.linspace(0, 1, 21).double())]
 
 
-def replicates(row_ND: NDArray[np.float32], label_N: NDArray[np.int64], floor: float) -> dict[str, list[float]]:
-    """Returns the errors at RESAMPLED rates for REPLICATES sets of characters, drawn with replacement from these.
+def replicates(
+    row_ND: NDArray[np.float32], label_N: NDArray[np.int64], floor: float,
+    rates: Sequence[str] = RESAMPLED, number: int = REPLICATES,
+) -> dict[str, list[float]]:  # fmt: skip
+    """Returns the errors at FARs for a number of sets of characters, drawn with replacement from these.
 
     Replicate b draws the same characters in every run, so that differences of runs can be resampled. Two copies of a
     character form no pairs. floor: a cosine that more than the largest rate's share of the impostors exceeds.
@@ -148,17 +151,20 @@ def replicates(row_ND: NDArray[np.float32], label_N: NDArray[np.int64], floor: f
     wrong, left, right = cosine[~same][down], first[~same][down], second[~same][down]
     genuine, own = cosine[same], first[same]
     count_C = np.bincount(label)
-    errors: dict[str, list[float]] = {far: [] for far in RESAMPLED}
-    for number in range(REPLICATES):
-        weight_C = np.bincount(np.random.default_rng((7, number)).integers(0, len(count_C), len(count_C)),
-                               minlength=len(count_C))  # fmt: skip
+    errors: dict[str, list[float]] = {far: [] for far in rates}
+    for b in range(number):
+        weight_C = np.bincount(_draw(b, len(count_C)), minlength=len(count_C))
         images = weight_C * count_C
         # All pairs of images, without those of one character and of its copies.
         total = (float(images.sum()) ** 2 - float(np.square(images).sum())) / 2
         cumulative = np.cumsum(weight_C[left] * weight_C[right])
-        for far in RESAMPLED:
+        for far in rates:
             allowed = int(np.searchsorted(cumulative, float(far) * total, side="right"))
             bound = wrong[min(allowed, len(wrong) - 1)]
             rejected = weight_C[own] * (genuine <= bound)
             errors[far].append(round(float(rejected.sum() / weight_C[own].sum()), 8))
     return errors
+
+
+def _draw(b: int, count: int) -> NDArray[np.int64]:
+    return np.random.default_rng((7, b)).integers(0, count, count)

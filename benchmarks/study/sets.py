@@ -156,7 +156,7 @@ def relabel(source: Path, path: Path, label: Labels) -> None:
     (path / "property").write_text(f"{num_classes},40,40\n")
     if num_classes > old.max() + 1:
         original = np.arange(num_classes)
-        original[label] = old
+        original[label[label >= 0]] = old[label >= 0]
         np.save(path / "original.npy", original)
 
 

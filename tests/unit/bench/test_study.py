@@ -1,0 +1,130 @@
+"""The statistics, labels and replicates of the studies on glyphs."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch.nn.functional import normalize
+
+from benchmarks import fidelity
+from benchmarks.many_labels import radical
+from benchmarks.study import measure, sets
+from benchmarks.study.cells import Cell, registered
+from benchmarks.study.statistics import Hypothesis, Results, holm, interval, sign_flip, verdicts
+from partial_fc.comm import SingleWorld
+from partial_fc.data.recordio import RecordReader, RecordWriter, pack
+from partial_fc.evaluate.all_pairs import all_pairs
+
+
+def test_sign_flip_is_exact():
+    value = np.random.default_rng(0).standard_normal(9) - 0.4
+    found = stats.permutation_test(
+        (value,), np.mean, permutation_type="samples", alternative="less", n_resamples=2**9, vectorized=False
+    )
+    assert sign_flip(value) == pytest.approx(found.pvalue)
+    assert sign_flip(np.full(6, -1.0)) == 1 / 64
+
+
+def test_holm_is_that_of_the_paper():
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
+
+
+def test_an_interval_holds_the_mean_and_repeats():
+    value = np.random.default_rng(1).standard_normal(8)
+    assert interval(value) == interval(value)
+    low, high = interval(value)
+    assert low < value.mean() < high
+    assert np.isnan(interval(value[:2])).all()
+
+
+def test_a_hypothesis_needs_all_of_its_parts_and_what_was_not_run_counts():
+    low, high = np.full(8, -1.0), np.full(8, 1.0)
+    given = [Hypothesis("A", "", [low]), Hypothesis("B", "", [low, high]), Hypothesis("C", "", [np.empty(0)])]
+    _, _, a, b, c = verdicts(given, 0.05)
+    assert f"| {1 / 256:.4f} | {3 / 256:.4f} | holds |" in a
+    assert "not shown" in b
+    assert "not run yet" in c
+
+
+def test_replicates_equal_a_computation_with_copies_of_the_images():
+    rng = np.random.default_rng(2)
+    label_N = np.sort(rng.integers(0, 60, 400))
+    noise = torch.from_numpy(rng.standard_normal((400, 16), np.float32))
+    centre = torch.from_numpy(rng.standard_normal((60, 16), np.float32))
+    row_ND = normalize(centre[label_N] + 0.6 * noise).numpy()
+    found = measure.replicates(row_ND, label_N, -2.0, rates=("1e-2", "1e-3"), number=3)
+    for b in range(3):
+        drawn = np.random.default_rng((7, b)).integers(0, label_N.max() + 1, label_N.max() + 1)
+        copies = [np.flatnonzero(label_N == code) for code in drawn]
+        of, place = np.concatenate(copies), np.repeat(np.arange(len(drawn)), [len(rows) for rows in copies])
+        cosine = row_ND[of] @ row_ND[of].T
+        pair = np.triu(np.ones_like(cosine, bool), 1)
+        genuine = cosine[pair & (place[:, None] == place)]
+        impostor = np.sort(cosine[pair & (label_N[of][:, None] != label_N[of])])[::-1]
+        for far in ("1e-2", "1e-3"):
+            bound = impostor[int(float(far) * len(impostor))]
+            assert found[far][b] == pytest.approx((genuine <= bound).mean(), abs=1e-7)
+
+
+def test_the_error_of_all_characters_is_that_of_all_pairs(monkeypatch):
+    rng = np.random.default_rng(3)
+    label_N = np.repeat(np.arange(50), 4)
+    row_ND = normalize(torch.from_numpy(rng.standard_normal((200, 8), np.float32) + 2 * np.eye(50, 8)[label_N])).numpy()
+    monkeypatch.setattr(measure, "_draw", lambda number, count: np.arange(count))
+    found = measure.replicates(row_ND, label_N, -2.0, rates=("1e-2",), number=1)
+    whole = all_pairs(row_ND, label_N, SingleWorld(), torch.device("cpu"), name="pairs", rates=("1e-2",))
+    assert found["1e-2"] == pytest.approx([1 - whole.at_far["1e-2"].tar], abs=1e-7)
+
+
+def test_half_of_the_classes_are_split_and_two_labels_of_five_flipped():
+    label = np.repeat(np.arange(1000), 20)
+    found = sets.split(label, 1000)
+    assert (found < 1000).mean() == pytest.approx(0.75, abs=0.01)
+    assert sorted(set(found[found >= 1000])) == list(range(1000, 1500))
+    assert all(len(set(label[found == new])) == 1 for new in range(1000, 1500))
+    found = sets.flip(label, 1000)
+    assert (found != label).sum() == 8000
+    assert np.bincount(found[found != label], minlength=1000).var() == pytest.approx(8, rel=0.2)  # Poisson
+
+
+def test_a_set_under_other_labels_has_the_same_images(tmp_path):
+    (tmp_path / "a").mkdir()
+    with RecordWriter(tmp_path / "a/train.rec") as records:
+        for key in range(1, 7):
+            records.write(key, pack((key // 3, 1.0), bytes([key]) * key, id=key))
+    lines = [f"1\t{key:x}/face-0.jpg\t{key // 3}" for key in range(1, 7)]
+    (tmp_path / "a/train.lst").write_text("\n".join(lines) + "\n")
+    (tmp_path / "b").mkdir()
+    sets.relabel(tmp_path / "a", tmp_path / "b", np.array([0, 3, -1, 1, 1, 2]))
+    reader = RecordReader(tmp_path / "b/train.rec")
+    content = [reader.read_sample(key) for key in reader.keys]
+    assert [(int(header.label[0]), image) for header, image in content] == [
+        (new, bytes([key]) * key) for key, new in zip((1, 2, 4, 5, 6), (0, 3, 1, 1, 2), strict=True)
+    ]
+    assert np.load(tmp_path / "b/original.npy").tolist() == [0, 1, 2, 0]
+
+
+def test_radicals_begin_their_sections():
+    assert [radical(ord(character)) for character in "一人們水海龜龠"] == [0, 8, 8, 84, 84, 212, 213]
+    assert radical(0x3400) == -1
+
+
+def test_runs_are_registered_once_and_stage_by_stage():
+    runs = registered(fidelity.STAGES)
+    assert len(runs) == len(set(runs)) == 139
+    assert runs[:12] == [(Cell("clean", arm), seed) for seed in range(6) for arm in ("1", "0.1")]
+
+
+def test_hypotheses_are_computed_from_results_alone(tmp_path):
+    for set_, arm, error in (("clean", "1", 0.1), ("clean", "0.1", 0.103), ("split", "1", 0.4), ("split", "0.1", 0.2)):
+        for seed in range(7):
+            figures = {
+                "error": {far: error * (1 + 0.001 * seed) for far in ("1e-4", "1e-5", "1e-6")},
+                "lookalikes": 0.1,
+            }
+            run = {"cell": f"{set_}-{arm}", "seed": seed, "figures": figures, "made_by": {"data": "", "train_s": 60}}
+            (tmp_path / f"{set_}-{arm}-{seed}.json").write_text(json.dumps(run))
+    lines = list(verdicts(fidelity.hypotheses(Results.read(tmp_path)), 0.05))
+    assert [line.rsplit("| ", 1)[1] for line in lines[2:]] == [*["holds |"] * 2, *["not run yet |"] * 4]
