@@ -23,7 +23,7 @@ from .study.command import Options, Study
 from .study.run import GLYPHS, Data, held_out, train
 from .study.statistics import MAIN, Hypothesis, Results, errors, ratio, verdicts
 
-SEEDS = 7
+SEEDS = 6  # the least of which a sign-flip test can pass Holm's correction for three
 CLUSTERS = 4000
 ARMS = {
     "1": "",
