@@ -47,7 +47,7 @@ def held_out(root: Path) -> measure.HeldOut:
 def run(folder: Path, cell: Cell, seed: int, data: Data, arm: str) -> dict[str, Any]:
     """Trains in a folder, which is removed, and measures; returns {"cell", "seed", "figures", "made_by"}. arm: its
     flags. Raises ValueError with the end of what the trainer printed, where it fails."""
-    began = time.time()
+    began, made_by = time.time(), here()
     shutil.rmtree(folder, ignore_errors=True)
     try:
         train(folder, seed, data, arm)
@@ -55,7 +55,7 @@ def run(folder: Path, cell: Cell, seed: int, data: Data, arm: str) -> dict[str, 
         figures = _figures(folder, data)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    made_by = {**here(), "data": data.digest, "train_s": round(trained - began), "all_s": round(time.time() - began)}
+    made_by |= {"data": data.digest, "train_s": round(trained - began), "all_s": round(time.time() - began)}
     return {"cell": str(cell), "seed": seed, "steps": data.steps, "figures": figures, "made_by": made_by}
 
 
@@ -80,7 +80,7 @@ def _figures(folder: Path, data: Data) -> dict[str, Any]:
     return {"curve": curve, **measure.end(checkpoints[-1], data.held_out, data.table, data.seen, original_C)}
 
 
-def here() -> dict[str, str]:
+def here() -> dict[str, Any]:
     """Returns what bits may depend on, and the commit."""
     said = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True, capture_output=True)
     cpu = [line.split(": ")[1] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
