@@ -33,8 +33,7 @@ from partial_fc.flags import (
     ScheduleFlags,
     check_numbers,
 )
-from partial_fc.flags.facts import Basic, Before, In, MayChange, Refused, Shows
-from partial_fc.flags.numbers import CLASSES, PIXELS, THREADS
+from partial_fc.flags.facts import CLASSES, PIXELS, THREADS, Basic, Before, In, MayChange, Refused, Shows
 from partial_fc.recipe import start
 from partial_fc.train.begin.start import named
 

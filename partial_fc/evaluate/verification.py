@@ -3,7 +3,7 @@
 N pairs of the set, n pairs of this rank, I images of one batch, T thresholds, F folds.
 
 LFW's ten-fold protocol (Huang et al., 2007) as InsightFace computes it: embeddings of length 1
-(embedding/definition.py); squared distance; thresholds 0, 0.01 ... 3.99; the folds are consecutive blocks of pairs,
+(embedding/model.py); squared distance; thresholds 0, 0.01 ... 3.99; the folds are consecutive blocks of pairs,
 each judged by the best threshold of the other nine.
 """
 
@@ -20,8 +20,8 @@ from partial_fc.comm import World
 from partial_fc.data import BadRecord
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.pairs import read_pairs
-from partial_fc.embedding.definition import unit_embeddings
 from partial_fc.embedding.images import batches, black
+from partial_fc.embedding.model import unit_embeddings
 from partial_fc.evaluate.evaluation import Forward, own_part
 from partial_fc.evaluate.roc import Roc, plot
 

@@ -16,11 +16,10 @@ from partial_fc import pictures
 from partial_fc.data.check.contact_sheet import ContactSheet
 from partial_fc.data.check.digits import check_digits
 from partial_fc.data.check.identities import check_identities, check_layout
-from partial_fc.data.check.images import check_images, scan_images
+from partial_fc.data.check.images import check_images, check_vectors, scan_images
 from partial_fc.data.check.labels import check_folders, check_labels
 from partial_fc.data.check.pairs import check_pairs
 from partial_fc.data.check.recordio import NO_LABEL, CannotCheck, Records
-from partial_fc.data.check.vectors import check_vectors
 from partial_fc.data.image_folder import ImageFolder, image_names
 from partial_fc.data.labels import NONE, first
 from partial_fc.data.recordio import read_property
@@ -29,8 +28,7 @@ from partial_fc.data.sets.joined import find_sets, is_pattern, open_sets, parts_
 from partial_fc.data.sets.ranges import as_url
 from partial_fc.data.vectors import Vectors
 from partial_fc.findings import Describe, Finding, counted
-from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import CLASSES, THREADS
+from partial_fc.flags.facts import CLASSES, THREADS, In
 
 _NOTHING_TO_CHECK = 2
 
