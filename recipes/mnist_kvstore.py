@@ -13,9 +13,8 @@ import logging
 import math
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,10 +22,12 @@ import tyro
 
 from partial_fc import comm
 from partial_fc.data.idx import ImageSet, read_set
-from partial_fc.flags import check_numbers, is_given, told_as_usage
+from partial_fc.flags import check_numbers, flag, is_given, told_as_usage
 from partial_fc.flags import parse as read
 from partial_fc.flags.facts import BATCH, THREADS, Basic, In
 from partial_fc.verbs.train import exit_now
+
+from .compat.command_lines import split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,24 +327,16 @@ ELSEWHERE = {
     "warmup-epochs": "it is lbsgd's, which is left out; give a smaller --lr",
     "warmup-strategy": "it is lbsgd's, which is left out; give a smaller --lr",
 }
-_ONLY_THERE = ("kv-store", "network", "disp-batches", "num-epochs", "model-prefix", "gc-type")
+_ONLY_THERE = ("kv_store", "network", "disp_batches", "num_epochs", "model_prefix", "gc_type")
 
 
 @told_as_usage
 def asked_for(arguments: list[str]) -> bool:
     """Tells whether --engine mxnet is given. Raises ValueError for flags that need it without it."""
-    found = dict(_pairs(arguments))
+    found, _ = split(arguments, ("engine", *_ONLY_THERE), {name: {"nargs": "?", "const": ""} for name in _ONLY_THERE})
     for name in _ONLY_THERE:
         if name in found and "engine" not in found:
             raise ValueError(
-                f"--{name} is of MXNet's train_mnist.py: add --engine mxnet (or see the tutorial's --help)"
+                f"{flag(name)} is of MXNet's train_mnist.py: add --engine mxnet (or see the tutorial's --help)"
             )
     return found.get("engine") == "mxnet"
-
-
-def _pairs(arguments: list[str]) -> Iterator[tuple[str, str]]:
-    """Yields (name, value) of each flag; the value is "" before another flag."""
-    for word, following in pairwise([*arguments, ""]):
-        if word.startswith("--"):
-            name, _, value = word[2:].partition("=")
-            yield name.replace("_", "-"), value or ("" if following.startswith("--") else following)
