@@ -11,7 +11,6 @@ results.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from dataclasses import dataclass
@@ -33,14 +32,14 @@ from partial_fc.flags import (
     ScheduleFlags,
     check_numbers,
 )
-from partial_fc.flags.facts import Basic, Before, In, MayChange, Refused, Shows
-from partial_fc.flags.numbers import CLASSES, PIXELS, THREADS
+from partial_fc.flags.facts import CLASSES, PIXELS, THREADS, Basic, Before, In, MayChange, Refused, Shows
 from partial_fc.recipe import start
 from partial_fc.train.begin.start import named
 
 from . import face_heads, face_vectors
 from . import face_presets as presets
 from .compat import arcface_torch
+from .compat.command_lines import split
 from .compat.insightface import ELSEWHERE
 from .face_backbone import OF_TRANSFORMERS, ModelFlags, rates_of
 from .face_tuning import TuningFlags
@@ -398,29 +397,22 @@ def _started(config: Config, rates: dict[str, Any]) -> tuple[Config, str]:
 def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     """Parses the command line: configuration, and notes for the user on settings of a --config file without effect."""
     arguments = face_heads.gathered(arguments)
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    first.add_argument("--dataset", default="custom")
-    first.add_argument("--config", type=Path)
     # Given explicitly: these count more than what the data states.
-    for name in (*presets.OF_THE_DATA, "num_images", *OF_TRANSFORMERS):
-        first.add_argument(f"--{name.replace('_', '-')}", f"--{name}")
-    first.add_argument("--network", "--backbone")
-    try:
-        known, _ = first.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise ValueError(f"{error.argument_name} needs a value") from None
+    names = ("dataset", "config", *presets.OF_THE_DATA, "num_images", *OF_TRANSFORMERS, "network")
+    known, _ = split(arguments, names, {"network": {"short": "--backbone"}})
+    dataset, from_config = known.get("dataset", "custom"), known.get("config")
     from_file: dict[str, Any] = {}
-    defaults: dict[str, Any] = presets.get(known.dataset) if known.dataset != "custom" else {}
+    defaults: dict[str, Any] = presets.get(dataset) if dataset != "custom" else {}
     notes: list[str] = []
-    if known.config:
-        from_file, notes = arcface_torch.load(known.config)
+    if from_config is not None:
+        from_file, notes = arcface_torch.load(Path(from_config))
         defaults |= from_file
     for name in {"rec", "models_root"} & defaults.keys():
         defaults[name] = Path(defaults[name])
-    given = {name for name in OF_TRANSFORMERS if getattr(known, name) is not None}
+    given = known.keys() & OF_TRANSFORMERS.keys()
     rates: dict[str, Any] = {}
-    if not known.config:  # a file states a whole run
-        rates = rates_of(known.network or defaults.get("network", ""), given, known.optimizer)
+    if from_config is None:  # a file states a whole run
+        rates = rates_of(known.get("network", defaults.get("network", "")), given, known.get("optimizer"))
         defaults |= rates
     default = flags.with_defaults(Config, defaults)
     program = f"{flags.trainer()} face"
@@ -430,13 +422,13 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
         )
     except UsageError as error:
         if "network" in from_file and str(error).startswith(f"--network is {from_file['network']};"):
-            raise UsageError(f"{known.config}: {error}") from error
+            raise UsageError(f"{from_config}: {error}") from error
         raise
     if rates:
         config, note = _started(config, rates)
         notes.append(note)
-    given = {name for name in presets.OF_THE_DATA if getattr(known, name) is not None}
+    given = known.keys() & set(presets.OF_THE_DATA)
     data, more_notes = presets.give_way(config.data, given | from_file.keys())
-    if known.num_images is not None and not data.synthetic:
+    if "num_images" in known and not data.synthetic:
         more_notes.append("--num-images is about synthetic data; this run has images")
     return dataclasses.replace(config, data=data), [*notes, *more_notes]

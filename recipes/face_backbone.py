@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from partial_fc.flags import LaunchFlags, OptimFlags, ScheduleFlags, check_numbers, flag, is_given, near
-from partial_fc.flags.facts import Basic, Before, In, MayChange
-from partial_fc.flags.numbers import ANY
+from partial_fc.flags.facts import ANY, Basic, Before, In, MayChange
 
 from .compat.insightface import ELSEWHERE
 
@@ -208,7 +207,7 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
     from partial_fc import models
     from partial_fc.embedding import load
     from partial_fc.foreign import networks
-    from partial_fc.foreign.backbone_weights import load_state
+    from partial_fc.foreign.state_dicts import load_state
     from partial_fc.models import encoders
     from partial_fc.models.iresnet import IResNet
     from partial_fc.train import activation_checkpointing
@@ -246,7 +245,7 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
     if model.engine == "mxnet":
         assert isinstance(module, IResNet)
         _need_mxnet()
-        from partial_fc.mxnet.backbone import compute_in_mxnet
+        from partial_fc.mxnet.graph import compute_in_mxnet
 
         module = compute_in_mxnet(module)
     elif model.channels_last:

@@ -11,7 +11,7 @@ from partial_fc import flags
 from partial_fc.errors import UsageError
 from partial_fc.files import named
 from partial_fc.flags import HeadFlags
-from partial_fc.flags.numbers import flag
+from partial_fc.flags.facts import flag
 
 if TYPE_CHECKING:
     from partial_fc.data import Source

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from partial_fc.flags import flag, is_given
 
 if TYPE_CHECKING:
-    from partial_fc.evaluate.nearest_class import NearestClass
+    from partial_fc.evaluate.classification import NearestClass
     from partial_fc.head import PartialFC
 
     from .face import DataFlags
@@ -39,7 +39,7 @@ def check(data: DataFlags, model: ModelFlags, tuning: TuningFlags) -> None:
 def evaluations(data: DataFlags, num_classes: int, head: PartialFC) -> list[NearestClass]:
     """Returns those of --val-targets. Raises ValueError for unusable files."""
     from partial_fc.data.vectors import Vectors
-    from partial_fc.evaluate.nearest_class import NearestClass
+    from partial_fc.evaluate.classification import NearestClass
 
     rec = data.recs[0]
     paths = [Path(t) if t.endswith(SUFFIXES) else rec.with_name(t + rec.suffix) for t in data.val_targets or ()]

@@ -189,7 +189,7 @@ def _backbone(run: Run) -> TorchBackbone:
     import torch
 
     from partial_fc import counter_rng
-    from partial_fc.foreign.backbone_weights import load_weights
+    from partial_fc.foreign.state_dicts import load_weights
     from partial_fc.models import resnet
 
     config, data, model = run.config, run.config.data, run.config.model

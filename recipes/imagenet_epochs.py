@@ -25,10 +25,10 @@ from partial_fc.head import PartialFC
 from partial_fc.machine import gpu_load
 from partial_fc.optim.backbone import load_named_state
 from partial_fc.train.backbone import TorchBackbone
+from partial_fc.train.batch_norm import RunningStatistics
 from partial_fc.train.job import Head
 from partial_fc.train.record.caffe2_log import Caffe2Log, first_start
 from partial_fc.train.run import Run
-from partial_fc.train.running_statistics import RunningStatistics
 from partial_fc.train.seams import Hooks, RunState
 
 _EXPLODED = 40.0  # the loss at which Caffe2's trainers stop

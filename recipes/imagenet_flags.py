@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from partial_fc.flags import check_numbers
-from partial_fc.flags.facts import Basic, In, Makes, MayChange, Refused
-from partial_fc.flags.numbers import ANY, CLASSES, PIXELS, THREADS
+from partial_fc.flags.facts import ANY, CLASSES, PIXELS, THREADS, Basic, In, Makes, MayChange, Refused
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 from partial_fc import flags
 from partial_fc.data.video import ClipTransform, Window
 from partial_fc.data.video.transforms import Augmentation
-from partial_fc.flags.facts import Basic, In, Makes, MayChange, Refused
-from partial_fc.flags.numbers import CLASSES, THREADS
+from partial_fc.flags.facts import CLASSES, THREADS, Basic, In, Makes, MayChange, Refused
 
 Dataset = Literal["ucf101", "kinetics400", "somethingsomethingv2", "hmdb51", "custom"]
 

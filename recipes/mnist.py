@@ -25,7 +25,6 @@ from partial_fc.flags.facts import Basic, In, MayChange, Shows
 from partial_fc.recipe import start
 
 from . import mnist_kvstore
-from .compat import fit_py
 
 # Parts that need torch are imported after the flags are checked: torch takes seconds, which --help avoids.
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ class Config:
 
 def main(arguments: list[str]) -> int:
     """Runs the recipe; returns the exit status."""
-    if fit_py.asked_for(arguments):
+    if mnist_kvstore.asked_for(arguments):
         return mnist_kvstore.start(arguments)
     config = parse(arguments)
     return start("mnist", train_here, config, called=(config.mnist.data_dir, "convnet"), bare=True)

@@ -22,13 +22,12 @@ import tyro
 
 from partial_fc import comm
 from partial_fc.data.idx import ImageSet, read_set
-from partial_fc.flags import check_numbers, is_given, told_as_usage
+from partial_fc.flags import check_numbers, flag, is_given, told_as_usage
 from partial_fc.flags import parse as read
-from partial_fc.flags.facts import Basic, In
-from partial_fc.flags.numbers import BATCH, THREADS
+from partial_fc.flags.facts import BATCH, THREADS, Basic, In
 from partial_fc.verbs.train import exit_now
 
-from .compat import fit_py
+from .compat.command_lines import split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,4 +306,37 @@ def _numbers(flag: str, text: str, kind: Any) -> list[Any]:
 @told_as_usage
 def parse(arguments: list[str]) -> Config:
     """Parses the command line: configuration. Raises ValueError for MXNet's options that are unsupported here."""
-    return read(Config, arguments, "train.py mnist --engine mxnet", elsewhere=fit_py.ELSEWHERE)
+    return read(Config, arguments, "train.py mnist --engine mxnet", elsewhere=ELSEWHERE)
+
+
+# Rejected flags or values: reason and remedy.
+ELSEWHERE = {
+    "kv_store dist": "MXNet takes it for dist_sync and forgets to divide by the number of workers; give dist_sync",
+    "dtype float16": "MXNet 1.9.1 has no float16 products on CPUs; recipe mnist on PyTorch has --precision fp16",
+    "optimizer lbsgd": "it is left out; give sgd, and more workers for larger batches",
+    "optimizer lbnag": "it is left out; give nag, and more workers for larger batches",
+    "monitor": "MXNet's Monitor, which prints what every operator gives, is left out",
+    "add-stn": "the spatial transformer is left out; --network lenet or mlp",
+    "num-layers": "lenet and mlp have their layers; networks with a choice of them are recipe imagenet's",
+    "image-shape": "the images are as large as the files say",
+    "test-io": "the images lie in memory, there is no reading to measure; `partial-fc bench data` is for other sets",
+    "profile-worker-suffix": "MXNet's profiler is left out: mx.profiler in a script of your own has it",
+    "profile-server-suffix": "MXNet's profiler is left out, also that of the servers",
+    "use-imagenet-data-augmentation": "digits are not augmented; recipe imagenet has that",
+    "macrobatch-size": "it is lbsgd's, which is left out; give a larger --batch-size, or more workers",
+    "warmup-epochs": "it is lbsgd's, which is left out; give a smaller --lr",
+    "warmup-strategy": "it is lbsgd's, which is left out; give a smaller --lr",
+}
+_ONLY_THERE = ("kv_store", "network", "disp_batches", "num_epochs", "model_prefix", "gc_type")
+
+
+@told_as_usage
+def asked_for(arguments: list[str]) -> bool:
+    """Tells whether --engine mxnet is given. Raises ValueError for flags that need it without it."""
+    found, _ = split(arguments, ("engine", *_ONLY_THERE), {name: {"nargs": "?", "const": ""} for name in _ONLY_THERE})
+    for name in _ONLY_THERE:
+        if name in found and "engine" not in found:
+            raise ValueError(
+                f"{flag(name)} is of MXNet's train_mnist.py: add --engine mxnet (or see the tutorial's --help)"
+            )
+    return found.get("engine") == "mxnet"

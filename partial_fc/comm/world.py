@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from partial_fc.comm.launch.detect import Launch
 from partial_fc.comm.watch.status_server import Endpoint, StatusServer
@@ -322,3 +322,28 @@ def pad_rows(t: Tensor, rows: Sequence[int]) -> Tensor:
     for block, part in zip(padded, t.split(list(rows)), strict=True):
         block[: len(part)] = part
     return padded.flatten(0, 1)
+
+
+class SingleWorld(World):
+    """A world of one process, without a launcher."""
+
+    backend = "single"
+
+    def __init__(self) -> None:
+        super().__init__(Launch("single"))
+
+    def _all_reduce(self, t: Tensor, op: Op, name: str) -> Callable[[], Tensor]:
+        return lambda: t
+
+    def _identity(self, t: Tensor, *args: Any, **kwargs: Any) -> Callable[[], Tensor]:
+        return t.clone
+
+    _all_gather = _reduce_scatter = _all_to_all = _identity
+
+    def _broadcast(self, t: Tensor, root: int, name: str) -> Callable[[], Tensor]:
+        if root != 0:
+            raise ValueError(f"{name}: root {root} does not exist in a world of one process")
+        return t.clone
+
+    def _leave(self) -> None:
+        pass

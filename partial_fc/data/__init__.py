@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from partial_fc.data.image_folder import ImageFolder
 from partial_fc.data.open import open_on_all, open_source
 from partial_fc.data.recordio import RecordSource
-from partial_fc.data.sample import BadRecord, Sample, Source
-from partial_fc.data.synthetic import Synthetic
+from partial_fc.data.sample import BadRecord, Sample, Source, Synthetic
 from partial_fc.on_demand import on_demand
 
 if TYPE_CHECKING:

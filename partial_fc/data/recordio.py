@@ -198,24 +198,10 @@ class RecordReader:
             while at < stop and (count := len(os.pread(file.fileno(), min(_PIECE_BYTES, stop - at), at))):
                 at += count
 
-    def first_labels(self, keys: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Returns the first label of each record, float32 (len(keys),), from the headers and without a Python loop.
-
-        Raises BadRecord for the first record whose frame or header is cut short before its first label.
-        """
-        offset_R = self._offsets[self._rows_of(keys)]
-        heads = self._file.heads(offset_R)
-        flag_R, label_R = first_labels(self._file, np.where(heads.is_frame, offset_R, 0))
-        # Others are damaged, or split within their header.
-        least_R = np.where(flag_R == 0, HEADER.size, HEADER.size + 4)
-        held_R = np.minimum(heads.length, self._file.size - FRAME.size - offset_R)
-        for row in np.flatnonzero(~heads.is_frame | (held_R < least_R)).tolist():
-            label_R[row] = self.read_sample(int(keys[row]))[0].label[0]
-        return label_R
-
-    def several_labels(self, keys: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def first_labels(self, keys: NDArray[np.int64], most: int = 1) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Returns how many labels each record has, and the first `most` of them, float32 (len(keys), most), undefined
-        where there are fewer. Raises BadRecord for the first record that is cut short before its last label."""
+        where there are fewer, from the headers and without a Python loop. Raises BadRecord for the first record whose
+        frame or header is cut short before these labels."""
         offset_R = self._offsets[self._rows_of(keys)]
         heads, words = self._file.heads(offset_R), self._file.words
         at_R, last = np.where(heads.is_frame, offset_R // 4, 0), len(words) - 1
@@ -223,8 +209,10 @@ class RecordReader:
         first_R = at_R + np.where(flag_R == 0, 3, 8)
         label_RK = words[np.minimum(first_R[:, None] + np.arange(most), last)].view("<f4")
         count_R = np.maximum(flag_R, 1)
+        # Others are damaged, or split within their header.
+        least_R = HEADER.size + 4 * np.minimum(flag_R, most)
         held_R = np.minimum(heads.length, self._file.size - FRAME.size - offset_R)
-        for row in np.flatnonzero(~heads.is_frame | (held_R < HEADER.size + 4 * flag_R)).tolist():
+        for row in np.flatnonzero(~heads.is_frame | (held_R < least_R)).tolist():
             label = self.read_sample(int(keys[row]))[0].label
             count_R[row] = len(label)
             label_RK[row, : len(label)] = label[:most]
@@ -374,7 +362,7 @@ class RecordSource(Source):
     def _labels(self, start: int, stop: int) -> NDArray[np.int64]:
         if self.num_labels > 1:
             return self._several_labels(start, stop)
-        label = self.reader.first_labels(np.asarray(self._keys[start:stop]))
+        label = self.reader.first_labels(np.asarray(self._keys[start:stop]))[1][:, 0]
         whole = are_whole(label) & (np.abs(label) <= MAX_CLASSES)
         if not whole.all():
             index = start + int(whole.argmin())
@@ -383,7 +371,7 @@ class RecordSource(Source):
 
     def _several_labels(self, start: int, stop: int) -> NDArray[np.int64]:
         key_R = np.asarray(self._keys[start:stop])
-        count_R, raw_RK = self.reader.several_labels(key_R, self.num_labels)
+        count_R, raw_RK = self.reader.first_labels(key_R, self.num_labels)
         with np.errstate(invalid="ignore"):  # signalling NaNs
             real_RK = (np.arange(self.num_labels) < count_R[:, None]) & (raw_RK != NONE)
             whole_RK = are_whole(raw_RK) & (np.abs(raw_RK) <= MAX_CLASSES)

@@ -1,2 +1,2 @@
-"""Inference with a trained backbone: the embedding (definition.py), a model with its input contract (model.py), and the
-files that it loads from (load.py). The only way to embeddings of a trained model."""
+"""Inference with a trained backbone: the embedding, and a model with its input contract (model.py), and the files
+that it loads from (load.py). The only way to embeddings of a trained model."""

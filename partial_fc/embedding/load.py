@@ -20,11 +20,9 @@ from torch import Tensor, nn
 from partial_fc import models
 from partial_fc.checkpoint.folders import MANIFEST, is_step, newest, step_folder, step_of
 from partial_fc.checkpoint.read import Checkpoint
-from partial_fc.embedding.model import EmbeddingModel
-from partial_fc.embedding.vectors import VectorModel
-from partial_fc.foreign.backbone_weights import read_weights
+from partial_fc.embedding.model import EmbeddingModel, VectorModel
 from partial_fc.foreign.networks import Network, network_of
-from partial_fc.foreign.state_dicts import check_fits, fitting, misfits
+from partial_fc.foreign.state_dicts import check_fits, fitting, misfits, read_weights
 from partial_fc.models import encoders
 from partial_fc.models.inputs import FACE, Pixels, Unchanged, contract_of
 from partial_fc.models.vectors import input_of, is_of_vectors

@@ -1,8 +1,9 @@
-"""EmbeddingModel, a trained backbone that embeds images. I images of a batch, N all of them, D feature width."""
+"""The definition of an embedding, f(image) + f(flipped image), scaled to length 1; and EmbeddingModel, a trained
+backbone that computes it. I images of a batch, N all of them, D feature width."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from partial_fc.data.decode import fit
 from partial_fc.data.sample import BadRecord
-from partial_fc.embedding.definition import sum_of_views, unit_embeddings
+from partial_fc.data.vectors import usable
 from partial_fc.embedding.images import Image, batches, black, is_one, name_of, pixels_of
 from partial_fc.models.inputs import FACE, Pixels
 
@@ -145,3 +146,55 @@ class EmbeddingModel:
                 f"{name(min(broken))}: its embedding has NaN or Inf, or length 0 ({len(broken)} of "
                 f"{len(row_ID)} in its batch): the network of {self.source} has diverged, or was never trained"
             )
+
+
+def unit_embeddings(
+    forward: Callable[[Tensor], Tensor], image_I3HW: Tensor, flip: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Returns (embeddings of length 1 (I, D), mean length (I,) of the network's outputs for an image), float64 on the
+    host.
+
+    forward: uint8 RGB images (I, 3, H, W) on the host -> features (I, D), not normalised; in evaluation mode. flip: add
+    the flipped image; off if that is of another class. Zero features give NaN.
+    """
+    sum_ID, norm_I = sum_of_views(forward, image_I3HW, flip)
+    return sum_ID / sum_ID.norm(dim=1, keepdim=True), norm_I
+
+
+def sum_of_views(forward: Callable[[Tensor], Tensor], image_I3HW: Tensor, flip: bool = True) -> tuple[Tensor, Tensor]:
+    """Returns the same with the network's length, for templates that weigh their images by it."""
+    views = [image_I3HW, image_I3HW.flip(3)] if flip else [image_I3HW]
+    feats = [forward(view).double().cpu() for view in views]
+    norm_I = torch.stack([feat_ID.norm(dim=1) for feat_ID in feats]).mean(0)
+    return torch.stack(feats).sum(0), norm_I
+
+
+class VectorModel(EmbeddingModel):
+    """As EmbeddingModel, for vectors of image_size numbers, one (image_size,) or several (N, image_size)."""
+
+    def __repr__(self) -> str:
+        step = "" if self.step is None else f", step {self.step}"
+        return f"{self.source}: {self.name}, vectors of {self.image_size} -> {self.embedding_size} features{step}"
+
+    def facts(self) -> dict[str, str]:
+        facts = super().facts()
+        return {**facts, "input_size": facts.pop("image_size")}
+
+    @property
+    def blank(self) -> NDArray[np.float32]:
+        return np.zeros(self.image_size, np.float32)
+
+    def examples(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        return torch.randn(count, self.image_size, generator=generator)
+
+    def is_one(self, images: object) -> bool:
+        return np.ndim(images) < 2  # type: ignore[arg-type]
+
+    def prepare(self, image: Any) -> NDArray[np.float32]:
+        if not isinstance(image, np.ndarray) or image.shape != (self.image_size,):
+            what = f"an array {image.shape}" if isinstance(image, np.ndarray) else f"{type(image).__name__}, an image"
+            raise BadRecord(f"{what}; expected a vector of {self.image_size} numbers")
+        row = np.asarray(image, np.float32)
+        if not usable(row[None])[0]:
+            raise BadRecord("NaN or Inf, or only zeros; expected a vector")
+        return row

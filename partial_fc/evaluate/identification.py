@@ -17,6 +17,7 @@ from torch import Tensor
 from partial_fc.comm import World
 from partial_fc.evaluate.evaluation import own_part
 from partial_fc.evaluate.verification import wilson_interval
+from partial_fc.head.kernels.nearest import Nearest
 
 FALSE_POSITIVE_RATES = ("1e-1", "1e-2", "1e-3", "1e-4")
 # Rows of one matrix product: 512 x 65,536 similarities are 128 MB for any size of gallery and probes.
@@ -123,18 +124,14 @@ def nearest(
     """Returns (cosines, gallery indices) of the `kept` nearest, (B, kept) each, the nearest first. itself_B: each
     probe's own gallery index, which counts as the farthest (-inf)."""
     probe_BD = probe_BD.to(device)
-    best = torch.empty(len(probe_BD), 0, device=device)
-    place = torch.empty(len(probe_BD), 0, dtype=torch.int64, device=device)
+    found = Nearest(len(probe_BD), kept, probe_BD.dtype, device)
     for start in range(0, len(gallery_GD), _GALLERY_AT_ONCE):
         cosine = probe_BD @ gallery_GD[start : start + _GALLERY_AT_ONCE].T
         if itself_B is not None:
             here = (itself_B >= start) & (itself_B < start + cosine.shape[1])
             cosine[here.nonzero()[:, 0], itself_B[here] - start] = -torch.inf
-        block, where = cosine.topk(min(kept, cosine.shape[1]), dim=1)
-        best, place = torch.cat((best, block), 1), torch.cat((place, where + start), 1)
-        best, where = best.topk(min(kept, best.shape[1]), dim=1)
-        place = place.gather(1, where)
-    return best.double().cpu().numpy(), place.cpu().numpy()
+        found.add(cosine, torch.arange(start, start + cosine.shape[1], device=device))
+    return found.cosine_GK.double().cpu().numpy(), found.class_GK.cpu().numpy()
 
 
 def _ranks(label_BK: NDArray[np.int64], own_BK: NDArray[np.bool_], max_rank: int) -> NDArray[np.int64]:

@@ -3,7 +3,7 @@
 N pairs of the set, n pairs of this rank, I images of one batch, T thresholds, F folds.
 
 LFW's ten-fold protocol (Huang et al., 2007) as InsightFace computes it: embeddings of length 1
-(embedding/definition.py); squared distance; thresholds 0, 0.01 ... 3.99; the folds are consecutive blocks of pairs,
+(embedding/model.py); squared distance; thresholds 0, 0.01 ... 3.99; the folds are consecutive blocks of pairs,
 each judged by the best threshold of the other nine.
 """
 
@@ -20,8 +20,8 @@ from partial_fc.comm import World
 from partial_fc.data import BadRecord
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.pairs import read_pairs
-from partial_fc.embedding.definition import unit_embeddings
 from partial_fc.embedding.images import batches, black
+from partial_fc.embedding.model import unit_embeddings
 from partial_fc.evaluate.evaluation import Forward, own_part
 from partial_fc.evaluate.roc import Roc, plot
 
@@ -113,7 +113,8 @@ class Verification:
 
 
 class Verifications:
-    """Several sets as one Evaluation: a line each, one roc.png, and the mean accuracy as the score."""
+    """Several sets as one Evaluation: arcface_torch's three lines for each, one roc.png, and the mean accuracy as the
+    score."""
 
     board = "verification/"
 
@@ -128,12 +129,15 @@ class Verifications:
         return {one.name: values[f"{one.name}/accuracy"] for one in self.sets}
 
     def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
-        return [
-            f"[{one.name}][{step}] accuracy {values[f'{one.name}/accuracy']:.5f}"
-            f"+-{values[f'{one.name}/accuracy_std']:.5f} highest {best[one.name]:.5f} "
-            f"tar@far=1e-3 {values[f'{one.name}/tar@far=1e-3']:.5f} xnorm {values[f'{one.name}/xnorm']:.3f}"
-            for one in self.sets
-        ]
+        found = []
+        for name in (one.name for one in self.sets):
+            accuracy, std = values[f"{name}/accuracy"], values[f"{name}/accuracy_std"]
+            found += [
+                f"[{name}][{step}]XNorm: {values[f'{name}/xnorm']:f}",
+                f"[{name}][{step}]Accuracy-Flip: {accuracy:1.5f}+-{std:1.5f}",
+                f"[{name}][{step}]Accuracy-Highest: {best[name]:1.5f}",
+            ]
+        return found
 
     def draw(self, folder: Path) -> None:
         """Draws roc.png, with the curves of all sets."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from partial_fc.flags.numbers import check_number
+from partial_fc.flags.facts import check_number
 
 _SYNTAX = "expected STEP:VALUE or PERCENT%:VALUE with blanks between, from 0 on, as '0:0.3 60%:0.5 90%:1.0'"
 

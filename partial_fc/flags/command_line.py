@@ -23,7 +23,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Str
 
 from partial_fc.errors import UsageError
 from partial_fc.flags.facts import basic as basic_of
-from partial_fc.flags.numbers import check_numbers, flag
+from partial_fc.flags.facts import check_numbers, flag
 
 _T = TypeVar("_T")
 _Result = TypeVar("_Result")

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from partial_fc.flags.by_step import ByStep, parse
-from partial_fc.flags.facts import Before, In, MayChange, Refused, Values
+from partial_fc.flags.facts import ANY, Before, In, MayChange, Refused, Values, check_numbers, flag
 from partial_fc.flags.launch import LaunchFlags
-from partial_fc.flags.numbers import ANY, check_numbers, flag
 from partial_fc.flags.training import NO_CHECKPOINT, OptimFlags, ScheduleFlags, is_given
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from partial_fc.flags.facts import Basic, Counts, In, may_change
-from partial_fc.flags.numbers import PORT, PROCESSES, THREADS, check_numbers, flag
+from partial_fc.flags.facts import PORT, PROCESSES, THREADS, Basic, Counts, In, check_numbers, flag, may_change
 
 
 @may_change

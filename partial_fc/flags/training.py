@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from partial_fc.flags.facts import Basic, Counts, In, MayChange, Refused, may_change
-from partial_fc.flags.numbers import BATCH, check_numbers, flag
+from partial_fc.flags.facts import BATCH, Basic, Counts, In, MayChange, Refused, check_numbers, flag, may_change
 
 if TYPE_CHECKING:
     from partial_fc.optim import compression

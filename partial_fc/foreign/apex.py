@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from partial_fc.files import replacing
-from partial_fc.foreign import torch_file
-from partial_fc.foreign.state_dicts import check_parameter_state, is_state_dict, parameter_states
+from partial_fc.foreign.state_dicts import check_parameter_state, is_state_dict, load_torch, parameter_states
 from partial_fc.optim.backbone import in_layout_of
 
 _PARTS = ("model", "optimizer", "amp")
@@ -64,7 +63,7 @@ def read(path: Path) -> ApexCheckpoint:
     """Reads a file. Raises ValueError, which names the file and the error, if the layout is not Apex's."""
     if not path.is_file():
         raise ValueError(f"{path} not found; expected a file that torch.save wrote, as Apex's documentation shows")
-    content = torch_file.load(path)
+    content = load_torch(path)
     if not isinstance(content, dict) or not set(_PARTS) <= content.keys():
         got = f"the keys {sorted(map(str, content))[:6]}" if isinstance(content, dict) else type(content).__name__
         raise ValueError(f"{path}: expected Apex's three parts {', '.join(_PARTS)}; got {got}")

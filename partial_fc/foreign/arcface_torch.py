@@ -5,7 +5,7 @@
     rank_R_softmax_weight.pt, rank_R_softmax_weight_mom.pt
                                      partial_fc.py, the first: rank R's centres, and their momentum
 
-No code in a file is executed (torch_file.py).
+No code in a file is executed (state_dicts.py).
 """
 
 from collections.abc import Collection, Mapping
@@ -16,8 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partial_fc.foreign import torch_file
-from partial_fc.foreign.state_dicts import check_parameter_state, is_state_dict, parameter_states, without_prefix
+from partial_fc.foreign.state_dicts import (
+    check_parameter_state,
+    is_state_dict,
+    load_torch,
+    parameter_states,
+    without_prefix,
+)
 
 _STATES = {"momentum_buffer": "momentum", "exp_avg": "first_moment", "exp_avg_sq": "second_moment"}  # torch's, ours
 
@@ -63,10 +68,10 @@ def from_checkpoint(path: Path) -> RankCentres:
 
 def from_weights(path: Path, momentum: Path | None) -> RankCentres:
     """Reads the centres of a softmax_fc_gpu_R.pt, or a rank_R_softmax_weight.pt with its momentum."""
-    content = torch_file.load(path)
+    content = load_torch(path)
     centres = RankCentres(_centres(content, path))
     if momentum:
-        centres.add_momentum(_matrix(torch_file.load(momentum), momentum), momentum)
+        centres.add_momentum(_matrix(load_torch(momentum), momentum), momentum)
     elif isinstance(content, Mapping) and content.get("weight_mom") is not None:
         centres.add_momentum(_matrix(content["weight_mom"], path), path)
     return centres
@@ -94,7 +99,7 @@ def backbone_of(path: Path, parameters: Collection[str]) -> tuple[dict[str, Tens
 
 def _checkpoint(path: Path, part: str) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
     """Reads (a checkpoint_gpu_R.pt that has this part, its optimizer's state of each parameter)."""
-    checkpoint = torch_file.load(path)
+    checkpoint = load_torch(path)
     if not isinstance(checkpoint, Mapping) or part not in checkpoint:
         raise ValueError(f"{path} holds {_kind(checkpoint)}; expected a checkpoint with {part}")
     optimizer = checkpoint.get("state_optimizer")

@@ -22,7 +22,7 @@ import torch
 from google.protobuf.message import DecodeError
 from torch import Tensor
 
-from partial_fc.data.databases import minidb, protobuf_messages
+from partial_fc.data.databases import minidb, records
 from partial_fc.foreign.state_dicts import misfits
 
 _META, _READER, _ITERATION = "!!META_NET_DEF", "!!PREDICTOR_DBREADER", "optimizer_iteration"
@@ -31,7 +31,7 @@ _FLOAT, _INT64, _FLOAT16 = 1, 10, 12
 _BATCH_NORM = {"weight": "s", "bias": "b", "running_mean": "rm", "running_var": "riv"}
 _SUFFIXES = ("_w", "_b", "_s", "_rm", "_riv")  # the blobs of a network
 
-_CLASSES = protobuf_messages.build(
+_CLASSES = records.build_messages(
     "caffe2_model",
     {
         "Segment": [(1, "begin", "int64"), (2, "end", "int64")],

@@ -1,12 +1,19 @@
-"""Validation of other programs' state dicts of torch modules and optimizers."""
+"""State dicts of torch modules and optimizers in files, ours and other programs': readers and checks. No code runs."""
 
+import pickle
+import re
+import textwrap
+import zipfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from torch import Tensor
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
 
+from partial_fc.files import check_regular
 from partial_fc.printable import some
 
 # torch's additions to names of wrapped modules, at any depth: torch.compile, FSDP, activation checkpointing.
@@ -93,3 +100,94 @@ def check_parameter_state(state: Mapping[str, Any], shape: Sequence[int], number
 def _kind(t: Tensor) -> str:
     """Returns shape, and whether the dtype is real (any width), as weights are."""
     return f"{tuple(t.shape)}{'' if t.is_floating_point() else ' complex' if t.is_complex() else ' of integers'}"
+
+
+# Keys of the weights in a whole checkpoint: arcface_torch's, Lightning's, and common hand-written ones.
+_KEYS = ("state_dict_backbone", "state_dict", "model_state_dict", "model")
+
+
+def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Reads (state dict, what the file states about it) from a .safetensors or torch.save file: a state dict, or a
+    checkpoint, of which the backbone counts. Drops prefixes of wrappers and larger modules. Executes no code in a file.
+    Raises ValueError for anything else."""
+    if path.suffix == ".safetensors":
+        check_regular(path)
+        try:
+            with safe_open(path, "pt") as file:
+                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                return without_prefix(weights), file.metadata() or {}
+        except SafetensorError as error:
+            raise ValueError(f"{path} is no safetensors file, or cut short: {error}") from error
+    found = load_torch(path)
+    parts = [found.get(key) for key in _KEYS] if isinstance(found, dict) else []
+    weights = next((part for part in parts if is_state_dict(part) and part), found)
+    if not is_state_dict(weights):
+        keys: Iterable[object] = found if isinstance(found, dict) else [type(found).__name__]
+        raise ValueError(
+            f"{path}: expected a state dict (name -> tensor), or a checkpoint with one as {', '.join(_KEYS)}, got: "
+            f"{', '.join(map(str, keys))[:200]}"
+        )
+    return without_prefix(weights), {}
+
+
+def load_weights(model: nn.Module, path: str | Path, leave_out: str = "") -> None:
+    """Loads a file's weights in place, except names that begin with leave_out. Raises ValueError, with what is missing,
+    unexpected or of another shape, before changing anything."""
+    weights, _ = read_weights(Path(path))
+    wanted = {name: t for name, t in weights.items() if not leave_out or not name.startswith(leave_out)}
+    load_state(model, wanted, Path(path))
+
+
+def load_state(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
+    """Loads a state dict, which came from `path`, as `load_weights` does."""
+    check_fits(weights, model.state_dict(), path, type(model).__name__)
+    # Without torch's layer versions: names suffice, and a damaged file may contain anything there.
+    model.load_state_dict(dict(weights))
+
+
+_CODE = re.compile(r"GLOBAL (\S{1,200}) was not an allowed")  # in torch's messages
+_MOST_SEARCHED = 2000  # characters
+
+
+def load_torch(path: str | Path) -> Any:
+    """Loads a file onto the CPU; since torch 1.6 tensors are read on use. Raises ValueError, which names the file, for
+    damage or anything but tensors and plain values; OSError as open does."""
+    check_regular(path)
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except OSError:
+        raise
+    except Exception as error:  # torch's unpickler raises nearly any error for damaged files
+        raise ValueError(f"{path} cannot be read as tensors and plain values: {_reason(error)}") from error
+    _check_tensors(path, found)
+    return found
+
+
+def _reason(error: Exception) -> str:
+    """Returns why a file is rejected: torch's message without preamble and advice to run the file's code."""
+    words = re.sub(r"\x1b\[\d*m", "", str(error)[:_MOST_SEARCHED])
+    if asked := _CODE.search(words):
+        return (
+            f"it asks for {asked[1]}, which is code, and a file's code is not run; save state dicts, not whole models: "
+            "torch.save(model.state_dict(), FILE)"
+        )
+    if isinstance(error, pickle.UnpicklingError) or "weights_only" in words:
+        return "it holds other things, or is damaged; save state dicts, not whole models"
+    line = words.strip().partition("\n")[0] or type(error).__name__
+    return f"{textwrap.shorten(line, 300, placeholder=' ...')} (save state dicts, not whole models)"
+
+
+def _check_tensors(path: str | Path, found: Any) -> None:
+    left, seen = [found], set()
+    while left:
+        value = left.pop()
+        if isinstance(value, Tensor):
+            plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
+            if not plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
+                raise ValueError(
+                    f"{path}: a tensor of shape {tuple(value.shape)} that is sparse, quantised, or repeats few stored "
+                    "numbers; save plain ones (t.contiguous())"
+                )
+        elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
+            seen.add(id(value))
+            left.extend(value.values() if isinstance(value, dict) else value)

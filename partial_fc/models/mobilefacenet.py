@@ -9,7 +9,7 @@ B images, H = W pixels, D feature width.
 import torch
 from torch import Tensor, nn
 
-from partial_fc.models.prelu import PReLU
+from partial_fc.models.iresnet import PReLU
 from partial_fc.models.sample_random import Dropout
 
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from partial_fc.comm import Work, World
 from partial_fc.optim.compression import Compressor, GradientScale, build_compressor
-from partial_fc.optim.compression.base import Stages
-from partial_fc.optim.compression.bucket import buckets_of
+from partial_fc.optim.compression.base import Stages, buckets_of
 
 # Enough to saturate a link; a small network gets four smaller ones, which are sent during backward.
 BUCKET_BYTES = 4 << 20

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from partial_fc import checkpoint
-from partial_fc.comm import World
+from partial_fc.comm import World, all_gather_json
 from partial_fc.evaluate.evaluation import Forward
 from partial_fc.models import lora
 from partial_fc.models.inputs import InputContract
@@ -16,10 +16,9 @@ from partial_fc.models.sample_random import SampleRandom
 from partial_fc.optim.backbone import load_named_state, named_state, set_lr
 from partial_fc.optim.compression import Compressor
 from partial_fc.optim.gradient_sync import GradientSync, StepBytes
-from partial_fc.train.compiled import compile_module
+from partial_fc.train.batch_norm import GlobalBatchNorm, RunningStatistics, joined_statistics
 from partial_fc.train.ema import Average
 from partial_fc.train.precision import LossScaler, Precision, Weights
-from partial_fc.train.running_statistics import RunningStatistics, joined_statistics
 from partial_fc.train.seams import Stored
 
 
@@ -315,3 +314,24 @@ def _network(forms: Mapping[str, Mapping[str, Tensor]], average: bool) -> dict[s
 def _taken(tensors: dict[str, Tensor], suffix: str) -> dict[str, Tensor]:
     """Takes the tensors out whose names end so; returns them by the rest of their names."""
     return {name.removesuffix(suffix): tensors.pop(name) for name in list(tensors) if name.endswith(suffix)}
+
+
+def compile_module(module: nn.Module, run: Callable[[nn.Module], Tensor], world: World) -> tuple[nn.Module, str]:
+    """Returns what training calls instead of the module, and why that is the module itself; "": it is compiled.
+
+    run: calls what it is given with a batch like those of training. Forward and backward are compiled before the first
+    step, so that all ranks compile, or none does. A collective.
+    """
+    if any(isinstance(layer, GlobalBatchNorm) for layer in module.modules()):
+        return module, "batch norms of --sync-bn exchange statistics inside the network"
+    why = ""
+    try:
+        # Shapes of a run are constant; a last batch of another size is compiled once more.
+        compiled = cast(nn.Module, torch.compile(module, dynamic=False))
+        output_B = run(compiled)
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        torch.autograd.grad(output_B.float().sum(), parameters, allow_unused=True)
+    except (RuntimeError, OSError) as error:  # of the compiler, the Python version, memory; its cache, a full disk
+        why = " ".join(str(error).split())[:300] or type(error).__name__
+    reasons = [reason for reason in all_gather_json(why, world, "start/compile") if reason]
+    return (module, reasons[0]) if reasons else (compiled, "")

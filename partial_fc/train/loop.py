@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from partial_fc import checkpoint, counter_rng
+from partial_fc.checkpoint import consistency
 from partial_fc.checkpoint.folders import folder_name
 from partial_fc.checkpoint.lock import LostLock
 from partial_fc.comm.launch import restart_agent
@@ -16,15 +17,12 @@ from partial_fc.files import warn_on_os_error
 from partial_fc.head import telemetry
 from partial_fc.train.guards import loss_spikes
 from partial_fc.train.guards.policy import NonFinite, roll_back
-from partial_fc.train.guards.replica_check import compare_replicas
-from partial_fc.train.guards.signals import EXIT_PREEMPTED, StopSignals
-from partial_fc.train.guards.step_vote import StepVote
+from partial_fc.train.guards.signals import EXIT_PREEMPTED, StepVote, StopSignals
 from partial_fc.train.job import Job, Outcome
 from partial_fc.train.record import first_batch
 from partial_fc.train.record.curve import Curve
 from partial_fc.train.record.progress import Progress
-from partial_fc.train.stopwatch import Stopwatch
-from partial_fc.train.update import update
+from partial_fc.train.update import Stopwatch, update
 
 
 def train(job: Job) -> Outcome:
@@ -273,3 +271,28 @@ def snapshot(job: Job, score: float | None = None, **how: Any) -> checkpoint.Sna
     return checkpoint.capture(
         at.step, *job.backbone.state(), job.head, facts, world=job.world, class_names=job.class_names, **how
     )
+
+
+def compare_replicas(job: Job) -> None:
+    """Raises ValueError, on all ranks alike, if the backbones have diverged, with the ranks that differ, and the first
+    difference. A collective (consistency.compare_replicas).
+
+    A faulty GPU or memory, a library that adds in another order on one host, or a lost message need not show in the
+    loss, but from then on the ranks train different models.
+    """
+    scaler, step = job.backbone.scaler, job.at.step
+    facts = {"loss scale": scaler.state() if scaler else 1.0}
+    for table in job.head.tables().values():
+        of = f"table {table.name}'s" if table.name else "the head's"
+        facts |= {f"{of} {name}": fact for name, fact in table.facts().items() if name in ("num_steps", "margin")}
+    facts |= {f"the head's {name}": fact for name, fact in job.head.state().items()}
+    found = consistency.compare_replicas({**facts, **job.backbone.replicated()}, job.world, "train/replicas")
+    if found:
+        last = job.guards.last_equal
+        raise ValueError(
+            f"step {step}: the replicas have diverged: {found}. The ranks have been training different models since "
+            f"some step after {last}, when they were equal: resume from a checkpoint of step {last} or before "
+            "(--resume DIR). Usual causes: a faulty GPU or memory (look at its ECC counters, run without that "
+            "host), hosts with different processors or versions of libraries. (--desync-every 0 turns this check off)"
+        )
+    job.guards.last_equal = step

@@ -1,4 +1,4 @@
-"""Helpers for the command lines of other trainers."""
+"""Reads a few flags of a command line before tyro does: other trainers', and those that choose face's defaults."""
 
 import argparse
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from partial_fc import comm
 
 
 def split(
-    arguments: list[str], names: Iterable[str], options: Mapping[str, Mapping[str, Any]]
+    arguments: list[str], names: Iterable[str], options: Mapping[str, Mapping[str, Any]] = {}
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns (values of the given flags among `options`, by name; the other words). options: argparse's, of flags
     whose value is absent or optional; "short": a second spelling. Raises ValueError for a missing value."""
@@ -20,7 +20,8 @@ def split(
     try:
         theirs, others = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
-        raise ValueError(f"{error.argument_name}: {error.message}") from None
+        what = " needs a value" if error.message == "expected one argument" else f": {error.message}"
+        raise ValueError(f"{error.argument_name}{what}") from None
     return {name: value for name, value in vars(theirs).items() if value is not None}, others
 
 

@@ -36,13 +36,12 @@ from partial_fc.data.video.frames import VideoFile
 from partial_fc.embedding.load import find
 from partial_fc.files import read_bytes
 from partial_fc.foreign import apex, arcface_torch, caffe2_model, gluoncv, mxnet_ndarray, mxnet_symbol
-from partial_fc.foreign.backbone_weights import load_weights
-from partial_fc.foreign.state_dicts import check_fits
+from partial_fc.foreign.state_dicts import check_fits, load_weights
 from partial_fc.models.iresnet import IResNet
 from partial_fc.verbs.checkpoint.imprint import from_file
 from partial_fc.verbs.data.pair_list import read_pair_list
 from partial_fc.verbs.doctor import hosts
-from partial_fc.verbs.launcher import host_file
+from partial_fc.verbs.launcher import job
 from partial_fc.verbs.model.embed import unit_rows
 from partial_fc.verbs.model.ijb import Ijb
 from recipes.compat import arcface_torch as arcface_torch_config
@@ -371,5 +370,5 @@ READERS = {
     "ijb": Reader(lambda: [IJB], read_ijb, _LISTED),
     "names": Reader(lambda: [{"names.txt": "alice\nbób\n".encode()}], lambda f: read_names(f / "names.txt"), _LISTED),
     "hosts": Reader(lambda: [HOSTS], lambda f: hosts.parse(str(f / "hosts")), _LISTED),
-    "launcher-hosts": Reader(lambda: [HOSTS], lambda f: host_file.read(f / "hosts"), _LISTED),
+    "launcher-hosts": Reader(lambda: [HOSTS], lambda f: job.read_hosts(f / "hosts"), _LISTED),
 }  # fmt: skip

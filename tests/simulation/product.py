@@ -26,7 +26,7 @@ from partial_fc.checkpoint import files as checkpoint_files
 from partial_fc.checkpoint import folders, lock, read, recovery, rows, saver
 from partial_fc.checkpoint.peer import commits, restore, transfer
 from partial_fc.comm import device
-from partial_fc.comm.elastic import barrier, membership
+from partial_fc.comm.elastic import membership
 from partial_fc.train import end, loop, resume, run
 from partial_fc.train.begin import run_folder
 from partial_fc.train.guards import commits as commits_of_loop
@@ -165,7 +165,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
 
     made: list[Replacement] = [
         (module, "time", as_time)
-        for module in (membership, barrier, saver, lock, commits, commits_of_loop, loop, elastic_driver, discovery,
+        for module in (membership, saver, lock, commits, commits_of_loop, loop, elastic_driver, discovery,
                        horovod_timeout)
     ]  # fmt: skip
     made += [(module, "threading", as_threading) for module in (lock, elastic_driver, registration, discovery)]
@@ -175,7 +175,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
     made += [(module, "ThreadPoolExecutor", executor) for module in (saver,)]
     made += [(module, "available_memory_bytes", lambda: _MANY_BYTES) for module in (saver, commits)]
     made += [(module, "load_tensors", load_tensors) for module in (read, rows)]
-    made += [(module, "request", request) for module in (membership, barrier)]
+    made += [(module, "request", request) for module in (membership,)]
     made += [
         (module, "os", as_os)
         for module in (membership, partial_fc.comm.horovod, partial_fc.files, folders, read, lock, saver, curve)

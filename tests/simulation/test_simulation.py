@@ -14,7 +14,7 @@ pytest.importorskip("horovod.torch")
 from partial_fc.checkpoint import saver
 from partial_fc.checkpoint.peer import commits
 from partial_fc.checkpoint.read import Checkpoint
-from partial_fc.comm.elastic import barrier, membership
+from partial_fc.comm.elastic import membership
 from partial_fc.train import resume
 from tests.simulation.product import Replacement
 from tests.simulation.simulation import Plan, simulate
@@ -37,7 +37,7 @@ def _step_stays(*given: Any, **more: Any) -> Any:
 MUTATIONS: dict[str, tuple[Replacement, int]] = {
     "a commit counts when it is begun": ((commits.PeerCopies, "begin", _counted_at_once), 50),
     "the step is not taken back": ((resume, "resume", _step_stays), 10),
-    "nobody waits for the others of a new world": ((barrier.Barrier, "wait", lambda *given: ""), 3),
+    "nobody waits for the others of a new world": ((membership.Barrier, "wait", lambda *given: ""), 3),
     "a checkpoint is marked when one rank has written": (
         (saver.Saver, "poll", lambda here, any_busy, any_failed: _poll(here, here.busy, any_failed)),
         2,

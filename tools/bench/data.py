@@ -30,8 +30,7 @@ from partial_fc.data.open import open_source
 from partial_fc.data.recordio import RecordSource
 from partial_fc.data.sample import Sample, Source
 from partial_fc.data.transform import ShortSideCrop, SquareImage, mirror
-from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import BATCH, PIXELS, THREADS
+from partial_fc.flags.facts import BATCH, PIXELS, THREADS, In
 
 if TYPE_CHECKING:
     from partial_fc.data.loader import Transform

@@ -18,8 +18,7 @@ import tyro
 
 from partial_fc import terminal
 from partial_fc.comm.launch import spawn
-from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import BATCH, CLASSES, THREADS
+from partial_fc.flags.facts import BATCH, CLASSES, THREADS, In
 
 Line = dict[str, Any]
 OURS, LABEL_BY_LABEL = "this head", "label-by-label"

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import CLASSES, PROCESSES, THREADS
+from partial_fc.flags.facts import CLASSES, PROCESSES, THREADS, In
 
 if TYPE_CHECKING:
     from . import plan

@@ -24,8 +24,7 @@ from PIL import features
 
 from partial_fc.data.pairs import write_pairs
 from partial_fc.data.recordio import RecordWriter, pack
-from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import check_numbers
+from partial_fc.flags.facts import In, check_numbers
 
 from .glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, Font, characters, choose, find_fonts
 from .glyphs_pairs import FOLDS, SETS, choose_pairs, trained

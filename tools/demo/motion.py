@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from partial_fc.data.video.clip_list import write_list
 from partial_fc.findings import counted
-from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import check_numbers
+from partial_fc.flags.facts import In, check_numbers
 
 from .glyphs_fonts import CHINESE, characters, choose, find_fonts
 from .glyphs_render import Pen, drawing, workers

@@ -18,8 +18,7 @@ import tyro
 
 from partial_fc import errors
 from partial_fc.flags.command_line import parse
-from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import PORT, check_numbers
+from partial_fc.flags.facts import PORT, In, check_numbers
 from partial_fc.verbs.doctor import hosts as doctor_hosts
 from partial_fc.verbs.doctor.hosts import Host
 

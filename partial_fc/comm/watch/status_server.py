@@ -20,7 +20,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from partial_fc.comm.auth.limiter import ANSWER_BYTES, PRE_AUTH_BYTES, PRE_AUTH_S, Limiter, read_line
+from partial_fc.comm.auth.handshake import ANSWER_BYTES, PRE_AUTH_BYTES, PRE_AUTH_S, Limiter, read_line
 from partial_fc.comm.launch import addresses
 from partial_fc.comm.watch.report import Link, PeerState, RankState
 

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from partial_fc import output
-from partial_fc.comm.auth.limiter import end, read_line
+from partial_fc.comm.auth.handshake import end, read_line
 from partial_fc.comm.launch.detect import StartError
 from partial_fc.comm.watch.report import PeerState, Query, RankState, failure_report, hang_report
 from partial_fc.comm.watch.stacks import code_of_main_thread, emit, stacks

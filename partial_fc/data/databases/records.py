@@ -12,15 +12,47 @@ record: TensorProtos has one field, number 1 of bytes (0x0a); in a Datum that nu
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from partial_fc.data.databases.protobuf_messages import build
 from partial_fc.data.decode import decode
 from partial_fc.data.sample import BadRecord
+
+_Field = descriptor_pb2.FieldDescriptorProto
+
+
+def build_messages(package: str, messages: Mapping[str, Sequence[tuple[int, str, str]]]) -> dict[str, Any]:
+    """Builds classes from message -> (number, name, type) of its proto2 fields; returns message -> class.
+
+    A type is a protobuf type or a message of the table, then "*" if repeated, " packed" if packed, or "=" and the
+    default. Enumerations may be int32 and strings bytes: the same encoding. Omitted fields are unknown ones. Packed
+    numbers of fixed size may be "bytes", their little-endian bytes, which need no conversion.
+    """
+    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto2")
+    for message, fields in messages.items():
+        descriptor = file.message_type.add(name=message)
+        for number, name, notation in fields:
+            kind, has_default, default = notation.partition("=")
+            plain = kind.removesuffix("*").removesuffix(" packed")
+            field = descriptor.field.add(name=name, number=number)
+            field.label = _Field.LABEL_OPTIONAL if plain == kind else _Field.LABEL_REPEATED
+            field.options.packed = kind.endswith(" packed")
+            if has_default:
+                field.default_value = default
+            if plain in messages:
+                field.type, field.type_name = _Field.TYPE_MESSAGE, f".{package}.{plain}"
+            else:
+                field.type = _Field.Type.Value(f"TYPE_{plain.upper()}")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    found = {name: pool.FindMessageTypeByName(f"{package}.{name}") for name in messages}
+    return {name: message_factory.GetMessageClass(descriptor) for name, descriptor in found.items()}
+
 
 # Field numbers and types of Caffe's src/caffe/proto/caffe.proto and Caffe2's caffe2/proto/caffe2.proto; enumerations
 # are int32 and strings bytes, the same encoding; unneeded fields are omitted. The first five are values of
@@ -48,7 +80,7 @@ _MESSAGES = {
     ],
     "TensorProtos": [(1, "protos", "TensorProto*")],
 }
-_CLASSES = build("image_databases", _MESSAGES)
+_CLASSES = build_messages("image_databases", _MESSAGES)
 # Classes built at run time, unknown to the type checker.
 Datum: Any = _CLASSES["Datum"]
 TensorProtos: Any = _CLASSES["TensorProtos"]

@@ -95,13 +95,19 @@ def read_parquet_pairs(path: Path) -> tuple[list[bytes], list[Any]]:
     return images, file.read(columns=["label"]).column(0).to_pylist()
 
 
-def open_parquet(path: Path) -> Any:
-    """Opens a pyarrow.parquet.ParquetFile. Raises ValueError for another file, and without pyarrow."""
+def import_pyarrow(path: Path, instead: str = "") -> Any:
+    """Imports pyarrow, with pyarrow.parquet. instead: ends the message. Raises ValueError if it is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise ValueError(f"{path}: {error}; .parquet needs pyarrow: `pip install pyarrow`") from error
+        raise ValueError(f"{path}: {error}; .parquet needs pyarrow: `pip install pyarrow`{instead}") from error
+    return pyarrow
+
+
+def open_parquet(path: Path) -> Any:
+    """Opens a pyarrow.parquet.ParquetFile. Raises ValueError for another file, and without pyarrow."""
+    pyarrow = import_pyarrow(path)
     check_regular(path)
     try:
         return pyarrow.parquet.ParquetFile(path, memory_map=True)

@@ -17,15 +17,8 @@ from partial_fc.data.sample import SourceGone
 from partial_fc.files import about, regular
 
 _TIMEOUT_S = 30.0
-WAITS_S: tuple[float, ...] = (
-    0.0,
-    0.5,
-    1.0,
-    2.0,
-    4.0,
-    8.0,
-    16.0,
-)  # between attempts; the first costs nothing: servers end idle connections
+# Between attempts; the first costs nothing: servers end idle connections.
+WAITS_S: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _BUSY = (408, 429, 500, 502, 503, 504)
 _REDIRECTS, _MOST_REDIRECTS = (301, 302, 303, 307, 308), 5
 _HINTS = {

@@ -2,9 +2,8 @@
 
 `partial-fc data index` reads a shard once and writes SHARD.tar.index, beside the shard; for a URL, into this user's
 cache, unless the server has it at URL.index. The index is little-endian:
-    8 bytes "PFCTAR01" | three u64: size of the shard, N, largest label | N rows: u64 offset, u32 size, i32 label
-Where a .json has a list of labels it begins with "PFCTAR02", and after the rows stand the further labels:
-    u64 M | N rows: M times i32 label, -1 where there are fewer
+    8 bytes "PFCTAR03" | four u64: size of the shard, N, M, largest label | N rows: u64 offset, u32 size, i32 label
+    N rows of M further labels, where a .json has a list of them: i32, -1 where there are fewer
 
 N samples.
 """
@@ -31,10 +30,8 @@ from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord, Sample, Source
 from partial_fc.data.sets.ranges import Ranges, Stream, as_url, open_ranges
 from partial_fc.files import check_regular, in_cache, replacing
 
-_MAGIC = b"PFCTAR01"
-_MAGIC_SEVERAL = b"PFCTAR02"
-_WIDTH = struct.Struct("<Q")
-_HEAD = struct.Struct("<8s3Q")
+_MAGIC = b"PFCTAR03"
+_HEAD = struct.Struct("<8s4Q")
 _ROW = np.dtype([("offset", "<u8"), ("size", "<u4"), ("label", "<i4")])
 _BLOCK = 512  # of a tar; a file's header is the one before its content
 _LABELLED = ("cls", "json")
@@ -121,12 +118,10 @@ def write_tar_index(path: str | os.PathLike[str]) -> tuple[Path, int]:
         index = _index_path(Path(path), file)
         with replacing(index, durable=True, shared=True) as partial, partial.open("wb") as out:
             largest = max(int(rows["label"].max()), max(more, default=0))
-            out.write(_HEAD.pack(_MAGIC_SEVERAL if more else _MAGIC, file.size, len(rows), largest))
+            out.write(_HEAD.pack(_MAGIC, file.size, len(rows), max(count_N), largest))
             rows.tofile(out)
             if more:
-                more_NM = in_rows(np.array(more), np.array(count_N)).astype("<i4")
-                out.write(_WIDTH.pack(more_NM.shape[1]))
-                more_NM.tofile(out)
+                in_rows(np.array(more), np.array(count_N)).astype("<i4").tofile(out)
     return index, len(rows)
 
 
@@ -152,17 +147,9 @@ def _read_index(path: Path, file: Ranges) -> tuple[NDArray[Any], int, NDArray[np
     check_regular(index)
     with index.open("rb") as stream:
         head = stream.read(_HEAD.size)
-    magic, tar_bytes, num, largest = _HEAD.unpack(head) if len(head) == _HEAD.size else (b"", 0, 0, 0)
+    magic, tar_bytes, num, width, largest = _HEAD.unpack(head) if len(head) == _HEAD.size else (b"", 0, 0, 0, 0)
     end = _HEAD.size + num * _ROW.itemsize
-    left, width = index.stat().st_size - end, 0
-    if magic == _MAGIC_SEVERAL and left > _WIDTH.size and num:
-        left -= _WIDTH.size
-        width = left // (4 * num)
-        left -= width * 4 * num
-        with index.open("rb") as stream:
-            stream.seek(end)
-            magic = _MAGIC if _WIDTH.unpack(stream.read(_WIDTH.size)) == (width,) else b""
-    if magic != _MAGIC or not num or left or largest >= 2**31:
+    if magic != _MAGIC or not num or index.stat().st_size != end + 4 * num * width or largest >= 2**31:
         raise ValueError(f"{index} is no index of a tar shard, or cut short. Write it again: {remedy}")
     row_N = np.memmap(index, _ROW, "r", _HEAD.size, (num,))
     if tar_bytes != file.size:
@@ -172,9 +159,7 @@ def _read_index(path: Path, file: Ranges) -> tuple[NDArray[Any], int, NDArray[np
             f"{file.name} has {file.size} bytes and had {tar_bytes} when it was indexed{first}: it is truncated, or "
             f"newer than its index. Copy it again, or write the index again: {remedy}"
         )
-    more_NM = np.zeros((num, 0), np.int32)
-    if width:
-        more_NM = np.memmap(index, "<i4", "r", end + _WIDTH.size, (num, width))
+    more_NM = np.memmap(index, "<i4", "r", end, (num, width)) if width else np.zeros((num, 0), np.int32)
     return row_N, largest, more_NM
 
 

@@ -17,13 +17,13 @@ from typing import Literal
 
 from partial_fc.optim.compression.base import (
     BFloat16,
+    Bucket,
     Compressor,
     Float16,
     GradientScale,
     NoCompression,
     merge_residuals,
 )
-from partial_fc.optim.compression.bucket import Bucket
 from partial_fc.optim.compression.powersgd import PowerSGD
 from partial_fc.optim.compression.two_bit import TwoBit
 

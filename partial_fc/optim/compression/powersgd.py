@@ -7,8 +7,7 @@ from torch import Tensor
 
 from partial_fc import counter_rng
 from partial_fc.comm import World
-from partial_fc.optim.compression.base import Compressor, GradientScale, Stages
-from partial_fc.optim.compression.bucket import Bucket
+from partial_fc.optim.compression.base import Bucket, Compressor, GradientScale, Stages
 
 
 @dataclass

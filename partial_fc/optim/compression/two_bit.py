@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from partial_fc.comm import World
-from partial_fc.optim.compression.base import Compressor, GradientScale, Stages
-from partial_fc.optim.compression.bucket import Bucket
+from partial_fc.optim.compression.base import Bucket, Compressor, GradientScale, Stages
 
 # Bits 7-6, 5-4, 3-2, 1-0 of byte i // 4 hold value i of a word for i % 4 = 0, 1, 2, 3.
 _UP, _DOWN, _NOT_FINITE = 0b11, 0b10, 0b01  # MXNet does not use the last

@@ -26,8 +26,8 @@ from partial_fc.data import Source
 from partial_fc.data.check.at_start import labels_of
 from partial_fc.data.decode import fit
 from partial_fc.data.sample import still
-from partial_fc.embedding.definition import unit_embeddings
 from partial_fc.embedding.images import batches, black, pixels_of
+from partial_fc.embedding.model import unit_embeddings
 from partial_fc.findings import counted
 from partial_fc.head import Shard, Table
 from partial_fc.train.seams import Backbone

@@ -1,7 +1,7 @@
 """Signals during training: SIGTERM and SIGUSR1, of a scheduler; SIGHUP, of a closed terminal; Ctrl-C.
 
 The step is finished, a checkpoint written, and all ranks end with EXIT_PREEMPTED, "start me again", or after Ctrl-C
-with EXIT_INTERRUPTED. Only some ranks may get the signal; the step vote informs the others (step_vote.py).
+with EXIT_INTERRUPTED. Only some ranks may get the signal; the step vote informs the others.
 """
 
 import contextlib
@@ -10,11 +10,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Self
 
+import torch
+
 from partial_fc import output
-from partial_fc.comm import CollectiveError
+from partial_fc.checkpoint import Saver
+from partial_fc.comm import CollectiveError, Work, World
 
 EXIT_PREEMPTED = 75  # stopped with a checkpoint: start it again (EX_TEMPFAIL of sysexits.h)
 EXIT_INTERRUPTED = 130  # the same by Ctrl-C: not to be started again
@@ -86,3 +90,35 @@ class StopSignals:
         # would block on a terminal that nobody reads, and so delay the checkpoint.
         name = self.received.name if self.received else ""
         output.write(2, f"rank {self._rank}: {name}: {words}\n".encode())
+
+
+@dataclass(frozen=True)
+class Votes:
+    """The result of a vote, equal on all ranks. stop: the exit status if any rank wants to stop, else 0; and whether
+    any is busy with a checkpoint, failed to write it, has lost its folder to another run, or was notified of changed
+    hosts."""
+
+    stop: int
+    busy: bool
+    failed: bool
+    lost: bool = False
+    hosts_changed: bool = False
+
+
+class StepVote:
+    """A vote from start(), where a step begins, to result(), where it ends: the step's other collectives imply that
+    every rank has voted by then, so result() does not wait."""
+
+    def __init__(self, world: World):
+        self._world = world
+        self._pending: Work | None = None
+
+    def start(self, stop: int, saver: Saver, hosts_changed: bool = False) -> None:
+        votes = torch.tensor([stop, saver.busy, saver.failed, saver.lost is not None, hosts_changed], dtype=torch.int32)
+        self._pending = self._world.start_all_reduce(votes, "max", name="train/vote")
+
+    def result(self) -> Votes:
+        assert self._pending is not None, "start() comes first"
+        votes, self._pending = self._pending.wait(), None
+        stop, *others = votes.tolist()
+        return Votes(stop, *map(bool, others))

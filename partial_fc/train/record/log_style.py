@@ -60,22 +60,7 @@ class IterLine(StepLine):
         )
 
 
-class FlipVerifications(Verifications):
-    """Verification with arcface_torch's three lines a set."""
-
-    def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
-        found = []
-        for name in (one.name for one in self.sets):
-            accuracy, std = values[f"{name}/accuracy"], values[f"{name}/accuracy_std"]
-            found += [
-                f"[{name}][{step}]XNorm: {values[f'{name}/xnorm']:f}",
-                f"[{name}][{step}]Accuracy-Flip: {accuracy:1.5f}+-{std:1.5f}",
-                f"[{name}][{step}]Accuracy-Highest: {best[name]:1.5f}",
-            ]
-        return found
-
-
-class SummedUp(FlipVerifications):
+class SummedUp(Verifications):
     """arcface_torch's lines, and a summary of all sets; the terminal has a short line a set."""
 
     def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
@@ -105,6 +90,6 @@ STYLES = {
     "insightface-mxnet": LogStyle(
         SecondFile("{rank}_hist.log", "rank-id:{rank}:%(asctime)s-%(message)s", every_rank=True, on_terminal=True),
         IterLine,
-        FlipVerifications,
+        Verifications,
     ),
 }

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from partial_fc.files import check_new, make_folders, sync_folder
-from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import PROCESSES
+from partial_fc.flags.facts import PROCESSES, In
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import CLASSES, PIXELS
+from partial_fc.flags.facts import CLASSES, PIXELS, In
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,8 +107,8 @@ def _backbone(
     """Returns (weights, the optimizer's state by name, the training's progress)."""
     from partial_fc import models
     from partial_fc.foreign import arcface_torch
-    from partial_fc.foreign.backbone_weights import load_state, load_weights
     from partial_fc.foreign.centre_files import CHECKPOINT
+    from partial_fc.foreign.state_dicts import load_state, load_weights
 
     if options.network is None:
         return None, {}, {}

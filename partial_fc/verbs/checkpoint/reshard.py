@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import PROCESSES
+from partial_fc.flags.facts import PROCESSES, In
 
 if TYPE_CHECKING:
     from partial_fc.checkpoint.output import Output

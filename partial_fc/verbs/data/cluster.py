@@ -23,8 +23,7 @@ from partial_fc.data.vectors import BLOCK, Vectors, usable
 from partial_fc.files import make_folders, replacing, sync_folder
 from partial_fc.findings import counted
 from partial_fc.flags import Flags, LaunchFlags, check_numbers
-from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import CLASSES
+from partial_fc.flags.facts import CLASSES, In
 
 if TYPE_CHECKING:
     from partial_fc.embedding.clusters import Clusters, KMeans

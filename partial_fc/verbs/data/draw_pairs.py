@@ -17,8 +17,7 @@ from partial_fc.data.pairs import write_pairs
 from partial_fc.data.sample import naming, still
 from partial_fc.files import check_new
 from partial_fc.findings import counted
-from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import PERCENT, PIXELS
+from partial_fc.flags.facts import PERCENT, PIXELS, In
 from partial_fc.verbs.data.pair_list import read_pair_list
 
 

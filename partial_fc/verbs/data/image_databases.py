@@ -24,8 +24,7 @@ from partial_fc.data.open import NO_LISTS
 from partial_fc.data.sample import BadRecord, naming, still
 from partial_fc.files import check_new
 from partial_fc.findings import counted
-from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import PERCENT, PIXELS, THREADS
+from partial_fc.flags.facts import PERCENT, PIXELS, THREADS, In
 from partial_fc.verbs.data.left_out import usable
 
 _JUDGED = 512  # images from which the total size is estimated

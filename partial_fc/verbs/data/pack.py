@@ -19,8 +19,7 @@ from partial_fc.data.sets.joined import matching
 from partial_fc.data.sets.tar_shards import write_tar_index
 from partial_fc.files import check_new
 from partial_fc.findings import counted
-from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import PERCENT, PIXELS, THREADS
+from partial_fc.flags.facts import PERCENT, PIXELS, THREADS, In
 from partial_fc.verbs.data.left_out import usable
 
 _log = logging.getLogger(__name__)

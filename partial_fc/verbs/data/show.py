@@ -20,8 +20,7 @@ from partial_fc.data.transform import AugmentName, ShortSideCrop, training_squar
 from partial_fc.data.video import ClipList, ClipTransform, Window
 from partial_fc.files import regular
 from partial_fc.findings import counted
-from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import PIXELS, check_numbers
+from partial_fc.flags.facts import PIXELS, In, check_numbers
 from partial_fc.pictures import Pixels, Row, Tile
 from partial_fc.verbs.data.image_databases import open_any
 

@@ -14,8 +14,7 @@ from partial_fc.data.video.clip_list import write_list
 from partial_fc.data.video.frames import VideoFile
 from partial_fc.files import read_text
 from partial_fc.findings import counted
-from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import THREADS
+from partial_fc.flags.facts import THREADS, In
 from partial_fc.verbs.data.left_out import usable
 
 _SUFFIXES = (".mp4", ".avi", ".mkv", ".webm", ".mov", ".m4v", ".mpg", ".ts")

@@ -16,12 +16,11 @@ from partial_fc import pictures
 from partial_fc.data.check.contact_sheet import ContactSheet
 from partial_fc.data.check.digits import check_digits
 from partial_fc.data.check.identities import check_identities, check_layout
-from partial_fc.data.check.images import check_images, scan_images
+from partial_fc.data.check.images import check_images, check_vectors, scan_images
 from partial_fc.data.check.labels import check_folders, check_labels
 from partial_fc.data.check.pairs import check_pairs
 from partial_fc.data.check.recordio import NO_LABEL, CannotCheck, Records
-from partial_fc.data.check.vectors import check_vectors
-from partial_fc.data.image_folder import ImageFolder, image_names
+from partial_fc.data.image_folder import image_names
 from partial_fc.data.labels import NONE, first
 from partial_fc.data.recordio import read_property
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, still
@@ -29,8 +28,7 @@ from partial_fc.data.sets.joined import find_sets, is_pattern, open_sets, parts_
 from partial_fc.data.sets.ranges import as_url
 from partial_fc.data.vectors import Vectors
 from partial_fc.findings import Describe, Finding, counted
-from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import CLASSES, THREADS
+from partial_fc.flags.facts import CLASSES, THREADS, In
 
 _NOTHING_TO_CHECK = 2
 
@@ -145,11 +143,11 @@ class _Check:
             self.findings, self.num_decoded = check_digits(source, self.sheet)
             self.num_images, self.num_classes = self.num_decoded, 10
         elif source.is_file() or any(entry.is_dir() for entry in os.scandir(source)):
-            self._check_files(source)
+            self._check_sets(source, "class folders" if source.is_dir() else "list")
         elif bins:
             self.kind = "pairs"
         elif image_names(source):
-            self._check_files(source)
+            self._check_sets(source, "class folders" if source.is_dir() else "list")
         else:
             raise CannotCheck(f"{source} holds none of these: {_EXPECTED}")
         trained_hash = np.sort(self.hash_N)
@@ -181,10 +179,10 @@ class _Check:
             size,
         )
 
-    def _check_sets(self, source: Path) -> None:
-        """Checks the sets that a pattern or a .sets file names, tar shards, Parquet or vectors together; the frames of
-        each .rec by itself."""
-        self.kind = "sets"
+    def _check_sets(self, source: Path, kind: str = "sets") -> None:
+        """Checks class folders, a list, tar shards, Parquet, vectors, or the sets that a pattern or a .sets file names,
+        together; the frames of each .rec by itself."""
+        self.kind = kind
         try:
             joined = open_sets([source], vectors=True, num_labels=self.options.labels)
             paths = [path / "train.rec" if path.is_dir() else path for one in find_sets([source]) for path in one.paths]
@@ -196,6 +194,7 @@ class _Check:
             key = "label-range" if isinstance(error, LabelOutOfRange) else "set-unreadable"
             self.findings.append(Finding("error", key, str(error), file=str(source)))
             return
+        self.findings += check_folders(joined, str(source))
         vectors = [part for part in parts_of(joined) if isinstance(part, Vectors)]
         if vectors:
             self.kind, self.unit, self.done = "vectors", "vector", "read"
@@ -220,24 +219,6 @@ class _Check:
             bar = source.name if self.options.bar else ""
             self.findings += check_vectors(vectors, first(label_N), describe, str(source), bar)
             self.num_decoded = len(label_N)
-
-    def _check_files(self, source: Path) -> None:
-        self.kind, file = "class folders" if source.is_dir() else "list", str(source)
-        try:
-            files = ImageFolder(source) if source.is_dir() else ImageFolder(list_file=source)
-        except (ValueError, OSError) as error:
-            self.findings.append(Finding("error", "set-unreadable", str(error), file=file))
-            return
-        label_N = files.labels()
-        self.findings += check_folders(files, file)
-        self._check_set(
-            source,
-            label_N,
-            files.num_classes,
-            files.read_file,
-            lambda i: {"file": files.where(i), "class": int(label_N[i])},
-            names=files.classes,
-        )
 
     def _check_set(
         self,

@@ -11,8 +11,7 @@ from typing import Annotated, Any
 import tyro
 
 from partial_fc.findings import check_writable
-from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import PORT
+from partial_fc.flags.facts import PORT, In
 from partial_fc.verbs.doctor.host_findings import HostFinding, common_findings, host_findings
 from partial_fc.verbs.doctor.hosts import ROOT, Host, HostError, parse
 

@@ -10,8 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import PROCESSES, check_numbers
+from partial_fc.flags.facts import PROCESSES, In, check_numbers
 from partial_fc.verbs.train import recipes
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -11,8 +11,7 @@ import tyro
 
 from partial_fc.checkpoint.files import save_tensors
 from partial_fc.files import check_new
-from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import PIXELS
+from partial_fc.flags.facts import PIXELS, In
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -122,8 +121,7 @@ def _symbol_of(path: Path) -> Path | None:
 def _read(path: Path, symbol: Path | None, image_size: int | None) -> _Model:
     """Reads a model from a file of either kind. Raises ValueError for another network."""
     from partial_fc.foreign import mxnet_backbone, mxnet_ndarray, mxnet_symbol
-    from partial_fc.foreign.backbone_weights import read_weights
-    from partial_fc.foreign.state_dicts import check_fits
+    from partial_fc.foreign.state_dicts import check_fits, read_weights
 
     if _kind(path) == "mxnet":
         graph = mxnet_symbol.read(symbol) if symbol else mxnet_symbol.Graph()
@@ -152,7 +150,7 @@ def _mxnet_itself(symbol: Path | None, params: Path) -> "dict[str, Callable[[Ten
     if symbol is None:
         return {}
     try:
-        from partial_fc.mxnet.backbone import embed
+        from partial_fc.mxnet.graph import embed
     except ModuleNotFoundError as error:
         print(f"note: not compared with MXNet itself: {error}")
         return {}

@@ -18,8 +18,7 @@ from partial_fc.data.vectors import Vectors
 from partial_fc.embedding.sources import ImageFiles, open_images
 from partial_fc.findings import counted
 from partial_fc.flags import Flags, LaunchFlags, check_numbers
-from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import BATCH, PIXELS, THREADS
+from partial_fc.flags.facts import BATCH, PIXELS, THREADS, In
 from partial_fc.verbs.model.table import Layout, check_table, new_table
 
 if TYPE_CHECKING:

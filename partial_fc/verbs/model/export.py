@@ -16,8 +16,7 @@ from partial_fc.comm import SingleWorld
 from partial_fc.data.sample import still
 from partial_fc.embedding.sources import open_images
 from partial_fc.files import replacing
-from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import check_numbers
+from partial_fc.flags.facts import In, check_numbers
 from partial_fc.verbs.model.embed import ModelOptions
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class ExportOptions(ModelOptions):
 
 def export(options: ExportOptions) -> None:
     """Writes the file. Raises ValueError if the comparison fails, and leaves no file then."""
-    from partial_fc.embedding.vectors import VectorModel
+    from partial_fc.embedding.model import VectorModel
     from partial_fc.evaluate.verification import Verification
     from partial_fc.verbs.model import onnx_model
 
@@ -116,7 +115,7 @@ def _write_torch(model: "EmbeddingModel", path: Path) -> str:
     """Saves the weights in arcface_torch's format; reads them back with our reader, which runs no code."""
     import torch
 
-    from partial_fc.foreign.backbone_weights import read_weights
+    from partial_fc.foreign.state_dicts import read_weights
 
     weights = {name: t.detach().cpu().contiguous() for name, t in model.network.state_dict().items()}
     torch.save(weights, path)

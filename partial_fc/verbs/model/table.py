@@ -11,6 +11,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from partial_fc.data.sets.parquet import import_pyarrow
 from partial_fc.files import replacing
 
 _ROWS_OF_GROUP = 16384  # of parquet: rows read and compressed together
@@ -29,7 +30,7 @@ def check_table(path: Path) -> None:
     if not path.parent.is_dir():
         raise ValueError(f"--out {path}: there is no folder {path.parent}; make it first")
     if path.suffix == ".parquet":
-        _pyarrow(path)
+        import_pyarrow(path, ", or take .npz")
 
 
 class Layout(NamedTuple):
@@ -85,7 +86,7 @@ class _Parquet:
     """A .parquet: key string, label int64, embedding list of D float32, class string if known; model as metadata."""
 
     def __init__(self, opened: ExitStack, path: Path, layout: Layout):
-        arrow = self._arrow = _pyarrow(path)
+        arrow = self._arrow = import_pyarrow(path, ", or take .npz")
         self._width = layout.width
         self._class_names = None if layout.class_names is None else [*map(_text, layout.class_names)]
         fields = {"key": arrow.string()}
@@ -127,12 +128,3 @@ class _Parquet:
 def _text(name: str) -> str:
     """Escapes bytes that are not UTF-8, which file names may contain."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
-
-
-def _pyarrow(path: Path) -> Any:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{path}: {error}; .parquet needs pyarrow: `pip install pyarrow`, or take .npz") from error
-    return pyarrow

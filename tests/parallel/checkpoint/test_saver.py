@@ -11,7 +11,7 @@ from partial_fc import checkpoint
 from partial_fc.checkpoint.consistency import newest_common
 from partial_fc.checkpoint.saver import ranks_beside
 from partial_fc.head import CosFace, PartialFC
-from partial_fc.train.guards.step_vote import StepVote, Votes
+from partial_fc.train.guards.signals import StepVote, Votes
 
 
 @pytest.fixture(params=["shared", "one each"])

@@ -7,7 +7,7 @@ from torch import nn
 from partial_fc import comm
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
-from partial_fc.train.running_statistics import average_batch_norm
+from partial_fc.train.batch_norm import average_batch_norm
 
 pytestmark = pytest.mark.transport
 

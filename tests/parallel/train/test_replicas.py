@@ -11,7 +11,7 @@ from partial_fc.models.inputs import FACE
 from partial_fc.optim import backbone as torch_optim
 from partial_fc.optim.compression import build_compressor
 from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.guards.replica_check import compare_replicas
+from partial_fc.train.loop import compare_replicas
 from partial_fc.train.precision import Precision
 
 

@@ -20,8 +20,7 @@ from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.job import Guards, Job, RunState, Settings
 from partial_fc.train.precision import Precision
 from partial_fc.train.record.log import StepLine
-from partial_fc.train.stopwatch import Stopwatch
-from partial_fc.train.update import update
+from partial_fc.train.update import Stopwatch, update
 
 CLASSES, D, SIDE, MICRO = 37, 8, 8, 4
 _NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")

@@ -13,8 +13,7 @@ import torch
 from partial_fc.data.idx import read_set
 from partial_fc.optim.compression.two_bit import decode, encode_
 from recipes import mnist
-from recipes.compat.fit_py import ELSEWHERE, asked_for
-from recipes.mnist_kvstore import parse
+from recipes.mnist_kvstore import ELSEWHERE, asked_for, parse
 from tests.recipes.classic import kvstore_job
 from tests.recipes.classic.mnist_job import NUM_TRAIN
 from tests.recipes.conftest import LAUNCHERS, run

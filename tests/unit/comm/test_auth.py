@@ -14,7 +14,7 @@ import pytest
 
 from partial_fc.comm import StartError
 from partial_fc.comm.auth import handshake
-from partial_fc.comm.auth.limiter import PRE_AUTH_S, end
+from partial_fc.comm.auth.handshake import PRE_AUTH_S, end
 from partial_fc.comm.launch import Launch, addresses, meet_ranks
 from partial_fc.comm.watch.status_server import StatusServer
 from tests.cluster.stranger import HOSTILE

@@ -4,8 +4,7 @@ import pytest
 
 from partial_fc.data.augment import FACE, PHOTO, Distortions, affine, glyph, photometric, window
 from partial_fc.data.loader import Loader
-from partial_fc.data.sample import Sample
-from partial_fc.data.synthetic import Synthetic
+from partial_fc.data.sample import Sample, Synthetic
 from partial_fc.data.transform import mirror, training_square
 
 

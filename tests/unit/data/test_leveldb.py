@@ -15,7 +15,7 @@ import pytest
 from partial_fc.data import BadRecord
 from partial_fc.data.databases import DatabaseSource, open_database
 from partial_fc.data.databases.leveldb_manifest import read_manifest
-from partial_fc.data.databases.leveldb_shadow import Shadow
+from partial_fc.data.databases.leveldb_store import Shadow
 from partial_fc.data.decode import decode
 from tests.unit import databases
 from tests.unit.databases import hashes, records, write_leveldb

@@ -196,7 +196,7 @@ def test_a_damaged_or_changed_tar_is_named_with_the_offset(tmp_path: Path) -> No
     assert path.stat().st_size == len(whole)
     with pytest.raises(BadRecord, match=rf"a.tar, offset {offset}: no file of \d+ bytes starts here"):
         open_source(path).read(9)
-    (tmp_path / "a.tar.index").write_bytes(b"PFCTAR01")
+    (tmp_path / "a.tar.index").write_bytes(b"PFCTAR03")
     with pytest.raises(ValueError, match="no index of a tar shard"):
         open_source(path)
 

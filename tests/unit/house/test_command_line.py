@@ -19,8 +19,7 @@ from partial_fc import cli, flags
 from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.errors import UsageError
 from partial_fc.flags import command_line
-from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import check_numbers, flag
+from partial_fc.flags.facts import In, check_numbers, flag
 from partial_fc.verbs import train as train_command
 from partial_fc.verbs.launcher.options import LaunchOptions
 from recipes import face, imagenet, kinetics, mnist, mnist_kvstore

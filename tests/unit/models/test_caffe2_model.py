@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from partial_fc.data.databases import minidb, protobuf_messages
+from partial_fc.data.databases import minidb
+from partial_fc.data.databases.records import build_messages
 from partial_fc.foreign import caffe2_model
 from partial_fc.models import resnet
 from partial_fc.optim.backbone import build, load_named_state, named_state, set_lr
 
 # As caffe2.proto has it; caffe2_model.py reads packed floats as bytes.
-PROTO = protobuf_messages.build(
+PROTO = build_messages(
     "test_caffe2_model",
     {
         "Device": [(1, "device_type", "int32"), (2, "cuda_gpu_id", "int32")],

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partial_fc import models
-from partial_fc.foreign.backbone_weights import load_weights
+from partial_fc.foreign.state_dicts import load_weights
 from partial_fc.models.iresnet import DEPTHS, IResNet
 from tests.unit.state_shapes import digest
 

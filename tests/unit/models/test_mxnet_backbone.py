@@ -19,7 +19,7 @@ from recipes import face, face_backbone
 
 def both(net: IResNet) -> tuple[IResNet, IResNet]:
     """The network for torch, and the same for MXNet."""
-    from partial_fc.mxnet.backbone import compute_in_mxnet
+    from partial_fc.mxnet.graph import compute_in_mxnet
 
     return net, compute_in_mxnet(copy.deepcopy(net))
 

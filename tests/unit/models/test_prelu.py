@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partial_fc.models.prelu import PReLU
+from partial_fc.models.iresnet import PReLU
 
 
 def output_and_gradients(layer: nn.Module, x: Tensor, slope: Tensor) -> list[Tensor]:

@@ -10,9 +10,7 @@ from torch import nn
 
 import partial_fc
 from partial_fc import models
-from partial_fc.foreign import torch_file
-from partial_fc.foreign.backbone_weights import load_weights
-from partial_fc.foreign.state_dicts import without_prefix
+from partial_fc.foreign.state_dicts import load_torch, load_weights, without_prefix
 from recipes.face_backbone import ModelFlags, build
 
 
@@ -79,7 +77,7 @@ def test_a_whole_pickled_model_is_refused_by_the_name_of_its_class(tmp_path):
     path = tmp_path / "whole.pt"
     torch.save(Holder(nn.Linear(2, 2)), path)
     with pytest.raises(ValueError, match=r"whole\.pt .* it asks for \S*Holder, .* save state dicts") as error:
-        torch_file.load(path)
+        load_torch(path)
     assert not re.search("option|trust|weights_only|likely succeed|safe_globals", str(error.value))
 
 

@@ -99,7 +99,7 @@ IMAGENET = """
     --batch_size 1.5 | --batch_size is 1.5
     --gpus 0,a | --gpus is '0,a'
     --dtype double | --dtype is double; expected float or float16
-    --dtype | --dtype: expected one argument
+    --dtype | --dtype needs a value
     --model shufflenet | --model shufflenet
     --pretrained a --load_model_path b | exclude each other
     --num_shards 2 --shard_id 2 | shards are numbered from 0 to 1

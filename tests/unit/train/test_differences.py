@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 
 from partial_fc import flags
-from partial_fc.train.begin.differences import compare
+from partial_fc.train.resume import compare
 from recipes import face, imagenet, kinetics, mnist
 
 WORDS = {

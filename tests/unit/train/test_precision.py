@@ -8,8 +8,8 @@ from torch import nn
 from partial_fc import models
 from partial_fc.comm import SingleWorld
 from partial_fc.machine import has_bf16
+from partial_fc.train.batch_norm import RunningStatistics
 from partial_fc.train.precision import LossScaler, Precision, Weights, _WideConv2d, add_up_convolutions_in_fp32, choose
-from partial_fc.train.running_statistics import RunningStatistics
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from partial_fc.verbs.launcher import host_file
+from partial_fc.verbs.launcher import job
 from partial_fc.verbs.launcher.command import launch
 from partial_fc.verbs.launcher.options import split, torch_recipe
 
@@ -18,7 +18,7 @@ ECHO = ["sh", "-c", 'echo "$DMLC_ROLE $DMLC_TASK_ID"']
 @pytest.fixture
 def hosts(tmp_path, monkeypatch):
     """Writes a host file; returns its path. Nothing is asked of the network."""
-    monkeypatch.setattr(host_file, "source_address", lambda destination: "127.0.0.1")
+    monkeypatch.setattr(job, "source_address", lambda destination: "127.0.0.1")
 
     def write(text: str) -> Path:
         (tmp_path / "hosts").write_text(text)
@@ -74,17 +74,17 @@ def test_our_torch_recipes_are_known(command, recipe):
 
 
 def test_a_host_file(hosts):
-    found = host_file.read(hosts("# all\n a:2222\n\nb slots=2  # two\n10.0.0.3\n"))
+    found = job.read_hosts(hosts("# all\n a:2222\n\nb slots=2  # two\n10.0.0.3\n"))
     assert [(host.name, host.slots, host.ssh_port) for host in found] == [
         ("a", 0, 2222),
         ("b", 2, None),
         ("10.0.0.3", 0, None),
     ]
-    servers, workers = host_file.place(found, 2, 6)
+    servers, workers = job.place(found, 2, 6)
     assert [host.name for host in servers] == ["a", "b"]
     assert [host.name for host in workers] == ["10.0.0.3", "a", "b", "10.0.0.3", "a", "b"]
     with pytest.raises(ValueError, match="-n 3, but the host file has slots for 2 workers"):
-        host_file.place(host_file.read(hosts("a slots=2")), 0, 3)
+        job.place(job.read_hosts(hosts("a slots=2")), 0, 3)
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,12 @@ def test_a_host_file(hosts):
 )
 def test_a_line_that_is_no_host_is_named(hosts, line):
     with pytest.raises(ValueError, match=r"hosts, line 2: .*; expected lines `host`"):
-        host_file.read(hosts(f"a\n{line}\n"))
+        job.read_hosts(hosts(f"a\n{line}\n"))
 
 
 def test_a_host_file_without_hosts(hosts):
     with pytest.raises(ValueError, match="names no host"):
-        host_file.read(hosts("# none\n\n"))
+        job.read_hosts(hosts("# none\n\n"))
 
 
 @pytest.mark.parametrize(
