@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.rows_now import rows_now
-from partial_fc.comm.single import SingleWorld
+from partial_fc.comm import SingleWorld
 from partial_fc.data import open_source
 from partial_fc.data.sample import still
 from partial_fc.embedding.load import from_checkpoint
@@ -152,8 +152,8 @@ def replicates(
     genuine, own = cosine[same], first[same]
     count_C = np.bincount(label)
     errors: dict[str, list[float]] = {far: [] for far in rates}
-    for b in range(number):
-        weight_C = np.bincount(_draw(b, len(count_C)), minlength=len(count_C))
+    for replicate in range(number):
+        weight_C = np.bincount(_draw(replicate, len(count_C)), minlength=len(count_C))
         images = weight_C * count_C
         # All pairs of images, without those of one character and of its copies.
         total = (float(images.sum()) ** 2 - float(np.square(images).sum())) / 2
@@ -166,5 +166,5 @@ def replicates(
     return errors
 
 
-def _draw(b: int, count: int) -> NDArray[np.int64]:
-    return np.random.default_rng((7, b)).integers(0, count, count)
+def _draw(replicate: int, count: int) -> NDArray[np.int64]:
+    return np.random.default_rng((7, replicate)).integers(0, count, count)
