@@ -25,9 +25,8 @@ from partial_fc.data.image_folder import ImageFolder, image_names
 from partial_fc.data.labels import NONE, first
 from partial_fc.data.recordio import read_property
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, still
-from partial_fc.data.sets.joined import find_sets, is_pattern, open_sets, parts_of
+from partial_fc.data.sets.joined import find_sets, is_pattern, open_sets, tables_of
 from partial_fc.data.sets.ranges import as_url
-from partial_fc.data.vectors import Vectors
 from partial_fc.findings import Describe, Finding, counted
 from partial_fc.flags.facts import In
 from partial_fc.flags.numbers import CLASSES, THREADS
@@ -196,7 +195,7 @@ class _Check:
             key = "label-range" if isinstance(error, LabelOutOfRange) else "set-unreadable"
             self.findings.append(Finding("error", key, str(error), file=str(source)))
             return
-        vectors = [part for part in parts_of(joined) if isinstance(part, Vectors)]
+        vectors = tables_of(joined)
         if vectors:
             self.kind, self.unit, self.done = "vectors", "vector", "read"
 
@@ -279,6 +278,7 @@ class _Check:
             str(source),
             names=names,
             embedding=True,
+            unit=self.unit,
         )
 
 
