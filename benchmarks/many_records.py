@@ -2,9 +2,11 @@
 
     python -m benchmarks.many_records FOLDER [--records 70000000] [--files 33] [--doctor 17091657]
 
-The .rec files of the first are sparse: only what the first batch reads is there; their indices are whole. The second
-has tiny records. Each measurement is a process of its own; memory is the growth of its peak beyond what the imports
-take. Needs 3 GB of disk and some minutes.
+The .rec files of the first are sparse: only what the first batches read is there; their indices are whole. The second
+has tiny records. Each start is processes of its own, 1 and 4 at once, each of which loads four batches and keeps what
+it has until the others have measured, too. Memory is the growth since the imports: what is the process's own, and the
+mapped pages of the files, as a process by itself counts them, and its share of them. Needs 3 GB of disk and some
+minutes.
 """
 
 import argparse
@@ -22,7 +24,8 @@ from partial_fc.data.order import Keyed
 from partial_fc.data.recordio import HEADER, MAGIC, pack
 
 STRIDE = 7000 // 4 * 4  # bytes of a record
-BATCH, SEED = 128, 1
+BATCH, BATCHES, SEED = 128, 4, 1
+MOST = 4  # processes at once
 CLASSES = 2_000_000
 
 
@@ -42,7 +45,7 @@ def make(folder: Path, num_records: int, num_files: int) -> None:
             file.truncate(each * STRIDE)
     (folder / "property").write_text(f"{CLASSES},112,112")
     order = Keyed(each * num_files, SEED)
-    for index in (order.select(BATCH * batch, BATCH, 0, 1).index_B for batch in range(8)):
+    for index in (order.select(BATCH * batch, BATCH, 0, 1).index_B for batch in range(MOST * 2 * BATCHES)):
         for file_number, row in (divmod(i, each) for i in index.tolist()):
             with (folder / f"{file_number:02}.rec").open("r+b") as file:
                 file.seek(row * STRIDE)
@@ -76,14 +79,26 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def now_mb() -> tuple[int, int]:
-    """Returns what this process has of its own, and pages of files, which all processes share."""
-    lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines["RssAnon"].split()[0]) // 1024, int(lines["RssFile"].split()[0]) // 1024
+def now_mb(folder: str) -> list[float]:
+    """Returns this process's own memory, the pages of files in the folder that it maps, and its share of them: a page
+    that four processes map counts a quarter."""
+    own_kb = mapped_kb = share_kb = 0
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if not name.endswith(":"):  # the head of a mapping
+            inside = folder in line
+        elif name == "Anonymous:":
+            own_kb += int(values[0])
+        elif inside and name == "Rss:":
+            mapped_kb += int(values[0])
+        elif inside and name == "Pss:":
+            share_kb += int(values[0])
+    return [kb / 1024 for kb in (own_kb, mapped_kb, share_kb)]
 
 
-def start(pattern: str) -> None:
-    """Opens the sets and loads a batch, in this process."""
+def start(pattern: str, rank: str, num_processes: str) -> None:
+    """Opens the sets and loads batches, in this process; waits for a line before it measures and before it ends."""
     from partial_fc.data.loader import Loader
     from partial_fc.data.sets.joined import open_sets
     from partial_fc.data.transform import SquareImage, mirror
@@ -91,15 +106,23 @@ def start(pattern: str) -> None:
     # What the first use of a library takes is no matter of the records.
     SquareImage(112, mirror)
     Keyed(1000, SEED).select(0, BATCH, 0, 1)
-    before, began = now_mb(), time.perf_counter()
+    folder = str(Path(pattern).parent)
+    before, began = now_mb(folder), time.perf_counter()
     source = open_sets([Path(pattern)])
     opened = time.perf_counter() - began
-    with Loader(source, SquareImage(112, mirror), batch_size=BATCH, seed=SEED, num_workers=2) as loader:
+    loader = Loader(source, SquareImage(112, mirror), batch_size=BATCH, rank=int(rank), world_size=int(num_processes),
+                    seed=SEED, num_workers=2)  # fmt: skip
+    with loader:
         next(loader)
-    seconds = time.perf_counter() - began
-    own, mapped = (after - old for after, old in zip(now_mb(), before, strict=True))
-    print(f"{len(source):,} records: opened in {opened:.2f} s, first batch after {seconds:.2f} s; {own} MB of its own, "
-          f"{mapped} MB of pages that processes share")  # fmt: skip
+        seconds = time.perf_counter() - began
+        for _ in range(BATCHES - 1):
+            next(loader)
+    print("loaded", flush=True)
+    input()
+    own, mapped, share = (after - old for after, old in zip(now_mb(folder), before, strict=True))
+    print(f"{len(source):,} records: opened in {opened:.2f} s, first batch after {seconds:.2f} s; {own:.0f} MB of its "
+          f"own, {mapped:.0f} MB of mapped files, {share:.0f} MB as its share of them", flush=True)  # fmt: skip
+    input()
 
 
 def check(folder: str) -> None:
@@ -111,13 +134,27 @@ def check(folder: str) -> None:
     print(f"doctor data --no-images: {time.process_time() - began:.0f} s of CPU time, {peak_mb() - before:.0f} MB")
 
 
-def measure(function: str, argument: str) -> None:
-    subprocess.run([sys.executable, "-m", __spec__.name, function, argument], check=True)
+def measure_starts(pattern: str, num_processes: int) -> None:
+    """Starts processes at once, and prints what each says once all have loaded."""
+    command = [sys.executable, "-m", __spec__.name, "start", pattern]
+    ends = [[str(rank), str(num_processes)] for rank in range(num_processes)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    started = [subprocess.Popen(command + end, **pipes) for end in ends]  # type: ignore[call-overload]
+    print(f"{num_processes} at once:")
+    for moment in range(3):
+        said = [process.stdout.readline() for process in started]
+        for process, line in zip(started, said, strict=True):
+            if moment == 1:
+                print("   ", line.strip())
+            if moment < 2:
+                print(file=process.stdin, flush=True)
+    if any(process.wait() for process in started):
+        raise SystemExit(1)
 
 
 def main() -> None:
     if sys.argv[1] in ("start", "check"):
-        globals()[sys.argv[1]](sys.argv[2])
+        globals()[sys.argv[1]](*sys.argv[2:])
         return
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
@@ -127,11 +164,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.records:
         make(options.folder / "many", options.records, options.files)
-        for _ in range(3):  # the first writes the copies of the indices
-            measure("start", f"{options.folder}/many/*.rec")
+        for num_processes in (1, 1, 1, MOST):  # the first writes the copies of the indices
+            measure_starts(f"{options.folder}/many/*.rec", num_processes)
     if options.doctor:
         make_tiny(options.folder / "one", options.doctor)
-        measure("check", str(options.folder / "one"))
+        command = [sys.executable, "-m", __spec__.name, "check", str(options.folder / "one")]
+        subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":

@@ -209,8 +209,8 @@ def train_here(run: Run) -> int:
     from partial_fc.data.check.at_start import check_data
     from partial_fc.data.labels import NONE
     from partial_fc.data.npy import read_weights
+    from partial_fc.data.sets.joined import tables_of
     from partial_fc.data.transform import as_stored, training_square
-    from partial_fc.data.vectors import Vectors
     from partial_fc.evaluate.verification import Verification
     from partial_fc.train.record.log_style import STYLES
 
@@ -220,9 +220,7 @@ def train_here(run: Run) -> int:
     of_vectors = config.model.takes_vectors
 
     # ---- data
-    source = run.open_data(
-        lambda: Vectors(data.recs[0], data.num_classes, data.labels) if of_vectors else _source(data)
-    )
+    source = run.open_data(lambda: face_vectors.open_tables(data) if of_vectors else _source(data))
     num_classes = data.num_classes or source.num_classes
     order = _order(run, source)
     total_steps, _ = run.lengths(order)
@@ -240,7 +238,7 @@ def train_here(run: Run) -> int:
 
     # ---- model
     torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
-    input_size = source.width if isinstance(source, Vectors) else data.image_size
+    input_size = tables_of(source)[0].width if of_vectors else data.image_size
     network = face_backbone.build(config.model, input_size, run.device, data.mirror)
     face_tuning.adapt(config.tuning, network, input_size)
     compile_for = (data.image_size, data.image_size, 3) if config.model.compile else None
@@ -267,7 +265,7 @@ def train_here(run: Run) -> int:
 
     # ---- a given checkpoint, else this run's newest, else --pretrained and --start-centres, else from scratch
     style = STYLES[config.run.log_style]
-    tests = face_vectors.evaluations(data, num_classes, head) if of_vectors else [style.verifications(sets)]
+    tests = face_vectors.evaluations(data, source, num_classes, head) if of_vectors else [style.verifications(sets)]
     return run.train(backbone, head, loader, tests, line=style.line, teacher=teacher, deliver=network.deliver,
                      **settings)  # fmt: skip
 

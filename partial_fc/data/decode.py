@@ -46,7 +46,7 @@ def decode(content: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.u
     pixels.
     """
     # First of all: reading the header only to look for a large one takes 2 % of decoding 112 x 112 pixels.
-    if out is not None and out.size <= 3 * MAX_JPEG and content.startswith(_PLAIN_JPEG) and _decode_into(content, out):
+    if out is not None and decode_into(content, out):
         return out
     part = _jpeg_part(content)
     if not content.startswith(tuple(_SIGNATURES)):
@@ -85,9 +85,11 @@ def _jpeg_part(content: bytes) -> int:
     raise BadRecord(f"JPEG of {width} x {height} pixels; at most {MAX_JPEG * part**2} can be read, at an eighth")
 
 
-def _decode_into(content: bytes, out: NDArray[np.uint8]) -> bool:
-    """Decodes a JPEG into `out` and returns whether it did. Leaves to OpenCV a file of another size, with Exif that may
-    rotate, with a missing end, or with any warning from libjpeg."""
+def decode_into(content: bytes, out: NDArray[np.uint8]) -> bool:
+    """Decodes a JPEG into `out`, uint8 (H, W, 3) RGB, and returns whether it did. Leaves to `decode` other formats and
+    sizes, Exif that may rotate, a missing end, and any warning from libjpeg."""
+    if out.size > 3 * MAX_JPEG or not content.startswith(_PLAIN_JPEG):
+        return False
     if content.find(b"\xff\xe1", 0, content.find(_SCAN)) >= 0 or content.rfind(b"\xff\xd9") < 0:
         return False
     try:

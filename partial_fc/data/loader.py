@@ -7,9 +7,10 @@ The source reads a sample, the transform makes an array of it, the order says wh
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -31,7 +32,21 @@ class Transform(Protocol):
         ...
 
 
+@runtime_checkable
+class Staged(Protocol):
+    """A transform in two parts, each of which the loader runs for many samples in turn: decoding drives all other code
+    out of the processor's first caches, and what runs between two images takes up to three times as long."""
+
+    augment: Callable[[NDArray, np.random.Generator], NDArray] | None
+
+    def place(self, samples: Sequence[Sample | None], outs: Sequence[NDArray]) -> list[bool]:
+        """Writes samples (None: a damaged one) to their places, and tells which. Those need `augment` only; the others
+        take the ordinary call."""
+        ...
+
+
 _AUGMENT, _REPLACE = 1, 2  # purposes of a key; 0 is the order's
+_TOGETHER_BYTES = 2**20  # of samples that are read before the first is decoded
 _log = logging.getLogger(__name__)
 
 
@@ -97,6 +112,7 @@ class Loader:
             raise ValueError(f"rank {rank} of {world_size}: expected 0 <= rank < world_size")
         self.source = source
         self.transform = transform
+        self._staged = transform if isinstance(transform, Staged) else None
         self.order = order or Keyed(len(source), seed)
         self.batch_size = batch_size
         self.rank = rank
@@ -215,25 +231,46 @@ class Loader:
         )
 
     def _each(self, selection: Selection) -> tuple[NDArray, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Returns (arrays, labels, keys, indices), one sample after the other."""
-        index_B = selection.index_B.tolist()
-        key_B, used_B = (np.empty(len(index_B), np.int64) for _ in range(2))
-        label_B = np.empty(len(index_B) if self.num_labels == 1 else (len(index_B), self.num_labels), np.int64)
+        """Returns (arrays, labels, keys, indices)."""
+        position_B, index_B = selection.position_B.tolist(), selection.index_B.tolist()
         data_B = self._empty(len(index_B)) if self._layout else None
-        for i, (position, index) in enumerate(zip(selection.position_B.tolist(), index_B, strict=True)):
-            if self._stop.is_set():
-                raise RuntimeError("the loader is closed")
-            out = None if data_B is None else data_B[i]
-            array, label_B[i], key_B[i], used_B[i] = self._load_or_replace(position, index, out)
-            if array is out:
-                continue
-            if data_B is None:
-                self._layout = self._layout or (array.shape, array.dtype)
-                data_B = self._empty(len(index_B))
-            self._check_layout(array, index)
-            data_B[i] = array
+        labels: list[Any] = []
+        keys: list[int] = []
+        while (first := len(keys)) < len(index_B):
+            # Without a layout the first sample goes alone.
+            samples = self._read_together(index_B[first:] if data_B is not None else index_B[:1])
+            outs = [] if data_B is None else list(data_B[first : first + len(samples)])
+            arrays = self._place(position_B[first:], samples, outs)
+            for at, (sample, out, array) in enumerate(zip(samples, outs or [None], arrays, strict=True), first):
+                if array is None:
+                    array, sample, index_B[at] = self._load_or_replace(position_B[at], index_B[at], sample, out)
+                assert sample is not None
+                labels.append(in_array(sample, self.num_labels))
+                keys.append(sample.key)
+                if array is out:
+                    continue
+                if data_B is None:
+                    self._layout = self._layout or (array.shape, array.dtype)
+                    data_B = self._empty(len(index_B))
+                self._check_layout(array, index_B[at])
+                data_B[at] = array
         assert data_B is not None
-        return data_B, label_B, key_B, used_B
+        return data_B, np.array(labels, np.int64), np.array(keys, np.int64), np.array(index_B, np.int64)
+
+    def _place(
+        self, positions: list[int], samples: list[Sample | None], outs: list[NDArray]
+    ) -> Sequence[NDArray | None]:
+        """Returns the arrays that a staged transform has placed and augmented, None for the others."""
+        if self._staged is None or not outs:
+            return [None] * len(samples)
+        placed, augment = self._staged.place(samples, outs), self._staged.augment
+        if augment is None:
+            return [out if done else None for done, out in zip(placed, outs, strict=True)]
+        at, key = self._random.at, self._augment_key
+        return [
+            augment(out, at(position, key)) if done else None
+            for done, position, out in zip(placed, positions, outs, strict=False)
+        ]
 
     def _empty(self, count: int) -> NDArray:
         """Returns an empty batch of arrays like the very first one."""
@@ -252,24 +289,43 @@ class Loader:
                 "first sample; expected one shape and dtype"
             )
 
-    def _load_or_replace(self, position: int, index: int, out: NDArray | None) -> tuple[NDArray, Any, int, int]:
-        """Returns (array, label or labels, key, index). A damaged record is replaced by (seed, position) only."""
+    def _read_together(self, indices: list[int]) -> list[Sample | None]:
+        """Reads the first of these samples, one or more; None: a damaged one, to be reported when its turn comes."""
+        samples: list[Sample | None] = []
+        num_bytes, read = 0, self.source.read
+        for index in indices:
+            self._check_open()
+            try:
+                sample = read(index)
+            except BadRecord:
+                samples.append(None)
+                continue
+            samples.append(sample)
+            data = sample.data
+            num_bytes += len(data) if isinstance(data, bytes) else getattr(data, "nbytes", _TOGETHER_BYTES)
+            if num_bytes >= _TOGETHER_BYTES:
+                break
+        return samples
+
+    def _load_or_replace(
+        self, position: int, index: int, sample: Sample | None, out: NDArray | None
+    ) -> tuple[NDArray, Sample, int]:
+        """Returns (array, sample, index) of a sample, read already or not. A damaged record is replaced by (seed,
+        position) only."""
         attempt = 0
         while True:
+            self._check_open()
             try:
-                return *self._load(position, index, out), index
+                sample = sample or self.source.read(index)
+                return self.transform(sample, self._random.at(position, self._augment_key), out), sample, index
             except BadRecord as error:
-                self._note_bad(index, str(error))
+                self._note_bad(index, f"{self.source.where(index)}: {error}" if sample else str(error))
             attempt += 1
-            index = derive_key(self.seed, _REPLACE, position, attempt) % len(self.source)
+            sample, index = None, derive_key(self.seed, _REPLACE, position, attempt) % len(self.source)
 
-    def _load(self, position: int, index: int, out: NDArray | None) -> tuple[NDArray, Any, int]:
-        sample = self.source.read(index)
-        try:
-            array = self.transform(sample, self._random.at(position, self._augment_key), out)
-        except BadRecord as error:
-            raise BadRecord(f"{self.source.where(index)}: {error}") from None
-        return array, in_array(sample, self.num_labels), sample.key
+    def _check_open(self) -> None:
+        if self._stop.is_set():
+            raise RuntimeError("the loader is closed")
 
     def _note_bad(self, index: int, message: str) -> None:
         with self._bad_lock:

@@ -41,6 +41,8 @@ from partial_fc.data.sample import BadRecord, Sample, Source
 from partial_fc.files import read_bytes, read_text, replacing
 
 HEADER = struct.Struct("<IfQQ")
+_WITH_FRAME = struct.Struct(FRAME.format + HEADER.format[1:])
+_LABEL = struct.Struct("<f")
 _LABEL_AT = 4  # of a single one, in the header
 _PIECE_BYTES = 2**20
 _LABELS_AT_ONCE = 2**20
@@ -180,6 +182,20 @@ class RecordReader:
             return unpack(record)
         except BadRecord as error:
             raise BadRecord(f"{self.rec_path}, key {key}: {error}") from None
+
+    def read_labelled(self, key: int) -> tuple[float, bytes]:
+        """Returns the first label of a key and what follows the labels. Raises as `read`."""
+        file, offset = self._file, self._offset_of(key)
+        if offset + _WITH_FRAME.size <= file.size:
+            magic, word, flag, label, _, _ = _WITH_FRAME.unpack_from(file.map, offset)
+            begin, end = offset + _WITH_FRAME.size + 4 * flag, offset + FRAME.size + (word & MAX_RECORD_BYTES)
+            if magic == MAGIC and word >> 29 == WHOLE and begin <= end <= file.size:
+                if flag:
+                    (label,) = _LABEL.unpack_from(file.map, offset + _WITH_FRAME.size)
+                return label, file.map[begin:end]
+        # Damaged, or in several parts.
+        header, content = self.read_sample(key)
+        return float(header.label[0]), content
 
     def will_need(self, keys: NDArray[np.int64]) -> None:
         """Asks the kernel to fetch records and returns at once, so that a disk can sort many reads."""
@@ -332,14 +348,19 @@ class RecordSource(Source):
 
     def read(self, index: int) -> Sample:
         key = int(self._keys[index])
-        header, content = self.reader.read_sample(key)
-        label = float(header.label[0])
-        if self.num_labels == 1 and (not label.is_integer() or abs(label) > MAX_CLASSES):
+        if self.num_labels > 1:
+            return self._read_several(index, key)
+        label, content = self.reader.read_labelled(key)
+        if not label.is_integer() or abs(label) > MAX_CLASSES:
             raise BadRecord(f"{self.where(index)}: label {label}, {_EXPECTED}")
         if not content:
             raise BadRecord(f"{self.where(index)}: a label but no image")
-        if self.num_labels == 1:
-            return Sample(content, int(label), key)
+        return Sample(content, int(label), key)
+
+    def _read_several(self, index: int, key: int) -> Sample:
+        header, content = self.reader.read_sample(key)
+        if not content:
+            raise BadRecord(f"{self.where(index)}: a label but no image")
         first, more = of_sample(header.label, self, index)
         return Sample(content, first, key, more)
 

@@ -56,8 +56,8 @@ class Sample(NamedTuple):
 def still(sample: Sample) -> bytes | NDArray[np.uint8]:
     """Returns the image file or the pixels. Raises BadRecord for a video."""
     # Called for every image; an isinstance check of a protocol is slower.
-    if isinstance(sample.image, bytes | np.ndarray):
-        return sample.image
+    if isinstance(sample.data, bytes | np.ndarray):
+        return sample.data
     raise BadRecord("a video; expected an image")
 
 

@@ -1,7 +1,7 @@
 """Transforms of a Loader: (sample, rng, out) -> an array of one fixed shape, channels last. `out`, if given, is the
 place in the batch; a transform may write there and then returns `out` itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.augment import FACE, PHOTO, glyph, window
-from partial_fc.data.decode import check_proportions, decode, fit
+from partial_fc.data.decode import check_proportions, decode, decode_into, fit
 from partial_fc.data.sample import Sample, still
 
 if TYPE_CHECKING:
@@ -45,6 +45,15 @@ class SquareImage:
             return image
         return self.augment(image.copy() if image is given else image, rng)
 
+    def place(self, samples: Sequence[Sample | None], outs: Sequence[Pixels]) -> list[bool]:
+        """Decodes JPEGs of exactly this size (loader.Staged)."""
+        if self.random_area < 1:
+            return [False] * len(samples)
+        return [
+            sample is not None and isinstance(sample.data, bytes) and decode_into(sample.data, out)
+            for sample, out in zip(samples, outs, strict=True)
+        ]
+
 
 AugmentName = Literal["none", "glyph", "face", "photo"]
 
@@ -59,7 +68,8 @@ def training_square(size: int, augment: AugmentName, mirrored: bool) -> SquareIm
             image = step(image, rng)
         return image
 
-    return SquareImage(size, each if steps else None, 0.35 if augment == "photo" else 1.0)
+    only = steps[0] if len(steps) == 1 else each
+    return SquareImage(size, only if steps else None, 0.35 if augment == "photo" else 1.0)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ The ranks share the work and gather the results, so that all ranks decide the sa
 the set, n of them scanned.
 """
 
+import itertools
 import json
 import math
 import time
@@ -22,6 +23,7 @@ from partial_fc.data.check.images import CONSTANT, CUT, REPLACED, ImageScan, che
 from partial_fc.data.check.labels import check_class_number, check_folders, check_labels, check_range
 from partial_fc.data.labels import WRONG, first, in_array
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, still
+from partial_fc.data.sets.joined import tables_of
 from partial_fc.data.vectors import BLOCK, Vectors
 from partial_fc.findings import Finding, counted, findings_at, text_lines
 
@@ -60,8 +62,8 @@ def check_data(
     if mode == "off":
         return []
     started = time.perf_counter()
-    if isinstance(source, Vectors):
-        findings, what = _check_vectors(source, num_classes, mode, world, max_bad_records)
+    if tables := tables_of(source):
+        findings, what = _check_vectors(source, tables, num_classes, mode, world, max_bad_records)
     else:
         findings, what = _check_images(source, num_classes, mode, world, max_bad_records, seed, num_threads, embedding)
     errors = [finding for finding in findings if finding.severity == "error" and finding.key not in _TOLERATED]
@@ -81,13 +83,17 @@ def check_data(
 
 
 def _check_vectors(
-    source: Vectors, num_classes: int, mode: Mode, world: World, max_bad_records: int
+    source: Source, tables: list[Vectors], num_classes: int, mode: Mode, world: World, max_bad_records: int
 ) -> tuple[list[Finding], str]:
-    """Returns (findings, the words for what was checked). quick: all vectors of up to 1 GB, else 64 blocks of them."""
-    firsts = np.arange(0, len(source), BLOCK)
-    if mode == "quick" and source.row_ND.nbytes > _CHEAP_BYTES:
-        firsts = firsts[np.unique(np.linspace(0, len(firsts) - 1, 64).astype(np.int64))]
-    mine = source.unusable(firsts[world.rank :: world.size].tolist())
+    """Returns (findings, the words for what was checked). tables: the files of the source. quick: all vectors of up to
+    1 GB, else 64 blocks of them."""
+    starts = itertools.accumulate(map(len, tables), initial=0)
+    blocks = [(table, start, first) for table, start in zip(tables, starts, strict=False)
+              for first in range(0, len(table), BLOCK)]  # fmt: skip
+    if mode == "quick" and sum(table.row_ND.nbytes for table in tables) > _CHEAP_BYTES:
+        blocks = [blocks[at] for at in np.unique(np.linspace(0, len(blocks) - 1, 64).astype(np.int64)).tolist()]
+    found = [start + table.unusable([first]) for table, start, first in blocks[world.rank :: world.size]]
+    mine = np.concatenate([np.empty(0, np.int64), *found])
     bad = np.sort(world.all_gather(torch.from_numpy(mine), name="data/vectors").numpy())
     label_N = _all_labels(source, mode, world)
     assert label_N is not None
@@ -95,8 +101,9 @@ def _check_vectors(
     def describe(i: int) -> Mapping[str, Any]:
         return {"file": source.where(i), "class": int(first(label_N)[i])}
 
-    findings = check_labels(label_N, num_classes, describe, names=source.class_names() or (), embedding=True)
-    checked = int(np.minimum(firsts + BLOCK, len(source)).sum() - firsts.sum())
+    findings = check_labels(label_N, num_classes, describe, names=source.class_names() or (), embedding=True,
+                            unit="vector")  # fmt: skip
+    checked = sum(min(BLOCK, len(table) - first) for table, _, first in blocks)
     what = f"{len(bad):,} of {checked:,} vectors have NaN or Inf, or only zeros"
     if len(bad) > max_bad_records:
         what += f"; training stops after {max_bad_records} on a rank (--max-bad-records)"

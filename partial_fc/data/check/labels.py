@@ -26,112 +26,117 @@ def check_labels(
     *,
     names: Sequence[str] = (),
     embedding: bool = False,
+    unit: str = "image",
 ) -> list[Finding]:
     """Checks the labels of all samples that have one, (N,), or (N, K) as `Source.labels` has them. describe(i) names
     sample i. names: of the classes, as far as known. embedding: recipe face trains on them, for which a few classes are
-    too few."""
+    too few. unit: what a sample is called."""
     if label_N.ndim > 1:
         sample_L, _ = real = (label_N != NONE).nonzero()
         each = label_N[real]
         return check_labels(
             each, num_classes, lambda i: {**describe(int(sample_L[i])), "class": int(each[i])}, file,
-            names=names, embedding=embedding,
+            names=names, embedding=embedding, unit=unit,
         )  # fmt: skip
     if not len(label_N):
-        return _check_classes(np.zeros(0, np.int64), file, names)
-    findings = check_range(label_N, num_classes, describe, file)
+        return _check_classes(np.zeros(0, np.int64), file, names, unit)
+    findings = check_range(label_N, num_classes, describe, file, unit)
     if num_classes > _MOST_CLASSES:
-        what = f"{num_classes:,} classes for {counted(len(label_N), 'image')}: is the largest label wrong?"
+        what = f"{num_classes:,} classes for {counted(len(label_N), unit)}: is the largest label wrong?"
         return [*findings, Finding("error", "class-number", what, 1, [int(label_N.argmax())], describe, file)]
     inside = (label_N >= 0) & (label_N < num_classes)
     count_C = np.bincount(label_N if inside.all() else label_N[inside], minlength=num_classes)
     num_used = int((count_C > 0).sum())
     if embedding and 1 < num_used < _FEW_CLASSES:
         what = (
-            f"classes have images, fewer than {_FEW_CLASSES}: an embedding trained on so few classes generalises "
+            f"classes have {unit}s, fewer than {_FEW_CLASSES}: an embedding trained on so few classes generalises "
             "poorly to others"
         )
-        findings += findings_at("warning", "class-few", what, count_C > 0, _describe(count_C, names), file)
-    return findings + check_class_number(num_classes, file) + _check_classes(count_C, file, names)
+        findings += findings_at("warning", "class-few", what, count_C > 0, _describe(count_C, names, unit), file)
+    return findings + check_class_number(num_classes, file, unit) + _check_classes(count_C, file, names, unit)
 
 
-def check_class_number(num_classes: int, file: str = "") -> list[Finding]:
+def check_class_number(num_classes: int, file: str = "", unit: str = "image") -> list[Finding]:
     """Reports a single class as an error, without reading labels."""
     if num_classes != 1:
         return []
+    high = "is the path one level too high (expected ROOT/CLASS/IMAGE), or " if unit == "image" else ""
     what = (
-        "all images are of one class: there is nothing to learn, and the loss is 0 from the start. Is the path "
-        "one level too high (expected ROOT/CLASS/IMAGE), or are the labels lost?"
+        f"all {unit}s are of one class, so there is nothing to learn, and the loss is 0 from the start: {high}are the "
+        "labels lost?"
     )
     return [Finding("error", "class-only-one", what, file=file)]
 
 
-def check_range(label_N: NDArray[np.int64], num_classes: int, describe: Describe, file: str = "") -> list[Finding]:
+def check_range(
+    label_N: NDArray[np.int64], num_classes: int, describe: Describe, file: str = "", unit: str = "image"
+) -> list[Finding]:
     """Reports labels outside [0, num_classes); a sample of the labels suffices."""
     low, high = (int(label_N.min()), int(label_N.max())) if len(label_N) else (0, 0)
     hint = f"; is the number of classes, {num_classes}, that of another set?"
     if (low, high) == (1, num_classes):
         hint = ". Do they count from 1? Classes count from 0"
     what = (
-        f"labels outside 0 to {num_classes - 1} (smallest {low}, largest {high}): their images would be in no "
+        f"labels outside 0 to {num_classes - 1} (smallest {low}, largest {high}): their {unit}s would be in no "
         f"class{hint}"
     )
     outside = (label_N < 0) | (label_N >= num_classes)
     return findings_at("error", "label-range", what, outside, describe, file)
 
 
-def _describe(count_C: NDArray[np.int64], names: Sequence[str]) -> Describe:
+def _describe(count_C: NDArray[np.int64], names: Sequence[str], unit: str) -> Describe:
     """Returns a function that names a class. count_C: images of each class."""
 
     def describe(label: int) -> Mapping[str, Any]:
         name = {"name": names[label]} if label < len(names) else {}
-        return {"class": label, **name, "images": int(count_C[label])}
+        return {"class": label, **name, f"{unit}s": int(count_C[label])}
 
     return describe
 
 
-def _check_classes(count_C: NDArray[np.int64], file: str, names: Sequence[str]) -> list[Finding]:
-    describe = _describe(count_C, names)
+def _check_classes(count_C: NDArray[np.int64], file: str, names: Sequence[str], unit: str) -> list[Finding]:
+    describe = _describe(count_C, names, unit)
 
     def add(severity: Severity, key: str, what: str, which: NDArray[np.bool_]) -> None:
         findings.extend(findings_at(severity, key, what, which, describe, file))
 
     used = np.flatnonzero(count_C)
     if not len(used):
-        return [Finding("error", "label-none", "no image has a label of any class", file=file)]
+        return [Finding("error", "label-none", f"no {unit} has a label of any class", file=file)]
     findings: list[Finding] = []
     label_C, num_images = np.arange(len(count_C)), int(count_C.sum())
     if len(count_C) > 1 and len(used) == 1 and num_images > 1:
         others = counted(len(count_C) - 1, "class")
-        what = f"one class has all {num_images:,} images, {others} have none: have the real labels been lost?"
+        what = f"one class has all {num_images:,} {unit}s, {others} have none: have the real labels been lost?"
         add("error", "label-constant", what, count_C > 0)
     if len(count_C) > MAX_CLASSES:
         what = f"classes; labels in a .rec are float32, exact up to {MAX_CLASSES:,} only"
         findings.append(Finding("warning", "label-float32", what, len(count_C), file=file))
     named = label_C < len(names)
+    emptied = " (an empty folder, or one whose files are all left out)" if unit == "image" else ""
     what = (
-        "classes have a name but no image (an empty folder, or one whose files are all left out): the head keeps a "
-        "centre for each. Remove them, or check which files are left out"
+        f"classes have a name but no {unit}{emptied}: the head keeps a centre for each. Remove them, or check which "
+        f"{unit}s are left out"
     )
     add("warning", "class-empty", what, (count_C == 0) & named)
-    what = "class numbers below the largest label have no image"
+    what = f"class numbers below the largest label have no {unit}"
     add("warning", "class-gap", what, (count_C == 0) & (label_C < used[-1]) & ~named)
     what = (
-        f"classes above the largest label, {used[-1]}, have no image: is the number of classes, {len(count_C)}, that "
+        f"classes above the largest label, {used[-1]}, have no {unit}: is the number of classes, {len(count_C)}, that "
         "of another set?"
     )
     add("warning", "class-unused", what, (label_C > used[-1]) & ~named)
     add(
         "warning",
         "class-one-image",
-        "classes with a single image: nothing is learned about their variation",
+        f"classes with a single {unit}: nothing is learned about their variation",
         count_C == 1,
     )
     if len(used) > 1:
         median = float(np.median(count_C[used]))
         what = (
-            f"classes with more than {_MANY_TIMES} times the images of the median class ({median:g}), or more than "
-            "half of all: are these unsorted images?"
+            f"classes with more than {_MANY_TIMES} times the {unit}s of the median class ({median:g}), or more than "
+            f"half of all: are these unsorted {unit}s?"
         )
         huge = (count_C > _MANY_TIMES * median) | ((count_C > num_images / 2) & (len(used) > 2))
         add("warning", "class-huge", what, huge)

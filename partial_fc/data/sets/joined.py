@@ -83,6 +83,19 @@ class Joined(Source):
         more = tuple(int(shard.class_C[label]) for label in sample.more)
         return Sample(sample.data, int(shard.class_C[sample.label]), index, more)
 
+    def read_batch(self, index_B: NDArray[np.int64]) -> tuple[NDArray, NDArray[np.int64], NDArray[np.int64]] | None:
+        shard_B = np.searchsorted(self._starts, index_B, side="right") - 1
+        parts = []
+        for number in np.unique(shard_B).tolist():
+            (at_N,), shard = np.nonzero(shard_B == number), self.shards[number]
+            part = shard.source.read_batch(index_B[at_N] - self._starts[number])
+            if part is None:
+                return None
+            parts.append((part[0], self._classes(shard, part[1]), at_N))
+        rows, labels, at_B = (np.concatenate(column) for column in zip(*parts, strict=True))
+        back_B = np.argsort(at_B)
+        return rows[back_B], labels[back_B], index_B
+
     def where(self, index: int) -> str:
         shard, own = self._at(index)
         return f"{self._prefix(shard)}{shard.source.where(own)}"
@@ -123,7 +136,8 @@ class Joined(Source):
         for name, count, weight in self.sets:
             mine = [shard for shard in self.shards if shard.name == name]
             classes = mine[0].class_C
-            line = f"set {name}: {count:,} images" + (f" in {len(mine)} shards" if len(mine) > 1 else "")
+            unit = "vectors" if isinstance(mine[0].source, Vectors) else "images"
+            line = f"set {name}: {count:,} {unit}" + (f" in {len(mine)} shards" if len(mine) > 1 else "")
             if len(self.sets) > 1 and not shared_classes:
                 line += f", classes {classes[0]} to {classes[-1]}"
             notes.append(line + (f", {drawn(count, weight):,} draws an epoch" if weight != 1 else ""))
@@ -133,14 +147,18 @@ class Joined(Source):
         shard = bisect_right(self._starts, index) - 1
         return self.shards[shard], index - self._starts[shard]
 
+    def _classes(self, shard: _Shard, label_N: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the class numbers of the whole for labels of a shard; numbers of no class for what is none."""
+        known = (label_N >= 0) & (label_N < len(shard.class_C))
+        class_N = np.asarray(shard.class_C)[np.where(known, label_N, 0)]
+        return np.where(known, class_N, _outside(label_N, self.num_classes))
+
     def _mapped(self, shard: _Shard) -> NDArray[np.int64]:
         try:
             label_N = shard.source.labels()
         except LabelOutOfRange as error:
             raise LabelOutOfRange(f"{self._prefix(shard)}{error}", error.label) from None
-        known = (label_N >= 0) & (label_N < len(shard.class_C))
-        class_N = np.asarray(shard.class_C)[np.where(known, label_N, 0)]
-        return np.where(known, class_N, _outside(label_N, self.num_classes))
+        return self._classes(shard, label_N)
 
     def _prefix(self, shard: _Shard) -> str:
         return f"set {shard.name}: " if len(self.sets) > 1 else ""
@@ -191,6 +209,11 @@ def open_sets(
 def parts_of(source: Source) -> list[Source]:
     """Returns the shards of several sets, or the one source."""
     return [shard.source for shard in source.shards] if isinstance(source, Joined) else [source]
+
+
+def tables_of(source: Source) -> list[Vectors]:
+    """Returns the files of a source of vectors; none if it has images."""
+    return [part for part in parts_of(source) if isinstance(part, Vectors)]
 
 
 def _kind(source: AnySource) -> str:
@@ -268,7 +291,8 @@ def find_sets(paths: Sequence[Path]) -> list[SetFiles]:
 
 
 def matching(pattern: Path) -> list[Path]:
-    """Returns the files of a pattern, sorted: with {000..031} and shell wildcards; of another path, itself."""
+    """Returns the files of a pattern, sorted: with {000..031} and shell wildcards, but for labels beside vectors; of
+    another path, itself."""
     text = str(pattern)
     if braces := _RANGE.search(text):
         first, last = braces.groups()
@@ -277,7 +301,7 @@ def matching(pattern: Path) -> list[Path]:
         return [file for path in each for file in matching(path)]
     if as_url(pattern) or not glob.has_magic(text) or pattern.exists():
         return [pattern]
-    found = sorted(map(Path, glob.glob(text, recursive=True)))
+    found = sorted(Path(file) for file in glob.glob(text, recursive=True) if not file.endswith(".labels.npy"))
     if not found:
         raise ValueError(f"no file matches {text}; it is a pattern, which names the shards of one set")
     return found
@@ -324,7 +348,7 @@ def _check_different(sets: Sequence[SetFiles]) -> None:
                 file = status.st_dev, status.st_ino
             if file is not None and file in seen:
                 raise ValueError(
-                    f"{path} is in set {seen[file]} and again in set {one.name}: its images would count twice. Name it "
+                    f"{path} is in set {seen[file]} and again in set {one.name}: it would count twice. Name it "
                     "once; a weight in a .sets file draws a set more often"
                 )
             seen[file] = one.name

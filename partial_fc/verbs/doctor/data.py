@@ -24,9 +24,8 @@ from partial_fc.data.image_folder import image_names
 from partial_fc.data.labels import NONE, first
 from partial_fc.data.recordio import read_property
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, still
-from partial_fc.data.sets.joined import find_sets, is_pattern, open_sets, parts_of
+from partial_fc.data.sets.joined import find_sets, is_pattern, open_sets, tables_of
 from partial_fc.data.sets.ranges import as_url
-from partial_fc.data.vectors import Vectors
 from partial_fc.findings import Describe, Finding, counted
 from partial_fc.flags.facts import CLASSES, THREADS, In
 
@@ -195,7 +194,7 @@ class _Check:
             self.findings.append(Finding("error", key, str(error), file=str(source)))
             return
         self.findings += check_folders(joined, str(source))
-        vectors = [part for part in parts_of(joined) if isinstance(part, Vectors)]
+        vectors = tables_of(joined)
         if vectors:
             self.kind, self.unit, self.done = "vectors", "vector", "read"
 
@@ -260,6 +259,7 @@ class _Check:
             str(source),
             names=names,
             embedding=True,
+            unit=self.unit,
         )
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from partial_fc import terminal
 from partial_fc.comm import World
 from partial_fc.data import ImageFolder, Source, open_on_all
-from partial_fc.data.sets.joined import parts_of
+from partial_fc.data.sets.joined import parts_of, tables_of
 from partial_fc.data.vectors import Vectors
 from partial_fc.embedding.sources import ImageFiles, open_images
 from partial_fc.findings import counted
@@ -147,10 +147,6 @@ def embed_labelled(
     label_N = source.labels()
     assert label_N is not None  # true for sources of open_sets
     return row_ND, label_N
-
-
-def tables_of(source: Source) -> list[Vectors]:
-    return [part for part in parts_of(source) if isinstance(part, Vectors)]
 
 
 def unit_rows(tables: Sequence[Vectors]) -> NDArray[np.float32]:

@@ -13,11 +13,11 @@ from partial_fc.checkpoint.files import as_json
 from partial_fc.comm import World
 from partial_fc.data import Source, open_on_all
 from partial_fc.data.sample import still
-from partial_fc.data.sets.joined import open_sets
+from partial_fc.data.sets.joined import open_sets, tables_of
 from partial_fc.findings import counted
 from partial_fc.flags import Flags, LaunchFlags, check_numbers
 from partial_fc.flags.facts import In
-from partial_fc.verbs.model.embed import ModelOptions, embed_labelled, tables_of
+from partial_fc.verbs.model.embed import ModelOptions, embed_labelled
 from partial_fc.verbs.model.evaluate import output_folder
 
 if TYPE_CHECKING:

@@ -175,8 +175,18 @@ def test_a_compiled_run_with_adapters_resumes_bit_by_bit(glyphs, tmp_path, monke
     assert_resumes_compiled(tmp_path, train_here, f"--dataset glyphs --rec {glyphs} --lora 4")
 
 
-@pytest.mark.long  # the C++ compiler takes a minute
+ENCODER = """
+from torch import nn
+
+def make(embedding_size, image_size):
+    layers = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.PReLU(8), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(8 * (image_size // 2) ** 2, embedding_size))
+"""
+
+
+@pytest.mark.long
 def test_a_compiled_run_of_two_processes_resumes_bit_by_bit(glyphs, tmp_path):
-    assert_resumes_compiled(
-        tmp_path, lambda root, flags: train_several({root: flags}), f"--dataset glyphs --rec {glyphs}"
-    )
+    """By torch's inductor. Of few layers: its C++ compiler takes 40 to 90 s for `tiny`, each time."""
+    (tmp_path / "encoder.py").write_text(ENCODER)
+    flags = f"--dataset glyphs --rec {glyphs} --network {tmp_path / 'encoder.py'}:make"
+    assert_resumes_compiled(tmp_path, lambda root, flags: train_several({root: flags}), flags)

@@ -89,6 +89,19 @@ def test_two_ranks_train_what_one_does(network, data, tmp_path):
     assert len(losses(tmp_path / "one")) == 24
 
 
+def test_two_files_train_what_one_does(data, tmp_path):
+    row_ND, label_N = np.load(data / "train.npz").values()
+    for name, some in (("a", label_N < 25), ("b", label_N >= 25)):
+        np.save(tmp_path / f"{name}.npy", row_ND[some])
+        np.save(tmp_path / f"{name}.labels.npy", label_N[some] - label_N[some][0])
+    flags = f"--network linear --embedding-size 10 --max-steps 20 --val-targets {data / 'test.npz'} --rec"
+    train(data, tmp_path / "one", f"{flags} {data / 'train.npz'}")
+    printed = train(data, tmp_path / "two", f"{flags} {tmp_path / 'a.npy'} {tmp_path / 'b.npy'}")
+    assert losses(tmp_path / "two") == losses(tmp_path / "one")
+    assert result(tmp_path / "two")["evaluations"] == result(tmp_path / "one")["evaluations"]
+    assert "set b: 280 vectors, classes 25 to 59" in printed
+
+
 @pytest.mark.parametrize("network", ["none", "linear --embedding-size 10"])
 def test_centres_of_vectors_are_imprinted(network, data, tmp_path):
     flags = f"--network {network} --start-centres imprint --lr 1e-6 --max-steps 1 --val-targets test"
@@ -167,11 +180,23 @@ def test_what_is_wrong_ends_the_run_before_the_first_step(data, tmp_path):
     row_ND, label_N = np.load(data / "train.npz").values()
     row_ND[7] = np.nan
     np.savez(tmp_path / "train.npz", embeddings=row_ND, labels=label_N)
+    np.savez(tmp_path / "b.npz", embeddings=row_ND[:, :5], labels=label_N)
+    (tmp_path / "list.txt").write_text("x.jpg 0\n")
+    (tmp_path / "images.sets").write_text("photos list.txt\n")
     for flags, match in (
         ("--network none --max-bad-records 0", r"(?s)1 of 480 vectors.*train\.npz, row 7"),
         ("--network none --num-classes 50", r"train\.npz, row 400: label 50; expected 0 to 49"),
         ("--network none --embedding-size 10", "--embedding-size 10.*the vectors' 12"),
         ("--network none --val-targets gone", r"gone\.npz"),
+        (
+            f"--network none --rec {data / 'train.npz'} {tmp_path / 'train.npz'} --max-bad-records 0",
+            r"(?s)1 of 960 vectors.*set train-2: .*row 7",
+        ),
+        (
+            f"--network none --rec {data / 'train.npz'} {tmp_path / 'b.npz'}",
+            "the sets differ: b has vectors of 5, train has vectors of 12",
+        ),
+        (f"--network none --rec {tmp_path / 'images.sets'}", "x.jpg: an image; .*expected vectors"),
     ):
         with pytest.raises(ValueError, match=match):
             train(tmp_path, tmp_path / "run", f"{flags} --max-steps 2")

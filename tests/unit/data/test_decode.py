@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from partial_fc.data.decode import _decode_into, decode, encode_square
+from partial_fc.data.decode import decode, decode_into, encode_square
 from partial_fc.data.sample import BadRecord
 
 
@@ -35,7 +35,7 @@ def test_same_bits_as_opencv(size: tuple[int, int], sampling: str, progressive: 
             cv2.IMWRITE_JPEG_SAMPLING_FACTOR, SAMPLINGS[sampling], cv2.IMWRITE_JPEG_OPTIMIZE, quality % 2,
         )  # fmt: skip
         out = np.zeros((*size, 3), np.uint8)
-        assert _decode_into(content, out)
+        assert decode_into(content, out)
         np.testing.assert_array_equal(out, opencv(content))
         assert decode(content, out) is out
 

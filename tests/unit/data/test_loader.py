@@ -327,3 +327,44 @@ def test_seek(position, taken):
             assert torch.equal(one.key_B, other.key_B)
             assert (one.position, one.epoch) == (other.position, other.epoch)
         assert moved.position == position + 4 * 6
+
+
+def test_samples_decoded_together_are_those_decoded_one_by_one(tmp_path: Path) -> None:
+    """... of a set in which not all can be: another size, another format, damage."""
+    colours = np.random.default_rng(0).integers(0, 256, (40, 9, 9, 3), np.uint8)
+    with RecordWriter(tmp_path / "train.rec") as writer:
+        for key, colour in enumerate(colours):
+            ending = ".png" if key % 4 == 1 else ".jpg"
+            content = cv2.imencode(ending, colour[: 8 - key % 2])[1].tobytes() if key % 5 else b"rubbish"
+            writer.write(key, pack([key, 0.0] if key % 3 else key, content))
+    square = SquareImage(8, mirror)
+
+    def plain(sample: Sample, rng: np.random.Generator, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        return square(sample, rng, out)
+
+    several = Loader(RecordSource(tmp_path), square, batch_size=16, num_workers=2)
+    single = Loader(RecordSource(tmp_path), plain, batch_size=16, num_workers=0)
+    for mine, other in zip(take(several, 8), take(single, 8), strict=True):
+        assert torch.equal(mine.input_B, other.input_B)
+        assert torch.equal(mine.label_B, other.label_B)
+        assert torch.equal(mine.key_B, other.key_B)
+    assert several.num_bad_records == single.num_bad_records == 8
+
+
+def test_few_large_samples_are_in_memory_at_once() -> None:
+    waiting = []
+
+    class Large(Numbers):
+        def read(self, index: int) -> Sample:
+            waiting.append(index)
+            return Sample(np.full((400, 400, 3), index, np.uint8), 0, index)
+
+    most = []
+
+    def one_by_one(sample: Sample, _rng: np.random.Generator, _out: NDArray[Any] | None = None) -> NDArray[Any]:
+        most.append(len(waiting))
+        waiting.remove(sample.key)
+        return np.zeros(1)
+
+    take(Loader(Large(40), one_by_one, batch_size=20, num_workers=0), 2)
+    assert max(most) == 3  # of 480 kB

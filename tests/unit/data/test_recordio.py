@@ -98,6 +98,18 @@ def test_first_labels_of_flag_0_and_arrays(tmp_path: Path) -> None:
     assert reader.first_labels(np.arange(4))[1][:, 0].tolist() == [0, 3, 4, 6]
 
 
+def test_label_and_image_of_a_record_at_once(tmp_path: Path) -> None:
+    whole = [pack(0, b"image"), pack([3.0, 9.0], b""), pack([4.0], b"y" * 9), pack(5.5, b"four" + MAGIC + b"tail")]
+    cut = [pack(1, b"")[:-1], pack([1.0, 2.0, 3.0], b"")[:-1]]
+    reader = RecordReader(write(tmp_path / "a.rec", whole + cut))
+    for key in range(len(whole)):
+        header, content = reader.read_sample(key)
+        assert reader.read_labelled(key) == (header.label[0], content)
+    for key, size in ((4, 23), (5, 35)):
+        with pytest.raises(BadRecord, match=f"a.rec, key {key}: label header cut off: got {size} bytes"):
+            reader.read_labelled(key)
+
+
 def test_threads_read_the_same_as_one(tmp_path: Path) -> None:
     payloads = [bytes([i % 251]) * (i * 37 % 5000) + MAGIC for i in range(300)]
     reader = RecordReader(write(tmp_path / "a.rec", payloads))

@@ -10,8 +10,10 @@ import pytest
 
 from partial_fc.comm import SingleWorld
 from partial_fc.data.check.at_start import check_data
+from partial_fc.data.labels import in_array
 from partial_fc.data.loader import Loader
 from partial_fc.data.sample import BadRecord, LabelOutOfRange
+from partial_fc.data.sets.joined import open_sets
 from partial_fc.data.transform import as_stored
 from partial_fc.data.vectors import Vectors
 from partial_fc.verbs.doctor.data import DataOptions, doctor_data
@@ -141,6 +143,32 @@ def test_the_check_before_training_names_file_and_row(tmp_path):
     assert check_data(source, 12, "off", SingleWorld(), max_bad_records=1) == []
 
 
+def test_a_batch_of_several_files_at_once_is_that_of_single_reads(tmp_path):
+    row_ND, label_N = clusters()
+    several_NK = np.stack([label_N, np.where(label_N % 2, -1, (label_N + 1) % 12)], axis=1)
+    for name, some in (("a", slice(0, 10)), ("b", slice(10, N))):
+        write(tmp_path / f"{name}.npy", row_ND[some], several_NK[some])
+    for num_labels, shared in ((1, False), (2, False), (2, True)):
+        paths = [tmp_path / "a.npy", tmp_path / "b.npy"]
+        source = open_sets(paths, None, shared, vectors=True, num_labels=num_labels)
+        index_B = np.array([29, 3, 10, 9, 3])
+        rows, labels, keys = source.read_batch(index_B)
+        singles = [source.read(index) for index in index_B.tolist()]
+        np.testing.assert_array_equal(rows, [one.data for one in singles])
+        np.testing.assert_array_equal(labels, [in_array(one, num_labels) for one in singles])
+        np.testing.assert_array_equal(labels, source.labels()[index_B])
+        assert keys.tolist() == index_B.tolist()
+    assert len(open_sets([tmp_path / "*.npy"], vectors=True)) == N  # not their labels
+    row_ND[20] = np.nan
+    write(tmp_path / "b.npy", row_ND[10:], several_NK[10:])
+    source = open_sets([tmp_path / "a.npy", tmp_path / "b.npy"], vectors=True)
+    assert source.read_batch(np.array([3, 20])) is None
+    lines = "\n".join(check_data(source, source.num_classes, "quick", SingleWorld(), max_bad_records=2))
+    assert "1 of 30 vectors have NaN or Inf, or only zeros" in lines
+    assert "set b: " in lines
+    assert "b.npy, row 10" in lines
+
+
 @pytest.mark.parametrize("suffix", [".npz", ".parquet"])
 def test_doctor_names_vectors_without_a_direction_and_repeated_ones(suffix, tmp_path, capsys):
     row_ND, label_N = np.tile(clusters("float16")[0], (2, 1)), np.arange(2 * N) % 12
@@ -173,7 +201,7 @@ def test_doctor_names_vectors_without_a_direction_and_repeated_ones(suffix, tmp_
     doctor(
         1,
         "63 vectors, 20 classes",
-        "class-gap",
+        r"class-gap \(\d\): class numbers below the largest label have no vector",
         r"repeated-other-class \(4\).*\n.*\n.*set b: ",
         source=tmp_path / "two.sets",
     )
