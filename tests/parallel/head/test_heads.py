@@ -69,6 +69,22 @@ def test_several_labels_and_rows_that_have_fewer(world):
     assert torch.equal(feat_BD.grad[2:], rows_bD.grad)
 
 
+def test_a_head_with_one_label_among_others_with_several_is_what_it_is_with_one(world):
+    heads, alone = make(world, num_labels={"image": 1}), make(world)
+    feat_BD = torch.randn(3, D, dtype=torch.float64, requires_grad=True)
+    label_BK = torch.tensor([[3, -100, -100], [60, 70, -100], [7, -100, -100]])
+    heads(feat_BD, label_BK).backward()
+    rows_bD = feat_BD.detach()[::2].requires_grad_()
+    alone.parts["image"](rows_bD, label_BK[::2, 0]).backward()
+    assert torch.equal(feat_BD.grad[::2], rows_bD.grad)
+    heads.step(0.1)
+    alone.parts["image"].step(0.1)
+    assert torch.equal(heads.parts["image"].centres, alone.parts["image"].centres)
+    label_BK[0, 2] = 5
+    with pytest.raises(ValueError, match="head 'image' has more than 1 labels"):
+        heads(feat_BD, label_BK)
+
+
 @pytest.mark.parametrize("label_BK", [[[3, 60]], [[73, 73]], [[-1, -1]]])
 def test_a_label_of_no_head_or_of_two_is_refused_before_any_centre_moves(world, label_BK):
     heads = make(world)

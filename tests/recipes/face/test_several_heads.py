@@ -1,6 +1,7 @@
 """Recipe `face` with a head for each of several sets, named on the command line."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.data.sets.weighted import Shares
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
 from tests.recipes.conftest import face, losses, train_here, train_several
-from tests.recipes.launch import killed
+from tests.recipes.launch import endings, killed
+from tests.recipes.launch import several as run_several
 
 COMMON = (
     "--val-targets --check-data off --image-size 24 --lr-scheduler constant --sync-bn --warmup-steps 1 "
@@ -58,6 +60,27 @@ def test_each_head_has_its_flags(sets, tmp_path):
     assert {name.split("-")[1] for name in files} == {"image", "words"}
 
 
+def test_each_set_has_its_own_labels(glyphs, sets, tmp_path):
+    """A set's records are checked by its own number, its head sees no other's, and a wrong one has a name."""
+    source = sources.open_source(glyphs)
+    with RecordWriter(tmp_path / "words.rec") as writer:
+        for index in range(0, len(source), 2):
+            sample = source.read(index)
+            writer.write(index, pack([sample.label % 10, 10 + sample.label % 7, 3.0], sample.data))
+    named = f"{sets.rpartition('words=')[0]}words={tmp_path}/words.rec {COMMON} --batch-size image=4 words=4"
+    several = f"{named} --labels words=3 --rule words=own-out --labels-drawn words=2 --max-steps 3"
+    train_here(tmp_path / "one", several)
+    train_several({tmp_path / "two": several.replace("image=4 words=4", "image=2 words=2")})
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
+    (tmp_path / "property").write_text("17,24,24\n")  # else all records are read to count the classes
+    bad = several.replace("--labels words=3", "--labels image=5 words=2")
+    given = [face(tmp_path / check, f"{bad} --check-data {check}") for check in ("quick", "off")]
+    printed = run_several(given, 2)
+    for rank in range(2):
+        for ending in endings(printed, rank):
+            assert re.search(r"rank \d: set words: .*words\.rec, key \d+: 3 labels; expected 1 to 2", ending), ending
+
+
 @pytest.mark.parametrize("shares", [[1, 1], [6, 4], [1, 3]])
 def test_every_batch_has_its_share_of_each_set_in_the_order_of_any_number_of_ranks(shares):
     order = Shares([("a", 10, 1.0), ("b", 7, 1.0)], shares, seed=3)
@@ -77,6 +100,8 @@ def test_every_batch_has_its_share_of_each_set_in_the_order_of_any_number_of_ran
     [
         ("--sample-rate faces=0.1", "no set is named faces; --rec names image, words"),
         ("--batch-size image=4", "names image, and not words"),
+        ("--labels words=0", "head words: --labels is 0"),
+        ("--labels image=2 words=9 --labels-drawn 3", "head image: --labels-drawn 3 with --labels 2"),
         ("--batch-size image=4 words=x", "words=x; expected 1 or more"),
         ("--heads faces.loss=arcface", "NAME.flag=value with a NAME of image, words"),
         ("--sample-rate words=2", "head words: --sample-rate is 2"),
