@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import re
-import shlex
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from partial_fc import flags
 from partial_fc.errors import UsageError
 from partial_fc.files import named
-from partial_fc.flags import Flags, HeadFlags, check_numbers
+from partial_fc.flags import Flags, HeadFlags, by_name, check_numbers
 from partial_fc.flags.facts import In
-from partial_fc.flags.numbers import LABELS, flag
+from partial_fc.flags.numbers import LABELS
 
 if TYPE_CHECKING:
     from partial_fc.data import Source
     from partial_fc.head import Heads
     from partial_fc.train.run import Run
 
-_NAMED = re.compile(r"([A-Za-z]\w*)=(.+)", re.ASCII)
 _BATCH = "batch_size"  # of a process: the sum of the sets'
 # What all heads have in common: the norm of the whole gradient, the looks at the rows, and the centres to start from.
 _COMMON = {"head_clip", "telemetry_every", "start_centres", "imprint_images"}
@@ -45,7 +42,7 @@ class _OfSet:
     data: Flags[_SetFlags]
 
 
-_OWN = {field.name for kind in (HeadFlags, _SetFlags) for field in fields(kind)} - _COMMON
+_OWN = by_name.own_flags(HeadFlags, _SetFlags, common=_COMMON)
 
 
 @dataclass(frozen=True)
@@ -86,34 +83,12 @@ def names_of(recs: tuple[Path, ...]) -> list[str]:
 def gathered(arguments: list[str]) -> list[str]:
     """Returns the command line with `--sample-rate words=0.1` as `--heads words.sample_rate=0.1`, and --batch-size as
     the sum of named ones. Raises ValueError for a name that --rec does not have, and for a flag of all heads."""
-    names = _named_in(arguments)
+    names = names_of(tuple(map(Path, by_name.values_of(arguments, "--rec"))))
     if not names:
         return arguments
-    kept: list[str] = []
-    own: list[str] = []
-    sizes: dict[str, str] = {}
-    field, moved = "", False  # of the flag whose values are read; whether its last value went to a head
-    for word in _split(arguments):
-        if word.startswith("--"):
-            kept.append(word)
-            field, moved = word[2:].replace("-", "_"), False
-            continue
-        match = _NAMED.fullmatch(word) if field in _OWN | _COMMON else None
-        if match and field in _COMMON and match[1] in names:
-            raise ValueError(f"{flag(field)} {word}: it is for all heads together; give one value")
-        if match and match[1] in names:
-            if kept[-1] == flag(field) or kept[-1].replace("_", "-") == flag(field):
-                kept.pop()  # a flag without a value for all
-            moved = True
-            own.append(f"{match[1]}.{field}={shlex.quote(match[2])}")
-            if field == _BATCH:
-                sizes[match[1]] = match[2]
-        elif match and field in _OWN and field not in ("centre_path",):
-            raise ValueError(f"{flag(field)} {word}: no set is named {match[1]}; --rec names {', '.join(names)}")
-        elif moved:
-            own[-1] += f" {shlex.quote(word)}"
-        else:
-            kept.append(word)
+    kept, own = by_name.gathered(arguments, names, _OWN, _COMMON)
+    own = [*by_name.values_of(arguments, "--heads"), *own]
+    sizes = {name: size for name, size in (one.split(f".{_BATCH}=") for one in own if f".{_BATCH}=" in one)}
     if sizes:
         if missing := [name for name in names if name not in sizes]:
             raise ValueError(f"--batch-size names {', '.join(sizes)}, and not {', '.join(missing)}; give each set's")
@@ -138,13 +113,15 @@ def of(config: Any) -> list[NamedHead]:
     }.items():  # fmt: skip
         if given:
             raise ValueError(f"{name} with sets that have heads of their own ({', '.join(names)}); leave it out")
-    words: dict[str, list[str]] = {name: [] for name in names}
-    for one in data.heads:
-        match = re.fullmatch(r"(\w+)\.(\w+)=(.*)", one)
-        if match is None or match[1] not in words or match[2] not in _OWN:
-            raise ValueError(f"--heads {one}; expected NAME.flag=value with a NAME of {', '.join(names)}")
-        words[match[1]] += [flag(match[2]), *shlex.split(match[3])]
-    return [_parsed(name, words[name], config) for name in names]
+    words = by_name.of_each(data.heads, names, _OWN)
+    heads = [_parsed(name, words[name], config) for name in names]
+    shares = [one.share for one in heads]
+    if any(shares) and not (all(shares) and sum(shares) == config.optim.batch_size):
+        raise ValueError(
+            f"--heads: batch sizes {', '.join(f'{one.name} {one.share}' for one in heads)} with --batch-size "
+            f"{config.optim.batch_size}; expected one for each set, and together that"
+        )
+    return heads
 
 
 def _parsed(name: str, words: list[str], config: Any) -> NamedHead:
@@ -177,24 +154,3 @@ def build(
         num_labels={one.name: one.drawn for one in heads},
         **parts,
     )
-
-
-def _split(arguments: list[str]) -> list[str]:
-    """Returns the words, with --flag=value as two."""
-    words = []
-    for word in arguments:
-        name, equals, value = word.partition("=")
-        words += [name, value] if word.startswith("--") and equals else [word]
-    return words
-
-
-def _named_in(arguments: list[str]) -> list[str]:
-    """Returns the names in --rec NAME=path ... of a command line."""
-    recs: list[Path] = []
-    reading = False
-    for word in _split(arguments):
-        if word.startswith("--"):
-            reading = word == "--rec"
-        elif reading:
-            recs.append(Path(word))
-    return names_of(tuple(recs))

@@ -98,7 +98,7 @@ def test_every_batch_has_its_share_of_each_set_in_the_order_of_any_number_of_ran
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--sample-rate faces=0.1", "no set is named faces; --rec names image, words"),
+        ("--sample-rate faces=0.1", "there is no faces; the heads are image, words"),
         ("--batch-size image=4", "names image, and not words"),
         ("--labels words=0", "head words: --labels is 0"),
         ("--labels image=2 words=9 --labels-drawn 3", "head image: --labels-drawn 3 with --labels 2"),
