@@ -34,7 +34,8 @@ from partial_fc.flags import (
     ScheduleFlags,
     check_numbers,
 )
-from partial_fc.flags.facts import Basic, Before, In, MayChange, Refused, Shows
+from partial_fc.flags.facts import Basic, Before, In, MayChange, Refused, Shows, facts
+from partial_fc.flags.from_file import with_file
 from partial_fc.flags.numbers import CLASSES, LABELS, PIXELS, THREADS
 from partial_fc.recipe import start
 from partial_fc.train.begin.start import named
@@ -63,8 +64,9 @@ class DataFlags:
     dataset: Annotated[DATASETS, Basic] = "custom"
     """A preset: class count, schedule and verification sets of a known data set; `custom` fixes none of them."""
     config: Annotated[Path | None, Basic, MayChange] = None
-    """A configuration file of arcface_torch (config.network = "r50"), or the settings of partial_fc/mxnet's default.py;
-    read as data, never executed."""
+    """FILE.toml: flags of this command line, and a table for each of several heads (docs/many-labels.md). Or a
+    configuration file of arcface_torch (config.network = "r50"), or the settings of partial_fc/mxnet's default.py; read
+    as data, never executed."""
     rec: Annotated[tuple[Path, ...] | Path | None, Basic] = None
     """A folder with train.rec, a .rec, a folder of class folders, a list, tar shards or vectors (docs/data.md). Several
     paths are several sets, whose classes follow one another; a pattern in quotes, 'shards/*.rec', names the shards of
@@ -401,7 +403,7 @@ def _started(config: Config, rates: dict[str, Any]) -> tuple[Config, str]:
 @flags.told_as_usage
 def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     """Parses the command line: configuration, and notes for the user on settings of a --config file without effect."""
-    arguments = face_heads.gathered(arguments)
+    arguments = face_heads.gathered(with_file(arguments, facts(Config), face_heads.OWN))
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("--dataset", default="custom")
     first.add_argument("--config", type=Path)

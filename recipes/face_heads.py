@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from partial_fc.train.run import Run
 
 _BATCH = "batch_size"  # of a process: the sum of the sets'
-# What all heads have in common: the norm of the whole gradient, the looks at the rows, and the centres to start from.
-_COMMON = {"head_clip", "telemetry_every", "start_centres", "imprint_images"}
+# What all heads have in common: the norm of the whole gradient, and the looks at the rows.
+_COMMON = {"head_clip", "telemetry_every"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class _OfSet:
     data: Flags[_SetFlags]
 
 
-_OWN = by_name.own_flags(HeadFlags, _SetFlags, common=_COMMON)
+OWN = by_name.own_flags(HeadFlags, _SetFlags, common=_COMMON)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def gathered(arguments: list[str]) -> list[str]:
     names = names_of(tuple(map(Path, by_name.values_of(arguments, "--rec"))))
     if not names:
         return arguments
-    kept, own = by_name.gathered(arguments, names, _OWN, _COMMON)
+    kept, own = by_name.gathered(arguments, names, OWN, _COMMON)
     own = [*by_name.values_of(arguments, "--heads"), *own]
     sizes = {name: size for name, size in (one.split(f".{_BATCH}=") for one in own if f".{_BATCH}=" in one)}
     if sizes:
@@ -109,17 +109,15 @@ def of(config: Any) -> list[NamedHead]:
     for name, given in {
         "--num-classes": data.num_classes is not None, "--shared-classes": data.shared_classes,
         f"--balance {data.balance}": data.balance != "none", f"--order {data.order}": data.order != "shuffled",
-        "--accumulate": config.optim.accumulate > 1, "--start-centres": config.head.start_centres is not None,
     }.items():  # fmt: skip
         if given:
             raise ValueError(f"{name} with sets that have heads of their own ({', '.join(names)}); leave it out")
-    words = by_name.of_each(data.heads, names, _OWN)
+    words = by_name.of_each(data.heads, names, OWN)
     heads = [_parsed(name, words[name], config) for name in names]
-    shares = [one.share for one in heads]
-    if any(shares) and not (all(shares) and sum(shares) == config.optim.batch_size):
+    if config.optim.accumulate > 1 and not any(one.share for one in heads):
         raise ValueError(
-            f"--heads: batch sizes {', '.join(f'{one.name} {one.share}' for one in heads)} with --batch-size "
-            f"{config.optim.batch_size}; expected one for each set, and together that"
+            f"--accumulate {config.optim.accumulate} with heads of which a micro-batch has as many rows as come: each "
+            "mean is over a micro-batch's rows; give the number of each set's, --batch-size NAME=N NAME=N"
         )
     return heads
 

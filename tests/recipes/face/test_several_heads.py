@@ -4,8 +4,10 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from partial_fc import data as sources
 from partial_fc.data.recordio import RecordWriter, pack
@@ -81,6 +83,27 @@ def test_each_set_has_its_own_labels(glyphs, sets, tmp_path):
             assert re.search(r"rank \d: set words: .*words\.rec, key \d+: 3 labels; expected 1 to 2", ending), ending
 
 
+def test_each_head_has_its_start_centres_and_micro_batches_have_its_share(sets, tmp_path):
+    row_CD = np.random.default_rng(0).normal(size=(10, 32))
+    np.save(tmp_path / "words.npy", row_CD)
+    common = f"{sets} {COMMON} --batch-size image=4 words=4 --accumulate 2 --max-steps 2"
+    start = f"--start-centres image=imprint words={tmp_path}/words.npy --imprint-images image=2"
+    log = train_here(tmp_path / "a", f"{common} {start}")
+    assert "the centres of 80 classes are means of 160 images" in log
+    assert f"class centres of words from {tmp_path}/words.npy" in log
+    (file,) = (tmp_path / "a/checkpoints/step-00000002").glob("head-words-*")
+    centre_CD = load_file(file)["centres"].double()
+    assert torch.nn.functional.cosine_similarity(centre_CD, torch.from_numpy(row_CD)).min() > 0.99
+    train_here(tmp_path / "b", f"{common} --start-centres {tmp_path}/a")
+    train_here(tmp_path / "c", common)
+    assert losses(tmp_path / "b") != losses(tmp_path / "c")
+    with pytest.raises(ValueError, match="a checkpoint has the centres of all heads"):
+        train_here(tmp_path / "d", f"{common} --start-centres words={tmp_path}/a")
+    np.save(tmp_path / "words.npy", row_CD[:9])
+    with pytest.raises(ValueError, match=r"--start-centres words=.*words\.npy.*\(9, 32\)"):
+        train_here(tmp_path / "e", f"{common} {start}")
+
+
 @pytest.mark.parametrize("shares", [[1, 1], [6, 4], [1, 3]])
 def test_every_batch_has_its_share_of_each_set_in_the_order_of_any_number_of_ranks(shares):
     order = Shares([("a", 10, 1.0), ("b", 7, 1.0)], shares, seed=3)
@@ -105,6 +128,9 @@ def test_every_batch_has_its_share_of_each_set_in_the_order_of_any_number_of_ran
         ("--batch-size image=4 words=x", "words=x; expected 1 or more"),
         ("--heads faces.loss=arcface", "NAME.flag=value with a NAME of image, words"),
         ("--sample-rate words=2", "head words: --sample-rate is 2"),
+        ("--accumulate 2", "give the number of each set's"),
+        ("--balance class", "--balance class with sets that have heads of their own"),
+        ("--heads image.batch_size=4", "names image, and not words"),
         ("--telemetry-every words=2", "for all heads together"),
         ("--num-classes 5", "--num-classes with sets that have heads of their own"),
     ],
