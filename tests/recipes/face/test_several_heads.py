@@ -12,7 +12,10 @@ from safetensors.torch import load_file
 from partial_fc import data as sources
 from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.data.sets.weighted import Shares
+from partial_fc.verbs.checkpoint.classes import ListOptions, list_classes
+from partial_fc.verbs.checkpoint.export_centres import ExportOptions, export_centres
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
+from partial_fc.verbs.model.classify import ClassifyOptions, classify
 from tests.recipes.conftest import face, losses, train_here, train_several
 from tests.recipes.launch import endings, killed
 from tests.recipes.launch import several as run_several
@@ -102,6 +105,27 @@ def test_each_head_has_its_start_centres_and_micro_batches_have_its_share(sets, 
     np.save(tmp_path / "words.npy", row_CD[:9])
     with pytest.raises(ValueError, match=r"--start-centres words=.*words\.npy.*\(9, 32\)"):
         train_here(tmp_path / "e", f"{common} {start}")
+
+
+def test_a_table_of_several_is_named(sets, glyphs, tmp_path, capsys):
+    """classify and export take one by its name, and say which there are."""
+    train_here(tmp_path / "run", f"{sets} {COMMON} --batch-size image=4 words=4 --max-steps 2")
+    run, images = tmp_path / "run", glyphs / "train.rec"
+    capsys.readouterr()
+    assert classify(ClassifyOptions(checkpoint=run, images=(images,), table="words", top=20)) == 0
+    printed = capsys.readouterr().out
+    assert "10 classes" in printed
+    assert {int(number) for number in re.findall(r"class (\d+)", printed)} == set(range(10))
+    export_centres(ExportOptions((run,), tmp_path / "out", 1, table="image"))
+    assert "80 classes of 32 features" in capsys.readouterr().out
+    for act, said in [
+        (lambda: classify(ClassifyOptions(checkpoint=run, images=(images,))), r"'image', 'words'; say which: --table"),
+        (lambda: classify(ClassifyOptions(checkpoint=run, images=(images,), table="a")), "none is named 'a'"),
+        (lambda: export_centres(ExportOptions((run,), tmp_path / "out", 1)), "say which: --table NAME"),
+        (lambda: list_classes(ListOptions(run)), "the tables 'image', 'words'; expected .* one table"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            act()
 
 
 @pytest.mark.parametrize("shares", [[1, 1], [6, 4], [1, 3]])
