@@ -107,6 +107,19 @@ def test_each_head_has_its_start_centres_and_micro_batches_have_its_share(sets, 
         train_here(tmp_path / "e", f"{common} {start}")
 
 
+def test_weights_of_samples_are_of_the_sets_one_after_the_other(sets, tmp_path):
+    """Where all of `words` weigh nothing, the loss is that of a head whose weight is 0."""
+    count_S = [len(sources.open_source(Path(rec.split("=")[1]))) for rec in sets.split()[1:]]
+    np.save(tmp_path / "w.npy", np.repeat([1.0, 0.0], count_S))
+    common = f"{sets} {COMMON} --batch-size image=4 words=4 --max-steps 3"
+    train_here(tmp_path / "rows", f"{common} --sample-weights {tmp_path}/w.npy")
+    train_here(tmp_path / "head", f"{common} --head-weight words=0")
+    assert losses(tmp_path / "rows") == pytest.approx(losses(tmp_path / "head"), rel=1e-12)
+    np.save(tmp_path / "w.npy", np.ones(sum(count_S) - 1))
+    with pytest.raises(ValueError, match=r"w\.npy.*one for each record"):
+        train_here(tmp_path / "few", f"{common} --sample-weights {tmp_path}/w.npy")
+
+
 def test_a_table_of_several_is_named(sets, glyphs, tmp_path, capsys):
     """classify and export take one by its name, and say which there are."""
     train_here(tmp_path / "run", f"{sets} {COMMON} --batch-size image=4 words=4 --max-steps 2")
