@@ -217,6 +217,7 @@ def run(name: str, arguments: list[str]) -> int | None:
     try:
         make_private()
         flags = flags_of(name)
+        arguments = getattr(flags, "translated", list)(arguments)
         options: Any = parse(flags, arguments, f"partial-fc {name}", matter=_matter(flags))
         verb = load(name)
         if not hasattr(options, "launch"):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -32,7 +33,8 @@ from partial_fc.flags import (
     ScheduleFlags,
     check_numbers,
 )
-from partial_fc.flags.facts import CLASSES, PIXELS, THREADS, Basic, Before, In, MayChange, Refused, Shows
+from partial_fc.flags.facts import CLASSES, LABELS, PIXELS, THREADS, Basic, Before, In, MayChange, Refused, Shows, facts
+from partial_fc.flags.from_file import with_file
 from partial_fc.recipe import start
 from partial_fc.train.begin.start import named
 
@@ -61,8 +63,9 @@ class DataFlags:
     dataset: Annotated[DATASETS, Basic] = "custom"
     """A preset: class count, schedule and verification sets of a known data set; `custom` fixes none of them."""
     config: Annotated[Path | None, Basic, MayChange] = None
-    """A configuration file of arcface_torch (config.network = "r50"), or the settings of partial_fc/mxnet's default.py;
-    read as data, never executed."""
+    """FILE.toml: flags of this command line, and a table for each of several heads (docs/many-labels.md). Or a
+    configuration file of arcface_torch (config.network = "r50"), or the settings of partial_fc/mxnet's default.py; read
+    as data, never executed."""
     rec: Annotated[tuple[Path, ...] | Path | None, Basic] = None
     """A folder with train.rec, a .rec, a folder of class folders, a list, tar shards or vectors (docs/data.md). Several
     paths are several sets, whose classes follow one another; a pattern in quotes, 'shards/*.rec', names the shards of
@@ -73,7 +76,7 @@ class DataFlags:
     the same. See docs/many-labels.md."""
     shared_classes: Annotated[bool, Before(False)] = False
     """Classes of several sets are one class if they have the same name or, in sets without names, the same number."""
-    labels: Annotated[int, In("[1, 1000]"), Before(1)] = 1
+    labels: Annotated[int, In(LABELS), Before(1)] = 1
     """The most labels of an image: the numbers in the header of a record, `path 3,5,8` in a list, a list in a .json or
     a .parquet (docs/many-labels.md). 1: the first counts, if there are more."""
     labels_drawn: Annotated[int, In(0), Before(0)] = 0
@@ -123,11 +126,8 @@ class DataFlags:
             raise ValueError(f"--order blocks is for a .rec file; the images of {self.shown} are separate files")
         if self.order == "blocks" and self.balance != "none":
             raise ValueError(f"--balance {self.balance} draws classes, --order blocks reads the file on; leave one out")
-        if self.labels_drawn > self.labels:
-            raise ValueError(
-                f"--labels-drawn {self.labels_drawn} with --labels {self.labels}: an image has no more than that; give "
-                "a larger --labels, or draw fewer"
-            )
+        if not self.heads:  # of sets each is checked by itself
+            face_heads.check_drawn(self.labels, self.labels_drawn)
         if self.labels > 1 and self.balance != "none":
             raise ValueError(
                 f"--balance {self.balance} with --labels {self.labels}: it draws images by their class, and these are "
@@ -184,8 +184,8 @@ class Config:
         face_vectors.check(self.data, self.model, self.tuning)
         self.model.check(self.launch, self.optim, self.schedule)
         self.tuning.check(self.model.engine)
-        drawn = self.data.labels_drawn or self.data.labels
-        for head in [one.flags for one in face_heads.of(self)] or [self.head]:
+        heads = [(one.flags, one.drawn) for one in face_heads.of(self)]
+        for head, drawn in heads or [(self.head, self.data.labels_drawn or self.data.labels)]:
             head.check(self.launch, self.optim, self.schedule, self.run.resume, drawn)
 
 
@@ -218,9 +218,14 @@ def train_here(run: Run) -> int:
 
     config, data, world = run.config, run.config.data, run.world
     of_vectors = config.model.takes_vectors
+    heads = face_heads.of(config)
+    several = max((one.labels for one in heads), default=data.labels) > 1
+    drawn: Any = data.labels_drawn
+    if heads:
+        drawn = [one.drawn for one in heads] if any(one.drawn < one.labels for one in heads) else 0
 
     # ---- data
-    source = run.open_data(lambda: face_vectors.open_tables(data) if of_vectors else _source(data))
+    source = run.open_data(lambda: face_vectors.open_tables(data) if of_vectors else _source(data, heads))
     num_classes = data.num_classes or source.num_classes
     order = _order(run, source)
     total_steps, _ = run.lengths(order)
@@ -234,7 +239,7 @@ def train_here(run: Run) -> int:
     transform = as_stored if of_vectors else training_square(data.image_size, data.augment, data.mirror)
     weights = read_weights(data.sample_weights, len(source)) if data.sample_weights else None
     loader = run.loader(source, transform, order, num_workers=data.num_workers, max_bad_records=data.max_bad_records,
-                        labels_drawn=data.labels_drawn, weights=weights)  # fmt: skip
+                        labels_drawn=drawn, weights=weights)  # fmt: skip
 
     # ---- model
     torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
@@ -247,8 +252,8 @@ def train_here(run: Run) -> int:
     if config.tuning.ema:
         backbone.keep_average(config.tuning.ema, delivered=config.tuning.deliver == "ema")
     teacher = face_tuning.teacher(config.tuning, network, input_size, backbone)
-    ignored = NONE if data.labels > 1 else None  # to look for it takes a wait for the device
-    heads, settings = face_heads.of(config), config.model.settings(config.schedule.lr)
+    ignored = NONE if several else None  # to look for it takes a wait for the device
+    settings = config.model.settings(config.schedule.lr)
     if heads:
         head: Any = face_heads.build(run, heads, source, network.embedding_size, backbone, ignored)
         settings["head_lr_ratio"] = 1.0  # each head has its own
@@ -283,14 +288,15 @@ def _called(config: Config) -> tuple[str | Path, str]:
     ), network
 
 
-def _source(data: DataFlags) -> Source:
+def _source(data: DataFlags, heads: Sequence[face_heads.NamedHead] = ()) -> Source:
     from partial_fc.data import Synthetic
     from partial_fc.data.sets.joined import open_sets
 
     if data.synthetic:
         assert data.num_classes is not None
         return Synthetic(data.num_classes, data.image_size, data.num_images, data.labels)
-    return open_sets(data.recs, data.num_classes, data.shared_classes, num_labels=data.labels)
+    most: Any = {one.name: one.labels for one in heads} or data.labels
+    return open_sets(data.recs, data.num_classes, data.shared_classes, num_labels=most)
 
 
 def _order(run: Run, source: Source) -> Order:
@@ -394,7 +400,7 @@ def _started(config: Config, rates: dict[str, Any]) -> tuple[Config, str]:
 @flags.told_as_usage
 def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     """Parses the command line: configuration, and notes for the user on settings of a --config file without effect."""
-    arguments = face_heads.gathered(arguments)
+    arguments = face_heads.gathered(with_file(arguments, facts(Config), face_heads.OWN))
     # Given explicitly: these count more than what the data states.
     names = ("dataset", "config", *presets.OF_THE_DATA, "num_images", *OF_TRANSFORMERS, "network")
     known, _ = split(arguments, names, {"network": {"short": "--backbone"}})

@@ -2,37 +2,67 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from partial_fc import flags
 from partial_fc.errors import UsageError
 from partial_fc.files import named
-from partial_fc.flags import HeadFlags
-from partial_fc.flags.facts import flag
+from partial_fc.flags import Flags, HeadFlags, by_name, check_numbers
+from partial_fc.flags.facts import LABELS, In
 
 if TYPE_CHECKING:
     from partial_fc.data import Source
     from partial_fc.head import Heads
     from partial_fc.train.run import Run
 
-_NAMED = re.compile(r"([A-Za-z]\w*)=(.+)", re.ASCII)
-# Numbers of the data: the sum of the batch sizes, and the most labels, hold for all.
-_BATCH, _LABELS = "batch_size", "labels"
-# What all heads have in common: the norm of the whole gradient, the looks at the rows, and the centres to start from.
-_COMMON = {"head_clip", "telemetry_every", "start_centres", "imprint_images"}
-_OWN = {field.name for field in fields(HeadFlags)} - _COMMON | {_BATCH}
+_BATCH = "batch_size"  # of a process: the sum of the sets'
+# What all heads have in common: the norm of the whole gradient, and the looks at the rows.
+_COMMON = {"head_clip", "telemetry_every"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SetFlags:
+    """What a set may have otherwise than the others besides its head."""
+
+    batch_size: int = 0
+    labels: Annotated[int, In(LABELS)] = 1
+    labels_drawn: int = 0
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        check_drawn(self.labels, self.labels_drawn)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OfSet:
+    head: Flags[HeadFlags]
+    data: Flags[_SetFlags]
+
+
+OWN = by_name.own_flags(HeadFlags, _SetFlags, common=_COMMON)
 
 
 @dataclass(frozen=True)
 class NamedHead:
-    """The head of a set. share: the set's samples in a batch of a process; 0: as many as come."""
+    """The head of a set. share: the set's samples in a batch of a process; 0: as many as come. labels: of a sample;
+    drawn: in a step."""
 
     name: str
-    share: int
     flags: HeadFlags
+    share: int
+    labels: int
+    drawn: int
+
+
+def check_drawn(labels: int, drawn: int) -> None:
+    """Raises ValueError if more labels are to be drawn than an image has."""
+    if drawn > labels:
+        raise ValueError(
+            f"--labels-drawn {drawn} with --labels {labels}: an image has no more than that; give a larger --labels, "
+            "or draw fewer"
+        )
 
 
 def names_of(recs: tuple[Path, ...]) -> list[str]:
@@ -50,50 +80,20 @@ def names_of(recs: tuple[Path, ...]) -> list[str]:
 
 
 def gathered(arguments: list[str]) -> list[str]:
-    """Returns the command line with `--sample-rate words=0.1` as `--heads words.sample_rate=0.1`, --batch-size as the
-    sum of named ones, and --labels as the largest. Raises ValueError for a name that --rec does not have, and for a
-    flag of all heads."""
-    names = _named_in(arguments)
+    """Returns the command line with `--sample-rate words=0.1` as `--heads words.sample_rate=0.1`, and --batch-size as
+    the sum of named ones. Raises ValueError for a name that --rec does not have, and for a flag of all heads."""
+    names = names_of(tuple(map(Path, by_name.values_of(arguments, "--rec"))))
     if not names:
         return arguments
-    kept: list[str] = []
-    own: list[str] = []
-    sizes: dict[str, str] = {}
-    labels: list[str] = []
-    field, moved = "", False  # of the flag whose values are read; whether its last value went to a head
-    for word in _split(arguments):
-        if word.startswith("--"):
-            kept.append(word)
-            field, moved = word[2:].replace("-", "_"), False
-            continue
-        match = _NAMED.fullmatch(word) if field in {*_OWN, *_COMMON, _LABELS} else None
-        if match and field in _COMMON and match[1] in names:
-            raise ValueError(f"{flag(field)} {word}: it is for all heads together; give one value")
-        if match and match[1] in names:
-            if kept[-1] == flag(field) or kept[-1].replace("_", "-") == flag(field):
-                kept.pop()  # a flag without a value for all
-            if field == _LABELS:
-                labels.append(match[2])
-                continue
-            moved = True
-            own.append(f"{match[1]}.{field}={match[2]}")
-            if field == _BATCH:
-                sizes[match[1]] = match[2]
-        elif match and field in _OWN | {_LABELS} and field not in ("centre_path",):
-            raise ValueError(f"{flag(field)} {word}: no set is named {match[1]}; --rec names {', '.join(names)}")
-        elif moved:
-            own[-1] += f" {word}"
-        else:
-            kept.append(word)
+    kept, own = by_name.gathered(arguments, names, OWN, _COMMON)
+    own = [*by_name.values_of(arguments, "--heads"), *own]
+    sizes = {name: size for name, size in (one.split(f".{_BATCH}=") for one in own if f".{_BATCH}=" in one)}
     if sizes:
         if missing := [name for name in names if name not in sizes]:
             raise ValueError(f"--batch-size names {', '.join(sizes)}, and not {', '.join(missing)}; give each set's")
         if not all(size.isdecimal() and int(size) for size in sizes.values()):
             raise ValueError(f"--batch-size is {' '.join(f'{k}={v}' for k, v in sizes.items())}; expected 1 or more")
         kept += ["--batch-size", str(sum(map(int, sizes.values())))]
-    if labels:
-        most = max(labels, key=lambda number: int(number) if number.isdecimal() else -1)
-        kept += ["--labels", most]
     return [*kept, *(["--heads", *own] if own else [])]
 
 
@@ -108,29 +108,27 @@ def of(config: Any) -> list[NamedHead]:
     for name, given in {
         "--num-classes": data.num_classes is not None, "--shared-classes": data.shared_classes,
         f"--balance {data.balance}": data.balance != "none", f"--order {data.order}": data.order != "shuffled",
-        "--accumulate": config.optim.accumulate > 1, "--start-centres": config.head.start_centres is not None,
     }.items():  # fmt: skip
         if given:
             raise ValueError(f"{name} with sets that have heads of their own ({', '.join(names)}); leave it out")
-    words: dict[str, list[str]] = {name: [] for name in names}
-    for one in data.heads:
-        match = re.fullmatch(r"(\w+)\.(\w+)=(.*)", one)
-        if match is None or match[1] not in words or match[2] not in _OWN:
-            raise ValueError(f"--heads {one}; expected NAME.flag=value with a NAME of {', '.join(names)}")
-        words[match[1]] += [flag(match[2]), *match[3].split()]
-    return [_parsed(name, words[name], config) for name in names]
+    words = by_name.of_each(data.heads, names, OWN)
+    heads = [_parsed(name, words[name], config) for name in names]
+    if config.optim.accumulate > 1 and not any(one.share for one in heads):
+        raise ValueError(
+            f"--accumulate {config.optim.accumulate} with heads of which a micro-batch has as many rows as come: each "
+            "mean is over a micro-batch's rows; give the number of each set's, --batch-size NAME=N NAME=N"
+        )
+    return heads
 
 
 def _parsed(name: str, words: list[str], config: Any) -> NamedHead:
-    share = 0
-    if flag(_BATCH) in words:
-        place = words.index(flag(_BATCH))
-        share, words = int(words[place + 1]), words[:place] + words[place + 2 :]
+    of_all = ["--labels", str(config.data.labels), "--labels-drawn", str(config.data.labels_drawn)]
     try:
-        given = flags.parse(HeadFlags, words, "--heads", default=config.head)
+        given = flags.parse(_OfSet, [*of_all, *words], "--heads", default=_OfSet(head=config.head, data=_SetFlags()))
     except UsageError as error:
         raise ValueError(f"head {name}: {error}") from error
-    return NamedHead(name, share, given)
+    data = given.data
+    return NamedHead(name, given.head, data.batch_size, data.labels, data.labels_drawn or data.labels)
 
 
 def build(
@@ -150,26 +148,6 @@ def build(
     return Heads(
         weights={one.name: one.flags.head_weight for one in heads},
         lr_ratios={one.name: one.flags.settings(lr)["head_lr_ratio"] for one in heads},
+        num_labels={one.name: one.drawn for one in heads},
         **parts,
     )
-
-
-def _split(arguments: list[str]) -> list[str]:
-    """Returns the words, with --flag=value as two."""
-    words = []
-    for word in arguments:
-        name, equals, value = word.partition("=")
-        words += [name, value] if word.startswith("--") and equals else [word]
-    return words
-
-
-def _named_in(arguments: list[str]) -> list[str]:
-    """Returns the names in --rec NAME=path ... of a command line."""
-    recs: list[Path] = []
-    reading = False
-    for word in _split(arguments):
-        if word.startswith("--"):
-            reading = word == "--rec"
-        elif reading:
-            recs.append(Path(word))
-    return names_of(tuple(recs))

@@ -164,6 +164,15 @@ class Checkpoint:
         except ValueError as error:
             raise ValueError(f"{path} is damaged: {error}") from None
 
+    def class_names_of(self, table: str) -> list[str] | None:
+        """Returns the names of a table's classes, by number; None if they have only numbers. The names are those of
+        one table, or of all together where they have numbers one after the other (Heads)."""
+        names, tables = self.class_names, tables_in(self.manifest, self.where)
+        if names is None or len(names) == tables[table]["num_classes"]:
+            return names
+        first = self.manifest["head"].get("first_class", {}).get(table)
+        return None if first is None else names[first : first + tables[table]["num_classes"]]
+
     def names(self) -> list[str]:
         """Returns the names of all classes, by default their numbers. For a head with one unnamed table."""
         if named := self.class_names:
@@ -239,17 +248,21 @@ class Checkpoint:
             )
 
 
-def open_with_centres(*folders: Path, named: bool = False) -> Checkpoint:
+def open_with_centres(*folders: Path, named: bool = False, table: str | None = None) -> Checkpoint:
     """Opens a checkpoint that has class centres. folders: of it, or roots whose newest counts. named: accepts named
-    tables. Raises ValueError if it has no centres, or others than these."""
+    tables. table: it must have this one; "": one without a name. Raises ValueError if it has no centres, or others."""
     checkpoint = Checkpoint(*map(step_folder, folders))
     tables = tables_in(checkpoint.manifest, checkpoint.where)
     if not tables:
         raise ValueError(f"{checkpoint.where} has no class centres: it is not of recipe face")
-    if not named and list(tables) != [""]:
+    if table is not None and table not in tables:
+        has = f"the tables {', '.join(map(repr, tables))}" if "" not in tables else "one table, without a name"
+        asked = f"none is named {table!r}" if table else "say which: --table NAME"
+        raise ValueError(f"{checkpoint.where} has {has}; {asked}")
+    if not named and table is None and list(tables) != [""]:
         raise ValueError(
             f"{checkpoint.where} has the tables {', '.join(map(repr, tables))}; expected a checkpoint of a head with "
-            "one table, without a name (inspect, verify, merge and reshard take any)"
+            "one table, without a name (inspect, verify, merge and reshard take any, classify and export one: --table)"
         )
     return checkpoint
 

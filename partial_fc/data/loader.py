@@ -20,7 +20,7 @@ from torch import Tensor
 from partial_fc.counter_rng import derive_key
 from partial_fc.data.labels import NONE, in_array
 from partial_fc.data.order import Keyed, Order, Selection
-from partial_fc.data.sample import BadRecord, Sample, Source, SourceGone
+from partial_fc.data.sample import BadRecord, LabelOutOfRange, Sample, Source, SourceGone
 from partial_fc.data.transform import as_stored, channels_first
 from partial_fc.head.selection.labels import draw_labels
 
@@ -79,7 +79,8 @@ class Loader:
     a sample. order: Keyed by default. batch_size: of this rank. position: where to start (Batch.position). Logs and
     replaces a damaged record; more than `max_bad_records` different ones on this rank raise ValueError. num_workers
     threads build a whole batch each (0: the calling thread does); up to `prefetch` finished batches wait. labels_drawn:
-    so many of a sample's labels each time, a function of (seed, position); 0: all. weights: of each sample of the
+    so many of a sample's labels each time, a function of (seed, position); 0: all; of several sets (Joined), of each
+    set's samples so many, 1 or more. weights: of each sample of the
     source, by its index; None: batches have none.
     """
 
@@ -98,7 +99,7 @@ class Loader:
         prefetch: int = 2,
         max_bad_records: int = 100,
         pin_memory: bool = False,
-        labels_drawn: int = 0,
+        labels_drawn: int | Sequence[int] = 0,
         weights: NDArray | None = None,
     ) -> None:
         for name, value, least in (
@@ -215,8 +216,7 @@ class Loader:
         data_B, labels, key_B, used_B = (*at_once, index_B.numpy()) if at_once else self._each(selection)
         label_B = torch.from_numpy(labels)
         if self.labels_drawn:
-            place_BN = draw_labels(label_B, self.labels_drawn, selection.position_B, 0, self.seed, ignore_index=NONE)
-            label_B = label_B.gather(1, place_BN)
+            label_B = self._drawn(label_B, selection.position_B, used_B)
         weight_B = None if self._weights is None else torch.from_numpy(self._weights[used_B].astype(np.float64))
         return Batch(
             channels_first(torch.from_numpy(data_B)),
@@ -229,6 +229,16 @@ class Loader:
             selection.position_B,
             weight_B,
         )
+
+    def _drawn(self, label_BK: Tensor, position_B: Tensor, index_B: NDArray[np.int64]) -> Tensor:
+        number_S = torch.tensor(self.labels_drawn).view(-1)
+        most = int(number_S.max())
+        place_BN = draw_labels(label_BK, most, position_B, 0, self.seed, ignore_index=NONE)
+        label_BN = label_BK.gather(1, place_BN)
+        if len(number_S) == 1:
+            return label_BN
+        number_B = number_S[torch.from_numpy(self.source.set_of(index_B))]
+        return label_BN.masked_fill_(torch.arange(most) >= number_B[:, None], NONE)
 
     def _each(self, selection: Selection) -> tuple[NDArray, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Returns (arrays, labels, keys, indices)."""
@@ -292,11 +302,11 @@ class Loader:
     def _read_together(self, indices: list[int]) -> list[Sample | None]:
         """Reads the first of these samples, one or more; None: a damaged one, to be reported when its turn comes."""
         samples: list[Sample | None] = []
-        num_bytes, read = 0, self.source.read
+        num_bytes = 0
         for index in indices:
             self._check_open()
             try:
-                sample = read(index)
+                sample = self._read(index)
             except BadRecord:
                 samples.append(None)
                 continue
@@ -316,7 +326,7 @@ class Loader:
         while True:
             self._check_open()
             try:
-                sample = sample or self.source.read(index)
+                sample = sample or self._read(index)
                 return self.transform(sample, self._random.at(position, self._augment_key), out), sample, index
             except BadRecord as error:
                 self._note_bad(index, f"{self.source.where(index)}: {error}" if sample else str(error))
@@ -326,6 +336,14 @@ class Loader:
     def _check_open(self) -> None:
         if self._stop.is_set():
             raise RuntimeError("the loader is closed")
+
+    def _read(self, index: int) -> Sample:
+        try:
+            return self.source.read(index)
+        except LabelOutOfRange as error:
+            if self.world_size == 1:
+                raise
+            raise LabelOutOfRange(f"rank {self.rank}: {error}", error.label) from None
 
     def _note_bad(self, index: int, message: str) -> None:
         with self._bad_lock:

@@ -109,6 +109,7 @@ PIXELS = "[1, 16384]"
 BATCH = "[1, 1048576]"
 PERCENT = "[1, 100]"
 CLASSES = f"[1, {1 << 48}]"
+LABELS = "[1, 1000]"
 PORT = "[1, 65535]"
 ANY = "(-inf, inf)"
 _LARGEST_INT = 2**63 - 1

@@ -37,10 +37,17 @@ class Heads(nn.Module):
     go on with the step. One collective besides those of the heads, heads/rows, of 8 bytes a head and rank.
 
     weights: by name, finite and not negative; 1 if not given. lr_ratios: what `step` multiplies lr by, by name.
+    num_labels: by name, the most labels of a head's rows where they have fewer than others; what follows those in
+    label_BK only fills up.
     """
 
     def __init__(
-        self, *, weights: Mapping[str, float] | None = None, lr_ratios: Mapping[str, float] | None = None, **heads: Any
+        self,
+        *,
+        weights: Mapping[str, float] | None = None,
+        lr_ratios: Mapping[str, float] | None = None,
+        num_labels: Mapping[str, int] | None = None,
+        **heads: Any,
     ) -> None:
         super().__init__()
         if not heads:
@@ -66,6 +73,7 @@ class Heads(nn.Module):
         self.parts = nn.ModuleDict(heads)
         self.weights = _by_name("weights", weights, heads)
         self.lr_ratios = _by_name("lr_ratios", lr_ratios, heads)
+        self.num_labels = {name: int(number) for name, number in _by_name("num_labels", num_labels, heads, 0).items()}
         stops = list(accumulate(head.num_classes for head in heads.values()))
         self.num_classes = stops[-1]
         self.first_class = dict(zip(heads, [0, *stops], strict=False))
@@ -84,10 +92,14 @@ class Heads(nn.Module):
         self.last_step = []
         loss = feat_BD.new_zeros((), dtype=torch.promote_types(feat_BD.dtype, torch.float32))
         for name, row_b, before, head in self._rows(head_B):
-            weights = (
-                None if weight is None else weight[row_b.to(weight.device)] for weight in (weight_BK, row_weight_B)
+            label_b, weight_b, row_weight_b = (
+                None if given is None else given[row_b.to(given.device)] for given in (label_B, weight_BK, row_weight_B)
             )
-            part = head(feat_BD[row_b], self._own(head, label_B[row_b]), *weights)
+            if label_B.ndim == 2 and (number := self.num_labels[name]):
+                if bool((label_b[:, number:] != head.ignore_index).any()):
+                    raise ValueError(f"{self.world}: a row of head {name!r} has more than {number} labels (num_labels)")
+                label_b, weight_b = label_b[:, :number], None if weight_b is None else weight_b[:, :number]
+            part = head(feat_BD[row_b], self._own(head, label_b), weight_b, row_weight_b)
             loss = loss + self.weights[name] * part
             self.last_step.append(_Part(name, row_b, before, head.last_step))
         return loss
@@ -196,11 +208,13 @@ class Heads(nn.Module):
         self.close()
 
 
-def _by_name(what: str, given: Mapping[str, float] | None, heads: Mapping[str, Any]) -> dict[str, float]:
-    """Returns a number for each head, 1 where none is given. Raises ValueError for another name or a wrong number."""
+def _by_name(
+    what: str, given: Mapping[str, float] | None, heads: Mapping[str, Any], default: float = 1.0
+) -> dict[str, float]:
+    """Returns a number for each head. Raises ValueError for another name or a wrong number."""
     for name, value in (given or {}).items():
         if name not in heads:
             raise ValueError(f"{what} name a head {name!r}; there are {', '.join(map(repr, heads))}")
         if not 0.0 <= value < float("inf"):
             raise ValueError(f"{what}: {value} for {name!r}; expected a finite number, 0 or more")
-    return {name: float((given or {}).get(name, 1.0)) for name in heads}
+    return {name: float((given or {}).get(name, default)) for name in heads}

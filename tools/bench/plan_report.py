@@ -3,10 +3,14 @@
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from partial_fc.errors import UsageError
+from partial_fc.flags import by_name
+from partial_fc.flags.command_line import parse, told_as_usage
 from partial_fc.flags.facts import CLASSES, PROCESSES, THREADS, In
 
 if TYPE_CHECKING:
@@ -17,13 +21,18 @@ if TYPE_CHECKING:
 KERNEL_SHARE = {"cpu": 0.85, "plain": 0.4, "triton": 0.6}
 
 
+# What each of several heads has for itself.
+_OWN = dict.fromkeys(
+    ("classes", "batch", "labels", "sample_rate", "dtype", "state_dtype", "optimizer", "place", "impl"), False
+)
 _SHOWN = ("classes", "local_classes", "sampled", "dim", "gpus", "batch", "sample_rate", "place", "impl")
 
 
 @dataclass(frozen=True)
 class PlanOptions:
     """Memory, traffic and time of a head, before anything is allocated. Rates are measured here (on one process, within
-    a second) unless they are given."""
+    a second) unless they are given. `--classes image=2000000 words=365187 --sample-rate words=0.1` is about several
+    heads; --batch, --labels, --sample-rate, --place, --impl, --optimizer and the dtypes take NAME=value then, too."""
 
     classes: Annotated[int, In(CLASSES)]
     """Classes over all processes."""
@@ -78,8 +87,38 @@ class PlanOptions:
     """Gbit/s of one process's link, each way."""
     latency_us: float = 20.0
     """Microseconds that one message takes beside its bytes."""
+    heads: tuple[str, ...] = ()
+    """What each of several heads has for itself: words NAME.flag=value."""
     json: bool = False
     """One JSON object instead of the table."""
+
+    @classmethod
+    @told_as_usage
+    def translated(cls, arguments: list[str]) -> list[str]:
+        """Returns the command line with `--sample-rate words=0.1` as `--heads words.sample_rate=0.1`. Raises ValueError
+        for names that --classes does not have."""
+        values = [value.partition("=") for value in by_name.values_of(arguments, "--classes")]
+        names = [name for name, equals, _ in values if equals]
+        if not names:
+            return arguments
+        if len({*names}) < len(values):
+            raise ValueError("--classes: expected a number, or NAME=number of each head, every name once")
+        kept, own = by_name.gathered(arguments, names, _OWN)
+        return [*kept, "--classes", "1", "--heads", *own]
+
+    def each(self) -> "dict[str, PlanOptions]":
+        """Returns the options of each of several heads by its name; {}: there is one. Raises ValueError for options
+        that are no head's."""
+        names = list(dict.fromkeys(one.partition(".")[0] for one in self.heads))
+        common = replace(self, heads=())
+        words = by_name.of_each(self.heads, names, _OWN)
+        each = {}
+        for name in names:
+            try:
+                each[name] = parse(PlanOptions, words[name], "--heads", default=common)
+            except UsageError as error:
+                raise ValueError(f"head {name}: {error}") from error
+        return each
 
     @property
     def local_classes(self) -> int:
@@ -103,8 +142,70 @@ class PlanOptions:
 
 def report(options: PlanOptions) -> None:
     """Prints the plan. Raises ValueError for invalid options."""
-    figures = make(options)
-    print(json.dumps(figures) if options.json else table(figures))
+    figures = make_all(options) if options.heads else make(options)
+    text = table_of_heads if options.heads else table
+    print(json.dumps(figures) if options.json else text(figures))
+
+
+def make_all(options: PlanOptions) -> dict[str, Any]:
+    """Returns the figures of several heads, as `make` those of one, and what they are together: their memory is added,
+    as are their times. The backbone counts once."""
+    from . import plan
+
+    alone = {"backbone_parameters": 0, "memory": None, "step_ms": None, "images_per_s": None}
+    each = {name: make(replace(one, **alone)) for name, one in options.each().items()}
+    backbone = plan.backbone_bytes(options.backbone_parameters, options.optimizer)
+    sent = 2 * (options.gpus - 1) * 4 * options.backbone_parameters // options.gpus
+    limit = None if options.memory is None else num_bytes(options.memory) - num_bytes(options.reserve)
+    seconds = {
+        rate: sum(sum(figures["seconds"][rate].values()) for figures in each.values()) for rate in ("all", "sampled")
+    }
+    memory_total = sum(figures["memory_total"] for figures in each.values()) + sum(backbone.values())
+    verdict = []
+    if limit is not None:
+        fits = "Fits" if memory_total <= limit else "Does not fit"
+        verdict.append(f"{fits}: {_size(memory_total)} of {_size(limit)}.")
+    beside = _backbone_seconds(options)
+    share = "" if beside is None else f", {seconds['sampled'] / (beside + seconds['sampled']):.0%} of it"
+    sampled, full = _time(seconds["sampled"]), _time(seconds["all"])
+    verdict.append(f"The heads take {sampled} of a step{share}; {full} with all classes.")
+    return {
+        "heads": each, "backbone": backbone, "backbone_sent": sent, "memory_total": memory_total, "limit": limit,
+        "seconds": seconds, "verdict": verdict,
+    }  # fmt: skip
+
+
+def table_of_heads(figures: dict[str, Any]) -> str:
+    """Formats the plan of several heads as a table with a column for each."""
+    each = list(figures["heads"].values())
+    lines = [_row("", *figures["heads"], "together")]
+
+    def add(name: str, values: list[float], text: Callable[[float], str] = "{:,}".format) -> None:
+        lines.append(_row(name, *map(text, values), text(sum(values))))
+
+    for name, key in {"classes": "classes", "  of a process": "local_classes", "  in a step": "sampled"}.items():
+        add(name, [one[key] for one in each])
+    lines += ["", "memory of a process"]
+    for part in dict.fromkeys(part for one in each for part in one["memory"]):
+        add(f"  {part}", [one["memory"].get(part, 0) for one in each], _size)
+    for part, size in figures["backbone"].items():
+        if size:
+            lines.append(_row(f"  {part}", *[""] * len(each), _size(size)))
+    totals = [one["memory_total"] for one in each]
+    lines.append(_row("  together", *map(_size, totals), _size(figures["memory_total"])))
+    if any(one["elsewhere"] for one in each):
+        add("  beside it, elsewhere", [one["elsewhere"] for one in each], _size)
+    lines += ["", "sent in a step"]
+    for part in each[0]["collectives"]:
+        add(f"  {part}", [one["collectives"][part]["sent"] for one in each], _size)
+    if figures["backbone_sent"]:
+        lines.append(_row("  backbone", *[""] * len(each), _size(figures["backbone_sent"])))
+    lines += ["", "time of a step"]
+    for part in each[0]["seconds"]["sampled"]:
+        add(f"  {part}", [one["seconds"]["sampled"][part] for one in each], _time)
+    add("  together", [sum(one["seconds"]["sampled"].values()) for one in each], _time)
+    add("  with all classes", [sum(one["seconds"]["all"].values()) for one in each], _time)
+    return "\n".join([*lines, "", *figures["verdict"]])
 
 
 def make(options: PlanOptions) -> dict[str, Any]:

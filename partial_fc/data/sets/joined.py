@@ -12,13 +12,14 @@ import math
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from partial_fc.data.labels import NONE, check_inside
 from partial_fc.data.open import AnySource, open_source, stated
 from partial_fc.data.recordio import RecordSource
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, Sample, Source
@@ -53,14 +54,15 @@ class _Shard(NamedTuple):
 class Joined(Source):
     """Sets one after another. Samples are numbered from the first of the first set; that number is also their key.
 
-    sets: (name, samples, weight) of each, for the order.
+    sets: (name, samples, weight) of each, for the order. num_labels: the most of any set; each is checked by its own.
     """
 
     def __init__(self, shards: Sequence[_Shard], sets: list[tuple[str, int, float]], num_classes: int,
                  names: list[str] | None) -> None:  # fmt: skip
         self.shards, self.sets, self.num_classes, self._names = shards, sets, num_classes, names
         self.remote = any(shard.source.remote for shard in shards)
-        self.num_labels = shards[0].source.num_labels
+        self.num_labels = max(shard.source.num_labels for shard in shards)
+        self._stop_S = np.cumsum([count for _, count, _ in sets])
         self._starts = [0, *itertools.accumulate(len(shard.source) for shard in shards)]
 
     def __len__(self) -> int:
@@ -126,6 +128,10 @@ class Joined(Source):
     def class_names(self) -> list[str] | None:
         return self._names
 
+    def set_of(self, index_N: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the number of the set that each sample is of."""
+        return np.searchsorted(self._stop_S, index_N, side="right")
+
     def close(self) -> None:
         for shard in self.shards:
             shard.source.close()
@@ -151,11 +157,17 @@ class Joined(Source):
         """Returns the class numbers of the whole for labels of a shard; numbers of no class for what is none."""
         known = (label_N >= 0) & (label_N < len(shard.class_C))
         class_N = np.asarray(shard.class_C)[np.where(known, label_N, 0)]
-        return np.where(known, class_N, _outside(label_N, self.num_classes))
+        class_N = np.where(known, class_N, _outside(label_N, self.num_classes))
+        if self.num_labels == 1:
+            return class_N
+        class_NK = class_N.reshape(len(class_N), -1)
+        return np.pad(class_NK, ((0, 0), (0, self.num_labels - class_NK.shape[1])), constant_values=NONE)
 
     def _mapped(self, shard: _Shard) -> NDArray[np.int64]:
         try:
             label_N = shard.source.labels()
+            if self.num_labels > shard.source.num_labels == 1:  # -1 is no filler
+                check_inside(label_N, shard.source)
         except LabelOutOfRange as error:
             raise LabelOutOfRange(f"{self._prefix(shard)}{error}", error.label) from None
         return self._classes(shard, label_N)
@@ -170,18 +182,25 @@ def open_sets(
     shared_classes: bool = False,
     *,
     vectors: bool = False,
-    num_labels: int = 1,
+    num_labels: int | Mapping[str, int] = 1,
 ) -> AnySource | Joined:
-    """Opens one set or several. vectors: files of vectors, too. num_labels: see `open_source`. Raises ValueError if a
-    pattern has no file, a file is named twice, images and vectors are mixed, or the sets have more classes than
-    num_classes."""
+    """Opens one set or several. vectors: files of vectors, too. num_labels: see `open_source`; of all sets, or of each
+    by its name. Raises ValueError if a pattern has no file, a file is named twice, images and vectors are mixed, or the
+    sets have more classes than num_classes."""
     sets = find_sets(paths)
+    most = [num_labels if isinstance(num_labels, int) else num_labels[one.name] for one in sets]
     if len(sets) == 1 and len(sets[0].paths) == 1:
-        return open_source(sets[0].paths[0], num_classes, vectors=vectors, num_labels=num_labels)
+        return open_source(sets[0].paths[0], num_classes, vectors=vectors, num_labels=most[0])
     one_numbering = len(sets) == 1 or shared_classes
     # Without names, one numbering needs no number of its own for each set.
     number = num_classes if one_numbering else None
-    opened = [[open_source(path, number, vectors=vectors, num_labels=num_labels) for path in one.paths] for one in sets]
+    opened = []
+    for one, own in zip(sets, most, strict=True):
+        try:
+            opened.append([open_source(path, number, vectors=vectors, num_labels=own) for path in one.paths])
+        except LabelOutOfRange as error:
+            where = f"set {one.name}: " if len(sets) > 1 else ""
+            raise LabelOutOfRange(f"{where}{error}", error.label) from None
     kinds = {f"{one.name} has {_kind(source)}" for one, sources in zip(sets, opened, strict=True) for source in sources}
     if len({kind.partition(" has ")[2] for kind in kinds}) > 1:
         raise ValueError(f"the sets differ: {', '.join(sorted(kinds))}; expected images, or vectors of one length")

@@ -2,10 +2,11 @@
 
 Uniform draws seldom contain the few centres that a class is confused with (ASTRA, https://arxiv.org/abs/2409.20156).
 In every `every`-th step each class of the batch, by its first feature there, is compared with the active rows, and the
-k nearest of this rank become its list. The centres in the list take part whenever the class does: a list only gets
-nearer, as the uniform draws bring up candidates, and forgets a centre that has moved away. After about 1 / sample rate
-such steps with a class in the batch all centres were candidates. Lists are kept for the classes that were last in a
-batch, at most `capacity` of them, in 4 * (k + 1) bytes each. k is for each rank, so the draw depends on W.
+k nearest of this rank that are no label of that feature become its list. The centres in the list take part whenever the
+class does: a list only gets nearer, as the uniform draws bring up candidates, and forgets a centre that has moved away.
+After about 1 / sample rate such steps with a class in the batch all centres were candidates. Lists are kept for the
+classes that were last in a batch, at most `capacity` of them, in 4 * (k + 1) bytes each. k is for each rank, so the
+draw depends on W.
 """
 
 import torch
@@ -64,11 +65,11 @@ class HardNegatives:
         if step % self.every or not len(class_N):
             return
         finite_G = unit_GD.isfinite().all(dim=1)  # after an overflow in fp16 some are not
-        label_G, unit_GD = label_G[finite_G], unit_GD[finite_G]
-        class_U, first_U = _first_of_each(label_G.flatten())
-        first_U = first_U.div(label_G.shape[1], rounding_mode="floor") if label_G.dim() == 2 else first_U
+        label_GT, unit_GD = label_G.reshape(len(label_G), -1)[finite_G], unit_GD[finite_G]
+        class_U, first_U = _first_of_each(label_GT.flatten())
         slot_U, chosen_U = _first_of_each(self._slot(class_U))  # of classes that share a slot, one gets it
-        class_U, hat_UD = class_U[chosen_U], unit_GD[first_U[chosen_U]]
+        row_U = first_U[chosen_U].div(label_GT.shape[1], rounding_mode="floor")
+        class_U, hat_UD, own_UT = class_U[chosen_U], unit_GD[row_U], label_GT[row_U]
 
         num_rows = len(table) if row_S is None else len(row_S)
         sub_centres = num_rows // len(class_N)
@@ -79,7 +80,8 @@ class HardNegatives:
             rows = slice(begin * sub_centres, (begin + len(candidate_M)) * sub_centres)
             centre_KD = table[rows if row_S is None else row_S[rows]].to(hat_UD.dtype)
             cos_UM = (hat_UD @ unit(centre_KD)[0].T).unflatten(1, (-1, sub_centres)).amax(dim=2)
-            cos_UM.masked_fill_(candidate_M == class_U[:, None], -torch.inf)
+            for own_U in own_UT.unbind(dim=1):
+                cos_UM.masked_fill_(candidate_M == own_U[:, None], -torch.inf)
             best_UK, index_UK = torch.cat((best_UK, cos_UM), dim=1).topk(self.k)
             near_UK = torch.cat((near_UK, candidate_M.expand(len(class_U), -1)), dim=1).gather(1, index_UK)
         near_UK.masked_fill_(best_UK == -torch.inf, _NONE)

@@ -36,10 +36,13 @@ _BATCH = 64  # not --batch-size, which changes with the number of ranks
 _SHORTEST = 1e-6  # mean of unit vectors that has a direction
 
 
-def imprint(backbone: Backbone, table: Table, source: Source, num_images: int, logger: Logger) -> None:
+def imprint(
+    backbone: Backbone, table: Table, source: Source, num_images: int, logger: Logger, first_class: int = 0
+) -> None:
     """Writes the mean directions, of length 1, by the backbone in evaluation mode, with the flipped image where the
     model adds it. An image with several labels counts for each of their classes. Images that cannot be read do not
-    count; classes without images start as without imprinting. A collective. Raises ValueError, on all ranks, for a mean
+    count; classes without images start as without imprinting. first_class: the number that the source gives to the
+    table's first class; it may have those of other tables. A collective. Raises ValueError, on all ranks, for a mean
     that has NaN, Inf or length 0."""
     facts, world, started = backbone.contract, table.world, time.perf_counter()
     if "flip" not in facts:
@@ -48,9 +51,10 @@ def imprint(backbone: Backbone, table: Table, source: Source, num_images: int, l
     blank = black(size) if size else np.zeros(int(facts["input_size"]), np.float32)
     label_N = labels_of(source)
     assert label_N is not None, "recipe face has no source without labels"
-    at_M = first_images(label_N.reshape(-1), table.num_classes, num_images)
+    label_N = label_N.reshape(-1) - first_class
+    at_M = first_images(label_N, table.num_classes, num_images)
     index_M = at_M // source.num_labels
-    class_M = torch.from_numpy(label_N.reshape(-1)[at_M])
+    class_M = torch.from_numpy(label_N[at_M])
     chosen = {"images": torch.from_numpy(index_M), "their classes": class_M}
     if difference := compare_replicas(chosen, world, "imprint/images"):
         raise ValueError(f"--start-centres imprint: the training data is not the same on all ranks: {difference}")

@@ -25,12 +25,13 @@ from partial_fc.comm import all_or_raise
 from partial_fc.data import Source
 from partial_fc.data.npy import read_npy
 from partial_fc.foreign.centre_files import ForeignRows, are_in, find
-from partial_fc.head import Head, Table
+from partial_fc.head import Head, PartialFC, Table
 from partial_fc.head.rows import RowSGD
 from partial_fc.train.begin.imprint import imprint
 from partial_fc.train.seams import Backbone
 
 if TYPE_CHECKING:
+    from partial_fc.flags import HeadFlags
     from partial_fc.train.run import Run
 
 _CHUNK = 1 << 22  # numbers that are read at a time
@@ -38,23 +39,40 @@ _EXPECTED = "expected imprint, FILE.npy, a run, a checkpoint, or centre files of
 
 
 def load(run: Run, backbone: Backbone, head: Head, source: Source | None) -> None:
-    """Writes the centres that the flags ask for into the head. A collective. Raises ValueError, on all ranks."""
-    given = run.head_flags.start_centres if run.head_flags else None
-    if run.head_flags is None or given is None:
+    """Writes the centres that the flags ask for into the head, or into each of several. A collective. Raises
+    ValueError, on all ranks."""
+    given = [(flags, table) for flags, table in run.scheduled if flags.start_centres is not None]
+    folders = {flags.start_centres for flags, _ in given if _is_checkpoint(flags.start_centres)}
+    if not folders:
+        for flags, table in given:
+            _load_table(run, backbone, source, flags, table, getattr(head, "first_class", {}).get(table.name, 0))
         return
+    if {flags.start_centres for flags, _ in given} != folders or len(folders) > 1 or len(given) < len(head.tables()):
+        raise ValueError(
+            f"--start-centres {' '.join(sorted(folders))}: a checkpoint has the centres of all heads; give one to all "
+            "of them, and to a single head FILE.npy or imprint"
+        )
+    stored = open_centres(Path(folders.pop()), run.world)
+    of_face = stored.manifest.get("recipe", "face") == run.recipe
+    for note in check_class_names(stored, source) if source is not None and of_face else ():
+        run.note(note)
+    load_centres(stored, head)
+    run.logger.info(f"class centres from {stored.folder}")
+
+
+def _is_checkpoint(given: str) -> bool:
     path = Path(given)
-    if given != "imprint" and path.suffix != ".npy" and path.is_dir() and not are_in(path):
-        stored = open_centres(path, run.world)
-        of_face = stored.manifest.get("recipe", "face") == run.recipe
-        for note in check_class_names(stored, source) if source is not None and of_face else ():
-            run.note(note)
-        load_centres(stored, head)
-        run.logger.info(f"class centres from {stored.folder}")
-        return
-    (table,) = head.tables().values()
-    if given == "imprint":
+    return given != "imprint" and path.suffix != ".npy" and path.is_dir() and not are_in(path)
+
+
+def _load_table(
+    run: Run, backbone: Backbone, source: Source | None, flags: HeadFlags, table: PartialFC, first_class: int
+) -> None:
+    """first_class: the number that the source gives to the table's first class."""
+    path = Path(flags.start_centres or "")
+    if flags.start_centres == "imprint":
         assert source is not None
-        imprint(backbone, table, source, run.head_flags.imprint_images, run.logger)
+        imprint(backbone, table, source, flags.imprint_images, run.logger, first_class)
         return
 
     def read() -> None:
@@ -62,8 +80,9 @@ def load(run: Run, backbone: Backbone, head: Head, source: Source | None) -> Non
             raise ValueError(f"not found; {_EXPECTED}")
         _write(table, _npy(path, table) if path.suffix == ".npy" else _foreign(path, table))
 
-    all_or_raise(read, run.world, "start/centres", f": --start-centres {path}")
-    run.logger.info(f"class centres from {path}")
+    of_head = f"{table.name}=" if table.name else ""
+    all_or_raise(read, run.world, "start/centres", f": --start-centres {of_head}{path}")
+    run.logger.info(f"class centres {f'of {table.name} ' if table.name else ''}from {path}")
 
 
 Read = Callable[[range], Tensor]  # classes -> their centres, (M, D) or (M, sub_centres, D)

@@ -7,10 +7,10 @@ are start values, there and here.)
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -20,7 +20,6 @@ from partial_fc.flags.facts import PROCESSES, In
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from partial_fc.checkpoint.read import Checkpoint
     from partial_fc.checkpoint.rows_now import RowsNow
 
 
@@ -36,21 +35,25 @@ class ExportOptions:
     """The folder to write to (that trainer's --models-root)."""
     world_size: Annotated[int, In(PROCESSES)]
     """Number of ranks of that trainer."""
+    table: str = ""
+    """The head whose centres are written, of a run with several."""
     momentum_lr: Annotated[float | None, In("(0, inf)")] = None
     """The learning rate of the last steps, which MXNet's momentum includes; none: no momentum is written."""
 
 
 def export_centres(options: ExportOptions) -> None:
     """Writes the files. Raises ValueError if the checkpoint has no such centres, or a file exists."""
+    from partial_fc.checkpoint.head_state import tables_in
     from partial_fc.checkpoint.output import print_notes
     from partial_fc.checkpoint.read import open_with_centres
     from partial_fc.checkpoint.rows_now import rows_now
     from partial_fc.foreign import mxnet_ndarray
 
     size, lr = options.world_size, options.momentum_lr
-    stored = open_with_centres(*options.folders)
-    rows = rows_now(stored)
-    _check(stored, rows, lr)
+    stored = open_with_centres(*options.folders, table=options.table)
+    facts = tables_in(stored.manifest, stored.where)[options.table]
+    rows = rows_now(stored, table=options.table)
+    _check(facts, stored.where, rows, lr)
     num_local = -(-rows.stop // size)
     columns = {"centers": "centres"} | ({"centers_mom": "momentum"} if lr is not None else {})
     paths = [[options.out / f"{rank}_{ending}.param" for ending in columns] for rank in range(size)]
@@ -62,7 +65,7 @@ def export_centres(options: ExportOptions) -> None:
             for path, column in reversed([*zip(of_rank, columns.values(), strict=True)]):
                 # MXNet: m' = momentum m - lr d, w' = w + m'. Here: m' = momentum m + d, w' = w - lr m'.
                 unit = 1.0 if column == "centres" or lr is None else -lr
-                array = _rows_of_rank(stored, rows, column, unit, rank * num_local, num_local)
+                array = _rows_of_rank(facts, rows, column, unit, rank * num_local, num_local)
                 if path == paths[0][0]:
                     sync_folder(options.out)
                 mxnet_ndarray.write(path, [array], durable=True)
@@ -76,22 +79,22 @@ def export_centres(options: ExportOptions) -> None:
         raise
     print_notes(_notes(rows, num_local * size, lr))
     print(
-        f"{options.out}: {rows.stop} classes of {stored.manifest['embedding_size']} features, {num_local} rows for "
+        f"{options.out}: {rows.stop} classes of {facts['embedding_size']} features, {num_local} rows for "
         f"each of {size} rank(s){'' if lr is None else ', with momentum'}"
     )
 
 
-def _check(stored: "Checkpoint", rows: "RowsNow", lr: float | None) -> None:
-    if stored.manifest["sub_centres"] != 1:
-        raise ValueError(f"{stored.where} has {stored.manifest['sub_centres']} centres a class; those files have one")
+def _check(facts: Mapping[str, Any], where: str, rows: "RowsNow", lr: float | None) -> None:
+    if facts["sub_centres"] != 1:
+        raise ValueError(f"{where} has {facts['sub_centres']} centres a class; those files have one")
     if lr is not None and "momentum" not in rows.columns:
         raise ValueError(
-            f"--momentum-lr {lr}: {stored.where} has no momentum; its rows have {', '.join(rows.columns)}. Leave it out"
+            f"--momentum-lr {lr}: {where} has no momentum; its rows have {', '.join(rows.columns)}. Leave it out"
         )
 
 
 def _rows_of_rank(
-    stored: "Checkpoint", rows: "RowsNow", column: str, unit: float, start: int, num_rows: int
+    facts: Mapping[str, Any], rows: "RowsNow", column: str, unit: float, start: int, num_rows: int
 ) -> "Tensor":
     """Returns a column of rows [start, start + num_rows), fp32, times unit. Padding rows and classes without an update
     have start values, or those of --head-catch-up."""
@@ -100,8 +103,8 @@ def _rows_of_rank(
     from partial_fc.checkpoint.rows import cut
     from partial_fc.head.rows.table import initial_centres
 
-    width = stored.manifest["embedding_size"]
-    start_LD = initial_centres(torch.arange(start, start + num_rows), width, stored.manifest["head"]["row_seed"])
+    width = facts["embedding_size"]
+    start_LD = initial_centres(torch.arange(start, start + num_rows), width, facts["head"]["row_seed"])
     untouched = {name: torch.zeros(num_rows, *c.shape) for name, c in rows.columns.items()}
     row_LD = rows.now({**untouched, "centres": start_LD})[column] * unit + 0.0  # avoids -0.0
     stop = min(start + num_rows, rows.stop)

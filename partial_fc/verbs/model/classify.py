@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from partial_fc.checkpoint.read import Checkpoint
+    from partial_fc.checkpoint.rows_now import RowsNow
 
 _CLASSES_AT_ONCE = 65536
 _COSINES_AT_ONCE = 1 << 24  # of all images: fewer classes at once where there are many
@@ -36,6 +37,8 @@ class ClassifyOptions:
     """A run's folder, whose newest checkpoint counts, or a checkpoint's. (model.safetensors has no class centres.)"""
     images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...")]
     """Image files; or a folder, a list or a .rec."""
+    table: str = ""
+    """The head whose classes are asked, of a run with several."""
     top: Annotated[int, In(1)] = 5
     """Classes for each image."""
     flip: bool | None = None
@@ -53,6 +56,7 @@ class ClassifyOptions:
 
 def classify(options: ClassifyOptions) -> int:
     """Prints the results; returns the exit status: 1 if an image is unusable."""
+    from partial_fc.checkpoint.head_state import tables_in
     from partial_fc.checkpoint.read import open_with_centres
     from partial_fc.comm.device import device_type
     from partial_fc.embedding.load import from_checkpoint
@@ -64,14 +68,15 @@ def classify(options: ClassifyOptions) -> int:
         raise ValueError(
             f"{options.checkpoint} is a file, without class centres: give the checkpoint, step-N, or the run's folder"
         )
-    stored = open_with_centres(options.checkpoint)
+    stored = open_with_centres(options.checkpoint, table=options.table)
+    num_classes = tables_in(stored.manifest, stored.where)[options.table]["num_classes"]
     model = from_checkpoint(stored, options.flip, options.trust_code).model()
     model.to(device_type(options.device))  # type: ignore[arg-type]
     source = open_images(options.images)
-    print(f"{model}; {stored.manifest['num_classes']:,} classes")
+    print(f"{model}; {num_classes:,} classes")
     parts = list(embedded(model, source, SingleWorld()))
-    cosine_NK, class_NK = nearest(np.concatenate([part.row_ID for part in parts]), stored, options.top)
-    names = stored.class_names
+    cosine_NK, class_NK = nearest(np.concatenate([part.row_ID for part in parts]), stored, options.top, options.table)
+    names = stored.class_names_of(options.table)
     bad = {index for part in parts for index in part.bad}
     for index in range(len(source)):
         if index in bad:
@@ -84,18 +89,20 @@ def classify(options: ClassifyOptions) -> int:
     return 1 if bad else 0
 
 
-def nearest(row_ND: NDArray[np.float32], stored: "Checkpoint", top: int) -> "tuple[Tensor, Tensor]":
+def nearest(row_ND: NDArray[np.float32], stored: "Checkpoint", top: int, table: str = "") -> "tuple[Tensor, Tensor]":
     """Returns (cosines, class numbers) of the `top` nearest classes of each embedding, (N, K), descending. The nearest
     of a class's sub-centres counts. Keeps one file's centres in memory at a time, and 64 MiB of cosines. Raises
     ValueError without centres."""
     import torch
 
+    from partial_fc.checkpoint.rows_now import rows_now
     from partial_fc.head.kernels.nearest import Nearest
 
+    rows = rows_now(stored, table=table)
     row = torch.from_numpy(row_ND)
-    found = Nearest(len(row), min(top, stored.manifest["num_classes"]), row.dtype)
+    found = Nearest(len(row), min(top, rows.stop), row.dtype)
     most = min(_CLASSES_AT_ONCE, max(1, _COSINES_AT_ONCE // max(1, len(row))))
-    for centres, class_M in stored_centres(stored, most):
+    for centres, class_M in stored_centres(rows, most):
         centre_MRD = centres.float().reshape(len(class_M), -1, row.shape[1])  # R of a class
         length_MR1 = centre_MRD.norm(dim=2, keepdim=True)
         # A centre that was never created has no direction.
@@ -106,12 +113,10 @@ def nearest(row_ND: NDArray[np.float32], stored: "Checkpoint", top: int) -> "tup
     return found.cosine_GK, found.class_GK
 
 
-def stored_centres(stored: "Checkpoint", most: int = _CLASSES_AT_ONCE) -> "Iterator[tuple[Tensor, Tensor]]":
+def stored_centres(rows: "RowsNow", most: int = _CLASSES_AT_ONCE) -> "Iterator[tuple[Tensor, Tensor]]":
     """Yields (centres after all steps, class numbers) of the classes with centres, up to `most` at a time."""
-    from partial_fc.checkpoint.rows_now import rows_now
-
-    with terminal.bar(total=stored.manifest["num_classes"], unit="class", desc="centres", leave=False) as bar:
-        for part in rows_now(stored).parts():
+    with terminal.bar(total=rows.stop, unit="class", desc="centres", leave=False) as bar:
+        for part in rows.parts():
             centres, class_N = part.tensors["centres"], part.class_N
             for begin in range(0, len(class_N), most):
                 block = slice(begin, begin + most)

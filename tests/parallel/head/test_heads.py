@@ -59,6 +59,25 @@ def test_each_head_is_what_it_is_alone_on_its_rows(world):
             assert torch.equal(heads.parts[name].centres, alone.parts[name].centres), (step, name)
 
 
+def test_micro_batches_with_as_many_rows_of_each_head_are_one_batch(world):
+    heads = [make(world, weights={"words": 0.5}) for _ in range(2)]
+    generator = torch.Generator().manual_seed(world.rank)
+    feat_BD = torch.randn(6, D, generator=generator, dtype=torch.float64)
+    label_B = torch.tensor([3, 60, 5, 8, 70, 3])  # two rows of `image` and one of `words` in each half
+    grads = []
+    for head, parts in zip(heads, ([slice(0, 6)], [slice(0, 3), slice(3, 6)]), strict=True):
+        if len(parts) > 1:
+            head.prepare(label_B)
+        leaf_BD = feat_BD.clone().requires_grad_()
+        for part in parts:
+            (head(leaf_BD[part], label_B[part]) / len(parts)).backward()
+        head.step(0.1)
+        grads.append(leaf_BD.grad)
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-12, atol=1e-15)
+    for name in ("image", "words"):
+        torch.testing.assert_close(*(head.parts[name].centres for head in heads), rtol=1e-12, atol=1e-15)
+
+
 def test_several_labels_and_rows_that_have_fewer(world):
     heads, alone = make(world), make(world)
     feat_BD = torch.randn(4, D, dtype=torch.float64, requires_grad=True)
@@ -67,6 +86,22 @@ def test_several_labels_and_rows_that_have_fewer(world):
     rows_bD = feat_BD.detach()[2:].requires_grad_()
     alone.parts["words"](rows_bD, torch.tensor([[7, 17], [2, -100]])).backward()
     assert torch.equal(feat_BD.grad[2:], rows_bD.grad)
+
+
+def test_a_head_with_one_label_among_others_with_several_is_what_it_is_with_one(world):
+    heads, alone = make(world, num_labels={"image": 1}), make(world)
+    feat_BD = torch.randn(3, D, dtype=torch.float64, requires_grad=True)
+    label_BK = torch.tensor([[3, -100, -100], [60, 70, -100], [7, -100, -100]])
+    heads(feat_BD, label_BK).backward()
+    rows_bD = feat_BD.detach()[::2].requires_grad_()
+    alone.parts["image"](rows_bD, label_BK[::2, 0]).backward()
+    assert torch.equal(feat_BD.grad[::2], rows_bD.grad)
+    heads.step(0.1)
+    alone.parts["image"].step(0.1)
+    assert torch.equal(heads.parts["image"].centres, alone.parts["image"].centres)
+    label_BK[0, 2] = 5
+    with pytest.raises(ValueError, match="head 'image' has more than 1 labels"):
+        heads(feat_BD, label_BK)
 
 
 @pytest.mark.parametrize("label_BK", [[[3, 60]], [[73, 73]], [[-1, -1]]])

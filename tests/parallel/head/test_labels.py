@@ -83,18 +83,44 @@ def test_sharded_equals_dense(world, rule, kind, path, sample_rate):
     impl, dtype, allowed = path
     allowed = min(allowed, 1e-5) if dtype == torch.float32 else 1e-12
     head = PartialFC(CLASSES, D, kind.margin, sample_rate, world, 3, dtype=dtype, impl=impl, rule=rule, **kind.options)
-    feat_GD, label_GT, weight_GT, part = batch_of(world, rule)
-    feat_BD = feat_GD[part].to(dtype).requires_grad_()
+    check_against_dense(world, head, batch_of(world, rule), allowed, kind.of_reference)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path[0]}-{path[1]}")
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_sharded_equals_dense_with_hard_negatives(world, rule, path):
+    """Those of three steps' lists, with corrected logits: theirs have none taken off."""
+    impl, dtype, allowed = path
+    allowed = min(allowed, 1e-5) if dtype == torch.float32 else 1e-12
+    hard = HardNegatives(CLASSES, k=3, every=1)
+    options = {"hard_negatives": hard, "sampling_correction": True}
+    head = PartialFC(CLASSES, D, CosFace(16.0), 0.2, world, 3, dtype=dtype, impl=impl, rule=rule, **options)
+    batch = feat_GD, label_GT, weight_GT, part = batch_of(world, rule)
+    for _ in range(3):
+        head(feat_GD[part].to(dtype).requires_grad_(), label_GT[part], of(weight_GT, part)).backward()
+        head.step(0.1)
+    classes = check_against_dense(world, head, batch, allowed, {}, hard)
+    drawn = world.all_gather(head.sampling.negatives(3, head.shard, "cpu"), name="t/drawn")
+    assert len(classes) > len(torch.cat([drawn, label_GT[label_GT != FILL]]).unique()), "none but drawn ones"
+
+
+def check_against_dense(world, head, batch, allowed, more, hard=None):
+    """Loss, gradients and each row's loss of a step. Returns the classes that took part."""
+    feat_GD, label_GT, weight_GT, part = batch
+    certain = label_GT[label_GT != FILL if weight_GT is None else (label_GT != FILL) & (weight_GT > 0)]
+    if hard is not None:  # before they learn
+        listed = world.all_gather(hard.classes(certain, head.shard), name="t/listed")
+        certain = torch.cat([certain, listed])
+    feat_BD = feat_GD[part].to(head.dtype).requires_grad_()
     loss = head(feat_BD, label_GT[part], of(weight_GT, part))
     loss.backward()
 
     centre_RD, rows, grad_SD, classes = gathered(world, head)
     centre_RD.requires_grad_()
     dense_GD = feat_GD.clone().requires_grad_()
-    more = kind.of_reference
     if head.sampling_correction:
-        inclusion_C = torch.full((CLASSES,), sample_rate, dtype=torch.float64)
-        inclusion_C[label_GT[label_GT != FILL]] = 1.0
+        inclusion_C = torch.full((CLASSES,), head.sampling.rate, dtype=torch.float64)
+        inclusion_C[certain] = 1.0
         more = {"inclusion_C": inclusion_C}
     exact = exact_loss(head, dense_GD, label_GT, weight_GT, centre_RD, classes, **more)
     exact.backward()
@@ -103,6 +129,7 @@ def test_sharded_equals_dense(world, rule, kind, path, sample_rate):
     assert relative_error(feat_BD.grad, dense_GD.grad[part]) < allowed
     mine = rows + head.shard.start * head.sub_centres
     assert relative_error(grad_SD, centre_RD.grad[mine]) < allowed
+    return classes
 
 
 @pytest.mark.parametrize("impl", sorted({impl for impl, dtype, _ in PATHS if dtype == torch.float32}))

@@ -211,6 +211,16 @@ def test_what_cannot_be_trained(data, tmp_path, monkeypatch, flags, message):
         train_here(tmp_path, data / "datum", flags)
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [("--head partial-fc", "--head-weight 2.0: there is one head"), ("", "--head-weight.*--head partial-fc")],
+)
+def test_a_weight_of_its_one_head_is_refused(data, tmp_path, flags, said):
+    with pytest.raises(ValueError, match=said):
+        train_here(tmp_path, data / "datum", f"{flags} --head-weight 2")
+    train_here(tmp_path, data / "datum", "--head partial-fc --head-weight 1 --max-steps 1 --warmup-epochs 0")
+
+
 # ---- two processes
 
 

@@ -197,3 +197,40 @@ def test_json_can_be_read_back_as_rates(monkeypatch, capsys, tmp_path):
     (tmp_path / "rates.json").write_text(json.dumps(found))
     again = plan_report.make(PlanOptions(1_000_000, gpus=4, device="cuda", rates=tmp_path / "rates.json"))
     assert again == found
+
+
+def test_several_heads_are_planned_in_one_table(capsys):
+    """Each as it would be alone; the backbone counts once."""
+    machine = "--gpus 4 --device cuda --tflops 600 --bandwidth 4000"
+    named = "--classes image=1000000 words=5000 --batch 64 image=256 --labels words=8 --sample-rate words=0.3"
+    more = "--backbone-parameters 1000000 --memory 80GiB --images-per-s 100"
+    for form in ("--json", ""):
+        assert not cli.run("plan", [*f"{named} {machine} {more}".split(), *form.split()])
+    printed, _, text = capsys.readouterr().out.partition("\n")
+    found = json.loads(printed)
+    alone = {
+        "image": "--classes 1000000 --batch 256",
+        "words": "--classes 5000 --batch 64 --labels 8 --sample-rate 0.3",
+    }
+    for name, flags in alone.items():
+        assert not cli.run("plan", [*f"{flags} {machine} --json".split()])
+        assert json.loads(capsys.readouterr().out) == found["heads"][name]
+    assert found["memory_total"] == 12 * 10**6 + sum(found["heads"][name]["memory_total"] for name in alone)
+    assert text.splitlines()[0].split() == ["image", "words", "together"]
+    assert any(line.split() == ["classes", "1,000,000", "5,000", "1,005,000"] for line in text.splitlines())
+    assert "Fits" in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--classes image=9 words=0", "head words: --classes is 0"),
+        ("--classes image=9 8", "every name once"),
+        ("--classes image=9 image=8", "every name once"),
+        ("--classes image=9 words=8 --batch word=3", "there is no word; the heads are image, words"),
+        ("--classes image=9 words=8 --gpus words=3", "--gpus is words=3"),
+    ],
+)
+def test_heads_that_cannot_be_planned_are_named(flags, said, capsys):
+    assert cli.run("plan", [*flags.split(), "--tflops", "600", "--bandwidth", "4000", "--device", "cuda"])
+    assert said in capsys.readouterr().err

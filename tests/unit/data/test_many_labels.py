@@ -242,6 +242,41 @@ def test_classes_of_joined_sets(tmp_path: Path) -> None:
         open_sets(paths, num_labels=3).labels()
 
 
+def test_each_set_has_its_own_number_of_labels(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    paths = [tmp_path / "a/a.rec", rec(tmp_path / "b", LABELS)]
+    with RecordWriter(paths[0]) as writer:
+        for key in range(9):
+            writer.write(key, pack([float(key % 4), 3.0], picture(key)))
+    named = [Path(f"one={paths[0]}"), Path(f"more={paths[1]}")]
+    source = open_sets(named, num_labels={"one": 1, "more": 3})
+    of_one, of_more = (
+        [[key % 4, NONE, NONE] for key in range(9)],
+        np.where(np.array(PADDED) == NONE, NONE, np.add(PADDED, 4)),
+    )
+    assert source.num_labels == 3
+    assert source.labels().tolist() == [*of_one, *of_more.tolist()]
+    assert source.set_of(np.array([0, 8, 9, 13])).tolist() == [0, 0, 1, 1]
+    with Loader(source, nothing, batch_size=28, labels_drawn=(1, 2)) as loader:
+        label_BN = next(loader).label_B
+    assert label_BN.shape == (28, 2)
+    is_one_B = label_BN[:, 0] < 4
+    assert is_one_B.sum() == 18
+    assert (label_BN[is_one_B, 1] == NONE).all()
+    assert sorted((label_BN[~is_one_B] != NONE).sum(dim=1).tolist()) == sorted(2 * [min(2, len(x)) for x in LABELS])
+    with pytest.raises(LabelOutOfRange, match=r"set more: .*b/a\.rec, key 0: 3 labels; expected 1 to 2"):
+        open_sets(named, num_labels={"one": 3, "more": 2})
+    for path, classes in zip(paths, (3, 7), strict=True):
+        path.with_name("property").write_text(f"{classes},24,24\n")
+    fewer = open_sets(named, num_labels={"one": 3, "more": 2})
+    for act in (fewer.labels, lambda: fewer.read(9)):
+        with pytest.raises(LabelOutOfRange, match=r"set more: .*b/a\.rec, key 0: 3 labels; expected 1 to 2"):
+            act()
+    with pytest.raises(LabelOutOfRange, match=r"set one: .*a/a\.rec, key 3: label 3; expected 0 to 2"):
+        open_sets(named, num_labels={"one": 1, "more": 3}).labels()
+
+
 def test_synthetic_labels_are_spread() -> None:
     source = Synthetic(100, 8, num_labels=4)
     assert (source.read(90).label, source.read(90).more) == (90, (15, 40, 65))

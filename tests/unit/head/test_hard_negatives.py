@@ -43,6 +43,18 @@ def test_lists_are_the_nearest_of_other_classes(monkeypatch, chunk, k):
             assert label not in found
 
 
+def test_a_rows_other_labels_are_not_listed():
+    """They take part anyway; the lists would be full of them where labels are clusters that lie side by side."""
+    unit_GD, label_G, centre_CD = problem()
+    cos_GC = unit_GD @ reference.unit(centre_CD).T
+    label_GT = torch.cat([label_G[:, None], cos_GC.scatter(1, label_G[:, None], -2.0).topk(3).indices], dim=1)
+    lists = HardNegatives(C, k=2)
+    lists.learn(label_GT, unit_GD, centre_CD, None, torch.arange(C), step=0)
+    nearest_GK = cos_GC.scatter(1, label_GT, -2.0).topk(2).indices
+    assert torch.equal(lists.classes(label_GT[0, 1:2], everything()), nearest_GK[0].sort().values)
+    assert torch.equal(lists.classes(label_G[:1], everything()), nearest_GK[0].sort().values)
+
+
 def test_a_centre_that_moves_away_is_forgotten():
     unit_GD, label_G, centre_CD = problem()
     label_G, unit_GD = label_G[:1], unit_GD[:1]

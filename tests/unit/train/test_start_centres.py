@@ -73,8 +73,9 @@ def started(
         net, world, precision, lambda _: torch.optim.SGD(net.parameters()), build_compressor("none"), FACE, facts
     )
     run = run_of(world, config)
-    run.head_flags = HeadFlags(start_centres=given, **({"imprint_images": FEW} if given == "imprint" else {}))
+    flags = HeadFlags(start_centres=given, **({"imprint_images": FEW} if given == "imprint" else {}))
     made = PartialFC(C, D, CosFace(), world=world, **head)
+    run.scheduled.append((flags, made))
     start_centres.load(run, backbone, made, source)
     assert net.training
     return made
