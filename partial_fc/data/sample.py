@@ -102,6 +102,10 @@ class Source(Protocol):
         """Returns the size of what `labels` reads; 0: the labels are at hand."""
         return 0
 
+    def set_of(self, index_N: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the number of the set that each of these samples is of, if there are several."""
+        return np.zeros_like(index_N)
+
     def class_names(self) -> list[str] | None:
         """Returns the class names by label, perhaps of the first classes only; None: classes are numbers."""
         return None

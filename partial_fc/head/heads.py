@@ -92,11 +92,12 @@ class Heads(nn.Module):
         self.last_step = []
         loss = feat_BD.new_zeros((), dtype=torch.promote_types(feat_BD.dtype, torch.float32))
         for name, row_b, before, head in self._rows(head_B):
-            label_b, weight_b, row_weight_b = (
-                None if given is None else given[row_b.to(given.device)] for given in (label_B, weight_BK, row_weight_B)
+            label_b = label_B[row_b]
+            weight_b, row_weight_b = (
+                None if given is None else given[row_b.to(given.device)] for given in (weight_BK, row_weight_B)
             )
-            if label_B.ndim == 2 and (number := self.num_labels[name]):
-                if bool((label_b[:, number:] != head.ignore_index).any()):
+            if label_B.ndim == 2 and 0 < (number := self.num_labels[name]) < label_B.shape[1]:
+                if head.ignore_index is None or bool((label_b[:, number:] != head.ignore_index).any()):
                     raise ValueError(f"{self.world}: a row of head {name!r} has more than {number} labels (num_labels)")
                 label_b, weight_b = label_b[:, :number], None if weight_b is None else weight_b[:, :number]
             part = head(feat_BD[row_b], self._own(head, label_b), weight_b, row_weight_b)

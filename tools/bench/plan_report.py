@@ -152,7 +152,7 @@ def make_all(options: PlanOptions) -> dict[str, Any]:
     as are their times. The backbone counts once."""
     from . import plan
 
-    alone = {"backbone_parameters": 0, "memory": None, "step_ms": None, "images_per_s": None}
+    alone: dict[str, Any] = {"backbone_parameters": 0, "memory": None, "step_ms": None, "images_per_s": None}
     each = {name: make(replace(one, **alone)) for name, one in options.each().items()}
     backbone = plan.backbone_bytes(options.backbone_parameters, options.optimizer)
     sent = 2 * (options.gpus - 1) * 4 * options.backbone_parameters // options.gpus

@@ -129,7 +129,6 @@ class Joined(Source):
         return self._names
 
     def set_of(self, index_N: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the number of the set that each sample is of."""
         return np.searchsorted(self._stop_S, index_N, side="right")
 
     def close(self) -> None:

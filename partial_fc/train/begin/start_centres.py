@@ -41,13 +41,13 @@ _EXPECTED = "expected imprint, FILE.npy, a run, a checkpoint, or centre files of
 def load(run: Run, backbone: Backbone, head: Head, source: Source | None) -> None:
     """Writes the centres that the flags ask for into the head, or into each of several. A collective. Raises
     ValueError, on all ranks."""
-    given = [(flags, table) for flags, table in run.scheduled if flags.start_centres is not None]
-    folders = {flags.start_centres for flags, _ in given if _is_checkpoint(flags.start_centres)}
+    given = [(flags.start_centres, flags, table) for flags, table in run.scheduled if flags.start_centres is not None]
+    folders = {path for path, _, _ in given if _is_checkpoint(path)}
     if not folders:
-        for flags, table in given:
+        for _, flags, table in given:
             _load_table(run, backbone, source, flags, table, getattr(head, "first_class", {}).get(table.name, 0))
         return
-    if {flags.start_centres for flags, _ in given} != folders or len(folders) > 1 or len(given) < len(head.tables()):
+    if {path for path, _, _ in given} != folders or len(folders) > 1 or len(given) < len(head.tables()):
         raise ValueError(
             f"--start-centres {' '.join(sorted(folders))}: a checkpoint has the centres of all heads; give one to all "
             "of them, and to a single head FILE.npy or imprint"

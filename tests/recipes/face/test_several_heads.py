@@ -65,6 +65,7 @@ def test_each_head_has_its_flags(sets, tmp_path):
     assert {name.split("-")[1] for name in files} == {"image", "words"}
 
 
+@pytest.mark.long
 def test_each_set_has_its_own_labels(glyphs, sets, tmp_path):
     """A set's records are checked by its own number, its head sees no other's, and a wrong one has a name."""
     source = sources.open_source(glyphs)
@@ -97,9 +98,8 @@ def test_each_head_has_its_start_centres_and_micro_batches_have_its_share(sets, 
     (file,) = (tmp_path / "a/checkpoints/step-00000002").glob("head-words-*")
     centre_CD = load_file(file)["centres"].double()
     assert torch.nn.functional.cosine_similarity(centre_CD, torch.from_numpy(row_CD)).min() > 0.99
-    train_here(tmp_path / "b", f"{common} --start-centres {tmp_path}/a")
-    train_here(tmp_path / "c", common)
-    assert losses(tmp_path / "b") != losses(tmp_path / "c")
+    assert "class centres from" in train_here(tmp_path / "b", f"{common} --start-centres {tmp_path}/a")
+    assert losses(tmp_path / "b") != losses(tmp_path / "a")
     with pytest.raises(ValueError, match="a checkpoint has the centres of all heads"):
         train_here(tmp_path / "d", f"{common} --start-centres words={tmp_path}/a")
     np.save(tmp_path / "words.npy", row_CD[:9])
