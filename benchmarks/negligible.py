@@ -79,7 +79,7 @@ def needed(p_BC: Tensor, budget: float) -> float:
 
 
 def _unit_centres(stored: Checkpoint) -> Tensor:
-    parts = list(stored_centres(stored))
+    parts = list(stored_centres(rows_now(stored)))
     class_C = torch.cat([class_N for _, class_N in parts])
     return normalize(torch.cat([centres.float() for centres, _ in parts]))[class_C.argsort()]
 
