@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from partial_fc.checkpoint.read import Checkpoint, open_with_centres
+from partial_fc.checkpoint.rows_now import rows_now
 from partial_fc.data.sample import still
 from partial_fc.embedding.load import from_checkpoint
 from partial_fc.embedding.sources import open_images
