@@ -35,7 +35,7 @@ from partial_fc.models import encoders
 ROOT = Path(__file__).parents[1]
 WARM_UP = 10  # steps that count for nothing
 EMBEDDING_SIZE, SCALE, MARGIN, LR, WEIGHT_DECAY = 128, 32.0, 0.3, 5e-4, 0.05
-SIDES = {"partial-fc": (), "--compile": ("--compile",), "plain PyTorch": None}
+SIDES = {"partial-fc": (), "compiled": ("--compile",), "plain PyTorch": None}
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 
@@ -46,7 +46,7 @@ class Options:
     networks: tuple[str, ...] = ("mini", "vit_t", "timm:vit_tiny_patch16_224", "r18")
     """Values of --network."""
     sides: tuple[str, ...] = tuple(SIDES)
-    """Of partial-fc, --compile and "plain PyTorch"."""
+    """Of partial-fc, compiled (--compile) and "plain PyTorch"."""
     image_size: int = 64
     """Pixels of a side; mini's are the demo's 40."""
     batch_size: int = 64
