@@ -131,7 +131,7 @@ def test_copies_are_heads_of_their_own():
     assert not copy.deepcopy(model.eval()).head.training
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_spawned_process_goes_on_with_the_model():
     model = Model(sample_rate=0.3, impl="plain")
     train(model, range(4))

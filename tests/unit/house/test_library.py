@@ -209,9 +209,14 @@ _VARIANTS = 'variants = ("avx512_bf16", "avx512", "avx2", "portable")'
 @pytest.mark.parametrize(
     ("page", "number", "changes"),
     [
-        ("benchmarks.md", 0, {_VARIANTS: 'variants = ("portable",)', **dict([*_SMALLER.items()][:1])}),
-        ("benchmarks.md", 1, {}),
-        ("benchmarks.md", 2, _SMALLER),
+        pytest.param(
+            "benchmarks.md",
+            0,
+            {_VARIANTS: 'variants = ("portable",)', **dict([*_SMALLER.items()][:1])},
+            marks=pytest.mark.long,
+        ),
+        pytest.param("benchmarks.md", 1, {}, marks=pytest.mark.long),
+        pytest.param("benchmarks.md", 2, _SMALLER, marks=pytest.mark.long),
         ("head.md", 0, {}),
         ("python-api.md", 1, {}),
     ],

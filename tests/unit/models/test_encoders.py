@@ -185,7 +185,8 @@ def test_weights_of_another_width_are_listed(timm, tmp_path):
         build(flags, SIZE, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("name", [pytest.param("timm:vit_tiny_patch16_224", marks=pytest.mark.long), "enc.py:make"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["timm:vit_tiny_patch16_224", "enc.py:make"])
 def test_onnx_takes_any_batch(timm, code, tmp_path, name):
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")

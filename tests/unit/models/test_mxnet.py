@@ -101,6 +101,7 @@ print(len(names))
 """
 
 
+@pytest.mark.long
 def test_nothing_imports_horovod_or_mxnet_that_does_not_need_it():
     done = python(EVERYTHING)
     assert done.returncode == 0, done.stderr

@@ -71,6 +71,7 @@ def test_a_compiled_step_is_that_of_the_module(name, mode, checkpointing):
         assert (a.double() - b.double()).norm() <= rounding * a.double().norm()
 
 
+@pytest.mark.long
 def test_what_cannot_be_compiled_goes_on_without_and_says_why(monkeypatch):
     def broken(graph, inputs):
         raise RuntimeError("no C++ compiler")
