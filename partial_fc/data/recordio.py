@@ -224,6 +224,7 @@ class RecordReader:
         flag_R = words[np.minimum(at_R + 2, last)].astype(np.int64)
         first_R = at_R + np.where(flag_R == 0, 3, 8)
         label_RK = words[np.minimum(first_R[:, None] + np.arange(most), last)].view("<f4")
+        del words  # the traceback of a BadRecord would keep this view, and the file could not be closed
         count_R = np.maximum(flag_R, 1)
         # Others are damaged, or split within their header.
         least_R = HEADER.size + 4 * np.minimum(flag_R, most)
