@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from partial_fc.tools.demo.glyphs import drawn_by, write_training
+from partial_fc.tools.demo.glyphs import drawn_by, shapes, write_training
 from partial_fc.tools.demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, characters, choose, find_fonts
 from partial_fc.tools.demo.glyphs_pairs import choose_pairs, trained
-from partial_fc.tools.demo.glyphs_render import SHAPE_SIDE, Glyph, Pen, Runner, workers
+from partial_fc.tools.demo.glyphs_render import Pen, Runner, workers
 
 from partial_fc import counter_rng
 from partial_fc.data.recordio import RecordReader, RecordWriter, pack
@@ -97,17 +97,11 @@ def draw(path: Path, name: str) -> None:
 
 def _lookalikes(pen: Pen, run: Runner, drawn: dict[int, tuple[int, ...]]) -> NDArray[np.int64]:
     """Returns (row, row, is it one character) of held-out images, as lookalike.bin of `partial-fc data glyphs` has."""
-    faces = trained(CHINESE)
-    wanted = [Glyph(code, face) for code, kept in drawn.items() for face in faces if face in kept]
-    shape_NTP = np.zeros((len(drawn), len(faces), SHAPE_SIDE**2), np.float32)
-    row_of = {code: row for row, code in enumerate(drawn)}
-    for glyph, shape in zip(wanted, run(pen.shape, wanted, "comparing characters"), strict=True):
-        shape_NTP[row_of[glyph.code], faces.index(glyph.typeface)] = shape
     image_of: dict[tuple[int, int], int] = {}
     for code, kept in drawn.items():
         for face in kept:
             image_of[code, face] = len(image_of)
-    pairs = choose_pairs("lookalike", drawn, LOOKALIKES, SEED, shape_NTP)
+    pairs = choose_pairs("lookalike", drawn, LOOKALIKES, SEED, shapes(pen, run, drawn))
     return np.array([
         (image_of[first.code, first.typeface], image_of[second.code, second.typeface], same)
         for first, second, same in pairs

@@ -79,9 +79,8 @@ class Loader:
     a sample. order: Keyed by default. batch_size: of this rank. position: where to start (Batch.position). Logs and
     replaces a damaged record; more than `max_bad_records` different ones on this rank raise ValueError. num_workers
     threads build a whole batch each (0: the calling thread does); up to `prefetch` finished batches wait. labels_drawn:
-    so many of a sample's labels each time, a function of (seed, position); 0: all; of several sets (Joined), of each
-    set's samples so many, 1 or more. weights: of each sample of the
-    source, by its index; None: batches have none.
+    how many of a sample's labels a batch has, drawn by (seed, position); 0: all. For several sets (Joined) it may be
+    one number, 1 or more, for each set. weights: of each sample of the source, by its index; None: batches have none.
     """
 
     def __init__(

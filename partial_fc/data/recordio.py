@@ -219,12 +219,8 @@ class RecordReader:
         where there are fewer, from the headers and without a Python loop. Raises BadRecord for the first record whose
         frame or header is cut short before these labels."""
         offset_R = self._offsets[self._rows_of(keys)]
-        heads, words = self._file.heads(offset_R), self._file.words
-        at_R, last = np.where(heads.is_frame, offset_R // 4, 0), len(words) - 1
-        flag_R = words[np.minimum(at_R + 2, last)].astype(np.int64)
-        first_R = at_R + np.where(flag_R == 0, 3, 8)
-        label_RK = words[np.minimum(first_R[:, None] + np.arange(most), last)].view("<f4")
-        del words  # the traceback of a BadRecord would keep this view, and the file could not be closed
+        heads = self._file.heads(offset_R)
+        flag_R, label_RK = first_labels(self._file, np.where(heads.is_frame, offset_R, 0), most)
         count_R = np.maximum(flag_R, 1)
         # Others are damaged, or split within their header.
         least_R = HEADER.size + 4 * np.minimum(flag_R, most)
@@ -264,12 +260,15 @@ class RecordReader:
         return keys if isinstance(self.keys, range) else np.searchsorted(self.keys, keys)
 
 
-def first_labels(file: RecordFile, offset_R: NDArray[np.int64]) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-    """Returns (flag, first label) from the records' first frames; undefined if one does not hold the whole header."""
-    words, first_R, last = file.words, offset_R // 4, file.size // 4 - 1
-    flag_R = words[np.minimum(first_R + 2, last)]
-    at_R = np.minimum(np.where(flag_R == 0, first_R + 3, first_R + 8), last)
-    return flag_R, words[at_R].view("<f4")
+def first_labels(
+    file: RecordFile, offset_R: NDArray[np.int64], most: int = 1
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Returns (flags, first `most` labels, (R, most)) from the records' first frames; undefined for labels that a frame
+    does not hold."""
+    words, at_R, last = file.words, offset_R // 4, file.size // 4 - 1
+    flag_R = words[np.minimum(at_R + 2, last)].astype(np.int64)
+    first_R = at_R + np.where(flag_R == 0, 3, 8)
+    return flag_R, words[np.minimum(first_R[:, None] + np.arange(most), last)].view("<f4")
 
 
 def write_index(rec_path: str | os.PathLike[str]) -> int:

@@ -121,9 +121,8 @@ def naming(source: Source, index: int) -> Iterator[None]:
 
 
 class Synthetic(Source):
-    """Data without reading images, to find out whether input is the bottleneck: one random image for every sample;
-    sample i has label i % num_classes, and further ones evenly spread over the
-    classes.
+    """Data without reading images, to find out whether input is the bottleneck: one random image for every sample.
+    Sample i has label i % num_classes, and further ones evenly spread over the classes.
 
     The loader's keyed permutation shuffles the labels, so they need no randomness of their own, and every class occurs.
     100 million classes need no more memory than ten.

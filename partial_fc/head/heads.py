@@ -34,11 +34,11 @@ class Heads(nn.Module):
     Class numbers of a head begin behind those of the head before it, in the order of the arguments. The loss is the sum
     over the heads of weight * (mean over the head's rows of the global batch), and so are the gradients. A rank may
     have no rows of a head in a step; a head of which no rank has rows is left as it is, and its schedules and negatives
-    go on with the step. One collective besides those of the heads, heads/rows, of 8 bytes a head and rank.
+    go on with the step. One collective besides those of the heads, heads/rows, of 16 bytes a head and rank.
 
     weights: by name, finite and not negative; 1 if not given. lr_ratios: what `step` multiplies lr by, by name.
-    num_labels: by name, the most labels of a head's rows where they have fewer than others; what follows those in
-    label_BK only fills up.
+    num_labels: by name, the most labels of a head's rows, if fewer than K: the columns of label_BK after those hold
+    its ignore_index.
     """
 
     def __init__(
@@ -88,17 +88,14 @@ class Heads(nn.Module):
         weight_BK, row_weight_B: of labels and rows, see PartialFC. Raises ValueError for a label of no head, and one of
         another head than the row's first label. A collective."""
         label_B = self._checked(feat_BD, label_B)
-        head_B = self._head_of(label_B)
         self.last_step = []
         loss = feat_BD.new_zeros((), dtype=torch.promote_types(feat_BD.dtype, torch.float32))
-        for name, row_b, before, head in self._rows(head_B):
+        for name, row_b, before, head in self._rows(label_B):
             label_b = label_B[row_b]
             weight_b, row_weight_b = (
                 None if given is None else given[row_b.to(given.device)] for given in (weight_BK, row_weight_B)
             )
-            if label_B.ndim == 2 and 0 < (number := self.num_labels[name]) < label_B.shape[1]:
-                if head.ignore_index is None or bool((label_b[:, number:] != head.ignore_index).any()):
-                    raise ValueError(f"{self.world}: a row of head {name!r} has more than {number} labels (num_labels)")
+            if label_B.ndim == 2 and (number := self.num_labels[name]):
                 label_b, weight_b = label_b[:, :number], None if weight_b is None else weight_b[:, :number]
             part = head(feat_BD[row_b], self._own(head, label_b), weight_b, row_weight_b)
             loss = loss + self.weights[name] * part
@@ -109,7 +106,7 @@ class Heads(nn.Module):
         """Announces the labels of all micro-batches of a step, as PartialFC.prepare. Means are those of each
         micro-batch, so with other numbers of rows of a head in each of them the loss is not that of one batch."""
         label_B = class_numbers(label_B)
-        for _, row_b, _, head in self._rows(self._head_of(label_B)):
+        for _, row_b, _, head in self._rows(label_B):
             head.prepare(self._own(head, label_B[row_b]))
 
     def _checked(self, feat_BD: Tensor, label_B: Tensor) -> Tensor:
@@ -128,14 +125,32 @@ class Heads(nn.Module):
         stop_H = self._stop_H.to(label_B.device)
         return torch.bucketize(largest_B, stop_H, right=True).clamp_(max=len(stop_H) - 1)
 
-    def _rows(self, head_B: Tensor) -> list[tuple[str, Tensor, int, PartialFC]]:
-        """Returns (name, this rank's rows, rows of lower ranks, head) of each head that any rank has rows of."""
+    def _rows(self, label_B: Tensor) -> list[tuple[str, Tensor, int, PartialFC]]:
+        """Returns (name, this rank's rows, rows of lower ranks, head) of each head that any rank has rows of. Raises
+        ValueError, on all ranks, if a rank has rows with more labels than num_labels."""
+        head_B = self._head_of(label_B)
         row_Hb = [(head_B == number).nonzero()[:, 0] for number in range(len(self.parts))]
-        count_1H = torch.tensor([[len(row_b) for row_b in row_Hb]])
-        count_WH = self.world.all_gather(count_1H, name="heads/rows")
+        wide_H = [self._num_wide(head, label_B[row_b]) for (_, head), row_b in zip(self._each(), row_Hb, strict=True)]
+        counts_12H = torch.tensor([[[len(row_b) for row_b in row_Hb], wide_H]])
+        count_WH, wide_WH = self.world.all_gather(counts_12H, name="heads/rows").unbind(dim=1)
+        for name, wide_W in zip(self.parts, wide_WH.unbind(dim=1), strict=True):
+            if wide_W.any():
+                raise ValueError(
+                    f"{self.world}: rows of head {name!r} have more than {self.num_labels[name]} labels (num_labels): "
+                    + ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(wide_W.tolist()) if count)
+                )
         before_H, total_H = count_WH[: self.world.rank].sum(dim=0).tolist(), count_WH.sum(dim=0).tolist()
         parts = zip(self._each(), row_Hb, before_H, total_H, strict=True)
         return [(name, row_b, before, head) for (name, head), row_b, before, total in parts if total]
+
+    def _num_wide(self, head: PartialFC, label_b: Tensor) -> int:
+        """Returns how many rows have more labels than num_labels; without an ignore_index all that are as wide."""
+        number = self.num_labels[head.name]
+        if label_b.ndim == 1 or not 0 < number < label_b.shape[1]:
+            return 0
+        if head.ignore_index is None:
+            return len(label_b)
+        return int((label_b[:, number:] != head.ignore_index).any(dim=1).sum())
 
     def _own(self, head: PartialFC, label_b: Tensor) -> Tensor:
         """Returns the labels as class numbers of the head; ignore_index stays."""

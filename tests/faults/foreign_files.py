@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import timm  # noqa: F401  imported here, not by the first file that names a network of it: its import makes folders
 import torch
 from safetensors.torch import save_file
 

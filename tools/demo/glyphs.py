@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 from PIL import features
 
 from partial_fc.data.pairs import write_pairs
@@ -189,16 +190,22 @@ def write_training(
     return len(glyphs)
 
 
-def _write_tests(
-    folder: Path, pen: Pen, run: Runner, typefaces: Mapping[int, tuple[int, ...]], options: GlyphOptions
-) -> None:
-    """Writes NAME.bin and NAME.tsv of each verification set."""
+def shapes(pen: Pen, run: Runner, typefaces: Mapping[int, tuple[int, ...]]) -> NDArray[np.float32]:
+    """Returns the shapes of N characters in the T trained typefaces, (N, T, P), as `choose_pairs` takes them."""
     faces = trained(CHINESE)
     wanted = [Glyph(code, face) for code, indices in typefaces.items() for face in faces if face in indices]
     shape_NTP = np.zeros((len(typefaces), len(faces), SHAPE_SIDE**2), np.float32)
     row_of = {code: row for row, code in enumerate(typefaces)}
     for glyph, shape in zip(wanted, run(pen.shape, wanted, "comparing characters"), strict=True):
         shape_NTP[row_of[glyph.code], faces.index(glyph.typeface)] = shape
+    return shape_NTP
+
+
+def _write_tests(
+    folder: Path, pen: Pen, run: Runner, typefaces: Mapping[int, tuple[int, ...]], options: GlyphOptions
+) -> None:
+    """Writes NAME.bin and NAME.tsv of each verification set."""
+    shape_NTP = shapes(pen, run, typefaces)
     for name in SETS:
         pairs = choose_pairs(name, typefaces, options.pairs, options.seed, shape_NTP)
         glyphs = [glyph for pair in pairs for glyph in (pair.first, pair.second)]

@@ -169,8 +169,9 @@ class Records:
         self.raw_label_R = np.zeros(num, np.float32)
         for start in range(0, num, _AT_ONCE):
             part = slice(start, start + _AT_ONCE)
-            flag, self.raw_label_R[part] = first_labels(self._file, self.offset_R[part])
-            left = record_bytes_R[part] - HEADER.size - 4 * flag.astype(np.int64)
+            flag, label_R1 = first_labels(self._file, self.offset_R[part])
+            self.raw_label_R[part] = label_R1[:, 0]
+            left = record_bytes_R[part] - HEADER.size - 4 * flag
             self.cut_R[part], self.content_bytes_R[part] = left < 0, np.maximum(left, 0)
             self._file.unmap()
 
