@@ -169,8 +169,8 @@ def test_a_killed_command_leaves_what_the_next_one_names(started, tmp_path):
 def test_a_command_that_is_ended_while_it_waits_leaves_nothing(started, tmp_path, number):
     flags = ["--run_id", "ended", "--file_store_path", str(tmp_path)]
     waiting = started(*shards(2, *flags)[0])
-    until(lambda: Path(f"/proc/{waiting.pid}/task/{waiting.pid}/children").read_text(), job=waiting)
-    assert os.listdir(tmp_path) == ["partial-fc-ended"]
+    children = Path(f"/proc/{waiting.pid}/task/{waiting.pid}/children")
+    until(lambda: os.listdir(tmp_path) == ["partial-fc-ended"] and children.read_text(), job=waiting)
     waiting.send_signal(number)
     assert ended(waiting)[0][0] == 128 + number
     assert os.listdir(tmp_path) == []
