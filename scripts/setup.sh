@@ -200,7 +200,7 @@ fi
 env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null "${pip[@]}" install --quiet --no-index --no-build-isolation \
     -e '.[train,glyphs,digits,export,redis,video,dev]' || die "lock/ has not all that setup.cfg asks for: scripts/lock.py writes it anew"
 
-# The head's CPU kernels, for every instruction set.
+# The head's CPU kernels, for the instruction sets of this processor; another one compiles its own at first use.
 if have "${CXX:-g++}" >/dev/null; then
     say "compiling the head's CPU kernels"
     .venv/bin/python partial_fc/head/kernels/native/build.py || die "see above"

@@ -73,7 +73,7 @@ elif [ "$mode" = old ]; then
     numeric=(tests/unit/head/test_{head,head_callers,optimizer_start,quota,reference,row_optimizers,row_table,step_operations}.py)
     numeric+=(tests/unit/kernels/test_{cpu_kernel,cpu_rows,triton}.py tests/unit/train/test_{muon,precision}.py tests/unit/verbs/test_export.py)
     # A processor without AVX512 has done so in `make test` already, but for what takes long.
-    grep -qw avx512f /proc/cpuinfo || numeric=(tests/unit/kernels/test_triton.py -m long)
+    grep -qw avx512f /proc/cpuinfo || { numeric=(tests/unit/kernels/test_triton.py -m long) two=(-n 2); }
     stage "numbers, with AVX2 instructions" 120 python -m pytest -m "not mxnet" "${numeric[@]}" "${two[@]}" "$@"
 else
     stage "unit" 210 python -m pytest "${unit[@]}" -m "not mxnet and not long" "$@"

@@ -84,7 +84,9 @@ def test_files_of_an_earlier_try_are_not_taken_for_this_ones(tmp_path, monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("place", "every"), [("device", 1), ("device", 100), ("disk", 100)])
+@pytest.mark.parametrize(
+    ("place", "every"), [pytest.param("device", 1, marks=pytest.mark.long), ("device", 100), ("disk", 100)]
+)
 def test_memory_of_saving_and_loading_is_that_of_one_file(tmp_path, monkeypatch, place, every):
     """A shard of 200 MB, of which every row or every 100th was made, in files of 4 MB."""
     monkeypatch.setattr("partial_fc.checkpoint.rows.PART_BYTES", 4 << 20)

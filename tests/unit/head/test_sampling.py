@@ -85,7 +85,7 @@ def test_every_class_has_its_turn_once_in_each_round(num_classes, rate):
 def test_every_class_is_a_negative_equally_often(num_classes, rate):
     """Where rounds leave classes over: in the mean of many rounds. A class is in at most one step of a round, so its
     count has less variance than with independent draws; five standard deviations."""
-    num_steps = 3000 if num_classes < 100 else 600
+    num_steps = 1000 if num_classes < 100 else 600
     sampling = Sampling(num_classes, rate, 1)
     count = sum(torch.bincount(drawn(sampling, step), minlength=num_classes) for step in range(num_steps))
     expected = rate * num_steps
@@ -97,7 +97,7 @@ def test_every_class_is_a_negative_equally_often(num_classes, rate):
 @pytest.mark.parametrize("num_classes", [200, pytest.param(BLOCK, marks=pytest.mark.long)])
 def test_two_classes_meet_as_often_as_chance_says(num_classes):
     """Pairs within a block: drawn together with probability about rate squared."""
-    rate, num_steps, watched = 0.2, 3000, 200
+    rate, num_steps, watched = 0.2, 1500, 200
     member = torch.zeros(num_steps, num_classes)
     for step in range(num_steps):
         member[step, drawn(Sampling(num_classes, rate, 3), step)] = 1

@@ -3,7 +3,6 @@
 import ctypes
 import warnings
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,24 +10,14 @@ import torch
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.head.kernels import LogitGrad, Logits, auto_precision, choose, cpu
 from partial_fc.head.kernels.cpu import CpuKernel
-from partial_fc.head.kernels.native.build import VARIANTS
+from partial_fc.head.kernels.native.build import VARIANTS, runnable
 from partial_fc.head.kernels.plain import PlainKernel, unit
 from partial_fc.head.margin import Negatives
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD, RowTable, Storage
 
 pytestmark = pytest.mark.slow
 
-FLAGS = {
-    "portable": set(),
-    "amx_emulated": set(),
-    "avx2": {"avx2", "fma", "f16c"},
-    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
-    "avx512_bf16": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"},
-    "amx": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "amx_tile", "amx_bf16"},
-    "amx_emulated_avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"},
-}
-PROCESSOR = set(Path("/proc/cpuinfo").read_text().split())
-RUNNABLE = [variant for variant in VARIANTS if FLAGS[variant] <= PROCESSOR]
+RUNNABLE = runnable()
 
 
 @dataclass

@@ -11,7 +11,7 @@ import torch
 
 from partial_fc.head.kernels import choose, cpu
 from partial_fc.head.kernels.native import build as native
-from partial_fc.head.kernels.native.build import CompilerNotFoundError, build, library
+from partial_fc.head.kernels.native.build import CompilerNotFoundError, build, library, runnable
 from partial_fc.head.kernels.plain import PlainKernel
 
 
@@ -63,6 +63,10 @@ def test_what_cannot_be_loaded_is_compiled_again_once(compiled, empty_cache, tmp
     monkeypatch.setenv("CXX", str(good))
     cpu.load.__wrapped__("portable")
     assert Path(f"{good}.log").read_text() == "called\n"
+
+
+def test_set_up_compiles_the_variant_that_the_head_takes():
+    assert {"portable", cpu.best_variant()} <= set(runnable())
 
 
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(empty_cache, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Compiles head.cpp into the user's cache at first use, for one instruction set.
 
-`python -m partial_fc.head.kernels.native.build [VARIANT ...]` does it for those, or for all; `make setup` runs that.
+`python -m partial_fc.head.kernels.native.build [VARIANT ...]` does it for those (`all`: for an image that many
+machines run), or for those that this processor runs, as `make setup` does.
 Each variant is a library of its own, since a function that the linker shares between objects would be taken from one
 of them, and perhaps from one that this processor cannot run.
 """
@@ -38,6 +39,20 @@ if platform.machine() == "x86_64":
         "amx": [*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],  # GCC 11 or later
         "amx_emulated_avx512": [*_AVX512, "-mavx512bf16", "-DEMULATE_TILES"],
     }
+
+
+def runnable() -> list[str]:
+    """Returns the variants whose instructions this processor has; all where /proc/cpuinfo does not list them."""
+    words = set()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            words = {"-m" + word.replace("_", "") for word in line.split()}
+            break
+    return [
+        variant
+        for variant, flags in VARIANTS.items()
+        if not words or {flag.replace("amx-", "amx") for flag in flags if flag.startswith("-m")} <= words
+    ]
 
 
 class CompilerNotFoundError(ValueError):
@@ -117,6 +132,6 @@ def load_library(variant: str) -> ctypes.CDLL:
 
 if __name__ == "__main__":
     try:
-        build(sys.argv[1:] or VARIANTS)
+        build(VARIANTS if sys.argv[1:] == ["all"] else sys.argv[1:] or runnable())
     except (CompilerNotFoundError, RuntimeError, OSError) as error:
         sys.exit(str(error))
