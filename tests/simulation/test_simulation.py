@@ -5,6 +5,8 @@ A failure names its seed: `python -m tests.simulation --seed N` shows all that h
 """
 
 import dataclasses
+import gc
+import threading
 from typing import Any
 
 import pytest
@@ -12,14 +14,25 @@ import pytest
 pytest.importorskip("horovod.torch")
 
 from partial_fc.checkpoint import saver
+from partial_fc.checkpoint.lock import FolderLock
 from partial_fc.checkpoint.peer import commits
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.comm.elastic import membership
 from partial_fc.train import resume
 from tests.simulation.product import Replacement
 from tests.simulation.simulation import Plan, simulate
+from tests.waiting import until
 
 _begin, _resume, _poll = commits.PeerCopies.begin, resume.resume, saver.Saver.poll
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_real_lock_is_refreshed() -> None:
+    """Locks that other tests of this process left: their threads would come into the simulated files, and its time."""
+    for each in gc.get_objects():
+        if type(each) is FolderLock:
+            each.stop()
+    until(lambda: not any(thread.name == "owner" for thread in threading.enumerate()))
 
 
 def _counted_at_once(copies: Any, *given: Any) -> None:
