@@ -69,6 +69,19 @@ def test_set_up_compiles_the_variant_that_the_head_takes():
     assert {"portable", cpu.best_variant()} <= set(runnable())
 
 
+@pytest.mark.skipif("avx2" not in native.VARIANTS, reason="the names of x86-64's instruction sets")
+def test_the_kernel_names_instruction_sets_as_linux_does(monkeypatch):
+    avx512 = "flags : fma f16c avx2 avx512f avx512bw avx512vl avx512dq"
+    for flags, best in (
+        (avx512, "avx512"),
+        (f"{avx512} avx512_bf16 amx_tile amx_bf16", "amx"),
+        ("flags : sse2", "portable"),
+    ):
+        monkeypatch.setattr(Path, "read_text", lambda _, text=flags: text)
+        assert best in runnable()
+        assert ("amx" in runnable()) == (best == "amx")
+
+
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(empty_cache, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", str(compiler(tmp_path / "bad-g++", "echo head.cpp:1: no such thing >&2; exit 3")))
     with pytest.raises(RuntimeError, match="no such thing"):

@@ -43,16 +43,12 @@ if platform.machine() == "x86_64":
 
 def runnable() -> list[str]:
     """Returns the variants whose instructions this processor has; all where /proc/cpuinfo does not list them."""
-    words = set()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
-            words = {"-m" + word.replace("_", "") for word in line.split()}
-            break
-    return [
-        variant
-        for variant, flags in VARIANTS.items()
-        if not words or {flag.replace("amx-", "amx") for flag in flags if flag.startswith("-m")} <= words
-    ]
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    listed = next((line for line in lines if line.startswith("flags")), None)
+    if listed is None:
+        return list(VARIANTS)
+    has = {"-m" + word.replace("_", "-" if word.startswith("amx_") else "") for word in listed.split()}
+    return [variant for variant, flags in VARIANTS.items() if {f for f in flags if f.startswith("-m")} <= has]
 
 
 class CompilerNotFoundError(ValueError):
