@@ -57,7 +57,7 @@ if [ "$mode" = quick ]; then
     stage "transport, torchrun, 2 ranks" 10 torch 2 "${transport[@]}"
     stage "recipe face, one rank and two" 15 python -m pytest tests/recipes/face/test_face.py -k two_processes_give_the_curve_of_one "$@"
 elif [ "$mode" = long ]; then
-    stage "every failing operation, attacks, launchers killed, the wheel" 340 python -m pytest -m "long and not mxnet" $(marked long tests/{recipes,faults,cluster,simulation,unit/{demo,head,house,models,train,verbs}}) "${four[@]}" -rs "$@"
+    stage "every failing operation, attacks, launchers killed, the wheel" 340 python -m pytest -m "long and not mxnet" $(marked long tests/{recipes,faults,cluster,simulation,unit/{checkpoint,demo,head,house,models,train,verbs}}) "${four[@]}" -rs "$@"
     stage "MXNet: what takes long" 60 python -m pytest -m "mxnet and long" $(marked mxnet tests/recipes) "${two[@]}" "$@"
     stage "parallel, horovodrun Gloo, 2 ranks" 65 gloo 2 "${ranks[@]}" tests/parallel
     stage "transport, horovodrun Gloo, 3 ranks" 12 gloo 3 "${transport[@]}"
@@ -82,7 +82,7 @@ else
     # The mathematics does not depend on the transport: all of it over MPI on three ranks, by which the numbers of classes
     # do not divide; the core of the head's on two, too. Elsewhere only what speaks to the transport (more launchers: test-long).
     stage "the head and transport, horovodrun Gloo, 2 ranks" 30 gloo 2 "${ranks[@]}" tests/parallel/head/test_head{,_kinds}.py $(marked transport tests/parallel)
-    stage "parallel, horovodrun MPI, 3 ranks" 70 mpi 3 "${ranks[@]}" tests/parallel
+    stage "parallel, horovodrun MPI, 3 ranks" 70 mpi 3 "${ranks[@]}" -m "not long" tests/parallel
     stage "transport, torchrun, 2 ranks" 12 torch 2 "${transport[@]}"
     stage "transport, one process" 8 "${transport[@]}"
     # Faults are of processes, disks and cables. -rs: why, where some are skipped.

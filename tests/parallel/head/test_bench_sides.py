@@ -40,7 +40,7 @@ def test_textbook_sampling_keeps_every_class_of_the_batch(world):
     assert torch.equal(index_S[local_G], torch.arange(len(head.shard)))
 
 
-@pytest.mark.parametrize("rate", [0.1, 1.0])
+@pytest.mark.parametrize("rate", [0.1, pytest.param(1.0, marks=pytest.mark.long)])
 def test_all_sides_train_equally_many_rows(world, rate):
     """With a batch as large as a tenth of the classes: nobody has more of its classes than its share."""
     classes, batch = 9000, 900 * world.size

@@ -141,6 +141,7 @@ def test_an_average_begins_and_ends_with_a_resumed_run(glyphs, tmp_path):
 # ---- --lora
 
 
+@pytest.mark.long
 @needs_peft
 def test_adapters_are_trained_resumed_and_merged(glyphs, pretrained, tmp_path):
     """With an average and a teacher."""
