@@ -76,6 +76,7 @@ ALSO: dict[str, dict[str, Any]] = {
     "evaluate": {"model": Path("x"), "ijb": ROOT},
     "export": {"onnx": Path("x.onnx")},
     "data show": {"out": Path("x.png")},
+    "data drop": {"images": (Path("x"),), "out": Path("x.npy")},
     "cluster": {"classes": 100},
 }
 # Numbers that may be negative.
