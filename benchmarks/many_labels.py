@@ -25,6 +25,7 @@ from .study.statistics import MAIN, Hypothesis, Results, errors, ratio, verdicts
 
 SEEDS = 6  # the least of which a sign-flip test can pass Holm's correction for three
 CLUSTERS = 4000
+VISITS = 25  # how often a run sees a class, on average
 ARMS = {
     "1": "",
     "mean-softmax": "--labels 8 --rule mean-softmax",
@@ -50,7 +51,7 @@ def data(cell: Cell, options: Options) -> Data:
     if cell.set == "clusters":
         folder = clusters(options.folder)
         digest = f"{sets.digest(folder)} {sets.digest(unseen)}"
-        return Data(str(folder), held_out(options.folder), steps(CLUSTERS), GLYPHS, digest)
+        return Data(str(folder), held_out(options.folder), steps(CLUSTERS, VISITS), GLYPHS, digest)
     folders = {
         name: sets.made(options.folder / f"heads-{name}", partial(relabel, options, name))
         for name in ("character", "radical", "typeface")
@@ -60,7 +61,7 @@ def data(cell: Cell, options: Options) -> Data:
     num_classes = int((folders["character"] / "property").read_text().split(",")[0])
     flags = GLYPHS.replace(f"--batch-size {BATCH}", "") if cell.arm == "three" else GLYPHS
     table = "character" if cell.arm == "three" else ""
-    return Data(str(rec), held_out(options.folder), steps(num_classes), flags, digest, table)
+    return Data(str(rec), held_out(options.folder), steps(num_classes, VISITS), flags, digest, table)
 
 
 # ---- clusters as classes

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-VISITS = 25  # how often a run sees a class, on average
 POINTS = 5  # of a curve
 BATCH = 128
 
@@ -40,6 +39,6 @@ def registered(stages: Iterable[Stage]) -> list[tuple[Cell, int]]:
     return list(runs)
 
 
-def steps(num_classes: int) -> int:
-    """Returns the steps of a run, a multiple of POINTS."""
-    return POINTS * round(num_classes * VISITS / BATCH / POINTS)
+def steps(num_classes: int, visits: int) -> int:
+    """Returns the steps of a run, a multiple of POINTS. visits: how often it sees a class, on average."""
+    return POINTS * round(num_classes * visits / BATCH / POINTS)
