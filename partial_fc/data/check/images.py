@@ -303,9 +303,9 @@ def check_repetitions(
 
 def check_vectors(
     parts: Sequence[Vectors], label_N: NDArray[np.int64], describe: Describe, file: str, bar: str = ""
-) -> list[Finding]:
-    """Reads every vector of the files. label_N: of all of them. describe(i) names vector i. bar: the name of a progress
-    bar, if any."""
+) -> tuple[list[Finding], bool]:
+    """Reads every vector of the files. Returns the findings, and whether all usable vectors are embeddings, of
+    length 1. label_N: of all of them. describe(i) names vector i. bar: the name of a progress bar, if any."""
     length_N, scan = np.empty(len(label_N)), ImageScan(0)
     scan.hash_N = np.zeros(len(label_N), np.uint64)
     start = 0
@@ -332,4 +332,5 @@ def check_vectors(
     findings = [Finding("info", "vectors", f"{kinds}, {parts[0].width} numbers{lengths}", len(label_N), file=file)]
     what = "vectors have NaN or Inf, or only zeros: training replaces them by others"
     findings += findings_at("error", "vectors-bad", what, bad_N, with_problem, file)
-    return findings + check_repetitions(scan, label_N, describe, file, "vectors")
+    are_units = len(good) > 0 and bool((np.abs(good - 1) < 1e-3).all())
+    return findings + check_repetitions(scan, label_N, describe, file, "vectors"), are_units

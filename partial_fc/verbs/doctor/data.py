@@ -20,6 +20,7 @@ from partial_fc.data.check.images import check_images, check_vectors, scan_image
 from partial_fc.data.check.labels import check_folders, check_labels
 from partial_fc.data.check.pairs import check_pairs
 from partial_fc.data.check.recordio import NO_LABEL, CannotCheck, Records
+from partial_fc.data.check.similar import check_similar
 from partial_fc.data.image_folder import image_names
 from partial_fc.data.labels import NONE, first
 from partial_fc.data.recordio import read_property
@@ -216,7 +217,10 @@ class _Check:
         self._check_labels(source, label_N, joined.num_classes, describe, names)
         if self.options.images:
             bar = source.name if self.options.bar else ""
-            self.findings += check_vectors(vectors, first(label_N), describe, str(source), bar)
+            found, are_embeddings = check_vectors(vectors, first(label_N), describe, str(source), bar)
+            self.findings += found
+            if are_embeddings:
+                self.findings += check_similar(vectors, first(label_N), str(source), names, bar)
             self.num_decoded = len(label_N)
 
     def _check_set(
