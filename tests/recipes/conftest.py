@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cv2
+import numpy as np
 import pytest
 from partial_fc.tools.demo.glyphs import GlyphOptions, build
 
@@ -74,6 +76,17 @@ def digits(tmp_path_factory) -> Path:
     from tests.recipes.classic.mnist_job import some_digits  # which needs this file
 
     return some_digits(tmp_path_factory.mktemp("mnist"))
+
+
+def class_folders(folder: Path) -> Path:
+    """Three classes of 10 noisy images of one brightness each."""
+    rng = np.random.default_rng(0)
+    for label in range(3):
+        (folder / f"class-{label}").mkdir(parents=True)
+        for number in range(10):
+            image = np.clip(rng.normal(40 + 90 * label, 20, (16, 16, 3)), 0, 255).astype(np.uint8)
+            cv2.imwrite(str(folder / f"class-{label}" / f"{number}.png"), image)
+    return folder
 
 
 def environment() -> dict[str, str]:

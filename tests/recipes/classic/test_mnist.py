@@ -1,5 +1,4 @@
-"""Recipe `mnist` as its users start it, in one process and in several, on some of scikit-learn's digits. (A launch as
-users start it: test_preemption.py.)"""
+"""Recipe `mnist` as its users start it, in one process and in several, on some of scikit-learn's digits."""
 
 import json
 import re

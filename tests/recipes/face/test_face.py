@@ -17,7 +17,7 @@ CURVE = "--max-steps 10 --batch-size 16 --val-targets"
 @pytest.fixture(scope="module")
 def launched(glyphs, tmp_path_factory) -> tuple[Path, str]:
     """A run of two processes as README starts it, and what it printed: horovodrun takes MPI by itself where it was
-    built with it. (Other launchers, --gloo among them, and that all give one curve: test_preemption.py.)"""
+    built with it. (Other launchers, --gloo among them: tests/faults/signals, tests/cluster/test_two_hosts.py.)"""
     models_root = tmp_path_factory.mktemp("curve")
     words = f"--models-root {models_root} --dataset glyphs --rec {glyphs} {CURVE}"
     return models_root, run([*LAUNCHERS["horovodrun --mpi"], "bash", "config.sh", *SMALL, *shlex.split(words)])
