@@ -10,14 +10,12 @@ from safetensors.torch import load_file
 
 import partial_fc
 from partial_fc.comm import SingleWorld
-from partial_fc.errors import UsageError
 from partial_fc.models.vectors import input_of
 from partial_fc.optim import backbone as optimizers
 from partial_fc.optim.compression import build_compressor
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.precision import Precision
 from partial_fc.verbs.model import classify, embed, search
-from recipes import face
 from tests.recipes.conftest import losses, result
 from tests.recipes.launch import endings, here, several
 from tests.recipes.several import Given
@@ -154,26 +152,6 @@ def test_images_and_vectors_are_not_mixed_up(run, data, tmp_path):
     (tmp_path / "a.png").write_bytes(b"no vector")
     with pytest.raises(ValueError, match="expected a vector of 12"):
         embed.embed(embed.EmbedOptions(model=run, images=(tmp_path / "a.png",), out=tmp_path / "a.npz"), *ALONE)
-
-
-@pytest.mark.parametrize(
-    ("flags", "match"),
-    [
-        ("--rec x.npz", "--rec x.npz has vectors: add --network none"),
-        ("--rec images --network linear", "--network linear takes vectors.*this run has --rec images"),
-        ("--dataset 100w --network none", "--network none takes vectors.*--dataset 100w"),
-        ("--rec x.npz --network none --no-mirror", "--no-mirror with --network none"),
-        ("--rec x.npz --network linear --augment face", "--augment with --network linear"),
-        ("--rec x.npz --network mlp:8 --dropout 0.1", "--dropout with --network mlp:8"),
-        ("--rec x.npz --network mlp:0", "--network is mlp:0"),
-        ("--rec x.npz --network linear --engine mxnet", "--engine mxnet"),
-        ("--rec x.npz --network none --ema 0.9", "--ema with --network none"),
-        ("--rec x.npz --network linear --compile", "--compile with --network linear"),
-    ],
-)
-def test_flags_that_do_not_go_together(flags, match):
-    with pytest.raises(UsageError, match=match):
-        face.parse(flags.split())
 
 
 def test_what_is_wrong_ends_the_run_before_the_first_step(data, tmp_path):

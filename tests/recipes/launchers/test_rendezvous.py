@@ -147,24 +147,6 @@ def test_over_tls(started, tmp_path, monkeypatch):
                 rendezvous_job.main([*shards(2)[0], *flags, p, *more, "--start-timeout", "1"])
 
 
-@pytest.mark.long
-def test_a_killed_command_leaves_what_the_next_one_names(started, tmp_path):
-    flags = ["--run_id", "killed", "--file_store_path", str(tmp_path), "--start-timeout", "30"]
-    left = tmp_path / "partial-fc-killed"
-    waiting = started(*shards(2, *flags)[0])
-    until(left.exists)
-    waiting.kill()
-    waiting.wait()
-    with pytest.raises(StartError, match="the run id is in use") as refused:
-        rendezvous_job.main(shards(2, *flags)[0])
-    assert f"process {waiting.pid}" in str(refused.value)
-    assert f"`rm {left}`" in str(refused.value)
-    left.unlink()
-    for rank, (status, printed) in enumerate(ended(*(started(*words) for words in shards(2, *flags)))):
-        assert status == 0, printed
-        assert f"rank {rank} of 2, 0 of 1 here: 3" in printed
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_command_that_is_ended_while_it_waits_leaves_nothing(started, tmp_path, number):
     flags = ["--run_id", "ended", "--file_store_path", str(tmp_path)]
@@ -173,18 +155,4 @@ def test_a_command_that_is_ended_while_it_waits_leaves_nothing(started, tmp_path
     until(lambda: os.listdir(tmp_path) == ["partial-fc-ended"] and children.read_text(), job=waiting)
     waiting.send_signal(number)
     assert ended(waiting)[0][0] == 128 + number
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.long
-def test_a_missing_or_second_shard_ends_all(started, tmp_path):
-    """Which: the ranks say."""
-    first, second, _ = shards(3, "--file_store_path", str(tmp_path), "--run_id")
-    missing = [started(*first, "three", "--start-timeout", "12"), started(*second, "three")]
-    twice = [started(*words, "twice") for words in (first, second, second)]  # beside those, which mostly wait
-    assert "rank 1 is there twice" in "".join(printed for _, printed in ended(*twice))
-    for status, printed in ended(*missing):
-        assert status == 1, printed
-        assert "rank 2 did not join" in printed
-        assert "within 12 s" in printed
     assert os.listdir(tmp_path) == []
