@@ -124,18 +124,18 @@ class Future:
 
 
 class Executor:
-    """One thread for all that is handed in, in order; several, where no number is given."""
+    """One thread for all that is handed in, in order."""
 
-    def __init__(self, clock: Clock, max_workers: int | None = None, thread_name_prefix: str = ""):
-        self._clock, self._one = clock, max_workers == 1
+    def __init__(self, clock: Clock, max_workers: int, thread_name_prefix: str):
+        self._clock = clock
         self._queue: deque[tuple[Future, Callable[[], Any]]] = deque()
-        self._tasks: list[Task] = []
+        self._task: Task | None = None
 
     def submit(self, act: Callable[..., Any], *arguments: Any) -> Future:
         future = Future(self._clock)
         self._queue.append((future, lambda: act(*arguments)))
-        if not self._one or not self._tasks or self._tasks[-1].done:
-            self._tasks.append(self._clock.start("pool", self._work, self._clock.process))
+        if self._task is None or self._task.done:
+            self._task = self._clock.start("pool", self._work, self._clock.process)
         return future
 
     def _work(self) -> None:
@@ -145,14 +145,8 @@ class Executor:
             future.finish(act)
 
     def shutdown(self) -> None:
-        for task in self._tasks:
-            self._clock.join(task)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.shutdown()
+        if self._task is not None:
+            self._clock.join(self._task)
 
 
 class Thread:

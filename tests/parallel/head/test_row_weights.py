@@ -80,21 +80,6 @@ def test_the_number_of_ranks_does_not_change_it(world):
     torch.testing.assert_close(centre_CD, heads[1].centres, rtol=1e-9, atol=1e-12)
 
 
-def test_micro_batches_are_one_batch(world):
-    feat_GD, label_G, part = batch_of(world)
-    feat_BD, label_B, weight_B = feat_GD[part], label_G[part], weights_of(label_G)[part]
-    heads = [PartialFC(CLASSES, D, CosFace(16.0), 0.2, world, 3, dtype=torch.float64) for _ in range(2)]
-    heads[0](feat_BD.clone().requires_grad_(), label_B, row_weight_B=weight_B).backward()
-    heads[1].prepare(label_B)
-    for rows in (slice(0, 2), slice(2, None)):
-        share = world.all_reduce(torch.tensor(len(label_B[rows])), name="t/rows").item() / len(label_G)
-        (
-            heads[1](feat_BD[rows].clone().requires_grad_(), label_B[rows], row_weight_B=weight_B[rows]) * share
-        ).backward()
-    grads = [torch.cat([grad_KD.clone() for *_, grad_KD in head.centre_gradients()]) for head in heads]
-    torch.testing.assert_close(*grads, rtol=1e-12, atol=1e-15)
-
-
 def test_bytes_of_the_collectives(world):
     head = PartialFC(101, D, CosFace(), 0.5, world)
     with world.count_traffic() as traffic:

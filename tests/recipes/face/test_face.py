@@ -59,19 +59,7 @@ def test_the_log_says_who_what_and_where_the_time_went(launched):
         assert text in printed
     assert all(len(line) <= 100 for line in printed.splitlines() if "step " in line and " · " in line)
     line = next(line for line in (models_root / "training.log").read_text().splitlines() if "step 10/10" in line)
-    for text in (
-        "Speed ",
-        "epoch 0.29",
-        "Loss",
-        "LearningRate",
-        "Global Step: 10 ",
-        "per rank",
-        "data",
-        "backbone",
-        "head",
-        "communication",
-        "left",
-    ):
+    for text in ("epoch 0.29", "Global Step: 10 ", "data", "backbone", "head", "communication"):
         assert text in line
     assert "Training is over!" in printed
 

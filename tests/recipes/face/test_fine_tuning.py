@@ -35,28 +35,6 @@ def statistics(weights: dict[str, torch.Tensor]) -> set[str]:
     return {name for name in weights if name.endswith(("running_mean", "running_var", "num_batches_tracked"))}
 
 
-def rows(root: Path) -> torch.Tensor:
-    """The centres after step 1, of all ranks."""
-    found = {name: t for name, t in tensors(root, 1, "head-*-classes-*").items() if name.endswith("/centres")}
-    return torch.cat([found[name] for name in sorted(found)])
-
-
-@pytest.mark.long
-def test_imprinted_centres_are_those_of_any_number_of_processes_and_better_than_random(encoder, tmp_path):
-    imprinted = f"{encoder[1]} --start-centres imprint --imprint-images 5 --head-lr 0 --freeze-steps 1 --max-steps 1"
-    printed = train_here(tmp_path / "one", f"{imprinted} --checkpoint-every 1")
-    assert "the centres of 80 classes are means of 400 images" in printed
-    for size in (2, 3):
-        train_several({tmp_path / f"{size}": imprinted}, size)
-        assert torch.equal(rows(tmp_path / f"{size}"), rows(tmp_path / "one"))
-    train_here(tmp_path / "random", f"{encoder[1]} --freeze-steps 1 --max-steps 1")
-    assert losses(tmp_path / "one")[0] < 0.8 * losses(tmp_path / "random")[0]
-    # A run that is continued has its own centres.
-    printed = train_here(tmp_path / "one", f"{imprinted.replace('--max-steps 1', '--max-steps 2')}")
-    assert printed.count("--start-centres imprint: the centres") == 1
-    assert "resumed from" in printed
-
-
 def test_both_halves_of_a_run_start_another_one(encoder, tmp_path):
     root, flags = encoder
     printed = train_here(tmp_path, f"{flags} --start-centres {root} --lr 0 --max-steps 1")

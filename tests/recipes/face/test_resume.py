@@ -14,7 +14,16 @@ import pytest
 import torch
 
 from partial_fc.checkpoint import lock
-from tests.recipes.conftest import SMALL, change_manifest, losses, result, same_tensors, train_here, train_several
+from tests.recipes.conftest import (
+    ENCODER,
+    SMALL,
+    change_manifest,
+    losses,
+    result,
+    same_tensors,
+    train_here,
+    train_several,
+)
 from tests.recipes.launch import here
 from tests.unit.models.test_arcface_torch_config import SERVER
 
@@ -175,18 +184,9 @@ def test_a_compiled_run_with_adapters_resumes_bit_by_bit(glyphs, tmp_path, monke
     assert_resumes_compiled(tmp_path, train_here, f"--dataset glyphs --rec {glyphs} --lora 4")
 
 
-ENCODER = """
-from torch import nn
-
-def make(embedding_size, image_size):
-    layers = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.PReLU(8), nn.Flatten()
-    return nn.Sequential(*layers, nn.Linear(8 * (image_size // 2) ** 2, embedding_size))
-"""
-
-
 @pytest.mark.long
 def test_a_compiled_run_of_two_processes_resumes_bit_by_bit(glyphs, tmp_path):
-    """By torch's inductor. Of few layers: its C++ compiler takes 40 to 90 s for `tiny`, each time."""
+    """By torch's inductor."""
     (tmp_path / "encoder.py").write_text(ENCODER)
     flags = f"--dataset glyphs --rec {glyphs} --network {tmp_path / 'encoder.py'}:make"
     assert_resumes_compiled(tmp_path, lambda root, flags: train_several({root: flags}), flags)

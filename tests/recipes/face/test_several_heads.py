@@ -188,8 +188,3 @@ def test_what_cannot_be_is_named_before_the_run(sets, tmp_path, flags, said):
 def test_names_that_make_no_heads(tmp_path, flags, said):
     with pytest.raises(ValueError, match=said):
         train_here(tmp_path, flags)
-
-
-def test_a_weight_of_one_head_is_refused(glyphs, tmp_path):
-    with pytest.raises(ValueError, match="there is one head"):
-        train_here(tmp_path, f"--rec {glyphs} --val-targets --check-data off --image-size 24 --head-weight 2")

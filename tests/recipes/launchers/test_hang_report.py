@@ -21,9 +21,11 @@ WAYS: dict[str, tuple[list[int | None], int | None, list[str]]] = {
         [
             f"{NOT_FINISHED}; call 1 of that name",
             "missing: rank 2 (host ",
-            "in step 7, last collective t/before, number 1, in recipes/hang.py:",
+            "has not started it. It is in step 7, last collective t/before, number 1, in recipes/hang.py:",
             " sleeps_here, called from",
             "waiting in it: ranks 0-1\n",
+            "stacks of rank 2",
+            "--comm-timeout",
             "in sleeps_here\n    time.sleep",  # its own stacks
         ],
     ),
