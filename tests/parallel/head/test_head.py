@@ -57,17 +57,18 @@ def test_label_out_of_range_names_rank_index_and_label_on_every_rank(world, bad)
         head(torch.randn(4, D), label_B)
 
 
-def test_three_collectives_a_step_of_the_stated_size(world):
+@pytest.mark.parametrize(("num_labels", "weighed"), [(1, False), (3, False), (1, True)])
+def test_three_collectives_a_step_of_the_stated_size(world, num_labels, weighed):
     head = PartialFC(101, D, CosFace(), 0.5, world)
-    feat_BD = torch.randn(6, D, requires_grad=True)
+    feat_BD, label_BK = torch.randn(6, D, requires_grad=True), torch.arange(6 * num_labels).view(6, -1).squeeze(1)
     with world.count_traffic() as traffic:
-        head(feat_BD, torch.arange(6)).backward()
+        head(feat_BD, label_BK, row_weight_B=torch.ones(6) if weighed else None).backward()
         head.step(0.1)
     num_global = 6 * world.size
     assert traffic.calls == {"head/gather": 1, "head/softmax": 1, "head/features": 1}
     assert traffic.num_bytes == {
-        "head/gather": 6 * (4 * D + 12),
-        "head/softmax": 16 * num_global,
+        "head/gather": 6 * (4 * D + (12 if num_labels == 1 else 16 * num_labels + 4) + 8 * weighed),
+        "head/softmax": 8 * (1 + num_labels) * num_global,
         "head/features": 4 * num_global * D,
     }
 

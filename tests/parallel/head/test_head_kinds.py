@@ -138,6 +138,36 @@ def test_sharded_equals_dense(world, kind, path, sample_rate):
     check_against_dense(world, head, *batch_of(world), allowed, **kind.of_reference)
 
 
+def train(head: PartialFC, world, steps: range, batch=batch_of) -> torch.Tensor:
+    """The losses of steps with changing batches, rates that rise and fall, and one step whose gradient is zero. batch:
+    features, labels, the part of this rank, and what else the head is given; a head of SingleWorld gets all of it."""
+    losses = []
+    for step in steps:
+        feat_GD, label_G, part, *more = batch(world, seed=step)
+        own = part if head.world is world else slice(None)
+        weights = (None if weight_G is None else weight_G[own] for weight_G in more)
+        loss = head(feat_GD[own].to(head.dtype).requires_grad_(), label_G[own], *weights)
+        loss.backward()
+        if step == 5:
+            head.scale_gradient(0.0)
+        head.step(0.05 * (1 + step % 3))
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def check_any_number_of_ranks(world, steps: range, batch=batch_of, margin=None, sample_rate=0.3, **options) -> None:
+    """W ranks against one, to rounding in float64: losses, centres and state."""
+    sharded, alone = (
+        PartialFC(CLASSES, D, margin or CosFace(16.0), sample_rate, of, 7, dtype=torch.float64, **options)
+        for of in (world, SingleWorld())
+    )
+    losses = (train(head, world, steps, batch) for head in (sharded, alone))
+    torch.testing.assert_close(*losses, rtol=1e-9, atol=0)
+    for name, mine in sharded.row_state().items():
+        every = world.all_gather(mine, name="t/rows")
+        torch.testing.assert_close(every, alone.row_state()[name], rtol=1e-6, atol=1e-12)
+
+
 @pytest.mark.parametrize("sample_rate", [1.0, 0.3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("impl", ["plain", "cpu"])
@@ -146,35 +176,13 @@ def test_the_number_of_ranks_does_not_change_ten_steps(world, impl, dtype, sampl
     options = {"seed": 7, "impl": impl, "storage": Storage(dtype)}
     sharded = PartialFC(CLASSES, D, CosFace(16.0), sample_rate, world, **options)
     alone = PartialFC(CLASSES, D, CosFace(16.0), sample_rate, SingleWorld(), **options)
-    for step in range(10):
-        feat_GD, label_G, part = batch_of(world, seed=step)
-        losses = []
-        for head, own in ((sharded, part), (alone, slice(None))):
-            loss = head(feat_GD[own].float().requires_grad_(), label_G[own])
-            loss.backward()
-            head.step(0.1)
-            losses.append(loss.item())
-        # One sum in another order may round a stored number the other way: one unit in its last place.
-        assert abs(losses[0] - losses[1]) < {torch.float32: 1e-5}.get(dtype, 1e-3)
+    losses = (train(head, world, range(10)) for head in (sharded, alone))
+    # One sum in another order may round a stored number the other way: one unit in its last place.
+    torch.testing.assert_close(*losses, rtol=0, atol={torch.float32: 1e-5}.get(dtype, 1e-3))
     centre_CD = world.all_gather(sharded.centres, name="t/centres").float()
     same = centre_CD == alone.centres.float()
     torch.testing.assert_close(centre_CD, alone.centres.float(), rtol=2e-2, atol=1e-4)
     assert dtype == torch.float32 or same.float().mean() > 0.97
-
-
-def train_some_steps(head: PartialFC, world, alone: bool = False) -> list[float]:
-    """Twelve steps with changing batches, rates that rise and fall, and one step whose gradient is zero."""
-    losses = []
-    for step in range(12):
-        feat_GD, label_G, part = batch_of(world, seed=step)
-        own = slice(None) if alone else part
-        loss = head(feat_GD[own].to(head.dtype).requires_grad_(), label_G[own])
-        loss.backward()
-        if step == 5:
-            head.scale_gradient(0.0)
-        head.step(0.05 * (1 + step % 3))
-        losses.append(loss.item())
-    return losses
 
 
 @pytest.mark.parametrize(
@@ -205,13 +213,13 @@ def test_all_places_give_the_same_bits(world, tmp_path, impl, sub_centres, optim
             catch_up=catch_up,
             storage=Storage(torch.bfloat16, torch.float32, place, path),
         ) as head:
-            losses = train_some_steps(head, world)
+            losses = train(head, world, range(12))
             state = {name: rows.clone() for name, rows in head.row_state().items()}
             found[place] = losses, state, head.centres.clone()
     losses, state, centres = found["device"]
     assert any(rows.any() for rows in state.values())
     for place in ("host", "disk"):
-        assert found[place][0] == losses
+        assert torch.equal(found[place][0], losses)
         assert torch.equal(found[place][2], centres)
         for name, rows in state.items():
             assert torch.equal(found[place][1][name], rows), (place, name)
@@ -229,15 +237,7 @@ OPTIMIZERS = [
 @pytest.mark.parametrize("catch_up", ["none", "exact"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["sgd", "nesterov", "adamw", "adam", "adagrad"])
 def test_every_optimizer_sharded_is_the_unsharded_one(world, optimizer, catch_up):
-    """To rounding in float64: sampled, centres and state."""
-    options = {"seed": 5, "optimizer": optimizer, "dtype": torch.float64, "catch_up": catch_up}
-    sharded = PartialFC(CLASSES, D, CosFace(16.0), 0.3, world, **options)
-    alone = PartialFC(CLASSES, D, CosFace(16.0), 0.3, SingleWorld(), **options)
-    losses = train_some_steps(sharded, world), train_some_steps(alone, world, alone=True)
-    torch.testing.assert_close(*(torch.tensor(x, dtype=torch.float64) for x in losses), rtol=1e-9, atol=0)
-    for name, mine in sharded.row_state().items():
-        every = world.all_gather(mine, name="t/rows")
-        torch.testing.assert_close(every, alone.row_state()[name], rtol=1e-6, atol=1e-12)
+    check_any_number_of_ranks(world, range(12), optimizer=optimizer, catch_up=catch_up)
 
 
 def test_hard_negatives_take_part(world):

@@ -3,12 +3,17 @@
 import pytest
 import torch
 
-from partial_fc.comm import CollectiveError, SingleWorld
+from partial_fc.comm import CollectiveError
 from partial_fc.head import MLCD, CosFace, CurricularFace, MeanSoftmax, OwnOut, PartialFC
-from tests.parallel.head.test_head_kinds import CLASSES, KINDS, PATHS, D, Kind, batch_of, check_against_dense
+from tests.parallel.head import test_head_kinds as kinds
+from tests.parallel.head.test_head_kinds import CLASSES, PATHS, D, Kind, batch_of, check_against_dense
 
 SOME = [
-    *(kind for kind in KINDS if str(kind) in ("cosface", "smoothing", "sub-centres", "curricularface", "corrected")),
+    *(
+        kind
+        for kind in kinds.KINDS
+        if str(kind) in ("cosface", "smoothing", "sub-centres", "curricularface", "corrected")
+    ),
     Kind("3 labels", options={"rule": OwnOut()}),
     Kind("3 labels, sub-centres", options={"rule": MeanSoftmax(), "sub_centres": 2}, of_reference={"sub_centres": 2}),
     Kind("MLCD", options={"rule": MLCD()}),
@@ -59,33 +64,16 @@ def test_weights_of_one_are_none_to_the_bit(world, impl, num_labels):
 
 def test_the_number_of_ranks_does_not_change_it(world):
     """Nor rows without a label, which do not count, or a rank without rows."""
-    heads = [
-        PartialFC(CLASSES, D, CosFace(16.0), 0.3, of, 7, dtype=torch.float64, label_smoothing=0.1)
-        for of in (world, SingleWorld())
-    ]
-    for step in range(6):
-        feat_GD, label_G, part = batch_of(world, seed=step)
+
+    def batch(world, seed):
+        feat_GD, label_G, part = batch_of(world, seed=seed)
         weight_G = weights_of(label_G)
         label_G[-1] = -100
-        if step == 3 and world.size > 1:
+        if seed == 3 and world.size > 1:
             part = slice(0, len(label_G) * (world.rank == 1))
-        losses = []
-        for head, own in zip(heads, (part, slice(None)), strict=True):
-            loss = head(feat_GD[own].clone().requires_grad_(), label_G[own], row_weight_B=weight_G[own].float())
-            loss.backward()
-            head.step(0.1)
-            losses.append(loss.item())
-        assert abs(losses[0] - losses[1]) < 1e-11
-    centre_CD = world.all_gather(heads[0].centres, name="t/centres")
-    torch.testing.assert_close(centre_CD, heads[1].centres, rtol=1e-9, atol=1e-12)
+        return feat_GD, label_G, part, None, weight_G.float()
 
-
-def test_bytes_of_the_collectives(world):
-    head = PartialFC(101, D, CosFace(), 0.5, world)
-    with world.count_traffic() as traffic:
-        head(torch.randn(6, D, requires_grad=True), torch.arange(6), row_weight_B=torch.ones(6)).backward()
-        head.step(0.1)
-    assert traffic.num_bytes["head/gather"] == 6 * (4 * D + 12 + 8)
+    kinds.check_any_number_of_ranks(world, range(6), batch, label_smoothing=0.1)
 
 
 def test_what_does_not_fit_is_named(world):
