@@ -55,15 +55,10 @@ def reported(root: Path) -> bool:
     return all(words in text for words in wanted)
 
 
-def torchrun(num_processes: int) -> list[str]:
-    return ["torchrun", "--standalone", f"--nproc_per_node={num_processes}", "--no-python"]
-
-
 LAUNCHERS = {
-    "one process": [],
     "horovodrun --gloo": ["horovodrun", "--gloo", "-np", "2", "-H", "localhost:2"],
     "horovodrun --mpi": ["horovodrun", "--mpi", "-np", "2", "-H", "localhost:2"],
-    "torchrun": torchrun(2),
+    "torchrun": ["torchrun", "--standalone", "--nproc_per_node=2", "--no-python"],
 }
 
 

@@ -68,7 +68,6 @@ def test_the_log_says_who_what_and_where_the_time_went(launched):
 def test_learns_to_tell_unseen_characters_apart(glyphs, tmp_path):
     """Sampled negatives, bf16, two ranks: the losses fall, accuracy is far above chance (0.5)."""
     flags = "--max-steps 80 --batch-size 32 --sample-rate 0.5 --precision bf16 --verbose 80 --frequent 20"
-    flags += " --log-style insightface-mxnet"
     train_several({tmp_path: f"--dataset glyphs --rec {glyphs} {flags}"})
     curve = losses(tmp_path)
     assert np.mean(curve[-20:]) < 0.5 * np.mean(curve[:20])
@@ -80,11 +79,7 @@ def test_learns_to_tell_unseen_characters_apart(glyphs, tmp_path):
     assert found["world_size"] == 2
     assert found["images_per_s"] > 0
     assert found["peak_memory_bytes"] > 100 << 20
-    lines = [line.split("-", 4)[-1] for line in (tmp_path / "0_hist.log").read_text().splitlines()]
-    assert [line.split()[0] for line in lines if line.startswith("Iter:")] == [f"Iter:{20 * n}" for n in range(1, 5)]
-    flip = f"{found['evaluations']['unseen/accuracy']:1.5f}+-{found['evaluations']['unseen/accuracy_std']:1.5f}"
-    assert f"[unseen][80]Accuracy-Flip: {flip}" in lines
-    for name in ("roc.png", "logs/rank-0001.log", "1_hist.log"):
+    for name in ("roc.png", "logs/rank-0001.log"):
         assert (tmp_path / name).stat().st_size > 0
     assert list((tmp_path / "tensorboard").iterdir())
 
