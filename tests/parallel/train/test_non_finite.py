@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from partial_fc.comm import all_gather_json
 from partial_fc.head import CosFace, HardNegatives, PartialFC
 from partial_fc.head.shard import Shard
 from partial_fc.train.batch_norm import convert
@@ -43,12 +44,9 @@ def message_of(job, batches, world) -> str:
     """Of the error that the update raises, equal on all ranks."""
     with pytest.raises(NonFinite) as error:
         make(job, batches)
-    line = torch.zeros(1, 4096, dtype=torch.uint8)
-    words = str(error.value).replace(str(job.models_root), "ROOT").encode()
-    line[0, : len(words)] = torch.tensor(list(words))
-    every = world.all_gather(line, name="t/message")
-    assert (every == every[0]).all()
-    return words.decode()
+    words = str(error.value).replace(str(job.models_root), "ROOT")
+    assert set(all_gather_json(words, world, "t/message")) == {words}
+    return words
 
 
 @pytest.mark.parametrize("mode", ["fp32", "bf16"])

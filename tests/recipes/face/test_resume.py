@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from partial_fc.checkpoint import lock
+from tests.faults.ranks import steps_done
 from tests.recipes.conftest import (
     ENCODER,
     SMALL,
@@ -87,11 +88,6 @@ def when(happens: Callable[[], bool], act: Callable[[], object]) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def has_trained(root: Path) -> bool:
-    path = root / "loss.csv"
-    return path.exists() and len(path.read_text().splitlines()) > 3
-
-
 # A published configuration; what has to be smaller here -> how small.
 SMALLER = {'"r50"': '"tiny"', "512": "32", "128": "8", "lr = 0.1": "lr = 0.02", "93431": "50", "5179510": "8000"}
 SMALLER |= {"/train_tmp/faces": "synthetic", "['lfw', \"cfp_fp\"]": "[]"}
@@ -112,11 +108,8 @@ def test_what_ctrl_c_promises_of_a_published_config_is_true(tmp_path):
     words = ["--config", str(config), "--models-root", str(root), "--num-workers", "1", "--image-size", "16"]
     log = root / "logs/rank-0000.log"
     for _ in range(2):
-        steps = len((root / "loss.csv").read_text().splitlines()) if (root / "loss.csv").exists() else 0
-        when(
-            lambda steps=steps: has_trained(root) and len((root / "loss.csv").read_text().splitlines()) > steps + 1,
-            lambda: os.kill(os.getpid(), signal.SIGINT),
-        )
+        before = steps_done(root)
+        when(lambda before=before: steps_done(root) > before + 2, lambda: os.kill(os.getpid(), signal.SIGINT))
         assert here("recipes.face", words) == 130
     promised, _ = re.findall(r"the same command resumes from (\S+)", log.read_text())
     assert f"resumed from {promised}" in log.read_text()
@@ -158,7 +151,7 @@ def test_who_loses_the_folder_to_another_run_keeps_its_last_state(glyphs, tmp_pa
         partial.replace(record)
 
     flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --image-size 24 --max-steps"
-    when(lambda: has_trained(root), replace)
+    when(lambda: steps_done(root) > 2, replace)
     with pytest.raises(ValueError, match=r"no longer belongs to this run: .* --resume (\S+)") as raised:
         here("recipes.face", ["--models-root", str(root), *SMALL, *flags.split(), "5000"])
     saved = Path(str(raised.value).rpartition("--resume ")[2])

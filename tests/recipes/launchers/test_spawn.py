@@ -9,6 +9,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -23,8 +24,8 @@ ROOT = Path(__file__).parents[3]
 
 def is_running(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
 
 
