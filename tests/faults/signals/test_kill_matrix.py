@@ -7,11 +7,11 @@ import pytest
 
 from tests.faults.signals import kill_matrix
 from tests.faults.signals.kill_matrix import EVERY, Chain, play
-from tests.faults.signals.kill_table import DOCS, RESULTS, differences, in_docs, promised, table
+from tests.faults.signals.kill_table import DOCS, differences, in_docs, promised, seen_last, table
 
 
 def test_the_table_in_the_docs_is_what_was_seen_and_that_is_what_is_promised():
-    seen = RESULTS.read()
+    seen = seen_last()
     assert [cell.key for cell in seen] == list(promised()), "each cell, once, in the order of the promises"
     assert in_docs(DOCS.read_text()) == table(seen), "python -m tests.faults.signals.kill_table --write"
     assert not differences(seen)

@@ -58,13 +58,6 @@ def test_every_rule_learns(rule, data, tmp_path):
     assert values["test/rank5"] >= values["test/rank1"]
 
 
-def test_one_label_of_mlcd_is_another_loss(data, tmp_path):
-    for rule in ("mean-softmax", "mlcd"):
-        train(data, tmp_path / rule, f"--labels 1 --rule {rule} --max-steps 3 --batch-size 32")
-    one, other = (losses(tmp_path / rule) for rule in ("mean-softmax", "mlcd"))
-    assert one[0] != other[0]
-
-
 @pytest.mark.long
 def test_processes_give_one_curve_and_resume_bit_by_bit(data, tmp_path):
     """In fp64, with drawn labels; a run of one process goes on with two. What cannot be trained on ends both ranks."""
