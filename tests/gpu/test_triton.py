@@ -482,10 +482,3 @@ def test_memory_beyond_the_centres_does_not_grow_with_the_classes(S, monkeypatch
     for _ in TritonKernel("bf16").centre_gradients(logits, logit_grad):
         pass
     assert torch.cuda.max_memory_allocated() - before < 1 << 30
-
-
-def test_tiles_are_as_narrow_as_the_processors_are_many():
-    tile = triton_pass.HOPPER.logits
-    assert tile.spread(1024, 8192, 132) == tile
-    assert tile.spread(128, 8192, 132) == replace(tile, columns=64)
-    assert tile.spread(1, 1, 132).columns == 64

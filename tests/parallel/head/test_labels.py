@@ -41,10 +41,6 @@ def batch_of(world, rule, seed: int = 0):
     return feat_GD, label_GT, part, weight_GT if rule.has_weights else None
 
 
-def of(weight_GT, part):
-    return None if weight_GT is None else weight_GT[part]
-
-
 def cases():
     """In float64 every rule with every kind, sampled and not in turn; else every rule, with the kinds in turn."""
     for j, path in enumerate(PATHS):
@@ -74,8 +70,9 @@ def test_sharded_equals_dense_with_hard_negatives(world, rule, path):
     options = {"hard_negatives": hard, "sampling_correction": True}
     head = PartialFC(CLASSES, D, CosFace(16.0), 0.2, world, 3, dtype=dtype, impl=impl, rule=rule, **options)
     feat_GD, label_GT, part, weight_GT = batch_of(world, rule)
+    own_BT = weight_GT[part] if rule.has_weights else None
     for _ in range(3):
-        head(feat_GD[part].to(dtype).requires_grad_(), label_GT[part], of(weight_GT, part)).backward()
+        head(feat_GD[part].to(dtype).requires_grad_(), label_GT[part], own_BT).backward()
         head.step(0.1)
     _, classes = check_against_dense(world, head, feat_GD, label_GT, part, allowed, weight_GT=weight_GT)
     drawn = world.all_gather(head.sampling.negatives(3, head.shard, "cpu"), name="t/drawn")
