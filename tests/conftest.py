@@ -34,7 +34,6 @@ _DEAR = (
     "recipes/face/test_tuning.py",
     "recipes/face/test_fine_tuning.py",
     "recipes/classic/test_imagenet.py",
-    "recipes/launchers/test_preemption.py",
     "faults/disk/test_enumeration.py",
     "cluster/test_two_hosts.py",
     "cluster/test_sockets.py",

@@ -34,15 +34,8 @@ def in_queue(tmp_path):
         if missing or os.geteuid():
             pytest.skip(f"no {', '.join(missing)} here ({install})" if missing else "needs root")
         env = environment() | {"PATH": path, "PYTHONPATH": str(ROOT), "DMLC_INTERFACE": "eth0"}
-        words = [
-            "timeout",
-            "--kill-after=5",
-            "150",
-            "bash",
-            str(ROOT / "tests/cluster/batch_queue.sh"),
-            queue,
-            *command,
-        ]
+        script = str(ROOT / "tests/cluster/batch_queue.sh")
+        words = ["timeout", "--kill-after=5", "150", "bash", script, queue, *command]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         return subprocess.Popen(words, cwd=tmp_path, env=env, text=True, **pipes)  # type: ignore[call-overload]
 

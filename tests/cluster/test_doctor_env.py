@@ -3,8 +3,7 @@
 import json
 
 from benchmarks.two_hosts import ADDRESSES
-
-HOSTS = ",".join(f"{address}:1" for address in ADDRESSES)
+from tests.cluster.conftest import HOSTS
 
 
 def test_two_hosts_are_looked_at_from_the_first(hosts, env, tmp_path):

@@ -96,20 +96,8 @@ def test_the_folder_is_copied_and_a_failure_names_its_host(hosts, env, host_file
     source.mkdir()
     script = SCRIPT.format("sleep 1; [ $DMLC_ROLE$DMLC_TASK_ID != worker1 ] || kill -KILL $$; sleep 300 & wait")
     (source / "job.sh").write_text(script)
-    words = [
-        "-n",
-        "2",
-        "-s",
-        "2",
-        "-H",
-        str(host_file),
-        "--sync-dst-dir",
-        str(there),
-        "--env",
-        "A=it's; $HOME",
-        "sh",
-        "job.sh",
-    ]
+    words = ["-n", "2", "-s", "2", "-H", str(host_file), "--sync-dst-dir", str(there)]
+    words += ["--env", "A=it's; $HOME", "sh", "job.sh"]
     begun = time.monotonic()
     status, printed = launch(hosts, env, ["--dry-run", *words])
     assert status == 0, printed

@@ -2,9 +2,7 @@
 
 import os
 import re
-import shlex
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,43 +11,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.two_hosts import ADDRESSES, TwoHosts
+from tests.cluster.conftest import commands
 from tests.cluster.stranger import listeners
-from tests.cluster.test_two_hosts import HOSTS
 from tests.recipes.conftest import ROOT
 
 RECIPE = str(ROOT / "tests/recipes/launchers/rendezvous_job.py")
-TRAIN = [sys.executable, "train.py", RECIPE]
 PATIENT = ["--start-timeout", "300"]
-LOCAL = "--start-timeout 300 -np 2 -H localhost:2"
-NETWORK = "--network-interfaces eth0 --disable-cache"
-REMOTE = f"--start-timeout 300 -np 2 -H {HOSTS} {NETWORK}"
-ELASTIC = "--min-np 2 --max-np 2 --host-discovery-script"
-TORCHRUN = f"torchrun --nnodes=2 --nproc_per_node=1 --master_addr={ADDRESSES[0]} --master_port=8887"
-
-
-def commands(folder: Path) -> dict[tuple[str, int], list[list[str]]]:
-    """(launcher, hosts) -> what is typed on the first host, or on each; the job's own words follow."""
-    for number, found in enumerate((["localhost:2"], [f"{address}:1" for address in ADDRESSES]), 1):
-        (folder / f"discover-{number}").write_text("#!/bin/sh\n" + "".join(f"echo {one}\n" for one in found))
-        (folder / f"discover-{number}").chmod(0o755)
-    (folder / "hosts").write_text("".join(f"{address} slots=1\n" for address in ADDRESSES))
-    own = [*TRAIN, "--nodes", "2", "--master-addr", ADDRESSES[0], "--master-port", "8888"]
-    train = shlex.join(["train.py", RECIPE])
-    typed = {
-        ("--gpus, --nodes", 1): [f"{shlex.join(TRAIN)} --gpus 2"],
-        ("--gpus, --nodes", 2): [f"{shlex.join(own)} --nr {host}" for host in (0, 1)],
-        ("torchrun", 1): [f"torchrun --standalone --nproc_per_node=2 {train}"],
-        ("torchrun", 2): [f"{TORCHRUN} --node_rank={host} {train}" for host in (0, 1)],
-        ("horovodrun --gloo", 1): [f"horovodrun --gloo {LOCAL} bash config.sh"],
-        ("horovodrun --gloo", 2): [f"horovodrun --gloo {REMOTE} bash config.sh"],
-        ("horovodrun, elastic", 1): [
-            f"horovodrun -np 2 {ELASTIC} {folder}/discover-1 --network-interfaces lo bash config.sh"
-        ],
-        ("horovodrun, elastic", 2): [f"horovodrun -np 2 {ELASTIC} {folder}/discover-2 {NETWORK} bash config.sh"],
-        ("run.sh", 1): ["bash run.sh"],
-        ("run.sh", 2): [f"bash run.sh {folder}/hosts"],
-    }
-    return {key: [shlex.split(line) for line in lines] for key, lines in typed.items()}
 
 
 def table() -> dict[tuple[str, int], set[tuple[str, str]]]:
@@ -74,7 +41,7 @@ def place_of(address: str) -> str:
 def test_whoever_listens_stands_in_security_md(hosts, env, tmp_path):
     """Of each launcher a job that only waits, some of them at a time."""
     env = env | {"PYTHONPATH": str(ROOT), "RECIPE": RECIPE, "NETWORK_INTERFACE": "eth0"}
-    typed = commands(tmp_path)
+    typed = commands(tmp_path, RECIPE)
 
     def seen(key: tuple[str, int]) -> set[tuple[str, str]]:
         return who_listens(hosts, env, tmp_path / re.sub(r"\W+", "-", f"{key[0]}-{key[1]}"), typed[key])

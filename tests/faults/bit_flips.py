@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +47,19 @@ def copy_of(memory: ProcessState) -> ProcessState:
     return ProcessState([dataclasses.replace(c, shares=dict(c.shares)) for c in memory.commits], memory.generation)
 
 
-def go_on(memories: list[ProcessState]) -> list[dict[str, Any]] | None:
-    """What the ranks that are left go on with."""
+def go_on(
+    memories: list[ProcessState], wire: Callable[[ThreadWorld], ThreadWorld] = lambda world: world
+) -> list[dict[str, Any]] | None:
+    """What the ranks that are left go on with. wire: what each talks through."""
 
     def act(world: ThreadWorld) -> dict[str, Any] | None:
-        found = recover(memories[world.rank], world, _NOWHERE)
+        through = wire(world)
+        found = recover(memories[world.rank], through, _NOWHERE)
         if found is None:
             return None
         head = head_of(world)
         found.load_head(head)
-        tables = head.row_state() | found.backbone() | found.optimizer() | found.exchange(world)
+        tables = head.row_state() | found.backbone() | found.optimizer() | found.exchange(through)
         return {"step": torch.tensor(found.step)} | {name: t.clone() for name, t in tables.items()}
 
     states = in_world(len(memories), act)
@@ -190,20 +193,17 @@ def recovered(memories: list[ProcessState], flips: int, draw: random.Random) -> 
             draw.randrange(40),
             draw.randrange(1 << 30),
         )
-        left = [ProcessState(), *map(copy_of, memories[1:])]
+        cables: list[Cable] = []
 
-        def act(world: ThreadWorld, name=name, after=after, bit=bit, left=left) -> dict[str, torch.Tensor]:
-            cable, head = Cable(world, name, 0, after, bit), head_of(world)
-            found = recover(left[world.rank], cable, _NOWHERE)
-            assert found is not None
-            found.load_head(head)
-            tables = head.row_state() | found.backbone() | found.optimizer() | found.exchange(cable)
-            assert cable.turned == (world.rank == 0)
-            return {"step": torch.tensor(found.step)} | {name: t.clone() for name, t in tables.items()}
+        def wire(world: ThreadWorld, name=name, after=after, bit=bit, cables=cables) -> Cable:
+            cables.append(Cable(world, name, 0, after, bit))
+            return cables[-1]
 
         with listening([]) as told:
-            result = in_world(SIZE, act)
+            result = go_on([ProcessState(), *map(copy_of, memories[1:])], wire)
+        assert sum(cable.turned for cable in cables) == 1
         assert any("arrived damaged on rank 0" in line for line in told), told
+        assert result is not None
         assert all(same(one, other) for one, other in zip(result, whole, strict=True))
 
 

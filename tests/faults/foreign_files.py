@@ -243,11 +243,10 @@ def read_arcface(folder: Path) -> None:
 
 
 def ndarray_files() -> list[Files]:
-    """Two arrays, with names and without, as MXNet 1.9.1 writes them."""
-    array = struct.pack("<Iii2qiii", 0xF993FAC9, 0, 2, 3, 2, 1, 0, 0) + np.arange(6, dtype="<f4").tobytes()
-    names = b"".join(struct.pack("<Q", len(name)) + name for name in (b"one", b"two"))
-    ends = (struct.pack("<Q", 0), struct.pack("<Q", 2) + names)
-    return [{"0_centers.param": struct.pack("<QQQ", 0x112, 0, 2) + 2 * array + end} for end in ends]
+    """Two arrays, with names and without."""
+    array = torch.arange(6.0).view(3, 2)
+    both = ([array, array], {"one": array, "two": array})
+    return [written(lambda folder, of=of: mxnet_ndarray.write(folder / "0_centers.param", of)) for of in both]
 
 
 def symbol_files() -> list[Files]:

@@ -11,7 +11,6 @@ import torch
 pytest.importorskip("triton")
 
 from partial_fc.tools.bench import plan
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from partial_fc.head import CosFace, PartialFC, Steps, Storage
 from partial_fc.head.kernels import triton_kernels, triton_pass
@@ -37,12 +36,12 @@ def head_of(num_classes: int, rate: float | Steps[float]) -> PartialFC:
     return head
 
 
-def step(head: PartialFC, number: int, lr: float = 0.1) -> float:
+def step(head: PartialFC, number: int) -> float:
     generator = torch.Generator().manual_seed(number)
     feat = torch.randn(32, D, generator=generator).to(head.store.device).requires_grad_()
     loss = head(feat, torch.randint(0, head.num_classes, (32,), generator=generator).to(head.store.device))
     loss.backward()
-    head.step(lr)
+    head.step(0.1)
     return loss.item()
 
 
@@ -50,19 +49,13 @@ class Launches:
     """What is launched, while no counter of operations looks inside."""
 
     def __init__(self, monkeypatch, operations: Operations):
-        self.seen: list[tuple[str, tuple[int, ...], dict]] = []
+        self.seen: list[str] = []
         kind = type(triton_kernels.weigh)
         get = kind.__getitem__
 
         def launcher(kernel, grid):
             def launch(*args, **named):
-                arguments = dict(zip(kernel.arg_names, args, strict=False)) | named
-                tensors = {
-                    name: tuple(x.shape)
-                    for name, x in arguments.items()
-                    if isinstance(x, (torch.Tensor, TensorDescriptor))
-                }
-                self.seen.append((kernel.fn.__name__, grid, {**arguments, **tensors}))
+                self.seen.append(kernel.fn.__name__)
                 with operations.pause():
                     return get(kernel, grid)(*args, **named)
 
@@ -88,21 +81,6 @@ def test_the_host_launches_what_is_planned(rate, chunks, most, monkeypatch):
     assert operations.waits == {"tolist": 1}
     once, each_chunk = plan.KERNEL_OPERATIONS["triton"]
     assert most == plan.HOST_OPERATIONS["cuda"][rate < 1] + once + each_chunk * chunks
-
-
-def test_steps_with_all_classes_differ_in_a_few_numbers(monkeypatch):
-    """What a CUDA graph of a step would have to be told: neither shapes nor grids, and these alone."""
-    head, launches = head_of(200, 1.0), Launches(monkeypatch, Operations())
-    found = []
-    for number in range(3):
-        launches.seen.clear()
-        step(head, number, lr=0.1 / (number + 1))
-        found.append(list(launches.seen))
-    differing = set()
-    for (name, grid, before), (next_name, next_grid, after) in zip(*found[1:], strict=True):
-        assert (name, grid, before.keys()) == (next_name, next_grid, after.keys())
-        differing |= {(name, key) for key in before if before[key] != after[key]}
-    assert differing == {("finish_rows", key) for key in ("lr", "touched_step", "centre_key", "first_key")}
 
 
 @on_gpu

@@ -319,16 +319,22 @@ def test_the_filter_errs_with_bf16_operands_by_their_rounding_alone():
     assert (ours != exact).sum() < len(exact) / 2
 
 
-def test_where_everything_is_left_out_there_is_nothing():
-    logits, logit_grad = problem(Case(sampled=64))
-    logits = replace(logits, negatives=Negatives(filter_above=-1.5))
-    for scale in (64.0, 300.0):
-        nothing = replace(logits, scale=scale)
-        sums = TritonKernel("bf16").sums(nothing)
-        assert sums.denominator_G.count_nonzero() == 0
-        assert sums.weighted_sum_GD.count_nonzero() == 0
-        grad_SD = gradient_of(TritonKernel("fp32"), nothing, logit_grad)
-        assert error(grad_SD, exact_gradient(nothing, logit_grad)) < 1e-5
+@pytest.mark.parametrize(
+    "case", [Case(sampled=64), Case(sampled=64, scale=300.0), Case(features=3, sampled=1)], ids=str
+)
+def test_where_everything_is_left_out_there_is_nothing(case):
+    """By the filter; or the only class is the rows' own."""
+    logits, logit_grad = problem(case)
+    if case.sampled == 1:
+        target_G = torch.zeros_like(logits.target_G)
+        logits = replace(logits, target_G=target_G, centre_LD=torch.ones_like(logits.centre_LD))
+    else:
+        logits = replace(logits, negatives=Negatives(filter_above=-1.5))
+    sums = TritonKernel("bf16").sums(logits)
+    assert sums.denominator_G.count_nonzero() == 0
+    assert sums.weighted_sum_GD.count_nonzero() == 0
+    grad_SD = gradient_of(TritonKernel("fp32"), logits, logit_grad)
+    assert error(grad_SD, exact_gradient(logits, logit_grad)) < 1e-5
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -349,16 +355,6 @@ def test_a_feature_opposite_to_all_centres_pushes_as_hard_as_it_should(precision
     assert exact_SD.norm() > multiplied
     found_SD = gradient_of(TritonKernel(precision), logits, logit_grad)
     assert error(found_SD, exact_SD) < {"fp32": 1e-4, "bf16": 0.2}[precision]
-
-
-def test_the_only_class_is_the_rows_own():
-    logits, logit_grad = problem(Case(features=3, sampled=1))
-    logits = replace(logits, target_G=torch.zeros_like(logits.target_G), centre_LD=torch.ones_like(logits.centre_LD))
-    sums = TritonKernel("bf16").sums(logits)
-    assert sums.denominator_G.count_nonzero() == 0
-    assert sums.weighted_sum_GD.count_nonzero() == 0
-    grad_SD = gradient_of(TritonKernel("fp32"), logits, logit_grad)
-    assert error(grad_SD, exact_gradient(logits, logit_grad)) < 1e-5
 
 
 def test_a_shard_without_classes():
@@ -486,10 +482,3 @@ def test_memory_beyond_the_centres_does_not_grow_with_the_classes(S, monkeypatch
     for _ in TritonKernel("bf16").centre_gradients(logits, logit_grad):
         pass
     assert torch.cuda.max_memory_allocated() - before < 1 << 30
-
-
-def test_tiles_are_as_narrow_as_the_processors_are_many():
-    tile = triton_pass.HOPPER.logits
-    assert tile.spread(1024, 8192, 132) == tile
-    assert tile.spread(128, 8192, 132) == replace(tile, columns=64)
-    assert tile.spread(1, 1, 132).columns == 64

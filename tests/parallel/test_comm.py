@@ -43,18 +43,12 @@ def test_what_some_backend_cannot_sum_is_refused_by_all(world, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
 def test_all_gather_of_uneven_rows_is_in_rank_order(world, dtype):
-    got = world.all_gather(torch.full((rows_of(world.rank), 3), world.rank).to(dtype), name=f"t/gather{dtype}")
-    assert got.dtype == dtype
-    assert got[:, 0].tolist() == [rank for rank in range(world.size) for _ in range(rows_of(rank))]
-
-
-def test_all_gather_of_known_row_counts(world):
     rows = [rows_of(rank) for rank in range(world.size)]
-    mine = torch.full((rows[world.rank], 2), float(world.rank))
-    got = world.start_all_gather(mine, rows, name="t/known").wait()
-    assert got[:, 0].tolist() == [rank for rank in range(world.size) for _ in range(rows[rank])]
-    with pytest.raises(ValueError, match="must name"):
-        world.start_all_gather(mine, [*rows, 1], name="t/known")
+    mine = torch.full((rows[world.rank], 3), world.rank).to(dtype)
+    for known in (None, rows):
+        got = world.start_all_gather(mine, known, name=f"t/gather{dtype}").wait()
+        assert got.dtype == dtype
+        assert got[:, 0].tolist() == [rank for rank in range(world.size) for _ in range(rows[rank])]
 
 
 def test_all_gather_when_one_rank_has_no_rows(world):
@@ -84,42 +78,30 @@ def test_all_gather_of_rows_of_another_dtype_fails_on_every_rank(world):
     world.barrier()
 
 
-def test_reduce_scatter_refuses_rows_that_do_not_add_up(world):
-    with pytest.raises(ValueError, match="add up"):
-        world.reduce_scatter(torch.ones(3, 1), [2] * world.size, name="t/wrong")
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
-def test_all_to_all_gives_each_rank_its_block_of_everyone(world, dtype):
-    t = (torch.arange(world.size) + 10 * world.rank).repeat_interleave(3)[:, None].expand(-1, 2).to(dtype)
-    got = world.start_all_to_all(t, name=f"t/to_all{dtype}").wait()
-    want = (world.rank + 10 * torch.arange(world.size)).repeat_interleave(3)
-    assert got.dtype == dtype
-    assert got.tolist() == want[:, None].expand(-1, 2).tolist()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
-def test_all_to_all_of_uneven_blocks(world, dtype):
-    """Rank a has (a + 2 b) % 3 rows for rank b: some have none for themselves, some pairs none at all."""
+@pytest.mark.parametrize("even", [True, False])
+def test_all_to_all_gives_each_rank_its_block_of_everyone(world, dtype, even):
+    """Uneven: rank a has (a + 2 b) % 3 rows for rank b: some have none for themselves, some pairs none at all."""
     size, me = world.size, world.rank
-    rows = [(me + 2 * to) % 3 for to in range(size)]
-    arriving = [(of + 2 * me) % 3 for of in range(size)]
+    rows = [3 if even else (me + 2 * to) % 3 for to in range(size)]
+    arriving = [3 if even else (of + 2 * me) % 3 for of in range(size)]
     t = torch.tensor([10 * me + to for to in range(size) for _ in range(rows[to])])[:, None].to(dtype)
-    got = world.start_all_to_all(t, rows, arriving, name=f"t/to_all_uneven{dtype}").wait()
+    got = world.start_all_to_all(t, *(() if even else (rows, arriving)), name=f"t/to_all{dtype}{even}").wait()
     assert got.dtype == dtype
     assert got.tolist() == [[10 * of + me] for of in range(size) for _ in range(arriving[of])]
 
 
-def test_all_to_all_refuses_rows_that_do_not_add_up(world):
-    with pytest.raises(ValueError, match="add up"):
-        world.start_all_to_all(torch.ones(3, 1), [2] * world.size, [2] * world.size, name="t/to_all_wrong")
-    with pytest.raises(ValueError, match="neither"):
-        world.start_all_to_all(torch.ones(world.size, 1), [1] * world.size, name="t/to_all_half")
-
-
-def test_all_to_all_refuses_what_does_not_divide(world):
-    with pytest.raises(ValueError, match="equal blocks"):
-        world.start_all_to_all(torch.ones(()), name="t/to_all_scalar")
+def test_rows_that_do_not_add_up_are_refused(world):
+    size = world.size
+    for start, said in (
+        (lambda: world.start_all_gather(torch.ones(1, 2), [1] * (size + 1), name="t/wrong"), "must name"),
+        (lambda: world.reduce_scatter(torch.ones(3, 1), [2] * size, name="t/wrong"), "add up"),
+        (lambda: world.start_all_to_all(torch.ones(3, 1), [2] * size, [2] * size, name="t/wrong"), "add up"),
+        (lambda: world.start_all_to_all(torch.ones(size, 1), [1] * size, name="t/wrong"), "neither"),
+        (lambda: world.start_all_to_all(torch.ones(()), name="t/wrong"), "equal blocks"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            start()
 
 
 def test_broadcast_from_any_root(world):

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cv2
+import numpy as np
 import pytest
 from partial_fc.tools.demo.glyphs import GlyphOptions, build
 
@@ -29,6 +31,15 @@ SMALL = shlex.split(
     "--num-workers 1 --precision fp32 --frequent 10 --verbose 0 --checkpoint-every 0"
 )
 
+# A file with a network of one's own, FILE.py:make. Of few layers: a compiler takes 40 to 90 s for `tiny`.
+ENCODER = """
+from torch import nn
+
+def make(embedding_size, image_size):
+    layers = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.PReLU(8), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(8 * (image_size // 2) ** 2, embedding_size))
+"""
+
 
 def reported(root: Path) -> bool:
     """Whether the report of a finished run has all of its sections."""
@@ -44,15 +55,10 @@ def reported(root: Path) -> bool:
     return all(words in text for words in wanted)
 
 
-def torchrun(num_processes: int) -> list[str]:
-    return ["torchrun", "--standalone", f"--nproc_per_node={num_processes}", "--no-python"]
-
-
 LAUNCHERS = {
-    "one process": [],
     "horovodrun --gloo": ["horovodrun", "--gloo", "-np", "2", "-H", "localhost:2"],
     "horovodrun --mpi": ["horovodrun", "--mpi", "-np", "2", "-H", "localhost:2"],
-    "torchrun": torchrun(2),
+    "torchrun": ["torchrun", "--standalone", "--nproc_per_node=2", "--no-python"],
 }
 
 
@@ -74,6 +80,17 @@ def digits(tmp_path_factory) -> Path:
     from tests.recipes.classic.mnist_job import some_digits  # which needs this file
 
     return some_digits(tmp_path_factory.mktemp("mnist"))
+
+
+def class_folders(folder: Path) -> Path:
+    """Three classes of 10 noisy images of one brightness each."""
+    rng = np.random.default_rng(0)
+    for label in range(3):
+        (folder / f"class-{label}").mkdir(parents=True)
+        for number in range(10):
+            image = np.clip(rng.normal(40 + 90 * label, 20, (16, 16, 3)), 0, 255).astype(np.uint8)
+            cv2.imwrite(str(folder / f"class-{label}" / f"{number}.png"), image)
+    return folder
 
 
 def environment() -> dict[str, str]:

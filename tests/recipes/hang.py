@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from partial_fc import comm
+from tests.recipes.several import become_rank
 from tests.waiting import free_port
 
 SIZE = 3
@@ -62,23 +63,18 @@ def misbehave(way: str, world: comm.World, timeout_s: float) -> None:
             raise ValueError(way)
 
 
-def become_a_rank(folder: Path, ways: list[str]) -> str | None:
-    """Forks SIZE processes for each way, as torchrun would start them. In those: the way; in the first process None,
-    when all have ended or PATIENCE_S are over. Each writes to FOLDER/WAY.RANK; FOLDER/statuses has their statuses, None
-    for one that had to be killed."""
+def start_ranks(folder: Path, timeout_s: float, ways: list[str]) -> None:
+    """Forks SIZE processes for each way, as torchrun would start them, which end as Python does. The first process
+    waits until all have ended or PATIENCE_S are over. Each writes to FOLDER/WAY.RANK; FOLDER/statuses has their
+    statuses, None for one that had to be killed."""
     processes: dict[int, tuple[str, int]] = {}
     for way in ways:
         port = free_port()
         for rank in range(SIZE):
             process = os.fork()
             if process == 0:
-                numbers = {"RANK": rank, "WORLD_SIZE": SIZE, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": SIZE}
-                os.environ.update({name: str(value) for name, value in numbers.items()})
-                os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-                output = os.open(folder / f"{way}.{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-                os.dup2(output, 1)
-                os.dup2(output, 2)
-                return way
+                become_rank(rank, SIZE, port, str(folder / f"{way}.{rank}"), main, way, timeout_s)
+                return
             processes[process] = way, rank
     statuses: dict[str, list[int | None]] = {way: [None] * SIZE for way in ways}
     give_up = time.monotonic() + PATIENCE_S
@@ -96,13 +92,10 @@ def become_a_rank(folder: Path, ways: list[str]) -> str | None:
     for process in processes:
         os.kill(process, signal.SIGKILL)
     (folder / "statuses").write_text(json.dumps(statuses))
-    return None
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 3:
-        way = become_a_rank(Path(sys.argv[1]), sys.argv[3:])
-        if way:
-            main(way, float(sys.argv[2]))
+        start_ranks(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])
     else:
         main(sys.argv[1], float(sys.argv[2]))

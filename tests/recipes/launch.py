@@ -69,11 +69,6 @@ def here(recipe: str, words: Sequence[str]) -> int:
         logger.propagate = True
 
 
-def forked(given: Given, output: Path) -> ForkServerProcess:
-    """Runs it as the only rank of a process that is not waited for."""
-    return start(become_rank, 0, 1, free_port(), str(output), run_given, [given])
-
-
 def start(target: Callable[..., object], *arguments: object) -> ForkServerProcess:
     """Calls a module's function in a forked process."""
     process = _context().Process(target=target, args=arguments, daemon=True)

@@ -5,7 +5,7 @@
 
 Every rank prints "rank R ended with: " and the exit status of each run, or the error that ended it. After one that
 trained, all ranks compare the weights that they compute with. (That the parts of a run continue in processes of their
-own, launchers and their command lines: test_preemption.py.)
+own, launchers and their command lines: tests/faults/signals.)
 """
 
 import contextlib

@@ -12,7 +12,7 @@ from horovod.runner.elastic.driver import ElasticDriver
 from partial_fc.comm.elastic import membership
 from partial_fc.comm.elastic.store import ANSWER_S, ASK, REMIND_S
 from tests.simulation.cluster import Cluster, Host, Name, Process
-from tests.simulation.waiting import Event
+from tests.simulation.waiting import event
 
 SSH_S = 7.0  # of silence, after which its ssh ends: docs/reliability.md's ServerAliveInterval
 _KEEPALIVE_S = 30.0  # of a question that waits for others
@@ -47,8 +47,8 @@ class Driver:
         self._limits = min_np, max_np
         self._before: dict[str, bytes] = {}
         self._elastic: ElasticDriver | None = None
-        self.gone = Event(cluster.clock)
-        self._all = Event(cluster.clock)
+        self.gone = event(cluster.clock)
+        self._all = event(cluster.clock)
 
     def run(self) -> None:
         """As horovodrun does; its end is told by `gone`."""
@@ -167,7 +167,7 @@ class Driver:
         name, _, slot = key.partition(":")
         host = cluster.host(name).name
         found: list[bytes] = []
-        answered = Event(clock)
+        answered = event(clock)
 
         def handle() -> None:
             assert self._elastic is not None

@@ -68,7 +68,7 @@ class Oracle:
         self.cluster, self._num_samples = cluster, num_samples
         self.made: dict[int, Made] = {}
         self.finished: int | None = None  # the state at the end
-        self.num_worlds = self.num_lost_steps = 0
+        self.num_worlds = 0
         self._in_world: dict[tuple[str, int, int], Any] = {}  # what ranks of a world must agree on
         self._steps_of: dict[tuple[int, int], set[Process]] = {}
         self._furthest_world: dict[int, tuple[int, float]] = {}

@@ -196,7 +196,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
         (horovod, "torch", hvd),
         (partial_fc.comm.horovod, "hvd", hvd),
         (discovery, "random", random.Random(chance.getrandbits(32))),
-        (elastic_driver, "WorkerNotificationClient", partial(_notifier, cluster)),
+        (elastic_driver, "WorkerNotificationClient", partial(Notifier, cluster=cluster)),
         (folders, "shutil", SimpleNamespace(rmtree=rmtree)),
         (lock, "_start_of", lambda number: _start_of(cluster, number)),
         (lock, "open", lambda path, mode, opener: path.open(mode)),
@@ -233,10 +233,6 @@ def _as_logging(cluster: Cluster) -> SimpleNamespace:
         cluster.trace(f"  {str(text) % given if given else text}")
 
     return SimpleNamespace(debug=lambda *_: None, info=told, warning=told, error=told, exception=told)
-
-
-def _notifier(cluster: Cluster, address: Any, key: object, verbose: int) -> Notifier:
-    return Notifier(address, key, verbose, cluster=cluster)
 
 
 def _recover(cluster: Cluster, recover: Any, memory: Any, world: Any, root: Path) -> Any:

@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -63,96 +64,48 @@ class Condition(Lock):
             self._clock.wake(task)
 
 
-class Event:
-    def __init__(self, clock: Clock):
-        self._clock = clock
-        self._is_set = False
-        self._waiting: list[Task] = []
-
-    def is_set(self) -> bool:
-        return self._is_set
-
-    def set(self) -> None:
-        self._is_set = True
-        waiting, self._waiting = self._waiting, []
-        for task in waiting:
-            self._clock.wake(task)
-
-    def clear(self) -> None:
-        self._is_set = False
-
-    def wait(self, timeout: float | None = None) -> bool:
-        until = None if timeout is None else self._clock.now + timeout
-        while not self._is_set and (until is None or self._clock.now < until):
-            me = self._clock.task
-            self._waiting.append(me)
-            try:
-                self._clock.park(until)
-            finally:
-                if me in self._waiting:
-                    self._waiting.remove(me)
-        return self._is_set
+def event(clock: Clock) -> threading.Event:
+    """Python's own, which waits in simulated time. (So do `future` and `barrier`.)"""
+    made = threading.Event()
+    made._cond = Condition(clock)  # type: ignore[attr-defined]
+    return made
 
 
-class Future:
-    """Of an Executor."""
-
-    def __init__(self, clock: Clock):
-        self._ended = Event(clock)
-        self._result: Any = None
-        self._error: BaseException | None = None
-
-    def finish(self, act: Callable[[], Any]) -> None:
-        try:
-            self._result = act()
-        except Exception as error:
-            self._error = error
-        self._ended.set()
-
-    def done(self) -> bool:
-        return self._ended.is_set()
-
-    def exception(self) -> BaseException | None:
-        self._ended.wait()
-        return self._error
-
-    def result(self) -> Any:
-        self._ended.wait()
-        if self._error is not None:
-            raise self._error
-        return self._result
+def future(clock: Clock) -> Future[Any]:
+    made: Future[Any] = Future()
+    made._condition = Condition(clock)  # type: ignore[assignment]
+    return made
 
 
 class Executor:
-    """One thread for all that is handed in, in order; several, where no number is given."""
+    """One thread for all that is handed in, in order."""
 
-    def __init__(self, clock: Clock, max_workers: int | None = None, thread_name_prefix: str = ""):
-        self._clock, self._one = clock, max_workers == 1
+    def __init__(self, clock: Clock, max_workers: int, thread_name_prefix: str):
+        self._clock = clock
         self._queue: deque[tuple[Future, Callable[[], Any]]] = deque()
-        self._tasks: list[Task] = []
+        self._task: Task | None = None
 
     def submit(self, act: Callable[..., Any], *arguments: Any) -> Future:
-        future = Future(self._clock)
-        self._queue.append((future, lambda: act(*arguments)))
-        if not self._one or not self._tasks or self._tasks[-1].done:
-            self._tasks.append(self._clock.start("pool", self._work, self._clock.process))
-        return future
+        handed_in = future(self._clock)
+        self._queue.append((handed_in, lambda: act(*arguments)))
+        if self._task is None or self._task.done:
+            self._task = self._clock.start("pool", self._work, self._clock.process)
+        return handed_in
 
     def _work(self) -> None:
         while self._queue:
-            future, act = self._queue.popleft()
+            handed_in, act = self._queue.popleft()
             self._clock.point()
-            future.finish(act)
+            try:
+                result = act()
+            except Exception as error:
+                handed_in.set_exception(error)
+            else:
+                handed_in.set_result(result)
 
     def shutdown(self) -> None:
-        for task in self._tasks:
-            self._clock.join(task)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.shutdown()
+        if self._task is not None:
+            self._clock.join(self._task)
 
 
 class Thread:
@@ -173,7 +126,6 @@ class Thread:
 
 
 def barrier(clock: Clock, parties: int, action: Callable[[], None] | None = None) -> threading.Barrier:
-    """Python's own, which waits in simulated time."""
     made = threading.Barrier(parties, action)
     made._cond = Condition(clock)
     return made
@@ -188,7 +140,7 @@ def modules(clock: Clock) -> tuple[SimpleNamespace, SimpleNamespace]:
     as_threading = SimpleNamespace(
         Lock=bound(Lock),
         Condition=lambda lock=None: Condition(clock),
-        Event=bound(Event),
+        Event=bound(event),
         Thread=bound(Thread),
         Barrier=bound(barrier),
         BrokenBarrierError=threading.BrokenBarrierError,

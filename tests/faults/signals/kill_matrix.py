@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tests.faults.kills import complete
 from tests.faults.ranks import steps_done
-from tests.faults.signals.kill_table import OUTPUT, OUTPUT_COLUMNS, RESULTS, Cell, differences
+from tests.faults.signals.kill_table import OUTPUT, OUTPUT_COLUMNS, RESULTS, Cell, differences, keep
 from tests.faults.signals.launches import EVERY, LAUNCHES, Started, set_pace
 from tests.faults.signals.outputs import OUTPUTS, File
 from tests.recipes.conftest import same_tensors
@@ -218,7 +218,7 @@ def main() -> int:
     ]
     cells, wrong = play(given.folder, chains, given.at_once)
     if given.record:
-        RESULTS.keep(cells)
+        keep(cells)
     wrong += differences(cells)
     print("\n".join(wrong) or f"{len(cells)} cells, as promised")
     return bool(wrong)

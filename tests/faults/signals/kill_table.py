@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 _HERE = Path(__file__).parent
+RESULTS = _HERE / "kill_matrix.json"  # a line for each cell
 DOCS = _HERE.parents[2] / "docs/reliability.md"
 BEGIN, END = "<!-- begin: python -m tests.faults.signals.kill_table --write -->", "<!-- end -->"
 COLUMNS = ("INT", "TERM", "HUP", "USR1", "KILL", "STOP")
@@ -47,25 +48,15 @@ class Cell:
         return self.ends if self.status is None else f"{self.ends}, {self.status}"
 
 
-class Results:
-    """The file of what was seen last, a line for each cell."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.name = path.name
-
-    def read(self) -> list[Cell]:
-        return [Cell(**json.loads(line)) for line in self.path.read_text().splitlines()]
-
-    def keep(self, cells: Iterable[Cell]) -> None:
-        """In the order of the promises; others stay as they are."""
-        seen = {cell.key: cell for cell in (self.read() if self.path.exists() else [])}
-        seen |= {cell.key: cell for cell in cells}
-        ordered = [seen[key] for key in promised() if key in seen]
-        self.path.write_text("".join(json.dumps(asdict(cell)) + "\n" for cell in ordered))
+def seen_last() -> list[Cell]:
+    return [Cell(**json.loads(line)) for line in RESULTS.read_text().splitlines()]
 
 
-RESULTS = Results(_HERE / "kill_matrix.json")
+def keep(cells: Iterable[Cell]) -> None:
+    """In the order of the promises; others stay as they are."""
+    seen = {cell.key: cell for cell in (*seen_last(), *cells)}
+    ordered = [seen[key] for key in promised() if key in seen]
+    RESULTS.write_text("".join(json.dumps(asdict(cell)) + "\n" for cell in ordered))
 
 
 def _promises() -> dict[tuple[str, str, str], str]:
@@ -128,7 +119,7 @@ def main() -> None:
         prog="python -m tests.faults.signals.kill_table", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--write", action="store_true", help=f"into {DOCS.name}, not to the terminal")
-    made = table(RESULTS.read())
+    made = table(seen_last())
     if not parser.parse_args().write:
         print(made, end="")
         return

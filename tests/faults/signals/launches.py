@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from tests.faults.ranks import steps_done
 from tests.faults.signals.outputs import File, take_terminal
 from tests.recipes.conftest import ROOT, environment
@@ -133,11 +135,10 @@ class Started:
         """target: "rank 0", "launcher", ..."""
         if target.startswith("rank "):
             return self._rank(int(target[5:]))
-        above = [parent_of(self._rank(1))]
-        while above[0] != self.process.pid:
-            above.insert(0, parent_of(above[0]))
-        assert len(above) >= len(self.launch.above), [words_of(pid) for pid in above]
-        return above[self.launch.above.index(target)]
+        above = psutil.Process(self._rank(1)).parents()[::-1]
+        above = above[[process.pid for process in above].index(self.process.pid) :]
+        assert len(above) >= len(self.launch.above), [process.cmdline() for process in above]
+        return above[self.launch.above.index(target)].pid
 
     def _rank(self, number: int) -> int:
         return int((self.folder / f"rank-{number}").read_text().split()[0])
@@ -145,13 +146,8 @@ class Started:
     def left(self) -> list[int]:
         """Processes that have come of the command and have not ended."""
         self.process.poll()
-        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._is_ours(pid)]
-
-    def _is_ours(self, pid: int) -> bool:
-        try:
-            return f"{_TAG}={self.tag}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except OSError:  # gone, or a zombie
-            return False
+        environs = [(process.pid, process.info["environ"]) for process in psutil.process_iter(["environ"])]
+        return [pid for pid, environ in environs if environ and environ.get(_TAG) == self.tag]  # none: a zombie
 
     def kill(self) -> None:
         """Nothing is left."""
@@ -178,11 +174,3 @@ def _begin() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     take_terminal()
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def words_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")

@@ -5,12 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.faults.signals.kill_matrix import Chain
-from tests.faults.signals.kill_table import DOCS, RESULTS, differences, in_docs, promised, table
+from tests.faults.signals import kill_matrix
+from tests.faults.signals.kill_matrix import EVERY, Chain, play
+from tests.faults.signals.kill_table import DOCS, differences, in_docs, promised, seen_last, table
 
 
 def test_the_table_in_the_docs_is_what_was_seen_and_that_is_what_is_promised():
-    seen = RESULTS.read()
+    seen = seen_last()
     assert [cell.key for cell in seen] == list(promised()), "each cell, once, in the order of the promises"
     assert in_docs(DOCS.read_text()) == table(seen), "python -m tests.faults.signals.kill_table --write"
     assert not differences(seen)
@@ -20,6 +21,7 @@ def test_the_table_in_the_docs_is_what_was_seen_and_that_is_what_is_promised():
 def test_a_launcher_that_is_killed_or_asked_to_end_takes_its_processes_with_it(tmp_path):
     chains = [
         Chain("own launch", "launcher", ("INT", "HUP", "KILL")),
+        Chain("own launch", "rank 1", ("USR1",)),
         Chain("torchrun", "launcher", ("TERM", "KILL")),
         Chain("run.sh", "supervisor", ("KILL",)),
         Chain("horovodrun --gloo", "launcher", ("TERM",)),
@@ -27,4 +29,14 @@ def test_a_launcher_that_is_killed_or_asked_to_end_takes_its_processes_with_it(t
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(chain.play, tmp_path / str(n), None, 0.05) for n, chain in enumerate(chains)]
     seen = [cell for future in futures for cell in future.result()]
+    assert not differences(seen)
+
+
+@pytest.mark.long
+def test_what_lost_a_process_and_was_stopped_ends_as_if_nothing_had_been(tmp_path, monkeypatch):
+    """Bit by bit: started again by run.sh, and by hand. (tests/unit/train/test_run_restarts.py has the other ways of
+    run.sh --restarts.)"""
+    monkeypatch.setattr(kill_matrix, "_FLAGS", ["--checkpoint-every", str(EVERY), "--max-steps", "120"])
+    seen, wrong = play(tmp_path, [Chain("run.sh --restarts", "rank 1", ("KILL", "TERM"))], at_once=1)
+    assert not wrong
     assert not differences(seen)

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from partial_fc import checkpoint
 from partial_fc.checkpoint.consistency import newest_common
 from partial_fc.checkpoint.saver import ranks_beside
+from partial_fc.comm import all_gather_json
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.train.guards.signals import StepVote, Votes
 
@@ -17,14 +19,8 @@ from partial_fc.train.guards.signals import StepVote, Votes
 @pytest.fixture(params=["shared", "one each"])
 def root(request, world, tmp_path_factory):
     """A folder that all ranks see, or one of its own for each."""
-    own = tmp_path_factory.mktemp("own") if request.param == "one each" or world.rank == 0 else None
-    name = torch.zeros(500, dtype=torch.uint8)
-    if world.rank == 0:
-        name = torch.frombuffer(bytearray(str(own).encode().ljust(500)), dtype=torch.uint8)
-    shared = bytes(world.broadcast(name, name="t/root").tolist()).decode().strip()
-    from pathlib import Path
-
-    return Path(shared if request.param == "shared" else own) / "checkpoints"
+    own_W = all_gather_json(str(tmp_path_factory.mktemp("own")), world, "t/root")
+    return Path(own_W[0 if request.param == "shared" else world.rank]) / "checkpoints"
 
 
 def filled(world, value: float) -> PartialFC:

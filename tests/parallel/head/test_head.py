@@ -5,93 +5,46 @@ import pytest
 import torch
 
 from partial_fc.head import ArcFace, CosFace, PartialFC, Softmax, reference
-
-D = 24
-
-
-def global_batch(num_classes: int, rows: list[int], seed: int = 0):
-    """The same global batch on every rank, and where each rank's part of it lies."""
-    generator = torch.Generator().manual_seed(seed)
-    feat_GD = torch.randn(sum(rows), D, generator=generator, dtype=torch.float64)
-    label_G = torch.randint(0, num_classes, (sum(rows),), generator=generator)
-    return feat_GD, label_G
+from tests.parallel.head.test_head_kinds import D, batch_of, check_against_dense, relative_error
 
 
-def mine(world, rows: list[int]) -> slice:
-    return slice(sum(rows[: world.rank]), sum(rows[: world.rank + 1]))
-
-
-def all_centres(world, head) -> torch.Tensor:
-    return world.all_gather(head.centres, name="t/centres")
-
-
-def centre_gradient(head) -> tuple[torch.Tensor, torch.Tensor]:
-    """(local rows that took part, their gradient)."""
-    parts = [(rows, grad_KD.clone()) for rows, _, _, grad_KD in head.centre_gradients()]
-    rows = parts[0][0] if parts else None
-    grad_SD = torch.cat([grad_KD for _, grad_KD in parts]) if parts else torch.zeros(0, D)
-    return (torch.arange(len(head.shard)) if rows is None else rows), grad_SD
-
-
-def check_against_reference(world, head, num_classes, rows, label_G=None):
-    feat_GD, drawn_G = global_batch(num_classes, rows)
-    label_G = drawn_G if label_G is None else label_G
-    part = mine(world, rows)
-    feat_BD = feat_GD[part].float().requires_grad_()
-    loss = head(feat_BD, label_G[part])
-    loss.backward()
-
-    here, grad_SD = centre_gradient(head)
-    sampled = world.all_gather(here + head.shard.start, name="t/sampled")
-    centre_CD = all_centres(world, head).double().requires_grad_()
-    dense_feat = feat_GD.clone().requires_grad_()
-    dense = reference.loss(dense_feat, label_G, centre_CD, head.margin, sampled)
-    dense.backward()
-    assert_close(loss.detach(), dense.detach())
-    assert_close(feat_BD.grad, dense_feat.grad[part])
-    assert_close(grad_SD, centre_CD.grad[here + head.shard.start])
-
-
-def assert_close(ours: torch.Tensor, exact: torch.Tensor) -> None:
-    """Float32 with logits up to 64: a few units in the sixth digit of the largest element."""
-    assert ours.shape == exact.shape
-    if exact.numel():
-        error = (ours.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-3)
-        assert error < 1e-5, f"relative error {error:.2e}"
+def check(world, head, rows, label_G=None):
+    feat_GD, drawn_G, part = batch_of(world, rows=rows, num_classes=head.num_classes)
+    check_against_dense(world, head, feat_GD, drawn_G if label_G is None else label_G, part, 1e-5)
 
 
 @pytest.mark.parametrize("sample_rate", [1.0, 0.2])
 def test_ragged_batches_and_an_empty_one(world, sample_rate):
     head = PartialFC(53, D, CosFace(), sample_rate, world)
-    check_against_reference(world, head, 53, [5 + 3 * rank for rank in range(world.size)])
+    check(world, head, [5 + 3 * rank for rank in range(world.size)])
     head = PartialFC(53, D, CosFace(), sample_rate, world)
-    check_against_reference(world, head, 53, [0 if world.size > 1 and rank == 0 else 4 for rank in range(world.size)])
+    check(world, head, [0 if world.size > 1 and rank == 0 else 4 for rank in range(world.size)])
 
 
 def test_a_rank_without_positives(world):
     head = PartialFC(40, D, ArcFace(), 0.1, world)
     rows = [6] * world.size
-    check_against_reference(world, head, 40, rows, label_G=torch.zeros(sum(rows), dtype=torch.int64))
+    check(world, head, rows, label_G=torch.zeros(sum(rows), dtype=torch.int64))
 
 
 def test_more_positives_than_the_sample_has_places(world):
     num_classes = 30 * world.size
     head = PartialFC(num_classes, D, CosFace(), 0.01, world)
     rows = [30] * world.size
-    check_against_reference(world, head, num_classes, rows, label_G=torch.arange(num_classes))
+    check(world, head, rows, label_G=torch.arange(num_classes))
 
 
 @pytest.mark.parametrize("num_classes", [1, 2])
 def test_fewer_classes_than_ranks(world, num_classes):
     head = PartialFC(num_classes, D, CosFace(), 1.0, world)
-    check_against_reference(world, head, num_classes, [3] * world.size)
+    check(world, head, [3] * world.size)
 
 
 def test_chunks_do_not_change_the_result(world, monkeypatch):
     monkeypatch.setattr("partial_fc.head.kernels.plain.CHUNK_LOGITS", 64)
     for sample_rate in (1.0, 0.5):
         head = PartialFC(301 * world.size, D, ArcFace(), sample_rate, world)
-        check_against_reference(world, head, 301 * world.size, [5] * world.size)
+        check(world, head, [5] * world.size)
 
 
 @pytest.mark.parametrize("bad", [-1, 101, 10**12])
@@ -104,24 +57,24 @@ def test_label_out_of_range_names_rank_index_and_label_on_every_rank(world, bad)
         head(torch.randn(4, D), label_B)
 
 
-def test_three_collectives_a_step_of_the_stated_size(world):
+@pytest.mark.parametrize(("num_labels", "weighed"), [(1, False), (3, False), (1, True)])
+def test_three_collectives_a_step_of_the_stated_size(world, num_labels, weighed):
     head = PartialFC(101, D, CosFace(), 0.5, world)
-    feat_BD = torch.randn(6, D, requires_grad=True)
+    feat_BD, label_BK = torch.randn(6, D, requires_grad=True), torch.arange(6 * num_labels).view(6, -1).squeeze(1)
     with world.count_traffic() as traffic:
-        head(feat_BD, torch.arange(6)).backward()
+        head(feat_BD, label_BK, row_weight_B=torch.ones(6) if weighed else None).backward()
         head.step(0.1)
     num_global = 6 * world.size
     assert traffic.calls == {"head/gather": 1, "head/softmax": 1, "head/features": 1}
     assert traffic.num_bytes == {
-        "head/gather": 6 * (4 * D + 12),
-        "head/softmax": 16 * num_global,
+        "head/gather": 6 * (4 * D + (12 if num_labels == 1 else 16 * num_labels + 4) + 8 * weighed),
+        "head/softmax": 8 * (1 + num_labels) * num_global,
         "head/features": 4 * num_global * D,
     }
 
 
 def test_learns_to_tell_classes_apart_and_repeats_bit_by_bit(world):
-    feat_GD, label_G = global_batch(20, [8] * world.size)
-    part = mine(world, [8] * world.size)
+    feat_GD, label_G, part = batch_of(world, rows=[8] * world.size, num_classes=20)
 
     def train() -> list[float]:
         head = PartialFC(20, D, Softmax(16.0), 1.0, world, seed=1)
@@ -140,26 +93,25 @@ def test_learns_to_tell_classes_apart_and_repeats_bit_by_bit(world):
 
 def test_half_precision_features_keep_their_dtype_and_error_is_theirs(world):
     head = PartialFC(101, D, CosFace(), 1.0, world)
-    feat_GD, label_G = global_batch(101, [6] * world.size)
-    part = mine(world, [6] * world.size)
+    feat_GD, label_G, part = batch_of(world, rows=[6] * world.size)
     for dtype in (torch.bfloat16, torch.float16):
         feat_BD = feat_GD[part].to(dtype).requires_grad_()
         loss = head(feat_BD, label_G[part])
         loss.backward()
-        exact = reference.loss(feat_GD.to(dtype).double(), label_G, all_centres(world, head).double(), head.margin)
+        exact = reference.loss(
+            feat_GD.to(dtype).double(), label_G, world.all_gather(head.centres, name="t/centres").double(), head.margin
+        )
         assert feat_BD.grad.dtype == dtype
         assert abs(loss.item() - exact.item()) < 1e-5  # rounding the input is the only error
 
 
 def test_gradient_norm_for_clipping_is_that_of_the_dense_head(world):
     """Every class counts once, wherever it lives; the number is equal on all ranks."""
-    rows = [6] * world.size
-    feat_GD, label_G = global_batch(101, rows)
-    part = mine(world, rows)
+    feat_GD, label_G, part = batch_of(world)
     head = PartialFC(101, D, CosFace(), 1.0, world)
     head(feat_GD[part].float().requires_grad_(), label_G[part]).backward()
-    centre_CD = all_centres(world, head).double().requires_grad_()
+    centre_CD = world.all_gather(head.centres, name="t/centres").double().requires_grad_()
     reference.loss(feat_GD, label_G, centre_CD, head.margin).backward()
     norm = head.gradient_square_sum().sqrt()
-    assert_close(norm, centre_CD.grad.norm())
+    assert relative_error(norm, centre_CD.grad.norm()[None]) < 1e-5
     assert world.all_gather(norm[None], name="t/norm").unique().numel() == 1

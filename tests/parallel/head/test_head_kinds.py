@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from partial_fc.comm import SingleWorld
-from partial_fc.head import ArcFace, CombinedMargin, CosFace, HardNegatives, PartialFC, Storage, reference
+from partial_fc.head import MLCD, ArcFace, CombinedMargin, CosFace, HardNegatives, PartialFC, Storage, reference
 from partial_fc.head.margin import SphereFace
 from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
 
-D, CLASSES = 24, 101
+D, CLASSES, FILL = 24, 101, -100
 
 
 @dataclass
@@ -38,6 +38,7 @@ KINDS = [
     Kind("filter", options={"interclass_filtering_threshold": 0.2}, of_reference={"filter_above": 0.2}),
     Kind("sub-centres", options={"sub_centres": 3}, of_reference={"sub_centres": 3}),
     Kind("InsightFace's quota", options={"quota": "insightface"}),
+    Kind("corrected", CosFace(16.0), {"sampling_correction": True}),
     Kind("smoothing", options={"label_smoothing": 0.1}, of_reference={"label_smoothing": 0.1}),
     Kind(
         "curricularface, filter, sub-centres",
@@ -52,20 +53,20 @@ if os.environ.get("TRITON_INTERPRET") == "1":  # stages of their own in scripts/
     PATHS = [("triton", torch.float32, 2e-5)]
 
 
-def batch_of(world, seed: int = 0):
-    """(features and labels of all ranks, the part of this one); the sizes differ."""
-    rows = [5 + rank for rank in range(world.size)]
+def batch_of(world, seed: int = 0, rows: list[int] | None = None, num_classes: int = CLASSES):
+    """(features and labels of all ranks, the part of this one). rows: of each rank; none: sizes that differ."""
+    rows = rows or [5 + rank for rank in range(world.size)]
     generator = torch.Generator().manual_seed(seed)
     # Near to each other, so that cosines are large and filters have something to do; of different lengths.
     feat_GD = torch.randn(sum(rows), D, generator=generator, dtype=torch.float64) * 2 + 1
-    label_G = torch.randint(0, CLASSES, (sum(rows),), generator=generator)
+    label_G = torch.randint(0, num_classes, (sum(rows),), generator=generator)
     return feat_GD, label_G, slice(sum(rows[: world.rank]), sum(rows[: world.rank + 1]))
 
 
 def gathered(world, head):
     """(all centres, the local rows that took part, their gradient, the classes that took part on all ranks)."""
     k = head.sub_centres
-    centre = world.all_gather(head.centres.reshape(len(head.shard), -1), name="t/centres")
+    centre = world.all_gather(head.centres.flatten(1), name="t/centres")
     parts = [(rows, grad_KD.clone()) for rows, _, _, grad_KD in head.centre_gradients()]
     grad_SD = torch.cat([grad for _, grad in parts]) if parts else torch.zeros(0, D, dtype=head.dtype)
     rows = parts[0][0] if parts else torch.zeros(0, dtype=torch.int64)
@@ -78,11 +79,55 @@ def relative_error(ours, exact) -> float:
     return ((ours.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-3)).item() if len(exact) else 0.0
 
 
+def check_against_dense(
+    world, head, feat_GD, label_G, part, allowed, *, weight_GT=None, row_weight_G=None, **of_reference
+):
+    """Loss, gradients and each row's loss of a step. label_G: or label_GT, of which some are FILL, with their weights.
+    Returns the gradient of this rank's features, and the classes that took part."""
+    certain = label_G[label_G != FILL if weight_GT is None else (label_G != FILL) & (weight_GT > 0)]
+    if head.hard_negatives is not None:  # before they learn
+        listed = world.all_gather(head.hard_negatives.classes(certain, head.shard), name="t/listed")
+        certain = torch.cat([certain, listed])
+    feat_BD = feat_GD[part].to(head.dtype).requires_grad_()
+    own_BT, own_B = (None if weights is None else weights[part] for weights in (weight_GT, row_weight_G))
+    loss = head(feat_BD, label_G[part], own_BT, row_weight_B=own_B)
+    loss.backward()
+
+    centre_RD, rows, grad_SD, classes = gathered(world, head)
+    centre_RD.requires_grad_()
+    dense_GD = feat_GD.clone().requires_grad_()
+    more = {**of_reference, "state": head.margin_state, "row_weight_G": row_weight_G}
+    if head.sampling_correction:
+        inclusion_C = torch.full((head.num_classes,), head.sampling.rate, dtype=torch.float64)
+        more["inclusion_C"] = inclusion_C.index_fill_(0, certain, 1.0)
+    if label_G.dim() == 1 and not isinstance(head.rule, MLCD):
+        cos_GC = reference.cosines(feat_GD, centre_RD.detach(), head.sub_centres)
+        cos_G = cos_GC[torch.arange(len(label_G)), label_G]
+        more["state"] = head.margin.advance(head.margin.state(), feat_GD.norm(dim=1), cos_G)
+        exact = reference.loss(dense_GD, label_G, centre_RD, head.margin, classes, **more)
+    else:
+        label_GT = label_G.view(len(label_G), -1)
+        real_GT = (label_GT != FILL).double()
+        weight_GT = real_GT if weight_GT is None else weight_GT * real_GT
+        label_GT = label_GT.where(label_GT != FILL, label_GT.amax(dim=1, keepdim=True))
+        exact = reference.loss_of_labels(
+            dense_GD, label_GT, weight_GT, centre_RD, head.margin, head.rule, classes, **more
+        )
+    exact.backward()
+    assert abs(loss.item() - exact.item()) < allowed * max(1.0, abs(exact.item()))
+    if world.size == 1 and (row_weight_G is not None or not head.label_smoothing):  # as row_losses says
+        assert head.row_losses(head.last_step, len(feat_GD)).mean().item() == pytest.approx(loss.item())
+    assert relative_error(feat_BD.grad, dense_GD.grad[part]) < allowed
+    assert relative_error(grad_SD, centre_RD.grad[rows + head.shard.start * head.sub_centres]) < allowed
+    return feat_BD.grad, classes
+
+
 def pairwise():
     """Every kind on every path, in float64 sampled and not, else one of the two in turn."""
     for i, kind in enumerate(KINDS):
         for j, path in enumerate(PATHS):
-            for sample_rate in (1.0, 0.3) if path[1] == torch.float64 else ((1.0, 0.3)[(i + j) % 2],):
+            rates = (1.0, 0.3) if path[1] == torch.float64 else ((1.0, 0.3)[(i + j) % 2],)
+            for sample_rate in (0.3,) if "sampling_correction" in kind.options else rates:
                 yield pytest.param(kind, path, sample_rate, id=f"{kind}-{path[0]}-{path[1]}-{sample_rate}")
 
 
@@ -90,41 +135,37 @@ def pairwise():
 def test_sharded_equals_dense(world, kind, path, sample_rate):
     impl, dtype, allowed = path
     head = PartialFC(CLASSES, D, kind.margin, sample_rate, world, 3, dtype=dtype, impl=impl, **kind.options)
-    feat_GD, label_G, part = batch_of(world)
-    feat_BD = feat_GD[part].to(dtype).requires_grad_()
-    loss = head(feat_BD, label_G[part])
-    loss.backward()
-
-    centre_RD, rows, grad_SD, classes = gathered(world, head)
-    centre_RD.requires_grad_()
-    dense_GD = feat_GD.clone().requires_grad_()
-    cos_G = reference.cosines(feat_GD, centre_RD.detach(), head.sub_centres)[torch.arange(len(label_G)), label_G]
-    state = kind.margin.advance(kind.margin.state(), feat_GD.norm(dim=1), cos_G)
-    exact = reference.loss(dense_GD, label_G, centre_RD, kind.margin, classes, state=state, **kind.of_reference)
-    exact.backward()
-    assert abs(loss.item() - exact.item()) < allowed * max(1.0, abs(exact.item()))
-    assert relative_error(feat_BD.grad, dense_GD.grad[part]) < allowed
-    mine = rows + head.shard.start * head.sub_centres
-    assert relative_error(grad_SD, centre_RD.grad[mine]) < allowed
+    check_against_dense(world, head, *batch_of(world), allowed, **kind.of_reference)
 
 
-@pytest.mark.parametrize("impl", ["plain", "cpu"])
-def test_corrected_for_sampling(world, impl):
-    head = PartialFC(CLASSES, D, CosFace(16.0), 0.2, world, impl=impl, sampling_correction=True)
-    feat_GD, label_G, part = batch_of(world)
-    feat_BD = feat_GD[part].float().requires_grad_()
-    loss = head(feat_BD, label_G[part])
-    loss.backward()
-    centre_RD, rows, grad_SD, classes = gathered(world, head)
-    inclusion_C = torch.full((CLASSES,), 0.2, dtype=torch.float64)
-    inclusion_C[label_G] = 1.0
-    centre_RD.requires_grad_()
-    dense_GD = feat_GD.clone().requires_grad_()
-    exact = reference.loss(dense_GD, label_G, centre_RD, head.margin, classes, inclusion_C=inclusion_C)
-    exact.backward()
-    assert abs(loss.item() - exact.item()) < 2e-5
-    assert relative_error(feat_BD.grad, dense_GD.grad[part]) < 2e-5
-    assert relative_error(grad_SD, centre_RD.grad[rows + head.shard.start]) < 2e-5
+def train(head: PartialFC, world, steps: range, batch=batch_of) -> torch.Tensor:
+    """The losses of steps with changing batches, rates that rise and fall, and one step whose gradient is zero. batch:
+    features, labels, the part of this rank, and what else the head is given; a head of SingleWorld gets all of it."""
+    losses = []
+    for step in steps:
+        feat_GD, label_G, part, *more = batch(world, seed=step)
+        own = part if head.world is world else slice(None)
+        weights = (None if weight_G is None else weight_G[own] for weight_G in more)
+        loss = head(feat_GD[own].to(head.dtype).requires_grad_(), label_G[own], *weights)
+        loss.backward()
+        if step == 5:
+            head.scale_gradient(0.0)
+        head.step(0.05 * (1 + step % 3))
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def check_any_number_of_ranks(world, steps: range, batch=batch_of, margin=None, sample_rate=0.3, **options) -> None:
+    """W ranks against one, to rounding in float64: losses, centres and state."""
+    sharded, alone = (
+        PartialFC(CLASSES, D, margin or CosFace(16.0), sample_rate, of, 7, dtype=torch.float64, **options)
+        for of in (world, SingleWorld())
+    )
+    losses = (train(head, world, steps, batch) for head in (sharded, alone))
+    torch.testing.assert_close(*losses, rtol=1e-9, atol=0)
+    for name, mine in sharded.row_state().items():
+        every = world.all_gather(mine, name="t/rows")
+        torch.testing.assert_close(every, alone.row_state()[name], rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize("sample_rate", [1.0, 0.3])
@@ -135,35 +176,13 @@ def test_the_number_of_ranks_does_not_change_ten_steps(world, impl, dtype, sampl
     options = {"seed": 7, "impl": impl, "storage": Storage(dtype)}
     sharded = PartialFC(CLASSES, D, CosFace(16.0), sample_rate, world, **options)
     alone = PartialFC(CLASSES, D, CosFace(16.0), sample_rate, SingleWorld(), **options)
-    for step in range(10):
-        feat_GD, label_G, part = batch_of(world, seed=step)
-        losses = []
-        for head, own in ((sharded, part), (alone, slice(None))):
-            loss = head(feat_GD[own].float().requires_grad_(), label_G[own])
-            loss.backward()
-            head.step(0.1)
-            losses.append(loss.item())
-        # One sum in another order may round a stored number the other way: one unit in its last place.
-        assert abs(losses[0] - losses[1]) < {torch.float32: 1e-5}.get(dtype, 1e-3)
+    losses = (train(head, world, range(10)) for head in (sharded, alone))
+    # One sum in another order may round a stored number the other way: one unit in its last place.
+    torch.testing.assert_close(*losses, rtol=0, atol={torch.float32: 1e-5}.get(dtype, 1e-3))
     centre_CD = world.all_gather(sharded.centres, name="t/centres").float()
     same = centre_CD == alone.centres.float()
     torch.testing.assert_close(centre_CD, alone.centres.float(), rtol=2e-2, atol=1e-4)
     assert dtype == torch.float32 or same.float().mean() > 0.97
-
-
-def train_some_steps(head: PartialFC, world, alone: bool = False) -> list[float]:
-    """Twelve steps with changing batches, rates that rise and fall, and one step whose gradient is zero."""
-    losses = []
-    for step in range(12):
-        feat_GD, label_G, part = batch_of(world, seed=step)
-        own = slice(None) if alone else part
-        loss = head(feat_GD[own].to(head.dtype).requires_grad_(), label_G[own])
-        loss.backward()
-        if step == 5:
-            head.scale_gradient(0.0)
-        head.step(0.05 * (1 + step % 3))
-        losses.append(loss.item())
-    return losses
 
 
 @pytest.mark.parametrize(
@@ -194,13 +213,13 @@ def test_all_places_give_the_same_bits(world, tmp_path, impl, sub_centres, optim
             catch_up=catch_up,
             storage=Storage(torch.bfloat16, torch.float32, place, path),
         ) as head:
-            losses = train_some_steps(head, world)
+            losses = train(head, world, range(12))
             state = {name: rows.clone() for name, rows in head.row_state().items()}
             found[place] = losses, state, head.centres.clone()
     losses, state, centres = found["device"]
     assert any(rows.any() for rows in state.values())
     for place in ("host", "disk"):
-        assert found[place][0] == losses
+        assert torch.equal(found[place][0], losses)
         assert torch.equal(found[place][2], centres)
         for name, rows in state.items():
             assert torch.equal(found[place][1][name], rows), (place, name)
@@ -218,15 +237,7 @@ OPTIMIZERS = [
 @pytest.mark.parametrize("catch_up", ["none", "exact"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["sgd", "nesterov", "adamw", "adam", "adagrad"])
 def test_every_optimizer_sharded_is_the_unsharded_one(world, optimizer, catch_up):
-    """To rounding in float64: sampled, centres and state."""
-    options = {"seed": 5, "optimizer": optimizer, "dtype": torch.float64, "catch_up": catch_up}
-    sharded = PartialFC(CLASSES, D, CosFace(16.0), 0.3, world, **options)
-    alone = PartialFC(CLASSES, D, CosFace(16.0), 0.3, SingleWorld(), **options)
-    losses = train_some_steps(sharded, world), train_some_steps(alone, world, alone=True)
-    torch.testing.assert_close(*(torch.tensor(x, dtype=torch.float64) for x in losses), rtol=1e-9, atol=0)
-    for name, mine in sharded.row_state().items():
-        every = world.all_gather(mine, name="t/rows")
-        torch.testing.assert_close(every, alone.row_state()[name], rtol=1e-6, atol=1e-12)
+    check_any_number_of_ranks(world, range(12), optimizer=optimizer, catch_up=catch_up)
 
 
 def test_hard_negatives_take_part(world):

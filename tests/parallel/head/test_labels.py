@@ -7,7 +7,6 @@ from partial_fc.comm import CollectiveError, SingleWorld
 from partial_fc.head import (
     MLC,
     MLCD,
-    AdaFace,
     ArcFace,
     CosFace,
     CurricularFace,
@@ -16,26 +15,18 @@ from partial_fc.head import (
     OwnOut,
     PartialFC,
     SoftTarget,
-    reference,
 )
-from tests.parallel.head.test_head_kinds import CLASSES, PATHS, D, Kind, gathered, relative_error
+from tests.parallel.head import test_head_kinds as one_label
+from tests.parallel.head.test_head_kinds import CLASSES, FILL, PATHS, D, check_against_dense, check_any_number_of_ranks
 
 T = 4
 RULES = [MeanSoftmax(), OwnOut(), SoftTarget(), MLC(), MLCD()]
-KINDS = [
-    Kind("cosface"),
-    Kind("arcface", ArcFace(32.0)),
-    Kind("adaface", AdaFace(32.0)),
-    Kind("filter", options={"interclass_filtering_threshold": 0.2}, of_reference={"filter_above": 0.2}),
-    Kind("sub-centres", options={"sub_centres": 3}, of_reference={"sub_centres": 3}),
-    Kind("corrected", CosFace(16.0), {"sampling_correction": True}),
-    Kind("InsightFace's quota", options={"quota": "insightface"}),
-]
-FILL = -100
+SOME = ("cosface", "arcface", "adaface", "filter", "sub-centres", "corrected", "InsightFace's quota")
+KINDS = [kind for kind in one_label.KINDS if str(kind) in SOME]
 
 
 def batch_of(world, rule, seed: int = 0):
-    """(features, labels, weights of all ranks, the part of this one). Labels stand twice or are missing."""
+    """(features and labels of all ranks, the part of this one, weights). Labels stand twice or are missing."""
     rows = [5 + rank for rank in range(world.size)]
     generator = torch.Generator().manual_seed(seed)
     feat_GD = torch.randn(sum(rows), D, generator=generator, dtype=torch.float64) * 2 + 1
@@ -46,16 +37,8 @@ def batch_of(world, rule, seed: int = 0):
     label_GT[4, 0] = FILL
     weight_GT = torch.rand(label_GT.shape, generator=generator, dtype=torch.float64) + 0.1
     weight_GT[0, 1] = 0.0
-    return (
-        feat_GD,
-        label_GT,
-        weight_GT if rule.has_weights else None,
-        slice(sum(rows[: world.rank]), sum(rows[: world.rank + 1])),
-    )
-
-
-def of(weight_GT, part):
-    return None if weight_GT is None else weight_GT[part]
+    part = slice(sum(rows[: world.rank]), sum(rows[: world.rank + 1]))
+    return feat_GD, label_GT, part, weight_GT if rule.has_weights else None
 
 
 def cases():
@@ -68,22 +51,13 @@ def cases():
                     yield pytest.param(rule, kind, path, rate, id=f"{rule}-{kind}-{path[0]}-{path[1]}-{rate}")
 
 
-def exact_loss(head, feat_GD, label_GT, weight_GT, centre_RD, classes, **more):
-    """The dense one, with this head's rule and margin."""
-    real_GT = (label_GT != FILL).double()
-    weight_GT = real_GT if weight_GT is None else weight_GT * real_GT
-    label_GT = label_GT.where(label_GT != FILL, label_GT.amax(dim=1, keepdim=True))
-    return reference.loss_of_labels(
-        feat_GD, label_GT, weight_GT, centre_RD, head.margin, head.rule, classes, state=head.margin_state, **more
-    )
-
-
 @pytest.mark.parametrize(("rule", "kind", "path", "sample_rate"), list(cases()))
 def test_sharded_equals_dense(world, rule, kind, path, sample_rate):
     impl, dtype, allowed = path
     allowed = min(allowed, 1e-5) if dtype == torch.float32 else 1e-12
     head = PartialFC(CLASSES, D, kind.margin, sample_rate, world, 3, dtype=dtype, impl=impl, rule=rule, **kind.options)
-    check_against_dense(world, head, batch_of(world, rule), allowed, kind.of_reference)
+    feat_GD, label_GT, part, weight_GT = batch_of(world, rule)
+    check_against_dense(world, head, feat_GD, label_GT, part, allowed, weight_GT=weight_GT, **kind.of_reference)
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path[0]}-{path[1]}")
@@ -95,47 +69,20 @@ def test_sharded_equals_dense_with_hard_negatives(world, rule, path):
     hard = HardNegatives(CLASSES, k=3, every=1)
     options = {"hard_negatives": hard, "sampling_correction": True}
     head = PartialFC(CLASSES, D, CosFace(16.0), 0.2, world, 3, dtype=dtype, impl=impl, rule=rule, **options)
-    batch = feat_GD, label_GT, weight_GT, part = batch_of(world, rule)
+    feat_GD, label_GT, part, weight_GT = batch_of(world, rule)
+    own_BT = weight_GT[part] if rule.has_weights else None
     for _ in range(3):
-        head(feat_GD[part].to(dtype).requires_grad_(), label_GT[part], of(weight_GT, part)).backward()
+        head(feat_GD[part].to(dtype).requires_grad_(), label_GT[part], own_BT).backward()
         head.step(0.1)
-    classes = check_against_dense(world, head, batch, allowed, {}, hard)
+    _, classes = check_against_dense(world, head, feat_GD, label_GT, part, allowed, weight_GT=weight_GT)
     drawn = world.all_gather(head.sampling.negatives(3, head.shard, "cpu"), name="t/drawn")
     assert len(classes) > len(torch.cat([drawn, label_GT[label_GT != FILL]]).unique()), "none but drawn ones"
-
-
-def check_against_dense(world, head, batch, allowed, more, hard=None):
-    """Loss, gradients and each row's loss of a step. Returns the classes that took part."""
-    feat_GD, label_GT, weight_GT, part = batch
-    certain = label_GT[label_GT != FILL if weight_GT is None else (label_GT != FILL) & (weight_GT > 0)]
-    if hard is not None:  # before they learn
-        listed = world.all_gather(hard.classes(certain, head.shard), name="t/listed")
-        certain = torch.cat([certain, listed])
-    feat_BD = feat_GD[part].to(head.dtype).requires_grad_()
-    loss = head(feat_BD, label_GT[part], of(weight_GT, part))
-    loss.backward()
-
-    centre_RD, rows, grad_SD, classes = gathered(world, head)
-    centre_RD.requires_grad_()
-    dense_GD = feat_GD.clone().requires_grad_()
-    if head.sampling_correction:
-        inclusion_C = torch.full((CLASSES,), head.sampling.rate, dtype=torch.float64)
-        inclusion_C[certain] = 1.0
-        more = {"inclusion_C": inclusion_C}
-    exact = exact_loss(head, dense_GD, label_GT, weight_GT, centre_RD, classes, **more)
-    exact.backward()
-    assert abs(loss.item() - exact.item()) < allowed * max(1.0, abs(exact.item()))
-    assert head.row_losses(head.last_step, len(feat_GD)).mean().item() == pytest.approx(loss.item()) or world.size > 1
-    assert relative_error(feat_BD.grad, dense_GD.grad[part]) < allowed
-    mine = rows + head.shard.start * head.sub_centres
-    assert relative_error(grad_SD, centre_RD.grad[mine]) < allowed
-    return classes
 
 
 @pytest.mark.parametrize("impl", sorted({impl for impl, dtype, _ in PATHS if dtype == torch.float32}))
 def test_one_label_is_the_same_to_the_bit_however_it_is_given(world, impl):
     """Also by the rules that have no other meaning for one label."""
-    feat_GD, label_GT, _, part = batch_of(world, MeanSoftmax())
+    feat_GD, label_GT, part, _ = batch_of(world, MeanSoftmax())
     label_G = label_GT.amax(dim=1)
     fill_B = torch.full_like(label_G[part], FILL)
     given = [(label_G[part], None), (label_G[part][:, None], torch.rand(len(fill_B), 1) + 0.5)]
@@ -153,52 +100,29 @@ def test_one_label_is_the_same_to_the_bit_however_it_is_given(world, impl):
 
 
 def test_the_mean_is_that_of_the_losses_of_each_label_alone(world):
-    feat_GD, label_GT, _, part = batch_of(world, MeanSoftmax())
+    feat_GD, label_GT, part, _ = batch_of(world, MeanSoftmax())
     label_GT = label_GT.where(label_GT != FILL, 3)
     head = PartialFC(CLASSES, D, ArcFace(), world=world, dtype=torch.float64).eval()
     alone = [head(feat_GD[part], label_G[part]) for label_G in label_GT.unbind(dim=1)]
     torch.testing.assert_close(head(feat_GD[part], label_GT[part]), torch.stack(alone).mean(), rtol=1e-13, atol=0)
 
 
-def test_bytes_of_the_collectives(world):
-    head = PartialFC(101, D, CosFace(), 0.5, world)
-    feat_BD = torch.randn(6, D, requires_grad=True)
-    with world.count_traffic() as traffic:
-        head(feat_BD, torch.arange(18).view(6, 3)).backward()
-        head.step(0.1)
-    num_global = 6 * world.size
-    assert traffic.num_bytes == {
-        "head/gather": 6 * (4 * D + 16 * 3 + 4),
-        "head/softmax": 8 * (1 + 3) * num_global,
-        "head/features": 4 * num_global * D,
-    }
-
-
 @pytest.mark.parametrize("sample_rate", [1.0, 0.2])
 def test_the_number_of_ranks_does_not_change_ten_steps(world, sample_rate):
     """With rows that have no label, more labels in some steps than in others, and hard negatives."""
-    heads = [
-        PartialFC(CLASSES, D, CosFace(16.0), sample_rate, ranks, 7, dtype=torch.float64, rule=OwnOut())
-        for ranks in (world, SingleWorld())
-    ]
-    for step in range(10):
-        feat_GD, label_GT, weight_GT, part = batch_of(world, OwnOut(), seed=step)
+
+    def batch(world, seed):
+        feat_GD, label_GT, part, weight_GT = batch_of(world, OwnOut(), seed)
         label_GT[-1] = FILL
-        own = slice(0, T if step % 3 else 2)
-        losses = []
-        for head, of_rank in zip(heads, (part, slice(None)), strict=True):
-            loss = head(feat_GD[of_rank].clone().requires_grad_(), label_GT[of_rank, own], weight_GT[of_rank, own])
-            loss.backward()
-            head.step(0.1)
-            losses.append(loss.item())
-        assert abs(losses[0] - losses[1]) < 1e-11
-    centre_CD = world.all_gather(heads[0].centres, name="t/centres")
-    torch.testing.assert_close(centre_CD, heads[1].centres, rtol=1e-9, atol=1e-12)
+        own = slice(0, T if seed % 3 else 2)
+        return feat_GD, label_GT[:, own], part, weight_GT[:, own]
+
+    check_any_number_of_ranks(world, range(10), batch, sample_rate=sample_rate, rule=OwnOut())
 
 
 def test_micro_batches_are_one_batch_where_their_labels_are_announced(world):
     """Also where they differ in the number of labels."""
-    feat_GD, label_GT, _, part = batch_of(world, MeanSoftmax())
+    feat_GD, label_GT, part, _ = batch_of(world, MeanSoftmax())
     label_GT[:, 2:] = label_GT[:, :2]
     heads = [PartialFC(CLASSES, D, CosFace(16.0), 0.2, world, 3, dtype=torch.float64) for _ in range(2)]
     feat_BD, label_BT = feat_GD[part], label_GT[part]
@@ -228,7 +152,7 @@ def test_hard_negatives_of_every_label_take_part(world):
 
 
 def test_the_nearest_come_for_rows_with_labels(world):
-    feat_GD, label_GT, _, part = batch_of(world, MeanSoftmax())
+    feat_GD, label_GT, part, _ = batch_of(world, MeanSoftmax())
     label_GT[part][1] = FILL
     head = PartialFC(CLASSES, D, CosFace(16.0), world=world)
     loss, cosine_BK, class_BK = head.loss_and_topk(feat_GD[part].float(), label_GT[part], 3)

@@ -3,13 +3,17 @@
 import pytest
 import torch
 
-from partial_fc.comm import CollectiveError, SingleWorld
-from partial_fc.head import MLCD, CosFace, CurricularFace, MeanSoftmax, OwnOut, PartialFC, reference
-from tests.parallel.head.test_head_kinds import CLASSES, KINDS, PATHS, D, Kind, batch_of, gathered, relative_error
+from partial_fc.comm import CollectiveError
+from partial_fc.head import MLCD, CosFace, CurricularFace, MeanSoftmax, OwnOut, PartialFC
+from tests.parallel.head import test_head_kinds as kinds
+from tests.parallel.head.test_head_kinds import CLASSES, PATHS, D, Kind, batch_of, check_against_dense
 
 SOME = [
-    *(kind for kind in KINDS if str(kind) in ("cosface", "smoothing", "sub-centres", "curricularface")),
-    Kind("corrected", options={"sampling_correction": True}),
+    *(
+        kind
+        for kind in kinds.KINDS
+        if str(kind) in ("cosface", "smoothing", "sub-centres", "curricularface", "corrected")
+    ),
     Kind("3 labels", options={"rule": OwnOut()}),
     Kind("3 labels, sub-centres", options={"rule": MeanSoftmax(), "sub_centres": 2}, of_reference={"sub_centres": 2}),
     Kind("MLCD", options={"rule": MLCD()}),
@@ -35,31 +39,10 @@ def test_sharded_equals_dense(world, kind, path):
     head = PartialFC(CLASSES, D, kind.margin, 0.4, world, 3, dtype=dtype, impl=impl, **kind.options)
     feat_GD, label_G, part = batch_of(world)
     label_GT, weight_G = labels_of(kind, label_G), weights_of(label_G)
-    feat_BD = feat_GD[part].to(dtype).requires_grad_()
-    loss = head(feat_BD, label_GT[part], row_weight_B=weight_G[part])
-    loss.backward()
-
-    centre_RD, rows, grad_SD, classes = gathered(world, head)
-    centre_RD.requires_grad_()
-    dense_GD = feat_GD.clone().requires_grad_()
-    more = dict(kind.of_reference)
-    if head.sampling_correction:
-        more["inclusion_C"] = torch.full((CLASSES,), 0.4, dtype=torch.float64).index_fill_(0, label_G, 1.0)
-    more |= {"state": head.margin_state, "row_weight_G": weight_G}
-    if "rule" in kind.options:
-        label_GT = label_GT.view(len(label_G), -1)
-        ones = torch.ones_like(label_GT, dtype=torch.float64)
-        exact = reference.loss_of_labels(dense_GD, label_GT, ones, centre_RD, head.margin, head.rule, classes, **more)
-    else:
-        exact = reference.loss(dense_GD, label_G, centre_RD, head.margin, classes, **more)
-    exact.backward()
-    assert abs(loss.item() - exact.item()) < allowed * max(1.0, abs(exact.item()))
-    assert relative_error(feat_BD.grad, dense_GD.grad[part]) < allowed
-    assert relative_error(grad_SD, centre_RD.grad[rows + head.shard.start * head.sub_centres]) < allowed
-    if not world.rank:
-        assert torch.count_nonzero(feat_BD.grad[2]) == 0
-    losses = head.row_losses(head.last_step, len(label_G))
-    assert losses.mean().item() == pytest.approx(loss.item()) or world.size > 1
+    grad_BD, _ = check_against_dense(
+        world, head, feat_GD, label_GT, part, allowed, row_weight_G=weight_G, **kind.of_reference
+    )
+    assert world.rank or torch.count_nonzero(grad_BD[2]) == 0
 
 
 @pytest.mark.parametrize("impl", sorted({impl for impl, dtype, _ in PATHS if dtype == torch.float32}))
@@ -81,48 +64,16 @@ def test_weights_of_one_are_none_to_the_bit(world, impl, num_labels):
 
 def test_the_number_of_ranks_does_not_change_it(world):
     """Nor rows without a label, which do not count, or a rank without rows."""
-    heads = [
-        PartialFC(CLASSES, D, CosFace(16.0), 0.3, of, 7, dtype=torch.float64, label_smoothing=0.1)
-        for of in (world, SingleWorld())
-    ]
-    for step in range(6):
-        feat_GD, label_G, part = batch_of(world, seed=step)
+
+    def batch(world, seed):
+        feat_GD, label_G, part = batch_of(world, seed=seed)
         weight_G = weights_of(label_G)
         label_G[-1] = -100
-        if step == 3 and world.size > 1:
+        if seed == 3 and world.size > 1:
             part = slice(0, len(label_G) * (world.rank == 1))
-        losses = []
-        for head, own in zip(heads, (part, slice(None)), strict=True):
-            loss = head(feat_GD[own].clone().requires_grad_(), label_G[own], row_weight_B=weight_G[own].float())
-            loss.backward()
-            head.step(0.1)
-            losses.append(loss.item())
-        assert abs(losses[0] - losses[1]) < 1e-11
-    centre_CD = world.all_gather(heads[0].centres, name="t/centres")
-    torch.testing.assert_close(centre_CD, heads[1].centres, rtol=1e-9, atol=1e-12)
+        return feat_GD, label_G, part, None, weight_G.float()
 
-
-def test_micro_batches_are_one_batch(world):
-    feat_GD, label_G, part = batch_of(world)
-    feat_BD, label_B, weight_B = feat_GD[part], label_G[part], weights_of(label_G)[part]
-    heads = [PartialFC(CLASSES, D, CosFace(16.0), 0.2, world, 3, dtype=torch.float64) for _ in range(2)]
-    heads[0](feat_BD.clone().requires_grad_(), label_B, row_weight_B=weight_B).backward()
-    heads[1].prepare(label_B)
-    for rows in (slice(0, 2), slice(2, None)):
-        share = world.all_reduce(torch.tensor(len(label_B[rows])), name="t/rows").item() / len(label_G)
-        (
-            heads[1](feat_BD[rows].clone().requires_grad_(), label_B[rows], row_weight_B=weight_B[rows]) * share
-        ).backward()
-    grads = [torch.cat([grad_KD.clone() for *_, grad_KD in head.centre_gradients()]) for head in heads]
-    torch.testing.assert_close(*grads, rtol=1e-12, atol=1e-15)
-
-
-def test_bytes_of_the_collectives(world):
-    head = PartialFC(101, D, CosFace(), 0.5, world)
-    with world.count_traffic() as traffic:
-        head(torch.randn(6, D, requires_grad=True), torch.arange(6), row_weight_B=torch.ones(6)).backward()
-        head.step(0.1)
-    assert traffic.num_bytes["head/gather"] == 6 * (4 * D + 12 + 8)
+    kinds.check_any_number_of_ranks(world, range(6), batch, label_smoothing=0.1)
 
 
 def test_what_does_not_fit_is_named(world):

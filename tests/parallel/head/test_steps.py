@@ -10,25 +10,13 @@ from partial_fc.comm import SingleWorld
 from partial_fc.head import ArcFace, CosFace, HardNegatives, PartialFC, Steps, Storage, reference
 from partial_fc.head.margin_adaptive import AdaFace
 from partial_fc.head.rows import RowAdamW, RowSGD
-from tests.parallel.head.test_head_kinds import CLASSES, D, batch_of
+from tests.parallel.head.test_head_kinds import CLASSES, D, batch_of, check_any_number_of_ranks, train
 
 IMPLS = [("plain", torch.float64), ("cpu", torch.float32)]
 if os.environ.get("TRITON_INTERPRET") == "1":
     IMPLS = [("triton", torch.float32)]
 RATES = {0: 0.3, 2: 0.6, 3: 0.2, 6: 0.8}
 MARGINS = Steps({0: CosFace(16.0, 0.0), 1: CosFace(16.0, 0.2), 4: CosFace(16.0, 0.4)})
-
-
-def train(head: PartialFC, world, steps: range, alone: bool = False) -> list[torch.Tensor]:
-    losses = []
-    for step in steps:
-        feat_GD, label_G, part = batch_of(world, seed=step)
-        own = slice(None) if alone else part
-        loss = head(feat_GD[own].to(head.dtype).requires_grad_(), label_G[own])
-        loss.backward()
-        head.step(0.05 * (1 + step % 3))
-        losses.append(loss.detach())
-    return losses
 
 
 @pytest.mark.parametrize(
@@ -113,14 +101,8 @@ def test_caught_up_centres_are_the_dense_optimizers(world, optimizer, theirs):
 
 @pytest.mark.parametrize("catch_up", ["none", "exact"])
 def test_the_number_of_ranks_does_not_change_it(world, catch_up):
-    options = {"seed": 7, "optimizer": RowAdamW(), "dtype": torch.float64, "catch_up": catch_up}
     rates = Steps({0: 0.3, 3: 1.0, 5: 0.5})
-    sharded, alone = (PartialFC(CLASSES, D, MARGINS, rates, of, **options) for of in (world, SingleWorld()))
-    losses = train(sharded, world, range(8)), train(alone, world, range(8), alone=True)
-    torch.testing.assert_close(*map(torch.stack, losses), rtol=1e-11, atol=0)
-    for name, mine in sharded.row_state().items():
-        every = world.all_gather(mine, name="t/rows")
-        torch.testing.assert_close(every, alone.row_state()[name], rtol=1e-6, atol=1e-12)
+    check_any_number_of_ranks(world, range(8), batch_of, MARGINS, rates, optimizer=RowAdamW(), catch_up=catch_up)
 
 
 @pytest.mark.parametrize("place", ["device", "disk"])
@@ -136,11 +118,10 @@ def test_a_run_goes_on_to_the_bit_from_every_step(world, tmp_path, place):
         whole = train(head, world, range(8))
         for stop in (3, 5, 6):
             with new(f"first-{stop}") as first, new(f"rest-{stop}") as rest:
-                losses = train(first, world, range(stop))
+                begun = train(first, world, range(stop))
                 state = {name: t.clone() for name, t in first.state_dict().items()}
                 rest.load_state_dict(state)
-                losses += train(rest, world, range(stop, 8))
-                assert torch.equal(torch.stack(losses), torch.stack(whole))
+                assert torch.equal(torch.cat([begun, train(rest, world, range(stop, 8))]), whole)
                 assert torch.equal(rest.centres, head.centres)
 
 

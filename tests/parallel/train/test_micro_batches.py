@@ -19,6 +19,7 @@ KINDS = {
     "sub-centres, filter": {"sub_centres": 2, "interclass_filtering_threshold": 0.2, "sample_rate": 0.2},
     "catching up": {"sample_rate": 0.2, "catch_up": "exact", "optimizer": RowSGD(0.9, 0.01)},
     "AdamW": {"optimizer": RowAdamW(), "sample_rate": 0.2},
+    "weights of rows": {"sample_rate": 0.2},
 }
 
 
@@ -30,18 +31,19 @@ def micro_batches(world, step: int):
     return feat, torch.randint(0, CLASSES, (MICRO_BATCHES, size), generator=generator)
 
 
-def one_step(head, feat, label, together: bool):
+def one_step(head, feat, label, together: bool, weighed: bool = False):
     """(mean loss, gradient of all features)."""
+    weight = torch.linspace(0.0, 3.0, label.numel()).view(label.shape) if weighed else [None] * len(label)
     feat = feat.to(head.dtype).clone().requires_grad_()
     if together:
         # In the order in which the micro-batches put the rows of one rank.
-        loss = head(feat.flatten(0, 1), label.flatten())
+        loss = head(feat.flatten(0, 1), label.flatten(), row_weight_B=weight.flatten() if weighed else None)
         loss.backward()
         return loss.item(), feat.grad
     head.prepare(label.flatten())
     total = 0.0
-    for feat_BD, label_B in zip(feat, label, strict=True):
-        loss = head(feat_BD, label_B) / len(feat)
+    for feat_BD, label_B, weight_B in zip(feat, label, weight, strict=True):
+        loss = head(feat_BD, label_B, row_weight_B=weight_B) / len(feat)
         loss.backward()
         total += loss.item()
     return total, feat.grad
@@ -57,8 +59,8 @@ def test_micro_batches_equal_one_batch(world, kind, impl):
     )
     for step in range(3):
         feat, label = micro_batches(world, step)
-        want, want_grad = one_step(one, feat, label, together=True)
-        loss, grad = one_step(many, feat, label, together=False)
+        want, want_grad = one_step(one, feat, label, True, "weights" in kind)
+        loss, grad = one_step(many, feat, label, False, "weights" in kind)
         assert loss == pytest.approx(want, rel=allowed)
         assert (grad - want_grad).abs().max() < allowed * want_grad.abs().max()
         norm, want_norm = many.gradient_square_sum(), one.gradient_square_sum()

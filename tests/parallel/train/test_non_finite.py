@@ -6,16 +6,26 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from partial_fc.comm import all_gather_json
 from partial_fc.head import CosFace, HardNegatives, PartialFC
+from partial_fc.head.shard import Shard
 from partial_fc.train.batch_norm import convert
 from partial_fc.train.guards.policy import NonFinite, roll_back
-from tests.parallel.train.test_update import CLASSES, D, disturb, everything, job_of, make, micro_batches
+from partial_fc.train.job import Job
+from tests.parallel.train.test_update import CLASSES, D, disturb, everything, make, micro_batches
+from tests.parallel.train.test_update import job_of as update_job_of
 
 
 @pytest.fixture
-def folder(tmp_path, world):
-    """Each rank's own."""
-    return tmp_path / f"rank{world.rank}"
+def job_of(world, tmp_path):
+    """test_update.job_of, with a folder of each rank's own."""
+
+    def make_job(*given, **more) -> Job:
+        job = update_job_of(world, *given, **more)
+        job.models_root = tmp_path / f"rank{world.rank}"
+        return job
+
+    return make_job
 
 
 def spoil_output(job, place: int, rank: int, value=torch.nan):
@@ -34,18 +44,14 @@ def message_of(job, batches, world) -> str:
     """Of the error that the update raises, equal on all ranks."""
     with pytest.raises(NonFinite) as error:
         make(job, batches)
-    line = torch.zeros(1, 4096, dtype=torch.uint8)
-    words = str(error.value).replace(str(job.models_root), "ROOT").encode()
-    line[0, : len(words)] = torch.tensor(list(words))
-    every = world.all_gather(line, name="t/message")
-    assert (every == every[0]).all()
-    return words.decode()
+    words = str(error.value).replace(str(job.models_root), "ROOT")
+    assert set(all_gather_json(words, world, "t/message")) == {words}
+    return words
 
 
 @pytest.mark.parametrize("mode", ["fp32", "bf16"])
-def test_the_module_whose_output_was_first_is_named(world, folder, mode):
-    job = job_of(world, mode)
-    job.models_root = folder
+def test_the_module_whose_output_was_first_is_named(world, job_of, mode):
+    job = job_of(mode)
     last = world.size - 1
     spoil_output(job, 2, last)
     batches = micro_batches(world, 0, 1)
@@ -61,7 +67,7 @@ def test_the_module_whose_output_was_first_is_named(world, folder, mode):
     # one forward counts, the second look does not
     assert int(job.backbone.module[1].num_batches_tracked) == int(statistics[2]) + 1
 
-    found = json.loads((folder / f"non-finite/step-00000001-rank-{world.rank:05d}.json").read_text())
+    found = json.loads((job.models_root / f"non-finite/step-00000001-rank-{world.rank:05d}.json").read_text())
     assert (found["step"], found["rank"], found["loss"]) == (1, world.rank, "nan")
     assert found["micro_batches"][0]["keys"] == batches[0].key_B.tolist()
     assert found["micro_batches"][0]["labels"] == batches[0].label_B.tolist()
@@ -72,9 +78,8 @@ def test_the_module_whose_output_was_first_is_named(world, folder, mode):
     )
 
 
-def test_a_weight_is_named_before_what_it_spoils(world, folder):
-    job = job_of(world)
-    job.models_root = folder
+def test_a_weight_is_named_before_what_it_spoils(world, job_of):
+    job = job_of()
     with torch.no_grad():
         job.backbone.module[1].bias[2] = torch.inf
     text = message_of(job, micro_batches(world, 0, 1), world)
@@ -83,14 +88,14 @@ def test_a_weight_is_named_before_what_it_spoils(world, folder):
 
 
 @pytest.mark.parametrize("sample_rate", [1.0, 0.3])
-def test_a_centre_is_named_by_its_class(world, folder, sample_rate):
-    job = job_of(world, sample_rate=sample_rate)
-    job.models_root = folder
+def test_a_centre_is_named_by_its_class(world, job_of, sample_rate):
+    job = job_of(sample_rate=sample_rate)
     batches = micro_batches(world, 0, 1)
     label_G = world.all_gather(batches[0].label_B, name="t/labels")
     bad = int(label_G.max())  # takes part, whatever is sampled
     shard = job.head.shard
-    rank_of_bad = next(r for r in range(world.size) if bad in range(*bounds(world, r)))
+    shards = [Shard.of(CLASSES, rank, world.size) for rank in range(world.size)]
+    (rank_of_bad,) = (rank for rank, of in enumerate(shards) if of.start <= bad < of.stop)
     job.head.all_rows = job.head.centres  # they are made where they are needed
     if shard.start <= bad < shard.stop:
         job.head.store.centre_LD[bad - shard.start, 5] = torch.nan
@@ -98,18 +103,10 @@ def test_a_centre_is_named_by_its_class(world, folder, sample_rate):
     assert f"on rank {rank_of_bad}: the centres of classes {bad}." in text
 
 
-def bounds(world, rank: int) -> tuple[int, int]:
-    from partial_fc.head.shard import Shard
-
-    shard = Shard.of(CLASSES, rank, world.size)
-    return shard.start, shard.stop
-
-
 @pytest.mark.parametrize("clip", [0.0, 1.0])
-def test_a_gradient_is_named_by_rank_and_parameter(world, folder, clip):
+def test_a_gradient_is_named_by_rank_and_parameter(world, job_of, clip):
     """The loss is fine. Without clipping the centres have moved by then, as they do not wait for the backbone's sum."""
-    job = job_of(world, clip=clip)
-    job.models_root = folder
+    job = job_of(clip=clip)
     before = everything(job)
     disturb(job, world.size - 1)
     text = message_of(job, micro_batches(world, 0, 1), world)
@@ -124,23 +121,20 @@ def test_a_gradient_is_named_by_rank_and_parameter(world, folder, clip):
     assert torch.equal(job.head.centres, before[-1]) == bool(clip)
 
 
-def test_with_global_batch_norm_all_ranks_still_call_the_same_collectives(world, folder):
-    job = job_of(world)
-    job.models_root = folder
+def test_with_global_batch_norm_all_ranks_still_call_the_same_collectives(world, job_of):
+    job = job_of()
     convert(job.backbone.module, world)
     disturb(job, 0)
     assert "on rank 0: the gradient of 0.weight" in message_of(job, micro_batches(world, 0, 2), world)
-    other = job_of(world)
-    other.models_root = folder
+    other = job_of()
     convert(other.backbone.module, world)
     spoil_output(other, 0, 0)
     assert "on rank 0: the output of module 0 (Conv2d)" in message_of(other, micro_batches(world, 0, 1), world)
 
 
-def test_a_rank_with_a_broken_centre_takes_part_in_the_others_batch_norm(world, folder):
+def test_a_rank_with_a_broken_centre_takes_part_in_the_others_batch_norm(world, job_of):
     """In the second look, which costs collectives with a batch norm over all ranks."""
-    job = job_of(world, sample_rate=1.0)
-    job.models_root = folder
+    job = job_of(sample_rate=1.0)
     convert(job.backbone.module, world)
     batches = micro_batches(world, 0, 1)
     job.head.all_rows = job.head.centres  # they are made where they are needed
@@ -151,9 +145,8 @@ def test_a_rank_with_a_broken_centre_takes_part_in_the_others_batch_norm(world, 
     assert traffic.calls["sync_bn/1/forward"] == 2, "the update's, and the second look's"
 
 
-def test_a_fault_that_does_not_come_again_is_said_to_be_one(world, folder):
-    job = job_of(world)
-    job.models_root = folder
+def test_a_fault_that_does_not_come_again_is_said_to_be_one(world, job_of):
+    job = job_of()
     calls = []
 
     def once(_module, _input, output):
@@ -178,12 +171,11 @@ def all_of(job) -> list[torch.Tensor]:
 @pytest.mark.parametrize("how", ["loss", "gradient"])
 @pytest.mark.parametrize("compression", ["none", "2bit", "powersgd"])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_skipped_update_leaves_no_trace(world, folder, how, compression, accumulate):
-    plain, disturbed = (job_of(world, compression=compression) for _ in range(2))
+def test_a_skipped_update_leaves_no_trace(world, job_of, how, compression, accumulate):
+    plain, disturbed = (job_of(compression=compression) for _ in range(2))
     for job in (plain, disturbed):
         lists = HardNegatives(CLASSES, k=2, every=1)
         job.head = PartialFC(CLASSES, D, CosFace(16.0), 0.3, world, seed=1, hard_negatives=lists)
-        job.models_root = folder
         job.guards.on_nan = "skip"
         make(job, micro_batches(world, 0, accumulate))
     before = [t.clone() for t in all_of(disturbed)]
@@ -206,14 +198,13 @@ def test_a_skipped_update_leaves_no_trace(world, folder, how, compression, accum
 # ---- with a loss scale
 
 
-def test_an_overflow_is_no_fault_but_at_the_smallest_scale_it_is(world, folder):
-    job = job_of(world, "fp16")
-    job.models_root = folder
+def test_an_overflow_is_no_fault_but_at_the_smallest_scale_it_is(world, job_of):
+    job = job_of("fp16")
     job.backbone.scaler.scale = 2.0
     disturb(job, 0)
     make(job, micro_batches(world, 0, 1))
     assert job.backbone.scaler.scale == 1.0
-    assert not (folder / "non-finite").exists()
+    assert not (job.models_root / "non-finite").exists()
     text = message_of(job, micro_batches(world, 0, 1), world)
     assert "not finite at loss scale 1, after one halving an update" in text
     assert "(step 2)" in text
@@ -221,9 +212,8 @@ def test_an_overflow_is_no_fault_but_at_the_smallest_scale_it_is(world, folder):
 
 
 @pytest.mark.parametrize("on_nan", ["stop", "skip"])
-def test_weights_that_are_not_finite_are_a_fault_at_any_scale(world, folder, on_nan):
-    job = job_of(world, "fp16")
-    job.models_root = folder
+def test_weights_that_are_not_finite_are_a_fault_at_any_scale(world, job_of, on_nan):
+    job = job_of("fp16")
     job.guards.on_nan = on_nan
     with torch.no_grad():
         dict(job.backbone.weights.named_parameters())["4.weight"][0, 0] = torch.nan
@@ -235,10 +225,9 @@ def test_weights_that_are_not_finite_are_a_fault_at_any_scale(world, folder, on_
 # ---- rollback
 
 
-def test_what_a_rollback_needs(world, folder):
+def test_what_a_rollback_needs(world, job_of):
     """The loop's part is in tests/recipes/face/test_guards.py."""
-    job = job_of(world)
-    job.models_root = folder
+    job = job_of()
     job.at.step, fault = 9, NonFinite("the loss is nan at step 10.")
     went = []
     job.loader = SimpleNamespace(seek=went.append)  # type: ignore[assignment]

@@ -23,22 +23,14 @@ NUM_TRAIN, NUM_TEST = 151, 101  # no number of processes divides them
 GLOBAL_BATCH = 24
 
 
-def write_set(folder: Path, **arrays) -> Path:
-    folder.mkdir()
-    for split in ("train", "t10k"):
-        for name, array in zip(names(split), arrays[split], strict=True):
-            write_idx(folder / name, array)
-    return folder
-
-
 def some_digits(folder: Path) -> Path:
     """Some of scikit-learn's digits, as files in folder/MNIST/raw; returns the folder."""
-    (folder / "MNIST").mkdir(parents=True)
-    sets = {
-        split: (found.image_NHW[:number], found.label_N[:number].astype(np.uint8))
-        for (split, found), number in zip(load().items(), (NUM_TRAIN, NUM_TEST), strict=True)
-    }
-    write_set(folder / "MNIST" / "raw", **sets)
+    raw = folder / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for (split, found), number in zip(load().items(), (NUM_TRAIN, NUM_TEST), strict=True):
+        arrays = found.image_NHW[:number], found.label_N[:number].astype(np.uint8)
+        for name, array in zip(names(split), arrays, strict=True):
+            write_idx(raw / name, array)
     return folder
 
 

@@ -1,5 +1,4 @@
-"""Recipe `mnist` as its users start it, in one process and in several, on some of scikit-learn's digits. (A launch as
-users start it: test_preemption.py.)"""
+"""Recipe `mnist` as its users start it, in one process and in several, on some of scikit-learn's digits."""
 
 import json
 import re
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch.utils.data import DistributedSampler
 
 from partial_fc.data.idx import read_set
@@ -28,7 +26,6 @@ from tests.recipes.classic.mnist_job import (
     reference,
     train_here,
     train_several,
-    write_set,
 )
 from tests.recipes.conftest import losses, reported, result
 
@@ -63,29 +60,15 @@ def test_what_is_printed_and_written(digits, tmp_path, capfd):
     assert found["steps"] == 302
     assert found["images_per_s"] > 0
     assert found["test_accuracy"] > 0.3
+    assert np.trace(found["confusion"]) == correct
+    rows_of_mistakes = -(-min(60, NUM_TEST - correct) // 10)
+    picture = cv2.imread(str(tmp_path / "mistakes.png"))
+    assert picture.shape == (rows_of_mistakes * (SIDE + CAPTION_LINE + GAP), 10 * (SIDE + GAP) + GAP, 3)
     (events,) = (tmp_path / "tensorboard").iterdir()
     for tag in (b"train/loss", b"time/data", b"time/backbone", b"speed/images_per_s", b"test/accuracy"):
         assert tag in events.read_bytes()
     assert (tmp_path / "logs" / "rank-0000.log").read_text().count(" rank 0 I Epoch [") == 4
     assert reported(tmp_path)
-
-
-def test_accuracy_and_mistakes_are_those_of_the_model_it_leaves(digits, tmp_path):
-    train_here(digits, tmp_path, "--epochs 1")
-    net = ConvNet().eval()
-    net.load_state_dict(load_file(tmp_path / "model.safetensors"))
-    image_NHW, label_N = (torch.tensor(t) for t in read_set(digits, "t10k"))
-    prediction_N = net((image_NHW / 255).unsqueeze(1)).argmax(1)
-    confusion = torch.zeros(10, 10, dtype=torch.int64)
-    for label, prediction in zip(label_N, prediction_N, strict=True):
-        confusion[label, prediction] += 1
-    found = result(tmp_path)
-    assert found["confusion"] == confusion.tolist()
-    assert found["test_accuracy"] == pytest.approx((prediction_N == label_N).double().mean().item())
-    num_drawn = min(60, int((prediction_N != label_N).sum()))
-    assert num_drawn > 0
-    picture = cv2.imread(str(tmp_path / "mistakes.png"))
-    assert picture.shape == (-(-num_drawn // 10) * (SIDE + CAPTION_LINE + GAP), 10 * (SIDE + GAP) + GAP, 3)
 
 
 @pytest.mark.parametrize(
@@ -213,15 +196,6 @@ def test_the_tutorials_command_line():
     config = parse([])
     given = config.schedule.epochs, config.schedule.lr, config.optim.batch_size, config.mnist.n_workers
     assert given == (2, 1e-4, 100, 0)
-
-
-def test_data_that_cannot_be_used(digits, tmp_path):
-    with pytest.raises(ValueError, match=r"no MNIST files in .*`partial-fc data digits"):
-        train_here(tmp_path / "nothing", tmp_path / "run")
-    large = np.zeros((4, 32, 32), np.uint8), np.zeros(4, np.uint8)
-    data = write_set(tmp_path / "large", train=large, t10k=large)
-    with pytest.raises(ValueError, match=r"the train images have 32 x 32 pixels; the ConvNet takes 28 x 28 only"):
-        train_here(data, tmp_path / "run")
 
 
 def test_the_log_of_another_recipe(tmp_path):

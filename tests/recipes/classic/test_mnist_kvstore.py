@@ -192,12 +192,9 @@ def recipe(flags: str) -> list[str]:
     return [sys.executable, "train.py", "mnist", "--engine", "mxnet", *shlex.split(flags)]
 
 
-def launcher(num_servers: int = 1) -> list[str]:
-    return [sys.executable, "-m", "partial_fc", "launch", "-n", "2", "-s", str(num_servers), "--launcher", "local"]
-
-
-def launch(command: list[str], num_servers: int = 1, expect: int = 0) -> str:
-    return run([*launcher(num_servers), *command], expect)
+def launch(command: list[str], num_servers: int = 1) -> str:
+    words = ["launch", "-n", "2", "-s", str(num_servers), "--launcher", "local"]
+    return run([sys.executable, "-m", "partial_fc", *words, *command])
 
 
 @pytest.fixture(scope="module")

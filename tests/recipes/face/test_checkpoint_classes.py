@@ -88,13 +88,3 @@ def test_classes_are_added_and_training_continues(trained, tmp_path):
     )
     assert len(imprinted) == len(anywhere) == 4
     assert sum(imprinted) < sum(anywhere)
-
-
-def test_training_starts_from_the_centres_of_a_checkpoint(trained, tmp_path):
-    data, old = trained
-    printed = train(tmp_path / "a", data, f"--max-steps 1 --warmup-steps 0 --head-centres {old} --head-lr 0")
-    assert f"class centres from {old}" in printed
-    before, after = rows(old), rows(tmp_path / "a/checkpoints/step-00000001")
-    for name, row in after.items():
-        assert torch.equal(row["centres"], before[name]["centres"])  # with a learning rate of 0
-        assert row["touched"].item() == 1

@@ -26,7 +26,7 @@ from partial_fc.verbs.model import embed as command
 from partial_fc.verbs.report.page import page
 from partial_fc.verbs.report.run_facts import read_run
 from recipes.face_backbone import ModelFlags, build
-from tests.recipes.conftest import losses, same_tensors, train_here
+from tests.recipes.conftest import ENCODER, losses, same_tensors, train_here
 
 SIZE, D = 20, 8
 CLASSES = ("ada", "bob", "cyd", "dov")
@@ -321,21 +321,9 @@ def test_weights_of_mobilefacenet_are_known_by_their_shapes(tmp_path):
         assert (found.network.name, found.network.embedding_size, found.network.image_size) == (name, D, size)
 
 
-ENCODER = """
-from torch import nn
-
-def make(embedding_size, image_size):
-    return nn.Sequential(nn.Conv2d(3, 4, 4, 4), nn.Flatten(), nn.Linear(image_size**2 // 4, embedding_size))
-"""
-
-
-@pytest.mark.parametrize("network", ["timm:test_vit", "encoder.py:make"])
-def test_a_network_of_ones_own_resumes_is_reported_and_loaded_as_the_report_says(run, tmp_path, network):
-    trusted = network.startswith("encoder.py")
-    if not trusted:
-        pytest.importorskip("timm")
+def test_a_network_of_ones_own_resumes_is_reported_and_loaded_as_the_report_says(run, tmp_path):
     (tmp_path / "encoder.py").write_text(ENCODER)
-    named = f"{tmp_path}/{network}" if trusted else network
+    named = f"{tmp_path}/encoder.py:make"
     flags = f"--rec {run[0] / 'data'} --network {named} --image-size 32 --embedding-size {D} --batch-size 8 "
     flags += "--val-targets --check-data off --lr-scheduler constant --warmup-steps 1 --max-steps"
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -345,6 +333,6 @@ def test_a_network_of_ones_own_resumes_is_reported_and_loaded_as_the_report_says
     assert same_tensors(whole, parts) == 1
     text = unescape(page(read_run(parts)))
     assert f"recipe face, {named}, " in text
-    assert (f"partial_fc.load({str(parts)!r}, trust_code=True)" in text) == trusted
-    model = partial_fc.load(parts, trust_code=trusted)
+    assert f"partial_fc.load({str(parts)!r}, trust_code=True)" in text
+    model = partial_fc.load(parts, trust_code=True)
     assert model.embed([np.zeros((32, 32, 3), np.uint8)]).shape == (1, D)

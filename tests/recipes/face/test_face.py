@@ -17,7 +17,7 @@ CURVE = "--max-steps 10 --batch-size 16 --val-targets"
 @pytest.fixture(scope="module")
 def launched(glyphs, tmp_path_factory) -> tuple[Path, str]:
     """A run of two processes as README starts it, and what it printed: horovodrun takes MPI by itself where it was
-    built with it. (Other launchers, --gloo among them, and that all give one curve: test_preemption.py.)"""
+    built with it. (Other launchers, --gloo among them: tests/faults/signals, tests/cluster/test_two_hosts.py.)"""
     models_root = tmp_path_factory.mktemp("curve")
     words = f"--models-root {models_root} --dataset glyphs --rec {glyphs} {CURVE}"
     return models_root, run([*LAUNCHERS["horovodrun --mpi"], "bash", "config.sh", *SMALL, *shlex.split(words)])
@@ -59,19 +59,7 @@ def test_the_log_says_who_what_and_where_the_time_went(launched):
         assert text in printed
     assert all(len(line) <= 100 for line in printed.splitlines() if "step " in line and " · " in line)
     line = next(line for line in (models_root / "training.log").read_text().splitlines() if "step 10/10" in line)
-    for text in (
-        "Speed ",
-        "epoch 0.29",
-        "Loss",
-        "LearningRate",
-        "Global Step: 10 ",
-        "per rank",
-        "data",
-        "backbone",
-        "head",
-        "communication",
-        "left",
-    ):
+    for text in ("epoch 0.29", "Global Step: 10 ", "data", "backbone", "head", "communication"):
         assert text in line
     assert "Training is over!" in printed
 
@@ -80,7 +68,6 @@ def test_the_log_says_who_what_and_where_the_time_went(launched):
 def test_learns_to_tell_unseen_characters_apart(glyphs, tmp_path):
     """Sampled negatives, bf16, two ranks: the losses fall, accuracy is far above chance (0.5)."""
     flags = "--max-steps 80 --batch-size 32 --sample-rate 0.5 --precision bf16 --verbose 80 --frequent 20"
-    flags += " --log-style insightface-mxnet"
     train_several({tmp_path: f"--dataset glyphs --rec {glyphs} {flags}"})
     curve = losses(tmp_path)
     assert np.mean(curve[-20:]) < 0.5 * np.mean(curve[:20])
@@ -92,11 +79,7 @@ def test_learns_to_tell_unseen_characters_apart(glyphs, tmp_path):
     assert found["world_size"] == 2
     assert found["images_per_s"] > 0
     assert found["peak_memory_bytes"] > 100 << 20
-    lines = [line.split("-", 4)[-1] for line in (tmp_path / "0_hist.log").read_text().splitlines()]
-    assert [line.split()[0] for line in lines if line.startswith("Iter:")] == [f"Iter:{20 * n}" for n in range(1, 5)]
-    flip = f"{found['evaluations']['unseen/accuracy']:1.5f}+-{found['evaluations']['unseen/accuracy_std']:1.5f}"
-    assert f"[unseen][80]Accuracy-Flip: {flip}" in lines
-    for name in ("roc.png", "logs/rank-0001.log", "1_hist.log"):
+    for name in ("roc.png", "logs/rank-0001.log"):
         assert (tmp_path / name).stat().st_size > 0
     assert list((tmp_path / "tensorboard").iterdir())
 

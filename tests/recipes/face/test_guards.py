@@ -12,7 +12,7 @@ from partial_fc.checkpoint import Saver
 from partial_fc.comm.elastic import HostsChanged
 from partial_fc.train.guards.commits import Commits
 from recipes import face as recipe
-from tests.recipes.conftest import SMALL, change_manifest, face, train_several
+from tests.recipes.conftest import SMALL, change_manifest, face, losses, same_tensors, train_several
 from tests.recipes.launch import endings, several
 
 FLAGS = "--max-steps 14 --batch-size 8 --checkpoint-every 5 --val-targets --dropout 0.1 --image-size 24"
@@ -43,11 +43,6 @@ def runs(glyphs, tmp_path_factory):
     return {name: (roots[name], (ended[0][i], ended[1][i])) for i, name in enumerate(RUNS)}
 
 
-def rows(models_root: Path) -> list[tuple[int, float]]:
-    lines = (models_root / "loss.csv").read_text().splitlines()[1:]
-    return [(int(step), float(loss)) for step, loss, _ in (line.split(",") for line in lines)]
-
-
 def log(models_root: Path, rank: int = 0) -> str:
     return (models_root / f"logs/rank-{rank:04d}.log").read_text()
 
@@ -57,7 +52,7 @@ def test_stop_names_the_tensor_and_the_records(runs):
     assert ended[0] == ended[1]
     assert ended[0].startswith("NonFinite: the loss is nan at step 9 (usual causes: ")
     assert "The first tensor that is not finite, on rank 1: the features of record " in ended[0]
-    assert rows(root)[-1][0] == 8
+    assert len(losses(root)) == 8
     for rank in (0, 1):
         found = json.loads((root / f"non-finite/step-00000009-rank-{rank:05d}.json").read_text())
         assert len(found["micro_batches"][0]["keys"]) == 8
@@ -67,8 +62,8 @@ def test_stop_names_the_tensor_and_the_records(runs):
 def test_skip_goes_on_and_counts(runs):
     root, ended = runs["skip"]
     assert ended == ("0", "0")
-    assert [step for step, _ in rows(root)] == list(range(1, 15))
-    assert [step for step, loss in rows(root) if math.isnan(loss)] == [9, 10]
+    assert len(losses(root)) == 14
+    assert [step for step, loss in enumerate(losses(root), 1) if math.isnan(loss)] == [9, 10]
     assert "The update is skipped on all ranks; number 2 in a row, of at most 2" in log(root)
     _, ended = runs["too many skips"]
     assert "the loss is nan at step 11" in ended[0]
@@ -79,7 +74,7 @@ def test_rollback_goes_on_from_the_checkpoint_with_the_data_after_the_bad_batch(
     """... bit by bit as a run does that is started there by hand."""
     root, ended = runs["rollback"]
     assert ended == ("0", "0")
-    assert [step for step, _ in rows(root)] == list(range(1, 15))
+    assert len(losses(root)) == 14
     assert "back from step 9 to the checkpoint of step 5; the 64 samples since then" in log(root)
     manifest = json.loads((root / "checkpoints/step-00000010/manifest.json").read_text())
     assert (manifest["step"], manifest["position"], manifest["left_out"]) == (10, 16 * 14, [[16 * 5, 16 * 9]])
@@ -90,15 +85,14 @@ def test_rollback_goes_on_from_the_checkpoint_with_the_data_after_the_bad_batch(
     change_manifest(by_hand / "checkpoints/step-00000005", lambda manifest: manifest | {"position": 16 * 9})
     flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --sample-rate 0.5"
     train_several({by_hand: flags})
-    assert rows(by_hand) == rows(root)
+    assert losses(by_hand) == losses(root)
     again = json.loads((by_hand / "checkpoints/step-00000014/manifest.json").read_text())
     assert again["position"] == 16 * 18
-    for path in sorted((root / "checkpoints/step-00000014").glob("*.safetensors")):
-        assert path.read_bytes() == (by_hand / "checkpoints/step-00000014" / path.name).read_bytes(), path.name
+    same_tensors(*(folder / "checkpoints/step-00000014" for folder in (root, by_hand)))
 
 
 def test_centres_in_files_go_back_like_others(runs):
-    assert rows(runs["rollback of files"][0]) == rows(runs["rollback"][0])
+    assert losses(runs["rollback of files"][0]) == losses(runs["rollback"][0])
 
 
 def test_replicas_that_part_end_the_run_on_all_ranks(runs):
@@ -106,7 +100,7 @@ def test_replicas_that_part_end_the_run_on_all_ranks(runs):
     assert ended[0] == ended[1]
     assert ended[0].startswith("ValueError: step 8: the replicas have diverged: rank 0 and rank 1 differ")
     assert "a checkpoint of step 4 or before" in ended[0]
-    assert rows(root)[-1][0] == 8
+    assert len(losses(root)) == 8
 
 
 def test_a_spike_is_told_and_its_records_written_down(runs):

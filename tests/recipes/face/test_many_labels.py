@@ -1,6 +1,5 @@
 """Recipe `face` with several labels a sample: images and vectors, rules, several processes, bad input."""
 
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +8,13 @@ import pytest
 from partial_fc.data import open_source
 from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.train.record import first_batch
-from tests.recipes.conftest import losses, result, same_tensors, train_here
-from tests.recipes.launch import endings, here, several
-from tests.recipes.several import Given
+from tests.recipes.conftest import face, losses, result, same_tensors, train_here
+from tests.recipes.launch import endings, several
 
 C, D, K = 40, 24, 3
 FLAGS = (
-    "--network linear --embedding-size 24 --loss cosface --scale 16 --labels 3 --sample-rate 0.5 --optimizer adamw "
-    "--lr 0.01 --lr-scaling none --lr-scheduler constant --precision fp64 --frequent 10 --verbose 0 --num-workers 1 "
-    "--checkpoint-every 0 --telemetry-every 2"
+    "--network linear --embedding-size 24 --loss cosface --margins None --labels 3 --sample-rate 0.5 --lr 0.01 "
+    "--lr-scheduler constant --warmup-steps 0 --weight-decay 0 --precision fp64 --telemetry-every 2"
 )
 
 
@@ -39,13 +36,8 @@ def data(tmp_path_factory) -> Path:
     return folder
 
 
-def words(data: Path, root: Path, flags: str, name: str = "train") -> list[str]:
-    return ["--rec", str(data / f"{name}.npz"), "--models-root", str(root), *shlex.split(f"{FLAGS} {flags}")]
-
-
 def train(data: Path, root: Path, flags: str) -> str:
-    assert here("recipes.face", words(data, root, flags)) == 0
-    return (root / "logs/rank-0000.log").read_text()
+    return train_here(root, f"--rec {data}/train.npz {FLAGS} {flags}")
 
 
 @pytest.mark.parametrize("rule", ["mean-softmax", "own-out", "soft-target", "mlc", "mlcd --labels 2"])
@@ -66,13 +58,6 @@ def test_every_rule_learns(rule, data, tmp_path):
     assert values["test/rank5"] >= values["test/rank1"]
 
 
-def test_one_label_of_mlcd_is_another_loss(data, tmp_path):
-    for rule in ("mean-softmax", "mlcd"):
-        train(data, tmp_path / rule, f"--labels 1 --rule {rule} --max-steps 3 --batch-size 32")
-    one, other = (losses(tmp_path / rule) for rule in ("mean-softmax", "mlcd"))
-    assert one[0] != other[0]
-
-
 @pytest.mark.long
 def test_processes_give_one_curve_and_resume_bit_by_bit(data, tmp_path):
     """In fp64, with drawn labels; a run of one process goes on with two. What cannot be trained on ends both ranks."""
@@ -82,11 +67,11 @@ def test_processes_give_one_curve_and_resume_bit_by_bit(data, tmp_path):
     assert losses(tmp_path / "begun") == losses(tmp_path / "one")[:3]
     runs = {"two": 6, "begun": 6, "parts": 3, "parts again": 6}
     given = [
-        Given("recipes.face", words(data, tmp_path / name.split()[0], f"{flags} {steps} --batch-size 6"))
+        face(tmp_path / name.split()[0], f"--rec {data}/train.npz {FLAGS} {flags} {steps} --batch-size 6")
         for name, steps in runs.items()
     ]
     given += [
-        Given("recipes.face", words(data, tmp_path / f"bad {check}", f"--check-data {check} --batch-size 6", "bad"))
+        face(tmp_path / f"bad-{check}", f"--rec {data}/bad.npz {FLAGS} --check-data {check} --batch-size 6")
         for check in ("quick", "off")
     ]
     printed = several(given, 2)
@@ -100,7 +85,7 @@ def test_processes_give_one_curve_and_resume_bit_by_bit(data, tmp_path):
     assert losses(tmp_path / "begun") == pytest.approx(one, rel=1e-9)
     assert losses(tmp_path / "parts") == losses(tmp_path / "two")
     assert same_tensors(*(tmp_path / name / "checkpoints/step-00000006" for name in ("two", "parts")))
-    assert "step 1" not in (tmp_path / "bad quick/logs/rank-0000.log").read_text()
+    assert "step 1" not in (tmp_path / "bad-quick/logs/rank-0000.log").read_text()
 
 
 @pytest.fixture(scope="module")

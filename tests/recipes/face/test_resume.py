@@ -14,13 +14,23 @@ import pytest
 import torch
 
 from partial_fc.checkpoint import lock
-from tests.recipes.conftest import SMALL, change_manifest, losses, result, same_tensors, train_here, train_several
+from tests.faults.ranks import steps_done
+from tests.recipes.conftest import (
+    ENCODER,
+    SMALL,
+    change_manifest,
+    losses,
+    result,
+    same_tensors,
+    train_here,
+    train_several,
+)
 from tests.recipes.launch import here
 from tests.unit.models.test_arcface_torch_config import SERVER
 
 
 def test_resume_continues_bit_by_bit(glyphs, tmp_path):
-    """In one process. (Launches of several: test_face_head.py, tests/recipes/launchers/test_preemption.py.)"""
+    """In one process. (Launches of several: test_face_head.py, tests/faults/signals/test_kill_matrix.py.)"""
     flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --lr-scheduler constant --sample-rate 0.3 "
     flags += "--dropout 0.2 --clip 5 --checkpoint-every 4 --max-steps "
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -78,11 +88,6 @@ def when(happens: Callable[[], bool], act: Callable[[], object]) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def has_trained(root: Path) -> bool:
-    path = root / "loss.csv"
-    return path.exists() and len(path.read_text().splitlines()) > 3
-
-
 # A published configuration; what has to be smaller here -> how small.
 SMALLER = {'"r50"': '"tiny"', "512": "32", "128": "8", "lr = 0.1": "lr = 0.02", "93431": "50", "5179510": "8000"}
 SMALLER |= {"/train_tmp/faces": "synthetic", "['lfw', \"cfp_fp\"]": "[]"}
@@ -103,11 +108,8 @@ def test_what_ctrl_c_promises_of_a_published_config_is_true(tmp_path):
     words = ["--config", str(config), "--models-root", str(root), "--num-workers", "1", "--image-size", "16"]
     log = root / "logs/rank-0000.log"
     for _ in range(2):
-        steps = len((root / "loss.csv").read_text().splitlines()) if (root / "loss.csv").exists() else 0
-        when(
-            lambda steps=steps: has_trained(root) and len((root / "loss.csv").read_text().splitlines()) > steps + 1,
-            lambda: os.kill(os.getpid(), signal.SIGINT),
-        )
+        before = steps_done(root)
+        when(lambda before=before: steps_done(root) > before + 2, lambda: os.kill(os.getpid(), signal.SIGINT))
         assert here("recipes.face", words) == 130
     promised, _ = re.findall(r"the same command resumes from (\S+)", log.read_text())
     assert f"resumed from {promised}" in log.read_text()
@@ -149,7 +151,7 @@ def test_who_loses_the_folder_to_another_run_keeps_its_last_state(glyphs, tmp_pa
         partial.replace(record)
 
     flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --image-size 24 --max-steps"
-    when(lambda: has_trained(root), replace)
+    when(lambda: steps_done(root) > 2, replace)
     with pytest.raises(ValueError, match=r"no longer belongs to this run: .* --resume (\S+)") as raised:
         here("recipes.face", ["--models-root", str(root), *SMALL, *flags.split(), "5000"])
     saved = Path(str(raised.value).rpartition("--resume ")[2])
@@ -175,18 +177,9 @@ def test_a_compiled_run_with_adapters_resumes_bit_by_bit(glyphs, tmp_path, monke
     assert_resumes_compiled(tmp_path, train_here, f"--dataset glyphs --rec {glyphs} --lora 4")
 
 
-ENCODER = """
-from torch import nn
-
-def make(embedding_size, image_size):
-    layers = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.PReLU(8), nn.Flatten()
-    return nn.Sequential(*layers, nn.Linear(8 * (image_size // 2) ** 2, embedding_size))
-"""
-
-
 @pytest.mark.long
 def test_a_compiled_run_of_two_processes_resumes_bit_by_bit(glyphs, tmp_path):
-    """By torch's inductor. Of few layers: its C++ compiler takes 40 to 90 s for `tiny`, each time."""
+    """By torch's inductor."""
     (tmp_path / "encoder.py").write_text(ENCODER)
     flags = f"--dataset glyphs --rec {glyphs} --network {tmp_path / 'encoder.py'}:make"
     assert_resumes_compiled(tmp_path, lambda root, flags: train_several({root: flags}), flags)

@@ -63,16 +63,6 @@ def weighted(glyphs, path, change=lambda weight_N: weight_N) -> str:
     return f"--dataset glyphs --rec {glyphs} --val-targets --check-data off --warmup-steps 0 --sample-weights {path} "
 
 
-def test_weights_of_one_change_nothing_and_others_do(glyphs, tmp_path):
-    for name, change in (("ones", np.ones_like), ("others", lambda weight_N: weight_N)):
-        train_here(tmp_path / name, weighted(glyphs, tmp_path / "w.npy", change) + "--batch-size 8 --max-steps 3")
-    flags, _, _ = weighted(glyphs, tmp_path / "w.npy").partition("--sample-weights")
-    train_here(tmp_path / "without", flags + "--batch-size 8 --max-steps 3")
-    ones, others, without = (losses(tmp_path / name) for name in ("ones", "others", "without"))
-    assert ones == without
-    assert all(one != other for one, other in zip(ones, others, strict=True))
-
-
 @pytest.mark.long
 def test_three_processes_have_the_curve_of_one(glyphs, tmp_path):
     flags = f"{common(glyphs)} {weighted(glyphs, tmp_path / 'w.npy')} --sync-bn --precision fp64 --lr 0.003"

@@ -169,27 +169,12 @@ def test_every_batch_has_its_share_of_each_set_in_the_order_of_any_number_of_ran
         ("--balance class", "--balance class with sets that have heads of their own"),
         ("--heads image.batch_size=4", "names image, and not words"),
         ("--telemetry-every words=2", "for all heads together"),
+        ("--rec a=A B", "name two sets or more, and each"),
+        ("--rec a=A a=B", "twice"),
+        ("--rec A B --heads b.loss=arcface", "--rec names no sets"),
         ("--num-classes 5", "--num-classes with sets that have heads of their own"),
     ],
 )
 def test_what_cannot_be_is_named_before_the_run(sets, tmp_path, flags, said):
     with pytest.raises(ValueError, match=said.replace(".", r"\.")):
         train_here(tmp_path, f"{sets} {flags}")
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ("--rec a=A B", "name two sets or more, and each"),
-        ("--rec a=A a=B", "twice"),
-        ("--rec A B --heads b.loss=arcface", "--rec names no sets"),
-    ],
-)
-def test_names_that_make_no_heads(tmp_path, flags, said):
-    with pytest.raises(ValueError, match=said):
-        train_here(tmp_path, flags)
-
-
-def test_a_weight_of_one_head_is_refused(glyphs, tmp_path):
-    with pytest.raises(ValueError, match="there is one head"):
-        train_here(tmp_path, f"--rec {glyphs} --val-targets --check-data off --image-size 24 --head-weight 2")

@@ -1,7 +1,6 @@
 """Fine-tuning as its users start it: a moving average of the weights, adapters, and a teacher."""
 
 import importlib.util
-import shlex
 
 import numpy as np
 import pytest
@@ -9,9 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 import partial_fc
-from partial_fc.errors import UsageError
-from recipes.face import parse
-from tests.recipes.conftest import change_manifest, losses, result, train_here, train_several
+from tests.recipes.conftest import change_manifest, losses, result, same_tensors, train_here, train_several
 
 needs_peft = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
 EVERY_STEP = "--checkpoint-every 1 --keep-checkpoints 99"
@@ -40,12 +37,6 @@ def stored(root, number: int, form: str = "") -> dict[str, torch.Tensor]:
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(t, other[name]) for name, t in one.items())
-
-
-def same_files(one, other, number: int) -> bool:
-    names = sorted(path.name for path in step(one, number).glob("*.safetensors"))
-    assert names == sorted(path.name for path in step(other, number).glob("*.safetensors"))
-    return all(same(load_file(step(one, number) / name), load_file(step(other, number) / name)) for name in names)
 
 
 # ---- --ema
@@ -104,7 +95,7 @@ def test_an_average_resumes_bit_by_bit(glyphs, tmp_path):
     train_several({root: f"{flags} 6 {deliver}" for root, deliver in parts.items()})
     for root in parts:
         whole = tmp_path / "whole" / root.name
-        assert same_files(whole, root, 6)
+        same_tensors(step(whole, 6), step(root, 6))
         for name in ("model", "model-raw" if root.name == "ema" else "model-ema"):
             assert same(*(load_file(folder / f"{name}.safetensors") for folder in (whole, root)))
     # What is delivered exchanges the two; it changes nothing else.
@@ -152,7 +143,7 @@ def test_adapters_are_trained_resumed_and_merged(glyphs, pretrained, tmp_path):
     train_here(tmp_path / "parts", f"{flags} 5")
     train_here(tmp_path / "parts", f"{flags} 8")
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-    assert same_files(tmp_path / "whole", tmp_path / "parts", 8)
+    same_tensors(step(tmp_path / "whole", 8), step(tmp_path / "parts", 8))
     # The base is as it was, and what is delivered is base + B A, of raw weights and of their average.
     base, raw = load_file(pretrained / "model.safetensors"), stored(tmp_path / "whole", 8, "raw")
     average = raw | stored(tmp_path / "whole", 8, "ema")
@@ -218,25 +209,6 @@ def test_two_processes_give_the_curve_of_one(glyphs, pretrained, tmp_path):
 
 
 # ---- what is refused
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("--ema 1", "--ema is 1.0; expected"),
-        ("--deliver raw", "--deliver requires --ema"),
-        ("--teacher-weight 2", "--teacher-weight requires --teacher"),
-        ("--trust-code", "--trust-code requires --teacher"),
-        ("--teacher x --teacher-weight 0", "--teacher-weight is 0.0; expected more than 0"),
-        ("--lora -1", "--lora is -1; expected at least 0"),
-        ("--ema 0.9 --engine mxnet --network r18", "--ema 0.9 with --engine mxnet"),
-        ("--teacher x --engine mxnet --network r18", "--teacher x with --engine mxnet"),
-        pytest.param("--lora 4 --engine mxnet --network r18", "--lora 4 with --engine mxnet", marks=needs_peft),
-    ],
-)
-def test_a_mistake_is_named(words, says):
-    with pytest.raises(UsageError, match=says):
-        parse(["--dataset", "100w", *shlex.split(words)])
 
 
 @pytest.mark.parametrize(

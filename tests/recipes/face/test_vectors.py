@@ -1,6 +1,5 @@
 """Recipe `face` on vectors: the head alone, and small networks; resumed, delivered, embedded."""
 
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -10,24 +9,20 @@ from safetensors.torch import load_file
 
 import partial_fc
 from partial_fc.comm import SingleWorld
-from partial_fc.errors import UsageError
 from partial_fc.models.vectors import input_of
 from partial_fc.optim import backbone as optimizers
 from partial_fc.optim.compression import build_compressor
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.precision import Precision
 from partial_fc.verbs.model import classify, embed, search
-from recipes import face
-from tests.recipes.conftest import losses, result
-from tests.recipes.launch import endings, here, several
-from tests.recipes.several import Given
+from tests.recipes.conftest import losses, result, train_here, train_several
 from tests.unit.data.test_vectors import write
 
 C, D = 60, 12
 ALONE = SingleWorld(), torch.device("cpu")
 FLAGS = (
-    "--loss combined --scale 16 --margins 1 0 0.1 --batch-size 16 --optimizer adamw --lr 0.01 --lr-scaling none "
-    "--lr-scheduler constant --precision fp32 --frequent 10 --verbose 0 --checkpoint-every 4 --num-workers 1"
+    f"--embedding-size {D} --margins 1 0 0.1 --batch-size 16 --lr 0.01 --weight-decay 0 --lr-scheduler constant "
+    "--warmup-steps 0 --checkpoint-every 4"
 )
 
 
@@ -44,13 +39,8 @@ def data(tmp_path_factory) -> Path:
     return folder
 
 
-def words(data: Path, root: Path, flags: str) -> list[str]:
-    return ["--rec", str(data / "train.npz"), "--models-root", str(root), *shlex.split(f"{FLAGS} {flags}")]
-
-
 def train(data: Path, root: Path, flags: str) -> str:
-    assert here("recipes.face", words(data, root, flags)) == 0
-    return (root / "logs/rank-0000.log").read_text()
+    return train_here(root, f"--rec {data}/train.npz {FLAGS} {flags}")
 
 
 @pytest.mark.parametrize(
@@ -80,9 +70,7 @@ def test_two_ranks_train_what_one_does(network, data, tmp_path):
     flags = f"--network {network} --max-steps 20 --val-targets test"
     train(data, tmp_path / "one", f"{flags} --batch-size 32")
     runs = {"two": flags, "one": f"{flags} --max-steps 24"}  # the second goes on with what one process began
-    given = [Given("recipes.face", words(data, tmp_path / name, of)) for name, of in runs.items()]
-    printed = several(given, 2)
-    assert endings(printed, 0) == ["0", "0"], printed[-4000:]
+    train_several({tmp_path / name: f"--rec {data}/train.npz {FLAGS} {of}" for name, of in runs.items()})
     np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one")[:20], rtol=2e-5)
     one, two = (result(tmp_path / name)["evaluations"] for name in ("one", "two"))
     assert two["test/rank1"] == pytest.approx(one["test/rank1"], abs=0.05)
@@ -154,26 +142,6 @@ def test_images_and_vectors_are_not_mixed_up(run, data, tmp_path):
     (tmp_path / "a.png").write_bytes(b"no vector")
     with pytest.raises(ValueError, match="expected a vector of 12"):
         embed.embed(embed.EmbedOptions(model=run, images=(tmp_path / "a.png",), out=tmp_path / "a.npz"), *ALONE)
-
-
-@pytest.mark.parametrize(
-    ("flags", "match"),
-    [
-        ("--rec x.npz", "--rec x.npz has vectors: add --network none"),
-        ("--rec images --network linear", "--network linear takes vectors.*this run has --rec images"),
-        ("--dataset 100w --network none", "--network none takes vectors.*--dataset 100w"),
-        ("--rec x.npz --network none --no-mirror", "--no-mirror with --network none"),
-        ("--rec x.npz --network linear --augment face", "--augment with --network linear"),
-        ("--rec x.npz --network mlp:8 --dropout 0.1", "--dropout with --network mlp:8"),
-        ("--rec x.npz --network mlp:0", "--network is mlp:0"),
-        ("--rec x.npz --network linear --engine mxnet", "--engine mxnet"),
-        ("--rec x.npz --network none --ema 0.9", "--ema with --network none"),
-        ("--rec x.npz --network linear --compile", "--compile with --network linear"),
-    ],
-)
-def test_flags_that_do_not_go_together(flags, match):
-    with pytest.raises(UsageError, match=match):
-        face.parse(flags.split())
 
 
 def test_what_is_wrong_ends_the_run_before_the_first_step(data, tmp_path):

@@ -1,14 +1,13 @@
 """`partial-fc launch --launcher local`: MXNet's scheduler, servers and workers of this host, and how they end. (What
 they sum, and a job that ends well: test_mnist_kvstore.py.)"""
 
-import os
 import signal
 import socket
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.recipes.conftest import ROOT, environment
@@ -36,14 +35,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, list[str], str]:
 
 def family(pid: int) -> list[int]:
     """A process and all that it has started."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(member for child in children for member in family(int(child)))]
-
-
-def role_of(pid: int) -> str:
-    variables = dict(entry.partition("=")[::2] for entry in Path(f"/proc/{pid}/environ").read_text().split("\0"))
-    is_job = "kv_job.py" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")[1]
-    return f"{variables.get('DMLC_ROLE')} {variables.get('DMLC_TASK_ID')}" if is_job else ""
+    return [pid, *(process.pid for process in psutil.Process(pid).children(recursive=True))]
 
 
 @pytest.mark.long
@@ -54,10 +46,9 @@ def test_a_killed_server_ends_the_job_and_nothing_is_left(tmp_path):
     at_work = tmp_path / "all-work"
     until(lambda: at_work.exists() and len(at_work.read_text().split()) == 2, job=job)
     members = family(job.pid)
-    (server,) = (
-        pid for pid in members if Path(f"/proc/{pid}/comm").read_text() != "sh\n" and role_of(pid) == "server 1"
-    )
-    os.kill(server, signal.SIGKILL)
+    jobs = [process for process in map(psutil.Process, members) if process.cmdline()[: len(JOB)] == JOB]
+    (server,) = (p for p in jobs if (p.environ()["DMLC_ROLE"], p.environ()["DMLC_TASK_ID"]) == ("server", "1"))
+    server.kill()
     status, _, err = ended(job)
     assert f"server 1 on {HOST} ended with exit status 137, signal 9 (Killed)" in err
     assert status == 137

@@ -21,16 +21,6 @@ from tests.waiting import free_port, until
 
 JOB = [sys.executable, "-m", "partial_fc", "train", str(ROOT / "tests/recipes/launchers/rendezvous_job.py")]
 TRAIN = ["--batch-size", "6", "--lr", "0.05", "--precision", "fp32", "--max-steps", "5"]
-PASSWORD = "correct horse"
-
-
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory):
-    """The flags for a server with a password, which is in a file."""
-    path = tmp_path_factory.mktemp("redis") / "password"
-    path.write_text(PASSWORD + "\n")
-    with redis_server("--requirepass", PASSWORD) as port:
-        yield ["--redis_host", "127.0.0.1", "--redis_port", str(port), "--redis_password_file", str(path)]
 
 
 @pytest.fixture
@@ -84,23 +74,6 @@ def test_trains_what_as_many_ranks_train(started, digits, tmp_path):
 
 
 @pytest.mark.long
-def test_a_password_is_shown_to_nobody(started, redis, monkeypatch):
-    flags = ["--run_id", "secret", *redis[:4]]
-    first = started(*shards(2, *flags)[0], REDIS_PASSWORD=PASSWORD)
-    monkeypatch.setenv("REDIS_PASSWORD", "wrong")
-    with pytest.raises(StartError, match="refuses this process") as refused:
-        rendezvous_job.main(shards(2, *flags)[1])
-    shown = Path(f"/proc/{first.pid}/cmdline").read_text()
-    assert "--redis_host" in shown
-    assert PASSWORD not in shown + str(refused.value)
-    second = started(*shards(2, *flags)[1], REDIS_PASSWORD=PASSWORD)
-    for rank, (status, printed) in enumerate(ended(first, second)):
-        assert status == 0, printed
-        assert f"rank {rank} of 2, 0 of 1 here: 3" in printed
-        assert PASSWORD not in printed
-
-
-@pytest.mark.long
 def test_a_run_goes_on_without_the_server_it_met_in(started, tmp_path):
     """All as the docs have it."""
     skip_without()
@@ -114,6 +87,7 @@ def test_a_run_goes_on_without_the_server_it_met_in(started, tmp_path):
         pair = [[word.replace("10.0.0.1", "127.0.0.1") for word in words] + more for words in commands[:2]]
         hosts = [started(*words, REDIS_PASSWORD=password) for words in pair]
         for host in hosts:
+            assert password not in Path(f"/proc/{host.pid}/cmdline").read_text()
             assert any("of 2, 0 of 1 here: 3" in line for line in host.stdout)
         client = redis.Redis("127.0.0.1", port, password=password)
         assert client.keys() == [b"partial-fc:resnet-1"]
@@ -123,6 +97,7 @@ def test_a_run_goes_on_without_the_server_it_met_in(started, tmp_path):
     go_on.touch()
     for host, (status, printed) in enumerate(ended(*hosts)):
         assert status == 0, printed
+        assert password not in printed
         assert ("cannot be removed" in printed) == (host == 0)
 
 
@@ -147,24 +122,6 @@ def test_over_tls(started, tmp_path, monkeypatch):
                 rendezvous_job.main([*shards(2)[0], *flags, p, *more, "--start-timeout", "1"])
 
 
-@pytest.mark.long
-def test_a_killed_command_leaves_what_the_next_one_names(started, tmp_path):
-    flags = ["--run_id", "killed", "--file_store_path", str(tmp_path), "--start-timeout", "30"]
-    left = tmp_path / "partial-fc-killed"
-    waiting = started(*shards(2, *flags)[0])
-    until(left.exists)
-    waiting.kill()
-    waiting.wait()
-    with pytest.raises(StartError, match="the run id is in use") as refused:
-        rendezvous_job.main(shards(2, *flags)[0])
-    assert f"process {waiting.pid}" in str(refused.value)
-    assert f"`rm {left}`" in str(refused.value)
-    left.unlink()
-    for rank, (status, printed) in enumerate(ended(*(started(*words) for words in shards(2, *flags)))):
-        assert status == 0, printed
-        assert f"rank {rank} of 2, 0 of 1 here: 3" in printed
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_command_that_is_ended_while_it_waits_leaves_nothing(started, tmp_path, number):
     flags = ["--run_id", "ended", "--file_store_path", str(tmp_path)]
@@ -173,18 +130,4 @@ def test_a_command_that_is_ended_while_it_waits_leaves_nothing(started, tmp_path
     until(lambda: os.listdir(tmp_path) == ["partial-fc-ended"] and children.read_text(), job=waiting)
     waiting.send_signal(number)
     assert ended(waiting)[0][0] == 128 + number
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.long
-def test_a_missing_or_second_shard_ends_all(started, tmp_path):
-    """Which: the ranks say."""
-    first, second, _ = shards(3, "--file_store_path", str(tmp_path), "--run_id")
-    missing = [started(*first, "three", "--start-timeout", "12"), started(*second, "three")]
-    twice = [started(*words, "twice") for words in (first, second, second)]  # beside those, which mostly wait
-    assert "rank 1 is there twice" in "".join(printed for _, printed in ended(*twice))
-    for status, printed in ended(*missing):
-        assert status == 1, printed
-        assert "rank 2 did not join" in printed
-        assert "within 12 s" in printed
     assert os.listdir(tmp_path) == []

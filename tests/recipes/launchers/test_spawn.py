@@ -9,56 +9,23 @@ import time
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from partial_fc.comm import Launch, StartError
 from partial_fc.comm.launch import meet_ranks, spawn, start
 from partial_fc.flags import LaunchFlags
+from tests.recipes.launchers import rendezvous_job
 from tests.waiting import free_port, until
 
 ROOT = Path(__file__).parents[3]
 
-# A recipe that does with its LaunchFlags what all do, and no more: a sum over the ranks.
-JOB = """
-import os, time
-import torch, tyro
-from partial_fc.comm.launch import start
-from partial_fc.flags import LaunchFlags
-from tests.waiting import free_port, until
-
-def job(what: str = "sum", *, launch: tyro.conf.OmitArgPrefixes[LaunchFlags] = LaunchFlags()):
-    status = start.start(launch)
-    if status is not None:
-        return status
-    if what == "sleep":
-        print("pid", os.getpid(), flush=True)
-        time.sleep(100)
-    world = start.join(launch, "cpu")
-    total = world.all_reduce(torch.tensor([1 + world.rank]), name="sum").item()
-    print(f"rank {world.rank} of {world.size}, {world.local_rank} of {world.local_size} here: {total}")
-    world.close()
-    return 0
-
-def main(flags):
-    return tyro.cli(job, args=flags)
-"""
-
-
-@pytest.fixture
-def job(tmp_path, monkeypatch) -> list[str]:
-    """Its command line. Python and torch take their time to start, so few of these tests use it, and few of it."""
-    path = tmp_path / "job.py"
-    path.write_text(JOB)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    return [sys.executable, "-m", "partial_fc", "train", str(path)]
-
 
 def is_running(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
 
 
@@ -70,30 +37,17 @@ def run(command: list[str], gpus: int = 2) -> int:
     return spawn.run(command, nodes=1, gpus=gpus, nr=0, master_addr="127.0.0.1", master_port=None)
 
 
-# ---- with a job that talks
-
-
-def test_two_processes_of_one_host_which_partial_fc_launch_calls_one_worker(job, capfd, monkeypatch):
+def test_two_processes_of_one_host_which_partial_fc_launch_calls_one_worker(capfd, monkeypatch):
     worker = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}
     worker |= {"MASTER_PORT": free_port(), "PARTIAL_FC_LAUNCHER": "partial-fc launch"}
-    for name, value in worker.items():
+    for name, value in (worker | {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": 1}).items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr(sys, "orig_argv", job)
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-m", "partial_fc", "train", rendezvous_job.__file__])
     assert start.start(LaunchFlags(gpus=2)) == 0
     lines = ["rank 0 of 2, 0 of 2 here: 3", "rank 1 of 2, 1 of 2 here: 3"]
     if not torch.cuda.is_available():
         lines.insert(0, "no GPU here: 2 processes on the CPU, over gloo")
     assert sorted(capfd.readouterr().out.splitlines()) == lines
-
-
-def test_an_interface_that_a_host_does_not_have_ends_the_run(job, capfd):
-    assert run([*job, "--network-interface", "eth77"], gpus=1) == 1
-    out, err = capfd.readouterr()
-    assert not out
-    assert "job.py: --network-interface eth77: does not exist" in err
-    assert "lo (127.0.0.1)" in err
-    assert "rank 0 on" in err
-    assert "ended with exit status 1" in err
 
 
 # ---- what the ranks print, and how they end: shell scripts are quicker than Python
@@ -238,72 +192,45 @@ def outcomes(launches: list[Launch], timeout_s: float, on_gpu: tuple[int, ...] =
     return heard
 
 
-def test_ranks_meet():
+@pytest.mark.parametrize(
+    ("given", "on_gpu", "words"),  # given: (rank, how many it thinks there are)
+    [
+        ([(2, 3), (0, 3), (1, 3)], (), []),
+        ([(0, 2), (1, 2)], (0, 1), []),
+        ([(0, 3), (1, 3), (2, 3)], (0,), ["ranks 1-2 of 3 would compute on the CPU", "give --device cpu to all"]),
+        (
+            [(0, 4), (2, 4)],
+            (),
+            ["rank 1, rank 3 did not join", "There are: rank 0: ", "127.0.0.1 means every host itself"],
+        ),
+        ([(0, 2), (1, 4)], (), ["disagree on how many", "2 processes, says rank 0", "4 processes, says rank 1"]),
+        ([(0, 3), (1, 3), (1, 3)], (), ["rank 1 is there twice"]),
+    ],
+)
+def test_ranks_meet_or_all_hear_why_not(given, on_gpu, words):
     port = free_port()
-    assert outcomes([launch(rank, 3, port) for rank in (2, 0, 1)], 20) == ["", "", ""]
+    for heard in outcomes([launch(*one, port) for one in given], 20 if len(given) >= given[0][1] else 3, on_gpu):
+        assert bool(heard) == bool(words)
+        assert all(each in heard for each in words), heard
 
 
-def test_ranks_without_a_gpu_among_others_are_named():
-    port = free_port()
-    for heard in outcomes([launch(rank, 3, port) for rank in range(3)], 20, on_gpu=(0,)):
-        assert "ranks 1-2 of 3 would compute on the CPU, the others on GPUs" in heard
-        assert "or give --device cpu to all" in heard
-    port = free_port()
-    assert outcomes([launch(rank, 2, port) for rank in range(2)], 20, on_gpu=(0, 1)) == ["", ""]
-
-
-def test_a_master_that_is_not_there_is_an_error_in_time():
-    port = free_port()
-    started = time.monotonic()
-    with pytest.raises(StartError, match=rf"nobody listens at 127.0.0.1:{port} after 0.5 s: Connection refused"):
-        meet_ranks.meet(launch(1, 2, port), 0.5)
-    assert time.monotonic() - started < 30
-    with pytest.raises(StartError, match="does not know the name"):
-        meet_ranks.meet(launch(1, 2, port, "no-such-host.invalid"), 0.5)
-
-
-def test_a_master_that_says_nothing_is_an_error_in_time():
-    with (
-        socket.create_server(("127.0.0.1", 0)) as other,
-        pytest.raises(StartError, match="it is not the store of a rank 0"),
-    ):
-        meet_ranks.meet(launch(1, 2, other.getsockname()[1]), 0.5)
-
-
-def test_a_port_that_is_taken_is_an_error_at_once():
-    with (
-        socket.create_server(("127.0.0.1", 0)) as other,
-        pytest.raises(StartError, match=rf"cannot listen at port {other.getsockname()[1]}.*another job"),
-    ):
-        meet_ranks.meet(launch(0, 2, other.getsockname()[1]), 20)
-
-
-def test_rank_0_names_the_ranks_that_did_not_come_and_the_others_hear_it():
-    port = free_port()
-    for heard in outcomes([launch(0, 4, port), launch(2, 4, port)], 3):
-        assert "rank 1, rank 3 did not join" in heard
-        assert f"There are: rank 0: {socket.gethostname()}" in heard
-        assert "127.0.0.1 means every host itself" in heard
-
-
-def test_rank_0_says_when_the_master_address_is_not_its_own():
-    with pytest.raises(StartError, match=r"rank 1 did not join.*192\.0\.2\.77 is no address of"):
-        meet_ranks.meet(launch(0, 2, free_port(), "192.0.2.77"), 0.5)
-
-
-def test_nodes_that_were_given_different_sizes_are_told_so():
-    port = free_port()
-    first, second = outcomes([launch(0, 2, port), launch(1, 4, port)], 20)
-    for heard in (first, second):
-        assert "disagree on how many there are" in heard
-        assert "2 processes, says rank 0" in heard
-        assert "4 processes, says rank 1" in heard
-
-
-def test_two_nodes_with_one_number_are_told_so():
-    port = free_port()
-    heard = outcomes([launch(0, 3, port), launch(1, 3, port), launch(1, 3, port)], 20)
-    assert all("rank 1 is there twice" in text for text in heard)
+@pytest.mark.parametrize(
+    ("rank", "is_taken", "address", "says"),
+    [
+        (1, False, "127.0.0.1", r"nobody listens at 127\.0\.0\.1:PORT after 0.5 s: Connection refused"),
+        (1, False, "no-such-host.invalid", "does not know the name"),
+        (1, True, "127.0.0.1", "it is not the store of a rank 0"),
+        (0, True, "127.0.0.1", "cannot listen at port PORT.*another job"),
+        (0, False, "192.0.2.77", r"rank 1 did not join.*192\.0\.2\.77 is no address of"),
+    ],
+)
+def test_what_is_wrong_with_the_master_is_an_error_in_time(rank, is_taken, address, says):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        if not is_taken:
+            other.close()
+        with pytest.raises(StartError, match=says.replace("PORT", str(port))):
+            meet_ranks.meet(launch(rank, 2, port, address), 0.5)
 
 
 def test_a_job_that_runs_is_left_alone_by_a_second_one_on_its_port(monkeypatch):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.recipes.test_new_recipe import class_folders
+from tests.recipes.conftest import class_folders
 from tests.unit.house.test_library import programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

@@ -48,8 +48,26 @@ FACE = """
     --nodes 2 | --nodes 2 needs --master-addr
     --nodes 2 --nr 2 --master-addr a | --nr is 2, of --nodes 2
     --gpus 2 --master-port 65536 | --master-port is 65536
+    --deliver raw | --deliver requires --ema
+    --teacher-weight 2 | --teacher-weight requires --teacher
+    --teacher x --teacher-weight 0 | --teacher-weight is 0
+    --trust-code | --trust-code requires --teacher
+    --rec x.npz | --rec x.npz has vectors: add --network none
+    --network none | --network none takes vectors
+"""
+VECTORS = """
+    --rec images | --network linear takes vectors
+    --network none --no-mirror | --no-mirror with --network none
+    --augment face | --augment with --network linear
+    --network mlp:8 --dropout 0.1 | --dropout with --network mlp:8
+    --network mlp:0 | --network is mlp:0
+    --engine mxnet | --engine mxnet
+    --network none --ema 0.9 | --ema with --network none
+    --compile | --compile with --network linear
 """
 ON_MXNET = """
+    --ema 0.9 | --ema 0.9 with --engine mxnet
+    --teacher x | --teacher x with --engine mxnet
     --precision bf16 | --precision bf16 with --engine mxnet
     --precision fp64 | --precision fp64 with --engine mxnet
     --sync-bn | --sync-bn with --engine mxnet
@@ -133,6 +151,7 @@ KINETICS = """
 """
 RECIPES = {
     "face": (face.parse, "--dataset synthetic --num-classes 50", FACE),
+    "face on vectors": (face.parse, "--rec x.npz --network linear", VECTORS),
     "face on mxnet": (face.parse, "--dataset 100w --engine mxnet", ON_MXNET),
     "mnist": (mnist.parse, "", MNIST),
     "mnist on mxnet": (mnist_kvstore.parse, "", KVSTORE),

@@ -1,5 +1,5 @@
 """`bash run.sh --restarts N` with an mpirun that fails as each test wants, again and again, or gets its signals then.
-tests/recipes/launchers/test_preemption.py has real ones: a process is lost, and SIGTERM."""
+tests/faults/signals/test_kill_matrix.py has real ones: a process is lost, and SIGTERM."""
 
 import os
 import shutil
