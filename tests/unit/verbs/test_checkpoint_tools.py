@@ -127,12 +127,6 @@ def damage(path: Path) -> None:
 # ---- verify
 
 
-def test_what_is_whole_passes(tmp_path, capsys):
-    save(tmp_path / "step-00000007", heads_of(3), names=list("abcdefghijk"), local=[owed(1.0)] * 3)
-    assert verify(VerifyOptions((tmp_path,), finite=True)) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'step-00000007'}: ok\n"
-
-
 def one(folder: Path, pattern: str) -> Path:
     return sorted(folder.glob(pattern))[0]
 

@@ -52,21 +52,6 @@ def test_every_verb_has_its_function_and_its_flags(name):
 
 
 @pytest.mark.parametrize(
-    ("words", "name", "rest"),
-    [
-        (["plan", "--classes", "5"], "plan", ["--classes", "5"]),
-        (["bench", "head"], "bench head", []),
-        (["checkpoint", "classes", "add", "x"], "checkpoint classes add", ["x"]),
-        (["checkpoint", "clas"], "checkpoint", ["clas"]),
-        (["plans"], "", ["plans"]),
-        ([], "", []),
-    ],
-)
-def test_a_verb_is_the_longest_that_the_words_begin_with(words, name, rest):
-    assert cli.find(words) == (name, rest)
-
-
-@pytest.mark.parametrize(
     ("words", "meant"),
     [
         ("packk", "data pack"),
@@ -202,25 +187,6 @@ def test_a_recipe_may_be_a_file_of_the_users(recipe):
     words = [sys.executable, "-m", "partial_fc", "train", str(recipe), "--a", "--b"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "['--a', '--b'] True\n"), done.stderr
-
-
-def test_recipes_of_a_checkout_are_those_with_a_main():
-    found = train_command.recipes()
-    assert {"face", "mnist"} <= set(found)
-    assert "launch_flags" not in found
-    assert found["face"].startswith("Face recognition")
-
-
-def test_recipes_of_a_wheel_lie_in_the_package(recipe, tmp_path, monkeypatch, capsys):
-    (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes" / "__init__.py").touch()
-    recipe.rename(tmp_path / "recipes" / "mine.py")
-    monkeypatch.setattr(train_command, "_PACKAGE", tmp_path)
-    monkeypatch.setattr(partial_fc, "__path__", [str(tmp_path), *partial_fc.__path__])
-    monkeypatch.delitem(sys.modules, "partial_fc.recipes", raising=False)
-    assert train_command.recipes() == {"mine": "A task of mine."}
-    assert train_command.main(["mine", "--a"]) == 1
-    assert capsys.readouterr().out.startswith("['--a']")
 
 
 # How it ends when something fails: one line for the user. (What the other ranks read: test_hang_report.py.)

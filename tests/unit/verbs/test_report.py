@@ -1,11 +1,9 @@
 """The report of a run: one file, nothing from outside, nothing from data that a browser would run."""
 
 import json
-import logging
 import re
 import shutil
 from html.parser import HTMLParser
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-import partial_fc
 from partial_fc.comm import SingleWorld
 from partial_fc.data import Batch
 from partial_fc.models.inputs import FACE
@@ -139,14 +136,6 @@ def test_what_is_evaluated_anew_has_one_picture(run):
     ]
 
 
-def test_letters_of_charts_can_be_read_on_a_phone():
-    """Charts are as wide as the screen: their letters shrink with them."""
-    style = (Path(partial_fc.__file__).parent / "verbs/report/style.css").read_text()
-    (letters_px,) = re.findall(r"@media \(max-width: 600px\) \{ svg text \{ font-size: (\d+)px", style)
-    (chart_px,) = re.findall(r'viewBox="0 0 (\d+) ', line_chart({"a": [(1, 2.0), (2, 3.0)]}, "loss"))
-    assert int(letters_px) * 358 / int(chart_px) >= 9  # 390 px less the page's margins
-
-
 def test_a_run_that_has_just_begun(tmp_path):
     (tmp_path / "loss.csv").write_text("step,loss,lr\n")
     assert "No step yet" in Checked(page(read_run(tmp_path))).words
@@ -173,12 +162,3 @@ def test_charts_stay_inside(points):
             assert 0 <= float(x) <= 760
             assert 0 <= float(y) <= 250
         assert 2 <= svg.count("grid") <= 25
-
-
-def test_the_log_is_read_as_it_is_written(run):
-    facts = read_run(run)
-    assert facts.notes == [f"{EVIL} is a note"]
-    assert facts.num_problems == 1
-    assert facts.last_step == 40
-    assert facts.first_batch is not None
-    assert logging.getLogger("partial_fc").handlers == []
