@@ -203,23 +203,6 @@ def test_the_newest_commit_that_is_whole_somewhere_counts():
     assert (found.generation, found.holder_W, found.root) == (1, [1, 2], 1)
 
 
-def test_a_newer_checkpoint_on_disk_counts_more_than_memory(tmp_path):
-    for step in (2, 4):
-        folder = tmp_path / folders.folder_name(step)
-        folder.mkdir()
-        folders.mark(folder, step, [0])
-
-    def act(world):
-        head, memory = head_of(world), ProcessState()
-        for _ in range(3):
-            one_step(head, world)
-        commit(memory, head, world)
-        old = tmp_path / "old"
-        return recover(memory, world, tmp_path) is None, recover(memory, world, old) is not None
-
-    assert in_world(2, act) == [(True, True)] * 2
-
-
 @pytest.mark.parametrize("made", [None, [10, 11, 15, 19], []])
 @pytest.mark.parametrize("block", [1, 3, 100])
 def test_parts_name_every_class_once(monkeypatch, made, block):

@@ -264,13 +264,6 @@ def parse(words: str = "") -> RendezvousFlags:
     return tyro.cli(RendezvousFlags, args=shlex.split(words))
 
 
-def test_defaults_are_caffe2s():
-    found = parse()
-    assert (found.num_shards, found.shard_id, found.run_id, found.redis_host) == (1, 0, None, None)
-    assert found.redis_port == 6379
-    assert str(found.file_store_path) == "/tmp"
-
-
 @pytest.mark.parametrize(
     ("words", "launch", "message"),
     [
