@@ -12,7 +12,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from partial_fc.counter_rng import derive_key
 from partial_fc.data import BadRecord, Batch, Loader, RecordSource, Synthetic
 from partial_fc.data.npy import read_weights
 from partial_fc.data.order import PerEpoch, sample_order
@@ -112,12 +111,6 @@ def test_weights_that_make_no_sense_are_named(tmp_path: Path, weight_N: NDArray[
     np.save(path, weight_N)
     with pytest.raises(ValueError, match=f"{path}.*{words}"):
         read_weights(path, 10)
-
-
-def test_a_single_channel_has_plain_strides() -> None:
-    """Of all that describe its memory these are the ones with which convolutions round least."""
-    with Loader(Numbers(10), lambda sample, rng, out=None: sample.image[:, :, :1], batch_size=2) as loader:
-        assert next(loader).input_B.stride() == (16, 16, 4, 1)
 
 
 def noise(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
@@ -281,29 +274,6 @@ def test_an_update_ends_where_its_epoch_does(num_workers: int) -> None:
 def test_wrong_arguments(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="expected"):
         loader_of(Numbers(5), **({"batch_size": 1} | wrong))  # type: ignore[arg-type]
-
-
-def test_random_numbers_of_a_sample_are_those_of_its_own_generator() -> None:
-    """The loader resets one generator for each thread; what a sample draws is a function of (seed, position) alone."""
-    drawn: dict[int, NDArray] = {}
-
-    def draw(sample: Sample, rng: np.random.Generator, out: NDArray | None = None) -> NDArray:
-        drawn[len(drawn)] = np.append(rng.random(3), rng.integers(0, 9, 5, np.int32))  # leaves half of 64 bits over
-        return np.zeros((1, 1, 1), np.uint8)
-
-    with Loader(Numbers(9), draw, batch_size=4, position=8, num_workers=0) as loader:
-        next(loader)
-    for i, position in enumerate(range(8, 12)):
-        rng = np.random.Generator(np.random.Philox(key=np.array([position, derive_key(0, 1)], np.uint64)))
-        np.testing.assert_array_equal(drawn[i], np.append(rng.random(3), rng.integers(0, 9, 5, np.int32)))
-
-
-def test_a_source_keeps_its_pixels() -> None:
-    """Augmentations write into what they get."""
-    source = Synthetic(4, 6, 5)
-    before = [source.read(i).image.copy() for i in range(5)]  # type: ignore[union-attr]
-    take(Loader(source, SquareImage(6, mirror), batch_size=5), 4)
-    assert all((source.read(i).image == image).all() for i, image in enumerate(before))
 
 
 def moving(position: int = 0) -> Loader:

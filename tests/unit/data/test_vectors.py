@@ -1,6 +1,5 @@
 """The source of vectors: files, what is wrong with them, batches, and the check before training."""
 
-import contextlib
 import json
 import re
 from pathlib import Path
@@ -207,15 +206,3 @@ def test_doctor_names_vectors_without_a_direction_and_repeated_ones(suffix, tmp_
     )
     write(path, row_ND, label_N - 3)
     doctor(1, rf"label-range: .*x\{suffix}, row 0: label -3; expected 0 to 8 \(15 such")
-
-
-def test_a_damaged_npz_is_a_value_error_or_other_numbers(tmp_path):
-    """Whatever byte outside of the numbers is another one: nothing but ValueError, with the file's name."""
-    whole = write(tmp_path / "x.npz", *clusters()).read_bytes()
-    path, rng = tmp_path / "y.npz", np.random.default_rng(0)
-    for _ in range(400):
-        damaged = bytearray(whole)
-        damaged[int(rng.integers(len(whole)))] ^= int(rng.integers(1, 256))
-        path.write_bytes(damaged)
-        with contextlib.suppress(ValueError):
-            assert len(Vectors(path)) <= N

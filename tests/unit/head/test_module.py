@@ -131,16 +131,6 @@ def test_copies_are_heads_of_their_own():
     assert not copy.deepcopy(model.eval()).head.training
 
 
-@pytest.mark.long
-def test_a_spawned_process_goes_on_with_the_model():
-    model = Model(sample_rate=0.3, impl="plain")
-    train(model, range(4))
-    expected = train(copy.deepcopy(model), range(4, 8))  # the two share the memory of parameters, as torch has it
-    with torch.multiprocessing.get_context("spawn").Pool(1) as pool:
-        there = pool.apply(train, (model, range(4, 8)))
-    assert there == expected
-
-
 def test_a_sharded_head_cannot_be_pickled():
     def on_rank(world):
         with pytest.raises(TypeError, match="state_dict"):

@@ -180,10 +180,6 @@ def test_a_head_that_has_not_trained_knows_no_neighbours():
     assert not report.similar
 
 
-def test_full_softmax_has_no_covered_mass():
-    assert "head/covered_mass" not in telemetry.observe(stand_in(SingleWorld(), rate=1.0)).scalars
-
-
 def test_histograms_reach_tensorboard(tmp_path):
     report = telemetry.observe(stand_in(SingleWorld()))
     empty = telemetry.Histogram(telemetry.AGE_EDGES, torch.zeros(32), 0.0, 0.0)
