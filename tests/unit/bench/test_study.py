@@ -9,9 +9,7 @@ from scipy import stats
 from torch.nn.functional import normalize
 
 from benchmarks import fidelity
-from benchmarks.many_labels import radical
 from benchmarks.study import measure, sets
-from benchmarks.study.cells import Cell, registered
 from benchmarks.study.statistics import Hypothesis, Results, holm, interval, sign_flip, verdicts
 from partial_fc.comm import SingleWorld
 from partial_fc.data.recordio import RecordReader, RecordWriter, pack
@@ -104,17 +102,6 @@ def test_a_set_under_other_labels_has_the_same_images(tmp_path):
         (new, bytes([key]) * key) for key, new in zip((1, 2, 4, 5, 6), (0, 3, 1, 1, 2), strict=True)
     ]
     assert np.load(tmp_path / "b/original.npy").tolist() == [0, 1, 2, 0]
-
-
-def test_radicals_begin_their_sections():
-    assert [radical(ord(character)) for character in "一人們水海龜龠"] == [0, 8, 8, 84, 84, 212, 213]
-    assert radical(0x3400) == -1
-
-
-def test_runs_are_registered_once_and_stage_by_stage():
-    runs = registered(fidelity.STAGES)
-    assert len(runs) == len(set(runs)) == 139
-    assert runs[:12] == [(Cell("clean", arm), seed) for seed in range(6) for arm in ("1", "0.1")]
 
 
 def test_hypotheses_are_computed_from_results_alone(tmp_path):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from partial_fc.tools.demo.digits import NUM_TRAIN, DigitsOptions, enlarge, load, write_digits
+from partial_fc.tools.demo.digits import NUM_TRAIN, DigitsOptions, load, write_digits
 
 from partial_fc.data.idx import names, read_set
 
@@ -67,8 +67,3 @@ def test_plain_files_hold_the_same_and_writing_again_gives_the_same_bytes(folder
 def test_existing_files_are_left_alone(folder):
     with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.gz exists; remove it"):
         write_digits(DigitsOptions(out=folder, plain=True))
-
-
-def test_an_empty_scan_is_refused():
-    with pytest.raises(ValueError, match="scan 1 cannot be centred"):
-        enlarge(np.stack((np.full((8, 8), 16), np.zeros((8, 8), np.int64))))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from partial_fc.tools.demo import glyphs
 from partial_fc.tools.demo.glyphs import GlyphOptions, build
-from partial_fc.tools.demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, Font, choose, find_fonts
-from partial_fc.tools.demo.glyphs_pairs import SETS, lookalikes
+from partial_fc.tools.demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, Font, find_fonts
+from partial_fc.tools.demo.glyphs_pairs import SETS
 from partial_fc.tools.demo.glyphs_render import Pen, drawing, workers
 
 from partial_fc.data import RecordSource
@@ -150,22 +150,6 @@ def test_folds_are_balanced_and_labels_true(folder: Path, name: str) -> None:
         assert sum(map(len, folds)) == len(set.union(*folds))
 
 
-def test_lookalikes_are_the_nearest_ones() -> None:
-    rng = np.random.default_rng(0)
-    shape_NTP = rng.standard_normal((23, 3, 8)).astype(np.float32)
-    shape_NTP /= np.linalg.norm(shape_NTP, axis=2, keepdims=True)
-    similarity = np.einsum("atp,btp->ab", shape_NTP, shape_NTP) / 3
-    np.fill_diagonal(similarity, -9)
-    nearest = similarity.argmax(axis=1)
-    first_round = {frozenset((a, int(b))) for a, b in enumerate(nearest)}
-    found = [frozenset(pair) for pair in lookalikes(shape_NTP, 60)]
-    assert len(set(found)) == 60
-    assert set(found[: len(first_round)]) == first_round
-    assert {frozenset(pair) for pair in lookalikes(shape_NTP, 23 * 11)} == {
-        frozenset((a, b)) for a in range(23) for b in range(a)
-    }
-
-
 # ---- fonts and what they lack
 
 
@@ -179,18 +163,6 @@ def test_a_typeface_is_used_only_for_what_it_draws(pen: Pen) -> None:
     assert NEVER_TRAINED not in drawn[0x359E]
     assert drawn[0x4E7E] == drawn[0x4E81] == tuple(i for i in CHINESE if i != microhei)
     assert drawn[0x4E00] == CHINESE
-
-
-def test_characters_of_all_chinese_typefaces_come_first() -> None:
-    standing = {code: CHINESE if code % 2 else CHINESE[:5] for code in range(100)}
-    classes, unseen = choose(standing, num_classes=70, num_unseen=20, seed=0)
-    assert all(code % 2 for code in unseen + classes[:30])
-    assert not any(code % 2 for code in classes[30:])
-    assert len(set(classes + unseen)) == 90
-    with pytest.raises(ValueError, match="at most 80 classes"):
-        choose(standing, num_classes=81, num_unseen=20, seed=0)
-    with pytest.raises(ValueError, match="only 50 characters"):
-        choose(standing, num_classes=1, num_unseen=51, seed=0)
 
 
 def test_missing_fonts_name_their_packages(tmp_path: Path) -> None:

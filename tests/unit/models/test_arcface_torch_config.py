@@ -207,11 +207,6 @@ def test_anything_but_data_is_refused(tmp_path, monkeypatch, line):
     assert [entry.name for entry in tmp_path.iterdir()] == ["config.py"]
 
 
-def test_the_offending_text_is_quoted(tmp_path):
-    with pytest.raises(ValueError, match=r"config\.py:4: `os\.getenv\('DIR'\)`"):
-        read(write(tmp_path, HEAD + "config.lr = (\n  os.getenv('DIR'))"))
-
-
 @pytest.mark.parametrize("text", ["config = edict(", "x = '\0'", "# -*- coding: nonsense -*-\n"])
 def test_not_python(tmp_path, text):
     with pytest.raises(ValueError, match=r"config\.py.*not readable"):

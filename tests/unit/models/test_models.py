@@ -162,16 +162,6 @@ def test_what_cannot_be_built_is_named(arguments, message):
         models.build(**arguments)
 
 
-def test_arcface_torch_weights_load(tmp_path):
-    torch.manual_seed(0)
-    source, target = (models.build("mbf", embedding_size=16, image_size=32) for _ in range(2))
-    image = torch.randn(4, 3, 32, 32)
-    source(image)
-    torch.save(source.state_dict(), tmp_path / "model.pt")
-    load_weights(target, tmp_path / "model.pt")
-    assert torch.equal(target.eval()(image), source.eval()(image))
-
-
 def test_weights_that_do_not_fit_are_listed_and_nothing_is_loaded(tmp_path):
     torch.manual_seed(0)
     weights = models.build("tiny", embedding_size=16, image_size=16).state_dict()

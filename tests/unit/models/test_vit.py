@@ -9,7 +9,6 @@ from torch import Tensor
 
 import partial_fc
 from partial_fc import models
-from partial_fc.embedding.model import EmbeddingModel
 from partial_fc.models import vit
 from partial_fc.models.sample_random import Dropout, DropPath, SampleRandom
 
@@ -153,23 +152,6 @@ def test_a_size_that_is_not_known_is_refused_by_its_numbers(tmp_path):
     torch.save(vit.VisionTransformer(SMALL, WIDTH, SIZE).state_dict(), tmp_path / "model.pt")
     with pytest.raises(ValueError, match="width 64 with 3 blocks; expected vit_t 256 x 12"):
         partial_fc.load(tmp_path / "model.pt")
-
-
-@pytest.mark.long
-def test_onnx_takes_any_batch(tmp_path):
-    pytest.importorskip("onnxscript")
-    pytest.importorskip("onnxruntime")
-    from partial_fc.verbs.model import onnx_model
-
-    torch.manual_seed(0)
-    model = perturbed(vit.VisionTransformer(SMALL, WIDTH, SIZE))
-    wrapped = EmbeddingModel(model, "vit_t", WIDTH, SIZE, source=tmp_path)
-    onnx_model.write(wrapped, tmp_path / "m.onnx")
-    forward = onnx_model.forward_of(tmp_path / "m.onnx", wrapped.to_input)
-    for count in (1, 5):
-        image = torch.randint(0, 256, (count, 3, SIZE, SIZE), dtype=torch.uint8)
-        ours = wrapped.forward(image)
-        assert (forward(image) - ours).abs().max() < 1e-5 * ours.abs().max()
 
 
 def test_16_bit_weights_and_autocast_give_fp32_features():
