@@ -79,18 +79,6 @@ def test_the_announcement_of_a_run_that_took_the_place_stays(opened):
 # ---- Redis
 
 
-def test_runs_do_not_see_each_other_and_keys_carry_the_run_id(connect):
-    client = connect()
-    client.flushall()
-    one, other = RedisStore(connect(), "run-1"), RedisStore(connect(), "run-2")
-    one.announce("1")
-    assert other.read() is None
-    assert client.keys() == [b"partial-fc:run-1"]
-    one.close()
-    assert client.keys() == []
-    other.close()
-
-
 def test_a_key_expires_unless_it_is_refreshed(connect):
     client = connect()
     store = RedisStore(connect(), "expires", expire_s=1)

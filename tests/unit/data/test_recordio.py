@@ -87,12 +87,6 @@ def test_keys_in_any_order_and_with_holes(tmp_path: Path) -> None:
             reader.read(5)
 
 
-def test_first_labels_of_flag_0_and_arrays(tmp_path: Path) -> None:
-    payloads = [pack(0, b"x" * 5), pack([3.0, 9.0], b""), pack([4.0], b"y"), pack(6, b"")]
-    reader = RecordReader(write(tmp_path / "a.rec", payloads))
-    assert reader.first_labels(np.arange(4))[1][:, 0].tolist() == [0, 3, 4, 6]
-
-
 def test_label_and_image_of_a_record_at_once(tmp_path: Path) -> None:
     whole = [pack(0, b"image"), pack([3.0, 9.0], b""), pack([4.0], b"y" * 9), pack(5.5, b"four" + MAGIC + b"tail")]
     cut = [pack(1, b"")[:-1], pack([1.0, 2.0, 3.0], b"")[:-1]]
@@ -244,17 +238,6 @@ def test_the_copy_of_a_large_index(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with RecordReader(path) as reader:
         assert reader._offsets.tolist() == [0, 40, 80]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.idx", "a.rec"]
-
-
-def test_read_ahead_covers_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = RecordReader(write(tmp_path / "a.rec", [bytes(100 * i) for i in range(50)]))
-    pieces: list[tuple[int, int]] = []
-    pread = os.pread
-    monkeypatch.setattr(os, "pread", lambda fd, count, at: pieces.append((at, count)) or pread(fd, count, at))
-    reader.read_ahead(np.arange(10, 20))
-    begin, end = pieces[0][0], sum(pieces[-1])
-    assert begin == reader._offsets[10]
-    assert end >= reader._offsets[19] + 1900
 
 
 # ---- files that once gave a wrong label

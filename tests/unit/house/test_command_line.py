@@ -264,22 +264,6 @@ def test_the_number_of_images_is_about_synthetic_data_only_where_it_was_typed(tm
 # ---- help
 
 
-@pytest.mark.parametrize(
-    ("name", "columns"),
-    [("face", 60), ("face", 130), *((name, 60) for name in cli.VERBS if name not in cli._OWN_READERS)],
-)
-def test_help_is_as_wide_as_the_terminal_and_has_every_kind_right(name, columns, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setattr(sys, "argv", ["/usr/bin/partial-fc"])
-    with pytest.raises(SystemExit):
-        train_command.main(["face", "--help-all"]) if name == "face" else cli.run(name, ["--help-all"])
-    printed = capsys.readouterr().out
-    assert max(map(len, printed.splitlines()[1:])) <= columns
-    assert printed.startswith(f"usage: partial-fc {'train face' if name == 'face' else name} ")
-    assert "(default: )" not in printed
-    assert not re.search(r"\bNone\b|--flip PATH", printed)
-
-
 @pytest.mark.parametrize("verb", ["embed", "evaluate", "search"])
 def test_help_of_a_verb_leaves_flags_of_several_hosts_to_help_all(verb, capsys):
     told = {}
@@ -314,11 +298,6 @@ def test_help_shows_what_matters_and_help_all_the_rest(recipe, capsys):
     assert len(short.splitlines()) < 120
     assert "--help-all shows all" in short
     assert not re.search(r"\{None\}|<class|Error|recipes\.|partial_fc\.", short + whole)
-
-
-def test_the_list_of_recipes_fits_a_terminal(capsys):
-    assert train_command.main(["--help"]) == 0
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 # ---- the index of messages

@@ -113,8 +113,8 @@ def test_version(command):
 
 def test_help_and_mistakes_of_every_verb_and_recipe_come_without_torch():
     """As in the processes of a launch whose command line is wrong."""
-    code = """
-import contextlib, io, sys
+    code = r"""
+import contextlib, io, re, sys
 from partial_fc import cli
 from partial_fc.verbs import train
 
@@ -122,9 +122,10 @@ for name in (name for name in cli.VERBS if name not in cli._OWN_READERS):
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         with contextlib.suppress(SystemExit):
-            cli.run(name, ["--help"])
+            cli.run(name, ["--help-all"])
         assert cli.run(name, ["--no-such-flag"]) == 2, name
     assert f"usage: partial-fc {name}" in said.getvalue(), name
+    assert not re.search(r"\bNone\b|--flip PATH|\(default: \)", said.getvalue()), name
     assert f"partial-fc {name}: " in said.getvalue(), name
     assert "torch" not in sys.modules, name
 for words in ("face --help", "face --lrr 3", "mnist --epochs 0", "imagenet --help", "kinetics --model x"):
