@@ -17,10 +17,11 @@ from partial_fc.data import Batch
 from partial_fc.models.inputs import FACE
 from partial_fc.train.record import first_batch
 from partial_fc.train.record.curve import Curve
-from partial_fc.train.record.log import StepLine, open_files
+from partial_fc.train.record.log import StepLine
 from partial_fc.train.record.progress import Progress
 from partial_fc.verbs.report.page import ReportOptions, page, report
 from partial_fc.verbs.report.run_facts import read_run
+from tests.unit.train.test_log_style import opened
 
 EVIL = "<script>alert('1\" & x')</script>"
 VOID = {"meta", "img", "line", "circle", "polyline", "polygon", "rect", "br"}
@@ -60,15 +61,9 @@ class Checked(HTMLParser):
 def run(tmp_path):
     """A run under way, started twice, whose names are as bad as they can be."""
     root = tmp_path / "<b>run"
-    logger = open_files(root, SingleWorld())
-    try:
+    with opened(root, SingleWorld()) as logger:
         logger.info(f"note: {EVIL} is a note")
         logger.warning(f"bad record 1 of at most 100, replaced: {EVIL}: cut")
-    finally:
-        for handler in logger.handlers[:]:
-            logger.removeHandler(handler)
-            handler.close()
-        logger.propagate = True
     for start in (0, 20):
         curve = Curve(root, SingleWorld(), start)
         progress = Progress(root, SingleWorld(), StepLine(20, 100, 50), start, 0)
