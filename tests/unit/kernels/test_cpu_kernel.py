@@ -403,19 +403,6 @@ def test_where_memory_is_short_less_is_kept(monkeypatch):
     assert CpuKernel("fp32").sums(logits).cache is None
 
 
-def test_no_gradient_of_all_sampled_rows_exists():
-    """The chunks are of bounded size: here 4 of them."""
-    rows = 4 * (32 << 20) // (4 * 512)
-    feat_GD = unit(torch.randn(2, 512))[0]
-    centre_LD = torch.zeros(rows, 512, dtype=torch.bfloat16)
-    logits = Logits(feat_GD, centre_LD, None, torch.tensor([-1, -1]), 64.0, Negatives())
-    sizes = [
-        end - begin
-        for begin, end, _ in CpuKernel("bf16").centre_gradients(logits, logit_grad_for(logits, torch.ones(2)))
-    ]
-    assert sizes == [rows // 4] * 4
-
-
 class Processor:
     """Stands for `load` where the processor's best is amx; what that computes, alter(job) changes."""
 

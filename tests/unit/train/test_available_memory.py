@@ -1,8 +1,5 @@
 """Free memory is the container's where a container has less than the machine: cgroups v1 and v2."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,22 +10,6 @@ from partial_fc.memory import available_memory_bytes
 GB = 10**9
 V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
 V2 = "memory.max", "memory.current", "inactive_file"
-
-# Two blocks of 64 MB, one after the other, all of whose pages are written to; pages that the kernel had to give.
-KEEPS = """
-import json, resource
-import numpy as np
-from partial_fc import memory
-
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    np.empty(2**26, np.uint8).fill(1)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-memory.keep_freed()
-faults()
-print(json.dumps(faults()))
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -89,9 +70,3 @@ def test_the_tightest_of_nested_limits_counts_and_pages_of_files_are_free(tmp_pa
 def test_a_container_sees_its_own_limit_at_the_mount_point(tmp_path, make, names, top, path, root):
     group(tmp_path / top, names, 2 * GB, 1 * GB)
     assert available_memory_bytes(make(tmp_path, path, root)) == 1 * GB
-
-
-def test_a_large_block_that_is_freed_serves_the_next_one():
-    environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", KEEPS], env=environ, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) < 100  # 16,384 pages of 4 kB otherwise, or 32 of 2 MB
