@@ -192,15 +192,6 @@ def test_decode_gives_rgb_and_expands_grey() -> None:
     assert (grey == 77).all()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"", "0 bytes"), (b"no image at all", "starting 6e 6f 20 69"), (jpeg(5, 64)[:-2], "no end marker")],
-)
-def test_what_is_no_image(content: bytes, message: str) -> None:
-    with pytest.raises(BadRecord, match=message):
-        decode(content)
-
-
 @pytest.mark.parametrize(("height", "width"), [(7, 7), (8, 7), (14, 7), (7, 23), (3, 5), (100, 61), (1, 1)])
 def test_fit_gives_the_middle_square(height: int, width: int) -> None:
     image = np.zeros((height, width, 3), np.uint8)
@@ -209,11 +200,6 @@ def test_fit_gives_the_middle_square(height: int, width: int) -> None:
     assert out.shape == (7, 7, 3)
     if width > 1:  # the edge in the middle stays in the middle
         assert abs(out[..., 0].mean(axis=0).mean() / 255 - 0.5) < 0.15
-
-
-def test_fit_keeps_an_image_that_fits() -> None:
-    image = np.zeros((7, 7, 3), np.uint8)
-    assert fit(image, 7) is image
 
 
 def test_image_size_of_the_property_file(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from partial_fc.tools.demo import glyphs
 from partial_fc.tools.demo.glyphs import GlyphOptions, build
-from partial_fc.tools.demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, Font, find_fonts
+from partial_fc.tools.demo.glyphs_fonts import CHINESE, TYPEFACES, Font, find_fonts
 from partial_fc.tools.demo.glyphs_pairs import SETS
-from partial_fc.tools.demo.glyphs_render import Pen, drawing, workers
 
 from partial_fc.data import RecordSource
 from partial_fc.data.decode import decode
@@ -32,11 +31,6 @@ def fonts() -> Iterator[list[Font]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(glyphs, "find_fonts", lambda root: fonts if root == FONTS else find_fonts(root))
         yield fonts
-
-
-@pytest.fixture(scope="module")
-def pen(fonts: list[Font]) -> Pen:
-    return Pen(tuple((font.path, font.index) for font in fonts), size=40, quality=90, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -131,18 +125,6 @@ def test_folds_are_balanced_and_labels_true(folder: Path, name: str) -> None:
 
 
 # ---- fonts and what they lack
-
-
-def test_a_typeface_is_used_only_for_what_it_draws(pen: Pen) -> None:
-    """UKai maps U+359E to an empty outline; Micro Hei draws U+4E7E and U+4E81 with one."""
-    wanted = {code: CHINESE for code in (0x359E, 0x4E7E, 0x4E81, 0x4E00)}
-    with workers(1) as run:
-        drawn = glyphs.drawn_by(pen, run, wanted)
-    microhei = next(i for i in CHINESE if TYPEFACES[i].name == "microhei")
-    assert not drawing(pen, 0x359E, NEVER_TRAINED).any()
-    assert NEVER_TRAINED not in drawn[0x359E]
-    assert drawn[0x4E7E] == drawn[0x4E81] == tuple(i for i in CHINESE if i != microhei)
-    assert drawn[0x4E00] == CHINESE
 
 
 def test_missing_fonts_name_their_packages(tmp_path: Path) -> None:

@@ -79,17 +79,6 @@ def test_every_network_takes_odd_sizes_and_trains_all_but_the_fixed_scale(name, 
     assert set(fixed) - {"fc.bias"} == (set() if name == "mbf" else {"features.weight"})
 
 
-@pytest.mark.parametrize(
-    ("name", "wide"), [("r18", ["fc", "features"]), ("tiny", ["fc", "features"]), ("mbf", ["conv_sep", "features"])]
-)
-def test_what_stays_fp32_beside_16_bit_weights(name, wide):
-    model = models.build(name, embedding_size=16, image_size=16)
-    kept = models.keeps_fp32(nn.Sequential(model))  # also where it is a part of another
-    for path, module in model.named_modules():
-        inside = any(path == layer or path.startswith(f"{layer}.") for layer in wide)
-        assert (module in kept) == (inside or isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)), path
-
-
 def with_half_weights(model: nn.Module) -> nn.Module:
     model = copy.deepcopy(model)
     kept = models.keeps_fp32(model)

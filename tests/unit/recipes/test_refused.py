@@ -36,6 +36,7 @@ FACE = """
     --rule own-out | --rule own-out with one label
     --labels 4 --labels-drawn 1 --rule mlc | --rule mlc with one label
     --backbone-lr 0.1 --lr 0 | --backbone-lr 0.1 with --lr 0
+    --pretrained-partial | --pretrained-partial
     --nodes 2 | --nodes 2 needs --master-addr
     --nodes 2 --nr 2 --master-addr a | --nr is 2, of --nodes 2
     --gpus 2 --master-port 65536 | --master-port is 65536

@@ -55,7 +55,6 @@ def test_a_step_outside_the_training_is_an_error(step):
     ("change", "message"),
     [
         ({"kind": "exponential"}, "'exponential', expected constant, step"),
-        ({"base_lr": -0.1}, "base_lr is -0.1"),
         ({"base_lr": math.nan}, "base_lr is nan"),
         ({"total_steps": 0}, "total_steps is 0"),
         ({"warmup_steps": 10}, "training ends before the warm-up"),
@@ -64,7 +63,6 @@ def test_a_step_outside_the_training_is_an_error(step):
         ({"kind": "step"}, "needs one or more"),
         ({"decay_steps": (3,)}, "decay steps belong to schedule 'step'"),
         ({"kind": "step", "decay_steps": (5, 3)}, "strictly increasing"),
-        ({"kind": "step", "decay_steps": (3, 3)}, "strictly increasing"),
         ({"kind": "step", "decay_steps": (0, 3)}, "positive"),
         ({"kind": "step", "decay_steps": (3,), "warmup_steps": 5}, "inside the warm-up of 5"),
         ({"kind": "step", "decay_every": 5, "warmup_steps": 5}, "4, lies inside the warm-up of 5"),
