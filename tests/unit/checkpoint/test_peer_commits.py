@@ -12,9 +12,10 @@ from partial_fc.checkpoint.peer.restore import choose, recover
 from partial_fc.checkpoint.rows import Part, cut
 from partial_fc.head import CosFace, HardNegatives, PartialFC
 from partial_fc.head.rows import RowAdamW
+from tests.unit.stored_checkpoints import one_step
 from tests.unit.thread_world import in_world
 
-C, D, G = 53, 6, 12
+C, D = 53, 6
 EVERY = 4
 
 
@@ -31,18 +32,6 @@ def head_of(world) -> PartialFC:
     )
 
 
-def one_step(head, world) -> float:
-    """The batch is a function of the step, whatever the number of ranks."""
-    made = torch.Generator().manual_seed(head.num_steps)
-    feat_GD, label_G = torch.randn(G, D, generator=made), torch.randint(0, C, (G,), generator=made)
-    mine = slice(world.rank, None, world.size)
-    feat_BD = feat_GD[mine].clone().requires_grad_()
-    loss = head(feat_BD, label_G[mine])
-    loss.backward()
-    head.step(0.05)
-    return loss.item()
-
-
 def snapshot_of(head, world) -> checkpoint.Snapshot:
     step = head.num_steps
     return checkpoint.capture(
@@ -54,7 +43,7 @@ def snapshot_of(head, world) -> checkpoint.Snapshot:
             "exchange/residual/w": torch.tensor([0.3, 7.0]) + world.rank,
         },
         head,
-        {"position": step * G, "best": {"lfw": 0.1 + 0.2}},
+        {"position": step * 12, "best": {"lfw": 0.1 + 0.2}},
         world=world,
         checksums=True,
     )
@@ -69,7 +58,7 @@ def commit(memory, head, world) -> checkpoint.Snapshot:
     for _ in range(EVERY + 1):
         assert not copies.due(EVERY) or not copies.under_way
         copies.start_step()
-        one_step(head, world)
+        one_step(head, world, C, D)
         copies.end_step()
     assert not copies.under_way
     return snapshot
@@ -119,7 +108,7 @@ def test_what_the_others_have_is_what_a_checkpoint_of_that_step_has(tmp_path, mo
     def before(world):
         head, memory = head_of(world), ProcessState()
         for _ in range(3):
-            one_step(head, world)
+            one_step(head, world, C, D)
         snapshot = commit(memory, head, world)
         snapshot.write(folder, leads=world.rank == 0)
         return memory
@@ -146,7 +135,7 @@ def test_what_the_others_have_is_what_a_checkpoint_of_that_step_has(tmp_path, mo
             assert torch.equal(*(created(head) for head in heads))
             assert same(heads[0].hard_negatives.state(), heads[1].hard_negatives.state())
             assert heads[0].facts() == heads[1].facts()
-            assert one_step(heads[0], world) == one_step(heads[1], world)
+            assert one_step(heads[0], world, C, D) == one_step(heads[1], world, C, D)
         assert 0 < int(created(heads[0]).sum()) < C
         return len(left[world.rank].commits)
 

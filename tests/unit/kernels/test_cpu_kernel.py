@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from partial_fc.head import CosFace, PartialFC
-from partial_fc.head.kernels import LogitGrad, Logits, auto_precision, choose, cpu
+from partial_fc.head.kernels import LogitGrad, Logits, auto_precision, cpu
 from partial_fc.head.kernels.cpu import CpuKernel
 from partial_fc.head.kernels.native.build import VARIANTS, runnable
 from partial_fc.head.kernels.plain import PlainKernel, unit
@@ -487,15 +486,3 @@ def test_amx_that_the_operating_system_withholds_is_not_used(monkeypatch, torch_
     monkeypatch.setattr(cpu, "load", load)
     with pytest.warns(RuntimeWarning, match="does not let this process use AMX tiles: Invalid argument"):
         assert cpu.best_variant() == "avx512_bf16"
-
-
-def test_the_front_door():
-    cpu = torch.device("cpu")
-    assert choose("auto", cpu, torch.float32, "bf16").name == "cpu"
-    assert choose("auto", cpu, torch.float64, "fp32").name == "plain"
-    with pytest.raises(ValueError, match="computes in float32"):
-        choose("cpu", cpu, torch.float64, "fp32")
-    with pytest.raises(ValueError, match="impl is 'cuda'; expected one of auto, plain, cpu, triton"):
-        PartialFC(3, 4, CosFace(), impl="cuda")
-    with pytest.raises(ValueError, match="expected one of portable"):
-        CpuKernel("fp32", "sse9")

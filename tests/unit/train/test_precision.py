@@ -125,15 +125,6 @@ def test_convolutions_of_clips_are_wide_too():
     assert torch.equal(y, wide(x.half().float()).half())
 
 
-def test_wide_convolutions_leave_fp32_alone():
-    torch.manual_seed(0)
-    one, other = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
-    other.load_state_dict(one.state_dict())
-    add_up_convolutions_in_fp32(one)
-    x = torch.randn(2, 3, 8, 8)
-    assert torch.equal(one(x), other(x))
-
-
 def test_masters_hold_what_halves_round_away():
     """Steps below the resolution of float16 add up."""
     module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
