@@ -11,7 +11,7 @@ import tyro
 
 from partial_fc.comm import Launch, detect, device
 from partial_fc.comm.launch import addresses, meet_nodes, start
-from partial_fc.comm.launch.detect import MPI_YIELD, PARENT, devices_differ, mpi_settings
+from partial_fc.comm.launch.detect import MPI_YIELD, PARENT, mpi_settings
 from partial_fc.flags import LaunchFlags, RendezvousFlags
 
 TORCHRUN = {
@@ -164,21 +164,6 @@ def test_a_network_interface_that_cannot_be_used_is_an_error_that_lists_the_othe
     with pytest.raises(ValueError, match=rf"{name}: {words} on .*; there are lo \(127\.0\.0\.1\)$"):
         addresses.choose(name, {})
     addresses.choose("lo", {})
-
-
-@pytest.mark.parametrize(
-    ("devices", "says"),
-    [
-        (["cuda", "cpu", "cuda", "cpu"], "ranks 1, 3 of 4 would compute on the CPU"),
-        (["cpu", "cuda"], "rank 0 of 2 would"),
-        (["cpu", "cpu"], ""),
-        (["cuda", "cuda"], ""),
-    ],
-)
-def test_ranks_on_different_kinds_of_devices(devices, says):
-    problem = devices_differ(devices)
-    assert problem.startswith(says)
-    assert bool(problem) == bool(says)
 
 
 class Cores:

@@ -141,12 +141,6 @@ def test_a_false_accept_rate_below_one_impostor_is_not_measured():
     assert roc.tar_at(0.0) == 1.0
 
 
-@pytest.mark.parametrize("kind", [True, False])
-def test_roc_needs_both_kinds(kind):
-    with pytest.raises(ValueError, match="genuine and impostor"):
-        Roc.from_distances(np.linspace(0, 1, 5), np.full(5, kind), 0.5)
-
-
 def test_wilson_interval():
     # Values of the closed form, worked out by hand: 50 of 100, and 10 of 10 (lower bound n / (n + z^2)).
     assert wilson_interval(0.5, 100) == pytest.approx((0.40383, 0.59617), abs=1e-5)

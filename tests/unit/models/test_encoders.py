@@ -175,16 +175,6 @@ def test_without_timm_the_command_is_named(monkeypatch):
         ModelFlags(network="timm:x")
 
 
-def test_weights_of_another_width_are_listed(timm, tmp_path):
-    other = models.build("timm:vit_tiny_patch16_224", 8, SIZE)
-    delivered(tmp_path / "model.safetensors", other, "timm:vit_tiny_patch16_224", width=8)
-    flags = ModelFlags(
-        network="timm:vit_tiny_patch16_224", embedding_size=WIDTH, pretrained=tmp_path / "model.safetensors"
-    )
-    with pytest.raises(ValueError, match=r"head.weight is \(8, 192\), expected \(16, 192\).*--pretrained-partial"):
-        build(flags, SIZE, torch.device("cpu"))
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["timm:vit_tiny_patch16_224", "enc.py:make", "vit_t"])
 def test_onnx_takes_any_batch(timm, code, tmp_path, name):
