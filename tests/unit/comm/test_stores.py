@@ -16,7 +16,7 @@ from partial_fc.comm.launch import addresses, meet_nodes, stores
 from partial_fc.comm.launch.meet_nodes import Shard0
 from partial_fc.comm.launch.stores import FileStore, RedisStore
 from tests.redis_server import redis_server, skip_without
-from tests.waiting import free_port
+from tests.waiting import free_port, until
 
 HOST = socket.gethostname()
 
@@ -98,16 +98,12 @@ def test_a_server_that_goes_away_is_noted_once(connect, capsys):
     with redis_server() as port:
         store = RedisStore(redis.Redis("127.0.0.1", port, protocol=2, retry=None), "lonely", expire_s=1)
         store.announce("1")
-    deadline = time.monotonic() + 20
-    noted = ""
-    while "cannot be refreshed" not in noted:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-        noted += capsys.readouterr().err
+    noted: list[str] = []
+    until(lambda: noted.append(capsys.readouterr().err) or "cannot be refreshed" in "".join(noted))
     time.sleep(1)
     store.close()
-    noted += capsys.readouterr().err
-    assert noted.count("cannot be refreshed") == noted.count("cannot be removed") == 1
+    told = "".join([*noted, capsys.readouterr().err])
+    assert told.count("cannot be refreshed") == told.count("cannot be removed") == 1
 
 
 def test_a_server_that_is_not_there_is_an_error_in_time():

@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -10,22 +11,17 @@ import pytest
 
 from partial_fc.data import BadRecord, ImageFolder, RecordSource, Synthetic, open_source
 from partial_fc.data.decode import decode, fit
-from partial_fc.data.recordio import Header, RecordWriter, _image_keys, pack, read_property
+from partial_fc.data.recordio import Header, _image_keys, pack, read_property
 from partial_fc.embedding.sources import open_images
+from tests.unit import doctor_sets
 from tests.unit.doctor_sets import records as insightface_records
 from tests.unit.mxnet_recordio import mxnet_pack
+
+write = partial(doctor_sets.write, said=None)
 
 
 def jpeg(value: int, size: int = 8) -> bytes:
     return cv2.imencode(".jpg", np.full((size, size, 3), value, np.uint8))[1].tobytes()
-
-
-def write(folder: Path, records: dict[int, bytes]) -> Path:
-    folder.mkdir(exist_ok=True)
-    with RecordWriter(folder / "train.rec") as writer:
-        for key, record in records.items():
-            writer.write(key, record)
-    return folder
 
 
 @pytest.mark.mxnet

@@ -24,6 +24,7 @@ from partial_fc.verbs import train as train_command
 from partial_fc.verbs.launcher.options import LaunchOptions
 from recipes import face, imagenet, kinetics, mnist, mnist_kvstore
 from recipes.compat import insightface
+from tests.unit.models.test_arcface_torch_config import HEAD, write
 
 ROOT = Path(partial_fc.__file__).parent.parent
 # Command lines with which nothing is wrong.
@@ -186,8 +187,7 @@ def test_a_wrong_flag_of_a_verb(capsys):
 
 
 def test_a_configuration_in_place_of_the_recipe(tmp_path, capsys):
-    path = tmp_path / "ms1mv3_r50.py"
-    path.write_text("from easydict import EasyDict as edict\nconfig = edict()\nconfig.rec = '/data'\n")
+    path = write(tmp_path, f"{HEAD}config.rec = '/data'\n", "ms1mv3_r50.py")
     for word in (str(path), str(path.with_suffix(""))):
         assert train_command.main([word], "train.py") == 2
         assert f"not a recipe: train.py face --config {word}" in capsys.readouterr().err
@@ -217,9 +217,7 @@ def test_what_the_near_names_of_face_lead_to_is_there():
 
 
 def test_a_network_of_a_configuration_that_is_not_there_ends_before_anything_is_made(tmp_path):
-    path = tmp_path / "vit.py"
-    path.write_text("from easydict import EasyDict as edict\nconfig = edict()\nconfig.network = 'rx50'\n")
-    words = ["--config", str(path), "--dataset", "100w"]
+    words = ["--config", str(write(tmp_path, f"{HEAD}config.network = 'rx50'\n")), "--dataset", "100w"]
     with pytest.raises(UsageError, match=r"network is rx50; .*has no code for it"):
         face.parse(words)
     assert face.parse([*words, "--network", "r18"])[0].model.network == "r18"
@@ -248,10 +246,7 @@ def test_images_are_taken_at_the_size_that_the_set_says(tmp_path, says, typed, s
 
 
 def test_the_number_of_images_is_about_synthetic_data_only_where_it_was_typed(tmp_path):
-    config = tmp_path / "config.py"
-    config.write_text(
-        "from easydict import EasyDict as edict\nconfig = edict()\nconfig.rec = '/data'\nconfig.num_image = 9\n"
-    )
+    config = write(tmp_path, f"{HEAD}config.rec = '/data'\nconfig.num_image = 9\n")
     assert face.parse(["--config", str(config)])[1] == []
     assert face.parse(["--dataset", "emore", "--rec", "/data"])[1] == []
     (note,) = face.parse(["--rec", "/data", "--num_images", "9"])[1]

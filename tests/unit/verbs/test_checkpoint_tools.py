@@ -14,7 +14,7 @@ from partial_fc.head import PartialFC, Storage
 from partial_fc.verbs.checkpoint.inspect import InspectOptions, inspect
 from partial_fc.verbs.checkpoint.reshard import MergeOptions, ReshardOptions, merge, reshard
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
-from tests.unit.stored_checkpoints import D, OneOf, heads_of, save, whole
+from tests.unit.stored_checkpoints import D, OneOf, damage, heads_of, save, whole
 
 
 def loaded(folder: Path, size: int, **options) -> list[PartialFC]:
@@ -116,12 +116,6 @@ def test_a_damaged_file_is_not_given_a_new_checksum(tmp_path):
     with pytest.raises(ValueError, match="is there already"):
         merge(MergeOptions((tmp_path / "a",), tmp_path / "b"))
     assert (tmp_path / "b/mine").read_text() == "x"
-
-
-def damage(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 1
-    path.write_bytes(content)
 
 
 # ---- verify
