@@ -172,29 +172,15 @@ def test_no_thread_searches_for_ever_when_all_records_are_bad() -> None:
     assert not loader_threads()
 
 
-def narrow() -> bytes:
-    return cv2.imencode(".png", np.zeros((4, 400), np.uint8))[1].tobytes()
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"rubbish", "no image that OpenCV can read: 7 bytes"),
-        (narrow(), "image of 400 x 4 pixels; one side is more than 64 times"),
-    ],
-    ids=["rubbish", "narrow"],
-)
-def test_an_image_in_a_record_file_that_cannot_be_used(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes, words: str
-) -> None:
+def test_an_image_in_a_record_file_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with RecordWriter(tmp_path / "train.rec") as writer:
         for key in range(6):
-            writer.write(key, pack(key, content if key == 4 else jpeg(key * 40, 9 + key)))
+            writer.write(key, pack(key, b"rubbish" if key == 4 else jpeg(key * 40, 9 + key)))
     loader = loader_of(RecordSource(tmp_path), size=9, batch_size=6)
     with caplog.at_level(logging.WARNING):
         (batch,) = take(loader, 1)
     assert loader.num_bad_records == 1
-    assert f"train.rec, key 4: {words}" in caplog.text
+    assert "train.rec, key 4: no image that OpenCV can read: 7 bytes" in caplog.text
     assert (batch.input_B[:, 0, 4, 4] == batch.label_B * 40).all()
 
 

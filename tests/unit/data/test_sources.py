@@ -179,15 +179,6 @@ def test_synthetic_has_every_class_and_no_memory() -> None:
     assert len(Synthetic(100_000_000)) == 100_000_000
 
 
-def test_decode_gives_rgb_and_expands_grey() -> None:
-    colour = np.zeros((4, 6, 3), np.uint8)
-    colour[..., 0] = 200  # OpenCV writes BGR: blue
-    assert decode(cv2.imencode(".png", colour)[1].tobytes())[0, 0].tolist() == [0, 0, 200]
-    grey = decode(cv2.imencode(".png", np.full((4, 6), 77, np.uint8))[1].tobytes())
-    assert grey.shape == (4, 6, 3)
-    assert (grey == 77).all()
-
-
 @pytest.mark.parametrize(("height", "width"), [(7, 7), (8, 7), (14, 7), (7, 23), (3, 5), (100, 61), (1, 1)])
 def test_fit_gives_the_middle_square(height: int, width: int) -> None:
     image = np.zeros((height, width, 3), np.uint8)

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
         ("r18", 256, 100, "183da8bd9917"),
         ("mbf", 512, 112, "d328258b96e4"),
         ("mbf", 128, 40, "d130730e372a"),
+        ("vit_s_dp005_mask_0", 512, 112, "69411c7bb972"),
     ],
 )
 def test_names_and_shapes_are_those_of_arcface_torch(name, embedding_size, image_size, expected):

@@ -4,9 +4,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-from partial_fc.checkpoint.peer.commits import ProcessState
 from partial_fc.comm import SingleWorld
 from partial_fc.data.order import Keyed, PerEpoch
 from partial_fc.flags import OptimFlags, ScheduleFlags
@@ -14,6 +12,7 @@ from partial_fc.optim.schedule import Schedule, continued, linear_scaling
 from partial_fc.train.begin import course
 from partial_fc.train.job import RunState
 from partial_fc.train.run import Run
+from tests.unit.train.test_face_start import run_of
 
 
 @pytest.mark.parametrize(
@@ -122,8 +121,7 @@ def schedule_of(start: RunState, order, batch_size: int = 10, **flags):
     """Of two epochs of 500 images."""
     given = ScheduleFlags(**{"epochs": 2.0, "lr_scheduler": "constant", "lr_scaling": "none", **flags})
     config = SimpleNamespace(optim=OptimFlags(batch_size=batch_size), schedule=given)
-    log, device = logging.getLogger("test"), torch.device("cpu")
-    return course.schedule(Run("face", config, SingleWorld(), device, log, ProcessState(), versions={}), start, order)
+    return course.schedule(run_of(SingleWorld(), config), start, order)
 
 
 def test_a_run_of_epochs_goes_on_by_the_data_that_is_left(caplog):
