@@ -11,9 +11,7 @@ from torch.nn.functional import normalize
 from benchmarks import fidelity
 from benchmarks.study import measure, sets
 from benchmarks.study.statistics import Hypothesis, Results, holm, interval, sign_flip, verdicts
-from partial_fc.comm import SingleWorld
 from partial_fc.data.recordio import RecordReader, RecordWriter, pack
-from partial_fc.evaluate.all_pairs import all_pairs
 
 
 def test_sign_flip_is_exact():
@@ -64,16 +62,6 @@ def test_replicates_equal_a_computation_with_copies_of_the_images():
         for far in ("1e-2", "1e-3"):
             bound = impostor[int(float(far) * len(impostor))]
             assert found[far][b] == pytest.approx((genuine <= bound).mean(), abs=1e-7)
-
-
-def test_the_error_of_all_characters_is_that_of_all_pairs(monkeypatch):
-    rng = np.random.default_rng(3)
-    label_N = np.repeat(np.arange(50), 4)
-    row_ND = normalize(torch.from_numpy(rng.standard_normal((200, 8), np.float32) + 2 * np.eye(50, 8)[label_N])).numpy()
-    monkeypatch.setattr(measure, "_draw", lambda number, count: np.arange(count))
-    found = measure.replicates(row_ND, label_N, -2.0, rates=("1e-2",), number=1)
-    whole = all_pairs(row_ND, label_N, SingleWorld(), torch.device("cpu"), name="pairs", rates=("1e-2",))
-    assert found["1e-2"] == pytest.approx([1 - whole.at_far["1e-2"].tar], abs=1e-7)
 
 
 def test_half_of_the_classes_are_split_and_two_labels_of_five_flipped():

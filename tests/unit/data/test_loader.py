@@ -18,6 +18,7 @@ from partial_fc.data.order import PerEpoch, sample_order
 from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.data.sample import Sample
 from partial_fc.data.transform import Augment, SquareImage, mirror
+from tests.unit.data.test_sources import jpeg
 
 
 class Numbers(Synthetic):
@@ -31,10 +32,6 @@ class Numbers(Synthetic):
         if index in self.bad:
             raise self.error(f"sample {index} is damaged")
         return Sample(np.full((4, 4, 3), index % 256, np.uint8), index, index)
-
-
-def jpeg(value: int, size: int) -> bytes:
-    return cv2.imencode(".jpg", np.full((size, size, 3), value, np.uint8))[1].tobytes()
 
 
 def loader_of(source: Numbers | RecordSource, size: int = 4, augment: Augment | None = None, **more: Any) -> Loader:
