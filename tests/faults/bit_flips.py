@@ -20,7 +20,7 @@ import torch
 from partial_fc.checkpoint.peer.commits import Commit, PeerCopies, ProcessState
 from partial_fc.checkpoint.peer.restore import recover
 from tests.faults.disk.sweep import listening
-from tests.unit.checkpoint.test_peer_commits import EVERY, commit, head_of, one_step, same, snapshot_of
+from tests.unit.checkpoint.test_peer_commits import EVERY, C, D, commit, head_of, one_step, same, snapshot_of
 from tests.unit.thread_world import ThreadWorld, in_world
 
 SIZE = 3  # ranks of the world whose commits they are; the peer of each is the next
@@ -33,7 +33,7 @@ def two_commits() -> list[ProcessState]:
     def train(world: ThreadWorld) -> ProcessState:
         head, memory = head_of(world), ProcessState()
         for _ in range(3):
-            one_step(head, world)
+            one_step(head, world, C, D)
         commit(memory, head, world)
         commit(memory, head, world)
         assert len(memory.commits) == 2
@@ -163,13 +163,13 @@ def sent(flips: int, draw: random.Random) -> None:
 
         def train(world: ThreadWorld, rank=rank, after=after, bit=bit) -> tuple[list[int], int]:
             head, memory = head_of(world), ProcessState()
-            one_step(head, world)
+            one_step(head, world, C, D)
             cable = Cable(world, "peer/share", rank, after, bit)
             before = PeerCopies(memory, world, EVERY)
             before.begin(snapshot_of(head, world))
             before.finish()
             copies = PeerCopies(memory, cable, EVERY)
-            one_step(head, world)
+            one_step(head, world, C, D)
             copies.begin(snapshot_of(head, world))
             copies.finish()
             return [each.step for each in memory.commits], cable.turned

@@ -10,51 +10,42 @@ import cv2
 import lmdb
 import numpy as np
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-# text_format of FileDescriptorProto; types: 2 float, 3 int64, 5 int32, 8 bool, 9 string, 11 message, 12 bytes, 14 enum.
-CAFFE = """
-name: "caffe.proto" package: "caffe" syntax: "proto2"
-message_type { name: "Datum"
-  field { name: "channels" number: 1 label: LABEL_OPTIONAL type: TYPE_INT32 }
-  field { name: "height" number: 2 label: LABEL_OPTIONAL type: TYPE_INT32 }
-  field { name: "width" number: 3 label: LABEL_OPTIONAL type: TYPE_INT32 }
-  field { name: "data" number: 4 label: LABEL_OPTIONAL type: TYPE_BYTES }
-  field { name: "label" number: 5 label: LABEL_OPTIONAL type: TYPE_INT32 }
-  field { name: "float_data" number: 6 label: LABEL_REPEATED type: TYPE_FLOAT }
-  field { name: "encoded" number: 7 label: LABEL_OPTIONAL type: TYPE_BOOL default_value: "false" } }
-"""
-CAFFE2 = """
-name: "NAME.proto" package: "NAME" syntax: "proto2"
-message_type { name: "TensorProto"
-  enum_type { name: "DataType"
-    value { name: "UNDEFINED" number: 0 } value { name: "FLOAT" number: 1 } value { name: "INT32" number: 2 }
-    value { name: "BYTE" number: 3 } value { name: "STRING" number: 4 } value { name: "DOUBLE" number: 13 }
-    value { name: "INT64" number: 10 } }
-  field { name: "dims" number: 1 label: LABEL_REPEATED type: TYPE_INT64 }
-  field { name: "data_type" number: 2 label: LABEL_OPTIONAL type: TYPE_ENUM type_name: ".NAME.TensorProto.DataType"
-          default_value: "FLOAT" }
-  field { name: "float_data" number: 3 label: LABEL_REPEATED type: TYPE_FLOAT options { packed: PACKED } }
-  field { name: "int32_data" number: 4 label: LABEL_REPEATED type: TYPE_INT32 options { packed: PACKED } }
-  field { name: "byte_data" number: 5 label: LABEL_OPTIONAL type: TYPE_BYTES }
-  field { name: "string_data" number: 6 label: LABEL_REPEATED type: TYPE_BYTES }
-  field { name: "name" number: 7 label: LABEL_OPTIONAL type: TYPE_STRING }
-  field { name: "int64_data" number: 10 label: LABEL_REPEATED type: TYPE_INT64 options { packed: PACKED } } }
-message_type { name: "TensorProtos"
-  field { name: "protos" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".NAME.TensorProto" } }
-"""
+from partial_fc.data.databases.records import build_messages
+
 FLOAT, INT32, BYTE, STRING, INT64, DOUBLE = 1, 2, 3, 4, 10, 13
+# Of Caffe's and Caffe2's .proto files.
+Datum = build_messages(
+    "test_caffe",
+    {
+        "Datum": [
+            (1, "channels", "int32"),
+            (2, "height", "int32"),
+            (3, "width", "int32"),
+            (4, "data", "bytes"),
+            (5, "label", "int32"),
+            (6, "float_data", "float*"),
+            (7, "encoded", "bool"),
+        ]
+    },
+)["Datum"]
 
 
-def _message(text: str, name: str) -> Any:
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(text_format.Parse(text, descriptor_pb2.FileDescriptorProto()))
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+def _tensor_protos(package: str, several: str) -> Any:
+    fields = [
+        (1, "dims", "int64*"),
+        (2, "data_type", "int32=1"),
+        (3, "float_data", f"float{several}"),
+        (4, "int32_data", f"int32{several}"),
+        (5, "byte_data", "bytes"),
+        (6, "string_data", "bytes*"),
+        (10, "int64_data", f"int64{several}"),
+    ]
+    messages = {"TensorProto": fields, "TensorProtos": [(1, "protos", "TensorProto*")]}
+    return build_messages(package, messages)["TensorProtos"]
 
 
-Datum = _message(CAFFE, "caffe.Datum")
-Packed = _message(CAFFE2.replace("NAME", "caffe2").replace("PACKED", "true"), "caffe2.TensorProtos")
-Unpacked = _message(CAFFE2.replace("NAME", "caffe2u").replace("PACKED", "false"), "caffe2u.TensorProtos")
+Packed, Unpacked = _tensor_protos("test_packed", " packed"), _tensor_protos("test_unpacked", "*")
 
 
 def picture(number: int, height: int = 5, width: int = 7) -> np.ndarray:

@@ -31,12 +31,13 @@ def records(counts: tuple[int, ...] = COUNTS) -> dict[int, bytes]:
     return out
 
 
-def write(folder: Path, records: dict[int, bytes], said: str = "4,24,24\n") -> Path:
+def write(folder: Path, records: dict[int, bytes], said: str | None = "4,24,24\n") -> Path:
     folder.mkdir(exist_ok=True)
     with RecordWriter(folder / "train.rec") as writer:
         for key, record in records.items():
             writer.write(key, record)
-    (folder / "property").write_text(said)
+    if said is not None:
+        (folder / "property").write_text(said)
     return folder
 
 

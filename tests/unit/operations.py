@@ -5,7 +5,7 @@ counted), and at every wait the host stands still until the device has come so f
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,18 +43,6 @@ class Operations(TorchDispatchMode):
             yield
         finally:
             self._paused = before
-
-    def leave_out(self, *functions: tuple[Any, str]) -> None:
-        """Methods of objects within which nothing is counted, from now on."""
-        for owner, name in functions:
-            setattr(owner, name, self._without(getattr(owner, name)))
-
-    def _without(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def uncounted(*args: Any, **kwargs: Any) -> Any:
-            with self.pause():
-                return function(*args, **kwargs)
-
-        return uncounted
 
     def __enter__(self) -> "Operations":
         self._python.__enter__()

@@ -23,6 +23,12 @@ class OneOf(SingleWorld):
         return super().start_all_gather(t, name=name)  # nobody else's rows
 
 
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
 def heads_of(size: int, num_classes: int = 11, made=None, num_steps: int = 7, **options) -> list[PartialFC]:
     """Those of all ranks. made: the classes that have rows (None: all), random by class, alike for any size."""
     heads = [PartialFC(num_classes, D, CosFace(), world=OneOf(rank, size), **options) for rank in range(size)]
@@ -70,3 +76,14 @@ def save(
 
 def whole(heads: list[PartialFC]) -> dict[str, torch.Tensor]:
     return {name: torch.cat([h.row_state()[name] for h in heads]) for name in heads[0].row_state()}
+
+
+def one_step(head, world, num_classes: int, width: int) -> float:
+    """Trains: the batch is a function of the step, whatever the number of ranks."""
+    made = torch.Generator().manual_seed(head.num_steps)
+    feat_GD, label_G = torch.randn(12, width, generator=made), torch.randint(0, num_classes, (12,), generator=made)
+    mine = slice(world.rank, None, world.size)
+    loss = head(feat_GD[mine].clone().requires_grad_(), label_G[mine])
+    loss.backward()
+    head.step(0.05)
+    return loss.item()

@@ -31,8 +31,11 @@ def test_nearest_classes_equal_the_dense_ones(world, impl, dtype, sub_centres, s
     )
     feat_BD, label_B = batch(world.rank)
     cosine_BK, class_BK = head.topk(feat_BD.to(dtype), 100)
-    loss, active_cosine_BK, active_class_BK = head.loss_and_topk(feat_BD.to(dtype), label_B, 5)
-    assert torch.equal(loss, head(feat_BD.to(dtype), label_B))
+    leaf_BD = feat_BD.to(dtype).requires_grad_()
+    loss, active_cosine_BK, active_class_BK = head.loss_and_topk(leaf_BD, label_B, 5)
+    alone = head(leaf_BD, label_B)
+    assert torch.equal(loss, alone)
+    assert torch.equal(*(torch.autograd.grad(each, leaf_BD)[0] for each in (loss, alone)))
 
     label_G = world.all_gather(label_B, name="t/labels")
     active_S = world.all_gather(head._selector.classes(head.active_rows(label_G)), name="t/active")

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import cv2
 import pytest
 from partial_fc.tools.bench.data import DataOptions, bench_data
 
@@ -22,26 +21,19 @@ def test_every_stage_of_a_folder_beside_opencv(tmp_path: Path, capsys: pytest.Ca
     assert printed["left_out"] == ["ImageRecordIter of MXNet is left out: it reads .rec files only"]
 
 
-@pytest.mark.parametrize("kind", ["files", "frames"])
-def test_clips_beside_plain_pyav(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+def test_clips_beside_plain_pyav(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for i in range(2):
-        if kind == "files":
-            videos.write(tmp_path / f"{i}.mp4", 70)
-            continue
-        (tmp_path / str(i)).mkdir()
-        for number in range(70):
-            cv2.imwrite(str(tmp_path / f"{i}/img_{number + 1:05d}.jpg"), videos.picture(number))
+        videos.write(tmp_path / f"{i}.mp4", 70)
     (tmp_path / "list.txt").write_text("0 70 0\n1 70 1\n")
     options = DataOptions(
-        train_list=tmp_path / "list.txt", data_dir=tmp_path, rawframes=kind == "frames", image_size=32, resize=32,
-        images=3, batch_size=1, threads=1, rounds=1, json=True,
+        train_list=tmp_path / "list.txt", data_dir=tmp_path, image_size=32, resize=32, images=3, batch_size=1,
+        threads=1, rounds=1, json=True,
     )  # fmt: skip
     bench_data(options)
     printed = json.loads(capsys.readouterr().out)
     sides = {row["side"]: row["ratio"] for row in printed["sides"]}
-    reference = "plain PyAV" if kind == "files" else "cv2.imread"
-    assert list(sides) == [reference, "read", "read, resize, crop, mirror", "Loader, 1 thread"]
-    assert sides[reference] == 1
+    assert list(sides) == ["plain PyAV", "read", "read, resize, crop, mirror", "Loader, 1 thread"]
+    assert sides["plain PyAV"] == 1
     assert (printed["clips"], printed["left_out"]) == (3, [])
 
 

@@ -1,7 +1,6 @@
 """`make bench-gpu`: the last layer beside others. Speed needs a GPU; that each side trains is seen without one."""
 
 import pytest
-import torch
 
 from benchmarks import gpu_versus
 from benchmarks.gpu_versus import VersusOptions, versus
@@ -26,9 +25,3 @@ def test_every_side_trains_or_says_why_not(capsys):
         last = [side.step().item() for side in sides]
     assert first[1:] == pytest.approx([first[1]] * 3, rel=1e-5), "one loss: written out, as a whole, in chunks"
     assert all(after < before for before, after in zip(first, last, strict=True))
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_gpu_it_says_so():
-    with pytest.raises(ValueError, match=r"finds no CUDA device; this benchmark needs one"):
-        versus(VersusOptions())

@@ -112,19 +112,6 @@ def test_time_follows_from_the_rates():
     assert fused["products"] == pytest.approx((8 * 1_000_003 - 2 * once) * 1024 * 512 / 0.5e15)
 
 
-def test_a_gpus_exponentials_are_kept_or_formed_again():
-    """Products are three where all are kept, which are written once and read twice; a chunk of the others is larger
-    than the cache, and is written and read in each pass."""
-    pytest.importorskip("triton")
-    small = workload(classes=200_000, gpus=1, device="cuda", impl="triton", dim=512)
-    assert plan.products_flop(small) == pytest.approx(6 * 1024 * 200_000 * 512)
-    none = replace(small, precision="fp32")
-    assert plan.products_flop(none) == pytest.approx(8 * 1024 * 200_000 * 512)
-    assert plan.exponentials_bytes(none) == 4 * 4 * 1024 * 200_000
-    assert plan.exponentials_bytes(small) == 3 * 2 * 1024 * 200_000
-    assert plan.kernel_bytes(small) > 2 * 1024 * 200_000 > plan.kernel_bytes(replace(small, classes=20_000))
-
-
 @pytest.mark.parametrize(
     ("text", "size"),
     [("80GiB", 80 << 30), ("24 GB", 24 * 10**9), ("1e9", 10**9), ("1.5MiB", 3 << 19), ("512", 512), ("2T", 2 * 10**12)],

@@ -9,13 +9,9 @@ from scipy import stats
 from torch.nn.functional import normalize
 
 from benchmarks import fidelity
-from benchmarks.many_labels import radical
 from benchmarks.study import measure, sets
-from benchmarks.study.cells import Cell, registered
 from benchmarks.study.statistics import Hypothesis, Results, holm, interval, sign_flip, verdicts
-from partial_fc.comm import SingleWorld
 from partial_fc.data.recordio import RecordReader, RecordWriter, pack
-from partial_fc.evaluate.all_pairs import all_pairs
 
 
 def test_sign_flip_is_exact():
@@ -68,16 +64,6 @@ def test_replicates_equal_a_computation_with_copies_of_the_images():
             assert found[far][b] == pytest.approx((genuine <= bound).mean(), abs=1e-7)
 
 
-def test_the_error_of_all_characters_is_that_of_all_pairs(monkeypatch):
-    rng = np.random.default_rng(3)
-    label_N = np.repeat(np.arange(50), 4)
-    row_ND = normalize(torch.from_numpy(rng.standard_normal((200, 8), np.float32) + 2 * np.eye(50, 8)[label_N])).numpy()
-    monkeypatch.setattr(measure, "_draw", lambda number, count: np.arange(count))
-    found = measure.replicates(row_ND, label_N, -2.0, rates=("1e-2",), number=1)
-    whole = all_pairs(row_ND, label_N, SingleWorld(), torch.device("cpu"), name="pairs", rates=("1e-2",))
-    assert found["1e-2"] == pytest.approx([1 - whole.at_far["1e-2"].tar], abs=1e-7)
-
-
 def test_half_of_the_classes_are_split_and_two_labels_of_five_flipped():
     label = np.repeat(np.arange(1000), 20)
     found = sets.split(label, 1000)
@@ -104,17 +90,6 @@ def test_a_set_under_other_labels_has_the_same_images(tmp_path):
         (new, bytes([key]) * key) for key, new in zip((1, 2, 4, 5, 6), (0, 3, 1, 1, 2), strict=True)
     ]
     assert np.load(tmp_path / "b/original.npy").tolist() == [0, 1, 2, 0]
-
-
-def test_radicals_begin_their_sections():
-    assert [radical(ord(character)) for character in "一人們水海龜龠"] == [0, 8, 8, 84, 84, 212, 213]
-    assert radical(0x3400) == -1
-
-
-def test_runs_are_registered_once_and_stage_by_stage():
-    runs = registered(fidelity.STAGES)
-    assert len(runs) == len(set(runs)) == 139
-    assert runs[:12] == [(Cell("clean", arm), seed) for seed in range(6) for arm in ("1", "0.1")]
 
 
 def test_hypotheses_are_computed_from_results_alone(tmp_path):

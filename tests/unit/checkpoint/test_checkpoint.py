@@ -8,14 +8,12 @@ import pytest
 import torch
 from partial_fc.tools.bench.machine import PeakMemory
 from safetensors.torch import load_file
-from torch import nn
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.folders import newest
 from partial_fc.checkpoint.read import Damaged
 from partial_fc.head import AdaFace, CosFace, CurricularFace, HardNegatives, PartialFC, Storage
 from partial_fc.head.rows import RowAdagrad
-from partial_fc.optim import backbone as backbone_optimizer
 from tests.unit.stored_checkpoints import D, OneOf, whole
 
 
@@ -235,37 +233,3 @@ def test_facts_come_back_and_nan_is_null(tmp_path):
     assert (found.step, found.manifest["position"]) == (4, 123)
     assert found.manifest["best"] == {"lfw": 0.5, "none": None}
     assert torch.equal(found.backbone()["w"], torch.ones(2))
-
-
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_optimizer_state_comes_back_by_name(kind):
-    def three_steps(model, optimizer, num_steps):
-        for _ in range(num_steps):
-            backbone_optimizer.set_lr(optimizer, 0.1)
-            optimizer.zero_grad()
-            model(torch.ones(4, 3)).square().sum().backward()
-            optimizer.step()
-
-    torch.manual_seed(0)
-    first = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
-    optimizer = backbone_optimizer.build(kind, first, 0.9, 0.01)
-    three_steps(first, optimizer, 3)
-    second = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
-    second.load_state_dict(first.state_dict())
-    again = backbone_optimizer.build(kind, second, 0.9, 0.01)
-    state = {name: t.clone() for name, t in backbone_optimizer.named_state(optimizer, first).items()}
-    backbone_optimizer.load_named_state(again, second, state)
-    three_steps(first, optimizer, 2)
-    three_steps(second, again, 2)
-    for a, b in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(a, b)
-    with pytest.raises(ValueError, match="belongs to no parameter"):
-        backbone_optimizer.load_named_state(again, second, {"9.weight/momentum_buffer": torch.ones(1)})
-
-
-def test_model_file_says_what_it_expects(tmp_path):
-    from safetensors import safe_open
-
-    checkpoint.save_tensors({"w": torch.ones(2)}, tmp_path / "model.safetensors", {"image_size": "40"})
-    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
-        assert file.metadata() == {"image_size": "40"}

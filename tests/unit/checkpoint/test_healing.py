@@ -22,6 +22,7 @@ from partial_fc.head import CosFace, PartialFC
 from partial_fc.train.resume import resume
 from partial_fc.verbs.checkpoint.inspect import InspectOptions, inspect
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
+from tests.unit.stored_checkpoints import damage
 from tests.unit.thread_world import in_world
 from tests.unit.train.test_face_start import config_of, parts_of, run_of, write
 
@@ -62,15 +63,9 @@ def file(root: Path, step: int, name: str) -> Path:
     return path
 
 
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-
-
 def test_damage_is_gone_past_and_said(root, owner, caplog):
     """What one rank of two reads alone, too; a second one of a name does not take the first one's."""
-    flip(file(root, 30, "head-*"))
+    damage(file(root, 30, "head-*"))
     file(root, 20, "manifest.json").write_text("{")
     (root / "step-00000020.damaged").mkdir()
     assert go_on(root, owner) == [10, 10]
@@ -176,7 +171,7 @@ def rewrite(folder: Path, **facts: object) -> None:
 
 def test_an_error_of_the_disk_is_no_damage(root, owner, monkeypatch):
     """Of one rank of two: both end, and nothing is renamed, whatever else is damaged."""
-    flip(file(root, 30, "head-*"))
+    damage(file(root, 30, "head-*"))
     unreadable(monkeypatch, *(root / "step-00000030").iterdir())
 
     def sha256(path: Path) -> str:
@@ -196,7 +191,7 @@ def test_an_error_of_the_disk_is_no_damage(root, owner, monkeypatch):
 
 
 def test_what_cannot_be_renamed_is_passed_over(root, owner, monkeypatch, caplog):
-    flip(file(root, 30, "backbone.*"))
+    damage(file(root, 30, "backbone.*"))
 
     def rename(self: Path, target: Path) -> Path:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
@@ -213,7 +208,7 @@ def test_what_cannot_be_renamed_is_passed_over(root, owner, monkeypatch, caplog)
 
 
 def test_nothing_is_renamed_where_the_folder_is_not_this_run_s(root, owner):
-    flip(file(root, 30, "backbone.*"))
+    damage(file(root, 30, "backbone.*"))
     owner.stop()
     (root / "owner-1.json").write_bytes(_text(replace(owner.record, run="second"), 0))
     with pytest.raises(LostLock):
@@ -230,7 +225,7 @@ def test_a_commit_in_memory_counts_more_than_a_damaged_checkpoint(root, owner, m
     monkeypatch.setattr(elastic, "active", lambda: True)
     config = config_of(root.parent)
     if damaged:
-        flip(file(root, 30, "backbone.*"))
+        damage(file(root, 30, "backbone.*"))
 
     def act(world) -> tuple[int, float]:
         run = run_of(world, config)
@@ -268,7 +263,7 @@ def test_a_run_goes_back_where_it_is_told_to(root, owner, where):
     """To its own older checkpoint: the newer ones are set aside. To that of another run it starts from: refused."""
     write(root.parent / "elsewhere", 10)
     folder = (root if where == "here" else root.parent / "elsewhere") / "step-00000010"
-    flip(file(root, 30, "backbone.*"))  # which need not be whole
+    damage(file(root, 30, "backbone.*"))  # which need not be whole
     config = config_of(root.parent, resume=folder)
 
     def act(world) -> float:
@@ -288,7 +283,7 @@ def test_a_run_goes_back_where_it_is_told_to(root, owner, where):
 
 
 def test_a_damaged_one_that_is_named_is_an_error_on_all(root, owner):
-    flip(file(root, 20, "head-*"))
+    damage(file(root, 20, "head-*"))
     config = config_of(root.parent, resume=root / "step-00000020")
 
     def act(world) -> str:

@@ -7,15 +7,15 @@ from partial_fc import checkpoint
 from partial_fc.checkpoint import folders
 from partial_fc.checkpoint.peer import commits, transfer
 from partial_fc.checkpoint.peer import restore as recovery
-from partial_fc.checkpoint.peer.commits import Commit, PeerCopies, ProcessState, peers
+from partial_fc.checkpoint.peer.commits import PeerCopies, ProcessState, peers
 from partial_fc.checkpoint.peer.restore import choose, recover
 from partial_fc.checkpoint.rows import Part, cut
 from partial_fc.head import CosFace, HardNegatives, PartialFC
 from partial_fc.head.rows import RowAdamW
-from partial_fc.train.guards.commits import Commits
+from tests.unit.stored_checkpoints import one_step
 from tests.unit.thread_world import in_world
 
-C, D, G = 53, 6, 12
+C, D = 53, 6
 EVERY = 4
 
 
@@ -32,18 +32,6 @@ def head_of(world) -> PartialFC:
     )
 
 
-def one_step(head, world) -> float:
-    """The batch is a function of the step, whatever the number of ranks."""
-    made = torch.Generator().manual_seed(head.num_steps)
-    feat_GD, label_G = torch.randn(G, D, generator=made), torch.randint(0, C, (G,), generator=made)
-    mine = slice(world.rank, None, world.size)
-    feat_BD = feat_GD[mine].clone().requires_grad_()
-    loss = head(feat_BD, label_G[mine])
-    loss.backward()
-    head.step(0.05)
-    return loss.item()
-
-
 def snapshot_of(head, world) -> checkpoint.Snapshot:
     step = head.num_steps
     return checkpoint.capture(
@@ -55,7 +43,7 @@ def snapshot_of(head, world) -> checkpoint.Snapshot:
             "exchange/residual/w": torch.tensor([0.3, 7.0]) + world.rank,
         },
         head,
-        {"position": step * G, "best": {"lfw": 0.1 + 0.2}},
+        {"position": step * 12, "best": {"lfw": 0.1 + 0.2}},
         world=world,
         checksums=True,
     )
@@ -70,7 +58,7 @@ def commit(memory, head, world) -> checkpoint.Snapshot:
     for _ in range(EVERY + 1):
         assert not copies.due(EVERY) or not copies.under_way
         copies.start_step()
-        one_step(head, world)
+        one_step(head, world, C, D)
         copies.end_step()
     assert not copies.under_way
     return snapshot
@@ -120,7 +108,7 @@ def test_what_the_others_have_is_what_a_checkpoint_of_that_step_has(tmp_path, mo
     def before(world):
         head, memory = head_of(world), ProcessState()
         for _ in range(3):
-            one_step(head, world)
+            one_step(head, world, C, D)
         snapshot = commit(memory, head, world)
         snapshot.write(folder, leads=world.rank == 0)
         return memory
@@ -147,44 +135,11 @@ def test_what_the_others_have_is_what_a_checkpoint_of_that_step_has(tmp_path, mo
             assert torch.equal(*(created(head) for head in heads))
             assert same(heads[0].hard_negatives.state(), heads[1].hard_negatives.state())
             assert heads[0].facts() == heads[1].facts()
-            assert one_step(heads[0], world) == one_step(heads[1], world)
+            assert one_step(heads[0], world, C, D) == one_step(heads[1], world, C, D)
         assert 0 < int(created(heads[0]).sum()) < C
         return len(left[world.rank].commits)
 
     assert max(in_world(size, after)) == 1
-
-
-def test_hosts_go_and_come_and_go(tmp_path):
-    """3 -> 2 -> 3 -> 2: each world begins where the last commit of the one before stood."""
-
-    def act(memories):
-        def train(world):
-            memory, head = memories[world.rank], head_of(world)
-            recovered = recover(memory, world, tmp_path)
-            if recovered is None:
-                one_step(head, world)
-            else:
-                recovered.load_head(head)
-            begun = head.num_steps, {name: t.clone() for name, t in head.row_state().items()}
-            for _ in range(2):
-                committed = commit(memory, head, world)
-            return *begun, committed
-
-        return in_world(len(memories), train)
-
-    memories = [ProcessState() for _ in range(3)]
-    found = act(memories)
-    for generation, (kept, new) in enumerate((((0, 1), 0), ((1,), 2), ((0, 2), 0)), start=2):
-        committed = [snapshot for _, _, snapshot in found]
-        memories = [memories[rank] for rank in kept] + [ProcessState() for _ in range(new)]
-        found = act(memories)
-        assert {step for step, _, _ in found} == {committed[0].step}
-        assert {memory.generation for memory in memories} == {generation}
-        whole = {name: torch.cat([rows[name] for _, rows, _ in found]) for name in found[0][1]}
-        for part in (part for snapshot in committed for part in snapshot.tables[""].parts):
-            at_M = part.class_N
-            for name in whole:
-                assert torch.equal(whole[name][at_M], part.rows[name])
 
 
 def test_the_newest_commit_that_is_whole_somewhere_counts():
@@ -203,23 +158,6 @@ def test_the_newest_commit_that_is_whole_somewhere_counts():
     assert (found.generation, found.holder_W, found.root) == (1, [1, 2], 1)
 
 
-def test_a_newer_checkpoint_on_disk_counts_more_than_memory(tmp_path):
-    for step in (2, 4):
-        folder = tmp_path / folders.folder_name(step)
-        folder.mkdir()
-        folders.mark(folder, step, [0])
-
-    def act(world):
-        head, memory = head_of(world), ProcessState()
-        for _ in range(3):
-            one_step(head, world)
-        commit(memory, head, world)
-        old = tmp_path / "old"
-        return recover(memory, world, tmp_path) is None, recover(memory, world, old) is not None
-
-    assert in_world(2, act) == [(True, True)] * 2
-
-
 @pytest.mark.parametrize("made", [None, [10, 11, 15, 19], []])
 @pytest.mark.parametrize("block", [1, 3, 100])
 def test_parts_name_every_class_once(monkeypatch, made, block):
@@ -234,33 +172,6 @@ def test_parts_name_every_class_once(monkeypatch, made, block):
     assert all(len(part.tensors["centres"]) <= 3 for part in parts)
     got = torch.cat([part.tensors["centres"] for part in parts])[:, 0].tolist()
     assert got == [float(2 * i) for i, c in enumerate(range(10, 20) if made is None else made) if 11 <= c < 18]
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_without_memory_a_run_goes_on_with_the_commit_that_it_has(monkeypatch, caplog, size):
-    """... on all ranks alike. A single rank takes no commits that it could be short of memory for."""
-    monkeypatch.setattr(commits, "available_memory_bytes", lambda: 3)
-
-    def act(world):
-        head, memory = head_of(world), ProcessState(generation=2)
-        one_step(head, world)
-        memory.commits = [Commit(0, 1, snapshot_of(head, world), {})]
-
-        def take(can_copy):
-            if not can_copy(1):
-                raise MemoryError("no room")
-            return snapshot_of(head, world)
-
-        later = Commits(memory, world, EVERY)
-        later.begin(1, take)
-        for step in range(EVERY):
-            later.start_step()
-            later.end_step(step)
-        return [each.step for each in memory.commits], later.are_kept
-
-    assert in_world(size, act) == [([0], size == 1)] * size
-    assert ("a commit is given up on all ranks" in caplog.text) == (size > 1)
-    assert ("the commit of step 0 remains" in caplog.text) == (size > 1)
 
 
 def test_a_snapshot_counts_with_the_shares_that_the_rank_keeps_for_others(monkeypatch):

@@ -14,7 +14,6 @@ from partial_fc.files import MANIFEST_BYTES, read_manifest
 from partial_fc.foreign import mxnet_ndarray
 from partial_fc.head import CosFace, PartialFC, Storage
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
-from partial_fc.head.rows.optimizers import from_repr
 from partial_fc.verbs.checkpoint import classes, remap_classes
 from partial_fc.verbs.checkpoint.export_centres import ExportOptions, export_centres
 from partial_fc.verbs.model import classify
@@ -130,13 +129,6 @@ def test_a_schedule_that_cannot_be_is_refused_by_name(tmp_path, facts, message):
     with pytest.raises(ValueError, match=message) as error:
         list(rows_now(stored).parts())
     assert "step-00000009" in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "optimizer", [SGD, RowSGD(0.0, 1e-12), RowSGD(nesterov=True), RowAdamW(eps=0), RowAdam(0.1), RowAdagrad()], ids=str
-)
-def test_an_optimizer_is_read_from_its_repr(optimizer):
-    assert from_repr(repr(optimizer)) == optimizer
 
 
 def test_a_run_of_any_length_can_go_on_from_its_checkpoint(tmp_path):

@@ -19,24 +19,14 @@ from partial_fc.verbs.checkpoint.inspect import InspectOptions, inspect
 from partial_fc.verbs.checkpoint.reshard import MergeOptions, ReshardOptions, merge, reshard
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
 from tests.recipes.two_heads import SIZE, TwoHeads
+from tests.unit.stored_checkpoints import one_step
 from tests.unit.thread_world import in_world
 
-C, G, STEP = 23, 12, 3
+C, STEP = 23, 3
 
 
 def head_of(world) -> TwoHeads:
     return TwoHeads(C, world, hard_negatives=HardNegatives(C, k=2, every=1))
-
-
-def one_step(head, world) -> float:
-    """The batch is a function of the step, whatever the number of ranks."""
-    made = torch.Generator().manual_seed(head.num_steps)
-    feat_GD, label_G = torch.randn(G, SIZE, generator=made), torch.randint(0, C, (G,), generator=made)
-    mine = slice(world.rank, None, world.size)
-    loss = head(feat_GD[mine].clone().requires_grad_(), label_G[mine])
-    loss.backward()
-    head.step(0.05)
-    return loss.item()
 
 
 def taken(head, world) -> checkpoint.Snapshot:
@@ -48,7 +38,7 @@ def trained(world) -> TwoHeads:
     head = head_of(world)
     check_head(head)
     for _ in range(STEP):
-        one_step(head, world)
+        one_step(head, world, C, SIZE)
     return head
 
 
@@ -96,11 +86,11 @@ def test_all_tables_come_back_on_any_number_of_ranks(stored, size):
         notes = checkpoint.Checkpoint(stored).load_head(head)
         assert ["start empty" in note for note in notes] == [True] * (size != 2)
         assert head.num_steps == head.fine.num_steps == head.pairs.num_steps == STEP
-        return whole(head, world), one_step(head, world)
+        return whole(head, world), one_step(head, world, C, SIZE)
 
     found, loss = in_world(size, act)[0]
     check_equal(found, size)
-    expected, _ = in_world(2, lambda world: one_step(trained(world), world))
+    expected, _ = in_world(2, lambda world: one_step(trained(world), world, C, SIZE))
     assert loss == expected if size == 2 else loss > 0
 
 
@@ -192,7 +182,7 @@ def test_commits_have_every_table(tmp_path, size, lost):
         copies.begin(taken(head, world))
         while copies.under_way:
             copies.start_step()
-            one_step(head, world)
+            one_step(head, world, C, SIZE)
             copies.end_step()
 
     in_world(2, commit)

@@ -9,10 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from partial_fc import comm, interrupts
-from partial_fc.comm.launch import start
-from partial_fc.flags import LaunchFlags
-
 ROOT = Path(__file__).parents[3]
 # As torch's C code imports numpy.
 LOSES_INTERRUPTS = """
@@ -86,19 +82,6 @@ def test_ctrl_c_ends_an_import_that_would_lose_it(train):
 def test_ctrl_c_is_an_exception_once_all_is_imported(train):
     status, printed = train("def main(flags):\n    import signal\n    signal.raise_signal(signal.SIGINT)")
     assert (status, "recipe.py: interrupted" in printed) == (130, True), printed
-
-
-def test_python_has_its_handler_back_once_the_ranks_have_joined(monkeypatch):
-    monkeypatch.setattr(comm, "init", lambda *_, **__: comm.SingleWorld())
-    monkeypatch.setattr(start, "_print_notes", lambda *_: None)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        interrupts.listen()
-        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-        start.join(LaunchFlags(), "cpu")
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_ctrl_c_in_the_start_of_python_in_a_rank(train):

@@ -11,7 +11,7 @@ import tyro
 
 from partial_fc.comm import Launch, detect, device
 from partial_fc.comm.launch import addresses, meet_nodes, start
-from partial_fc.comm.launch.detect import MPI_YIELD, PARENT, devices_differ, mpi_settings
+from partial_fc.comm.launch.detect import MPI_YIELD, PARENT, mpi_settings
 from partial_fc.flags import LaunchFlags, RendezvousFlags
 
 TORCHRUN = {
@@ -129,13 +129,6 @@ def test_a_network_interface_is_set_for_every_backend():
     }
 
 
-def test_a_network_interface_that_is_not_there_is_an_error_that_lists_the_others():
-    with pytest.raises(
-        ValueError, match=r"--network-interface eth77: does not exist on .*; there are .*lo \(127\.0\.0\.1\)"
-    ):
-        addresses.choose("eth77", {})
-
-
 @pytest.mark.parametrize("name", addresses.VARIABLES)
 def test_a_network_interface_must_not_contradict_the_environment(name):
     environ = {name: "eth77"}
@@ -164,27 +157,13 @@ def test_interfaces_are_those_that_psutil_finds():
     assert addresses.interface_of("127.0.0.1") == addresses.loopback()
 
 
-def test_a_network_interface_without_an_ipv4_address_is_refused(monkeypatch):
+@pytest.mark.parametrize(("name", "words"), [("ib0", "has no IPv4 address"), ("eth77", "does not exist")])
+def test_a_network_interface_that_cannot_be_used_is_an_error_that_lists_the_others(monkeypatch, name, words):
     some = {"ib0": ["fe80::1%ib0"], "lo": ["::1", "127.0.0.1"]}
     monkeypatch.setattr(addresses, "interfaces", lambda: some)
-    with pytest.raises(ValueError, match=r"ib0: has no IPv4 address on .*; there are lo \(127\.0\.0\.1\)$"):
-        addresses.choose("ib0", {})
+    with pytest.raises(ValueError, match=rf"{name}: {words} on .*; there are lo \(127\.0\.0\.1\)$"):
+        addresses.choose(name, {})
     addresses.choose("lo", {})
-
-
-@pytest.mark.parametrize(
-    ("devices", "says"),
-    [
-        (["cuda", "cpu", "cuda", "cpu"], "ranks 1, 3 of 4 would compute on the CPU"),
-        (["cpu", "cuda"], "rank 0 of 2 would"),
-        (["cpu", "cpu"], ""),
-        (["cuda", "cuda"], ""),
-    ],
-)
-def test_ranks_on_different_kinds_of_devices(devices, says):
-    problem = devices_differ(devices)
-    assert problem.startswith(says)
-    assert bool(problem) == bool(says)
 
 
 class Cores:
@@ -262,13 +241,6 @@ def test_ranks_that_wait_in_mpi_leave_their_cores_where_all_are_in_use(num_cores
 
 def parse(words: str = "") -> RendezvousFlags:
     return tyro.cli(RendezvousFlags, args=shlex.split(words))
-
-
-def test_defaults_are_caffe2s():
-    found = parse()
-    assert (found.num_shards, found.shard_id, found.run_id, found.redis_host) == (1, 0, None, None)
-    assert found.redis_port == 6379
-    assert str(found.file_store_path) == "/tmp"
 
 
 @pytest.mark.parametrize(

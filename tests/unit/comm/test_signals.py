@@ -14,51 +14,48 @@ from partial_fc.comm import CollectiveError
 from partial_fc.train.guards.signals import SIGNALS, TOGETHER_S, StopSignals
 
 
+@pytest.fixture
+def seen():
+    """What reaches the handlers that were there before."""
+    numbers: list[int] = []
+    before = {n: signal.signal(n, lambda n, _: numbers.append(n)) for n in SIGNALS}
+    yield numbers
+    for n, handler in before.items():
+        signal.signal(n, handler)
+
+
 @pytest.mark.parametrize("number", SIGNALS)
-def test_the_first_signal_is_noted_and_handlers_come_back(number, capfd):
-    seen = []
-    before = {n: signal.signal(n, lambda n, _: seen.append(n)) for n in SIGNALS}
-    try:
-        own = [signal.getsignal(n) for n in SIGNALS]
-        with StopSignals(rank=3) as signals:
-            assert signals.received is None
-            os.kill(os.getpid(), number)
-            assert signals.received == number
-        assert [signal.getsignal(n) for n in SIGNALS] == own
-        assert seen == []
+def test_the_first_signal_is_noted_and_handlers_come_back(number, seen, capfd):
+    own = [signal.getsignal(n) for n in SIGNALS]
+    with StopSignals(rank=3) as signals:
+        assert signals.received is None
         os.kill(os.getpid(), number)
-        assert seen == [number]
-    finally:
-        for n, handler in before.items():
-            signal.signal(n, handler)
+        assert signals.received == number
+    assert [signal.getsignal(n) for n in SIGNALS] == own
+    assert seen == []
+    os.kill(os.getpid(), number)
+    assert seen == [number]
     output.drain()
     assert f"rank 3: {number.name}: finishing this step" in capfd.readouterr().err
 
 
-def test_what_comes_with_the_first_signal_is_no_second_one():
+def test_what_comes_with_the_first_signal_is_no_second_one(seen):
     """... but what comes later is: it then means what it meant before."""
-    seen = []
-    before = {n: signal.signal(n, lambda n, _: seen.append(n)) for n in SIGNALS}
     now = 100.0
-    try:
-        with StopSignals(clock=lambda: now) as signals:
-            os.kill(os.getpid(), signal.SIGUSR1)
-            now += 0.9 * TOGETHER_S
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert seen == []
-            now += 0.2 * TOGETHER_S
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert seen == [signal.SIGTERM]
-            assert signals.received == signal.SIGUSR1
-    finally:
-        for n, handler in before.items():
-            signal.signal(n, handler)
+    with StopSignals(clock=lambda: now) as signals:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        now += 0.9 * TOGETHER_S
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert seen == []
+        now += 0.2 * TOGETHER_S
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert seen == [signal.SIGTERM]
+        assert signals.received == signal.SIGUSR1
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_second_signal_ends_the_process_with_it(number):
     program = f"""
-import contextlib
 import os
 from partial_fc.train.guards.signals import StopSignals
 now = 0.0
@@ -77,7 +74,6 @@ with StopSignals(clock=lambda: now):
 @pytest.mark.parametrize("end", ["os.close(read)", "fill(write)"], ids=["gone", "not read"])
 def test_a_terminal_keeps_nobody_from_the_checkpoint(end):
     program = f"""
-import contextlib
 import os
 from partial_fc import output
 from partial_fc.train.guards.signals import StopSignals
@@ -95,17 +91,12 @@ with StopSignals() as signals:
 
 
 @pytest.mark.parametrize("all_listen", [False, True])
-def test_a_rank_ends_by_the_signal_that_has_ended_another(all_listen):
+def test_a_rank_ends_by_the_signal_that_has_ended_another(seen, all_listen):
     """... which did not listen yet."""
-    seen = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
-    try:
-        with contextlib.suppress(CollectiveError), StopSignals() as signals:
-            signals.all_listen = all_listen
-            os.kill(os.getpid(), signal.SIGTERM)
-            raise CollectiveError("rank 1 is gone")
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with contextlib.suppress(CollectiveError), StopSignals() as signals:
+        signals.all_listen = all_listen
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise CollectiveError("rank 1 is gone")
     assert seen == ([] if all_listen else [signal.SIGTERM])
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from partial_fc import comm
-from partial_fc.comm.launch import addresses
 from partial_fc.comm.watch.report import MAX_LINES, PeerState, Query, RankState, failure_report, hang_report
 from partial_fc.comm.watch.status_server import StatusServer
 from partial_fc.comm.watch.watchdog import Journal, Watch
@@ -31,16 +30,6 @@ def computing(rank: int) -> PeerState:
 
 def silent(rank: int) -> PeerState:
     return PeerState(rank, "open", 597.0, False, RankState(rank, "gpu9", 5, 11, 38, "backbone/gradient_2"))
-
-
-def test_hang_names_the_collective_the_step_and_who_has_not_started_it():
-    lines = hang_report(QUERY, [waiting(0), waiting(1), computing(2), waiting(3)]).split("\n  ")
-    assert all(words in lines[0] for words in ("head/sum", "600 s", "Step 12;", "call 12", "number 40 of rank 0"))
-    assert lines[1].startswith("missing: rank 2 (host gpu7, process 4711): ")
-    assert all(words in lines[1] for words in ("step 11", "backbone/gradient_3, number 39", "decode.py:88 read"))
-    assert lines[2] == "waiting in it: ranks 0-1, 3"
-    assert "stacks of rank 2" in lines[3]
-    assert "--comm-timeout" in lines[3]
 
 
 def test_hang_tells_a_silent_rank_from_an_ended_one():
@@ -159,19 +148,6 @@ def test_what_a_rank_says_later_does_not_cover_its_answer(watches):
     assert found[0][3].state.step == number
 
 
-def test_any_rank_may_ask_and_reads_who_has_left(watches):
-    look_until(watches[2], ["open", "open", "open", "never"])
-    watches[1].close("it closed its world")
-    seen = look_until(watches[2], ["open", "left", "open", "never"])
-    assert seen[1].goodbye == "it closed its world"
-
-
-def test_a_rank_can_ask_after_rank_0_has_left(watches):
-    look_until(watches[2], ["open", "open", "open", "never"])
-    watches[0].close()
-    assert look_until(watches[2], ["left", "open", "open", "never"])
-
-
 def test_a_fault_of_the_board_is_told_and_not_taken_for_a_stranger(caplog):
     server = StatusServer(2, one_host=True)
     watch = Watch(a_journal(0, 2), 600.0, server.endpoint, server)
@@ -197,18 +173,6 @@ def test_a_watch_that_does_not_start_is_an_error(monkeypatch):
     monkeypatch.setattr("asyncio.start_server", fails)
     with pytest.raises(comm.StartError, match=r"watch over collectives does not start: .*Too many open files"):
         Watch(a_journal(0, 2), 600.0, server.endpoint, server)
-
-
-def test_report_failure_reaches_the_board_and_those_of_rank_0_the_others(watches, monkeypatch):
-    look_until(watches[2], ["open", "open", "open", "never"])
-    monkeypatch.setattr("partial_fc.comm.watch.watchdog._open_watches", {watches[1]})
-    comm.report_failure(ValueError("record 17\nis damaged"))
-    seen = look_until(watches[2], ["open", "left", "open", "never"])
-    assert seen[1].goodbye == "it failed; ValueError: record 17 is damaged"
-    monkeypatch.setattr("partial_fc.comm.watch.watchdog._open_watches", {watches[0]})
-    comm.report_failure(KeyboardInterrupt())
-    look_until(watches[2], ["left", "left", "open", "never"])
-    assert watches[2]._why_rank_0_left == "it failed; KeyboardInterrupt"
 
 
 def test_time_counts_from_the_second_look_and_a_gpu_that_is_done_waits_no_longer(watches):
@@ -240,22 +204,6 @@ def test_a_watch_that_fails_says_so(monkeypatch, caplog):
     watch.close()
     assert "ended by a fault of its own" in caplog.text
     assert "ZeroDivisionError" in caplog.text
-
-
-def test_journal_numbers_calls_by_name_and_in_all():
-    journal = Journal()
-    calls = [journal.begin(name) for name in ("a", "b", "a")]
-    assert [(call.nth, call.number) for call in calls] == [(1, 1), (1, 2), (2, 3)]
-    assert journal.oldest_in_flight() is calls[0]
-    journal.in_flight.discard(calls[0])
-    assert journal.oldest_in_flight() is calls[1]
-
-
-def test_addresses_of_an_interface():
-    assert addresses.reachable("lo") == ["127.0.0.1"]
-    assert addresses.reachable()
-    with pytest.raises(ValueError, match="--network-interface nowhere0: does not exist on"):
-        addresses.reachable("nowhere0")
 
 
 @pytest.mark.parametrize("timeout_s", [-1.0, float("nan"), float("inf")])

@@ -8,13 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partial_fc.data import BadRecord, Loader
+from partial_fc.data import BadRecord
 from partial_fc.data.databases import DatabaseSource, minidb, open_database
 from partial_fc.data.databases.keys import KeyList
 from partial_fc.data.decode import decode
-from partial_fc.data.order import Sharded
 from partial_fc.data.sample import LabelOutOfRange
-from partial_fc.data.transform import SquareImage
 from tests.unit import databases
 from tests.unit.databases import records, write_leveldb, write_lmdb
 
@@ -40,14 +38,6 @@ def test_mixed_records_of_an_lmdb(tmp_path: Path) -> None:
     check(open_database(path, None, 10))  # a second time in this process
     check(open_database(path / "data.mdb", "lmdb", 10))
     assert [file.name for file in path.iterdir()] == ["data.mdb"]
-
-
-def test_loader_over_a_database(tmp_path: Path) -> None:
-    source = open_database(write_lmdb(tmp_path / "db", records(N)), "lmdb", 10)
-    with Loader(source, SquareImage(5), Sharded(N, 2), batch_size=4, rank=1, world_size=2) as loader:
-        batch = next(loader)
-    assert batch.key_B.tolist() == [1, 3, 5, 7]
-    np.testing.assert_array_equal(batch.input_B[1].permute(1, 2, 0).numpy(), databases.picture(3, 5, 5))
 
 
 def test_lmdb_in_a_process_that_was_forked(tmp_path: Path) -> None:
@@ -165,12 +155,6 @@ def test_bytes_as_caffe2_has_them(tmp_path: Path) -> None:
     assert path.read_bytes() == MINIDB
     assert list(minidb.read(path)) == MINIDB_ITEMS
     assert minidb.MinidbStore(path)._edges.tolist() == [0, 13, 22]
-
-
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.mdl"
-    path.write_bytes(MINIDB)
     with pytest.raises(ValueError, match="keys of at least 1"):
         minidb.write(path, [(b"", b"x")])
     assert path.read_bytes() == MINIDB
-    assert list(tmp_path.iterdir()) == [path]

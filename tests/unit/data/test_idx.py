@@ -65,19 +65,21 @@ def test_no_files(tmp_path):
     assert "--data-dir" in str(error.value)
 
 
-def test_half_a_set(folder):
-    (folder / "train-labels-idx1-ubyte").unlink()
-    with pytest.raises(ValueError, match=r"has .*train-images-idx3-ubyte but no train-labels-idx1-ubyte or "):
-        read_set(folder, "train")
-
-
-def test_swapped_files(folder):
-    images, labels = (folder / name for name in names("train"))
-    kept = images.read_bytes()
-    images.write_bytes(labels.read_bytes())
-    labels.write_bytes(kept)
-    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte: .*swapped"):
-        read_set(folder, "train")
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (IMAGES, None, "has .*train-images-idx3-ubyte but no train-labels-idx1-ubyte or "),
+        (LABELS, IMAGES, "train-images-idx3-ubyte: .*swapped"),
+        (IMAGES, LABELS[:4], "has 5 images but .*train-labels-idx1-ubyte 4 labels"),
+        (IMAGES, LABELS, r"label 2 \(counted from 0\) is 9; expected 0 to 8"),
+    ],
+)
+def test_files_that_do_not_belong_together(tmp_path, images, labels, message):
+    for name, array in zip(names("train"), (images, labels), strict=True):
+        if array is not None:
+            (tmp_path / name).write_bytes(by_the_format(array))
+    with pytest.raises(ValueError, match=message):
+        read_set(tmp_path, "train", num_classes=9)
 
 
 @pytest.mark.parametrize(
@@ -99,17 +101,6 @@ def test_damaged_images(folder, content, message):
     with pytest.raises(ValueError, match=message) as error:
         read_set(folder, "train")
     assert str(path) in str(error.value)
-
-
-def test_as_many_labels_as_images(folder):
-    (folder / "train-labels-idx1-ubyte").write_bytes(by_the_format(LABELS[:4]))
-    with pytest.raises(ValueError, match=r"has 5 images but .*train-labels-idx1-ubyte 4 labels"):
-        read_set(folder, "train")
-
-
-def test_label_out_of_range(folder):
-    with pytest.raises(ValueError, match=r"label 2 \(counted from 0\) is 9; expected 0 to 8"):
-        read_set(folder, "train", num_classes=9)
 
 
 @pytest.mark.parametrize("array", [LABELS.astype(np.int64), IMAGES[..., None], IMAGES[0]])

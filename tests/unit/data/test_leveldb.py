@@ -78,18 +78,6 @@ def test_originals_stay_as_they_are(tmp_path: Path, place: Path, order: str) -> 
     path.chmod(0o755)
 
 
-def test_any_order_of_reading(tmp_path: Path, place: Path) -> None:
-    source = open_database(build(tmp_path / "db"), None, 10, shadow_place=place)
-    check(source)
-    check(source, list(range(2, N, 3)))
-    check(source, list(range(N - 1, -1, -1)))
-    check(source, np.random.default_rng(0).permutation(N).tolist())
-    for pair in zip(range(0, 150), range(150, 300), strict=True):  # two that go on side by side
-        check(source, list(pair))
-    assert source.where(5).endswith("db, key 00000005_5.png")
-    source.close()
-
-
 def test_keys_are_listed_once(tmp_path: Path, place: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     path = build(tmp_path / "db")

@@ -12,13 +12,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from partial_fc.counter_rng import derive_key
 from partial_fc.data import BadRecord, Batch, Loader, RecordSource, Synthetic
 from partial_fc.data.npy import read_weights
 from partial_fc.data.order import PerEpoch, sample_order
 from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.data.sample import Sample
 from partial_fc.data.transform import Augment, SquareImage, mirror
+from tests.unit.data.test_sources import jpeg
 
 
 class Numbers(Synthetic):
@@ -32,10 +32,6 @@ class Numbers(Synthetic):
         if index in self.bad:
             raise self.error(f"sample {index} is damaged")
         return Sample(np.full((4, 4, 3), index % 256, np.uint8), index, index)
-
-
-def jpeg(value: int, size: int) -> bytes:
-    return cv2.imencode(".jpg", np.full((size, size, 3), value, np.uint8))[1].tobytes()
 
 
 def loader_of(source: Numbers | RecordSource, size: int = 4, augment: Augment | None = None, **more: Any) -> Loader:
@@ -114,12 +110,6 @@ def test_weights_that_make_no_sense_are_named(tmp_path: Path, weight_N: NDArray[
         read_weights(path, 10)
 
 
-def test_a_single_channel_has_plain_strides() -> None:
-    """Of all that describe its memory these are the ones with which convolutions round least."""
-    with Loader(Numbers(10), lambda sample, rng, out=None: sample.image[:, :, :1], batch_size=2) as loader:
-        assert next(loader).input_B.stride() == (16, 16, 4, 1)
-
-
 def noise(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
     return image ^ rng.integers(0, 256, image.shape, np.uint8)
 
@@ -179,29 +169,15 @@ def test_no_thread_searches_for_ever_when_all_records_are_bad() -> None:
     assert not loader_threads()
 
 
-def narrow() -> bytes:
-    return cv2.imencode(".png", np.zeros((4, 400), np.uint8))[1].tobytes()
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"rubbish", "no image that OpenCV can read: 7 bytes"),
-        (narrow(), "image of 400 x 4 pixels; one side is more than 64 times"),
-    ],
-    ids=["rubbish", "narrow"],
-)
-def test_an_image_in_a_record_file_that_cannot_be_used(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes, words: str
-) -> None:
+def test_an_image_in_a_record_file_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with RecordWriter(tmp_path / "train.rec") as writer:
         for key in range(6):
-            writer.write(key, pack(key, content if key == 4 else jpeg(key * 40, 9 + key)))
+            writer.write(key, pack(key, b"rubbish" if key == 4 else jpeg(key * 40, 9 + key)))
     loader = loader_of(RecordSource(tmp_path), size=9, batch_size=6)
     with caplog.at_level(logging.WARNING):
         (batch,) = take(loader, 1)
     assert loader.num_bad_records == 1
-    assert f"train.rec, key 4: {words}" in caplog.text
+    assert "train.rec, key 4: no image that OpenCV can read: 7 bytes" in caplog.text
     assert (batch.input_B[:, 0, 4, 4] == batch.label_B * 40).all()
 
 
@@ -281,29 +257,6 @@ def test_an_update_ends_where_its_epoch_does(num_workers: int) -> None:
 def test_wrong_arguments(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="expected"):
         loader_of(Numbers(5), **({"batch_size": 1} | wrong))  # type: ignore[arg-type]
-
-
-def test_random_numbers_of_a_sample_are_those_of_its_own_generator() -> None:
-    """The loader resets one generator for each thread; what a sample draws is a function of (seed, position) alone."""
-    drawn: dict[int, NDArray] = {}
-
-    def draw(sample: Sample, rng: np.random.Generator, out: NDArray | None = None) -> NDArray:
-        drawn[len(drawn)] = np.append(rng.random(3), rng.integers(0, 9, 5, np.int32))  # leaves half of 64 bits over
-        return np.zeros((1, 1, 1), np.uint8)
-
-    with Loader(Numbers(9), draw, batch_size=4, position=8, num_workers=0) as loader:
-        next(loader)
-    for i, position in enumerate(range(8, 12)):
-        rng = np.random.Generator(np.random.Philox(key=np.array([position, derive_key(0, 1)], np.uint64)))
-        np.testing.assert_array_equal(drawn[i], np.append(rng.random(3), rng.integers(0, 9, 5, np.int32)))
-
-
-def test_a_source_keeps_its_pixels() -> None:
-    """Augmentations write into what they get."""
-    source = Synthetic(4, 6, 5)
-    before = [source.read(i).image.copy() for i in range(5)]  # type: ignore[union-attr]
-    take(Loader(source, SquareImage(6, mirror), batch_size=5), 4)
-    assert all((source.read(i).image == image).all() for i, image in enumerate(before))
 
 
 def moving(position: int = 0) -> Loader:

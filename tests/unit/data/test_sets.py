@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from partial_fc.data import BadRecord, Loader, Sample, open_source
+from partial_fc.data import BadRecord, open_source
 from partial_fc.data.pairs import read_pairs
 from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.data.sample import LabelOutOfRange, SourceGone
@@ -289,25 +289,6 @@ def test_a_proxy_of_the_environment(shard: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("http_proxy", "socks5://127.0.0.1:1")
     with pytest.raises(ValueError, match=r"http_proxy is socks5://...; expected http://HOST:PORT"):
         open_sets([Path("http://shards.invalid/a.tar")])
-
-
-def test_a_server_that_is_gone_ends_after_the_last_whole_update(shard: Path) -> None:
-    write_tar_index(shard)
-    answers: list[int] = []
-    with serving(shard.parent, answers) as url:
-        source = open_sets([Path(f"{url}/a.tar")])
-
-        def transform(sample: Sample, *_):
-            return torch.tensor([sample.label]).numpy()
-
-        with Loader(source, transform, batch_size=2, num_workers=1, prefetch=1, seed=3) as loader:
-            positions = [loader.next_update(2)[-1].position]
-            answers[:] = [503] * 1000
-            while not loader.gone:
-                positions.append(loader.next_update(2)[-1].position)
-            with pytest.raises(SourceGone, match=r"a.tar, offset \d+: the server answers 503 .*; tried 3 times"):
-                loader.next_update(2)
-    assert positions == [4 * (i + 1) for i in range(len(positions))]
 
 
 # ---- Parquet

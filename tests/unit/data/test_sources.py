@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -10,22 +11,17 @@ import pytest
 
 from partial_fc.data import BadRecord, ImageFolder, RecordSource, Synthetic, open_source
 from partial_fc.data.decode import decode, fit
-from partial_fc.data.recordio import Header, RecordWriter, _image_keys, pack, read_property
+from partial_fc.data.recordio import Header, _image_keys, pack, read_property
 from partial_fc.embedding.sources import open_images
+from tests.unit import doctor_sets
 from tests.unit.doctor_sets import records as insightface_records
 from tests.unit.mxnet_recordio import mxnet_pack
+
+write = partial(doctor_sets.write, said=None)
 
 
 def jpeg(value: int, size: int = 8) -> bytes:
     return cv2.imencode(".jpg", np.full((size, size, 3), value, np.uint8))[1].tobytes()
-
-
-def write(folder: Path, records: dict[int, bytes]) -> Path:
-    folder.mkdir(exist_ok=True)
-    with RecordWriter(folder / "train.rec") as writer:
-        for key, record in records.items():
-            writer.write(key, record)
-    return folder
 
 
 @pytest.mark.mxnet
@@ -183,24 +179,6 @@ def test_synthetic_has_every_class_and_no_memory() -> None:
     assert len(Synthetic(100_000_000)) == 100_000_000
 
 
-def test_decode_gives_rgb_and_expands_grey() -> None:
-    colour = np.zeros((4, 6, 3), np.uint8)
-    colour[..., 0] = 200  # OpenCV writes BGR: blue
-    assert decode(cv2.imencode(".png", colour)[1].tobytes())[0, 0].tolist() == [0, 0, 200]
-    grey = decode(cv2.imencode(".png", np.full((4, 6), 77, np.uint8))[1].tobytes())
-    assert grey.shape == (4, 6, 3)
-    assert (grey == 77).all()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"", "0 bytes"), (b"no image at all", "starting 6e 6f 20 69"), (jpeg(5, 64)[:-2], "no end marker")],
-)
-def test_what_is_no_image(content: bytes, message: str) -> None:
-    with pytest.raises(BadRecord, match=message):
-        decode(content)
-
-
 @pytest.mark.parametrize(("height", "width"), [(7, 7), (8, 7), (14, 7), (7, 23), (3, 5), (100, 61), (1, 1)])
 def test_fit_gives_the_middle_square(height: int, width: int) -> None:
     image = np.zeros((height, width, 3), np.uint8)
@@ -209,11 +187,6 @@ def test_fit_gives_the_middle_square(height: int, width: int) -> None:
     assert out.shape == (7, 7, 3)
     if width > 1:  # the edge in the middle stays in the middle
         assert abs(out[..., 0].mean(axis=0).mean() / 255 - 0.5) < 0.15
-
-
-def test_fit_keeps_an_image_that_fits() -> None:
-    image = np.zeros((7, 7, 3), np.uint8)
-    assert fit(image, 7) is image
 
 
 def test_image_size_of_the_property_file(tmp_path: Path) -> None:

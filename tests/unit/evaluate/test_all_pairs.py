@@ -71,13 +71,6 @@ def test_scores_have_the_same_bits_for_any_blocks_and_threads(monkeypatch):
             assert np.array_equal(score, expected_NN[:block, i : i + block])
 
 
-def test_the_part_of_a_number_that_a_rate_allows():
-    for num in (10, 999, 1000, 12_345):
-        of_number = np.arange(num + 1) / num
-        for far in (*of_number[:-1:7].tolist(), 0.1, 1e-2, 1e-3, 0.3, np.nextafter(1.0, 0)):
-            assert module._allowed(far, num) == np.searchsorted(of_number, far, side="right") - 1
-
-
 def test_too_few_impostors_for_any_rate():
     found = of_ranks(2, np.eye(4, dtype=np.float32), np.array([0, 0, 1, 1]))
     assert found == AllPairs(2, 4, {})

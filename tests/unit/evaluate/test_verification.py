@@ -9,7 +9,7 @@ import torch
 
 from partial_fc.comm import SingleWorld
 from partial_fc.data.pairs import read_pairs, write_pairs
-from partial_fc.evaluate.roc import Roc, plot
+from partial_fc.evaluate.roc import Roc
 from partial_fc.evaluate.verification import Verification, fold_accuracy, wilson_interval
 from tests.unit.thread_world import in_world
 
@@ -141,12 +141,6 @@ def test_a_false_accept_rate_below_one_impostor_is_not_measured():
     assert roc.tar_at(0.0) == 1.0
 
 
-@pytest.mark.parametrize("kind", [True, False])
-def test_roc_needs_both_kinds(kind):
-    with pytest.raises(ValueError, match="genuine and impostor"):
-        Roc.from_distances(np.linspace(0, 1, 5), np.full(5, kind), 0.5)
-
-
 def test_wilson_interval():
     # Values of the closed form, worked out by hand: 50 of 100, and 10 of 10 (lower bound n / (n + z^2)).
     assert wilson_interval(0.5, 100) == pytest.approx((0.40383, 0.59617), abs=1e-5)
@@ -236,25 +230,3 @@ def test_sets_that_cannot_be_evaluated(tmp_path, num_pairs, kinds, batch_size, m
     write_pairs(tmp_path / "set.bin", encoded, same.tolist() if kinds == 2 else [True] * num_pairs)
     with pytest.raises(ValueError, match=message):
         Verification(tmp_path / "set.bin", SIZE, batch_size)
-
-
-# The picture
-
-# matplotlib's first two line colours, BGR.
-BLUE, ORANGE = (180, 119, 31), (14, 127, 255)
-
-
-def test_plot_draws_every_curve(tmp_path):
-    rng = np.random.default_rng(0)
-    same = np.arange(2000) % 2 == 0
-    curves = {
-        name: Roc.from_distances(rng.normal(np.where(same, 1.0, gap), 0.2), same, 0.975)
-        for name, gap in [("unseen", 1.8), ("lookalike", 1.4)]
-    }
-    plot(curves, tmp_path / "both.png")
-    plot({"unseen": curves["unseen"]}, tmp_path / "one.png")
-    both, one = (cv2.imread(str(tmp_path / name)) for name in ("both.png", "one.png"))
-    assert both.shape == one.shape
-    assert (both == BLUE).all(2).sum() > 200
-    assert (both == ORANGE).all(2).sum() > 200
-    assert (one == ORANGE).all(2).sum() == 0

@@ -6,21 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from partial_fc import PartialFC, linear_partial_cross_entropy
+from partial_fc import linear_partial_cross_entropy
 from partial_fc.head import CosFace
+from tests.unit.head import test_module
+from tests.unit.head.test_module import C, D
 
-C, D = 41, 8
 
-
-class Model(nn.Module):
-    def __init__(self, **options):
-        super().__init__()
-        torch.manual_seed(1)
-        self.net = nn.Linear(5, D)
-        self.head = PartialFC(C, D, CosFace(scale=8.0), **options)
-
+class Model(test_module.Model):
     def forward(self, x, label):
-        return self.head(self.net(x), label) * 1.0
+        return super().forward(x, label) * 1.0
 
     def learn(self, lr: float) -> None:
         self.head.step(lr)

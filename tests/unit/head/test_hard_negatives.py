@@ -126,12 +126,10 @@ def test_fewer_candidates_than_k_and_none():
     assert lists.classes(torch.tensor([2]), everything()).tolist() == [1, 7], "nothing to compare with: unchanged"
 
 
-@pytest.mark.parametrize("options", [{"k": 0}, {"k": 1, "every": 0}, {"k": 1, "capacity": 0}])
-def test_refuses_less_than_one(options):
-    with pytest.raises(ValueError, match="at least 1"):
-        HardNegatives(C, **options)
-
-
-def test_refuses_more_classes_than_32_bits_number():
-    with pytest.raises(ValueError, match="too many"):
-        HardNegatives(1 << 31, 1)
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [((C, 0), "at least 1"), ((C, 1, 0), "at least 1"), ((C, 1, 1, 0), "at least 1"), ((1 << 31, 1), "too many")],
+)
+def test_refuses_less_than_one_and_more_classes_than_32_bits_number(given, words):
+    with pytest.raises(ValueError, match=words):
+        HardNegatives(*given)

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from partial_fc.head import ArcFace, CosFace, PartialFC, Softmax, Storage, reference
-from partial_fc.head.rows import RowAdamW, RowSGD, RowTable
-from partial_fc.head.selection.sampling import Sampling
+from partial_fc.head.rows import RowAdamW, RowSGD
 
 D = 16
 
@@ -99,37 +98,6 @@ def test_a_kernel_that_is_not_there_is_refused_with_a_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)  # as where it is not installed
     with pytest.raises(ValueError, match="pip install triton"):
         PartialFC(10, 4, CosFace(), impl="triton")
-
-
-@pytest.mark.parametrize(("place", "sent_for"), [("device", 0), ("disk", 5)])
-def test_the_next_steps_rows_are_sent_for_and_drawn_once(tmp_path, monkeypatch, place, sent_for):
-    """Each step's negatives are computed once, and asked for between the forward of the step before and its update."""
-    drawn, order = [], []
-    negatives, update, prefetch = Sampling.negatives, RowTable.update, RowTable.prefetch
-
-    def draw(self, step, *args):
-        drawn.append(step)
-        return negatives(self, step, *args)
-
-    def send_for(self, row_S):
-        order.append(row_S)
-        prefetch(self, row_S)
-
-    monkeypatch.setattr(Sampling, "negatives", draw)
-    monkeypatch.setattr(RowTable, "prefetch", send_for)
-    monkeypatch.setattr(RowTable, "update", lambda *args: (order.append("update"), update(*args)))
-    storage = Storage(place=place, path=tmp_path if place == "disk" else None)
-    with PartialFC(5000, D, CosFace(), 0.1, impl="plain", storage=storage, sub_centres=2) as head:
-        for i in range(5):
-            step(head, torch.ones(3, D), torch.tensor([i, 7, 4999]))
-    assert drawn == list(range(5 + (place == "disk")))
-    sent = [rows for rows in order if isinstance(rows, torch.Tensor)]
-    assert len(sent) == sent_for
-    if sent:
-        for i, rows in enumerate(sent):
-            classes = negatives(head.sampling, i + 1, head.shard)
-            assert torch.equal(rows, (2 * classes[:, None] + torch.arange(2)).flatten())
-        assert isinstance(order[0], torch.Tensor)
 
 
 def test_a_head_on_disk_frees_its_folder_also_after_an_error(tmp_path):

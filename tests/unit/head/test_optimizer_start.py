@@ -37,12 +37,14 @@ def test_it_is_torchs_without_torch_dynamo(kind, theirs, monkeypatch):
         optimizer = backbone.build(kind, module, 0.9, 0.01)
         for number in range(2):
             step(optimizer, module, number)
-        kept = copy.deepcopy(optimizer.state_dict())
+        kept = {name: t.clone() for name, t in backbone.named_state(optimizer, module).items()}  # as in a checkpoint
         optimizer = backbone.build(kind, module, 0.9, 0.01)
-        optimizer.load_state_dict(kept)
+        backbone.load_named_state(optimizer, module, kept)
         for number in range(2, 4):
             step(optimizer, module, number)
         optimizer.zero_grad()
+    with pytest.raises(ValueError, match="belongs to no parameter"):
+        backbone.load_named_state(optimizer, module, {"9.weight/momentum_buffer": torch.ones(1)})
     assert isinstance(optimizer, type(expected))
     for p, q in zip(module.parameters(), other.parameters(), strict=True):
         assert torch.equal(p, q)

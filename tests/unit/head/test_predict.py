@@ -44,34 +44,6 @@ def test_topk_is_that_of_the_dense_product(world_size, num_classes, k, options, 
         assert class_BK.tolist() == expected.indices.tolist()
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("impl", ["plain", "cpu"])
-@pytest.mark.parametrize("options", [{}, {"sub_centres": 3}, {"sample_rate": 0.2}], ids=str)
-def test_the_loss_comes_with_the_nearest_of_the_active_classes(world_size, impl, options):
-    """To the bit of the loss alone, and to rounding with the dense cosines; ranks bring other numbers of rows."""
-    num_classes, k = 31, 4
-    dtype = torch.float64 if impl == "plain" else torch.float32
-
-    def on_rank(world):
-        head = PartialFC(num_classes, D, CosFace(8.0), world=world, dtype=dtype, impl=impl, **options)
-        feat_BD = features(world.rank, 5 - world.rank).to(dtype).requires_grad_()
-        label_B = torch.arange(len(feat_BD)) * 7 % num_classes
-        alone = head(feat_BD, label_B)
-        loss, cosine_BK, class_BK = head.loss_and_topk(feat_BD, label_B, k)
-        active = head._selector.classes(head.active_rows(world.all_gather(label_B, name="t/labels")))
-        grads = [torch.autograd.grad(each, feat_BD)[0] for each in (alone, loss)]
-        head.step(0.1)
-        return alone, loss, grads, cosine_BK, class_BK, world.all_gather(active, name="t/active")
-
-    for rank, (alone, loss, grads, cosine_BK, class_BK, active_S) in enumerate(in_world(world_size, on_rank)):
-        assert torch.equal(alone, loss)
-        assert torch.equal(*grads)
-        cos_BC = dense_cosines(num_classes, features(rank, 5 - rank), **options)
-        expected = cos_BC[:, active_S].topk(k)
-        torch.testing.assert_close(cosine_BK.double(), expected.values, rtol=0, atol=1e-6 if impl == "cpu" else 1e-12)
-        assert class_BK.tolist() == active_S[expected.indices].tolist()
-
-
 def test_ignored_rows_and_classes_that_are_not_there_have_no_nearest():
     with head_of(None, 200, sample_rate=0.01) as head:
         label_BT = torch.tensor([[3, -100, 5], [-100, 7, 7]])

@@ -174,14 +174,10 @@ def test_no_rows_at_all(make, tmp_path):
 # ---- rounding
 
 
-def mix(x: int) -> int:
-    return counter_rng.hash32(x)
-
-
 def test_rounding_noise_is_what_it_is_said_to_be():
     """In whole numbers of Python, for odd widths and row numbers beyond 32 bits."""
     rows = [0, 1, 77, (1 << 33) + 5, (1 << 40) + 77]
-    key = counter_rng.rounding_key(11, 1, 12345)
+    key, mix = counter_rng.rounding_key(11, 1, 12345), counter_rng.hash32
     assert key == counter_rng.derive_key(11, 1, 12345, *b"rounding")
     for width in (1, 2, 9):
         noise = counter_rng.rounding_noise(torch.tensor(rows), width, key)

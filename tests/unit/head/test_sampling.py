@@ -136,13 +136,6 @@ def test_the_steps_of_different_rounds_are_unrelated():
     assert (overlap[apart] - chance).abs().max() < 6 * chance**0.5
 
 
-def test_a_step_does_not_need_the_steps_before_it():
-    sampling = Sampling(12345, 0.1, 0)
-    in_order = [drawn(sampling, step) for step in range(30)]
-    for step in (29, 3, 17):
-        assert torch.equal(drawn(Sampling(12345, 0.1, 0), step), in_order[step])
-
-
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.1])
 def test_rates_that_are_no_share(rate):
     with pytest.raises(ValueError, match="sample_rate"):

@@ -38,17 +38,6 @@ def test_nothing_falls_beside_the_bins(edges):
     assert telemetry.pack(values[:0], edges).sum() == 0
 
 
-@pytest.mark.parametrize(("num", "most"), [(0, 8), (1, 8), (8, 8), (1000, 8), (100_003, 500)])
-def test_draws_are_distinct_and_repeat(num, most):
-    drawn = telemetry.draw(num, most, key=7)
-    assert len(drawn) == min(num, most)
-    assert len(drawn.unique()) == len(drawn)
-    assert torch.equal(drawn, drawn.sort().values)
-    assert not len(drawn) or 0 <= drawn.min() <= drawn.max() < num
-    assert torch.equal(drawn, telemetry.draw(num, most, key=7))
-    assert num <= most or not torch.equal(drawn, telemetry.draw(num, most, key=8))
-
-
 @pytest.mark.parametrize("corrected", [False, True])
 def test_covered_mass_estimates_the_share_of_a_full_softmax(corrected):
     generator = torch.Generator().manual_seed(1)
@@ -178,10 +167,6 @@ def test_a_head_that_has_not_trained_knows_no_neighbours():
     report = telemetry.observe(head)
     assert report.scalars == {"head/never_touched": 1.0}
     assert not report.similar
-
-
-def test_full_softmax_has_no_covered_mass():
-    assert "head/covered_mass" not in telemetry.observe(stand_in(SingleWorld(), rate=1.0)).scalars
 
 
 def test_histograms_reach_tensorboard(tmp_path):

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from partial_fc import output
-from tests.faults.signals.outputs import fill
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
@@ -191,27 +189,3 @@ def test_what_a_terminal_cannot_show_is_shown_as_escapes():
     environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, cwd=ROOT, env=environ)
     assert (done.returncode, done.stdout) == (0, b"caf\\xe9\n")
-
-
-def test_a_reader_who_stalls_is_waited_for_once(monkeypatch):
-    read, write = os.pipe()
-    try:
-        fill(write)
-        waited: list[float | None] = []
-        writer = output._Writer()
-        writer.write(write, b"x")
-        wait = writer._changed.wait
-        monkeypatch.setattr(writer._changed, "wait", lambda timeout_s=None: waited.append(timeout_s) or wait(timeout_s))
-        writer.drain(0.1)
-        writer.drain(0.1)
-        assert waited.count(0.1) == 1
-        os.read(read, 1 << 16)
-        assert os.read(read, 1) == b"x"
-        while writer._given_up:  # the thread has yet to say that it has written
-            time.sleep(0.001)
-        writer.write(write, b"y")
-        writer.drain(60)
-        assert os.read(read, 1 << 16) == b"y"
-    finally:
-        os.close(read)
-        os.close(write)

@@ -106,12 +106,6 @@ def test_a_pipe_gets_lines(launched):
     ]
 
 
-def test_what_is_soon_over_says_nothing_in_a_pipe(capsys):
-    for _ in terminal.bar(range(3), desc="pack"):
-        pass
-    assert capsys.readouterr().err == ""
-
-
 def test_an_evaluation_has_a_bar_on_rank_0_alone(capsys, monkeypatch):
     monkeypatch.setattr(terminal, "_EVERY_S", 0.0)
     for rank, said in ((0, "lfw: 2 of 3, "), (1, "")):

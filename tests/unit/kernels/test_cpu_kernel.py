@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from partial_fc.head import CosFace, PartialFC
-from partial_fc.head.kernels import LogitGrad, Logits, auto_precision, choose, cpu
+from partial_fc.head.kernels import LogitGrad, Logits, auto_precision, cpu
 from partial_fc.head.kernels.cpu import CpuKernel
 from partial_fc.head.kernels.native.build import VARIANTS, runnable
 from partial_fc.head.kernels.plain import PlainKernel, unit
@@ -403,19 +402,6 @@ def test_where_memory_is_short_less_is_kept(monkeypatch):
     assert CpuKernel("fp32").sums(logits).cache is None
 
 
-def test_no_gradient_of_all_sampled_rows_exists():
-    """The chunks are of bounded size: here 4 of them."""
-    rows = 4 * (32 << 20) // (4 * 512)
-    feat_GD = unit(torch.randn(2, 512))[0]
-    centre_LD = torch.zeros(rows, 512, dtype=torch.bfloat16)
-    logits = Logits(feat_GD, centre_LD, None, torch.tensor([-1, -1]), 64.0, Negatives())
-    sizes = [
-        end - begin
-        for begin, end, _ in CpuKernel("bf16").centre_gradients(logits, logit_grad_for(logits, torch.ones(2)))
-    ]
-    assert sizes == [rows // 4] * 4
-
-
 class Processor:
     """Stands for `load` where the processor's best is amx; what that computes, alter(job) changes."""
 
@@ -500,15 +486,3 @@ def test_amx_that_the_operating_system_withholds_is_not_used(monkeypatch, torch_
     monkeypatch.setattr(cpu, "load", load)
     with pytest.warns(RuntimeWarning, match="does not let this process use AMX tiles: Invalid argument"):
         assert cpu.best_variant() == "avx512_bf16"
-
-
-def test_the_front_door():
-    cpu = torch.device("cpu")
-    assert choose("auto", cpu, torch.float32, "bf16").name == "cpu"
-    assert choose("auto", cpu, torch.float64, "fp32").name == "plain"
-    with pytest.raises(ValueError, match="computes in float32"):
-        choose("cpu", cpu, torch.float64, "fp32")
-    with pytest.raises(ValueError, match="impl is 'cuda'; expected one of auto, plain, cpu, triton"):
-        PartialFC(3, 4, CosFace(), impl="cuda")
-    with pytest.raises(ValueError, match="expected one of portable"):
-        CpuKernel("fp32", "sse9")

@@ -35,15 +35,14 @@ config.val_targets = ['lfw', "cfp_fp"]
 
 CLUSTER = """
 from easydict import EasyDict
-cfg = EasyDict()
+cfg = EasyDict({"network": "r100", "wandb_key": "SECRET"})
 cfg.margin_list = [1.0, 0.0, 0.4]
-cfg.network = "r100"
 cfg.sample_rate = .3
 cfg.fp16 = True
 cfg.batch_size = 128
 cfg.lr = 0.1 * 32 / 8
 cfg.optimizer = "sgd"
-cfg.rec = "/train_tmp/web"
+cfg.rec = "synthetic"
 cfg.num_classes = 200 * 10000 + 59906
 cfg.num_epoch = 20
 cfg.warmup_epoch = cfg.num_epoch // 10
@@ -52,19 +51,6 @@ cfg.resume = True
 cfg.val_targets = []
 cfg.dali = True
 cfg.num_workers = 8
-"""
-
-SPEED = """
-from easydict import EasyDict as edict
-config = edict({"network": "mbf", "embedding_size": 256})
-config.margin_list = (1.0, 0.3, 0.2)
-config.rec = "synthetic"
-config.num_classes = 30 * 10000
-config.num_image = 100000
-config.batch_size = 512
-config.warmup_epoch = -1
-config.using_wandb = False
-config.wandb_key = "SECRET"
 """
 
 
@@ -107,7 +93,8 @@ def test_server_config(tmp_path):
 
 def test_cluster_config(tmp_path):
     flags, notes = load(write(tmp_path, CLUSTER))
-    assert flags["loss"] == "cosface"
+    assert (flags["loss"], flags["network"], flags["dataset"]) == ("cosface", "r100", "synthetic")
+    assert "rec" not in flags
     assert flags["lr"] == 0.1 * 32 / 8
     assert flags["num_classes"] == 2059906
     assert flags["warmup_epochs"] == 2
@@ -121,17 +108,8 @@ def test_cluster_config(tmp_path):
     assert (flags["sample_rate"], flags["quota"]) == (0.3, "insightface")
     assert "config.sample_rate = 0.3: of all classes that take part, the batch's among them" in text
     assert "bf16" in text
-
-
-def test_speed_config(tmp_path):
-    flags, notes = load(write(tmp_path, SPEED))
-    assert flags["dataset"] == "synthetic"
-    assert "rec" not in flags
-    assert (flags["loss"], flags["margins"]) == ("combined", (1.0, 0.3, 0.2))
-    assert flags["warmup_epochs"] == 0
-    assert len(notes) == 1
-    assert "margin_list" in notes[0]
-    assert "SECRET" not in str(flags) + str(notes)
+    assert "SECRET" not in str(flags) + text
+    assert translate({"warmup_epoch": -1})[0]["warmup_epochs"] == 0
 
 
 def test_base_beside_the_file_is_read_first(tmp_path):
@@ -175,25 +153,17 @@ HEAD = "from easydict import EasyDict as edict\nconfig = edict()\n"
         "__import__('os').system('touch x')",
         "config.output = open('x', 'w')",
         "config.output = 'a' + 'b'",
-        "config.output = 'a' * 3",
         "config.output = [i for i in (1, 2)]",
-        "config.output = lambda: 1",
-        "config.output = {**{}}",
-        "config.output = True + 1",
         "config.output = 1 / 0",
         "config.output = 9 ** 9 ** 9",
-        "config.output = (-8) ** 0.5",
         "config.output = config.missing",
-        "config.output = other",
         "config.output = edict(a=1)",
-        "config['output'] = 1",
         "config.lr *= 2",
         "lr = 0.1",
         "other = edict()",
         "config.nested = edict()",
         "del config",
         "if True:\n    config.lr = 0.1",
-        "def f():\n    pass",
     ],
 )
 def test_anything_but_data_is_refused(tmp_path, monkeypatch, line):
@@ -207,20 +177,15 @@ def test_anything_but_data_is_refused(tmp_path, monkeypatch, line):
     assert [entry.name for entry in tmp_path.iterdir()] == ["config.py"]
 
 
-def test_the_offending_text_is_quoted(tmp_path):
-    with pytest.raises(ValueError, match=r"config\.py:4: `os\.getenv\('DIR'\)`"):
-        read(write(tmp_path, HEAD + "config.lr = (\n  os.getenv('DIR'))"))
+NO_PYTHON = ["config = edict(", "x = '\0'", "# -*- coding: nonsense -*-\n"]
 
 
-@pytest.mark.parametrize("text", ["config = edict(", "x = '\0'", "# -*- coding: nonsense -*-\n"])
-def test_not_python(tmp_path, text):
-    with pytest.raises(ValueError, match=r"config\.py.*not readable"):
-        read(write(tmp_path, text))
-
-
-@pytest.mark.parametrize("text", ["", "config = edict()\n", "config = {}\n"])
-def test_no_edict(tmp_path, text):
-    with pytest.raises(ValueError, match=r"config\.py.*edict\(\)"):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [*((text, "not readable") for text in NO_PYTHON), *((text, r"edict\(\)") for text in ("", "config = edict()\n"))],
+)
+def test_what_is_no_configuration(tmp_path, text, words):
+    with pytest.raises(ValueError, match=rf"config\.py.*{words}"):
         read(write(tmp_path, text))
 
 
@@ -266,6 +231,8 @@ def test_the_filter_keeps_its_threshold_and_says_what_is_different():
 def test_other_margins_keep_their_values():
     flags, notes = translate({"margin_list": (1, 0, 0.35)})
     assert (flags["loss"], flags["margins"], notes) == ("combined", (1.0, 0.0, 0.35), [])
+    (note,) = translate({"margin_list": (1.0, 0.3, 0.2)})[1]
+    assert "margin_list" in note
 
 
 # ---- Partial FC on MXNet: default.py, whose function is left out

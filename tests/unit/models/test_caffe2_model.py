@@ -82,20 +82,16 @@ def records(name, value, chunk=1_000_000):
         yield f"{name}#%{place}".encode(), blob.SerializeToString()
 
 
-def small_values():
-    """A ResNeXt so narrow that a whole file is 12 MB, as blobs."""
-    rng = np.random.default_rng(0)
-    shapes = caffe2_names(num_labels=3, base=1)
-    return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
-
-
 def small_network(**more):
     return resnet.build("resnet50", 3, width_per_group=1, **more)
 
 
 @pytest.fixture(scope="module")
 def blobs():
-    return small_values()
+    """A ResNeXt so narrow that a whole file is 12 MB."""
+    rng = np.random.default_rng(0)
+    shapes = caffe2_names(num_labels=3, base=1)
+    return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
 
 
 @pytest.fixture(scope="module")

@@ -186,32 +186,25 @@ def test_what_is_wrong_with_a_network_is_said(mx, files, case, message):
     from partial_fc.mxnet.symbol import read_network
 
     symbol, arrays, write = files
-    inner, name, size, text = symbol.get_internals(), None, 24, None
-    fc1 = inner["fc1_output"]
-    if case in ("unknown output", "loss", "four dimensions"):
-        name = {"unknown output": "fc2", "loss": "softmax", "four dimensions": "pool0"}[case]
-    elif case == "shape":
-        size = 32
-    elif case == "lacking":
-        del arrays["arg:conv0_weight"]
-    elif case == "fp16":
-        arrays["arg:bn0_beta"] = arrays["arg:bn0_beta"].half()
-    elif case == "names":
-        arrays = {n[4:]: t for n, t in arrays.items()}
-    elif case == "no symbol":
-        text = json.dumps({"nodes": []})
-    elif case == "empty":
-        text = ""
-    elif case == "operator":
-        text = symbol.tojson().replace("FullyConnected", "FullyConn")
-    elif case == "no input":
-        text = symbol.tojson().replace('"data"', '"image"')
-    else:
-        symbol = {
-            "no gradient": lambda: mx.sym.shuffle(fc1),
-            "gradient stopped": lambda: mx.sym.BlockGrad(fc1),
-            "two outputs": lambda: mx.sym.Group([inner["fc7_output"], fc1]),
-        }[case]()
+    inner = symbol.get_internals()
+    fc1, json_text, bn0 = inner["fc1_output"], symbol.tojson(), arrays["arg:bn0_beta"]
+    given = {"symbol": symbol, "arrays": arrays, "text": None, "name": None, "size": 24}
+    given |= {
+        "unknown output": lambda: {"name": "fc2"},
+        "loss": lambda: {"name": "softmax"},
+        "four dimensions": lambda: {"name": "pool0"},
+        "no gradient": lambda: {"symbol": mx.sym.shuffle(fc1)},
+        "gradient stopped": lambda: {"symbol": mx.sym.BlockGrad(fc1)},
+        "two outputs": lambda: {"symbol": mx.sym.Group([inner["fc7_output"], fc1])},
+        "no input": lambda: {"text": json_text.replace('"data"', '"image"')},
+        "operator": lambda: {"text": json_text.replace("FullyConnected", "FullyConn")},
+        "no symbol": lambda: {"text": json.dumps({"nodes": []})},
+        "empty": lambda: {"text": ""},
+        "lacking": lambda: {"arrays": {n: t for n, t in arrays.items() if n != "arg:conv0_weight"}},
+        "shape": lambda: {"size": 32},
+        "fp16": lambda: {"arrays": arrays | {"arg:bn0_beta": bn0.half()}},
+        "names": lambda: {"arrays": {n[4:]: t for n, t in arrays.items()}},
+    }[case]()
     with pytest.raises(ValueError, match=message) as error:
-        read_network(*write(symbol, arrays, text), name, size)
+        read_network(*write(given["symbol"], given["arrays"], given["text"]), given["name"], given["size"])
     assert "net-" in str(error.value)

@@ -108,8 +108,3 @@ def test_pretrained_partial_takes_what_fits_and_lists_the_rest(tmp_path):
     torch.save({"other.weight": torch.zeros(2)}, path)
     with pytest.raises(ValueError, match=r"none of its tensors fits this network: .*1 unexpected: other\.weight"):
         network(path, embedding_size=24, pretrained_partial=True)
-
-
-def test_pretrained_partial_alone_is_refused():
-    with pytest.raises(ValueError, match=r"--pretrained-partial .*--pretrained$"):
-        ModelFlags(pretrained_partial=True)

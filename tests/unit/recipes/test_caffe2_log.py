@@ -30,16 +30,8 @@ epoch,learning_rate,loss,test_accuracy
 """
 
 
-class Clock:
-    def __init__(self, *times):
-        self.times = list(times)
-
-    def __call__(self):
-        return self.times.pop(0)
-
-
 def log(folder, *times, **more):
-    return Caffe2Log(folder, ARGUMENTS, 2, 64, 1000, 0.1, STARTED, clock=Clock(*times), **more)
+    return Caffe2Log(folder, ARGUMENTS, 2, 64, 1000, 0.1, STARTED, clock=iter(times).__next__, **more)
 
 
 def add(it, *epochs):

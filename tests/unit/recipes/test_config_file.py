@@ -53,8 +53,3 @@ def test_given_flags_count_more(tmp_path: Path) -> None:
 def test_what_is_no_flag_is_named_with_file_and_key(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=said):
         parsed(text, tmp_path)
-
-
-def test_a_file_that_is_not_there_is_named() -> None:
-    with pytest.raises(ValueError, match=r"none\.toml: no such file"):
-        face.parse(["--config", "none.toml"])

@@ -105,12 +105,8 @@ def by_step(flags: str, total_steps: int, shift: float = 0.0) -> tuple:
         ("0%:0.3 12.5%:1", 10, 0.0, {0: 0.3, 1: 1.0}),
         ("0:0.3 4:0.5 90%:1.0", 10, 0.0, {0: 0.3, 4: 0.5, 9: 1.0}),
         ("0:0.3 10%:0.4 30%:0.5", 2, 0.0, {0: 0.4, 1: 0.5}),  # of a short try: the last of a step counts
-        (
-            "0:0.3 60%:0.5 90%:1.0",
-            500,
-            -200.0,
-            {0: 0.3, 500: 0.5, 650: 1.0},
-        ),  # 400 of 1,000 steps, then twice the batch
+        # 400 of 1,000 steps, then twice the batch.
+        ("0:0.3 60%:0.5 90%:1.0", 500, -200.0, {0: 0.3, 500: 0.5, 650: 1.0}),
         ("0:0.3 60%:0.5 90%:1.0", 500, 400.0, {0: 0.5, 50: 1.0}),
     ],
 )
@@ -140,15 +136,11 @@ def test_the_margin_that_changes_is_that_of_the_loss(loss, made):
     ("flags", "words"),
     [
         ("--sample-rate-schedule '0:0.3 60%:0.5 40%:1.0'", "40% comes after 60%; expected ascending"),
-        ("--sample-rate-schedule '0:0.3 0:0.5'", "0 comes after 0; expected ascending"),
         ("--sample-rate-schedule '0:0.3 60%:1.5'", "the value at 60% is 1.5; expected more than 0 and at most 1"),
         ("--sample-rate-schedule 0:0", "the value at 0 is 0.0; expected more than 0"),
-        ("--sample-rate-schedule 0:nan", "the value at 0 is nan"),
         ("--sample-rate-schedule 0.3", "'0.3'; expected STEP:VALUE or PERCENT%:VALUE"),
-        ("--sample-rate-schedule '0:0.3,60%:0.5'", "'0:0.3,60%:0.5'; expected STEP:VALUE"),
         ("--sample-rate-schedule '0:0.3 1.5:0.5'", "'1.5:0.5'; expected STEP:VALUE"),
         ("--sample-rate-schedule '0:0.3 100%:0.5'", "100% is the end of the run"),
-        ("--sample-rate-schedule '0:0.3 -5:0.5'", "'-5:0.5'; expected STEP:VALUE"),
         ("--sample-rate-schedule 10%:0.3", "says nothing of the first step"),
         ("--sample-rate-schedule ''", "says nothing of the first step"),
         ("--sample-rate 0.1 --sample-rate-schedule 0:0.3", "give one of them"),

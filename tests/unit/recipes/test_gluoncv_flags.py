@@ -100,7 +100,3 @@ def test_under_a_launcher(monkeypatch):
 )
 def test_what_their_flags_become(theirs, name, value):
     assert parsed(f"{LISTS} --{theirs}")[0][name] == value
-
-
-def test_train_only_needs_no_list_to_test_on():
-    assert parsed(f"--model {R50} --train-list t.txt --train-only")[0]["train_only"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from partial_fc.data import BadRecord, Synthetic
+from partial_fc.data import Synthetic
 from partial_fc.data.sample import Sample
 from partial_fc.data.transform import as_stored
 from partial_fc.head import CosFace, PartialFC
@@ -18,13 +18,10 @@ C, N, D = 7, 23, 9
 
 
 class Images(Synthetic):
-    def __init__(self, bad: int | None = None):
+    def __init__(self):
         super().__init__(C, 3, N)
-        self.bad = bad
 
     def read(self, index: int) -> Sample:
-        if index == self.bad:
-            raise BadRecord("a bad record")
         image = np.random.default_rng(index).integers(0, 256, (3, 3, 1), dtype=np.uint8)
         return Sample(image, index % C, index)
 
@@ -60,12 +57,3 @@ def test_the_numbers_are_those_of_the_dense_cosines(sub_centres, world_size):
             assert int(confusion_CC.diagonal().sum()) == int(right_N.sum())
             assert sorted(mistakes_M3[:, 0].tolist()) == (~right_N).nonzero().squeeze(1).tolist()
             assert math.isnan(loss)
-
-
-def test_an_unusable_sample_ends_the_test_on_all_ranks():
-    def on_rank(world):
-        test = PartialFCTest("test", Images(bad=9), as_stored, 2, head=PartialFC(C, D, CosFace(), world=world))
-        with pytest.raises(ValueError, match=r"record|another rank"):
-            dict(test.run(network, world))
-
-    in_world(2, on_rank)

@@ -8,6 +8,7 @@ from partial_fc.checkpoint.folders import folder_name
 from recipes import face_presets as presets
 from recipes.face import parse
 from recipes.face_backbone import rates_of
+from tests.unit.models.test_arcface_torch_config import HEAD, write
 
 
 def test_published_numbers():
@@ -54,10 +55,7 @@ def test_every_value_of_a_preset_is_a_flag_of_the_recipe():
 
 
 def test_a_flag_beats_the_file_which_beats_the_preset(tmp_path):
-    file = tmp_path / "config.py"
-    file.write_text(
-        "from easydict import EasyDict as edict\nconfig = edict()\nconfig.batch_size = 48\nconfig.lr = 0.7\n"
-    )
+    file = write(tmp_path, f"{HEAD}config.batch_size = 48\nconfig.lr = 0.7\n")
     config, _ = parse(["--dataset", "emore", "--rec", str(tmp_path), "--config", str(file), "--lr", "0.9"])
     assert (config.data.num_classes, config.optim.batch_size, config.schedule.lr) == (85_742, 48, 0.9)
     assert config.schedule.lr_scheduler == "polynomial", "what arcface_torch always does"
@@ -99,10 +97,8 @@ def test_what_the_data_says_of_itself_beats_the_preset(tmp_path):
     ],
 )
 def test_a_transformer_starts_with_adamw_where_nothing_else_is_named(tmp_path, line, expected):
-    (tmp_path / "c.py").write_text(
-        "from easydict import EasyDict as edict\nconfig = edict()\nconfig.lr = 0.02\nconfig.optimizer = 'sgd'\n"
-    )
-    words = line.replace("CONFIG", str(tmp_path / "c.py")).split()
+    file = write(tmp_path, f"{HEAD}config.lr = 0.02\nconfig.optimizer = 'sgd'\n")
+    words = line.replace("CONFIG", str(file)).split()
     config, notes = parse(["--rec", str(tmp_path), "--models-root", str(tmp_path / "run"), *words])
     assert (
         config.optim.optimizer,

@@ -1,5 +1,6 @@
 """Command lines that each recipe refuses before anything is read, by the names of their flags. (Numbers that have no
-meaning: tests/unit/house/test_command_line.py, for every flag of every recipe.)"""
+meaning: tests/unit/house/test_command_line.py, for every flag of every recipe; pairs of face's flags:
+tests/recipes/face/test_flag_pairs.py.)"""
 
 import shlex
 
@@ -13,23 +14,17 @@ R50 = "slowfast_4x16_resnet50_kinetics400"
 FACE = """
     --label-smoothing 0.1 --interclass-filtering-threshold 0.4 | --label-smoothing with --interclass
     --label-smoothing 0.1 --sub-centres 2 | --label-smoothing with --sub-centres
-    --label-smoothing 0.1 --loss curricularface | --label-smoothing with CurricularFace
     --label-smoothing 0.1 --sampling-correction --sample-rate 0.5 | --label-smoothing with --sampling-correction
     --sampling-correction | --sampling-correction without sampling
     --sampling-correction --sample-rate 0.5 --quota insightface | --sampling-correction with --quota insightface
-    --quota theirs --sample-rate 0.5 | --quota
-    --hard-negatives 4 | --hard-negatives without sampling
     --hard-negatives-every 5 --sample-rate 0.5 | --hard-negatives-every without --hard-negatives
     --centre-place disk | --centre-place disk and --centre-path DIR go together
-    --centre-path rows | --centre-place disk and --centre-path DIR go together
     --centre-place disk --centre-path setup.cfg | --centre-path setup.cfg is a file
     --centre-state-dtype bf16 --head-optimizer adagrad | with --head-optimizer adagrad
     --centre-dtype fp16 --head-optimizer adamw | AdamW with its state in fp16
     --centre-state-dtype fp16 --optimizer adamw | AdamW with its state in fp16
     --head-optimizer nesterov --momentum 0 | nesterov with momentum 0
     --head-lr 0.1 --lr 0 | --head-lr 0.1 with --lr 0
-    --precision fp64 --centre-dtype bf16 | --precision fp64
-    --precision fp64 --head-impl cpu | --head-impl cpu
     --head-impl triton --device cpu | --head-impl triton with --device cpu
     --head-impl cpu --device cuda | --head-impl cpu with --device cuda
     --start-centres a --resume b | --start-centres with --resume b
@@ -38,13 +33,10 @@ FACE = """
     --labels-drawn 2 | --labels-drawn 2 with --labels 1
     --labels 2 --labels-drawn 3 | --labels-drawn 3 with --labels 2
     --labels 2 --balance sqrt | --balance sqrt with --labels 2
-    --labels 2 --label-smoothing 0.1 | 2 labels an image with --label-smoothing
-    --labels 2 --loss curricularface | 2 labels an image with CurricularFace
     --rule own-out | --rule own-out with one label
     --labels 4 --labels-drawn 1 --rule mlc | --rule mlc with one label
-    --rule mlcd --label-smoothing 0.1 | --rule mlcd with --label-smoothing
-    --rule theirs --labels 2 | --rule
     --backbone-lr 0.1 --lr 0 | --backbone-lr 0.1 with --lr 0
+    --pretrained-partial | --pretrained-partial
     --nodes 2 | --nodes 2 needs --master-addr
     --nodes 2 --nr 2 --master-addr a | --nr is 2, of --nodes 2
     --gpus 2 --master-port 65536 | --master-port is 65536
@@ -107,17 +99,14 @@ KVSTORE = """
     --model-prefix m --load-epoch 20 | --load-epoch 20 of --num-epochs 20
 """
 IMAGENET = """
-    --num_label 10 | did you mean --num_labels?
     --resize 200 | --resize 200 is smaller than the crop, --image_size 227
     --num_channels 1 | --num_channels is 1; expected one of 3
     --batch_size 1 | --sync-bn
     --num_gpus 3 --batch_size 64 | 63 or 66
     --num_gpus 3 --batch_size 2 | try 3
     --num_gpus 0 | --num_gpus is 0
-    --batch_size 1.5 | --batch_size is 1.5
     --gpus 0,a | --gpus is '0,a'
     --dtype double | --dtype is double; expected float or float16
-    --dtype | --dtype needs a value
     --model shufflenet | --model shufflenet
     --pretrained a --load_model_path b | exclude each other
     --num_shards 2 --shard_id 2 | shards are numbered from 0 to 1
@@ -138,8 +127,6 @@ KINETICS = """
     --use-tsn | --use-tsn
     --use-pretrained | --resume-params
     --new-step 2 | --new-step is 2
-    --lr-mode linear | --lr-mode is linear; expected step, cosine, poly
-    --num-data-workers x | --num-data-workers is x
     --slow-temporal-stride 8 | takes 32 and 4: --new-length 64
     --num-segments 10 | --eval
     --logging-file a/b.log | --save-dir

@@ -1,35 +1,15 @@
 """Free memory is the container's where a container has less than the machine: cgroups v1 and v2."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from partial_fc import memory
-from partial_fc.memory import _memory_cgroups, available_memory_bytes
+from partial_fc.memory import available_memory_bytes
 
 GB = 10**9
 V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
 V2 = "memory.max", "memory.current", "inactive_file"
-
-# Two blocks of 64 MB, one after the other, all of whose pages are written to; pages that the kernel had to give.
-KEEPS = """
-import json, resource
-import numpy as np
-from partial_fc import memory
-
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    np.empty(2**26, np.uint8).fill(1)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-memory.keep_freed()
-faults()
-print(json.dumps(faults()))
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -90,54 +70,3 @@ def test_the_tightest_of_nested_limits_counts_and_pages_of_files_are_free(tmp_pa
 def test_a_container_sees_its_own_limit_at_the_mount_point(tmp_path, make, names, top, path, root):
     group(tmp_path / top, names, 2 * GB, 1 * GB)
     assert available_memory_bytes(make(tmp_path, path, root)) == 1 * GB
-
-
-JOB = """
-import sys, torch
-from pathlib import Path
-from partial_fc import checkpoint
-from partial_fc.comm import SingleWorld
-from partial_fc.head import CosFace, PartialFC
-group, root = map(Path, sys.argv[1:3])
-head = PartialFC(100_000, 128, CosFace(), impl="plain")
-len(head.centres)
-head.row_state()["momentum"].fill_(1)
-weights = {str(i): torch.ones(1 << 11, 1 << 10).T for i in range(16)}
-usage = int((group / "memory.usage_in_bytes").read_text())
-(group / "memory.limit_in_bytes").write_text(str(usage + (60 << 20)))
-saver = checkpoint.Saver(root, SingleWorld(), keep=1)
-taken = checkpoint.capture(1, weights, {}, {}, head, {}, world=SingleWorld(), copy=saver.can_copy)
-saver.begin(taken)
-saver.finish()
-print(taken.is_copy, checkpoint.newest(root).name)
-"""
-
-
-@pytest.mark.long
-def test_a_checkpoint_is_written_where_its_copy_would_be_killed(tmp_path):
-    """102 MB of rows and 134 MB of weights that do not lie in a row, in a memory cgroup with 63 MB left."""
-    folders = [folder for folder, _, _ in _memory_cgroups(Path("/proc/self")) if (folder / V1[0]).exists()]
-    if not folders or not os.access(folders[0], os.W_OK):
-        pytest.skip("needs a cgroup v1 for memory that this user may divide")
-    limited = folders[0] / f"partial-fc-test-{os.getpid()}"
-    try:
-        limited.mkdir()
-    except OSError as error:
-        pytest.skip(f"no cgroup can be made below {folders[0]}: {error.strerror}")
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", JOB, limited, tmp_path / "checkpoints"],
-            capture_output=True,
-            text=True,
-            preexec_fn=lambda: (limited / "cgroup.procs").write_text(str(os.getpid())),
-        )
-    finally:
-        limited.rmdir()
-    assert done.returncode == 0, f"status {done.returncode} (-9: killed): {done.stderr[-500:]}"
-    assert done.stdout.split() == ["False", "step-00000001"]
-
-
-def test_a_large_block_that_is_freed_serves_the_next_one():
-    environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", KEEPS], env=environ, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) < 100  # 16,384 pages of 4 kB otherwise, or 32 of 2 MB

@@ -64,15 +64,6 @@ def test_equals_the_written_out_momentum(nesterov, rates, decay):
     np.testing.assert_allclose(end, reference(start, 0.8, rates, 0.9, decay, nesterov), rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("nesterov", [True, False])
-def test_equals_torch_while_the_rate_is_constant(nesterov):
-    own, torchs = Toy([1.0, -2.0]), Toy([1.0, -2.0])
-    rates = (0.07,) * 50
-    a = trained(own, rates, build("sgd", own, 0.9, 0.01, nesterov=nesterov, lr_in_momentum=True))
-    b = trained(torchs, rates, torch.optim.SGD([torchs.w], 0.07, 0.9, weight_decay=0.01, nesterov=nesterov))
-    np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
-
-
 def test_a_run_that_stops_where_the_rate_falls_goes_on_to_the_same_bits():
     make = partial(build, "sgd", momentum=0.9, weight_decay=0.01, nesterov=True, lr_in_momentum=True)
     whole, first = Toy([1.0, -2.0]), Toy([1.0, -2.0])

@@ -115,11 +115,6 @@ def test_every_flag_is_refused_with_both_values_or_named_or_free(recipe):
             assert found.allowed == ([] if name in free else [change]), name
 
 
-def test_a_switch_is_named_as_it_is_typed():
-    values = flags.flat(parsed(face))
-    assert told(face, values, values | {"mirror": False}).allowed == ["--mirror, this run has --no-mirror"]
-
-
 def test_what_json_has_no_number_for_is_no_difference():
     """As --head-clip of an arcface_torch config."""
     values = flags.flat(parsed(face)) | {"head_clip": math.inf}

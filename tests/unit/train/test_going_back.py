@@ -1,7 +1,6 @@
 """A rollback loads a checkpoint into a state that has been trained with: nothing of that state is left in it, and
 nothing of what comes after a snapshot gets into that."""
 
-import logging
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.folders import mark
-from partial_fc.checkpoint.peer.commits import ProcessState
 from partial_fc.comm import SingleWorld
 from partial_fc.flags import RunFlags
 from partial_fc.head import AdaFace, CosFace, HardNegatives, PartialFC
@@ -20,8 +18,8 @@ from partial_fc.optim.backbone import named_state
 from partial_fc.train.job import Job
 from partial_fc.train.loop import snapshot
 from partial_fc.train.resume import restore
-from partial_fc.train.run import Run
 from tests.parallel.train.test_update import CLASSES, D, job_of, make, micro_batches
+from tests.unit.train.test_face_start import run_of
 
 
 def job(compression: str) -> Job:
@@ -34,8 +32,7 @@ def job(compression: str) -> Job:
 
 def go_back(job: Job, folder: Path) -> tuple[int, int] | None:
     flags = RunFlags(models_root=folder.parent / "run", resume=str(folder))
-    log = logging.getLogger("test")
-    run = Run("face", SimpleNamespace(run=flags), job.world, job.backbone.device, log, ProcessState(), versions={})
+    run = run_of(job.world, SimpleNamespace(run=flags))
     with closing(checkpoint.Saver(flags.checkpoints, job.world, keep=3)) as saver:
         return restore(run, job.backbone, job.head, saver)
 

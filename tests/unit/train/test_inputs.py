@@ -13,7 +13,6 @@ from partial_fc.data.sample import Sample, Source
 from partial_fc.models.inputs import FACE, InputContract, Unchanged
 from partial_fc.train.guards.nan_report import _of_inputs
 from partial_fc.train.record import first_batch
-from partial_fc.train.record.log import Interval, StepLine
 
 SHAPES = [(), (1,), (5,), (4, 3), (2, 3, 4), (2, 3, 4, 5)]
 
@@ -63,10 +62,3 @@ def test_a_report_has_means_of_what_has_means(tmp_path):
     assert found["input_mean"] == [1.5, 4.0]
     assert "pixel_mean" not in found
     assert "pixel_mean" in _of_inputs(job_of(FACE, tmp_path), torch.zeros(2, 3, 4, 4).byte())  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("unit", "speed"), [("images", "70 img/s"), ("samples", "70 samples/s")])
-def test_the_terminal_says_what_is_counted(unit, speed):
-    text = StepLine(1, 9, 7).short(3, Interval(0.5, 70.0, 35.0, "words", 60.0, unit=unit))
-    assert f" {speed} " in text
-    assert len(text) <= 80

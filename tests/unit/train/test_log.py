@@ -5,6 +5,7 @@ import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import cv2
 import numpy as np
@@ -174,28 +175,9 @@ def test_the_loss_picture(tmp_path):
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 20
 
 
-class Run:
-    """Stands in for wandb's: the library itself is not installed for tests (docs/after-training.md has its run)."""
-
-    id = "abc"
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, float]] = []
-        self.steps: list[tuple[str, str | None]] = []
-        self.ended = False
-
-    def define_metric(self, name: str, step_metric: str | None = None) -> None:
-        self.steps.append((name, step_metric))
-
-    def log(self, row: dict[str, float]) -> None:
-        self.rows.append(row)
-
-    def finish(self) -> None:
-        self.ended = True
-
-
 def test_wandb_gets_what_tensorboard_gets(tmp_path, monkeypatch):
-    given, run = [], Run()
+    """Beside a stand-in: the library itself is not installed for tests (docs/after-training.md has its run)."""
+    given, run = [], Mock(id="abc")
     wandb = SimpleNamespace(Error=RuntimeError, init=lambda **flags: given.append(flags) or run)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     for _ in range(2):
@@ -203,9 +185,9 @@ def test_wandb_gets_what_tensorboard_gets(tmp_path, monkeypatch):
     progress = Progress(tmp_path, SingleWorld(), StepLine(1, 9, 4), 0, 0, board)
     progress.scalars(3, {"train/loss": 1.5})
     progress.close()
-    assert run.rows == [{"train/loss": 1.5, "step": 3}]
-    assert run.steps[:2] == [("step", None), ("*", "step")]
-    assert run.ended
+    run.log.assert_called_once_with({"train/loss": 1.5, "step": 3})
+    assert run.define_metric.call_args_list[:2] == [call("step"), call("*", step_metric="step")]
+    run.finish.assert_called_once()
     assert [flags["id"] for flags in given] == [None, "abc"]  # a resumed run is the same one
     assert (given[0]["project"], given[0]["config"]) == ("faces", {"lr": 0.1, "rec": "x"})
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from partial_fc.comm import SingleWorld
-from partial_fc.train.record.log import Interval, StepLine, open_files
+from partial_fc.train.record.log import Interval, open_files
 from partial_fc.train.record.log_style import STYLES
 from partial_fc.train.record.progress import Progress
 from tests.unit.stored_checkpoints import OneOf
@@ -77,12 +77,6 @@ def test_parsers_of_arcface_torch_read_training_log(tmp_path, capsys, scale):
         "step 100/51300 · loss 12.3 · 2411 img/s · 1:36:00 left",
         "step 2000 · lfw 99.52 % · best 99.53 %",
     ]
-
-
-@pytest.mark.parametrize("line", [OWN.line(100, 12_345_678, 1000), StepLine(100, 12_345_678, 1000)])
-def test_a_long_run_of_a_fast_machine_fits_on_a_terminal(line):
-    since = Interval(0.000123456, 1_234_567.8, 1.0, "words", 1e7)
-    assert len(line.text(12_345_678, 5, 1.0, 0.1, since).on_terminal) <= 80
 
 
 def test_the_terminal_says_how_bad_and_of_whom_a_warning_is(tmp_path, capsys):

@@ -9,7 +9,7 @@ from partial_fc import models
 from partial_fc.comm import SingleWorld
 from partial_fc.machine import has_bf16
 from partial_fc.train.batch_norm import RunningStatistics
-from partial_fc.train.precision import LossScaler, Precision, Weights, _WideConv2d, add_up_convolutions_in_fp32, choose
+from partial_fc.train.precision import LossScaler, Precision, Weights, add_up_convolutions_in_fp32, choose
 
 CPU = torch.device("cpu")
 
@@ -114,22 +114,6 @@ def test_wide_convolutions_equal_fp32_on_rounded_numbers(dtype, groups):
         assert (ours - theirs.grad).abs().max() <= step * theirs.grad.abs().max()
 
 
-def test_convolutions_that_are_slow_in_bf16_are_wide_beside_bf16_units(monkeypatch):
-    """Those of a few channels each, but for single channels without a stride; all others stay as they are."""
-    monkeypatch.setattr("partial_fc.train.precision._cpu_convolves", lambda dtype: dtype == torch.bfloat16)
-    model = models.build("mbf", 16, 32)
-    Precision("bf16", CPU).prepare(model)
-    wide = {name: (m.groups, m.stride[0]) for name, m in model.named_modules() if isinstance(m, _WideConv2d)}
-    assert wide == {
-        "layers.1.layers.0": (64, 1),
-        "layers.2.layers.1.layers.0": (128, 2),
-        "layers.4.layers.1.layers.0": (256, 2),
-        "layers.6.layers.1.layers.0": (512, 2),
-    }
-    with torch.autocast("cpu", torch.bfloat16):
-        assert model.layers[1].layers[0](torch.rand(1, 128, 8, 8)).dtype == torch.bfloat16
-
-
 def test_convolutions_of_clips_are_wide_too():
     torch.manual_seed(0)
     narrow, wide = nn.Conv3d(3, 4, 3), nn.Conv3d(3, 4, 3)
@@ -139,15 +123,6 @@ def test_convolutions_of_clips_are_wide_too():
     with torch.autocast("cpu", torch.float16):
         y = narrow(x)
     assert torch.equal(y, wide(x.half().float()).half())
-
-
-def test_wide_convolutions_leave_fp32_alone():
-    torch.manual_seed(0)
-    one, other = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
-    other.load_state_dict(one.state_dict())
-    add_up_convolutions_in_fp32(one)
-    x = torch.randn(2, 3, 8, 8)
-    assert torch.equal(one(x), other(x))
 
 
 def test_masters_hold_what_halves_round_away():

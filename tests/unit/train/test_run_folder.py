@@ -17,6 +17,7 @@ from partial_fc.train.begin import run_folder
 from partial_fc.train.begin.run_folder import hold_folders, release_folders
 from partial_fc.train.begin.start import is_asked_for, launch, named
 from recipes import face, imagenet, kinetics, mnist
+from tests.unit.models.test_arcface_torch_config import HEAD, write
 from tests.unit.thread_world import in_world
 
 
@@ -37,10 +38,7 @@ def test_two_experiments_do_not_meet(words, expected):
 
 
 def test_a_configuration_file_gives_its_name(tmp_path):
-    path = tmp_path / "ms1mv3_r50.py"
-    path.write_text(
-        "from easydict import EasyDict as edict\nconfig = edict()\nconfig.network = 'r100'\nconfig.rec = '/data/x'\n"
-    )
+    path = write(tmp_path, f"{HEAD}config.network = 'r100'\nconfig.rec = '/data/x'\n", "ms1mv3_r50.py")
     config = face.parse(["--config", str(path)])[0]
     assert named(config, face._called(config)).run.models_root == Path("runs/face-ms1mv3_r50-r100")
     path.write_text(path.read_text() + "config.output = 'work'\n")

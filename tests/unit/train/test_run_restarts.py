@@ -164,21 +164,6 @@ def test_ctrl_c_leaves_time_for_a_checkpoint_and_the_second_does_not(start, tmp_
     assert (status, len(calls)) == (130, 1)
 
 
-def test_a_closed_terminal_which_may_tell_it_twice_leaves_time_for_a_checkpoint(start, tmp_path):
-    plan = "0 for s in USR1 TERM; do trap \"echo $s >> $here/got\" $s; done; trap 'over=1' INT; touch $here/up; "
-    process = start(plan + 'until [ "$over" ]; do sleep 0.02; done\n', "--restarts", "3")
-    wait_for(tmp_path / "bin/up")
-    process.send_signal(signal.SIGHUP)
-    wait_for(tmp_path / "bin/got")
-    process.send_signal(signal.SIGHUP)
-    time.sleep(TOGETHER_S)
-    process.send_signal(signal.SIGUSR1)  # handled after the other
-    wait_for(tmp_path / "bin/got", num_lines=2)
-    process.send_signal(signal.SIGINT)
-    assert outcome(process, tmp_path)[0] == 130
-    assert (tmp_path / "bin/got").read_text() == "USR1\n" * 2
-
-
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_in_the_pause_ends_it_with_nothing_running(start, tmp_path, number, expected):
     process = start("0 exit 1\n00000002 exit 0\n", "--restarts", "3", pause_s="100")

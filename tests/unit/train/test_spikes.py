@@ -86,13 +86,13 @@ def test_nothing_is_far_before_enough_is_known_and_what_is_not_finite_does_not_c
     assert spikes_of([math.nan, math.inf] * 100 + [1.0] * LEAST + [math.nan, 100.0]) == [201 + LEAST]
 
 
+def job_of(root: Path, rank: int, step: int, position: int) -> Any:
+    at, world = SimpleNamespace(step=step, position=position), SimpleNamespace(rank=rank)
+    return SimpleNamespace(models_root=root, world=world, at=at, logger=logging.getLogger("test"))
+
+
 def test_the_records_of_a_spike_are_written_down(tmp_path, caplog):
-    job = SimpleNamespace(
-        models_root=tmp_path,
-        world=SimpleNamespace(rank=3),
-        at=SimpleNamespace(step=77, position=640),
-        logger=logging.getLogger("test"),
-    )
+    job = job_of(tmp_path, 3, 77, 640)
     image = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
     batches = [Batch(image, torch.tensor([5, 6]), torch.tensor([i, 40]), 0.0, 640, 2) for i in (1, 2)]
     watched = SpikeDetector()
@@ -101,7 +101,7 @@ def test_the_records_of_a_spike_are_written_down(tmp_path, caplog):
     found = watched.add(9.0)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            watched.note(job, found, batches, lr=0.1)  # type: ignore[arg-type]
+            watched.note(job, found, batches, lr=0.1)
     assert "step 77: the loss is 9.0000, far above the median 1.0000" in caplog.text
     rows = [json.loads(line) for line in (tmp_path / "spikes/rank-00003.jsonl").read_text().splitlines()]
     assert len(rows) == 2
@@ -111,17 +111,12 @@ def test_the_records_of_a_spike_are_written_down(tmp_path, caplog):
 
     (tmp_path / "in-the-way").write_text("")
     job.models_root = tmp_path / "in-the-way"
-    watched.note(job, found, batches, lr=0.1)  # type: ignore[arg-type]
+    watched.note(job, found, batches, lr=0.1)
     assert "rank-00003.jsonl cannot be written" in caplog.text
 
 
 def test_many_spikes_are_counted_not_listed(tmp_path, caplog):
-    job: Any = SimpleNamespace(
-        models_root=tmp_path,
-        world=SimpleNamespace(rank=0),
-        at=SimpleNamespace(step=0, position=0),
-        logger=logging.getLogger("test"),
-    )
+    job = job_of(tmp_path, 0, 0, 0)
     watched = SpikeDetector()
     with caplog.at_level(logging.INFO):
         for job.at.step in range(1, 141):

@@ -60,16 +60,6 @@ def test_ranks_together_equal_one_batch_norm_over_the_whole_batch(rows):
             assert torch.equal(local.get_buffer(name), ranks[0][0].get_buffer(name))
 
 
-def test_two_collectives_a_layer_named_after_its_path():
-    def job(world):
-        step(convert(network(), world), torch.randn(2, 3, 6, 6), torch.randn(2, 7))
-        return world.traffic.calls
-
-    forward = [f"sync_bn/{path}/forward" for path in (0, 2, 6)]
-    backward = [f"sync_bn/{path}/backward" for path in (6, 2, 0)]
-    assert [list(calls.items()) for calls in in_world(2, job)] == [[(name, 1) for name in forward + backward]] * 2
-
-
 def test_a_mean_far_from_zero_keeps_the_digits():
     x = 1000 + torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
 

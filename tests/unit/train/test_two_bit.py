@@ -79,15 +79,6 @@ def one_update(named, sync, gradient_of_mean, global_batch, loss_scale=1.0):
     sync.wait()
 
 
-def test_bytes_are_a_sixteenth_and_whole_words_a_parameter():
-    named, sync = sync_of((17,), (3, 16), (1,))
-    with sync._world.count_traffic() as traffic:
-        one_update(named, sync, 1.0, global_batch=1)
-    assert sum(traffic.num_bytes.values()) == 4 * (2 + 3 + 1)
-    assert sync.step_bytes().handed_in == 4 * (2 + 3 + 1)
-    assert sync.step_bytes().gradient == 4 * (17 + 48 + 1)
-
-
 def test_state_goes_on_where_it_stopped():
     first, sync = sync_of((3, 5), (17,))
     one_update(first, sync, 0.1, global_batch=3)

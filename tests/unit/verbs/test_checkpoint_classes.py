@@ -1,6 +1,5 @@
 """`partial-fc checkpoint classes`: who stays, stays bit for bit; who is new, starts where its images lie."""
 
-import dataclasses
 from pathlib import Path
 
 import cv2
@@ -159,48 +158,18 @@ def test_the_other_sub_centres_of_a_new_class_are_start_values(tmp_path):
     assert torch.equal(centre_RD[1:], fresh[1, 1:])
 
 
-def test_classes_that_become_one_share_a_direction(tmp_path):
-    heads = saved(tmp_path / "a", 2)
-    rows = whole(heads)
-    classes.merge_classes(MergeClassesOptions(tmp_path / "a", into="eve", out=tmp_path / "b", names=("kim", "bob")))
+@pytest.mark.parametrize("images", [(), (1, 5, 3)])
+def test_classes_that_become_one_share_a_direction(tmp_path, images):
+    """Which counts by images, where their numbers are given."""
+    rows = whole(saved(tmp_path / "a", 2))
+    options = MergeClassesOptions(tmp_path / "a", tmp_path / "b", "eve", ("kim", "bob"), images=images)
+    classes.merge_classes(options)
     after = rows_by_name(tmp_path / "b", 2)["eve"]
-    expected_D = normalize(normalize(rows["centres"][[1, 4, 10]]).mean(dim=0), dim=0) * rows["centres"][4].norm()
+    parts = normalize(rows["centres"][[4, 10, 1]]) * torch.tensor(images or (1, 1, 1))[:, None]
+    expected_D = normalize(parts.sum(dim=0), dim=0) * rows["centres"][4].norm()
     torch.testing.assert_close(after["centres"], expected_D, rtol=1e-5, atol=1e-6)
     assert torch.equal(after["momentum"], rows["momentum"][4])
     assert torch.equal(after["touched"], rows["touched"][4])
-
-
-def test_directions_count_by_images(tmp_path):
-    rows = whole(saved(tmp_path / "a", 2))
-    options = MergeClassesOptions(tmp_path / "a", tmp_path / "b", "eve", ("kim", "bob"), images=(1, 5, 3))
-    classes.merge_classes(options)
-    parts = normalize(rows["centres"][[4, 10, 1]]) * torch.tensor([[1.0], [5.0], [3.0]])
-    expected_D = normalize(parts.sum(dim=0), dim=0) * rows["centres"][4].norm()
-    torch.testing.assert_close(rows_by_name(tmp_path / "b", 2)["eve"]["centres"], expected_D, rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match="expected a number for each of eve, kim, bob"):
-        classes.merge_classes(dataclasses.replace(options, out=tmp_path / "c", images=(1, 5)))
-
-
-def test_training_goes_on_with_dense_catch_up(tmp_path):
-    """A new row stands for all steps so far; were it not so, catch-up would want rates of steps it never saw."""
-    np.save(tmp_path / "e.npy", np.ones((1, D), np.float32))
-
-    def head(num_classes: int) -> PartialFC:
-        return PartialFC(num_classes, D, heads_of(1)[0].margin, sample_rate=0.5, catch_up="exact")
-
-    first = head(11)
-    for step in range(5):
-        first(
-            torch.randn(4, D, generator=torch.Generator().manual_seed(step)).requires_grad_(), torch.arange(4)
-        ).backward()
-        first.step(0.1)
-    save(tmp_path / "a", [first], names=NAMES)
-    classes.add(AddOptions(tmp_path / "a", tmp_path / "b", (f"bea={tmp_path / 'e.npy'}",)))
-    second = head(12)
-    checkpoint.Checkpoint(tmp_path / "b").load_head(second)
-    start_D = second.row_state()["centres"][1].clone()
-    second.store.fetch(None, 5)
-    assert torch.equal(second.row_state()["centres"][1], start_D)
 
 
 def test_matching_a_data_set(tmp_path, backbone):
@@ -238,16 +207,6 @@ def test_names_from_files_and_all_names_at_once(tmp_path):
     assert checkpoint.Checkpoint(tmp_path / "c").class_names == NAMES[1:-1]
 
 
-@pytest.mark.parametrize("count", [1, 50])
-def test_names_are_read_as_often_for_many_new_classes_as_for_one(tmp_path, monkeypatch, count):
-    saved(tmp_path / "a", 1)
-    reads = []
-    names = checkpoint.Checkpoint.names
-    monkeypatch.setattr(checkpoint.Checkpoint, "names", lambda self: reads.append(1) or names(self))
-    classes.add(AddOptions(tmp_path / "a", tmp_path / "b", tuple(f"x{i}" for i in range(count))))
-    assert len(reads) < 10
-
-
 def test_lists_of_hard_negatives_are_left_out(tmp_path, capsys):
     saved(tmp_path / "a", 1, sample_rate=0.5, hard_negatives=HardNegatives(11, 2))
     classes.remove(RemoveOptions(tmp_path / "a", tmp_path / "b", ("ada",)))
@@ -268,6 +227,10 @@ def test_lists_of_hard_negatives_are_left_out(tmp_path, capsys):
         (lambda a, b: classes.add(AddOptions(a, b, ("x=nowhere",))), "nowhere: expected a folder"),
         (lambda a, b: classes.add(AddOptions(a, b, ("x=nowhere.npy",))), "nowhere.npy: no .npy file"),
         (lambda a, b: classes.merge_classes(MergeClassesOptions(a, b, "ada", ("ada",))), "not itself"),
+        (
+            lambda a, b: classes.merge_classes(MergeClassesOptions(a, b, "ada", ("bob",), images=(1,))),
+            "each of ada, bob",
+        ),
         (lambda a, b: classes.rename(RenameOptions(a, b, ("ada",))), "expected OLD=NEW"),
         (lambda a, b: classes.rename(RenameOptions(a, b, ("ada=bob",))), "would both be named 'bob'"),
         (lambda a, b: classes.rename(RenameOptions(a, b)), "no class is renamed"),

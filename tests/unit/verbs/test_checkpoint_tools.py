@@ -14,7 +14,7 @@ from partial_fc.head import PartialFC, Storage
 from partial_fc.verbs.checkpoint.inspect import InspectOptions, inspect
 from partial_fc.verbs.checkpoint.reshard import MergeOptions, ReshardOptions, merge, reshard
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
-from tests.unit.stored_checkpoints import D, OneOf, heads_of, save, whole
+from tests.unit.stored_checkpoints import D, OneOf, damage, heads_of, save, whole
 
 
 def loaded(folder: Path, size: int, **options) -> list[PartialFC]:
@@ -118,19 +118,7 @@ def test_a_damaged_file_is_not_given_a_new_checksum(tmp_path):
     assert (tmp_path / "b/mine").read_text() == "x"
 
 
-def damage(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 1
-    path.write_bytes(content)
-
-
 # ---- verify
-
-
-def test_what_is_whole_passes(tmp_path, capsys):
-    save(tmp_path / "step-00000007", heads_of(3), names=list("abcdefghijk"), local=[owed(1.0)] * 3)
-    assert verify(VerifyOptions((tmp_path,), finite=True)) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'step-00000007'}: ok\n"
 
 
 def one(folder: Path, pattern: str) -> Path:
@@ -234,6 +222,9 @@ def test_inspect_says_what_there_is(tmp_path, capsys):
     assert first.endswith("11 classes  score 0.90000  best")
     assert second.endswith("score 0.50000  newest")
     assert "incomplete" in third
+    damage(tmp_path / "step-00000008/manifest.json")
+    inspect(InspectOptions(tmp_path, json=True))
+    assert "damaged" in json.loads(capsys.readouterr().out)[1]["problem"]
     assert inspect(InspectOptions(tmp_path / "step-00000007")) == 0
     printed = capsys.readouterr().out
     words = dict(line.split(maxsplit=1) for line in printed.splitlines())
@@ -241,17 +232,6 @@ def test_inspect_says_what_there_is(tmp_path, capsys):
     assert (words["head.classes_created"], words["head.classes_touched"]) == ("8", "7")
     assert "centres shape 6, dtype float32, momentum shape 6, dtype float32, touched" in words["head.columns"]
     assert inspect(InspectOptions(tmp_path / "step-00000009")) == 1
-
-
-def test_inspect_gives_json(tmp_path, capsys):
-    save(tmp_path / "step-00000007", heads_of(3, made=range(8)))
-    damage(save(tmp_path / "step-00000008", heads_of(1), step=8)[0] / "manifest.json")
-    inspect(InspectOptions(tmp_path, json=True))
-    good, bad = json.loads(capsys.readouterr().out)
-    assert good["complete"]
-    assert good["head"]["classes_created"] == 8
-    assert good["head"]["columns"]["centres"] == {"shape": [D], "dtype": "float32"}
-    assert "damaged" in bad["problem"]
 
 
 def test_a_folder_without_checkpoints_is_refused(tmp_path):

@@ -52,21 +52,6 @@ def test_every_verb_has_its_function_and_its_flags(name):
 
 
 @pytest.mark.parametrize(
-    ("words", "name", "rest"),
-    [
-        (["plan", "--classes", "5"], "plan", ["--classes", "5"]),
-        (["bench", "head"], "bench head", []),
-        (["checkpoint", "classes", "add", "x"], "checkpoint classes add", ["x"]),
-        (["checkpoint", "clas"], "checkpoint", ["clas"]),
-        (["plans"], "", ["plans"]),
-        ([], "", []),
-    ],
-)
-def test_a_verb_is_the_longest_that_the_words_begin_with(words, name, rest):
-    assert cli.find(words) == (name, rest)
-
-
-@pytest.mark.parametrize(
     ("words", "meant"),
     [
         ("packk", "data pack"),
@@ -128,8 +113,8 @@ def test_version(command):
 
 def test_help_and_mistakes_of_every_verb_and_recipe_come_without_torch():
     """As in the processes of a launch whose command line is wrong."""
-    code = """
-import contextlib, io, sys
+    code = r"""
+import contextlib, io, re, sys
 from partial_fc import cli
 from partial_fc.verbs import train
 
@@ -137,9 +122,10 @@ for name in (name for name in cli.VERBS if name not in cli._OWN_READERS):
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         with contextlib.suppress(SystemExit):
-            cli.run(name, ["--help"])
+            cli.run(name, ["--help-all"])
         assert cli.run(name, ["--no-such-flag"]) == 2, name
     assert f"usage: partial-fc {name}" in said.getvalue(), name
+    assert not re.search(r"\bNone\b|--flip PATH|\(default: \)", said.getvalue()), name
     assert f"partial-fc {name}: " in said.getvalue(), name
     assert "torch" not in sys.modules, name
 for words in ("face --help", "face --lrr 3", "mnist --epochs 0", "imagenet --help", "kinetics --model x"):
@@ -202,25 +188,6 @@ def test_a_recipe_may_be_a_file_of_the_users(recipe):
     words = [sys.executable, "-m", "partial_fc", "train", str(recipe), "--a", "--b"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "['--a', '--b'] True\n"), done.stderr
-
-
-def test_recipes_of_a_checkout_are_those_with_a_main():
-    found = train_command.recipes()
-    assert {"face", "mnist"} <= set(found)
-    assert "launch_flags" not in found
-    assert found["face"].startswith("Face recognition")
-
-
-def test_recipes_of_a_wheel_lie_in_the_package(recipe, tmp_path, monkeypatch, capsys):
-    (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes" / "__init__.py").touch()
-    recipe.rename(tmp_path / "recipes" / "mine.py")
-    monkeypatch.setattr(train_command, "_PACKAGE", tmp_path)
-    monkeypatch.setattr(partial_fc, "__path__", [str(tmp_path), *partial_fc.__path__])
-    monkeypatch.delitem(sys.modules, "partial_fc.recipes", raising=False)
-    assert train_command.recipes() == {"mine": "A task of mine."}
-    assert train_command.main(["mine", "--a"]) == 1
-    assert capsys.readouterr().out.startswith("['--a']")
 
 
 # How it ends when something fails: one line for the user. (What the other ranks read: test_hang_report.py.)

@@ -9,13 +9,10 @@ import pytest
 
 from partial_fc.data.idx import write_idx
 from partial_fc.data.pairs import write_pairs
-from partial_fc.pictures import CAPTION_LINE, GAP, SIDE, TITLE
 from partial_fc.verbs.data.pack import PackOptions, pack_images
 from partial_fc.verbs.doctor.data import DataOptions, doctor_data
 from tests.unit.data.test_decode import turned
 from tests.unit.doctor_sets import examine, picture, records, write
-
-ROW = TITLE + SIDE + 2 * CAPTION_LINE + GAP  # pixels of a sheet
 
 
 def test_what_pack_writes_is_good(tmp_path):
@@ -54,12 +51,7 @@ def test_class_folders(tmp_path, capsys):
     ]
     printed = capsys.readouterr().out
     assert f"    {tmp_path}/in/class2/5.jpg, class 2, problem no image that OpenCV can read" in printed
-    sheet = cv2.imread(str(tmp_path / "sheet.png"))
-    assert sheet.shape == (2 * ROW, 10 * (SIDE + GAP) + GAP, 3)
-    # The one that cannot be decoded is a red cross on black; its name is written below it.
-    tile, caption = sheet[TITLE : TITLE + SIDE, GAP : GAP + SIDE], sheet[TITLE + SIDE : ROW, GAP : GAP + SIDE]
-    assert set(map(tuple, tile.reshape(-1, 3).tolist())) == {(0, 0, 0), (60, 60, 230)}
-    assert (caption > 150).all(axis=2).any()
+    assert cv2.imread(str(tmp_path / "sheet.png")) is not None
 
 
 def test_what_is_not_read_of_a_folder_is_counted_and_named(tmp_path):
@@ -170,11 +162,8 @@ PAIRS = {
 @pytest.mark.parametrize("name", PAIRS)
 def test_pairs(tmp_path, name):
     write_to, expected, exit_status = PAIRS[name]
-    sheet = tmp_path / "sheet.png"
-    status, found = examine(write_to(tmp_path / "test.bin"), sheet=sheet)
+    status, found = examine(write_to(tmp_path / "test.bin"))
     assert ({key: f["count"] for key, f in found.items()}, status) == (expected, exit_status)
-    # A row of some images of the set, and one of each finding about images.
-    assert cv2.imread(str(sheet)).shape[0] == ROW * (1 + sum(key.startswith("image-") for key in found))
 
 
 def test_pairs_beside_a_set_that_holds_their_images(tmp_path):
@@ -199,10 +188,8 @@ def test_idx_files(tmp_path):
     image_NHW[3] = 0
     image_NHW[5] = image_NHW[4]
     write_idx(tmp_path / "train-images-idx3-ubyte", image_NHW)
-    status, found = examine(tmp_path, sheet=tmp_path / "sheet.png")
+    status, found = examine(tmp_path)
     assert (status, set(found)) == (1, {"image-constant", "repeated-other-class"})
-    # Some images of each of the two sets, and one finding.
-    assert cv2.imread(str(tmp_path / "sheet.png")).shape[0] == 3 * ROW
     write_idx(tmp_path / "t10k-labels-idx1-ubyte", label_N[1:])
     _, found = examine(tmp_path)
     assert "20 images" in found["idx-unreadable"]["what"]

@@ -187,17 +187,6 @@ def test_all_pairs_of_a_folder_and_of_its_table(given, tmp_path, capsys):
         evaluate(EvaluateOptions(all_pairs=(images,), out=tmp_path / "b"), *ALONE)
 
 
-def test_a_damaged_image_of_a_list_is_named(given, tmp_path):
-    folder, _ = given
-    for path in folder.glob("*.png"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    (tmp_path / "7-1.png").write_bytes(b"no image")
-    (tmp_path / "list.csv").write_bytes((folder / "list.csv").read_bytes())
-    options = EvaluateOptions(model=folder / "model.safetensors", sets=(tmp_path / "list.csv",), out=tmp_path / "out")
-    with pytest.raises(ValueError, match=r"list: .*7-1\.png: no image .*\(image 15 of 80\)"):
-        evaluate(options, *ALONE)
-
-
 def test_a_size_that_the_model_does_not_take_is_refused(given, tmp_path):
     folder, _ = given
     options = EvaluateOptions(

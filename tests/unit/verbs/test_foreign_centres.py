@@ -206,20 +206,6 @@ def test_centres_go_back_to_the_files_that_they_came_from(tmp_path, monkeypatch,
         export_centres(ExportOptions((tmp_path / "out",), tmp_path / "again", size))
 
 
-def test_exported_rows_that_no_step_has_touched_are_start_values(tmp_path, capsys):
-    heads = heads_of(2, made=[1, 7])
-    save(tmp_path / "step-00000007", heads)
-    export_centres(ExportOptions((tmp_path,), tmp_path / "mx", 2))
-    parts = [mxnet_ndarray.read(tmp_path / f"mx/{rank}_centers.param")["0"] for rank in range(2)]
-    expected = initial_centres(torch.arange(12), D, heads[0].facts()["row_seed"])
-    for head in heads:
-        touched = [c for c in (1, 7) if c in range(head.shard.start, head.shard.stop)]
-        expected[touched] = head.rows.read(torch.tensor(touched))["centres"]
-    assert torch.equal(torch.cat(parts), expected)
-    assert sorted(path.name for path in (tmp_path / "mx").iterdir()) == ["0_centers.param", "1_centers.param"]
-    assert "momentum is left out; --momentum-lr" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("head", "flags", "message"),
     [

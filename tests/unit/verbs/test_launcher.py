@@ -90,12 +90,9 @@ def test_a_host_file(hosts):
 @pytest.mark.parametrize(
     "line", ["-oProxyCommand=x", "a b", "a slots=0", "a slots=x", "a:", "a:0", "a:70000", "a;b", "a b=1 c=2"]
 )
-def test_a_line_that_is_no_host_is_named(hosts, line):
+def test_a_line_that_is_no_host_is_named_and_none_is_an_error(hosts, line):
     with pytest.raises(ValueError, match=r"hosts, line 2: .*; expected lines `host`"):
         job.read_hosts(hosts(f"a\n{line}\n"))
-
-
-def test_a_host_file_without_hosts(hosts):
     with pytest.raises(ValueError, match="names no host"):
         job.read_hosts(hosts("# none\n\n"))
 

@@ -1,11 +1,9 @@
 """The report of a run: one file, nothing from outside, nothing from data that a browser would run."""
 
 import json
-import logging
 import re
 import shutil
 from html.parser import HTMLParser
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,47 +12,34 @@ import numpy as np
 import pytest
 import torch
 
-import partial_fc
 from partial_fc.comm import SingleWorld
 from partial_fc.data import Batch
 from partial_fc.models.inputs import FACE
 from partial_fc.train.record import first_batch
 from partial_fc.train.record.curve import Curve
-from partial_fc.train.record.log import StepLine, open_files
+from partial_fc.train.record.log import StepLine
 from partial_fc.train.record.progress import Progress
-from partial_fc.verbs.report.charts import line_chart
 from partial_fc.verbs.report.page import ReportOptions, page, report
 from partial_fc.verbs.report.run_facts import read_run
+from tests.unit.train.test_log_style import opened
 
 EVIL = "<script>alert('1\" & x')</script>"
-VOID = {"meta", "img", "line", "circle", "polyline", "polygon", "rect", "br"}
 
 
-class Checked(HTMLParser):
-    """Fails where tags do not match; keeps what the page would load or run."""
+class Read(HTMLParser):
+    """Keeps what the page would load or run, and its words."""
 
     def __init__(self, text: str):
         super().__init__()
-        self.open: list[str] = []
         self.loaded: list[str] = []
         self.tags: set[str] = set()
         self.words = ""
         self.feed(text)
-        assert not self.open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
         assert not any(name.startswith("on") for name, _ in attrs)
         self.loaded += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "data")]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag in VOID
 
     def handle_data(self, data: str) -> None:
         self.words += data
@@ -64,15 +49,9 @@ class Checked(HTMLParser):
 def run(tmp_path):
     """A run under way, started twice, whose names are as bad as they can be."""
     root = tmp_path / "<b>run"
-    logger = open_files(root, SingleWorld())
-    try:
+    with opened(root, SingleWorld()) as logger:
         logger.info(f"note: {EVIL} is a note")
         logger.warning(f"bad record 1 of at most 100, replaced: {EVIL}: cut")
-    finally:
-        for handler in logger.handlers[:]:
-            logger.removeHandler(handler)
-            handler.close()
-        logger.propagate = True
     for start in (0, 20):
         curve = Curve(root, SingleWorld(), start)
         progress = Progress(root, SingleWorld(), StepLine(20, 100, 50), start, 0)
@@ -101,7 +80,7 @@ def test_one_file_and_nothing_that_runs(run, tmp_path, capsys):
     report(ReportOptions(run, out))
     assert str(out) in capsys.readouterr().out
     text = out.read_text()
-    seen = Checked(text)
+    seen = Read(text)
     assert not seen.tags & {"script", "link", "iframe", "object", "b1"}
     assert all(place.startswith(("data:image/png;base64,", "#")) for place in seen.loaded)
     assert not re.search(r"https?:|url\(|@import", text)
@@ -125,7 +104,7 @@ def test_a_score_that_was_measured_once_is_a_row_with_its_interval_and_no_chart(
     evaluations = {f"{EVIL}/accuracy": 0.827, f"{EVIL}/accuracy_low": 0.6512, f"{EVIL}/accuracy_high": 0.9264}
     (run / "result.json").write_text(json.dumps({"steps": 40, "evaluations": evaluations}))
     facts = read_run(run)
-    assert Checked(page(facts)).words.count("65.1 to 92.6 %") == 2  # on its card, and in the table
+    assert Read(page(facts)).words.count("65.1 to 92.6 %") == 2  # on its card, and in the table
     assert 'aria-label="score over steps"' in page(facts)  # it was evaluated twice
     del facts.history.evaluations[0]
     assert 'aria-label="score over steps"' not in page(facts)
@@ -139,19 +118,11 @@ def test_what_is_evaluated_anew_has_one_picture(run):
     ]
 
 
-def test_letters_of_charts_can_be_read_on_a_phone():
-    """Charts are as wide as the screen: their letters shrink with them."""
-    style = (Path(partial_fc.__file__).parent / "verbs/report/style.css").read_text()
-    (letters_px,) = re.findall(r"@media \(max-width: 600px\) \{ svg text \{ font-size: (\d+)px", style)
-    (chart_px,) = re.findall(r'viewBox="0 0 (\d+) ', line_chart({"a": [(1, 2.0), (2, 3.0)]}, "loss"))
-    assert int(letters_px) * 358 / int(chart_px) >= 9  # 390 px less the page's margins
-
-
 def test_a_run_that_has_just_begun(tmp_path):
     (tmp_path / "loss.csv").write_text("step,loss,lr\n")
-    assert "No step yet" in Checked(page(read_run(tmp_path))).words
+    assert "No step yet" in Read(page(read_run(tmp_path))).words
     (tmp_path / "loss.csv").write_text("step,loss,lr\n1,nan,0.1\n")
-    Checked(page(read_run(tmp_path)))
+    assert Read(page(read_run(tmp_path))).words
 
 
 def test_a_folder_that_is_none(tmp_path):
@@ -160,25 +131,3 @@ def test_a_folder_that_is_none(tmp_path):
     (tmp_path / "result.json").write_text("{")
     with pytest.raises(ValueError, match=r"result\.json: .*JSON"):
         read_run(tmp_path)
-
-
-@pytest.mark.parametrize("points", [[(5, 2.0)], [(1, 3.0), (9, 3.0)], [(0, 0.0), (10, -4.0)], [(1, 1e-9), (2, 1e9)]])
-def test_charts_stay_inside(points):
-    """... whatever the numbers: one point, no rise, many decades."""
-    for log in (False, True):
-        if log and min(value for _, value in points) <= 0:
-            continue
-        svg = line_chart({"a": points}, "loss", log=log, marks=True)
-        for x, y in re.findall(r'cx="([\d.e+-]+)" cy="([\d.e+-]+)"', svg):
-            assert 0 <= float(x) <= 760
-            assert 0 <= float(y) <= 250
-        assert 2 <= svg.count("grid") <= 25
-
-
-def test_the_log_is_read_as_it_is_written(run):
-    facts = read_run(run)
-    assert facts.notes == [f"{EVIL} is a note"]
-    assert facts.num_problems == 1
-    assert facts.last_step == 40
-    assert facts.first_batch is not None
-    assert logging.getLogger("partial_fc").handlers == []
