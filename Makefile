@@ -42,7 +42,7 @@ bench: setup  ## the tables of the head in docs/benchmarks.md, here and with AVX
 	.venv/bin/python -m benchmarks.head
 	.venv/bin/python -m benchmarks.head --instructions avx2
 	.venv/bin/python -m benchmarks.plan_memory
-	.venv/bin/python -m benchmarks.launchers
+	.venv/bin/python -m benchmarks.hosts.launchers
 
 test-gpu: setup  ## the GPU's kernel on a CUDA device; without one, everything is skipped
 	.venv/bin/python -m pytest tests/gpu tests/parallel/train/test_update.py -m gpu

@@ -57,7 +57,7 @@ if [ "$mode" = quick ]; then
     stage "transport, torchrun, 2 ranks" 10 torch 2 "${transport[@]}"
     stage "recipe face, one rank and two" 15 python -m pytest tests/recipes/face/test_face.py -k two_processes_give_the_curve_of_one "$@"
 elif [ "$mode" = long ]; then
-    stage "every failing operation, attacks, launchers killed, the wheel" 340 python -m pytest -m "long and not mxnet" $(marked long tests/{recipes,faults,cluster,simulation,unit/{checkpoint,demo,head,house,models,train,verbs}}) "${four[@]}" -rs "$@"
+    stage "every failing operation, attacks, launchers killed, the wheel" 340 python -m pytest -m "long and not mxnet" $(marked long tests/{recipes,faults,cluster,simulation,unit/{checkpoint,demo,head,house,models,optim,train,verbs}}) "${four[@]}" -rs "$@"
     stage "MXNet: what takes long" 60 python -m pytest -m "mxnet and long" $(marked mxnet tests/recipes) "${two[@]}" "$@"
     stage "parallel, horovodrun Gloo, 2 ranks" 65 gloo 2 "${ranks[@]}" tests/parallel
     stage "transport, horovodrun Gloo, 3 ranks" 12 gloo 3 "${transport[@]}"
@@ -70,8 +70,8 @@ elif [ "$mode" = old ]; then
     # PyTorch, oneDNN, OpenBLAS and numpy each have a setting of their own; the head's kernel takes what PyTorch takes.
     export ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Zen
     export NPY_DISABLE_CPU_FEATURES="X86_V4 AVX512_ICL AVX512_SPR"
-    numeric=(tests/unit/head/test_{head,head_callers,optimizer_start,quota,reference,row_optimizers,row_table,step_operations}.py)
-    numeric+=(tests/unit/kernels/test_{cpu_kernel,cpu_rows,triton}.py tests/unit/train/test_{muon,precision}.py tests/unit/verbs/test_export.py)
+    numeric=(tests/unit/head/{test_{head,head_callers,optimizer_start,reference,step_operations},selection/test_quota,rows/test_row_{optimizers,table}}.py)
+    numeric+=(tests/unit/kernels/test_{cpu_kernel,cpu_rows,triton}.py tests/unit/{optim/test_muon,train/test_precision,verbs/test_export}.py)
     # A processor without AVX512 has done so in `make test` already, but for what takes long.
     grep -qw avx512f /proc/cpuinfo || { numeric=(tests/unit/kernels/test_triton.py -m long) two=(-n 2); }
     stage "numbers, with AVX2 instructions" 90 python -m pytest -m "not mxnet" "${numeric[@]}" "${two[@]}" "$@"

@@ -23,9 +23,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+from partial_fc.checkpoint.this_host import identity
 from partial_fc.errors import describe
 from partial_fc.files import about, regular
-from partial_fc.this_host import identity
 
 _log = logging.getLogger("partial_fc")
 _BEAT_S = 1.0

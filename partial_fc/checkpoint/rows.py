@@ -20,8 +20,8 @@ from torch import Tensor
 
 from partial_fc.checkpoint import crc32
 from partial_fc.checkpoint.files import load_tensors
-from partial_fc.head.class_rows import Column
 from partial_fc.head.protocol import scope
+from partial_fc.head.rows.class_rows import Column
 
 PART_BYTES = 256 << 20
 _BLOCK = 1 << 16  # classes that are checked together

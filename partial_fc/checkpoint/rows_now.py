@@ -16,9 +16,9 @@ from torch import Tensor
 from partial_fc.checkpoint.head_state import check_same_head, tables_in
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.rows import Part, StoredRows, cut
-from partial_fc.head.class_rows import Column
 from partial_fc.head.protocol import Head
 from partial_fc.head.rows import catch_up
+from partial_fc.head.rows.class_rows import Column
 from partial_fc.head.rows.optimizers import from_repr
 
 _CHUNK = 1 << 20  # numbers of each column that are processed at a time

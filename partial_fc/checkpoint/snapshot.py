@@ -16,8 +16,8 @@ from partial_fc.checkpoint.folders import MANIFEST
 from partial_fc.checkpoint.head_state import facts_of, hard_negatives_name
 from partial_fc.checkpoint.rows import Part, class_bytes, cut
 from partial_fc.comm import World
-from partial_fc.head.class_rows import ClassRows, CopiedRows
 from partial_fc.head.protocol import Head, scope
+from partial_fc.head.rows.class_rows import ClassRows, CopiedRows
 from partial_fc.memory import available_memory_bytes, give_back_freed, refusals
 
 # The fraction of free memory for a part that is read while training waits (of rows that are no views), and its minimum.

@@ -11,8 +11,8 @@ from torch import Tensor
 from partial_fc.checkpoint.rows import class_numbers
 from partial_fc.foreign import arcface_torch, mxnet_ndarray
 from partial_fc.foreign.arcface_torch import RankCentres
-from partial_fc.head.class_rows import Column
 from partial_fc.head.rows import RowOptimizer
+from partial_fc.head.rows.class_rows import Column
 from partial_fc.head.shard import Shard
 
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from partial_fc.head.batches import class_numbers
 from partial_fc.head.partial_fc import PartialFC
 from partial_fc.head.protocol import is_table_name
+from partial_fc.head.selection.batches import class_numbers
 
 
 class _Part(NamedTuple):

@@ -26,8 +26,6 @@ from torch import Tensor
 
 from partial_fc.comm import SingleWorld, World
 from partial_fc.head import kernels, predict
-from partial_fc.head.batches import Batches, class_numbers
-from partial_fc.head.class_rows import ClassRows
 from partial_fc.head.interop.compiling import outside_graphs
 from partial_fc.head.interop.inputs import (
     Rows,
@@ -47,8 +45,10 @@ from partial_fc.head.options import check_options, check_several_labels
 from partial_fc.head.pending import Backward, DeferredGradient, Loss, Pending
 from partial_fc.head.protocol import scope
 from partial_fc.head.rows import RowOptimizer, RowTable, Storage
+from partial_fc.head.rows.class_rows import ClassRows
 from partial_fc.head.rule import MeanSoftmax, Rule
 from partial_fc.head.selection.active_rows import ActiveRows, RowSelector
+from partial_fc.head.selection.batches import Batches, class_numbers
 from partial_fc.head.selection.hard_negatives import HardNegatives
 from partial_fc.head.selection.sampling import Quota, Sampling
 from partial_fc.head.selection.steps import Steps

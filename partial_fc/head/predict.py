@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from partial_fc.comm import World
-from partial_fc.head.batches import class_numbers
 from partial_fc.head.gather import FEATURE_DTYPES
 from partial_fc.head.kernels import Logits
 from partial_fc.head.kernels.nearest import Nearest
 from partial_fc.head.kernels.plain import unit
 from partial_fc.head.margin import Negatives
+from partial_fc.head.selection.batches import class_numbers
 from partial_fc.head.softmax import own_arithmetic
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from partial_fc.comm import World
-from partial_fc.head.class_rows import ClassRows
 from partial_fc.head.rows import RowOptimizer
+from partial_fc.head.rows.class_rows import ClassRows
 from partial_fc.head.selection.hard_negatives import HardNegatives
 
 _NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)

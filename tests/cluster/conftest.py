@@ -1,4 +1,4 @@
-"""Two hosts on this machine (benchmarks/two_hosts.py), reached over ssh, and a small job to start on them."""
+"""Two hosts on this machine (benchmarks/hosts/two_hosts.py), reached over ssh, and a small job to start on them."""
 
 import shlex
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.two_hosts import ADDRESSES, TwoHosts, Unavailable, two_hosts
+from benchmarks.hosts.two_hosts import ADDRESSES, TwoHosts, Unavailable, two_hosts
 from tests.recipes.conftest import SMALL, environment, glyphs  # noqa: F401 (a fixture)
 
 # Made-up images, since all that counts is who computes what with whom.

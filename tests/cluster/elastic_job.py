@@ -1,5 +1,5 @@
 """A small job under `horovodrun --min-np 1 --host-discovery-script`, on two hosts that are lost and come back. (How
-fast it goes on: benchmarks/elastic.py.)"""
+fast it goes on: benchmarks/hosts/elastic.py.)"""
 
 import re
 import signal
@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.two_hosts import ADDRESSES, TwoHosts
+from benchmarks.hosts.two_hosts import ADDRESSES, TwoHosts
 from tests.cluster.conftest import JOB
 from tests.waiting import until
 

@@ -2,7 +2,7 @@
 
 import json
 
-from benchmarks.two_hosts import ADDRESSES
+from benchmarks.hosts.two_hosts import ADDRESSES
 from tests.cluster.conftest import HOSTS
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from benchmarks.two_hosts import ADDRESSES, TwoHosts
+from benchmarks.hosts.two_hosts import ADDRESSES, TwoHosts
 from tests.cluster.conftest import JOB
 from tests.cluster.elastic_job import EVERY, kill_all, running, stop, trainers
 from tests.recipes.conftest import train_here

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.two_hosts import ADDRESSES, TwoHosts
+from benchmarks.hosts.two_hosts import ADDRESSES, TwoHosts
 from tests.unit import videos
 
 R50 = "slowfast_4x16_resnet50_kinetics400"

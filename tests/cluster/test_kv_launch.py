@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.two_hosts import ADDRESSES, TwoHosts
+from benchmarks.hosts.two_hosts import ADDRESSES, TwoHosts
 from tests.recipes.launchers.test_kv_launch import needs_mxnet
 
 ROOT = Path(__file__).parents[2]

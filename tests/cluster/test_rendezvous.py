@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks.two_hosts import ADDRESSES
+from benchmarks.hosts.two_hosts import ADDRESSES
 from tests.cluster.test_two_hosts import ended, start_on
 from tests.recipes.conftest import ROOT
 from tests.redis_server import command, skip_without

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.two_hosts import ADDRESSES, TwoHosts
+from benchmarks.hosts.two_hosts import ADDRESSES, TwoHosts
 from tests.cluster.conftest import commands
 from tests.cluster.stranger import listeners
 from tests.recipes.conftest import ROOT

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.two_hosts import TwoHosts
+from benchmarks.hosts.two_hosts import TwoHosts
 from tests.cluster.conftest import JOB, commands
 from tests.recipes.conftest import losses, result, train_several
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from benchmarks.two_hosts import Unavailable, two_hosts
+from benchmarks.hosts.two_hosts import Unavailable, two_hosts
 from tests.cluster.conftest import JOB
 from tests.cluster.test_two_hosts import ended, on_both, start_on
 from tests.faults.ranks import steps_done

@@ -15,7 +15,7 @@ from partial_fc.data.order import Keyed, Selection
 from partial_fc.data.sample import Sample
 from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
 from partial_fc.head import PartialFC
-from partial_fc.head.class_rows import Column
+from partial_fc.head.rows.class_rows import Column
 from partial_fc.head.shard import Shard
 from partial_fc.models.inputs import Unchanged
 from partial_fc.optim.gradient_sync import StepBytes

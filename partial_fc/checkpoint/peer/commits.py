@@ -27,10 +27,10 @@ from partial_fc.checkpoint.files import as_json
 from partial_fc.checkpoint.lock import Fence, FolderLock
 from partial_fc.checkpoint.peer.transfer import PIECE_BYTES, ByteStream, empty_share, outline
 from partial_fc.checkpoint.snapshot import Snapshot
+from partial_fc.checkpoint.this_host import identity
 from partial_fc.comm import Work, World, all_gather_json
 from partial_fc.comm.watch.report import ranks_in_words
 from partial_fc.memory import available_memory_bytes, refusals
-from partial_fc.this_host import identity
 
 _SMALL_BYTES = 1 << 20  # smaller pieces are not worth a message
 _MEMORY_SHARE = 0.5  # of what is free when the first commit is taken

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from partial_fc.comm import World, from_process_group
-from partial_fc.head.batches import class_numbers
 from partial_fc.head.gather import FEATURE_DTYPES
 from partial_fc.head.margin import ArcFace, CosFace, Margin, Softmax
 from partial_fc.head.rows import RowOptimizer, RowSGD
 from partial_fc.head.rule import Rule
+from partial_fc.head.selection.batches import class_numbers
 from partial_fc.head.selection.steps import Steps, steps_of
 
 

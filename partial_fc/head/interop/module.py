@@ -23,9 +23,9 @@ from partial_fc.head.interop.inputs import integer_of
 from partial_fc.head.shard import Shard
 
 if TYPE_CHECKING:
-    from partial_fc.head.class_rows import ClassRows
     from partial_fc.head.pending import Pending
     from partial_fc.head.rows import RowTable
+    from partial_fc.head.rows.class_rows import ClassRows
     from partial_fc.head.selection.hard_negatives import HardNegatives
 
 _EXTRA = "_extra_state"

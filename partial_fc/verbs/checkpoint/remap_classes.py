@@ -12,7 +12,7 @@ from partial_fc.checkpoint.output import new_checkpoint, print_notes
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.rows import StoredRows, class_numbers
 from partial_fc.checkpoint.rows_now import RowsNow, rows_now
-from partial_fc.head.class_rows import Column
+from partial_fc.head.rows.class_rows import Column
 from partial_fc.head.rows.table import initial_centres
 from partial_fc.verbs.checkpoint.reshard import copy_other_files
 

@@ -53,7 +53,7 @@ def test_every_flag_makes_a_difference(glyphs, tmp_path):
 
 
 RESUMED = {
-    # The others' states: tests/unit/head/test_row_optimizers.py.
+    # The others' states: tests/unit/head/rows/test_row_optimizers.py.
     "adam on disk": "--centre-place disk --centre-path PATH --head-optimizer adam --head-catch-up exact "
     "--centre-dtype bf16 --sample-rate 0.2",
     "hard negatives, curricularface": "--hard-negatives 3 --hard-negatives-every 2 --sample-rate 0.1 "

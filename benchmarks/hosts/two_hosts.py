@@ -1,6 +1,6 @@
 """Two hosts on this machine, as far as a program can tell: for tests/cluster, for benchmarks, and to try things out.
 
-    python -m benchmarks.two_hosts --rate 100mbit bash          a shell on the first host; as root, on Linux
+    python -m benchmarks.hosts.two_hosts --rate 100mbit bash          a shell on the first host; as root, on Linux
 
 Each host has its own network, processes, name, /run and /dev/shm (Linux namespaces), and an sshd; it shares this
 machine's files, as over a network folder. One cable joins them (a veth pair), eth0 on both; nothing else is reachable.
@@ -250,7 +250,7 @@ def _checked(command: list[str]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.two_hosts", description=(__doc__ or "").partition("\n")[0]
+        prog="python -m benchmarks.hosts.two_hosts", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--rate", help="what the cable carries each way, for example 100mbit; else as much as it can")
     parser.add_argument(

@@ -1,9 +1,9 @@
 """How much of the backbone's gradient exchange hides behind its backward.
 
-    torchrun --standalone --nproc_per_node=2 -m benchmarks.overlap --network tiny --batch-size 64
-    horovodrun -np 2 -H localhost:2 python -m benchmarks.overlap
-    python -m benchmarks.two_hosts --rate 1gbit horovodrun -np 2 -H 10.77.0.1:1,10.77.0.2:1 \\
-        --network-interfaces eth0 --disable-cache .venv/bin/python -m benchmarks.overlap        over a slow link
+    torchrun --standalone --nproc_per_node=2 -m benchmarks.hosts.overlap --network tiny --batch-size 64
+    horovodrun -np 2 -H localhost:2 python -m benchmarks.hosts.overlap
+    python -m benchmarks.hosts.two_hosts --rate 1gbit horovodrun -np 2 -H 10.77.0.1:1,10.77.0.2:1 \\
+        --network-interfaces eth0 --disable-cache .venv/bin/python -m benchmarks.hosts.overlap        over a slow link
 
 Three steps in turn, each forward and backward of the same backbone on the same images: without any exchange; with all
 of it after backward; with it beside backward, as training does. hidden = (after - beside) / (after - without): 1 where

@@ -1,7 +1,7 @@
 """How long an elastic job takes to go on when a host is lost, and when it is back, again and again.
 
-python -m benchmarks.elastic FOLDER --rounds 20 --seed 1          three processes, as root
-python -m benchmarks.elastic FOLDER --processes 1+1 --how kill --num-classes 200000 --embedding-size 512
+python -m benchmarks.hosts.elastic FOLDER --rounds 20 --seed 1          three processes, as root
+python -m benchmarks.hosts.elastic FOLDER --processes 1+1 --how kill --num-classes 200000 --embedding-size 512
 """
 
 import argparse
@@ -10,7 +10,7 @@ import re
 import time
 from pathlib import Path
 
-from benchmarks.two_hosts import TwoHosts, two_hosts
+from benchmarks.hosts.two_hosts import TwoHosts, two_hosts
 from tests.cluster.elastic_job import Job, kill_all, running, stop
 from tests.recipes.conftest import environment
 

@@ -1,8 +1,8 @@
 """Two processes of a thread on two cores: the demo's job under every launcher, beside one process and two unrelated
 ones.
 
-    python -m benchmarks.launchers
-    python -m benchmarks.launchers --rounds 5 -- --precision fp32
+    python -m benchmarks.hosts.launchers
+    python -m benchmarks.hosts.launchers --rounds 5 -- --precision fp32
 
 All run in turn, so often as there are rounds, since a machine's speed drifts; medians are reported, ratios are medians
 of the rounds' own. The data is the demo's where it is there (`make demo`), else made-up images of the same size and
@@ -29,7 +29,7 @@ import tyro
 from benchmarks.demo_job import DEMO, demo_job
 from partial_fc.train.record.curve import read_history
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 REPORT_EVERY = 10  # steps; what is before the second line of these warms up and counts for nothing
 _STEP_LINE = re.compile(r"step (?P<step>\d+)/\d+ · ")  # of rank 0
 _CONFIG = ["bash", "config.sh"]

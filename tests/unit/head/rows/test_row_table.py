@@ -263,7 +263,7 @@ ours = on_disk(Path({str(tmp_path)!r}))
 train(ours, range(5))
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
     killed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     ours = on_disk(tmp_path)

@@ -1,8 +1,8 @@
 """What gradient compression is worth on a slow link: the demo's job on two hosts whose cable is made slow.
 
-    python -m benchmarks.slow_link --rates 100mbit 1gbit --compression none fp16 bf16 2bit powersgd
+    python -m benchmarks.hosts.slow_link --rates 100mbit 1gbit --compression none fp16 bf16 2bit powersgd
 
-As root, on Linux (benchmarks/two_hosts.py makes the hosts, whose processes share this machine's cores). Every pair of
+As root, on Linux (two_hosts.py makes the hosts, whose processes share this machine's cores). Every pair of
 rate and compression runs in turn, so often as there are rounds, since a machine's speed drifts; medians are reported.
 The data is the demo's where it is there (`make demo`), else made-up images of the same size and number of classes.
 """
@@ -25,10 +25,10 @@ import torch
 import tyro
 
 from benchmarks.demo_job import DEMO, demo_job
-from benchmarks.two_hosts import ADDRESSES, TwoHosts, Unavailable, two_hosts
+from benchmarks.hosts.two_hosts import ADDRESSES, TwoHosts, Unavailable, two_hosts
 from partial_fc.train.record.curve import read_history
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 HOSTS = ",".join(f"{address}:1" for address in ADDRESSES)
 REPORT_EVERY = 10  # steps; the first interval warms up and counts for nothing, as do the lines in it
 _STEP_LINE = re.compile(r"step (\d+)/\d+ · ")  # of rank 0

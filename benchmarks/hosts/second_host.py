@@ -1,9 +1,9 @@
 """What a second host is worth to recipe kinetics: the clips/s of two hosts over those of one.
 
     partial-fc data make-motion --out motion --num-train 192 --num-val 12
-    python -m benchmarks.second_host --data motion --widths 8 16 --rates unlimited 1gbit
+    python -m benchmarks.hosts.second_host --data motion --widths 8 16 --rates unlimited 1gbit
 
-As root, on Linux (benchmarks/two_hosts.py makes the hosts). Each host has one core of this machine, for all that it
+As root, on Linux (two_hosts.py makes the hosts). Each host has one core of this machine, for all that it
 does: the reader, the network, what goes through the cable. These jobs are compared: a host alone, while the other core
 idles; both hosts at once, each for itself, which is what two cores of one machine leave each other; and both together,
 with each compression at each rate of the cable. All are started first and then go on in turn, a few updates each,
@@ -33,9 +33,9 @@ import psutil
 import torch
 import tyro
 
-from benchmarks.two_hosts import ADDRESSES, TwoHosts, Unavailable, two_hosts
+from benchmarks.hosts.two_hosts import ADDRESSES, TwoHosts, Unavailable, two_hosts
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WARM_UP = 3  # updates of each job before all begin to take turns
 # What is still on its way from a job that was stopped.
 _QUIET_S = 0.05
