@@ -257,7 +257,7 @@ def test_rows_never_touched_take_no_disk_space(tmp_path):
 def test_a_killed_run_leaves_files_that_nobody_takes_for_the_truth(tmp_path):
     code = f"""
 import os, signal, torch
-from tests.unit.head.test_row_table import on_disk, train
+from tests.unit.head.rows.test_row_table import on_disk, train
 from pathlib import Path
 ours = on_disk(Path({str(tmp_path)!r}))
 train(ours, range(5))
