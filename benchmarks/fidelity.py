@@ -36,7 +36,7 @@ ARMS = {
     "filter": "--sample-rate 1 --interclass-filtering-threshold 0.4",
     "hard": "--sample-rate 0.1 --hard-negatives 5",
 }
-VISITS = 14  # how often a run sees a class, on average: 12 to 13 minutes for 12,000 classes
+VISITS = 14  # how often a run sees a class, on average
 # Hypotheses rest on seven seeds or more: a sign-flip test of six has no p below 1/64, which Holm's correction for six
 # hypotheses does not accept.
 STAGES = (

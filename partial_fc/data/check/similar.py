@@ -23,21 +23,26 @@ def check_similar(
     """Tells which share of the classes has another one with nearly the same mean embedding, and names the pairs.
 
     label_N: -1 is none. names: of the classes. bar: the name of a progress bar, if any."""
+    import torch
+
     from partial_fc.head.telemetry import SIMILAR
 
     class_C, place_N = np.unique(label_N, return_inverse=True)
     mean_CD = np.zeros((len(class_C), parts[0].width), np.float32)
-    start = 0
-    for row_BD in _blocks(parts):
-        np.add.at(mean_CD, place_N[start : start + len(row_BD)], np.nan_to_num(row_BD))
-        start += len(row_BD)
+    with terminal.bar(total=len(label_N), unit="vector", desc=f"{bar}: means", shown=bool(bar)) as progress:
+        start = 0
+        for row_BD in _blocks(parts):
+            place_B = torch.from_numpy(place_N[start : start + len(row_BD)])
+            torch.from_numpy(mean_CD).index_add_(0, place_B, torch.from_numpy(np.nan_to_num(row_BD)))
+            start += len(row_BD)
+            progress.update(len(row_BD))
     mean_CD[class_C < 0] = 0
     length_C = np.linalg.norm(mean_CD, axis=1, keepdims=True)
     mean_CD /= np.where(length_C > 0, length_C, 1)
     there = np.flatnonzero(length_C[:, 0] > 0)
     looked_Q = np.sort(np.random.default_rng(0).choice(there, min(MOST, len(there)), replace=False))
     cosine_Q, near_Q = np.full(len(looked_Q), -np.inf), np.zeros(len(looked_Q), np.int64)
-    with terminal.bar(total=len(class_C), unit="class", desc=bar, shown=bool(bar)) as progress:
+    with terminal.bar(total=len(class_C), unit="class", desc=f"{bar}: nearest", shown=bool(bar)) as progress:
         for first in range(0, len(class_C), _AT_ONCE):
             cosine_QM = mean_CD[looked_Q] @ mean_CD[first : first + _AT_ONCE].T
             own = (looked_Q >= first) & (looked_Q < first + _AT_ONCE)

@@ -63,6 +63,8 @@ class DropOptions:
 
 
 def drop(options: DropOptions, world: World, device: Any) -> None:
+    import torch
+
     from partial_fc.checkpoint.read import open_with_centres
     from partial_fc.checkpoint.rows_now import rows_now
     from partial_fc.embedding.load import from_checkpoint
@@ -102,6 +104,9 @@ def drop(options: DropOptions, world: World, device: Any) -> None:
         f"{options.angle:g} degrees from the main centre of their class, and weigh 0; {counted(emptied, 'class')} have "
         "none left. Train again with --sample-weights, and without --sub-centres"
     )
+    unknown = int((~created_C[torch.from_numpy(label_N[label_N >= 0])]).sum())
+    if unknown:
+        print(f"{counted(unknown, 'image')} stay unjudged: no step of {stored.where} has touched their classes")
     if bad:
         first = why_bad(model, source, bad[0])
         print(f"{counted(len(bad), 'image')} cannot be used, and weigh 0; the first: {first}")

@@ -55,13 +55,19 @@ def test_what_cannot_be_judged_stays():
     assert np.isnan(found[3])
 
 
-def test_another_set_is_refused(tmp_path):
+def test_classes_without_a_centre_are_told_and_another_set_is_refused(tmp_path, capsys):
     rng = np.random.default_rng(0)
     for name, classes in (("set", 4), ("other", 6)):
         label_N = np.repeat(np.arange(classes), 8)
         row_ND = rng.normal(size=(len(label_N), D)).astype(np.float32)
         np.savez(tmp_path / f"{name}.npz", embeddings=row_ND, labels=label_N)
     train_here(tmp_path / "run", f"--rec {tmp_path}/set.npz {FLAGS} --max-steps 2")
+    few = FLAGS.replace("--batch-size 32", "--batch-size 2 --sample-rate 0.01")
+    train_here(tmp_path / "few", f"--rec {tmp_path}/set.npz {few} --max-steps 1")
+    for run, told in (("run", False), ("few", True)):
+        weight_N = dropped(tmp_path / run, tmp_path / "set.npz", tmp_path / "all.npy")
+        assert ("stay unjudged" in capsys.readouterr().out) is told
+    assert weight_N.sum() >= 8  # a class at least, of which nothing is known
     with pytest.raises(ValueError, match="the set has the class 5; the checkpoint has 0 to 3"):
         dropped(tmp_path / "run", tmp_path / "other.npz", tmp_path / "w.npy")
     assert not (tmp_path / "w.npy").exists()
