@@ -26,7 +26,7 @@ from .study.run import GLYPHS, ROOT, Data, held_out
 from .study.statistics import MAIN, Hypothesis, Results, Values, errors, interval, ratio, verdicts
 
 NAMES = {"clean": "clean", "flipped": "40 % of the labels flipped", "split": "half of the classes twice",
-         "small": "clean, 4,000 classes", "large": "clean, 36,694 classes"}  # fmt: skip
+         "small": "clean, 4,000 classes", "large": "clean, 34,694 classes"}  # fmt: skip
 ARMS = {
     "1": "--sample-rate 1",
     "0.3": "--sample-rate 0.3",

@@ -26,7 +26,7 @@ from partial_fc.data.recordio import RecordReader, RecordWriter, pack
 NUM_UNSEEN = 4000
 # Classes before labels are changed. split: half of the classes are two by a coin for each image. flipped: two images of
 # five have the label of another class.
-CLASSES = {"clean": 12_000, "split": 12_000, "flipped": 12_000, "small": 4_000, "large": 36_694}
+CLASSES = {"clean": 12_000, "split": 12_000, "flipped": 12_000, "small": 4_000, "large": 34_694}
 SEED = 20_261_127  # not the demo's: other characters are held out
 IMAGES = 3  # of a character in a typeface
 LOOKALIKES = 60_000
