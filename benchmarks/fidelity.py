@@ -35,6 +35,7 @@ ARMS = {
     "rising": "--sample-rate-schedule '0:0.1 80%:1.0'",
     "filter": "--sample-rate 1 --interclass-filtering-threshold 0.4",
     "hard": "--sample-rate 0.1 --hard-negatives 5",
+    "exact": "--sample-rate 0.1 --head-catch-up exact",
 }
 VISITS = 14  # how often a run sees a class, on average
 # Hypotheses rest on seven seeds or more: a sign-flip test of six has no p below 1/64, which Holm's correction for six
@@ -43,7 +44,7 @@ STAGES = (
     [("clean", ("1", "0.1"), 6)],
     [("split", ("1", "0.1", "filter"), 7), ("split", ("0.3", "0.03"), 6),
      ("flipped", ("1", "0.3", "0.1", "0.03", "filter"), 6)],
-    [("clean", ("1", "0.1", "0.3", "0.03", "rising", "hard"), 8)],
+    [("clean", ("1", "0.1", "0.3", "0.03", "rising", "hard", "exact"), 8)],
     [("small", ("1", "0.1"), 7), ("large", ("1", "0.1"), 7)],
 )  # fmt: skip
 
