@@ -26,7 +26,8 @@ from .study.run import GLYPHS, ROOT, Data, held_out
 from .study.statistics import MAIN, Hypothesis, Results, Values, errors, interval, ratio, verdicts
 
 NAMES = {"clean": "clean", "flipped": "40 % of the labels flipped", "split": "half of the classes twice",
-         "small": "clean, 4,000 classes", "large": "clean, 34,694 classes"}  # fmt: skip
+         "small": "clean, 4,000 classes", "large": "clean, 34,694 classes",
+         "long": "clean, 4,000 classes, four times as long"}  # fmt: skip
 ARMS = {
     "1": "--sample-rate 1",
     "0.3": "--sample-rate 0.3",
@@ -38,14 +39,16 @@ ARMS = {
     "exact": "--sample-rate 0.1 --head-catch-up exact",
 }
 VISITS = 14  # how often a run sees a class, on average
+LONG = 4 * VISITS  # in runs of the set "long", whose images are those of "small"
 # Hypotheses rest on seven seeds or more: a sign-flip test of six has no p below 1/64, which Holm's correction for six
 # hypotheses does not accept.
 STAGES = (
     [("clean", ("1", "0.1"), 6)],
     [("split", ("1", "0.1", "filter"), 7), ("split", ("0.3", "0.03"), 6),
      ("flipped", ("1", "0.3", "0.1", "0.03", "filter"), 6)],
-    [("clean", ("1", "0.1", "0.3", "0.03", "rising", "hard", "exact"), 8)],
+    [("clean", ("1", "0.1", "0.3", "0.03", "rising", "hard", "exact"), 8), ("split", ("exact",), 6)],
     [("small", ("1", "0.1"), 7), ("large", ("1", "0.1"), 7)],
+    [("long", ("1", "0.1", "exact"), 6)],
 )  # fmt: skip
 
 
@@ -67,16 +70,17 @@ def data(cell: Cell, options: FidelityOptions) -> Data:
             raise ValueError("--rec needs --held-out SET and --steps N, a multiple of five")
         facts = sha256(f"{options.rec} {options.held_out} {options.steps} {options.flags}".encode()).hexdigest()
         return Data(str(options.rec), HeldOut.read(options.held_out), options.steps, options.flags, facts)
-    if cell.set not in sets.CLASSES:
+    if cell.set not in NAMES:
         raise ValueError(
-            f"set {cell.set!r}: expected {', '.join(sets.CLASSES)}; for data of your own give --rec and --held-out"
+            f"set {cell.set!r}: expected {', '.join(NAMES)}; for data of your own give --rec and --held-out"
         )
-    folder, images = sets.folder(options.folder, cell.set), cell.set if cell.set in ("small", "large") else "clean"
+    drawn = "small" if cell.set == "long" else cell.set
+    folder, images = sets.folder(options.folder, drawn), drawn if drawn in ("small", "large") else "clean"
     original = folder / "original.npy"
     return Data(
         str(folder),
         held_out(options.folder),
-        steps(sets.CLASSES[cell.set], VISITS),
+        steps(sets.CLASSES[drawn], LONG if cell.set == "long" else VISITS),
         GLYPHS,
         " ".join(map(sets.digest, (folder, sets.folder(options.folder, "heldout")))),
         seen=sets.folder(options.folder, f"seen-{images}"),
