@@ -23,7 +23,7 @@ from .study.cells import Cell, registered, steps
 from .study.command import Options, Study
 from .study.measure import HeldOut
 from .study.run import GLYPHS, ROOT, Data, held_out
-from .study.statistics import MAIN, Hypothesis, Results, Values, errors, interval, ratio, verdicts
+from .study.statistics import FEWEST, MAIN, Hypothesis, Results, Values, errors, interval, ratio, verdicts
 
 NAMES = {"clean": "clean", "flipped": "40 % of the labels flipped", "split": "half of the classes twice",
          "small": "clean, 4,000 classes", "large": "clean, 34,694 classes",
@@ -143,7 +143,7 @@ def draw(results: Results, names: Sequence[str], arms: Sequence[str], path: Path
     axes = figure.add_subplot()
     for number, name in enumerate(names):
         found = [(i, results.difference(Cell(name, arm), Cell(name, "1"))) for i, arm in enumerate(arms)]
-        found = [(i, value) for i, value in found if len(value) > 2]
+        found = [(i, value) for i, value in found if len(value) >= FEWEST]
         if found:
             at = [i + (number - (len(names) - 1) / 2) * 0.12 for i, _ in found]
             mean = np.exp([value.mean() for _, value in found])

@@ -24,6 +24,7 @@ MEASURES: dict[str, Callable[[dict[str, Any]], float]] = {
     "NLL": lambda figures: figures["nll"],
 }
 MAIN = "FAR 1e-5"
+FEWEST = 3  # seeds of an interval
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class Results:
 
 
 def interval(value: Values) -> tuple[float, float]:
-    """Returns the BCa 95 % interval of the mean (Efron, 1987); NaN for less than three values."""
-    if len(value) < 3:
+    """Returns the BCa 95 % interval of the mean (Efron, 1987); NaN for less than FEWEST values."""
+    if len(value) < FEWEST:
         return float("nan"), float("nan")
     if np.ptp(value) == 0:
         return float(value[0]), float(value[0])
@@ -136,8 +137,11 @@ def ratio(results: Results, cell: Cell, other: Cell, measure: str = MAIN) -> str
     difference = results.difference(cell, other, measure)
     if not len(difference):
         return ""
-    low, high = np.exp(interval(difference))
-    text = f"{np.exp(difference.mean()):.3f} ({low:.3f} to {high:.3f}, n {len(difference)}"
+    text = f"{np.exp(difference.mean()):.3f} ("
+    if len(difference) >= FEWEST:
+        low, high = np.exp(interval(difference))
+        text += f"{low:.3f} to {high:.3f}, "
+    text += f"n {len(difference)}"
     far = measure.removeprefix("FAR ")
     if far in results.by_run[cell, results.seeds(cell)[0]]["figures"].get("replicates", {}):
         low, high = np.exp(characters(results, cell, other, far))
