@@ -366,8 +366,6 @@ def _notes(config: Config, source: Source) -> list[str]:
             notes.append(f"{name} says that its images are {width} x {height}; each is resized to --image-size {size}")
     if isinstance(source, Joined):
         notes += source.notes(data.shared_classes)
-    if data.shared_classes and not data.are_sets:
-        notes.append("--shared-classes without effect: --rec names one set")
     if data.sample_weights and config.tuning.teacher:
         notes.append("--sample-weights with --teacher: what the teacher adds to the loss is not weighted")
     if config.head.start_centres == "imprint" and not (config.model.pretrained or config.model.symbol):

@@ -62,6 +62,12 @@ class Results:
         return self.log(cell, seeds, measure) - self.log(other, seeds, measure) if seeds else np.empty(0)
 
 
+    def minutes(self, cell: Cell) -> str:
+        """Returns the median minutes of a training; empty if there is none."""
+        found = [run["made_by"]["train_s"] / 60 for (at, _), run in self.by_run.items() if at == cell]
+        return f"{median(found):.1f}" if found else ""
+
+
 # ---- statistics
 
 
@@ -113,8 +119,7 @@ def errors(results: Results, cells: Sequence[tuple[Cell, str]]) -> Iterator[str]
         runs = [run for (at, _), run in results.by_run.items() if at == cell]
         if runs:
             columns = [_mean([of(run["figures"]) for run in runs]) if _has(of, runs[0]) else "" for _, of in shown]
-            minutes = median(run["made_by"]["train_s"] / 60 for run in runs)
-            yield f"| {name} | {len(runs)} | {' | '.join(columns)} | {minutes:.1f} |"
+            yield f"| {name} | {len(runs)} | {' | '.join(columns)} | {results.minutes(cell)} |"
 
 
 def _has(of: Callable[[dict[str, Any]], float], run: dict[str, Any]) -> bool:

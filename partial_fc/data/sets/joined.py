@@ -2,7 +2,7 @@
 
 A pattern, `shards/*.rec` or `http://host/{000..031}.tar`, names the shards of one set, whose class numbers are common.
 Each further path is a set of its own, whose class numbers begin behind those of the set before; --shared-classes makes
-classes with the same name, or without names with the same number, one class. A file NAME.sets has a set on each line,
+classes with the same name, or without names with the same number, one class, also within a set. A file NAME.sets has a set on each line,
 `name path [weight]`, with paths relative to that file.
 """
 
@@ -145,6 +145,12 @@ class Joined(Source):
             line = f"set {name}: {count:,} {unit}" + (f" in {len(mine)} shards" if len(mine) > 1 else "")
             if len(self.sets) > 1 and not shared_classes:
                 line += f", classes {classes[0]} to {classes[-1]}"
+            elif (different := len(np.unique(classes))) < len(classes):
+                line += f", {len(classes):,} classes of {different:,} names"
+            elif len(self.sets) == 1 and shared_classes:
+                line += "; --shared-classes without effect: no name occurs twice"
+            elif (different := len({*classes})) < len(classes):
+                line += f", {len(classes):,} classes with {different:,} different names"
             notes.append(line + (f", {drawn(count, weight):,} draws an epoch" if weight != 1 else ""))
         return notes
 
@@ -188,11 +194,10 @@ def open_sets(
     sets have more classes than num_classes."""
     sets = find_sets(paths)
     most = [num_labels if isinstance(num_labels, int) else num_labels[one.name] for one in sets]
-    if len(sets) == 1 and len(sets[0].paths) == 1:
+    if len(sets) == 1 and len(sets[0].paths) == 1 and not shared_classes:
         return open_source(sets[0].paths[0], num_classes, vectors=vectors, num_labels=most[0])
-    one_numbering = len(sets) == 1 or shared_classes
-    # Without names, one numbering needs no number of its own for each set.
-    number = num_classes if one_numbering else None
+    # The shards of one set need no number of their own.
+    number = num_classes if len(sets) == 1 and not shared_classes else None
     opened = []
     for one, own in zip(sets, most, strict=True):
         try:
@@ -208,9 +213,9 @@ def open_sets(
     names = [sources[0].class_names() for sources in opened]
     common: list[Numbers] = [range(number) for number in numbers]
     total, class_numbers, all_names = max(numbers), common, names[0]
-    if not one_numbering:
+    if len(sets) > 1 and not shared_classes:
         total, class_numbers, all_names = _behind_each_other(sets, numbers, names)
-    elif len(sets) > 1 and any(names):
+    elif shared_classes and any(names):
         total, class_numbers, all_names = _by_name(sets, numbers, names)
     if num_classes is not None and total > num_classes:
         each = ", ".join(f"{one.name} {number:,}" for one, number in zip(sets, numbers, strict=True))
@@ -254,10 +259,10 @@ def _by_name(sets: Sequence[SetFiles], numbers: list[int], names: list[list[str]
     number_of: dict[str, int] = {}
     class_numbers: list[Numbers] = []
     for one, number, own in zip(sets, numbers, names, strict=True):
-        if own is None or len(own) < number or len(set(own)) < len(own):
+        if own is None or len(own) < number:
             raise ValueError(
-                f"--shared-classes: set {one.name} has {number} classes and {len(set(own or []))} different names; "
-                "each class needs one, in class folders or classes.txt, if another set has names"
+                f"--shared-classes: set {one.name} has {number} classes and {len(own or [])} names; each class needs "
+                "one, in class folders or classes.txt, if another has"
             )
         class_numbers.append(np.array([number_of.setdefault(name, len(number_of)) for name in own], np.int64))
     return len(number_of), class_numbers, list(number_of)

@@ -220,7 +220,7 @@ class _Check:
             found, are_embeddings = check_vectors(vectors, first(label_N), describe, str(source), bar)
             self.findings += found
             if are_embeddings:
-                self.findings += check_similar(vectors, first(label_N), str(source), names, bar)
+                self.findings += check_similar(vectors, first(label_N), describe, str(source), names, bar)
             self.num_decoded = len(label_N)
 
     def _check_set(

@@ -84,8 +84,25 @@ def test_classes_are_shared_by_name(two: list[Path], tmp_path: Path) -> None:
     assert [label for _, label in contents(source)] == [0, 1, 2, 1, 3]
     apart = open_sets([path.parent for path in named])
     assert apart.class_names() == ["one/alice", "one/bob", "two/carol", "two/bob", "two/dora"]
-    with pytest.raises(ValueError, match="set a has 3 classes and 0 different names"):
+    with pytest.raises(ValueError, match="set a has 3 classes and 0 names"):
         open_sets([named[0], two[0]], shared_classes=True)
+
+
+def test_classes_of_one_set_with_the_same_name_are_one(tmp_path: Path) -> None:
+    path = rec(tmp_path / "one/train.rec", [0, 1, 2, 3, 1])
+    (tmp_path / "one/classes.txt").write_text("alice\nbob\nalice\ncarol\n")
+    for given in (path.parent, tmp_path / "one/*.rec"):
+        source = open_sets([given], 3, shared_classes=True)
+        assert source.class_names() == ["alice", "bob", "carol"]
+        assert source.num_classes == 3
+        assert [label for _, label in contents(source)] == [0, 1, 0, 2, 1]
+        assert source.notes(True) == ["set one: 5 images, 4 classes of 3 names"]
+        assert open_sets([given]).num_classes == 4
+        (tmp_path / "one/classes.txt").write_text("alice\nbob\nzoe\ncarol\n")
+        assert "without effect" in open_sets([given], shared_classes=True).notes(True)[0]
+        (tmp_path / "one/classes.txt").write_text("alice\nbob\nalice\ncarol\n")
+    with pytest.raises(ValueError, match="3 classes together"):
+        open_sets([path], 2, shared_classes=True)
 
 
 def test_a_sets_file_has_names_and_weights(two: list[Path]) -> None:
