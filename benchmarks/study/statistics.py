@@ -61,7 +61,6 @@ class Results:
         seeds = self.seeds(cell, other)
         return self.log(cell, seeds, measure) - self.log(other, seeds, measure) if seeds else np.empty(0)
 
-
     def minutes(self, cell: Cell) -> str:
         """Returns the median minutes of a training; empty if there is none."""
         found = [run["made_by"]["train_s"] / 60 for (at, _), run in self.by_run.items() if at == cell]

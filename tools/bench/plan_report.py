@@ -50,6 +50,9 @@ class PlanOptions:
     """Labels of a row in a step: --labels of the run, or its --labels-drawn."""
     sample_rate: Annotated[float, In("(0, 1]")] = 0.1
     """Share of the classes that are negatives in a step; compared with all of them."""
+    similar_classes: Annotated[float | None, In("[0, 1]")] = None
+    """Share of the classes that are like another one (classes-similar of `doctor data`): what to do, and what sampling
+    costs then."""
     dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
     """Dtype of the centres."""
     state_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
@@ -168,7 +171,7 @@ def make_all(options: PlanOptions) -> dict[str, Any]:
     beside = _backbone_seconds(options)
     share = "" if beside is None else f", {seconds['sampled'] / (beside + seconds['sampled']):.0%} of it"
     sampled, full = _time(seconds["sampled"]), _time(seconds["all"])
-    verdict.append(f"The heads take {sampled} of a step{share}; {full} with all classes.")
+    verdict += [f"The heads take {sampled} of a step{share}; {full} with all classes.", *_on_accuracy(options)]
     return {
         "heads": each, "backbone": backbone, "backbone_sent": sent, "memory_total": memory_total, "limit": limit,
         "seconds": seconds, "verdict": verdict,
@@ -242,7 +245,7 @@ def make(options: PlanOptions) -> dict[str, Any]:
     if limit is not None:
         others = figures["memory_total"] - sum(plan.memory(workload).values())
         figures["largest_classes"] = plan.largest_classes(workload, limit - others)
-    figures["verdict"] = verdict(figures)
+    figures["verdict"] = verdict(figures) + _on_accuracy(options)
     return figures
 
 
@@ -280,6 +283,18 @@ def verdict(figures: dict[str, Any]) -> list[str]:
         )
         if not figures["elsewhere"]:
             sentences.append("Sampling saves time, no memory: every class keeps its row.")
+    return sentences
+
+
+def _on_accuracy(options: PlanOptions) -> list[str]:
+    """Returns what was measured about the error: of sampling, and with --similar-classes."""
+    from partial_fc.data.check import advice
+
+    similar = options.similar_classes
+    sampled = min(one.sample_rate for one in (options.each().values() or [options])) < 1.0
+    sentences = [advice.of_sampling(similar or 0.0)] if sampled else []
+    if similar is not None:
+        sentences.append(f"{similar:.0%} of the classes like another one: {advice.of_similar_classes(similar)}")
     return sentences
 
 

@@ -1,5 +1,5 @@
-"""Finds labels that contradict one another, in embeddings of a training set: vectors that are unlike the others of their
-class, and classes that may be one under two numbers.
+"""Finds labels that contradict one another, in embeddings of a training set: vectors unlike the others of their class,
+and classes that may be one under two numbers.
 
 N embeddings, C classes, D numbers, Q classes that are looked at, each beside the one with the nearest mean.
 """
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc import terminal
+from partial_fc.data.check import advice
 from partial_fc.data.vectors import BLOCK, Vectors
 from partial_fc.findings import Describe, Finding, findings_at
 
@@ -36,8 +37,7 @@ def check_similar(
     with the pairs: an image of each are nearly as alike as two of one class.
 
     The mean cosine of images of the two has to be ALIKE of that of different images in one of the two, both beyond the
-    mean cosine of images of any two classes. So the bound depends neither on the network nor on how much it has learned.
-    What is far from its class does not count there.
+    mean cosine of images of any two classes: a bound for any network. What is far from its class does not count there.
 
     label_N: -1 is none. names: of the classes. bar: the name of a progress bar, if any."""
     class_C, place_N = np.unique(label_N, return_inverse=True)
@@ -54,20 +54,15 @@ def check_similar(
         _add(sum_CD, count_C, place_N[at], row_BD, far_N[at], -1)
     far = np.flatnonzero(far_N)
     what = (
-        f"{len(far) / max(1, len(label_N)):.1%} of the vectors are more than {FAR} degrees from the mean of their class: "
-        "labels may be wrong"
+        f"{len(far) / max(1, len(label_N)):.1%} of the vectors are more than {FAR} degrees from the mean of their "
+        "class: their labels may be wrong (docs/data.md)"
     )
     found = findings_at("info", "vectors-far", what, far[np.argsort(cosine_N[far], kind="stable")], describe, file)
     return found + _similar_classes(sum_CD, count_C, class_C, file, names, bar)
 
 
 def _similar_classes(
-    sum_CD: NDArray[np.float32],
-    count_C: _Floats,
-    class_C: NDArray[np.int64],
-    file: str,
-    names: Sequence[str],
-    bar: str,
+    sum_CD: NDArray[np.float32], count_C: _Floats, class_C: NDArray[np.int64], file: str, names: Sequence[str], bar: str
 ) -> list[Finding]:
     """sum_CD: of the vectors of each class, count_C of them; is changed."""
     # All cosines in a class add up to the square of the sum's length; one for each vector is that with itself.
@@ -96,9 +91,10 @@ def _similar_classes(
         cosines = f"{between_Q[i]:.3f} between, {within_Q[i]:.3f} within"
         return {"class": named(looked_Q[i]), "like": named(near_Q[i]), "mean cosine": cosines}
 
+    share = len(similar) / max(1, len(looked_Q))
     what = (
-        f"of {len(looked_Q):,} classes looked at, {len(similar) / max(1, len(looked_Q)):.1%} are like another one: "
-        "images of the two are as alike as images of one, so they may be one"
+        f"{share:.1%} of {len(looked_Q):,} classes looked at are like another one: images of the two are as alike as "
+        f"images of one. {advice.of_similar_classes(share)}"
     )
     return [Finding("info", "classes-similar", what, len(similar), similar, describe, file)]
 

@@ -2,8 +2,8 @@
 
 A pattern, `shards/*.rec` or `http://host/{000..031}.tar`, names the shards of one set, whose class numbers are common.
 Each further path is a set of its own, whose class numbers begin behind those of the set before; --shared-classes makes
-classes with the same name, or without names with the same number, one class, also within a set. A file NAME.sets has a set on each line,
-`name path [weight]`, with paths relative to that file.
+classes with the same name, of one set too, or without names with the same number, one class. A file NAME.sets has a set
+on each line, `name path [weight]`, with paths relative to that file.
 """
 
 import glob

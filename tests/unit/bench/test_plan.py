@@ -2,8 +2,11 @@
 
 import json
 import math
+import re
+import shlex
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from partial_fc.tools.bench.plan_report import PlanOptions
 
 from partial_fc import cli
 from partial_fc.comm import SingleWorld
+from partial_fc.data.check import advice
 from partial_fc.head import CosFace, PartialFC, Storage
 
 
@@ -174,6 +178,20 @@ def test_the_backbone_is_counted_where_asked():
     assert with_it["collectives"]["backbone"]["sent"] == 2 * 7 * 4 * 10**8 // 8
 
 
+def test_the_share_of_similar_classes_is_answered(capsys):
+    """With what was measured on the nearer of two sets."""
+    said = {}
+    for share in (None, 0.01, 0.6):
+        flags = "--classes 1000000 --device cuda --tflops 600 --bandwidth 4000"
+        assert not cli.run("plan", [*flags.split(), *([] if share is None else ["--similar-classes", str(share)])])
+        said[share] = capsys.readouterr().out.splitlines()
+    assert said[0.01][:-1] == said[None]
+    assert f"{advice.ERRORS['clean']['0.1']:g} at rate 0.1" in said[None][-1]
+    assert f"{advice.LOOK_ALIKE:.0%} were" in said[0.01][-1]
+    assert f"{advice.ERRORS['split']['0.1']:g} at rate 0.1" in said[0.6][-2]
+    assert "--interclass-filtering-threshold" in said[0.6][-1]
+
+
 def test_json_can_be_read_back_as_rates(monkeypatch, capsys, tmp_path):
     arguments = "plan --classes 1000000 --gpus 4 --device cuda --tflops 600 --bandwidth 4000 --json"
     monkeypatch.setattr(sys, "argv", ["partial-fc", *arguments.split()])
@@ -184,6 +202,22 @@ def test_json_can_be_read_back_as_rates(monkeypatch, capsys, tmp_path):
     (tmp_path / "rates.json").write_text(json.dumps(found))
     again = plan_report.make(PlanOptions(1_000_000, gpus=4, device="cuda", rates=tmp_path / "rates.json"))
     assert again == found
+
+
+@pytest.mark.parametrize(("page", "number"), [("scaling.md", 1), ("head.md", 2)])
+def test_answers_on_pages_are_those_of_the_command(page, number, capsys):
+    """(those of a described machine: others measure this one)"""
+    text = (Path(__file__).parents[3] / "docs" / page).read_text().replace(" \\\n        ", " ")
+    blocks = re.findall(r"^    (?:\$ )?partial-fc plan (.*--tflops.*)\n((?:    (?!\$).*\n|\n)+)", text, re.MULTILINE)
+    assert len(blocks) == number
+    for flags, answer in blocks:
+        assert not cli.run("plan", shlex.split(flags))
+        printed = capsys.readouterr().out.splitlines()
+        told = [line[4:] for line in answer.splitlines() if line.strip() not in ("", "...")]
+        assert told
+        assert not {*told} - {*printed}
+        if "..." not in answer:
+            assert told == [line for line in printed if line]
 
 
 def test_several_heads_are_planned_in_one_table(capsys):

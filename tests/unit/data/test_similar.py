@@ -1,14 +1,18 @@
 """Classes that may be one under two numbers, and vectors unlike their class: as a loop over all pairs finds them."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from partial_fc.data.check import similar
 from partial_fc.data.check.similar import check_similar
+from partial_fc.data.recordio import RecordWriter, pack
+from partial_fc.data.sets.joined import open_sets
 from partial_fc.data.vectors import Vectors
 from partial_fc.verbs.doctor.data import DataOptions, doctor_data
+from tests.unit.house.test_library import programs
 
 D = 8
 COS_75 = 0.25881904510252074
@@ -73,7 +77,7 @@ def test_shares_and_pairs_are_those_of_a_loop(tmp_path, monkeypatch, most, produ
     found = {place["class"]: place["like"] for place in map(finding.describe, finding.places)}
     if most == 40 or products:
         assert found == named
-        assert f"of 19 classes looked at, {len(named) / 19:.1%}" in finding.what
+        assert finding.what.startswith(f"{len(named) / 19:.1%} of 19 classes")
     else:
         assert found.items() <= named.items()
         assert len(found) == finding.count > 0
@@ -87,3 +91,22 @@ def test_doctor_tells_it_of_embeddings_only(tmp_path, capsys):
         doctor_data(DataOptions(tmp_path / "set.npz", bar=False))
         printed = capsys.readouterr().out
         assert ("classes-similar (8)" in printed) is told
+
+
+def test_classes_that_are_one_are_joined_as_the_page_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    label_N = np.repeat(np.arange(8), 6)
+    row_ND = np.eye(D, dtype=np.float32)[label_N % 6] + 0.05 * rng.normal(size=(48, D)).astype(np.float32)
+    np.savez("seen.npz", embeddings=row_ND / np.linalg.norm(row_ND, axis=1, keepdims=True), labels=label_N)
+    Path("faces").mkdir()
+    with RecordWriter("faces/train.rec") as records:
+        for key, label in enumerate(label_N):
+            records.write(key, pack(label, b"image"))
+    Path("faces/classes.txt").write_text("".join(f"{name}\n" for name in "abcdefgh"))
+    doctor_data(DataOptions(Path("seen.npz"), report=Path("seen.json"), bar=False))
+    (program,) = programs("data.md")
+    exec(compile(program, "data.md", "exec"), {})
+    joined = open_sets([Path("faces")], shared_classes=True)
+    assert joined.class_names() == [*"abcdef"]
+    assert joined.labels().tolist() == [*label_N % 6]

@@ -1,0 +1,32 @@
+"""What sampled negatives, the filter and joined classes did to the error of trained networks (docs/fidelity.md).
+
+The error is 1 - TAR at FAR 1e-5, over that of the same training with all classes in each step: geometric means over the
+seeds of benchmarks/results/fidelity. tests/unit/bench/test_study.py computes them again.
+"""
+
+FILTER = 0.4  # --interclass-filtering-threshold
+TWICE = 2 / 3  # of the classes of the set "split" have another one of the same character
+ERRORS = {"clean": {"0.1": 1.47}, "split": {"0.3": 0.97, "0.1": 1.22, "0.03": 1.45, "filter": 0.77}}
+LOOK_ALIKE = 0.03  # of the classes of "split" that have none are found to be like another one (docs/data.md)
+FEW = 0.05  # such classes are no reason to do anything
+JOINED = 0.67  # of "split": with one class instead of two
+
+
+def of_sampling(similar: float) -> str:
+    """Returns what the rates cost. similar: the share of classes that are like another one; the nearer of two sets that
+    were measured counts."""
+    twice = similar >= TWICE / 2
+    labels = f"{TWICE:.0%} of the classes like another one" if twice else "right labels"
+    rates = [f"{error:g} at rate {arm}" for arm, error in ERRORS["split" if twice else "clean"].items() if "0" in arm]
+    return f"Sampling multiplies the error at FAR 1e-5 by {', '.join(rates)} (docs/fidelity.md: characters, {labels})."
+
+
+def of_similar_classes(similar: float) -> str:
+    """Returns what to do about this share of classes that are like another one."""
+    if similar < FEW:
+        return f"So few are no reason to act: of characters that were all different {LOOK_ALIKE:.0%} were such."
+    return (
+        "Look at some of those classes, and give two that are one the same name (docs/data.md), or set "
+        f"--interclass-filtering-threshold {FILTER}: where {TWICE:.0%} of the classes were such, that multiplied the "
+        f"error by {JOINED:g} and {ERRORS['split']['filter']:g} (docs/fidelity.md)."
+    )
