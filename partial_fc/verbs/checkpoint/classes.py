@@ -1,6 +1,7 @@
 """`partial-fc checkpoint classes`: adds, removes and merges the classes of a trained head, by name."""
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from partial_fc import printable
-from partial_fc.data import ImageFolder, open_source
+from partial_fc.data import ImageFolder
 from partial_fc.data.image_folder import image_names
+from partial_fc.data.sets.joined import open_sets
 from partial_fc.flags.facts import In
 from partial_fc.printable import some
 
@@ -97,8 +99,10 @@ class MatchOptions(_NewOptions):
     """Matches the classes to those of a data set, in its order: new classes start from their images there; classes that
     it lacks are removed."""
 
-    data: Path
-    """The data set that training continues with; its classes must have names."""
+    data: tuple[Path, ...]
+    """--rec of the training that continues; its classes must have names."""
+    shared_classes: bool = False
+    """Its --shared-classes."""
     max_bad_records: int = 0
     """Unreadable images to report and skip before stopping."""
     trust_code: bool = False
@@ -217,13 +221,15 @@ def match(options: MatchOptions) -> None:
     from partial_fc.verbs.checkpoint import imprint, remap_classes
 
     stored = _open(options.folder)
-    source = open_source(options.data)
-    wanted = names_of(source, source.num_classes)
+    source = open_sets(options.data, shared_classes=options.shared_classes, vectors=True)
+    wanted, shown = names_of(source, source.num_classes), " ".join(map(str, options.data))
     if wanted is None:
         raise ValueError(
-            f"{options.data} has no names for its classes: expected a folder of class folders, or classes.txt (one "
+            f"{shown} has no names for its classes: expected a folder of class folders, or classes.txt (one "
             "name a line) beside the .rec"
         )
+    if twice := [name for name, count in Counter(wanted).items() if count > 1]:
+        raise ValueError(f"{shown}: several classes are named {twice[0]!r}; --shared-classes makes them one")
     number_of = _numbers_by_name(stored)
     old = [number_of.get(name, -1) for name in wanted]
     new = [number for number, before in enumerate(old) if before < 0]
@@ -231,7 +237,7 @@ def match(options: MatchOptions) -> None:
         wanted, old, imprint.directions(stored, source, new, options.max_bad_records, options.trust_code)
     )
     gone = len(number_of) - (len(old) - len(new))
-    made_by = f"classes of {stored.where} made those of {options.data}: {len(new)} new, {gone} gone"
+    made_by = f"classes of {stored.where} made those of {shown}: {len(new)} new, {gone} gone"
     remap_classes.write(stored, plan, options.out, made_by)
 
 

@@ -53,7 +53,7 @@ TOOLS = (
     Tool("merge", merge, lambda d, out: MergeOptions(_two(d), out)),
     Tool("export, with momentum", export_centres, lambda d, out: ExportOptions(_two(d), out, 1, 0.1), False),
     Tool("import", import_centres, lambda d, out: ImportOptions((d / "0_centers.param",), out, num_classes=5)),
-    Tool("classes match", classes.match, lambda d, out: classes.MatchOptions(_one(d), out, d / "photos")),
+    Tool("classes match", classes.match, lambda d, out: classes.MatchOptions(_one(d), out, (d / "photos",))),
 )
 
 

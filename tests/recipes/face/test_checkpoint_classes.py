@@ -65,7 +65,7 @@ def test_classes_are_added_and_training_continues(trained, tmp_path):
     with pytest.raises(ValueError, match=message):
         train(tmp_path / "a", tmp_path / "more", f"--max-steps 24 --resume {old}")
 
-    classes.match(MatchOptions(old, tmp_path / "matched", tmp_path / "more"))
+    classes.match(MatchOptions(old, tmp_path / "matched", (tmp_path / "more",)))
     classes.add(AddOptions(old, tmp_path / "added", images=tmp_path / "new"))
     before, matched, added = rows(old), rows(tmp_path / "matched"), rows(tmp_path / "added")
     assert set(matched) == set(added) == {*before, "bea", "zoe"}

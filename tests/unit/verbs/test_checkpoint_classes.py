@@ -1,5 +1,6 @@
 """`partial-fc checkpoint classes`: who stays, stays bit for bit; who is new, starts where its images lie."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -12,6 +13,8 @@ from partial_fc import checkpoint, models
 from partial_fc.checkpoint.class_names import check_class_names
 from partial_fc.data import open_source
 from partial_fc.data.decode import decode
+from partial_fc.data.recordio import RecordWriter, pack
+from partial_fc.data.sets.joined import open_sets
 from partial_fc.head import HardNegatives, PartialFC, Storage
 from partial_fc.models.inputs import FACE
 from partial_fc.verbs.checkpoint import classes
@@ -175,7 +178,7 @@ def test_classes_that_become_one_share_a_direction(tmp_path, images):
 def test_matching_a_data_set(tmp_path, backbone):
     heads = saved(tmp_path / "a", 2, backbone, names=NAMES[::-1])  # in another order than folders have
     write_images(tmp_path / "data", **dict.fromkeys(set(NAMES) - {"gus", "ada"}, 1), bea=2, zoe=0)
-    classes.match(MatchOptions(tmp_path / "a", data=tmp_path / "data", out=tmp_path / "b"))
+    classes.match(MatchOptions(tmp_path / "a", data=(tmp_path / "data",), out=tmp_path / "b"))
     source = open_source(tmp_path / "data")
     found = checkpoint.Checkpoint(tmp_path / "b")
     assert found.class_names == source.class_names()
@@ -185,6 +188,26 @@ def test_matching_a_data_set(tmp_path, backbone):
     for name in set(after) - {"bea"}:
         number = NAMES[::-1].index(name)
         assert same(after[name], {key: t[number] for key, t in before.items()})
+
+
+def test_matching_a_data_set_whose_classes_are_joined(tmp_path):
+    heads = saved(tmp_path / "a", 2)
+    path = tmp_path / "data/train.rec"
+    path.parent.mkdir()
+    with RecordWriter(path) as writer:
+        for label in range(len(NAMES)):
+            writer.write(label, pack(label, b"image"))
+    joined = [NAMES[0] if name == NAMES[3] else name for name in NAMES]
+    path.with_name("classes.txt").write_text("\n".join(joined))
+    options = MatchOptions(tmp_path / "a", tmp_path / "b", data=(path.parent,))
+    with pytest.raises(ValueError, match=f"several classes are named '{NAMES[0]}'"):
+        classes.match(options)
+    classes.match(replace(options, shared_classes=True))
+    found = checkpoint.Checkpoint(tmp_path / "b")
+    assert found.class_names == [name for name in NAMES if name != NAMES[3]]
+    assert check_class_names(found, open_sets(options.data, shared_classes=True)) == []
+    after, before = rows_by_name(tmp_path / "b", 2), whole(heads)
+    assert same(after[NAMES[0]], {key: t[0] for key, t in before.items()})
 
 
 def test_classes_without_names_are_called_by_number(tmp_path, capsys):
