@@ -10,7 +10,7 @@ Runs on your own data, `python -m benchmarks.fidelity faces-0.1 0 --rec SET --he
 rows of their own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import product
@@ -38,14 +38,16 @@ ARMS = {
     "hard": "--sample-rate 0.1 --hard-negatives 5",
     "exact": "--sample-rate 0.1 --head-catch-up exact",
 }
+OTHERS = [arm for arm in ARMS if arm != "1"]
+BEGIN, END = "<!-- begin: python -m benchmarks.fidelity --analyse -->", "<!-- end -->"
 ROWS = ("clean", "flipped", "split")  # of README's table
 COLUMNS = {
-    "0.3": "0.3",
-    "0.1": "0.1",
-    "0.03": "0.03",
-    "rising": "0.1, then 1",
-    "filter": "1, filter",
-    "hard": "0.1, hard",
+    "0.3": "rate 0.3",
+    "0.1": "rate 0.1",
+    "0.03": "rate 0.03",
+    "rising": "0.1, then all",
+    "filter": "all, filter",
+    "hard": "0.1, hard negatives",
 }
 VISITS = 14  # how often a run sees a class, on average
 LONG = 4 * VISITS  # in runs of the set "long", whose images are those of "small"
@@ -130,65 +132,106 @@ def hypotheses(results: Results) -> list[Hypothesis]:
 
 
 def analyse(folder: Path) -> None:
+    """Prints the tables, and writes them and the picture into the pages."""
     results = Results.read(folder)
     if not results.by_run:
         raise ValueError(f"{folder} has no results; python -m benchmarks.fidelity --jobs 2 makes them")
+    for page, tables in pages(results).items():
+        path = ROOT / page
+        path.write_text(between(path.read_text(), tables))
+        print(f"{page}\n\n{tables}")
+    draw(results, ROOT / "docs/pictures/fidelity.png")
+
+
+def pages(results: Results) -> dict[str, str]:
+    """Returns the tables of each page."""
+    tables = {
+        "README.md": for_users,
+        "docs/fidelity.md": for_readers,
+        "benchmarks/results/fidelity/README.md": measures,
+    }
+    return {page: "\n".join(table(results)) for page, table in tables.items()}
+
+
+def between(page: str, tables: str) -> str:
+    """Returns a page with other tables between its marks."""
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n{tables}\n{END}{rest.split(END, 1)[1]}"
+
+
+def measures(results: Results) -> Iterator[str]:
+    """Yields the table of all measures."""
+    cells = product(_sets(results), ARMS)
+    yield from errors(results, [(Cell(name, arm), f"{NAMES.get(name, name)}, {arm}") for name, arm in cells])
+
+
+def _sets(results: Results) -> list[str]:
     there = {cell.set for cell, _ in results.by_run}
-    names = [name for name in NAMES if name in there] + sorted(there - set(NAMES))
-    lines = list(errors(results, [(Cell(n, arm), f"{NAMES.get(n, n)}, {arm}") for n, arm in product(names, ARMS)]))
-    others = [arm for arm in ARMS if arm != "1"]
-    lines += ["", f"| error at {MAIN}, over that of all classes | {' | '.join(others)} |", "|" + " --- |" * len(ARMS)]
-    for name in names:
-        ratios = [ratio(results, Cell(name, arm), Cell(name, "1")) for arm in others]
-        lines.append(f"| {NAMES.get(name, name)} | {' | '.join(ratios)} |")
-    merged = ratio(results, Cell("clean", "1"), Cell("split", "1"))
-    lines += ["", f"all classes, each character one class over half of them two: {merged}"] if merged else []
-    print("\n".join([*lines, "", *verdicts(hypotheses(results), 0.05), "", "For README.md:", *for_users(results)]))
-    draw(results, names, others, ROOT / "docs/pictures/fidelity.png")
+    return [name for name in NAMES if name in there] + sorted(there - set(NAMES))
+
+
+def for_readers(results: Results) -> Iterator[str]:
+    """Yields the tables of the ratios, with intervals, and of the hypotheses."""
+    yield f"| error at {MAIN}, over that of all classes | |\n| --- | --- |"
+    for name, arm in product(_sets(results), OTHERS):
+        if found := ratio(results, Cell(name, arm), Cell(name, "1")):
+            yield f"| {NAMES.get(name, name)}, {arm} | {found} |"
+    if found := ratio(results, Cell("clean", "1"), Cell("split", "1")):
+        yield f"| clean, over half of the classes twice | {found} |"
+    yield ""
+    yield from verdicts(hypotheses(results), 0.05)
 
 
 def for_users(results: Results) -> Iterator[str]:
     """Yields README's table: the error of all classes, and the ratios to it, with intervals over seeds."""
-    yield f"| labels | seeds | error, 1 | {' | '.join(COLUMNS.values())} |"
-    yield "|" + " --- |" * (3 + len(COLUMNS))
+    found = {
+        (name, arm): value
+        for name, arm in product(ROWS, COLUMNS)
+        if len(value := results.difference(Cell(name, arm), Cell(name, "1"))) >= FEWEST
+    }
+    arms = [arm for arm in COLUMNS if any((name, arm) in found for name in ROWS)]
+    yield f"| labels | seeds | error, all classes | {' | '.join(COLUMNS[arm] for arm in arms)} |"
+    yield "|" + " --- |" * (3 + len(arms))
     for name in ROWS:
-        full, cells = Cell(name, "1"), [Cell(name, arm) for arm in COLUMNS]
-        found = [results.difference(cell, full) for cell in cells]
-        counts = {len(value) for value in found if len(value) >= FEWEST}
-        if counts:
+        if counts := {len(found[name, arm]) for arm in arms if (name, arm) in found}:
+            full = Cell(name, "1")
             error = np.exp(results.log(full, results.seeds(full)).mean())
             seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
-            yield f"| {NAMES[name]} | {seeds} | {error:.3f} | {' | '.join(map(_short, found))} |"
-    minutes = [results.minutes(Cell("clean", arm)) for arm in ("1", *COLUMNS)]
-    yield f"| minutes of a run, clean | | {' | '.join(minutes)} |"
+            ratios = [_short(found[name, arm]) if (name, arm) in found else "" for arm in arms]
+            yield f"| {NAMES[name]} | {seeds} | {error:.3f} | {' | '.join(ratios)} |"
+    minutes = [results.minutes(*(Cell(name, arm) for name in ROWS)) for arm in ("1", *arms)]
+    yield f"| minutes of a training | | {' | '.join(minutes)} |"
 
 
 def _short(value: Values) -> str:
-    if len(value) < FEWEST:
-        return ""
     low, high = np.exp(interval(value))
     return f"{np.exp(value.mean()):.2f} ({low:.2f} to {high:.2f})"
 
 
-def draw(results: Results, names: Sequence[str], arms: Sequence[str], path: Path) -> None:
-    """Draws the ratios of each set's arms, with intervals over seeds."""
+def draw(results: Results, path: Path) -> None:
+    """Draws the ratios of README's table, with intervals over seeds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4), layout="constrained", dpi=100)
     axes = figure.add_subplot()
-    for number, name in enumerate(names):
-        found = [(i, results.difference(Cell(name, arm), Cell(name, "1"))) for i, arm in enumerate(arms)]
+    for number, name in enumerate(ROWS):
+        found = [(i, results.difference(Cell(name, arm), Cell(name, "1"))) for i, arm in enumerate(COLUMNS)]
         found = [(i, value) for i, value in found if len(value) >= FEWEST]
         if found:
-            at = [i + (number - (len(names) - 1) / 2) * 0.12 for i, _ in found]
+            at = [i + (number - 1) * 0.12 for i, _ in found]
             mean = np.exp([value.mean() for _, value in found])
             bounds = np.exp([interval(value) for _, value in found])
-            axes.errorbar(at, mean, np.abs(bounds.T - mean), fmt="o", capsize=3, label=NAMES.get(name, name))
+            axes.errorbar(at, mean, np.abs(bounds.T - mean), fmt="o", capsize=3, color=f"C{number}", label=NAMES[name])
     axes.axhline(1, color="grey", linewidth=1)
     axes.set_yscale("log")
-    axes.set_xticks(range(len(arms)), [f"rate {arm}" if arm[0] == "0" else arm for arm in arms])
+    axes.set_xticks(range(len(COLUMNS)), COLUMNS.values())
+    axes.set_xlim(-0.5, len(COLUMNS) - 0.5)
+    axes.set_xlabel("negatives")
     axes.set_ylabel(f"error at {MAIN}, over that of all classes")
-    axes.grid(axis="y", alpha=0.3, which="both")
+    ticks = [0.7, 0.8, 0.9, 1, 1.2, 1.5, 2]
+    axes.set_yticks(ticks, map(str, ticks))
+    axes.minorticks_off()
+    axes.grid(axis="y", alpha=0.3)
     axes.legend()
     figure.savefig(path)
 

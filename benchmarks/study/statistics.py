@@ -61,9 +61,9 @@ class Results:
         seeds = self.seeds(cell, other)
         return self.log(cell, seeds, measure) - self.log(other, seeds, measure) if seeds else np.empty(0)
 
-    def minutes(self, cell: Cell) -> str:
-        """Returns the median minutes of a training; empty if there is none."""
-        found = [run["made_by"]["train_s"] / 60 for (at, _), run in self.by_run.items() if at == cell]
+    def minutes(self, *cells: Cell) -> str:
+        """Returns the median minutes of their trainings; empty if there is none."""
+        found = [run["made_by"]["train_s"] / 60 for (at, _), run in self.by_run.items() if at in cells]
         return f"{median(found):.1f}" if found else ""
 
 

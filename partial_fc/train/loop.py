@@ -173,7 +173,8 @@ def look_at_rows(job: Job, progress: Progress) -> None:
             job.logger.info(
                 f"step {step}: of {telemetry.NUM_QUERIES} classes examined"
                 f"{f' in table {table}' if table else ''}, {len(report.similar)} have another one's centre at a cosine "
-                f"above {telemetry.SIMILAR}: {named}. If this persists, one identity may have two numbers (docs/data.md)."
+                f"above {telemetry.SIMILAR}: {named}. If this persists, one identity may have two numbers "
+                "(docs/data.md)."
             )
 
 

@@ -10,7 +10,10 @@ from torch.nn.functional import normalize
 
 from benchmarks import fidelity
 from benchmarks.study import measure, sets
-from benchmarks.study.statistics import Hypothesis, Results, holm, interval, sign_flip, verdicts
+from benchmarks.study.cells import Cell
+from benchmarks.study.run import ROOT
+from benchmarks.study.statistics import FEWEST, Hypothesis, Results, holm, interval, sign_flip, verdicts
+from partial_fc.data.check import advice
 from partial_fc.data.recordio import RecordReader, RecordWriter, pack
 
 
@@ -92,14 +95,48 @@ def test_a_set_under_other_labels_has_the_same_images(tmp_path):
     assert np.load(tmp_path / "b/original.npy").tolist() == [0, 1, 2, 0]
 
 
-def test_hypotheses_are_computed_from_results_alone(tmp_path):
-    for set_, arm, error in (("clean", "1", 0.1), ("clean", "0.1", 0.103), ("split", "1", 0.4), ("split", "0.1", 0.2)):
-        for seed in range(7):
+def made(folder, cells) -> Results:
+    """Results of cells, (set, arm, error at all FARs, seeds)."""
+    for set_, arm, error, seeds in cells:
+        for seed in range(seeds):
             figures = {
                 "error": {far: error * (1 + 0.001 * seed) for far in ("1e-4", "1e-5", "1e-6")},
                 "lookalikes": 0.1,
             }
             run = {"cell": f"{set_}-{arm}", "seed": seed, "figures": figures, "made_by": {"data": "", "train_s": 60}}
-            (tmp_path / f"{set_}-{arm}-{seed}.json").write_text(json.dumps(run))
-    lines = list(verdicts(fidelity.hypotheses(Results.read(tmp_path)), 0.05))
+            (folder / f"{set_}-{arm}-{seed}.json").write_text(json.dumps(run))
+    return Results.read(folder)
+
+
+def test_hypotheses_are_computed_from_results_alone(tmp_path):
+    cells = (("clean", "1", 0.1, 7), ("clean", "0.1", 0.103, 7), ("split", "1", 0.4, 7), ("split", "0.1", 0.2, 7))
+    lines = list(verdicts(fidelity.hypotheses(made(tmp_path, cells)), 0.05))
     assert [line.rsplit("| ", 1)[1] for line in lines[2:]] == [*["holds |"] * 2, *["not run yet |"] * 4]
+
+
+def test_the_table_for_users_has_what_three_seeds_have(tmp_path):
+    cells = (("clean", "1", 0.1, 4), ("clean", "0.1", 0.15, 3), ("clean", "hard", 0.12, 2), ("split", "1", 0.4, 3))
+    head, _, clean, minutes = fidelity.for_users(made(tmp_path, [*cells, ("split", "filter", 0.3, 2)]))
+    assert head == "| labels | seeds | error, all classes | rate 0.1 |"
+    assert clean == "| clean | 3 | 0.100 | 1.50 (1.50 to 1.50) |"
+    assert minutes == "| minutes of a training | | 1.0 | 1.0 |"
+
+
+def test_pages_and_advice_are_those_of_the_results():
+    """python -m benchmarks.fidelity --analyse writes the pages; advice.py is written by hand."""
+    results = Results.read(ROOT / "benchmarks/results/fidelity")
+    for page, tables in fidelity.pages(results).items():
+        text = (ROOT / page).read_text()
+        assert fidelity.between(text, tables) == text
+    measured = {
+        name: {
+            arm: round(float(np.exp(value.mean())), 2)
+            for arm in fidelity.COLUMNS
+            if len(value := results.difference(Cell(name, arm), Cell(name, "1"))) >= FEWEST
+        }
+        for name in advice.ERRORS
+    }
+    assert measured == advice.ERRORS
+    joined = results.difference(Cell("clean", "1"), Cell("split", "1"))
+    assert round(float(np.exp(joined.mean())), 2) == advice.JOINED
+    assert f"--interclass-filtering-threshold {advice.FILTER}" in fidelity.ARMS["filter"]
