@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from partial_fc import terminal
 from partial_fc.data.check import advice
 from partial_fc.data.vectors import BLOCK, Vectors
-from partial_fc.findings import Describe, Finding, findings_at
+from partial_fc.findings import Describe, Finding, Severity, findings_at
 
 MOST = 2048  # classes looked at, or as many as PRODUCTS allow
 PRODUCTS = 1 << 38  # multiplications: some seconds, and all of 16,000 classes of 1,024 numbers
 FAR = 75  # degrees from the mean of the class: what Sub-center ArcFace (Deng et al., 2020) drops
+MANY_FAR = 0.01  # of the vectors: a warning
 ALIKE = 0.95  # docs/fidelity.md: of classes that are one over 99 % are above it, of others 3 %
 _COSINES = 1 << 24  # at once
 _PAIRS = 10  # of images, with the mean cosine of all classes, that each class has beside its own
@@ -57,7 +58,8 @@ def check_similar(
         f"{len(far) / max(1, len(label_N)):.1%} of the vectors are more than {FAR} degrees from the mean of their "
         "class: their labels may be wrong (docs/data.md)"
     )
-    found = findings_at("info", "vectors-far", what, far[np.argsort(cosine_N[far], kind="stable")], describe, file)
+    severity: Severity = "warning" if len(far) >= MANY_FAR * len(label_N) else "info"
+    found = findings_at(severity, "vectors-far", what, far[np.argsort(cosine_N[far], kind="stable")], describe, file)
     return found + _similar_classes(sum_CD, count_C, class_C, file, names, bar)
 
 
@@ -96,7 +98,8 @@ def _similar_classes(
         f"{share:.1%} of {len(looked_Q):,} classes looked at are like another one: images of the two are as alike as "
         f"images of one. {advice.of_similar_classes(share)}"
     )
-    return [Finding("info", "classes-similar", what, len(similar), similar, describe, file)]
+    severity: Severity = "info" if share < advice.FEW else "warning"
+    return [Finding(severity, "classes-similar", what, len(similar), similar, describe, file)]
 
 
 def _add(

@@ -72,6 +72,7 @@ def test_shares_and_pairs_are_those_of_a_loop(tmp_path, monkeypatch, most, produ
     far, finding = check_similar(parts, label_N, lambda i: {"at": i}, "x", [f"n{c}" for c in range(20)])
     assert {place["at"] for place in map(far.describe, far.places)} == far_of(row_ND, label_N)
     assert f"{far.count / 300:.1%} of the vectors" in far.what
+    assert (far.severity, finding.severity) == ("warning", "warning")
     named = {f"{c} (n{c})": f"{other} (n{other})" for c, other in expected(row_ND, label_N).items()}
     assert {f"{c} (n{c})" for c in (0, 1, 2, 15, 16, 17)} <= named.keys()
     found = {place["class"]: place["like"] for place in map(finding.describe, finding.places)}
