@@ -1,6 +1,7 @@
 """A source of vectors: embeddings of another network, or any features. N vectors of D numbers, C classes.
 
-    FILE.npz        embeddings (N, D) and labels (N,), as `partial-fc embed` writes them; class_names (C,) if known
+    FILE.npz        embeddings (N, D) and labels (N,), as `partial-fc embed` writes them; class_names (C,) if known, and
+                    keys (N,), which messages name
     NAME.npy        (N, D), with the labels (N,) in NAME.labels.npy beside it
     FILE.parquet    columns embedding (lists of D numbers), label and perhaps class, its name, of the same
 
@@ -45,7 +46,7 @@ class Vectors(Source):
             raise ValueError(f"{self.path} not found; expected vectors: an .npz, .npy or .parquet")
         if self.path.suffix not in _READ:
             raise ValueError(f"{self.path}: unknown file type; expected vectors: an .npz, .npy or .parquet")
-        self.row_ND, label_N, self._names = _READ[self.path.suffix](self.path, labelled)
+        self.row_ND, label_N, self._names, self._key_N = _READ[self.path.suffix](self.path, labelled)
         if self.row_ND.ndim != 2 or self.row_ND.dtype.kind != "f" or 0 in self.row_ND.shape:
             kind, shape = self.row_ND.dtype, self.row_ND.shape
             raise ValueError(f"{self.path}: embeddings are {kind} {shape}; expected floating-point numbers (N, D)")
@@ -89,7 +90,9 @@ class Vectors(Source):
         return np.concatenate(found)
 
     def where(self, index: int) -> str:
-        return f"{self.path}, row {index}"
+        key_N = self._key_N
+        key = f" ({key_N[index]})" if key_N is not None and key_N.shape == (len(self),) else ""
+        return f"{self.path}, row {index}{key}"
 
     def labels(self) -> NDArray[np.int64]:
         return self._label_N
@@ -114,7 +117,7 @@ def usable(row_ND: NDArray[np.float32]) -> NDArray[np.bool_]:
     return np.isfinite(square_N) & (square_N > 0)
 
 
-_Read = tuple[NDArray[Any], NDArray[Any] | None, list[str] | None]
+_Read = tuple[NDArray[Any], NDArray[Any] | None, list[str] | None, NDArray[Any] | None]  # ..., class names, keys
 
 
 def _read_npz(path: Path, labelled: bool) -> _Read:
@@ -123,18 +126,18 @@ def _read_npz(path: Path, labelled: bool) -> _Read:
     if missing:
         raise ValueError(f"{path} has no array {' and no '.join(missing)}; it has {', '.join(arrays) or 'none'}")
     if not labelled:
-        return arrays["embeddings"], None, None
+        return arrays["embeddings"], None, None, arrays.get("keys")
     names = [str(name) for name in arrays["class_names"]] if "class_names" in arrays else None
-    return arrays["embeddings"], arrays["labels"], names
+    return arrays["embeddings"], arrays["labels"], names, arrays.get("keys")
 
 
 def _read_npy(path: Path, labelled: bool) -> _Read:
     if not labelled:
-        return read_npy(path), None, None
+        return read_npy(path), None, None, None
     beside = path.with_suffix(".labels.npy")
     if not beside.exists():
         raise ValueError(f"{path}: its labels are not there; expected {beside}, a whole number for each vector")
-    return read_npy(path), read_npy(beside), None
+    return read_npy(path), read_npy(beside), None, None
 
 
 def _read_parquet(path: Path, labelled: bool) -> _Read:
@@ -162,10 +165,10 @@ def _read_parquet(path: Path, labelled: bool) -> _Read:
     except (OSError, AttributeError, TypeError, ValueError, NotImplementedError) as error:
         raise ValueError(f"{path}: {error}; expected columns embedding, lists of D numbers, and label") from error
     if several:
-        return row_ND, label_rows(path, file.read(columns=["label"]).column(0)), None
+        return row_ND, label_rows(path, file.read(columns=["label"]).column(0)), None, None
     number = max(names, default=-1) + 1
     known = [names.get(label, f"class {label}") for label in range(number)] if 0 < number <= MAX_CLASSES else None
-    return row_ND, label_N if labelled else None, known
+    return row_ND, label_N if labelled else None, known, None
 
 
 _READ = {".npz": _read_npz, ".npy": _read_npy, ".parquet": _read_parquet}

@@ -1,6 +1,7 @@
 """Classes that may be one under two numbers, and vectors unlike their class: as a loop over all pairs finds them."""
 
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -99,13 +100,17 @@ def test_classes_that_are_one_are_joined_as_the_page_says(tmp_path, monkeypatch)
     rng = np.random.default_rng(0)
     label_N = np.repeat(np.arange(8), 6)
     row_ND = np.eye(D, dtype=np.float32)[label_N % 6] + 0.05 * rng.normal(size=(48, D)).astype(np.float32)
-    np.savez("seen.npz", embeddings=row_ND / np.linalg.norm(row_ND, axis=1, keepdims=True), labels=label_N)
+    row_ND[5] = -row_ND[5]
+    row_ND /= np.linalg.norm(row_ND, axis=1, keepdims=True)
+    np.savez("seen.npz", embeddings=row_ND, labels=label_N, keys=[f"image {i}" for i in range(48)])
     Path("faces").mkdir()
     with RecordWriter("faces/train.rec") as records:
         for key, label in enumerate(label_N):
             records.write(key, pack(label, b"image"))
     Path("faces/classes.txt").write_text("".join(f"{name}\n" for name in "abcdefgh"))
     doctor_data(DataOptions(Path("seen.npz"), report=Path("seen.json"), bar=False))
+    found = {one["key"]: one["places"] for one in json.loads(Path("seen.json").read_text())["findings"]}
+    assert found["vectors-far"] == [{"file": "seen.npz, row 5 (image 5)", "class": 0}]
     (program,) = programs("data.md")
     exec(compile(program, "data.md", "exec"), {})
     joined = open_sets([Path("faces")], shared_classes=True)
