@@ -156,7 +156,7 @@ def _prepare(options: ClusterOptions, source: Vectors, job: dict[str, Any]) -> R
     keys = map_npz(source.path).get("keys") if source.path.suffix == ".npz" else None
     for index, key in enumerate([] if keys is None else keys.tolist()):
         if key != records.key(index):
-            raise ValueError(f"{source.where(index)} is of key {key}, image {index} is {records.where(index)}")
+            raise ValueError(f"{source.where(index)}: its key is not that of image {index}, {records.where(index)}")
     return records
 
 
