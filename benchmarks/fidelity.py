@@ -4,7 +4,8 @@
     python -m benchmarks.fidelity --missing       lists the registered runs without a result
     python -m benchmarks.fidelity --jobs 2        runs them, two at a time
     python -m benchmarks.fidelity --repeat 3      runs three of the finished ones again, and compares the bits
-    python -m benchmarks.fidelity --analyse       recomputes every interval and test from benchmarks/results/fidelity
+    python -m benchmarks.fidelity --analyse       recomputes every interval and test from benchmarks/results/fidelity,
+                                                  and writes them into README.md and docs
 
 Runs on your own data, `python -m benchmarks.fidelity faces-0.1 0 --rec SET --held-out SET --steps N --flags '...'`, are
 rows of their own.
@@ -132,15 +133,16 @@ def hypotheses(results: Results) -> list[Hypothesis]:
 
 
 def analyse(folder: Path) -> None:
-    """Prints the tables, and writes them and the picture into the pages."""
+    """Writes the tables and the picture into the pages, and prints the tables."""
     results = Results.read(folder)
     if not results.by_run:
         raise ValueError(f"{folder} has no results; python -m benchmarks.fidelity --jobs 2 makes them")
-    for page, tables in pages(results).items():
+    of_pages = pages(results)
+    for page, tables in of_pages.items():
         path = ROOT / page
         path.write_text(between(path.read_text(), tables))
-        print(f"{page}\n\n{tables}")
     draw(results, ROOT / "docs/pictures/fidelity.png")
+    print("\n\n".join(f"{page}\n\n{tables}" for page, tables in of_pages.items()))
 
 
 def pages(results: Results) -> dict[str, str]:
@@ -177,7 +179,7 @@ def for_readers(results: Results) -> Iterator[str]:
         if found := ratio(results, Cell(name, arm), Cell(name, "1")):
             yield f"| {NAMES.get(name, name)}, {arm} | {found} |"
     if found := ratio(results, Cell("clean", "1"), Cell("split", "1")):
-        yield f"| clean, over half of the classes twice | {found} |"
+        yield f"| clean, 1, relative to half of the classes twice, 1 | {found} |"
     yield ""
     yield from verdicts(hypotheses(results), 0.05)
 
@@ -200,7 +202,7 @@ def for_users(results: Results) -> Iterator[str]:
             ratios = [_short(found[name, arm]) if (name, arm) in found else "" for arm in arms]
             yield f"| {NAMES[name]} | {seeds} | {error:.3f} | {' | '.join(ratios)} |"
     minutes = [results.minutes(*(Cell(name, arm) for name in ROWS)) for arm in ("1", *arms)]
-    yield f"| minutes of a training | | {' | '.join(minutes)} |"
+    yield f"| minutes per training | | {' | '.join(minutes)} |"
 
 
 def _short(value: Values) -> str:

@@ -294,7 +294,7 @@ def _on_accuracy(options: PlanOptions) -> list[str]:
     sampled = min(one.sample_rate for one in (options.each().values() or [options])) < 1.0
     sentences = [advice.of_sampling(similar or 0.0)] if sampled else []
     if similar is not None:
-        sentences.append(f"{similar:.0%} of the classes like another one: {advice.of_similar_classes(similar)}")
+        sentences.append(f"{similar:.0%} of the classes are like another one. {advice.of_similar_classes(similar)}")
     return sentences
 
 

@@ -19,7 +19,7 @@ MOST = 2048  # classes looked at, or as many as PRODUCTS allow
 PRODUCTS = 1 << 38  # multiplications: some seconds, and all of 16,000 classes of 1,024 numbers
 FAR = 75  # degrees from the mean of the class: what Sub-center ArcFace (Deng et al., 2020) drops
 MANY_FAR = 0.01  # of the vectors: a warning
-ALIKE = 0.95  # docs/fidelity.md: of classes that are one over 99 % are above it, of others 3 %
+ALIKE = 0.95  # docs/data.md: of classes that are one over 99 % are above it, of others 3 %
 _COSINES = 1 << 24  # at once
 _PAIRS = 10  # of images, with the mean cosine of all classes, that each class has beside its own
 
@@ -35,7 +35,7 @@ def check_similar(
     bar: str = "",
 ) -> list[Finding]:
     """Tells which vectors are FAR from the mean of their class, and which share of the classes looks like another one,
-    with the pairs: an image of each are nearly as alike as two of one class.
+    with the pairs: an image of the one and an image of the other are nearly as alike as two images of one class.
 
     The mean cosine of images of the two has to be ALIKE of that of different images in one of the two, both beyond the
     mean cosine of images of any two classes: a bound for any network. What is far from its class does not count there.
@@ -43,7 +43,7 @@ def check_similar(
     label_N: -1 is none. names: of the classes. bar: the name of a progress bar, if any."""
     class_C, place_N = np.unique(label_N, return_inverse=True)
     sum_CD, count_C = np.zeros((len(class_C), parts[0].width), np.float32), np.zeros(len(class_C))
-    cosine_N = np.full(len(label_N), np.nan)
+    cosine_N = np.full(len(label_N), np.nan, np.float32)
     for at, row_BD in _blocks(parts, f"{bar}: means" if bar else ""):
         _add(sum_CD, count_C, place_N[at], row_BD, np.isfinite(row_BD).all(axis=1) & (label_N[at] >= 0), 1)
     length_C = np.sqrt(np.einsum("cd,cd->c", sum_CD, sum_CD, dtype=np.float64))
