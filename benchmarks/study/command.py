@@ -103,13 +103,14 @@ class Study:
 
     def side_by_side(self, options: Options) -> None:
         """Runs what is missing. Raises ValueError, at the end, if runs failed; they are not tried again."""
-        began, left, failed = time.monotonic(), self.missing(), []
-        for cell in {cell.set: cell for cell, _ in left}.values():
-            self.data(cell, options)  # drawn once, not by every job
+        began, left, failed, drawn = time.monotonic(), self.missing(), [], set()
         running: dict[subprocess.Popen[bytes], str] = {}
         while left or running:
             while left and len(running) < options.jobs and time.monotonic() - began < 60 * options.minutes:
                 cell, seed = left.pop(0)
+                if cell.set not in drawn:  # here, not by two jobs at once
+                    self.data(cell, options)
+                    drawn.add(cell.set)
                 command = [sys.executable, "-m", f"benchmarks.{self.name}", str(cell), str(seed)]
                 running[subprocess.Popen([*command, "--folder", options.folder], cwd=ROOT)] = f"{cell} {seed}"
             if not running:
