@@ -24,7 +24,7 @@ from .study.cells import Cell, registered, steps
 from .study.command import Options, Study
 from .study.measure import HeldOut
 from .study.run import GLYPHS, ROOT, Data, held_out
-from .study.statistics import FEWEST, MAIN, Hypothesis, Results, Values, errors, interval, ratio, verdicts
+from .study.statistics import FEWEST, MAIN, TIMED, Hypothesis, Results, Values, errors, interval, ratio, verdicts
 
 NAMES = {"clean": "clean", "flipped": "40 % of the labels flipped", "split": "half of the classes twice",
          "small": "clean, 4,000 classes", "large": "clean, 34,694 classes",
@@ -202,7 +202,7 @@ def for_users(results: Results) -> Iterator[str]:
             ratios = [_short(found[name, arm]) if (name, arm) in found else "" for arm in arms]
             yield f"| {NAMES[name]} | {seeds} | {error:.3f} | {' | '.join(ratios)} |"
     minutes = [results.minutes(*(Cell(name, arm) for name in ROWS)) for arm in ("1", *arms)]
-    yield f"| minutes per training | | {' | '.join(minutes)} |"
+    yield f"| minutes per training ({TIMED}) | | {' | '.join(minutes)} |"
 
 
 def _short(value: Values) -> str:

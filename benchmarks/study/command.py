@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import tyro
 
 from .cells import Cell
-from .run import RESULTS, ROOT, Data, here, run, write
+from .run import BITS_DEPEND_ON, RESULTS, ROOT, Data, here, run, write
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Options:
     minutes: float = float("inf")
     """With --jobs: after so many, no run is begun."""
     repeat: int = 0
-    """Run so many finished runs again and compare their figures bit by bit."""
+    """Run so many finished runs of this kind of processor again, and compare their figures bit by bit."""
     analyse: bool = False
     """Print tables, intervals and tests, and draw the study's picture in docs/pictures."""
     folder: Path = ROOT / "runs/study"
@@ -124,17 +124,17 @@ class Study:
             raise ValueError(f"failed: {', '.join(failed)}")
 
     def repeat(self, options: Options) -> None:
-        """Raises ValueError if a figure differs."""
-        done = [(cell, seed) for cell, seed in self.runs if self.result(cell, seed).exists()]
+        """Raises ValueError if a figure differs, or if no run was made by such a processor with these libraries."""
+        stored = {run: json.loads(path.read_text()) for run in self.runs if (path := self.result(*run)).exists()}
+        ours = {fact: here()[fact] for fact in BITS_DEPEND_ON}
+        done = [run for run, one in stored.items() if ours.items() <= one["made_by"].items()]
+        if not done:
+            raise ValueError(f"no result was made with {ours}; others have other bits")
         for cell, seed in random.SystemRandom().sample(done, min(options.repeat, len(done))):
-            stored = json.loads(self.result(cell, seed).read_text())
             again = json.loads(json.dumps(self.run(options, cell, seed)))
-            for fact in ("data", "instructions", "torch", "numpy"):
-                if stored["made_by"][fact] != again["made_by"][fact]:
-                    raise ValueError(
-                        f"{cell} {seed}: {fact} was {stored['made_by'][fact]}, and is {again['made_by'][fact]} here"
-                    )
-            if stored["figures"] != again["figures"]:
-                raise ValueError(f"{cell} {seed}: other figures:\n{stored['figures']}\n{again['figures']}")
+            if again["made_by"]["data"] != stored[cell, seed]["made_by"]["data"]:
+                raise ValueError(f"{cell} {seed}: its set, drawn from this machine's fonts, is not that of the result")
+            if again["figures"] != stored[cell, seed]["figures"]:
+                raise ValueError(f"{cell} {seed}: other figures:\n{stored[cell, seed]['figures']}\n{again['figures']}")
             print(f"{cell} {seed}: all {len(json.dumps(again['figures']))} characters of its figures are equal",
                   flush=True)  # fmt: skip

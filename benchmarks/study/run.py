@@ -21,6 +21,7 @@ from .cells import BATCH, POINTS, Cell
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
+BITS_DEPEND_ON = ("processor", "instructions", "torch", "numpy")  # of "made_by"
 GLYPHS = f"--dataset glyphs --precision fp32 --batch-size {BATCH} --num-workers 1 --verbose 0"
 
 

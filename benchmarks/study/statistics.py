@@ -25,6 +25,7 @@ MEASURES: dict[str, Callable[[dict[str, Any]], float]] = {
 }
 MAIN = "FAR 1e-5"
 FEWEST = 3  # seeds of an interval
+TIMED = "AVX2"  # minutes are of runs with these instructions, so that they compare
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,12 @@ class Results:
         return self.log(cell, seeds, measure) - self.log(other, seeds, measure) if seeds else np.empty(0)
 
     def minutes(self, *cells: Cell) -> str:
-        """Returns the median minutes of their trainings; empty if there is none."""
-        found = [run["made_by"]["train_s"] / 60 for (at, _), run in self.by_run.items() if at in cells]
+        """Returns the median minutes of their trainings with AVX2, which most runs have; empty if there is none."""
+        found = [
+            run["made_by"]["train_s"] / 60
+            for (at, _), run in self.by_run.items()
+            if at in cells and run["made_by"]["instructions"] == TIMED
+        ]
         return f"{median(found):.1f}" if found else ""
 
 

@@ -38,7 +38,8 @@ _ALIGNED = 1.0  # second label of InsightFace's image records
 
 @dataclass(frozen=True)
 class GlyphOptions:
-    """What to render. The same options, fonts and library versions give the same bytes, whatever `jobs`."""
+    """What to render. The same options, fonts and library versions give the same bytes, whatever `jobs`.
+    Near ties between look-alikes are decided by the processor's float32 products."""
 
     out: Path
     """folder to make; it appears under this name only when complete"""

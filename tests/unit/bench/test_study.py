@@ -97,13 +97,14 @@ def test_a_set_under_other_labels_has_the_same_images(tmp_path):
 
 def made(folder, cells) -> Results:
     """Results of cells, (set, arm, error at all FARs, seeds)."""
+    made_by = {"data": "", "train_s": 60, "instructions": "AVX2"}
     for set_, arm, error, seeds in cells:
         for seed in range(seeds):
             figures = {
                 "error": {far: error * (1 + 0.001 * seed) for far in ("1e-4", "1e-5", "1e-6")},
                 "lookalikes": 0.1,
             }
-            run = {"cell": f"{set_}-{arm}", "seed": seed, "figures": figures, "made_by": {"data": "", "train_s": 60}}
+            run = {"cell": f"{set_}-{arm}", "seed": seed, "figures": figures, "made_by": made_by}
             (folder / f"{set_}-{arm}-{seed}.json").write_text(json.dumps(run))
     return Results.read(folder)
 
@@ -119,7 +120,7 @@ def test_the_table_for_users_has_what_three_seeds_have(tmp_path):
     head, _, clean, minutes = fidelity.for_users(made(tmp_path, [*cells, ("split", "filter", 0.3, 2)]))
     assert head == "| labels | seeds | error, all classes | rate 0.1 |"
     assert clean == "| clean | 3 | 0.100 | 1.50 (1.50 to 1.50) |"
-    assert minutes == "| minutes per training | | 1.0 | 1.0 |"
+    assert minutes == "| minutes per training (AVX2) | | 1.0 | 1.0 |"
 
 
 def test_pages_and_advice_are_those_of_the_results():
