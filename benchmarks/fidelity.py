@@ -58,6 +58,7 @@ STAGES = (
     [("clean", ("1", "0.1"), 6)],
     [("split", ("1", "0.1", "filter"), 7), ("split", ("0.3", "0.03"), 6),
      ("flipped", ("1", "0.3", "0.1", "0.03", "filter"), 6)],
+    [("clean", ("0.3", "0.03", "rising", "hard", "filter"), FEWEST)],  # README's table first
     [("clean", ("1", "0.1", "0.3", "0.03", "rising", "hard", "exact"), 8), ("clean", ("filter",), 6),
      ("split", ("exact",), 6)],
     [("small", ("1", "0.1"), 7), ("large", ("1", "0.1"), 7)],
