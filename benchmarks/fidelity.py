@@ -7,7 +7,7 @@
     python -m benchmarks.fidelity --analyse       recomputes every interval and test from benchmarks/results/fidelity,
                                                   and writes them into README.md and docs
 
-Runs on your own data, `python -m benchmarks.fidelity faces-0.1 0 --rec SET --held-out SET --steps N --flags '...'`, are
+Runs on your own data, `python -m benchmarks.fidelity faces-0.1 0 --rec SET --held-out SET --steps N --flags='...'`, are
 rows of their own.
 """
 
@@ -24,7 +24,7 @@ from .study.cells import Cell, registered, steps
 from .study.command import Options, Study
 from .study.measure import HeldOut
 from .study.run import GLYPHS, ROOT, Data, held_out
-from .study.statistics import FEWEST, MAIN, TIMED, Hypothesis, Results, Values, errors, interval, ratio, verdicts
+from .study.statistics import FEWEST, MAIN, Hypothesis, Results, Values, errors, interval, ratio, verdicts
 
 NAMES = {"clean": "clean", "flipped": "40 % of the labels flipped", "split": "half of the classes twice",
          "small": "clean, 4,000 classes", "large": "clean, 34,694 classes",
@@ -75,7 +75,7 @@ class FidelityOptions(Options):
     steps: int = 0
     """With --rec: steps of a run, a multiple of five."""
     flags: str = ""
-    """With --rec: flags of `train.py face` in every arm, as --backbone, --batch-size and --lr."""
+    """With --rec: flags of `train.py face` in every arm, after a "=", as --flags='--gpus 8 --backbone r50'."""
 
 
 def data(cell: Cell, options: FidelityOptions) -> Data:
@@ -203,7 +203,9 @@ def for_users(results: Results) -> Iterator[str]:
             ratios = [_short(found[name, arm]) if (name, arm) in found else "" for arm in arms]
             yield f"| {NAMES[name]} | {seeds} | {error:.3f} | {' | '.join(ratios)} |"
     minutes = [results.minutes(*(Cell(name, arm) for name in ROWS)) for arm in ("1", *arms)]
-    yield f"| minutes per training ({TIMED}) | | {' | '.join(minutes)} |"
+    for kind in minutes[0]:
+        of_arms = [f"{of_arm[kind]:.1f}" if kind in of_arm else "" for of_arm in minutes]
+        yield f"| minutes per training, {kind} | | {' | '.join(of_arms)} |"
 
 
 def _short(value: Values) -> str:

@@ -81,19 +81,19 @@ class Study:
     def missing(self) -> list[tuple[Cell, int]]:
         return [(cell, seed) for cell, seed in self.runs if not self.result(cell, seed).exists()]
 
-    def run(self, options: Options, cell: Cell, seed: int) -> dict[str, Any]:
-        if cell.arm not in self.arms:
-            raise ValueError(f"cell {cell}: expected an arm of {', '.join(self.arms)}")
-        folder = options.folder / "runs" / f"{cell}-{seed}"
-        return run(folder, cell, seed, self.data(cell, options), self.arms[cell.arm])
+    def run(self, options: Options, cell: Cell, seed: int, data: Data) -> dict[str, Any]:
+        return run(options.folder / "runs" / f"{cell}-{seed}", cell, seed, data, self.arms[cell.arm])
 
     def one(self, options: Options, cell: Cell, seed: int) -> None:
         """Writes a run's result, or why it failed."""
+        if cell.arm not in self.arms:
+            raise ValueError(f"cell {cell}: expected an arm of {', '.join(self.arms)}")
         path = self.result(cell, seed)
         if path.exists():
             raise ValueError(f"{path} is there; --repeat compares another run with it")
+        data = self.data(cell, options)
         try:
-            write(path, self.run(options, cell, seed))
+            write(path, self.run(options, cell, seed, data))
         except ValueError as error:
             number = len(list(self.results.glob(f"{cell}-{seed}.failed*")))
             failed = path.with_name(f"{cell}-{seed}.failed{number}")
@@ -131,7 +131,7 @@ class Study:
         if not done:
             raise ValueError(f"no result was made with {ours}; others have other bits")
         for cell, seed in random.SystemRandom().sample(done, min(options.repeat, len(done))):
-            again = json.loads(json.dumps(self.run(options, cell, seed)))
+            again = json.loads(json.dumps(self.run(options, cell, seed, self.data(cell, options))))
             if again["made_by"]["data"] != stored[cell, seed]["made_by"]["data"]:
                 raise ValueError(f"{cell} {seed}: its set, drawn from this machine's fonts, is not that of the result")
             if again["figures"] != stored[cell, seed]["figures"]:

@@ -89,6 +89,7 @@ def here() -> dict[str, Any]:
         "commit": said.stdout.strip(),
         "processor": (cpu or [platform.processor()])[0],
         "instructions": torch.backends.cpu.get_cpu_capability(),
+        **({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}),
         **{name: version(name) for name in ("torch", "numpy", "opencv-python-headless")},
         "python": platform.python_version(),
     }

@@ -25,7 +25,6 @@ MEASURES: dict[str, Callable[[dict[str, Any]], float]] = {
 }
 MAIN = "FAR 1e-5"
 FEWEST = 3  # seeds of an interval
-TIMED = "AVX2"  # minutes are of runs with these instructions, so that they compare
 
 
 @dataclass(frozen=True)
@@ -62,14 +61,14 @@ class Results:
         seeds = self.seeds(cell, other)
         return self.log(cell, seeds, measure) - self.log(other, seeds, measure) if seeds else np.empty(0)
 
-    def minutes(self, *cells: Cell) -> str:
-        """Returns the median minutes of their trainings with AVX2, which most runs have; empty if there is none."""
-        found = [
-            run["made_by"]["train_s"] / 60
-            for (at, _), run in self.by_run.items()
-            if at in cells and run["made_by"]["instructions"] == TIMED
-        ]
-        return f"{median(found):.1f}" if found else ""
+    def minutes(self, *cells: Cell) -> dict[str, float]:
+        """Returns the median minutes of their trainings by the kind of GPU, or else the processor's instructions."""
+        seconds: dict[str, list[int]] = {}
+        for (cell, _), run in self.by_run.items():
+            if cell in cells:
+                kind = run["made_by"].get("gpu", run["made_by"]["instructions"])
+                seconds.setdefault(kind, []).append(run["made_by"]["train_s"])
+        return {kind: median(found) / 60 for kind, found in sorted(seconds.items())}
 
 
 # ---- statistics
@@ -123,7 +122,8 @@ def errors(results: Results, cells: Sequence[tuple[Cell, str]]) -> Iterator[str]
         runs = [run for (at, _), run in results.by_run.items() if at == cell]
         if runs:
             columns = [_mean([of(run["figures"]) for run in runs]) if _has(of, runs[0]) else "" for _, of in shown]
-            yield f"| {name} | {len(runs)} | {' | '.join(columns)} | {results.minutes(cell)} |"
+            minutes = ", ".join(f"{value:.1f} {kind}" for kind, value in results.minutes(cell).items())
+            yield f"| {name} | {len(runs)} | {' | '.join(columns)} | {minutes} |"
 
 
 def _has(of: Callable[[dict[str, Any]], float], run: dict[str, Any]) -> bool:

@@ -120,7 +120,7 @@ def test_the_table_for_users_has_what_three_seeds_have(tmp_path):
     head, _, clean, minutes = fidelity.for_users(made(tmp_path, [*cells, ("split", "filter", 0.3, 2)]))
     assert head == "| labels | seeds | error, all classes | rate 0.1 |"
     assert clean == "| clean | 3 | 0.100 | 1.50 (1.50 to 1.50) |"
-    assert minutes == "| minutes per training (AVX2) | | 1.0 | 1.0 |"
+    assert minutes == "| minutes per training, AVX2 | | 1.0 | 1.0 |"
 
 
 def test_pages_and_advice_are_those_of_the_results():

@@ -3,11 +3,16 @@
 
 import importlib
 import re
+import runpy
 import shlex
+import sys
 import textwrap
+from argparse import ArgumentParser
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import tyro
 
 from partial_fc import cli
 from partial_fc.flags.command_line import parse
@@ -59,6 +64,40 @@ def test_a_command_is_taken_as_it_stands(page, words, tmp_path, monkeypatch):
             parse(cli.flags_of(name), rest, name)
             return
     importlib.import_module(f"recipes.{recipe}").parse(flags)
+
+
+def benchmarks() -> list[list[str]]:
+    """The words after `python -m benchmarks.` of the pages, indented or in quotes."""
+    found = []
+    for page in [*PAGES, ROOT / "README.md", *(ROOT / "benchmarks").rglob("*.md")]:
+        text = page.read_text()
+        lines = re.findall(r"^    python -m benchmarks\.(.*?)(?:\s{2,}.*)?$", text, re.MULTILINE)
+        lines += re.findall(r"`python -m benchmarks\.([^`]+)`", text)
+        found += [shlex.split(line) for line in lines]
+    return found
+
+
+@pytest.mark.parametrize("words", benchmarks(), ids=" ".join)
+def test_a_benchmark_takes_its_words(words, monkeypatch):
+    class Taken(Exception):
+        pass
+
+    def taken(parser):
+        def parse_and_stop(*given, **options):
+            parser(*given, **options)
+            raise Taken
+
+        return parse_and_stop
+
+    monkeypatch.setitem(sys.modules, "faiss", ModuleType("faiss"))  # of one benchmark; set-up installs none
+    monkeypatch.delitem(sys.modules, f"benchmarks.{words[0]}", raising=False)
+    monkeypatch.setattr("sys.argv", ["", *words[1:]])
+    monkeypatch.setattr("os.nice", lambda _: 0)
+    monkeypatch.setattr("tyro.cli", taken(tyro.cli))
+    for parser in ("parse_args", "parse_known_args"):
+        monkeypatch.setattr(ArgumentParser, parser, taken(getattr(ArgumentParser, parser)))
+    with pytest.raises(Taken):
+        runpy.run_module(f"benchmarks.{words[0]}", run_name="__main__")
 
 
 def test_every_program_is_python():
