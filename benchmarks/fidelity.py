@@ -49,6 +49,7 @@ COLUMNS = {
     "rising": "0.1, then all",
     "filter": "all, filter",
     "hard": "0.1, hard negatives",
+    "exact": "0.1, exact",
 }
 VISITS = 14  # how often a run sees a class, on average
 LONG = 4 * VISITS  # in runs of the set "long", whose images are those of "small"
@@ -59,8 +60,8 @@ STAGES = (
     [("split", ("1", "0.1", "filter"), 7), ("split", ("0.3", "0.03"), 6),
      ("flipped", ("1", "0.3", "0.1", "0.03", "filter"), 6)],
     [("clean", ("0.3", "0.03", "rising", "hard", "filter"), FEWEST)],  # README's table first
-    [("clean", ("1", "0.1", "0.3", "0.03", "rising", "hard", "exact"), 8), ("clean", ("filter",), 6),
-     ("split", ("exact",), 6)],
+    [(name, ("exact",), 6) for name in ("clean", "split", "flipped")],
+    [("clean", ("1", "0.1", "0.3", "0.03", "rising", "hard", "exact"), 8), ("clean", ("filter",), 6)],
     [("small", ("1", "0.1"), 7), ("large", ("1", "0.1"), 7)],
     [("long", ("1", "0.1", "exact"), 6)],
 )  # fmt: skip
