@@ -202,7 +202,7 @@ def test_two_processes_give_the_curve_of_one(glyphs, pretrained, tmp_path):
     for name in ("model", "model-raw"):
         states = [load_file(tmp_path / part / f"{name}.safetensors") for part in ("one", "two")]
         for key, t in states[0].items():
-            # AdamW turns a rounding of 1e-14 in a gradient near 0 into lr * 1e-14 / eps = 3e-9. An update is up to 3e-3.
+            # AdamW makes lr * 1e-14 / eps = 3e-9 of a rounding in a gradient near 0. An update is up to 3e-3.
             torch.testing.assert_close(t, states[1][key], rtol=1e-7, atol=1e-7)
     train_here(tmp_path / "two", f"{flags} --max-steps 5")  # two, then one
     train_here(tmp_path / "one", f"{flags} --max-steps 5")
