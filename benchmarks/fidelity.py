@@ -49,7 +49,7 @@ COLUMNS = {
     "rising": "0.1, then all",
     "filter": "all, filter",
     "hard": "0.1, hard negatives",
-    "exact": "0.1, exact",
+    "exact": "0.1, exact catch-up",
 }
 VISITS = 14  # how often a run sees a class, on average
 LONG = 4 * VISITS  # in runs of the set "long", whose images are those of "small"
@@ -230,7 +230,7 @@ def draw(results: Results, path: Path) -> None:
             axes.errorbar(at, mean, np.abs(bounds.T - mean), fmt="o", capsize=3, color=f"C{number}", label=NAMES[name])
     axes.axhline(1, color="grey", linewidth=1)
     axes.set_yscale("log")
-    axes.set_xticks(range(len(COLUMNS)), COLUMNS.values())
+    axes.set_xticks(range(len(COLUMNS)), [name.replace(", ", ",\n") for name in COLUMNS.values()])
     axes.set_xlim(-0.5, len(COLUMNS) - 0.5)
     axes.set_xlabel("negatives")
     axes.set_ylabel(f"error at {MAIN}, over that of all classes")

@@ -48,7 +48,8 @@ def folder(root: Path, name: str) -> Path:
             # Look-alikes are ranked by float32 products, whose last bits, hence the pairs, depend on OpenBLAS's kernel.
             environment = {**os.environ, "OPENBLAS_CORETYPE": "Haswell"}
             command = [sys.executable, "-m", "benchmarks.study.sets", str(path.resolve()), name]
-            subprocess.run(command, cwd=Path(__file__).parents[2], env=environment, check=True)
+            if subprocess.run(command, cwd=Path(__file__).parents[2], env=environment).returncode:
+                raise ValueError(f"{path}: drawing the set {name} failed; why stands above")
 
     return made(root / name, make)
 
@@ -176,4 +177,7 @@ def never_trained() -> str:
 
 
 if __name__ == "__main__":
-    draw(Path(sys.argv[1]), sys.argv[2])
+    try:
+        draw(Path(sys.argv[1]), sys.argv[2])
+    except ValueError as error:
+        sys.exit(f"{sys.argv[2]}: {error}")
