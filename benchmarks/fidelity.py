@@ -218,7 +218,7 @@ def draw(results: Results, path: Path) -> None:
     """Draws the ratios of README's table, with intervals over seeds."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4), layout="constrained", dpi=100)
+    figure = Figure(figsize=(9, 4), layout="constrained", dpi=100)
     axes = figure.add_subplot()
     for number, name in enumerate(ROWS):
         found = [(i, results.difference(Cell(name, arm), Cell(name, "1"))) for i, arm in enumerate(COLUMNS)]
