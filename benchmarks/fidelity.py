@@ -28,7 +28,7 @@ from .study.statistics import FEWEST, MAIN, Hypothesis, Results, Values, errors,
 
 NAMES = {"clean": "clean", "flipped": "40 % of the labels flipped", "split": "half of the classes twice",
          "small": "clean, 4,000 classes", "large": "clean, 34,694 classes",
-         "long": "clean, 4,000 classes, four times as long"}  # fmt: skip
+         "long": "clean, 4,000 classes, four times as long", "sgd": "clean, centres by SGD"}  # fmt: skip
 ARMS = {
     "1": "--sample-rate 1",
     "0.3": "--sample-rate 0.3",
@@ -51,8 +51,9 @@ COLUMNS = {
     "hard": "0.1, hard negatives",
     "exact": "0.1, exact catch-up",
 }
-VISITS = 14  # how often a run sees a class, on average
-LONG = 4 * VISITS  # in runs of the set "long", whose images are those of "small"
+DRAWN = {"long": "small", "sgd": "clean"}  # other sets have images of their own
+VISITS = {"long": 56}  # how often a run sees a class, on average; 14 in the other sets
+FLAGS = {"sgd": "--head-optimizer sgd --head-lr 0.1 --head-weight-decay 0.0005"}
 # Hypotheses rest on seven seeds or more: a sign-flip test of six has no p below 1/64, which Holm's correction for six
 # hypotheses does not accept.
 STAGES = (
@@ -61,8 +62,11 @@ STAGES = (
      ("flipped", ("1", "0.3", "0.1", "0.03", "filter"), 6)],
     [("clean", ("0.3", "0.03", "rising", "hard", "filter"), FEWEST)],  # README's table first
     [(name, ("exact",), 6) for name in ("clean", "split", "flipped")],
-    [("clean", ("1", "0.1", "0.3", "0.03", "rising", "hard", "exact"), 8), ("clean", ("filter",), 6)],
-    [("small", ("1", "0.1"), 7), ("large", ("1", "0.1"), 7)],
+    [("sgd", ("1", "0.1"), FEWEST)],
+    [(name, ("1", "0.1"), FEWEST) for name in ("small", "large")],
+    [("clean", ("1", "0.1", "0.3", "0.03", "rising", "hard", "exact"), 8), ("clean", ("filter",), 6),
+     ("sgd", ("1", "0.1"), 6)],
+    [(name, ("1", "0.1"), 7) for name in ("small", "large")],
     [("long", ("1", "0.1", "exact"), 6)],
 )  # fmt: skip
 
@@ -89,14 +93,14 @@ def data(cell: Cell, options: FidelityOptions) -> Data:
         raise ValueError(
             f"set {cell.set!r}: expected {', '.join(NAMES)}; for data of your own give --rec and --held-out"
         )
-    drawn = "small" if cell.set == "long" else cell.set
+    drawn = DRAWN.get(cell.set, cell.set)
     folder, images = sets.folder(options.folder, drawn), drawn if drawn in ("small", "large") else "clean"
     original = folder / "original.npy"
     return Data(
         str(folder),
         held_out(options.folder),
-        steps(sets.CLASSES[drawn], LONG if cell.set == "long" else VISITS),
-        GLYPHS,
+        steps(sets.CLASSES[drawn], VISITS.get(cell.set, 14)),
+        f"{GLYPHS} {FLAGS.get(cell.set, '')}",
         " ".join(map(sets.digest, (folder, sets.folder(options.folder, "heldout")))),
         seen=sets.folder(options.folder, f"seen-{images}"),
         original=original if original.exists() else None,
