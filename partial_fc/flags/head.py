@@ -217,11 +217,12 @@ class HeadFlags:
             )
 
     def notes(self, optim: OptimFlags, head: PartialFC) -> Iterator[str]:
-        """What was asked for and makes no difference here."""
+        """What was asked for and makes no difference here, or costs more than one may know."""
         import torch
 
+        from partial_fc.data.check import advice
         from partial_fc.head.kernels import auto_precision
-        from partial_fc.head.rows import RowAdagrad
+        from partial_fc.head.rows import RowAdagrad, RowAdamW
 
         if self.centre_place == "host" and head.store.device == torch.device("cpu"):
             yield "--centre-place host: the device that computes is the CPU, whose memory is the host's"
@@ -238,6 +239,8 @@ class HeadFlags:
                 yield "--head-catch-up exact: without sampling every centre is active in every step and none is late"
             elif isinstance(head.optimizer, RowAdagrad) and not head.optimizer.weight_decay:
                 yield "--head-catch-up exact: Adagrad without weight decay leaves centres alone that are not active"
+        elif min(self._rates) < 1 and isinstance(head.optimizer, RowAdamW):
+            yield advice.of_resting_centres()
 
     # ---- the head
 

@@ -82,9 +82,11 @@ def test_operands_of_the_head(mode, asked, operands):
         ("--head-impl plain --precision bf16", "--head-impl plain multiplies fp32"),
         ("--head-catch-up exact", "--head-catch-up exact: without sampling"),
         ("--head-catch-up exact --sample-rate 0.5 --head-optimizer adagrad --head-weight-decay 0", "Adagrad"),
+        ("--sample-rate 0.5 --optimizer muon", "times with --head-catch-up exact"),
+        ("--sample-rate 0.3 --head-optimizer adamw", "which has to be on from the first step"),
     ],
 )
-def test_flags_that_make_no_difference_are_noted(flags, noted):
+def test_flags_that_make_no_difference_or_cost_much_are_noted(flags, noted):
     given = config(flags)
     head = given.head.build(50, 8, SingleWorld(), Precision("fp32", torch.device("cpu")), given.optim, seed=0)
     (note,) = given.head.notes(given.optim, head)
