@@ -8,7 +8,7 @@ FILTER = 0.4  # --interclass-filtering-threshold
 TWICE = 2 / 3  # of the classes of the set "split" have another one of the same character
 ERRORS = {
     "clean": {"0.3": 1.2, "0.1": 1.47, "0.03": 1.76, "rising": 1.35, "filter": 0.92, "hard": 1.4, "exact": 1.07},
-    "split": {"0.3": 1.06, "0.1": 1.24, "0.03": 1.55, "filter": 0.77},
+    "split": {"0.3": 1.06, "0.1": 1.24, "0.03": 1.55, "filter": 0.77, "exact": 0.94},
 }
 LOOK_ALIKE = 0.03  # of the classes of "split" that have none are found to be like another one (docs/data.md)
 FEW = 0.05  # such classes are no reason to do anything
