@@ -38,6 +38,7 @@ ARMS = {
     "filter": "--sample-rate 1 --interclass-filtering-threshold 0.4",
     "hard": "--sample-rate 0.1 --hard-negatives 5",
     "exact": "--sample-rate 0.1 --head-catch-up exact",
+    "exact-0.03": "--sample-rate 0.03 --head-catch-up exact",
 }
 OTHERS = [arm for arm in ARMS if arm != "1"]
 BEGIN, END = "<!-- begin: python -m benchmarks.fidelity --analyse -->", "<!-- end -->"
@@ -63,8 +64,9 @@ STAGES = (
     [("clean", ("0.3", "0.03", "rising", "hard", "filter"), FEWEST)],  # README's table first
     [(name, ("exact",), 6) for name in ("clean", "split", "flipped")],
     [("sgd", ("1", "0.1"), FEWEST)],
+    [("clean", ("exact-0.03",), FEWEST)],
     [(name, ("1", "0.1"), FEWEST) for name in ("small", "large")],
-    [("clean", ("1", "0.1", "0.3", "0.03", "rising", "hard", "exact"), 8), ("clean", ("filter",), 6),
+    [("clean", ("1", "0.1", "0.3", "0.03", "rising", "hard", "exact"), 8), ("clean", ("filter", "exact-0.03"), 6),
      ("sgd", ("1", "0.1"), 6)],
     [(name, ("1", "0.1"), 7) for name in ("small", "large")],
     [("long", ("1", "0.1", "exact"), 6)],
