@@ -39,6 +39,7 @@ ARMS = {
     "hard": "--sample-rate 0.1 --hard-negatives 5",
     "exact": "--sample-rate 0.1 --head-catch-up exact",
     "exact-0.03": "--sample-rate 0.03 --head-catch-up exact",
+    "corrected": "--sample-rate 0.1 --sampling-correction",
 }
 OTHERS = [arm for arm in ARMS if arm != "1"]
 BEGIN, END = "<!-- begin: python -m benchmarks.fidelity --analyse -->", "<!-- end -->"
@@ -63,11 +64,10 @@ STAGES = (
      ("flipped", ("1", "0.3", "0.1", "0.03", "filter"), 6)],
     [("clean", ("0.3", "0.03", "rising", "hard", "filter"), FEWEST)],  # README's table first
     [(name, ("exact",), 6) for name in ("clean", "split", "flipped")],
-    [("sgd", ("1", "0.1", "exact"), FEWEST)],
-    [("clean", ("exact-0.03",), FEWEST)],
+    [("sgd", ("1", "0.1", "exact", "corrected"), FEWEST), ("clean", ("corrected", "exact-0.03"), FEWEST)],
     [(name, ("1", "0.1"), FEWEST) for name in ("small", "large")],
     [("clean", ("1", "0.1", "0.3", "0.03", "rising", "hard", "exact"), 8), ("clean", ("filter", "exact-0.03"), 6),
-     ("sgd", ("1", "0.1", "exact"), 6)],
+     ("sgd", ("1", "0.1", "exact", "corrected"), 6), ("clean", ("corrected",), 6)],
     [(name, ("1", "0.1"), 7) for name in ("small", "large")],
     [("long", ("1", "0.1", "exact"), 6)],
 )  # fmt: skip
