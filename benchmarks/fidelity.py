@@ -64,10 +64,11 @@ STAGES = (
      ("flipped", ("1", "0.3", "0.1", "0.03", "filter"), 6)],
     [("clean", ("0.3", "0.03", "rising", "hard", "filter"), FEWEST)],  # README's table first
     [(name, ("exact",), 6) for name in ("clean", "split", "flipped")],
-    [("sgd", ("1", "0.1", "exact", "corrected"), FEWEST), ("clean", ("corrected", "exact-0.03"), FEWEST)],
+    [("sgd", ("1", "0.1", "exact"), FEWEST), ("clean", ("exact-0.03",), FEWEST)],
+    [("long", ("1", "0.1", "exact"), FEWEST)],
     [(name, ("1", "0.1"), FEWEST) for name in ("small", "large")],
-    [("clean", ("1", "0.1", "0.3", "0.03", "rising", "hard", "exact"), 8), ("clean", ("filter", "exact-0.03"), 6),
-     ("sgd", ("1", "0.1", "exact", "corrected"), 6), ("clean", ("corrected",), 6)],
+    [("clean", ("1", "0.1", "0.3", "0.03", "rising", "hard", "exact"), 8),
+     ("clean", ("filter", "exact-0.03", "corrected"), 6), ("sgd", ("1", "0.1", "exact", "corrected"), 6)],
     [(name, ("1", "0.1"), 7) for name in ("small", "large")],
     [("long", ("1", "0.1", "exact"), 6)],
 )  # fmt: skip
