@@ -28,7 +28,8 @@ from .study.statistics import FEWEST, MAIN, Hypothesis, Results, Values, errors,
 
 NAMES = {"clean": "clean", "flipped": "40 % of the labels flipped", "split": "half of the classes twice",
          "small": "clean, 4,000 classes", "large": "clean, 34,694 classes",
-         "long": "clean, 4,000 classes, four times as long", "sgd": "clean, centres by SGD"}  # fmt: skip
+         "long": "clean, 4,000 classes, four times as long", "sgd": "clean, centres by SGD",
+         "adagrad": "clean, centres by row-wise Adagrad"}  # fmt: skip
 ARMS = {
     "1": "--sample-rate 1",
     "0.3": "--sample-rate 0.3",
@@ -53,9 +54,12 @@ COLUMNS = {
     "hard": "0.1, hard negatives",
     "exact": "0.1, exact catch-up",
 }
-DRAWN = {"long": "small", "sgd": "clean"}  # other sets have images of their own
+DRAWN = {"long": "small", "sgd": "clean", "adagrad": "clean"}  # other sets have images of their own
 VISITS = {"long": 56}  # how often a run sees a class, on average; 14 in the other sets
-FLAGS = {"sgd": "--head-optimizer sgd --head-lr 0.1 --head-weight-decay 0.0005"}
+FLAGS = {
+    "sgd": "--head-optimizer sgd --head-lr 0.1 --head-weight-decay 0.0005",
+    "adagrad": "--head-optimizer adagrad --head-lr 0.1 --head-weight-decay 0",
+}
 # Hypotheses rest on seven seeds or more: a sign-flip test of six has no p below 1/64, which Holm's correction for six
 # hypotheses does not accept.
 STAGES = (
@@ -64,11 +68,12 @@ STAGES = (
      ("flipped", ("1", "0.3", "0.1", "0.03", "filter"), 6)],
     [("clean", ("0.3", "0.03", "rising", "hard", "filter"), FEWEST)],  # README's table first
     [(name, ("exact",), 6) for name in ("clean", "split", "flipped")],
-    [("sgd", ("1", "0.1", "exact"), FEWEST), ("clean", ("exact-0.03",), FEWEST)],
+    [("adagrad", ("1", "0.1"), FEWEST), ("sgd", ("1", "0.1", "exact"), FEWEST), ("clean", ("exact-0.03",), FEWEST)],
     [("long", ("1", "0.1", "exact"), FEWEST)],
     [(name, ("1", "0.1"), FEWEST) for name in ("small", "large")],
     [("clean", ("1", "0.1", "0.3", "0.03", "rising", "hard", "exact"), 8),
-     ("clean", ("filter", "exact-0.03", "corrected"), 6), ("sgd", ("1", "0.1", "exact", "corrected"), 6)],
+     ("clean", ("filter", "exact-0.03", "corrected"), 6), ("sgd", ("1", "0.1", "exact", "corrected"), 6),
+     ("adagrad", ("1", "0.1"), 6)],
     [(name, ("1", "0.1"), 7) for name in ("small", "large")],
     [("long", ("1", "0.1", "exact"), 6)],
 )  # fmt: skip
