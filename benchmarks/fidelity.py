@@ -11,7 +11,7 @@ Runs on your own data, `python -m benchmarks.fidelity faces-0.1 0 --rec SET --he
 rows of their own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import product
@@ -28,8 +28,8 @@ from .study.statistics import FEWEST, MAIN, Hypothesis, Results, Values, errors,
 
 NAMES = {"clean": "clean", "flipped": "40 % of the labels flipped", "split": "half of the classes twice",
          "small": "clean, 4,000 classes", "large": "clean, 34,694 classes",
-         "long": "clean, 4,000 classes, four times as long", "sgd": "clean, centres by SGD",
-         "adagrad": "clean, centres by row-wise Adagrad"}  # fmt: skip
+         "long": "clean, 4,000 classes, four times as long", "sgd": "clean, centres by SGD"}  # fmt: skip
+_ADAGRAD = "--head-optimizer adagrad --head-lr 0.1 --head-weight-decay 0"
 ARMS = {
     "1": "--sample-rate 1",
     "0.3": "--sample-rate 0.3",
@@ -41,25 +41,27 @@ ARMS = {
     "exact": "--sample-rate 0.1 --head-catch-up exact",
     "exact-0.03": "--sample-rate 0.03 --head-catch-up exact",
     "corrected": "--sample-rate 0.1 --sampling-correction",
+    "adagrad": f"--sample-rate 0.1 {_ADAGRAD}",
+    "adagrad-1": f"--sample-rate 1 {_ADAGRAD}",
 }
 OTHERS = [arm for arm in ARMS if arm != "1"]
 BEGIN, END = "<!-- begin: python -m benchmarks.fidelity --analyse -->", "<!-- end -->"
-ROWS = ("clean", "flipped", "split")  # of README's table
-COLUMNS = {
+SETS = ("clean", "flipped", "split")  # of README's table
+SHOWN = {  # in it, by arm
     "0.3": "rate 0.3",
     "0.1": "rate 0.1",
     "0.03": "rate 0.03",
     "rising": "0.1, then all",
-    "filter": "all, filter",
     "hard": "0.1, hard negatives",
     "exact": "0.1, exact catch-up",
+    "exact-0.03": "0.03, exact catch-up",
+    "adagrad": "0.1, Adagrad",
+    "adagrad-1": "all, Adagrad",
+    "filter": "all, filter",
 }
-DRAWN = {"long": "small", "sgd": "clean", "adagrad": "clean"}  # other sets have images of their own
+DRAWN = {"long": "small", "sgd": "clean"}  # other sets have images of their own
 VISITS = {"long": 56}  # how often a run sees a class, on average; 14 in the other sets
-FLAGS = {
-    "sgd": "--head-optimizer sgd --head-lr 0.1 --head-weight-decay 0.0005",
-    "adagrad": "--head-optimizer adagrad --head-lr 0.1 --head-weight-decay 0",
-}
+FLAGS = {"sgd": "--head-optimizer sgd --head-lr 0.1 --head-weight-decay 0.0005"}
 # Hypotheses rest on seven seeds or more: a sign-flip test of six has no p below 1/64, which Holm's correction for six
 # hypotheses does not accept.
 STAGES = (
@@ -67,13 +69,14 @@ STAGES = (
     [("split", ("1", "0.1", "filter"), 7), ("split", ("0.3", "0.03"), 6),
      ("flipped", ("1", "0.3", "0.1", "0.03", "filter"), 6)],
     [("clean", ("0.3", "0.03", "rising", "hard", "filter"), FEWEST)],  # README's table first
-    [(name, ("exact",), 6) for name in ("clean", "split", "flipped")],
-    [("adagrad", ("1", "0.1"), FEWEST), ("sgd", ("1", "0.1", "exact"), FEWEST), ("clean", ("exact-0.03",), FEWEST)],
+    [(name, ("exact",), 6) for name in SETS],
+    [(name, ("adagrad", "adagrad-1"), FEWEST) for name in SETS],
+    [("sgd", ("1", "0.1", "exact"), FEWEST), ("clean", ("exact-0.03",), FEWEST)],
     [("long", ("1", "0.1", "exact"), FEWEST)],
     [(name, ("1", "0.1"), FEWEST) for name in ("small", "large")],
     [("clean", ("1", "0.1", "0.3", "0.03", "rising", "hard", "exact"), 8),
      ("clean", ("filter", "exact-0.03", "corrected"), 6), ("sgd", ("1", "0.1", "exact", "corrected"), 6),
-     ("adagrad", ("1", "0.1"), 6)],
+     *((name, ("adagrad", "adagrad-1"), 6) for name in SETS)],
     [(name, ("1", "0.1"), 7) for name in ("small", "large")],
     [("long", ("1", "0.1", "exact"), 6)],
 )  # fmt: skip
@@ -202,26 +205,29 @@ def for_users(results: Results) -> Iterator[str]:
     """Yields README's table: the error of all classes, and the ratios to it, with intervals over seeds."""
     found = {
         (name, arm): value
-        for name, arm in product(ROWS, COLUMNS)
+        for name, arm in product(SETS, SHOWN)
         if len(value := results.difference(Cell(name, arm), Cell(name, "1"))) >= FEWEST
     }
-    arms = [arm for arm in COLUMNS if any((name, arm) in found for name in ROWS)]
-    yield f"| labels | seeds | error, all classes | {' | '.join(COLUMNS[arm] for arm in arms)} |"
-    yield "|" + " --- |" * (3 + len(arms))
-    for name in ROWS:
-        if counts := {len(found[name, arm]) for arm in arms if (name, arm) in found}:
-            full = Cell(name, "1")
-            error = np.exp(results.log(full, results.seeds(full)).mean())
-            seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
-            ratios = [_short(found[name, arm]) if (name, arm) in found else "" for arm in arms]
-            yield f"| {NAMES[name]} | {seeds} | {error:.3f} | {' | '.join(ratios)} |"
-    minutes = [results.minutes(*(Cell(name, arm) for name in ROWS)) for arm in ("1", *arms)]
-    for kind in minutes[0]:
-        of_arms = [f"{of_arm[kind]:.1f}" if kind in of_arm else "" for of_arm in minutes]
-        yield f"| minutes per training, {kind} | | {' | '.join(of_arms)} |"
+    sets = [name for name in SETS if any((name, arm) in found for arm in SHOWN)]
+    arms = [arm for arm in SHOWN if any((name, arm) in found for name in sets)]
+    minutes = {arm: results.minutes(*(Cell(name, arm) for name in sets)) for arm in ("1", *arms)}
+    kinds = sorted({kind for of_arm in minutes.values() for kind in of_arm})
+
+    def row(title: str, cells: Iterable[str], arm: str) -> str:
+        taken = (f"{minutes[arm][kind]:.1f}" if kind in minutes[arm] else "" for kind in kinds)
+        return f"| {' | '.join((title, *cells, *taken))} |"
+
+    heads = ["classes in a step", *(NAMES[name] for name in sets), *(f"minutes, {kind}" for kind in kinds)]
+    yield f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}"
+    full = [np.exp(results.log(Cell(name, "1"), results.seeds(Cell(name, "1"))).mean()) for name in sets]
+    yield row("all: the error", (f"{error:.3f}" for error in full), "1")
+    for arm in arms:
+        yield row(SHOWN[arm], (_short(found.get((name, arm))) for name in sets), arm)
 
 
-def _short(value: Values) -> str:
+def _short(value: Values | None) -> str:
+    if value is None:
+        return ""
     low, high = np.exp(interval(value))
     return f"{np.exp(value.mean()):.2f} ({low:.2f} to {high:.2f})"
 
@@ -232,8 +238,8 @@ def draw(results: Results, path: Path) -> None:
 
     figure = Figure(figsize=(9, 4), layout="constrained", dpi=100)
     axes = figure.add_subplot()
-    for number, name in enumerate(ROWS):
-        found = [(i, results.difference(Cell(name, arm), Cell(name, "1"))) for i, arm in enumerate(COLUMNS)]
+    for number, name in enumerate(SETS):
+        found = [(i, results.difference(Cell(name, arm), Cell(name, "1"))) for i, arm in enumerate(SHOWN)]
         found = [(i, value) for i, value in found if len(value) >= FEWEST]
         if found:
             at = [i + (number - 1) * 0.12 for i, _ in found]
@@ -242,8 +248,8 @@ def draw(results: Results, path: Path) -> None:
             axes.errorbar(at, mean, np.abs(bounds.T - mean), fmt="o", capsize=3, color=f"C{number}", label=NAMES[name])
     axes.axhline(1, color="grey", linewidth=1)
     axes.set_yscale("log")
-    axes.set_xticks(range(len(COLUMNS)), [name.replace(", ", ",\n") for name in COLUMNS.values()])
-    axes.set_xlim(-0.5, len(COLUMNS) - 0.5)
+    axes.set_xticks(range(len(SHOWN)), [name.replace(", ", ",\n") for name in SHOWN.values()])
+    axes.set_xlim(-0.5, len(SHOWN) - 0.5)
     axes.set_xlabel("negatives")
     axes.set_ylabel(f"error at {MAIN}, over that of all classes")
     ticks = [0.7, 0.8, 0.9, 1, 1.2, 1.5, 2]
