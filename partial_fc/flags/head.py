@@ -222,7 +222,7 @@ class HeadFlags:
 
         from partial_fc.data.check import advice
         from partial_fc.head.kernels import auto_precision
-        from partial_fc.head.rows import RowAdagrad, RowAdamW
+        from partial_fc.head.rows import RowAdagrad
 
         if self.centre_place == "host" and head.store.device == torch.device("cpu"):
             yield "--centre-place host: the device that computes is the CPU, whose memory is the host's"
@@ -239,7 +239,7 @@ class HeadFlags:
                 yield "--head-catch-up exact: without sampling every centre is active in every step and none is late"
             elif isinstance(head.optimizer, RowAdagrad) and not head.optimizer.weight_decay:
                 yield "--head-catch-up exact: Adagrad without weight decay leaves centres alone that are not active"
-        elif min(self._rates) < 1 and isinstance(head.optimizer, RowAdamW):
+        elif min(self._rates) < 1 and head.optimizer.has_momentum:
             yield advice.of_resting_centres()
 
     # ---- the head

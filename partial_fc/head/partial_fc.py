@@ -85,7 +85,7 @@ class PartialFC(HeadModule):
     kernel has a choice ("auto": bf16 where the hardware multiplies such numbers); sums are float32 or wider.
     storage: dtype and place of centres and their state. impl: which kernel (kernels/). catch_up: "exact": a row is
     brought up to what a dense optimizer would have made of it; "none": it rests while it is not sampled, which costs
-    accuracy with RowAdamW (docs/fidelity.md).
+    accuracy if it has momentum (docs/fidelity.md).
     backbone_gradients: how the caller combines the ranks' gradients of the backbone: "sum" (GradientSync), or "average"
     (DistributedDataParallel, horovod.DistributedOptimizer): features then get W times their gradient.
     interclass_filtering_threshold: a negative with a larger cosine is left out of the row's softmax. sub_centres: a

@@ -26,6 +26,11 @@ class RowOptimizer(ABC):
             if name in ("eps", "weight_decay") and not value >= 0.0:
                 raise ValueError(f"{name} is {value}; expected 0 or more")
 
+    @property
+    def has_momentum(self) -> bool:
+        """Whether a gradient moves a row in later steps, too."""
+        return False
+
     @abstractmethod
     def state_widths(self) -> dict[str, Width]:
         """Returns, by the name of each state tensor, "row" for (rows, D), "scalar" for (rows, 1)."""
@@ -51,6 +56,10 @@ class RowSGD(RowOptimizer):
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov with momentum 0 is plain SGD: give a momentum, or leave nesterov off")
 
+    @property
+    def has_momentum(self) -> bool:
+        return self.momentum > 0
+
     def state_widths(self) -> dict[str, Width]:
         return {"momentum": "row"}
 
@@ -71,6 +80,10 @@ class _Moments(RowOptimizer):
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.01
+
+    @property
+    def has_momentum(self) -> bool:
+        return self.beta1 > 0
 
 
 @dataclass(frozen=True)

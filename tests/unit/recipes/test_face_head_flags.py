@@ -83,7 +83,7 @@ def test_operands_of_the_head(mode, asked, operands):
         ("--head-catch-up exact", "--head-catch-up exact: without sampling"),
         ("--head-catch-up exact --sample-rate 0.5 --head-optimizer adagrad --head-weight-decay 0", "Adagrad"),
         ("--sample-rate 0.5 --optimizer muon", "times with --head-catch-up exact"),
-        ("--sample-rate 0.3 --head-optimizer adamw", "which has to be on from the first step"),
+        ("--sample-rate 0.3 --optimizer sgd", "--head-optimizer adagrad"),
     ],
 )
 def test_flags_that_make_no_difference_or_cost_much_are_noted(flags, noted):
@@ -91,6 +91,13 @@ def test_flags_that_make_no_difference_or_cost_much_are_noted(flags, noted):
     head = given.head.build(50, 8, SingleWorld(), Precision("fp32", torch.device("cpu")), given.optim, seed=0)
     (note,) = given.head.notes(given.optim, head)
     assert noted in note
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "sgd --momentum 0", "adam --head-catch-up exact"])
+def test_sampling_without_resting_momentum_has_no_note(optimizer):
+    given = config(f"--sample-rate 0.3 --head-optimizer {optimizer}")
+    head = given.head.build(50, 8, SingleWorld(), Precision("fp32", torch.device("cpu")), given.optim, seed=0)
+    assert not list(given.head.notes(given.optim, head))
 
 
 # ---- margin and sample rate by step
