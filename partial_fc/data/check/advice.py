@@ -39,8 +39,8 @@ def of_resting_centres() -> str:
     return (
         "centres rest in steps that they take no part in, and their momentum with them. On 12,000 characters a rate of "
         f"0.1 had {errors['0.1']:g} times the error of all classes so, {errors['exact']:g} times with --head-catch-up "
-        f"exact, {errors['adagrad']:g} times with --head-optimizer adagrad, which has no momentum. Neither can be "
-        "changed later (docs/fidelity.md)"
+        f"exact, {errors['adagrad']:g} times with --head-optimizer adagrad --head-lr 0.1 --head-weight-decay 0, which "
+        "has no momentum. Neither can be changed later (docs/fidelity.md)"
     )
 
 
