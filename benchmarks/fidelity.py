@@ -19,6 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+from partial_fc.data.check.advice import ADAGRAD
+
 from .study import sets
 from .study.cells import Cell, registered, steps
 from .study.command import Options, Study
@@ -29,7 +31,6 @@ from .study.statistics import FEWEST, MAIN, Hypothesis, Results, Values, errors,
 NAMES = {"clean": "clean", "flipped": "40 % of the labels flipped", "split": "half of the classes twice",
          "small": "clean, 4,000 classes", "large": "clean, 34,694 classes",
          "long": "clean, 4,000 classes, four times as long", "sgd": "clean, centres by SGD"}  # fmt: skip
-_ADAGRAD = "--head-optimizer adagrad --head-lr 0.1 --head-weight-decay 0"
 ARMS = {
     "1": "--sample-rate 1",
     "0.3": "--sample-rate 0.3",
@@ -41,8 +42,8 @@ ARMS = {
     "exact": "--sample-rate 0.1 --head-catch-up exact",
     "exact-0.03": "--sample-rate 0.03 --head-catch-up exact",
     "corrected": "--sample-rate 0.1 --sampling-correction",
-    "adagrad": f"--sample-rate 0.1 {_ADAGRAD}",
-    "adagrad-all": f"--sample-rate 1 {_ADAGRAD}",
+    "adagrad": f"--sample-rate 0.1 {ADAGRAD}",
+    "adagrad-all": f"--sample-rate 1 {ADAGRAD}",
 }
 OTHERS = [arm for arm in ARMS if arm != "1"]
 BEGIN, END = "<!-- begin: python -m benchmarks.fidelity --analyse -->", "<!-- end -->"
