@@ -44,6 +44,8 @@ ARMS = {
     "corrected": "--sample-rate 0.1 --sampling-correction",
     "adagrad": f"--sample-rate 0.1 {ADAGRAD}",
     "adagrad-all": f"--sample-rate 1 {ADAGRAD}",
+    "adagrad-hard": f"--sample-rate 0.1 --hard-negatives 5 {ADAGRAD}",
+    "adagrad-rising": f"--sample-rate-schedule '0:0.1 80%:1.0' {ADAGRAD}",
 }
 OTHERS = [arm for arm in ARMS if arm != "1"]
 BEGIN, END = "<!-- begin: python -m benchmarks.fidelity --analyse -->", "<!-- end -->"
@@ -74,7 +76,9 @@ STAGES = (
     [(name, ("adagrad", "adagrad-all"), FEWEST) for name in SETS],
     [("sgd", ("1", "0.1", "exact"), FEWEST), ("clean", ("exact-0.03",), FEWEST)],
     [("long", ("1", "0.1", "exact"), FEWEST)],
-    [(name, ("1", "0.1"), FEWEST) for name in ("small", "large")],
+    [("small", ("1", "0.1", "exact", "adagrad", "adagrad-all"), FEWEST)],
+    [("long", ("adagrad", "adagrad-all", "adagrad-hard", "adagrad-rising"), FEWEST)],
+    [("large", ("1", "0.1", "exact", "adagrad"), FEWEST)],
     [("clean", ("1", "0.1", "0.3", "0.03", "rising", "hard", "exact"), 8),
      ("clean", ("filter", "exact-0.03", "corrected"), 6), ("sgd", ("1", "0.1", "exact", "corrected"), 6),
      *((name, ("adagrad", "adagrad-all"), 6) for name in SETS)],
