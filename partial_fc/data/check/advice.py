@@ -41,10 +41,10 @@ def of_sampling(similar: float) -> str:
 
 
 def of_many_images() -> str:
-    """Returns, without a full stop, what a rate of 0.1 costs if a training sees more images of each class."""
+    """Returns, without a full stop, what a rate of 0.1 costs if a training sees each class more often."""
     errors = ERRORS["long"]
     return (
-        "Where a training sees 56 images of each class instead of 14 (4,000 characters, right labels), rate 0.1 had "
+        "Where a training sees each class 56 times instead of 14 (4,000 characters, right labels), rate 0.1 had "
         f"{errors['0.1']:g} times the error, "
         f"{errors['exact']:g} with --head-catch-up exact, {errors['adagrad']:g} with Adagrad, "
         f"{errors['adagrad-hard']:g} with Adagrad and --hard-negatives 5"
