@@ -45,8 +45,8 @@ def of_many_images() -> str:
     errors = ERRORS["long"]
     return (
         "Where a training sees each class 56 times instead of 14 (4,000 characters, right labels), rate 0.1 had "
-        f"{errors['0.1']:g} times the error, "
-        f"{errors['exact']:g} with --head-catch-up exact, {errors['adagrad']:g} with Adagrad, "
+        f"{errors['0.1']:g} times the error, {errors['exact']:g} with --head-catch-up exact, "
+        f"{errors['adagrad']:g} with Adagrad, "
         f"{errors['adagrad-hard']:g} with Adagrad and --hard-negatives 5"
     )
 
