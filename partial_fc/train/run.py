@@ -111,6 +111,7 @@ class Run:
     differences: list[str] = field(default_factory=list)
     # --epochs and --max-steps of that run.
     length_before: dict[str, Any] = field(default_factory=dict)
+    noted: set[str] = field(default_factory=set)  # what `note` has said
     unit: str = "samples"  # the noun for samples, once the backbone is built
     total: int = 0  # updates, once `lengths` is called
     head_flags: flags.HeadFlags | None = None  # of the head, if `partial_fc` has made it
@@ -135,7 +136,10 @@ class Run:
         return self.config.optim.batch_size * self.world.size * self.config.optim.accumulate
 
     def note(self, text: str) -> None:
-        self.logger.info(f"note: {text}")
+        """Says it once: several heads may have the same flags."""
+        if text not in self.noted:
+            self.noted.add(text)
+            self.logger.info(f"note: {text}")
 
     # ---- data
 
