@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -63,6 +64,7 @@ class Study:
 
     def do(self, options: Options) -> None:
         if options.missing:
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--missing | head` ends quietly, as other tools do
             print("\n".join(f"{cell} {seed}" for cell, seed in self.missing()))
         elif options.jobs:
             self.side_by_side(options)
