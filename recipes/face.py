@@ -248,7 +248,7 @@ def train_here(run: Run) -> int:
     face_tuning.adapt(config.tuning, network, input_size)
     compile_for = (data.image_size, data.image_size, 3) if config.model.compile else None
     backbone = run.backbone(network.module, network.to_input, network.contract, precision=network.precision,
-                            compile_for=compile_for, layer_decay=config.model.layer_decay)  # fmt: skip
+                            compile_for=compile_for, **config.model.optimizer())  # fmt: skip
     if config.tuning.ema:
         backbone.keep_average(config.tuning.ema, delivered=config.tuning.deliver == "ema")
     teacher = face_tuning.teacher(config.tuning, network, input_size, backbone)
@@ -370,6 +370,12 @@ def _notes(config: Config, source: Source) -> list[str]:
         notes.append("--sample-weights with --teacher: what the teacher adds to the loss is not weighted")
     if config.head.start_centres == "imprint" and not (config.model.pretrained or config.model.symbol):
         notes.append("--start-centres imprint without --pretrained: the means are those of a random network")
+    if data.config and data.num_images and not data.synthetic and data.num_images != len(source):
+        notes.append(
+            f"num_image of {data.config} is {data.num_images:,}, and the data has {len(source):,} images, which count: "
+            "the learning rate reaches its end with the run. In arcface_torch warm-up and decay would take as long as "
+            "num_image says, whatever the data has"
+        )
     if data.synthetic and flags.is_given(data, "check_data"):
         notes.append(f"--check-data {data.check_data}: synthetic data has nothing to check")
     return notes
@@ -387,12 +393,8 @@ def _started(config: Config, rates: dict[str, Any]) -> tuple[Config, str]:
             break
         except (OSError, ValueError, LookupError, TypeError):
             continue  # damaged: reported where it is opened, and the one before is resumed
-    groups: dict[str, Any] = {
-        name: dataclasses.replace(group, **{key: value for key, value in rates.items() if key in vars(group)})
-        for name, group in (("optim", config.optim), ("schedule", config.schedule))
-    }
     words = " ".join(f"{flags.flag(name)} {value}" for name, value in rates.items())
-    return dataclasses.replace(config, **groups), f"--network {config.model.network}, a transformer, {does} {words}"
+    return flags.replaced(config, rates), f"--network {config.model.network}, a transformer, {does} {words}"
 
 
 @flags.told_as_usage

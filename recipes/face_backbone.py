@@ -73,6 +73,9 @@ class ModelFlags:
     """Learning rate of the backbone; scaled and scheduled like --lr, which it is when not given."""
     layer_decay: Annotated[float, In("(0, 1]")] = 1.0
     """For fine-tuning a transformer: each block learns at this share of the next one's rate."""
+    decay_all: Annotated[bool, Before(False)] = False
+    """--weight-decay decays every parameter, as in arcface_torch. By default norms, biases and position embeddings of a
+    transformer have none."""
     activation_checkpointing: Annotated[bool, MayChange] = False
     """Recompute blocks of the backbone in backward instead of storing their activations: less memory, about a third
     more computation, the same results."""
@@ -173,6 +176,11 @@ class ModelFlags:
         """Returns what the training loop is to know, of train.job.Settings. lr: of --lr."""
         ratio = 1.0 if self.backbone_lr is None else self.backbone_lr / lr
         return {"freeze_steps": self.freeze_steps, "backbone_lr_ratio": ratio}
+
+    def optimizer(self) -> dict[str, Any]:
+        """Returns what the backbone's optimizer is to know besides the shared flags, of optim.backbone.build."""
+        everything = {"decay_biases": True, "decay_norms": True, "no_decay": ()} if self.decay_all else {}
+        return {"layer_decay": self.layer_decay, **everything}
 
     def notes(self) -> Iterator[str]:
         """Yields notes on flags without effect."""

@@ -34,14 +34,17 @@ class RowsNow:
         self._num_steps, self._catch_up = 0, None
         if not schedule:
             return
-        rates = schedule.get("rates")
+        rates, first = schedule.get("rates"), schedule.get("first")
         if not isinstance(rates, list) or not all(type(lr) in (int, float) and math.isfinite(lr) for lr in rates):
             raise ValueError(f"{where}: manifest.json says head.schedule.rates is no list of finite learning rates")
+        if type(first) is not int or not 0 <= first < 1 << 62:
+            raise ValueError(f"{where}: manifest.json says head.schedule.first is {first!r}; expected a step from 0")
         try:
             optimizer = from_repr(schedule.get("optimizer"))
         except ValueError as error:
             raise ValueError(f"{where}: manifest.json says head.schedule.optimizer is {error}") from None
-        self._num_steps, self._catch_up = len(rates), catch_up.make(optimizer, rates, torch.device("cpu"))
+        self._num_steps = first + len(rates)
+        self._catch_up = catch_up.make(optimizer, torch.device("cpu"), rates, first)
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -75,16 +78,16 @@ class RowsNow:
                 f"{self._where}: its rows stand for {least} to {most} steps; expected 0 to {self._num_steps}, of which "
                 "manifest.json has the learning rates"
             )
-        late = (touched_L < self._num_steps).nonzero().squeeze(1)
-        late = late[touched_L[late].argsort(stable=True)]  # the longest first
+        late, since = self._catch_up.late(touched_L)
         if not len(late):
             return rows
         table = {name: t.clone() for name, t in table.items()}
         work_dtype = torch.float64 if table["centres"].dtype == torch.float64 else torch.float32
-        for late_K in late.split(max(1, _CHUNK // table["centres"].shape[1])):
+        chunk = max(1, _CHUNK // table["centres"].shape[1])
+        for late_K, since_K in zip(late.split(chunk), since.split(chunk), strict=True):
             state = {name: t[late_K].to(work_dtype) for name, t in table.items() if name != "touched"}
             centre_KD = state.pop("centres")
-            self._catch_up.apply(centre_KD, state, touched_L[late_K], self._num_steps)
+            self._catch_up.apply(centre_KD, state, since_K)
             for name, t in {"centres": centre_KD, **state}.items():
                 table[name][late_K] = t.to(table[name].dtype)
         table["touched"].fill_(self._num_steps)

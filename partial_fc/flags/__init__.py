@@ -17,5 +17,6 @@ from partial_fc.flags.training import (
     flat,
     is_given,
     notes,
+    replaced,
     with_defaults,
 )

@@ -47,6 +47,13 @@ class Refused:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """A resumed run keeps this value of its checkpoint, whatever its flag says."""
+
+    value: object
+
+
+@dataclass(frozen=True)
 class Makes:
     """The entry of the network's contract that this flag sets, if it has another name."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from partial_fc.flags.by_step import ByStep, parse
-from partial_fc.flags.facts import ANY, Before, In, MayChange, Refused, Values, check_numbers, flag
+from partial_fc.flags.facts import ANY, Before, In, Kept, MayChange, Refused, Values, check_numbers, flag
 from partial_fc.flags.launch import LaunchFlags
 from partial_fc.flags.training import NO_CHECKPOINT, OptimFlags, ScheduleFlags, is_given
 
@@ -39,9 +39,6 @@ def _moved_by(values: Values) -> str:
 
 
 _OTHER_STATE = Refused("its state is of no use to another one", lambda then, now: _moved_by(then) != _moved_by(now))
-_NO_PAST = Refused(
-    "the past learning rates of the centres are not known", lambda _, now: now["head_catch_up"] == "exact"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +113,10 @@ class HeadFlags:
     """For one of several heads: what its loss is multiplied by before they are added."""
     head_clip: Annotated[float, In("[0, inf]")] = 0.0
     """Largest norm of the gradient of all centres, inf: any; --clip is then the backbone's alone. 0: see --clip."""
-    head_catch_up: Annotated[Literal["none", "exact"], _NO_PAST] = "none"
-    """exact: before a centre is active again it gets what a dense optimizer would have done to it meanwhile (decay,
-    momentum). none: it rests."""
+    head_catch_up: Annotated[Literal["exact", "none"], Kept("none")] = "exact"
+    """With sampling. exact: before a centre is active again it gets what a dense optimizer does to it meanwhile (decay,
+    momentum), as in arcface_torch. none: it rests, as in InsightFace's MXNet trainer, which costs accuracy. A resumed
+    run keeps `none`: past learning rates are not known."""
     telemetry_every: Annotated[int, MayChange] = 500
     """Steps between two looks at the head's rows, for TensorBoard: rows never touched, their ages, cosines and
     lengths, classes that look like one identity; 0: never."""
@@ -222,7 +220,6 @@ class HeadFlags:
 
         from partial_fc.data.check import advice
         from partial_fc.head.kernels import auto_precision
-        from partial_fc.head.rows import RowAdagrad
 
         if self.centre_place == "host" and head.store.device == torch.device("cpu"):
             yield "--centre-place host: the device that computes is the CPU, whose memory is the host's"
@@ -234,13 +231,13 @@ class HeadFlags:
             yield "--hard-negatives with --accumulate: a class of several micro-batches keeps the list of the last"
         if self.quota == "insightface" and min(self._rates) == 1.0:
             yield "--quota insightface: without sampling every class takes part in every step"
-        if self.head_catch_up == "exact":
+        if self.head_catch_up == "none":
             if min(self._rates) == 1.0:
-                yield "--head-catch-up exact: without sampling every centre is active in every step and none is late"
-            elif isinstance(head.optimizer, RowAdagrad) and not head.optimizer.weight_decay:
-                yield "--head-catch-up exact: Adagrad without weight decay leaves centres alone that are not active"
-        elif min(self._rates) < 1 and head.optimizer.has_momentum:
-            yield advice.of_resting_centres()
+                yield "--head-catch-up none: without sampling every centre is active in every step and none rests"
+            elif not head.optimizer.moves_without_gradient:
+                yield f"--head-catch-up none: {head.optimizer} leaves centres alone that are not active in any case"
+            elif head.optimizer.has_momentum:
+                yield advice.of_resting_centres()
 
     # ---- the head
 

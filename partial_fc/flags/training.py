@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from partial_fc.flags.facts import BATCH, Basic, Counts, In, MayChange, Refused, check_numbers, flag, may_change
+from partial_fc.flags.facts import BATCH, Basic, Before, Counts, In, MayChange, Refused, check_numbers, flag, may_change
 
 if TYPE_CHECKING:
     from partial_fc.optim import compression
@@ -141,6 +141,9 @@ class OptimFlags:
     accumulate: Annotated[int, In(BATCH)] = 1
     """Micro-batches of --batch-size samples that make one update: what one batch of all of them would do (batch norm
     apart), in the memory of one. Steps, schedules and --max-steps count updates."""
+    accumulate_sum: Annotated[bool, Before(False)] = False
+    """The gradient of an update is the sum of its micro-batches' mean gradients, as in arcface_torch, --accumulate times
+    their mean: SGD moves so much further, and --clip cuts the sum."""
     optimizer: Annotated[Literal["sgd", "adamw", "muon"], Basic, Refused("its state is of no use to another one")] = (
         "sgd"
     )
@@ -171,8 +174,9 @@ class ScheduleFlags:
     """linear: --lr times global batch / --base-batch-size; the arithmetic is printed."""
     base_batch_size: Annotated[int, In(1)] = 512
     """The global batch that --lr is meant for."""
-    lr_scheduler: Literal["step", "polynomial", "cosine", "constant"] = "polynomial"
-    """Course of the rate after the warm-up."""
+    lr_scheduler: Literal["step", "polynomial", "cosine", "constant", "arcface-torch"] = "polynomial"
+    """Course of the rate after the warm-up. arcface-torch: polynomial as there: the first update of a warm-up has the
+    full rate, and epochs count whole batches."""
     lr_steps: Annotated[tuple[int, ...], In(1)] = ()
     """For `step`: the updates after which the rate falls (--lr-factor)."""
     lr_step_epochs: float = 0.0
@@ -180,7 +184,7 @@ class ScheduleFlags:
     lr_factor: Annotated[float, In("(0, 1)")] = 0.1
     """For `step`: what the rate is multiplied by."""
     lr_power: float = 1.0
-    """For `polynomial`."""
+    """For `polynomial` and `arcface-torch`."""
     warmup_steps: int = 0
     """Updates in which the rate rises from --warmup-lr."""
     warmup_epochs: float = 0.0
@@ -217,7 +221,8 @@ def notes(config: Any, world_size: int, elastic: bool) -> Iterator[str]:
     schedule = config.schedule
     needs = {"lr_factor": "step", "lr_power": "polynomial", "lr_steps": "step", "lr_step_epochs": "step"}
     for name, needed in needs.items():
-        if is_given(schedule, name) and schedule.lr_scheduler != needed:
+        also = "arcface-torch" if name == "lr_power" else needed
+        if is_given(schedule, name) and schedule.lr_scheduler not in (needed, also):
             yield f"{flag(name)} goes with --lr-scheduler {needed}; this run's is {schedule.lr_scheduler}"
     if schedule.warmup_lr and not (schedule.warmup_steps or schedule.warmup_epochs):
         yield "--warmup-lr without effect: there is no warm-up (--warmup-steps, --warmup-epochs)"
@@ -237,6 +242,17 @@ def flat(config: Any) -> dict[str, Any]:
         value = getattr(config, field.name)
         values |= flat(value) if dataclasses.is_dataclass(value) else {field.name: value}
     return values
+
+
+def replaced(config: Any, values: dict[str, Any]) -> Any:
+    """Returns a Config with these values, by flag name, in place of its own."""
+    groups = {}
+    for field in dataclasses.fields(config):
+        group = getattr(config, field.name)
+        if dataclasses.is_dataclass(group):
+            of_group = {name: value for name, value in values.items() if name in vars(group)}
+            groups[field.name] = dataclasses.replace(group, **of_group)  # type: ignore[type-var]
+    return dataclasses.replace(config, **groups)
 
 
 def with_defaults(config_type: type, values: dict[str, Any]) -> Any:

@@ -83,9 +83,10 @@ class PartialFC(HeadModule):
     `num_steps`: sample_rate=Steps({0: 0.3, 6000: 1.0}), margin=Steps({0: CosFace(margin=0.2), 6000: CosFace()}).
     dtype: what is computed in, float32; float64 is for checks. precision: of the matrix products' operands, where the
     kernel has a choice ("auto": bf16 where the hardware multiplies such numbers); sums are float32 or wider.
-    storage: dtype and place of centres and their state. impl: which kernel (kernels/). catch_up: "exact": a row is
-    brought up to what a dense optimizer would have made of it; "none": it rests while it is not sampled, which costs
-    accuracy if it has momentum (docs/fidelity.md).
+    storage: dtype and place of centres and their state. impl: which kernel (kernels/). catch_up: of rows that are not
+    sampled: "exact": before it takes part again a row is brought up to what a dense optimizer has made of it meanwhile,
+    as in arcface_torch; "none": it rests, as in InsightFace's MXNet trainer, which costs accuracy if it has momentum
+    (docs/fidelity.md).
     backbone_gradients: how the caller combines the ranks' gradients of the backbone: "sum" (GradientSync), or "average"
     (DistributedDataParallel, horovod.DistributedOptimizer): features then get W times their gradient.
     interclass_filtering_threshold: a negative with a larger cosine is left out of the row's softmax. sub_centres: a
@@ -112,7 +113,7 @@ class PartialFC(HeadModule):
         impl: kernels.Impl = "auto",
         precision: kernels.AutoPrecision = "fp32",
         storage: Storage | None = None,
-        catch_up: Literal["none", "exact"] = "none",
+        catch_up: Literal["none", "exact"] = "exact",
         backbone_gradients: Literal["sum", "average"] = "sum",
         interclass_filtering_threshold: float | None = None,
         sub_centres: int = 1,
@@ -538,7 +539,11 @@ class PartialFC(HeadModule):
     def load_facts(self, facts: dict[str, Any]) -> None:
         """Loads what `facts` returned, on any rank. A margin of another kind starts with its initial state."""
         self.store.seed = facts["row_seed"]  # rows that no step has touched yet are made from it
-        self.store.load_schedule_state(facts["schedule"])
+        if self.store.load_schedule_state(facts["schedule"]):
+            _log.info(
+                "%s: in the steps so far centres rested while they were not sampled (catch-up none); they go on so",
+                self.scope,
+            )
         same = facts["margin"].keys() == self.margin_state.keys()
         self.margin_state = dict(facts["margin"]) if same else self.margin.state()
         self.num_steps = facts["num_steps"]

@@ -32,8 +32,8 @@ def topk(head: "PartialFC", feat_BD: Tensor, k: int) -> tuple[Tensor, Tensor]:
     Exact over all classes, sampled in training or not, with products of float32 (float64 where the head computes in
     it). Of several sub-centres of a class the nearest counts; margins play no part; classes of equal cosines come in
     any order. The kernel passes over the centres once and never has (B, C) numbers. Three collectives: the numbers of
-    rows, head/predict/features 4*B*D bytes, head/predict/nearest 16*G*K bytes. With catch_up="exact" each call copies
-    the centres where some lag: many features at once then cost no more than few. Raises ValueError for k outside of [1,
+    rows, head/predict/features 4*B*D bytes, head/predict/nearest 16*G*K bytes. With sampling and catch_up="exact" the
+    first call after a step copies the centres, and the copy stays until the next step. Raises ValueError for k outside of [1,
     min(100, num_classes)] and features of another width or dtype.
     """
     check_k(head, k)

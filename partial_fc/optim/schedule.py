@@ -7,24 +7,25 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-Kind = Literal["constant", "step", "polynomial", "cosine"]
+Kind = Literal["constant", "step", "polynomial", "cosine", "arcface-torch"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A linear warm-up to `base_lr`, then one of four curves; w is warmup_steps, t total_steps, s the step:
+    """A linear warm-up to `base_lr`, then a curve; w is warmup_steps, t total_steps, s the step:
 
         s < w         warmup_start + (base_lr - warmup_start) * s / w
         constant      base_lr
         step          base_lr * factor ** (how many of `decay_steps` are <= s), or ** ((s + 1) // decay_every)
         polynomial    base_lr * (1 - (s - w) / (t - w)) ** power
         cosine        base_lr * (1 + cos(pi * (s - w) / (t - w))) / 2
+        arcface-torch polynomial, but the very first micro-batch has base_lr; s, w and t count micro-batches, of which
+                      an update has the rate of its last one (arcface_torch's PolynomialLRWarmup)
 
     `decay_steps` count from the start of training, warm-up included, as InsightFace's: MXNet numbers its updates from 1
     and decays once num_update > 10, so 10 takes effect at the eleventh update, which is step 10 here. `decay_every` is
     Caffe2's stepsize, whose updates number from 1, too, and decay at its multiples: 10 takes effect at the tenth
-    update, which is step 9 here. Warm-up and polynomial are the closed form of arcface_torch's PolynomialLRWarmup,
-    except its first update, which has the full rate.
+    update, which is step 9 here. micro_batches: of an update, for arcface-torch.
 
     Raises ValueError for contradictory values.
     """
@@ -32,8 +33,9 @@ class Schedule:
     kind: Kind
     base_lr: float
     total_steps: int
-    warmup_steps: int = 0
+    warmup_steps: float = 0
     warmup_start: float = 0.0
+    micro_batches: int = 1
     decay_steps: tuple[int, ...] = ()
     decay_every: int = 0
     factor: float = 0.1
@@ -75,6 +77,10 @@ class Schedule:
         """Returns the rate of update `step`, from 0; total_steps is valid too: the end of the curve."""
         if not 0 <= step <= self.total_steps:
             raise ValueError(f"step is {step}, expected 0 to total_steps, {self.total_steps}")
+        if self.kind == "arcface-torch":
+            step += 1 - 1 / self.micro_batches
+            if not step:
+                return self.base_lr
         if step < self.warmup_steps:
             return self.warmup_start + (self.base_lr - self.warmup_start) * step / self.warmup_steps
         if self.kind == "constant":
@@ -84,8 +90,8 @@ class Schedule:
         if self.kind == "step":
             return self.base_lr * self.factor ** sum(decay <= step for decay in self.decay_steps)
         done = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
-        if self.kind == "polynomial":
-            return self.base_lr * (1 - done) ** self.power
+        if self.kind in ("polynomial", "arcface-torch"):
+            return self.base_lr * max(0.0, 1 - done) ** self.power
         return self.base_lr * (1 + math.cos(math.pi * done)) / 2
 
 

@@ -25,6 +25,7 @@ class Settings:
     """The settings of the loop. Intervals are in steps; 0: never."""
 
     accumulate: int = 1  # micro-batches of one update
+    accumulate_sum: bool = False  # the update's gradient is the sum of theirs, not the mean over all samples
     clip: float = 0.0  # largest norm of the whole gradient (with head_clip of the backbone's); 0: any
     head_clip: float = 0.0  # largest norm of the class centres' gradient; 0: see clip
     head_lr_ratio: float = 1.0  # learning rate of the class centres over the schedule's

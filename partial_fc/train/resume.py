@@ -23,7 +23,7 @@ from partial_fc.checkpoint.recovery import go_back_to, latest_valid
 from partial_fc.comm import all_gather_json, elastic
 from partial_fc.comm.launch.restart_agent import furthest_step
 from partial_fc.data import Source
-from partial_fc.flags.facts import Before, Makes, MayChange, Refused, one
+from partial_fc.flags.facts import Before, Kept, Makes, MayChange, Refused, one
 from partial_fc.head import check_head
 from partial_fc.train.begin import start_centres
 from partial_fc.train.job import Head
@@ -159,6 +159,7 @@ def _compare(run: Run, found: Stored, backbone: Backbone, head: Head) -> None:
     run.length_before = {name: then[name] for name in ("epochs", "max_steps") if name in then and "epochs" in then}
     for change in differences.allowed:
         run.note(f"{found.folder} was trained with {change}: allowed, but not the same run")
+    run.config = flags.replaced(run.config, differences.kept)  # the head logs it where it loads its state
 
 
 def _load(run: Run, found: Stored, backbone: Backbone, head: Head) -> None:
@@ -182,10 +183,12 @@ _OF_USE = ("flip",)
 
 @dataclass
 class Differences:
-    """The differences, by flag. refused: makes resuming impossible; allowed: possible, but not the same run."""
+    """The differences, by flag. refused: makes resuming impossible; allowed: possible, but not the same run; kept: the
+    checkpoint's values, which the run takes over."""
 
     refused: list[str] = field(default_factory=list)
     allowed: list[str] = field(default_factory=list)
+    kept: dict[str, Any] = field(default_factory=dict)
 
     def check(self, folder: object) -> None:
         """Raises ValueError if any is refused."""
@@ -239,8 +242,10 @@ def compare(
         change = f"{flags.flag(name)} {before}, this run has {now}"
         if type(before) is bool and type(now) is bool:  # as typed on the command line
             change = f"{flags.switch(name, before)}, this run has {flags.switch(name, now)}"
-        refused = one(marks, Refused)
-        if refused and None not in (before, now) and refused.when(then, values):
+        refused, kept = one(marks, Refused), one(marks, Kept)
+        if kept and before == kept.value:
+            found.kept[name] = before
+        elif refused and None not in (before, now) and refused.when(then, values):
             found.refused.append(f"{change}: {refused.why}")
         else:
             found.allowed.append(change)

@@ -268,12 +268,15 @@ class Run:
         with replacing(copy) as partial_copy:
             partial_copy.write_bytes(code)
 
-    def lengths(self, order: Order) -> tuple[int, int]:
+    def lengths(self, order: Order) -> tuple[int, float]:
         """Returns (updates of the run, updates of its warm-up). Raises ValueError if the warm-up is longer, so recipes
         call this as soon as the data is open."""
         given, steps_per_epoch = self.config.schedule, order.num_samples / self.global_batch
         total = self.total_steps(order, given.epochs, given.max_steps)
-        warmup = given.warmup_steps + round(given.warmup_epochs * steps_per_epoch)
+        if given.lr_scheduler == "arcface-torch":
+            warmup = given.warmup_steps + self._whole_batches(order, given.warmup_epochs)
+        else:
+            warmup = given.warmup_steps + round(given.warmup_epochs * steps_per_epoch)
         if 0 < total <= warmup:
             ends = f"--max-steps {given.max_steps}" if given.max_steps else f"--epochs {given.epochs:g}"
             raise ValueError(
@@ -286,7 +289,15 @@ class Run:
 
     def total_steps(self, order: Order, epochs: float, max_steps: int | None = None) -> int:
         """Returns the updates of a run of this length."""
+        if self.config.schedule.lr_scheduler == "arcface-torch" and not max_steps:
+            return int(self._whole_batches(order, epochs))
         return max_steps or order.updates_to(0, epochs * order.num_samples, self.global_batch)
+
+    def _whole_batches(self, order: Order, epochs: float) -> float:
+        """Returns the updates of so many epochs as arcface_torch counts them: by the whole batches of all processes in
+        an epoch."""
+        accumulate = self.config.optim.accumulate
+        return epochs * (order.num_samples // (self.global_batch // accumulate)) / accumulate
 
     # ---- train
 
@@ -339,6 +350,7 @@ class Run:
         config = self.config
         settings = {
             "accumulate": config.optim.accumulate,
+            "accumulate_sum": config.optim.accumulate_sum,
             "clip": config.optim.clip,
             "evaluate_every": config.run.verbose,
             "checkpoint_every": config.run.checkpoint_every,

@@ -119,19 +119,20 @@ def _update(job: Job, attempt: Attempt, lr: float, watch: Stopwatch) -> None:
 def forward_backward(job: Job, attempt: Attempt, batch: Batch, label_B: Tensor, share: float, watch: Stopwatch) -> None:
     """Runs one micro-batch, with this share of the update's samples, with the head's collectives. The head's input is a
     leaf, which separates the two backwards."""
+    weight = 1.0 if job.settings.accumulate_sum else share
     job.backbone.name_samples(batch.position_B)
     output_B = job.backbone.forward(batch.input_B)
     watch.lap("backbone")
 
     weights = {} if batch.weight_B is None else {"row_weight_B": batch.weight_B}
-    loss = job.head(output_B, label_B, **weights) * share
+    loss = job.head(output_B, label_B, **weights) * weight
     if job.teacher:
         watch.lap("head")
-        loss = loss + job.teacher(output_B, batch.input_B, batch.num_global, share).to(loss.dtype)
+        loss = loss + job.teacher(output_B, batch.input_B, batch.num_global, weight).to(loss.dtype)
         watch.lap("teacher")
     attempt.passes.append(Pass(output_B, job.head.last_step))
     loss.backward()
-    attempt.loss += loss.item()
+    attempt.loss += loss.item() * (share / weight)
     check_loss(attempt.loss, job)
     watch.lap("head")
 

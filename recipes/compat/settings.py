@@ -48,13 +48,17 @@ def _same(names: str, types: _Types) -> dict[str, tuple[str, _Types]]:
 
 ARCFACE_TORCH = Trainer(
     "arcface_torch",
-    # Polynomial decay of power 1, a rate independent of the number of processes, and clipping of the backbone's
-    # gradient, not the centres', at norm 5.
-    {"lr_scheduler": "polynomial", "lr_scaling": "none", "clip": 5.0, "head_clip": math.inf},
+    # train_v2.py: PolynomialLRWarmup, a rate independent of the number of processes, clipping of the backbone's gradient,
+    # not the centres', at norm 5; torch.optim with momentum 0.9 and one decay moves all parameters and all centres in
+    # every update, by the sum of the micro-batches' gradients.
+    {
+        **{"lr_scheduler": "arcface-torch", "lr_scaling": "none", "clip": 5.0, "head_clip": math.inf},
+        **{"momentum": 0.9, "decay_all": True, "head_catch_up": "exact", "accumulate_sum": True},
+    },
     {
         **_same("network loss rec optimizer", _TEXT),
         **_same("image_size embedding_size num_classes batch_size seed num_workers verbose frequent", _INT),
-        **_same("sample_rate lr momentum weight_decay interclass_filtering_threshold", _NUMBER),
+        **_same("sample_rate lr weight_decay interclass_filtering_threshold", _NUMBER),
         "num_image": ("num_images", _INT),
         "gradient_acc": ("accumulate", _INT),
         "num_epoch": ("epochs", _INT),
@@ -67,6 +71,7 @@ ARCFACE_TORCH = Trainer(
     },
     {"dali_aug": (False, "DALI's augmentations are not implemented; set it to False")},
     {
+        "momentum": (0.9, "arcface_torch's SGD has 0.9, whatever the file says; --momentum is another one"),
         "dali": (False, "DALI is not used; OpenCV threads decode the records"),
         "using_wandb": (False, "curves go to TensorBoard; --wandb PROJECT sends them to Weights & Biases, too"),
     },
@@ -78,7 +83,8 @@ _MARGINS = ("loss_m1", "loss_m2", "loss_m3")
 _FIXED = {"bn_mom": 0.9, "net_se": 0, "net_act": "prelu", "net_unit": 3, "net_input": 1, "net_output": "FC"}
 DEFAULT_PY = Trainer(
     "partial_fc/mxnet's default.py",
-    {"lr_scaling": "none"},
+    # Its memory bank gathers the rows of weight and momentum that take part, and writes them back: the others rest.
+    {"lr_scaling": "none", "head_catch_up": "none"},
     {
         **_same("embedding_size image_size batch_size num_classes frequent verbose", _INT),
         **_same("rec", _TEXT),
@@ -168,12 +174,19 @@ def _flags(trainer: Trainer, key: str, name: str, value: Any, notes: list[str]) 
             notes.append(f"config.output = {_shown(value)}: this is where the run writes (--models-root names another)")
         case "precision" if value and trainer is ARCFACE_TORCH:
             notes.append(
-                "config.fp16: 16 bits are bf16 where the hardware has them, and no loss scale is needed; "
-                "--precision fp16 is arcface_torch's"
+                "config.fp16: 16 bits are bf16 where the hardware has them, and no loss scale is needed; the head's "
+                "products are of bf16 numbers then, where arcface_torch's are of fp32, some 0.03 of a logit apart; "
+                "theirs are --precision fp16 and --head-impl plain"
             )
             value = "auto"
         case "precision":
             value = "fp16" if value else "fp32"
+        case "accumulate" if value > 1:
+            notes.append(
+                f"config.{key} = {value}: gradients of the micro-batches are added up, as in arcface_torch: {value} "
+                "times the gradient of their mean (--no-accumulate-sum), which --clip cuts; centres are sampled once "
+                "for all of them here, there for each"
+            )
         case "warmup_epochs":
             value = max(0, value)  # some published configs use -1 for none
         case "lr_steps":
@@ -196,18 +209,20 @@ def _flags(trainer: Trainer, key: str, name: str, value: Any, notes: list[str]) 
 
 
 def _arcface_torch_margins(margins: Any, notes: list[str]) -> dict[str, Any]:
-    """Converts margin_list, with arcface_torch's fixed scale."""
+    """Converts margin_list as arcface_torch's CombinedMarginLoss reads it, with its fixed scale."""
     flags = _margins(f"config.margin_list = {_shown(margins)}", margins)
-    m1, m2, m3 = margins
-    if (m1, m3) == (1.0, 0.0) and m2 > 0:
+    m1, m2, m3 = (float(m) for m in margins)
+    if (m1, m3) == (1.0, 0.0) and m2:
+        flags = {"loss": "arcface-straight-through"} | ({} if m2 == 0.5 else {"margin_schedule": f"0:{m2:g}"})
         notes.append(
-            f"config.margin_list = {margins!r}: the margin is differentiated here; arcface_torch leaves "
-            "its slope out, which is --loss arcface-straight-through"
+            f"config.margin_list = {margins!r}: arcface_torch leaves the slope of this margin out, and so does this "
+            "run; --loss arcface has it"
         )
     elif m3 > 0 and (m1, m2) != (1.0, 0.0):
+        flags = _margins("", (1.0, 0.0, m3))
         notes.append(
-            f"config.margin_list = {margins!r}: all three margins are used; arcface_torch itself ignores "
-            "m1 and m2 where m3 is positive"
+            f"config.margin_list = {margins!r}: arcface_torch ignores m1 and m2 where m3 is positive, and so does this "
+            f"run; --loss combined --margins {m1:g} {m2:g} {m3:g} has all three"
         )
     return {**flags, "scale": 64.0}
 

@@ -85,7 +85,7 @@ def test_every_optimizer_and_its_rounding(optimizer):
     wide, apart, narrow = (table(optimizer, Storage(t), case) for t in (torch.float32, torch.float32, torch.bfloat16))
     for store in (wide, apart):
         store.all_rows().copy_(narrow.all_rows())
-    keys = table(optimizer, Storage(), case).begin_fused_update(LR, 0)
+    keys = table(optimizer, Storage(), case).begin_fused_update(1, LR, 0)
     stepped, expected, rounded = steps(wide, case, True, 1), steps(apart, case, False, 1), steps(narrow, case, True, 1)
     row_M = (stepped["touched"].squeeze(1) > 0).nonzero().squeeze(1)
     assert len(row_M) == case.sampled

@@ -30,7 +30,9 @@ def damage(path: Path) -> None:
 
 
 def heads_of(size: int, num_classes: int = 11, made=None, num_steps: int = 7, **options) -> list[PartialFC]:
-    """Those of all ranks. made: the classes that have rows (None: all), random by class, alike for any size."""
+    """Those of all ranks. made: the classes that have rows (None: all), random by class, alike for any size. Without
+    catch-up by default: nobody knows the rates of steps that were not made."""
+    options = {"catch_up": "none", **options}
     heads = [PartialFC(num_classes, D, CosFace(), world=OneOf(rank, size), **options) for rank in range(size)]
     for head in heads:
         head.num_steps = num_steps

@@ -192,7 +192,7 @@ class CpuKernel(Kernel):
         more = _logit_grad_fields(logit_grad, shift)
         if logit_grad.cache is not None and logit_grad.cache is self._cache_owner:  # no other pass has come since
             more |= self._cache_for(job)
-        call(self.compiled, "head_update", Job, {**job, **more, **_optimizer_fields(store, lr, step)})
+        call(self.compiled, "head_update", Job, {**job, **more, **_optimizer_fields(store, logits.num_sampled, lr, step)})
         return True
 
     def _cache_for(self, job: dict[str, Any]) -> dict[str, Any]:
@@ -260,9 +260,9 @@ def _nearest_fields(nearest: Nearest) -> dict[str, Any]:
     return {"num_nearest": k, "nearest_cos": nearest.cosine_GK, "nearest_class": nearest.class_GK}
 
 
-def _optimizer_fields(store: "RowTable", lr: float, step: int) -> dict[str, Any]:
+def _optimizer_fields(store: "RowTable", num_rows: int, lr: float, step: int) -> dict[str, Any]:
     """The optimizer, and the state that it reads and writes (native/optimizers.h)."""
-    optimizer, keys, tables = store.optimizer, store.begin_fused_update(lr, step), store.row_state()
+    optimizer, keys, tables = store.optimizer, store.begin_fused_update(num_rows, lr, step), store.row_state()
     widths = optimizer.state_widths()
     wide = [name for name, width in widths.items() if width == "row"]
     scalar = [name for name, width in widths.items() if width == "scalar"]

@@ -137,7 +137,7 @@ class TritonKernel(Kernel):
         """Updates the centres for every optimizer, but not copies of rows that are stored elsewhere."""
         if not can_move(store, logits.centre_LD):
             return False
-        for _ in self._finished(logits, logit_grad, optimizer_step(store, lr, step)):
+        for _ in self._finished(logits, logit_grad, optimizer_step(store, logits.num_sampled, lr, step)):
             pass
         return True
 

@@ -178,9 +178,9 @@ def gradient_only() -> dict[str, Any]:
     return {**tables, **integers, **numbers, **constants}
 
 
-def optimizer_step(store: "RowTable", lr: float, step: int) -> dict[str, Any]:
+def optimizer_step(store: "RowTable", num_rows: int, lr: float, step: int) -> dict[str, Any]:
     """The optimizer's arguments of `finish_rows`; the store counts the step as begun."""
-    optimizer, keys, tables = store.optimizer, store.begin_fused_update(lr, step), store.row_state()
+    optimizer, keys, tables = store.optimizer, store.begin_fused_update(num_rows, lr, step), store.row_state()
     names = [name for name, width in optimizer.state_widths().items() if width == "row"]
     wide: dict[str, Any] = {"centre_key": _signed(keys["centres"])}
     for part, name in zip(("first", "second"), names, strict=False):

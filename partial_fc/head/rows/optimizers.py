@@ -1,8 +1,8 @@
 """Optimizers for class centres: the update of one step, on the rows that take part in it.
 
 They know nothing of where rows lie or in which dtype they rest: table.py hands them working copies and puts the
-results back. A row that takes no part rests with its state, as in InsightFace's Partial FC, unless catch_up.py makes up
-for it. Where every row takes part in every step, each is its dense namesake.
+results back. Where every row takes part in every step, each is its dense namesake. A row that takes no part is moved by
+catch_up.py as that one moves it, as in arcface_torch, or rests with its state, as in InsightFace's trainer on MXNet.
 """
 
 import re
@@ -30,6 +30,11 @@ class RowOptimizer(ABC):
     def has_momentum(self) -> bool:
         """Whether a gradient moves a row in later steps, too."""
         return False
+
+    @property
+    def moves_without_gradient(self) -> bool:
+        """Whether a step with a zero gradient changes a row or its state."""
+        return True
 
     @abstractmethod
     def state_widths(self) -> dict[str, Width]:
@@ -59,6 +64,10 @@ class RowSGD(RowOptimizer):
     @property
     def has_momentum(self) -> bool:
         return self.momentum > 0
+
+    @property
+    def moves_without_gradient(self) -> bool:
+        return self.momentum > 0 or self.weight_decay > 0
 
     def state_widths(self) -> dict[str, Width]:
         return {"momentum": "row"}
@@ -127,6 +136,10 @@ class RowAdagrad(RowOptimizer):
 
     eps: float = 1e-8
     weight_decay: float = 0.0
+
+    @property
+    def moves_without_gradient(self) -> bool:
+        return self.weight_decay > 0
 
     def state_widths(self) -> dict[str, Width]:
         return {"square_sum": "scalar"}

@@ -34,7 +34,7 @@ class RowTable:
     In each step, in this order: fetch, then update for every chunk of what was fetched. Steps count from 0. catch_up:
     "none": a row lives only in the steps that touch it; "exact": before a row takes part, it is moved as the dense
     optimizer would have moved it since (rows/catch_up.py); update is then to be called in every step, with
-    begin = end = 0 where no row takes part.
+    begin = end = 0 where no row takes part. After a step that moved all rows nothing lags behind.
     """
 
     def __init__(
@@ -60,7 +60,11 @@ class RowTable:
         self._work_dtype = torch.float64 if storage.dtype == torch.float64 else torch.float32
         # Rows that a step works on at a time: few enough for a CPU's cache, many for a GPU.
         self._chunk = max(1, (1 << 17 if self.device.type == "cpu" else 1 << 24) // embedding_size)
-        self._catch_up = catching_up.make(optimizer, [], self.device) if catch_up == "exact" else None
+        self._catches_up = catch_up == "exact"
+        self._catch_up = catching_up.make(optimizer, self.device) if self._catches_up else None
+        self._takes_all = False  # whether all rows of all ranks were fetched for the last step
+        self._num_updated = 0  # rows that it moved
+        self._centres_now: Tensor | None = None  # a copy, until rows change
         # By name, the centres first: a name's index is the stream of its rounding noise.
         self._columns = {"centres": (embedding_size, storage.dtype)}
         for name, width in optimizer.state_widths().items():
@@ -96,22 +100,23 @@ class RowTable:
         return self.centre_LD
 
     def centres_now(self) -> Tensor:
-        """Returns the centres after all steps so far, (L, D). A copy if rows lag behind: the table stays as it is, so
-        that reading changes no later result."""
+        """Returns the centres after all steps so far, (L, D). A copy if rows lag behind, kept until rows change: the
+        table stays as it is, so that reading changes no later result."""
         table_LD = self.all_rows()
-        if self._catch_up is None:
+        if self._catch_up is None or self._is_current():
             return table_LD
-        step, touched_L = len(self._catch_up.rates), self._tables["touched"].squeeze(1)
-        late = (touched_L < step).nonzero().squeeze(1)
-        late = late[touched_L[late].argsort(stable=True)]
+        if self._centres_now is not None:
+            return self._centres_now
+        late, since = self._catch_up.late(self._tables["touched"].squeeze(1))
         if not len(late):
             return table_LD
         now_LD = table_LD.clone()
-        for late_K in late.split(self._chunk):
+        for late_K, since_K in zip(late.split(self._chunk), since.split(self._chunk), strict=True):
             centre_KD, state = self._load(self._tables, late_K)
             centre_KD, state = centre_KD.to(self.device), {name: t.to(self.device) for name, t in state.items()}
-            self._catch_up.apply(centre_KD, state, touched_L[late_K].to(self.device), step)
+            self._catch_up.apply(centre_KD, state, since_K.to(self.device))
             now_LD.index_copy_(0, late_K, centre_KD.to(now_LD))
+        self._centres_now = now_LD
         return now_LD
 
     def fetch(self, row_S: Tensor | None, step: int) -> tuple[Tensor, Tensor | None]:
@@ -122,6 +127,8 @@ class RowTable:
             copy.want(row_S)
         if self._catch_up is not None:
             self._settle()
+            self._is_current()  # of the last step
+        self._takes_all = row_S is None
         self._create_missing(row_S)
         if self._staging is None:
             self._bring_up(self._tables, row_S, row_S, step)
@@ -153,7 +160,7 @@ class RowTable:
         """Makes one optimizer step for rows [begin, end) of those fetched. row_K: that part of row_S, None where row_S
         was None. grad_KD: their gradient, floating; it is overwritten."""
         self._settle()
-        self._record(lr, step)
+        self._record(lr, step, end - begin)
         tables = self._tables if self._staging is None else self._staging.copies.tables
         for low in range(begin, end, self._chunk):
             part = slice(low - begin, min(low + self._chunk, end) - begin)
@@ -165,13 +172,13 @@ class RowTable:
             self.optimizer.step(centre_KD, state, grad_KD[part].to(self._work_dtype), lr)
             self._store(tables, at, row, centre_KD, state, step)
 
-    def begin_fused_update(self, lr: float, step: int) -> dict[str, int]:
+    def begin_fused_update(self, num_rows: int, lr: float, step: int) -> dict[str, int]:
         """For code that does a step of the optimizer by itself, instead of `update`, in the tables of `row_state`,
-        where `fetch` gave centre_LD. Each row r that it writes gets touched = step + 1 and is rounded, in bfloat16
-        tables, with counter_rng.rounding_noise(first_row + r, D, key). Returns these keys by table."""
+        where `fetch` gave centre_LD. Each of the num_rows rows r that it writes gets touched = step + 1 and is rounded,
+        in bfloat16 tables, with counter_rng.rounding_noise(first_row + r, D, key). Returns these keys by table."""
         assert self._staging is None
         self._settle()
-        self._record(lr, step)
+        self._record(lr, step, num_rows)
         return {name: counter_rng.rounding_key(self.seed, i, step) for i, name in enumerate(self._columns)}
 
     def begin_copy(self, group: int) -> RowCopy | None:
@@ -187,8 +194,8 @@ class RowTable:
         return copy
 
     def _settle(self) -> None:
-        """Before rows that were fetched are changed."""
-        self._is_fetched = False
+        """Before rows are changed."""
+        self._is_fetched, self._centres_now = False, None
         for copy in self._row_copies:
             copy.settle()
 
@@ -250,25 +257,28 @@ class RowTable:
             raise ValueError(f"row state {sorted(rows)}; expected {sorted(self._tables)} for {self.optimizer}")
 
     def schedule_state(self) -> dict[str, Any]:
-        """Returns what catching up needs besides the rows, as JSON: the learning rates of all steps; {} without it."""
+        """Returns what catching up needs besides the rows, as JSON: the learning rates of the steps from `first` on; {}
+        without it."""
         if self._catch_up is None:
             return {}
-        return {"optimizer": repr(self.optimizer), "rates": list(self._catch_up.rates)}
+        self._is_current()
+        return {"optimizer": repr(self.optimizer), "first": self._catch_up.first, "rates": list(self._catch_up.rates)}
 
-    def load_schedule_state(self, state: dict[str, Any]) -> None:
-        if self._catch_up is None:
-            return
-        if not state:
-            raise ValueError(
-                "the centres were trained without catch-up, so their past learning rates are not known; "
-                "go on without catch-up, or start anew"
-            )
-        if state["optimizer"] != repr(self.optimizer):
+    def load_schedule_state(self, state: dict[str, Any]) -> bool:
+        """Loads what `schedule_state` returned. Where that is {}, past learning rates are not known, and rows rest from
+        now on as they did before; returns whether that is a change."""
+        catch_up = catching_up.make(self.optimizer, self.device) if self._catches_up else None
+        self._num_updated = 0
+        if catch_up is None or not state:
+            self._catch_up = None
+            return catch_up is not None
+        if state["rates"] and state["optimizer"] != repr(self.optimizer):
             raise ValueError(
                 f"catch-up would apply {self.optimizer} to steps made with {state['optimizer']}; "
                 "go on with those settings, or without catch-up"
             )
-        self._catch_up = catching_up.make(self.optimizer, state["rates"], self.device)
+        self._catch_up = catching_up.make(self.optimizer, self.device, state["rates"], state["first"])
+        return False
 
     def _create_missing(self, row_S: Tensor | None) -> None:
         if not self._num_missing:
@@ -297,34 +307,46 @@ class RowTable:
         if self._staging is not None:
             self._staging.drain()
 
-    def _record(self, lr: float, step: int) -> None:
+    def _record(self, lr: float, step: int, num_rows: int) -> None:
+        """Counts the step where this is its first update, and the rows that it moves."""
         if self._catch_up is None:
             return
-        num_steps = len(self._catch_up.rates)
-        if step == num_steps:
+        if step == self._catch_up.num_steps:
+            self._is_current()
             self._catch_up.record(lr)
-        elif step != num_steps - 1 or lr != self._catch_up.rates[-1]:
+            self._num_updated = 0
+        elif step != self._catch_up.num_steps - 1 or [lr] != self._catch_up.rates[-1:]:
             raise ValueError(
-                f"update of step {step} with learning rate {lr} after {num_steps} steps; catch-up needs every step "
-                "once, in order, and one rate for all of its rows"
+                f"update of step {step} with learning rate {lr} after {self._catch_up.num_steps} steps; catch-up needs "
+                "every step once, in order, and one rate for all of its rows"
             )
+        self._num_updated += num_rows
+
+    def _is_current(self) -> bool:
+        """Whether no row of any rank lags behind for certain, as the last step moved them all: then older ones are
+        forgotten."""
+        assert self._catch_up is not None
+        if self._catch_up.rates and self._takes_all and self._num_updated == self.num_rows:
+            self._catch_up.forget()
+        return not self._catch_up.rates
 
     def _bring_up(self, tables: dict[str, Tensor], at_S: Tensor | None, row_S: Tensor | None, step: int) -> None:
         """Catches up the rows at at_S of the tables, whose local numbers are row_S; None: all, in order."""
         if self._catch_up is None:
             return
-        if step != len(self._catch_up.rates):
-            raise ValueError(f"step {step} after {len(self._catch_up.rates)} steps; catch-up needs every step")
+        if step != self._catch_up.num_steps:
+            raise ValueError(f"step {step} after {self._catch_up.num_steps} steps; catch-up needs every step")
+        if self._is_current():
+            return
         touched_S = tables["touched"].squeeze(1)
         if at_S is not None:
             touched_S = touched_S.index_select(0, at_S)
-        late = (touched_S < step).nonzero().squeeze(1)
-        late = late[touched_S[late].argsort(stable=True)]
-        for late_K in late.split(self._chunk) if len(late) else ():
+        late, since = self._catch_up.late(touched_S)
+        for late_K, since_K in zip(late.split(self._chunk), since.split(self._chunk), strict=True):
             at_K = late_K if at_S is None else at_S[late_K]
             row_K = late_K if row_S is None else row_S[late_K]
             centre_KD, state = self._load(tables, at_K)
-            self._catch_up.apply(centre_KD, state, touched_S[late_K], step)
+            self._catch_up.apply(centre_KD, state, since_K)
             # With the noise of the step before: this row did not use it then, and will use this step's own now.
             self._store(tables, at_K, row_K, centre_KD, state, step - 1)
 

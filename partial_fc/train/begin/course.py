@@ -131,6 +131,7 @@ def _course(run: Run, order: Order, given: flags.ScheduleFlags) -> Schedule:
         total_steps=total_steps,
         warmup_steps=warmup_steps,
         warmup_start=given.warmup_lr if given.warmup_steps or given.warmup_epochs else 0.0,
+        micro_batches=run.config.optim.accumulate,
         decay_steps=given.lr_steps if given.lr_scheduler == "step" else (),
         decay_every=max(1, int(given.lr_step_epochs * steps_per_epoch))
         if given.lr_step_epochs and given.lr_scheduler == "step"
