@@ -34,7 +34,7 @@ class RowsNow:
         self._num_steps, self._catch_up = 0, None
         if not schedule:
             return
-        rates, first = schedule.get("rates"), schedule.get("first")
+        rates, first = schedule.get("rates"), schedule.get("first", 0)
         if not isinstance(rates, list) or not all(type(lr) in (int, float) and math.isfinite(lr) for lr in rates):
             raise ValueError(f"{where}: manifest.json says head.schedule.rates is no list of finite learning rates")
         if type(first) is not int or not 0 <= first < 1 << 62:

@@ -277,7 +277,7 @@ class RowTable:
                 f"catch-up would apply {self.optimizer} to steps made with {state['optimizer']}; "
                 "go on with those settings, or without catch-up"
             )
-        self._catch_up = catching_up.make(self.optimizer, self.device, state["rates"], state["first"])
+        self._catch_up = catching_up.make(self.optimizer, self.device, state["rates"], state.get("first", 0))
         return False
 
     def _create_missing(self, row_S: Tensor | None) -> None:
@@ -342,6 +342,8 @@ class RowTable:
         if at_S is not None:
             touched_S = touched_S.index_select(0, at_S)
         late, since = self._catch_up.late(touched_S)
+        if not len(late):
+            return
         for late_K, since_K in zip(late.split(self._chunk), since.split(self._chunk), strict=True):
             at_K = late_K if at_S is None else at_S[late_K]
             row_K = late_K if row_S is None else row_S[late_K]

@@ -63,7 +63,10 @@ def import_centres(options: ImportOptions) -> None:
     optimizer = options.optimizer
     if optimizer == "auto":
         optimizer = "adamw" if "first_moment" in rows.file_states else "sgd"
-    rows.set_state(row_optimizers[optimizer](), touched=options.step)
+    row_optimizer = row_optimizers[optimizer]()
+    rows.set_state(row_optimizer, touched=options.step)
+    # Every row stands for all steps: what is imported has either been moved in each of them, or is to go on as it is.
+    schedule = {"optimizer": repr(row_optimizer), "first": options.step, "rates": []}
     notes = rows.notes
     unused = rows.file_states - rows.columns.keys()
     if unused:
@@ -81,7 +84,7 @@ def import_centres(options: ImportOptions) -> None:
     if names is not None and len(names) != rows.stop:
         raise ValueError(f"{options.names_file} has {len(names)} names for {rows.stop} classes")
     made_by = f"imported from {len(files.paths)} file(s), {files.kind.what}: {files.paths[0]} ..."
-    with new_checkpoint(options.out, _manifest(options, rows), names, made_by) as output:
+    with new_checkpoint(options.out, _manifest(options, rows, schedule), names, made_by) as output:
         output.rows(rows)
         if weights is not None:
             output.tensors("backbone.safetensors", weights)
@@ -124,7 +127,7 @@ def _backbone(
     return model.state_dict(), state, facts
 
 
-def _manifest(options: ImportOptions, rows: "ForeignRows") -> dict[str, Any]:
+def _manifest(options: ImportOptions, rows: "ForeignRows", schedule: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     sizes = {"embedding_size": rows.width, "image_size": options.image_size}
@@ -135,7 +138,7 @@ def _manifest(options: ImportOptions, rows: "ForeignRows") -> dict[str, Any]:
         "embedding_size": rows.width,
         "sub_centres": 1,
         "hard_negatives": 0,
-        "head": {"num_steps": options.step, "row_seed": 0, "margin": {}, "schedule": {}},
+        "head": {"num_steps": options.step, "row_seed": 0, "margin": {}, "schedule": schedule},
         "position": options.position,
         "best": {},
         "configuration": {"network": options.network, **sizes, "mirror": True} if options.network else {},

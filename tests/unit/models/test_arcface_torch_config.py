@@ -63,11 +63,14 @@ def write(tmp_path, text, name="config.py"):
 def test_server_config(tmp_path):
     flags, notes = load(write(tmp_path, SERVER))
     assert flags == {
-        "lr_scheduler": "polynomial",
+        "lr_scheduler": "arcface-torch",
         "lr_scaling": "none",
         "clip": 5.0,
         "head_clip": math.inf,
-        "loss": "arcface",
+        "accumulate_sum": True,
+        "decay_all": True,
+        "head_catch_up": "exact",
+        "loss": "arcface-straight-through",
         "scale": 64.0,
         "network": "r50",
         "resume": "same",
@@ -86,8 +89,8 @@ def test_server_config(tmp_path):
         "warmup_epochs": 0,
         "val_targets": ("lfw", "cfp_fp"),
     }
-    assert [note for note in notes if "arcface-straight-through" not in note] == []
-    assert len(notes) == 1
+    (note,) = notes
+    assert "--loss arcface" in note
     assert isinstance(flags["sample_rate"], float)
 
 
@@ -231,8 +234,21 @@ def test_the_filter_keeps_its_threshold_and_says_what_is_different():
 def test_other_margins_keep_their_values():
     flags, notes = translate({"margin_list": (1, 0, 0.35)})
     assert (flags["loss"], flags["margins"], notes) == ("combined", (1.0, 0.0, 0.35), [])
-    (note,) = translate({"margin_list": (1.0, 0.3, 0.2)})[1]
-    assert "margin_list" in note
+    flags, (note,) = translate({"margin_list": (1.0, 0.3, 0.2)})
+    assert (flags["loss"], flags["margins"]) == ("combined", (1.0, 0.0, 0.2)), "theirs reads the last one only"
+    assert "--margins 1 0.3 0.2" in note
+    flags, _ = translate({"margin_list": (1.0, 0.3, 0.0)})
+    assert (flags["loss"], flags["margin_schedule"]) == ("arcface-straight-through", "0:0.3")
+
+
+def test_what_differs_is_said():
+    """A line each, with the flag of the other way."""
+    _, notes = translate({"momentum": 0.8, "gradient_acc": 12, "fp16": True, "sample_rate": 0.2})
+    text = " ".join(notes)
+    for words in ("config.momentum has no effect", "--no-accumulate-sum", "--head-impl plain", "--quota negatives"):
+        assert words in text
+    assert translate({"momentum": 0.8})[0]["momentum"] == 0.9, "theirs is fixed"
+    assert translate({"momentum": 0.9, "gradient_acc": 1})[1] == []
 
 
 # ---- Partial FC on MXNet: default.py, whose function is left out
@@ -275,7 +291,7 @@ config.num_layers = 100
 def test_settings_of_partial_fc_on_mxnet(tmp_path):
     found, notes = load(write(tmp_path, DEFAULT_PY))
     assert found == {
-        "lr_scaling": "none", "embedding_size": 512, "frequent": 20, "verbose": 2000, "image_size": 112,
+        "lr_scaling": "none", "head_catch_up": "none", "embedding_size": 512, "frequent": 20, "verbose": 2000, "image_size": 112,
         "precision": "fp32", "batch_size": 64, "lr": 0.2, "head_lr": 0.1, "sample_rate": 0.1, "quota": "insightface",
         "loss": "cosface", "scale": 64.0, "lr_scheduler": "step", "lr_steps": (100_000, 160_000), "max_steps": 180_000,
         "val_targets": ("lfw",), "rec": "/x/train.rec", "num_classes": 85_742, "network": "r100",

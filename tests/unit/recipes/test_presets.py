@@ -58,7 +58,10 @@ def test_a_flag_beats_the_file_which_beats_the_preset(tmp_path):
     file = write(tmp_path, f"{HEAD}config.batch_size = 48\nconfig.lr = 0.7\n")
     config, _ = parse(["--dataset", "emore", "--rec", str(tmp_path), "--config", str(file), "--lr", "0.9"])
     assert (config.data.num_classes, config.optim.batch_size, config.schedule.lr) == (85_742, 48, 0.9)
-    assert config.schedule.lr_scheduler == "polynomial", "what arcface_torch always does"
+    assert config.schedule.lr_scheduler == "arcface-torch", "what arcface_torch always does"
+    assert config.head.head_catch_up == "exact", "its optimizer moves all centres; those of MXNet's presets rest"
+    assert parse(["--dataset", "emore", "--rec", str(tmp_path)])[0].head.head_catch_up == "none"
+    assert parse(["--dataset", "ms1mv3", "--rec", str(tmp_path)])[0].head.head_catch_up == "exact"
 
 
 def test_what_the_data_says_of_itself_beats_the_preset(tmp_path):

@@ -39,8 +39,8 @@ MAY_CHANGE = {
 }
 # Besides the contract's.
 REFUSED = {
-    face: {"num_classes", "sub_centres", "optimizer", "head_optimizer", "head_catch_up", "lora"},
-    imagenet: {"num_labels", "head", "sub_centres", "optimizer", "head_optimizer", "head_catch_up"},
+    face: {"num_classes", "sub_centres", "optimizer", "head_optimizer", "lora"},
+    imagenet: {"num_labels", "head", "sub_centres", "optimizer", "head_optimizer"},
     kinetics: {"num_classes", "optimizer"},
     mnist: {"optimizer"},
 }
@@ -121,6 +121,15 @@ def test_what_json_has_no_number_for_is_no_difference():
     assert not told(face, values | {"head_clip": None}, values).allowed
 
 
+def test_centres_that_rested_go_on_resting():
+    """Nobody knows the learning rates of the steps that they missed."""
+    values = flags.flat(parsed(face))
+    found = told(face, values | {"head_catch_up": "none"}, values | {"head_catch_up": "exact"})
+    assert found.__dict__ == {"refused": [], "allowed": [], "kept": {"head_catch_up": "none"}}
+    changed = flags.replaced(parsed(face), found.kept)
+    assert flags.flat(changed) == values | {"head_catch_up": "none"}
+
+
 def test_all_that_is_refused_is_told_at_once():
     values = flags.flat(parsed(face))
     found = told(face, values, values | {"network": "r18", "optimizer": "adamw", "sub_centres": 2, "lr": 7.0})
@@ -155,4 +164,4 @@ def test_a_run_from_before_a_flag_did_without_it():
 def test_a_manifest_that_says_nothing_refuses_nothing():
     """As that of imported centres."""
     values = flags.flat(parsed(face))
-    assert compare({}, "face", {"network": "r50"}, values, {}, num_classes=5).__dict__ == {"refused": [], "allowed": []}
+    assert compare({}, "face", {"network": "r50"}, values, {}, num_classes=5).__dict__ == {"refused": [], "allowed": [], "kept": {}}
