@@ -122,12 +122,12 @@ class RowTable:
     def fetch(self, row_S: Tensor | None, step: int) -> tuple[Tensor, Tensor | None]:
         """Prepares the rows row_S (local numbers, ascending, each once; None: all) for a step: creates missing ones and
         catches up. Returns a table, and the rows' positions in it (None: the table is those rows, in order)."""
-        self._is_fetched = True
         for copy in self._row_copies:
             copy.want(row_S)
         if self._catch_up is not None:
             self._settle()
             self._is_current()  # of the last step
+        self._is_fetched = True
         self._takes_all = row_S is None
         self._create_missing(row_S)
         if self._staging is None:

@@ -1,6 +1,7 @@
 """One update of backbone and head: micro-batches are one batch, and an overflow on one rank is one everywhere."""
 
 import logging
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -96,6 +97,22 @@ def test_four_micro_batches_equal_one_batch(world, compression, clip):
         assert make(many, batches) == pytest.approx(make(one, [joined(batches)]), rel=1e-12)
     for a, b in zip(everything(many), everything(one), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("clip", [0.0, 1e-3])
+def test_the_sum_of_micro_batches_is_so_many_times_their_mean(world, clip):
+    """As arcface_torch's gradient_acc; a clip cuts the sum, so that both moves are as long as it allows."""
+    moves, losses = [], []
+    for summed in (False, True):
+        job = job_of(world, "fp64", clip=clip)
+        job.settings = replace(job.settings, accumulate_sum=summed)
+        before = [t.clone() for t in [*job.backbone.module.parameters(), job.head.centres]]
+        losses.append(make(job, micro_batches(world, 0)))
+        after = [*job.backbone.module.parameters(), job.head.centres]
+        moves.append([(a - b + 0.1 * 5e-4 * b).detach() for a, b in zip(after, before, strict=True)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12), "what is printed is the mean"
+    for mean, total in zip(*moves, strict=True):
+        torch.testing.assert_close(total, mean * (1 if clip else MICRO), rtol=1e-9, atol=1e-12)
 
 
 def disturb(job: Job, rank: int):

@@ -2,9 +2,12 @@ import math
 
 import pytest
 
+from partial_fc import models
+from partial_fc.optim import backbone as torch_optim
 from recipes import face
 from recipes.compat.arcface_torch import load, read
 from recipes.compat.settings import translate
+from recipes.face_backbone import ModelFlags
 
 SERVER = '''
 """One server, ArcFace."""
@@ -249,6 +252,30 @@ def test_what_differs_is_said():
         assert words in text
     assert translate({"momentum": 0.8})[0]["momentum"] == 0.9, "theirs is fixed"
     assert translate({"momentum": 0.9, "gradient_acc": 1})[1] == []
+
+
+def test_every_tensor_of_a_transformer_decays_as_there():
+    """By default its norms, biases and position embeddings have no decay."""
+    found, _ = translate({"network": "vit_t", "optimizer": "adamw", "weight_decay": 0.1})
+    module = models.build("vit_t", 8, 112)
+    shared = {"decay_biases": False, "decay_norms": False, "no_decay": module.no_weight_decay()}  # of Run.backbone
+    decays = []
+    for decay_all in (found["decay_all"], False):
+        own = ModelFlags(network="vit_t", decay_all=decay_all).optimizer()
+        groups = torch_optim.build("adamw", module, 0.9, 0.1, **{**shared, **own}).param_groups
+        decays.append([p.dim() for group in groups if group["weight_decay"] == 0.1 for p in group["params"]])
+        assert sum(len(group["params"]) for group in groups) == len(list(module.parameters()))
+    assert len(decays[0]) == len(list(module.parameters())) > len(decays[1]) > 0
+    assert min(decays[0]) == 1 < min(decays[1])
+
+
+def test_a_stale_num_image_is_said(tmp_path):
+    file = write(tmp_path, HEAD + "config.num_image = 1000\n")
+    for count, said in ((135, 1), (1000, 0)):
+        config, _ = face.parse(["--config", str(file), "--rec", str(tmp_path)])
+        notes = [note for note in face._notes(config, [None] * count) if "num_image" in note]
+        assert len(notes) == said
+        assert all("1,000" in note and "135" in note for note in notes)
 
 
 # ---- Partial FC on MXNet: default.py, whose function is left out

@@ -117,10 +117,10 @@ def test_decays_every_so_many_epochs_follow_the_data():
     assert rates == pytest.approx([1.0] * 11 + [0.1] * 20 + [0.01])
 
 
-def schedule_of(start: RunState, order, batch_size: int = 10, **flags):
+def schedule_of(start: RunState, order, batch_size: int = 10, accumulate: int = 1, **flags):
     """Of two epochs of 500 images."""
     given = ScheduleFlags(**{"epochs": 2.0, "lr_scheduler": "constant", "lr_scaling": "none", **flags})
-    config = SimpleNamespace(optim=OptimFlags(batch_size=batch_size), schedule=given)
+    config = SimpleNamespace(optim=OptimFlags(batch_size=batch_size, accumulate=accumulate), schedule=given)
     return course.schedule(run_of(SingleWorld(), config), start, order)
 
 
@@ -195,6 +195,28 @@ def test_goyals_warm_up_begins_with_the_unscaled_rate():
     course = schedule_of(RunState(), Keyed(500, 0), batch_size=40, **flags)
     assert course.warmup_steps == 12
     assert [course.lr(step) for step in (0, 6, 12, 20)] == pytest.approx([0.1, 0.45, 0.8, 0.8])
+
+
+def arcface_torch_rates(warmup: int, total: int) -> list[float]:
+    """Of the micro-batches of a run, by the recursion of its PolynomialLRWarmup: after step 0, the rate of a step is that of
+    the one before times the ratio of two polynomials."""
+    rates = [1.0]
+    for step in range(1, total):
+        left, before = (1 - (at - warmup) / (total - warmup) for at in (step, step - 1))
+        rates.append(step / warmup if step <= warmup else rates[-1] * left / before)
+    return rates
+
+
+@pytest.mark.parametrize(("accumulate", "warmup"), [(1, 0.0), (1, 1.0), (4, 1.0)])
+def test_arcface_torchs_rates_and_lengths(accumulate, warmup):
+    """507 images, 10 in a batch: 50 whole batches an epoch; the first micro-batch of all has the full rate."""
+    flags = {"lr": 1.0, "lr_scheduler": "arcface-torch", "warmup_epochs": warmup, "accumulate": accumulate}
+    course = schedule_of(RunState(), Keyed(507, 0), **flags)
+    expected = arcface_torch_rates(round(50 * warmup), 100)[accumulate - 1 :: accumulate]
+    assert course.total_steps == len(expected) == 100 // accumulate
+    assert [course.lr(step) for step in range(course.total_steps)] == pytest.approx(expected, rel=1e-12)
+    assert expected[0] == (1.0 if accumulate == 1 else 3 / 50)
+    assert course.lr(course.total_steps) == 0.0
 
 
 def test_two_ways_to_say_where_the_rate_falls_are_refused():
