@@ -18,7 +18,7 @@ from partial_fc.comm.auth.handshake import read_secret
 from partial_fc.comm.launch import addresses
 from partial_fc.comm.launch.detect import Launch, StartError, detect, has_agent, started_here
 from partial_fc.comm.watch.watchdog import report_failure
-from partial_fc.comm.world import CollectiveError, SingleWorld, Work, World
+from partial_fc.comm.world import CollectiveError, OtherRankFailed, SingleWorld, Work, World
 from partial_fc.errors import describe
 
 if TYPE_CHECKING:

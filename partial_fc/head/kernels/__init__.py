@@ -118,7 +118,7 @@ class Kernel(ABC):
 
 def choose(impl: Impl, device: torch.device, dtype: torch.dtype, precision: AutoPrecision) -> Kernel:
     """Returns the kernel that `impl` names; "auto": the fastest for this device and dtype. On a CPU without a compiler
-    that is the plain one, and a RuntimeWarning says so. precision "auto": `auto_precision`."""
+    that works that is the plain one, and a RuntimeWarning says so. precision "auto": `auto_precision`."""
     if impl == "auto":
         if dtype == torch.float64:
             impl = "plain"
@@ -170,11 +170,11 @@ def auto_precision(impl: str, device: torch.device) -> Precision:
 
 def _auto_on_cpu() -> Impl:
     from partial_fc.head.kernels.cpu import load
-    from partial_fc.head.kernels.native.build import CompilerNotFoundError
+    from partial_fc.head.kernels.native.build import NotBuiltError
 
     try:
         load()
-    except CompilerNotFoundError as error:
+    except NotBuiltError as error:
         warnings.warn(f"{error}. impl 'auto' takes 'plain' on this machine", RuntimeWarning, stacklevel=3)
         return "plain"
     return "cpu"

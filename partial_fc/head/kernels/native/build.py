@@ -16,6 +16,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,7 +52,11 @@ def runnable() -> list[str]:
     return [variant for variant, flags in VARIANTS.items() if {f for f in flags if f.startswith("-m")} <= has]
 
 
-class CompilerNotFoundError(ValueError):
+class NotBuiltError(ValueError):
+    """There is no library of a variant, and none can be made on this machine."""
+
+
+class CompilerNotFoundError(NotBuiltError):
     """No library of a variant exists on this machine, and no compiler."""
 
 
@@ -92,7 +97,8 @@ def _is_whole(path: Path) -> bool:
     return size >= begin + entry_bytes * entries
 
 
-def _compile(variant: str) -> None:
+def _compile(variant: str, path: Path | None = None) -> None:
+    """Compiles a variant. path: of the library, if not in the cache."""
     compiler = os.environ.get("CXX") or "g++"
     if shutil.which(compiler) is None:
         raise CompilerNotFoundError(
@@ -100,7 +106,7 @@ def _compile(variant: str) -> None:
             "(Debian: `apt-get install g++`; CXX names another compiler), or take impl 'plain', which needs none and "
             "is slower"
         )
-    path = library(variant)
+    path = path or library(variant)
     # The name is this process' own: hosts that share the folder need not share the lock.
     partial = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")
     command = [compiler, *FLAGS, *VARIANTS[variant], str(HERE / "head.cpp"), "-o", str(partial)]
@@ -114,8 +120,33 @@ def _compile(variant: str) -> None:
 
 
 def load_library(variant: str) -> ctypes.CDLL:
-    """Loads the library of a variant; compiles it if it is missing, and once more if it cannot be loaded. Raises as
-    `build`, and OSError where the new one cannot be loaded either."""
+    """Loads the library of a variant; compiles it if it is missing, and once more if it cannot be loaded. Where the
+    cache does not allow it (full, or mounted noexec), it is compiled in a temporary folder. Raises NotBuiltError."""
+    try:
+        return _load(variant)
+    except (RuntimeError, OSError) as error:
+        problem = error
+    try:
+        with tempfile.TemporaryDirectory(prefix="partial-fc-") as folder:  # a library that is loaded needs no name
+            _compile(variant, path := Path(folder, f"{variant}.so"))
+            found = ctypes.CDLL(str(path))
+    except (RuntimeError, OSError) as error:
+        raise NotBuiltError(
+            f"the head's C++ kernel can be made neither in the cache ({_last_line(problem)}) nor in a temporary folder "
+            f"({_last_line(error)}); XDG_CACHE_HOME and TMPDIR name other folders"
+        ) from error
+    _log.warning(
+        f"the head's C++ kernel was compiled in a temporary folder, as it is at each start: the cache cannot be used "
+        f"({_last_line(problem)}). XDG_CACHE_HOME names another one"
+    )
+    return found
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
+def _load(variant: str) -> ctypes.CDLL:
     build([variant])
     path = library(variant)
     try:
