@@ -157,9 +157,8 @@ class Saver:
             self.poll(False, self._any(self.failed, "checkpoint/failed"))
 
     def add_score(self, step: int, facts: Mapping[str, Any]) -> None:
-        """Adds what an evaluation has found to the marker of this step's checkpoint, if that is complete, and removes
-        older ones by it; in the thread. facts: score, best and best_score, as in a manifest."""
-        if self._leads and not self.under_way:
+        """Adds score, best and best_score to the marker of this step's checkpoint, if it is complete; in the thread."""
+        if self._leads:
             self._thread.submit(self._add_score, step, dict(facts))
 
     def drain(self) -> None:
@@ -195,8 +194,8 @@ class Saver:
             if not self.root.exists():
                 make_folders(self.root)
                 _log.warning(
-                    f"{self.root} was removed or moved during the run, and is created again: checkpoints, model and "
-                    "result are written there. If the run's folder was moved, log and loss.csv go on in the moved one"
+                    f"{self.root} was removed or moved during the run, and is created again: checkpoints and results "
+                    "are written here; log and loss.csv go on in the folder that was moved"
                 )
         except OSError as error:
             return error

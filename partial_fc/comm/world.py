@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -47,7 +47,7 @@ class CollectiveError(RuntimeError):
 
 
 class OtherRankFailed(Exception):
-    """Another rank has left a block of `World.together` with an error."""
+    """Another rank has failed in a block of `comm.all_or_none`."""
 
 
 @dataclass(eq=False)
@@ -101,7 +101,7 @@ class World(ABC):
         self.seconds_waiting = 0.0  # since the start: time spent waiting
         self.journal = Journal(launch.rank, launch.size, self.backend)
         self._watch: Watch | None = None
-        self._together = ""  # the name of the block, see `together`
+        self.contained = ""  # the name of a block of `comm.all_or_none`
 
     def __repr__(self) -> str:
         return f"rank {self.rank} of {self.size} ({self.backend})"
@@ -256,27 +256,10 @@ class World(ABC):
             outer.num_bytes.update(self.traffic.num_bytes)
             self.traffic = outer
 
-    @contextmanager
-    def together(self, name: str) -> Iterator[None]:
-        """Lets all ranks leave the block alike: if one raises an error in it, the others raise OtherRankFailed at their
-        next collective in it, or at its end. So what training can do without may fail on one rank. Before each
-        collective of the block the ranks exchange a number. A CollectiveError cannot be told to the others."""
-        self._together = name if self.size > 1 else ""
-        try:
-            yield
-            self._exchange(failed=False)
-        except (CollectiveError, OtherRankFailed):
-            raise
-        except Exception:
-            with suppress(OtherRankFailed):
-                self._exchange(failed=True)
-            raise
-        finally:
-            self._together = ""
-
-    def _exchange(self, failed: bool) -> None:
-        """Raises OtherRankFailed if a rank says so, in a block of `together`."""
-        if name := self._together:
+    def tell(self, failed: bool = False) -> None:
+        """Tells the other ranks whether this one has failed in a block of `comm.all_or_none`, before each collective in
+        it and at its end. Raises OtherRankFailed if one has. A collective there, else nothing."""
+        if (name := self.contained) and self.size > 1:
             import torch
 
             number = torch.tensor([float(failed)])
@@ -297,7 +280,7 @@ class World(ABC):
         return Work(self, call, finish if restore is None else lambda: restore(finish()))
 
     def _count(self, name: str, t: Tensor) -> None:
-        self._exchange(failed=False)
+        self.tell()
         self.traffic.calls[name] += 1
         self.traffic.num_bytes[name] += t.numel() * t.element_size()
 

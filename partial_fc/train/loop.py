@@ -1,6 +1,5 @@
 """The training loop."""
 
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -15,9 +14,8 @@ from partial_fc.accessories import spare
 from partial_fc.checkpoint import consistency
 from partial_fc.checkpoint.folders import folder_name
 from partial_fc.checkpoint.lock import LostLock
-from partial_fc.comm import CollectiveError, OtherRankFailed, all_gather_json
+from partial_fc.comm import all_or_none
 from partial_fc.comm.launch import restart_agent
-from partial_fc.errors import describe
 from partial_fc.evaluate.evaluation import Evaluation, Forward
 from partial_fc.head import telemetry
 from partial_fc.train.guards import loss_spikes
@@ -123,7 +121,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
             of_it = job.teacher.drain() if job.teacher else None
             progress.report(at.step, at.position, batches[-1].epoch, loss, lr, watch.drain_shares(), scale, of_it)
         if is_due(at.step, settings.telemetry_every):
-            contained(job, "the measurement of the head's rows", look_at_rows, job, progress)
+            contained(job, "the measurement of the head's rows", partial(look_at_rows, job, progress))
         if is_due(at.step, job.guards.desync_every):
             compare_replicas(job)
         paused = time.perf_counter()
@@ -180,36 +178,20 @@ def look_at_rows(job: Job, progress: Progress) -> None:
             )
 
 
-def contained(job: Job, what: str, do: Callable[..., T], *args: Any) -> T | None:
-    """Returns do(*args), a collective that training can do without; None, on all ranks alike, if it fails on one. The
-    log has one line on each problem. What the backend gives up (CollectiveError) ends the run. A collective."""
-    problem, done = None, None
-    try:
-        with job.world.together("train/contained"):
-            done = do(*args)
-    except CollectiveError:
-        raise
-    except OtherRankFailed:
-        problem = ""
-    except Exception as error:
-        problem = describe(error) or type(error).__name__
-    if problem is None:
-        return done
-    problem_W = all_gather_json(problem, job.world, "train/problem")
-    rank, text = next((rank, text) for rank, text in enumerate(problem_W) if text)
-    if text not in job.problems:
-        where = f" on rank {rank}" if job.world.size > 1 else ""
-        level = logging.ERROR if job.world.rank == 0 else logging.INFO
-        job.logger.log(level, f"step {job.at.step}: {what} failed{where}, training goes on: {text}")
-    job.problems.append(text)
-    return None
+def contained(job: Job, what: str, do: Callable[[], T]) -> T | None:
+    """Returns do(), a collective that training can do without; None, on all ranks alike, if it fails on one. The log
+    has a line on each problem, once. A collective."""
+    done, problem = all_or_none(do, job.world, "train/contained")
+    if problem and problem not in job.problems and job.world.rank == 0:
+        job.logger.error(f"step {job.at.step}: {what} failed, training goes on: {problem}")
+    job.problems += [problem] if problem else []
+    return done
 
 
 def evaluate(job: Job, progress: Progress, saved: int, ends: bool) -> tuple[dict[str, float], int]:
-    """Runs all evaluations, on all ranks, once a checkpoint of this step that was begun is complete: whatever they do
-    costs no trained step. Adds the scores to that checkpoint; saves one if they are the best and none was due. saved:
-    the step of the last checkpoint. ends: whether an epoch or the run ends here. Returns (values, without those of an
-    evaluation that failed; saved)."""
+    """Runs all evaluations, once a checkpoint of this step is complete: whatever they do costs no trained step. Adds
+    the scores to that checkpoint, or saves one if they are the best. saved: the step of the last checkpoint. ends: whether
+    an epoch or the run ends here. Returns (values of those that did not fail; saved). A collective."""
     if saved == job.at.step:
         job.saver.finish()
     values: dict[str, float] = {}
@@ -217,25 +199,23 @@ def evaluate(job: Job, progress: Progress, saved: int, ends: bool) -> tuple[dict
     at, failures = job.at, len(job.problems)
     with job.backbone.evaluating() as forward:
         for evaluation in job.evaluations:
-            measured, found = contained(job, "an evaluation", measure, job, evaluation, forward) or ({}, {})
+            measured, found = contained(job, "an evaluation", partial(measure, job, evaluation, forward)) or ({}, {})
             progress.scalars(at.step, {f"{evaluation.board}{name}": value for name, value in measured.items()})
             values.update(measured)
             scores.update(found)
             if job.world.rank == 0 and measured:
-                picture = f"the picture of an evaluation ({type(evaluation).__name__}) below {job.models_root}"
-                spare(picture, evaluation.draw, job.models_root)
+                spare(f"the picture of {type(evaluation).__name__}", evaluation.draw, job.models_root)
         if ends:
             job.hooks.after_epoch(at, values)
     if scores:
         progress.evaluated(at.step, scores)
     if not scores or len(job.problems) > failures:  # a mean over some of the sets is no score
         return values, saved
-    score = sum(scores.values()) / len(scores)
-    is_best = score > at.best_score
-    at.best_score = max(score, at.best_score)
+    score, before = sum(scores.values()) / len(scores), at.best_score
+    at.best_score = max(score, before)
     if saved == at.step:
-        job.saver.add_score(at.step, {"score": score, "best": dict(at.best), "best_score": at.best_score})
-    elif is_best and job.settings.save_best:
+        job.saver.add_score(at.step, {"score": score, "best": at.best, "best_score": at.best_score})
+    elif score > before and job.settings.save_best:
         save(job, score)
         saved = at.step
     return values, saved
@@ -247,10 +227,9 @@ def measure(job: Job, evaluation: Evaluation, forward: Forward) -> tuple[dict[st
     measured = dict(evaluation.run(forward, job.world))
     scores = evaluation.scores(measured)
     best = at.best | {name: max(score, at.best.get(name, 0.0)) for name, score in scores.items()}
-    lines = evaluation.lines(at.step, epoch, measured, best)
-    at.best = best
-    for line in lines:
+    for line in evaluation.lines(at.step, epoch, measured, best):
         job.logger.info(line)
+    at.best = best
     return measured, dict(scores)
 
 

@@ -170,11 +170,11 @@ def auto_precision(impl: str, device: torch.device) -> Precision:
 
 def _auto_on_cpu() -> Impl:
     from partial_fc.head.kernels.cpu import load
-    from partial_fc.head.kernels.native.build import NotBuiltError
+    from partial_fc.head.kernels.native.build import CompilerNotFoundError
 
     try:
         load()
-    except NotBuiltError as error:
+    except CompilerNotFoundError as error:
         warnings.warn(f"{error}. impl 'auto' takes 'plain' on this machine", RuntimeWarning, stacklevel=3)
         return "plain"
     return "cpu"

@@ -68,7 +68,8 @@ class SpikeDetector:
         self.count += 1
         self.largest = max(self.largest, (spike.loss, job.at.step))
         if self.count <= WRITTEN:
-            spare(str(path_of(job)), write_records, job, spike, batches, lr)
+            path = job.models_root / "spikes" / f"rank-{job.world.rank:05d}.jsonl"
+            spare(str(path), write_records, path, job, spike, batches, lr)
         if self.count <= TOLD:
             job.logger.info(
                 f"step {job.at.step}: the loss is {spike.loss:.4f}, far above the median {spike.usual:.4f} of the last "
@@ -88,7 +89,7 @@ class SpikeDetector:
         return f"{self.count:,} loss spikes so far, the largest of {self.largest[0]:.4f} in step {self.largest[1]}"
 
 
-def write_records(job: Job, spike: Spike, batches: list[Batch], lr: float) -> None:
+def write_records(path: Path, job: Job, spike: Spike, batches: list[Batch], lr: float) -> None:
     """Writes this rank's records of the batch, a row in models_root/spikes/rank-R.jsonl."""
     row = {
         "step": job.at.step,
@@ -100,11 +101,6 @@ def write_records(job: Job, spike: Spike, batches: list[Batch], lr: float) -> No
         "keys": [key for batch in batches for key in batch.key_B.tolist()],
         "labels": [label for batch in batches for label in batch.label_B.tolist()],
     }
-    path_of(job).parent.mkdir(parents=True, exist_ok=True)
-    with path_of(job).open("a") as file:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
         file.write(json.dumps(row) + "\n")
-
-
-def path_of(job: Job) -> Path:
-    """Returns the path of this rank's records."""
-    return job.models_root / "spikes" / f"rank-{job.world.rank:05d}.jsonl"

@@ -1,10 +1,10 @@
 """Dashboards of a run's numbers, written by rank 0: TensorBoard's files, and Weights & Biases if asked for."""
 
-import logging
 import math
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _WAITING = 1000  # rows for wandb, whose service may hang
 _END_S = 60.0  # for wandb to send what is left
-_log = logging.getLogger("partial_fc")
 
 
 class TensorBoard:
@@ -103,22 +102,22 @@ class Wandb:
         self._name = f"--wandb {project}"
         # Its service is a process, which may die or hang: a thread waits for it, no step does.
         self._rows: queue.Queue[dict[str, float] | None] = queue.Queue(_WAITING)
-        self._sender = threading.Thread(target=self._send_all, name="wandb", daemon=True)
-        spare(self._name, self._sender.start)
+        send = partial(spare, self._name, self._send, again_s=math.inf)
+        self._sender = threading.Thread(target=send, name="wandb", daemon=True)
+        spare(self._name, self._sender.start, again_s=math.inf)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         spare(self._name, self._rows.put_nowait, {**values, "step": step})
 
     def close(self) -> None:
-        """Waits for what is left to be sent, for a minute at most."""
-        spare(self._name, self._rows.put_nowait, None)
-        if self._sender.is_alive() and not self._rows.full():
-            self._sender.join(_END_S)
-            if self._sender.is_alive():
-                _log.warning(f"{self._name} has not ended within {_END_S:.0f} s; `wandb sync` sends what is left")
+        """Waits for what is left to be sent, for a minute at most, and not at all for what is left out."""
+        spare(self._name, self._end)
 
-    def _send_all(self) -> None:
-        spare(self._name, self._send, again_s=math.inf)
+    def _end(self) -> None:
+        self._rows.put_nowait(None)
+        self._sender.join(_END_S)
+        if self._sender.is_alive():
+            raise TimeoutError(f"not ended within {_END_S:.0f} s; `wandb sync` sends what is left")
 
     def _send(self) -> None:
         while (row := self._rows.get()) is not None:

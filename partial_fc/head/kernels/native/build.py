@@ -52,12 +52,8 @@ def runnable() -> list[str]:
     return [variant for variant, flags in VARIANTS.items() if {f for f in flags if f.startswith("-m")} <= has]
 
 
-class NotBuiltError(ValueError):
-    """There is no library of a variant, and none can be made on this machine."""
-
-
-class CompilerNotFoundError(NotBuiltError):
-    """No library of a variant exists on this machine, and no compiler."""
+class CompilerNotFoundError(ValueError):
+    """No library of a variant exists on this machine, and no compiler that works."""
 
 
 def library(variant: str) -> Path:
@@ -121,24 +117,19 @@ def _compile(variant: str, path: Path | None = None) -> None:
 
 def load_library(variant: str) -> ctypes.CDLL:
     """Loads the library of a variant; compiles it if it is missing, and once more if it cannot be loaded. Where the
-    cache does not allow it (full, or mounted noexec), it is compiled in a temporary folder. Raises NotBuiltError."""
+    cache does not allow it (full, mounted noexec), it is compiled in a temporary folder. Raises
+    CompilerNotFoundError."""
     try:
         return _load(variant)
     except (RuntimeError, OSError) as error:
-        problem = error
+        problem = f"the head's C++ kernel cannot be made in the cache ({_last_line(error)})"
     try:
         with tempfile.TemporaryDirectory(prefix="partial-fc-") as folder:  # a library that is loaded needs no name
             _compile(variant, path := Path(folder, f"{variant}.so"))
             found = ctypes.CDLL(str(path))
     except (RuntimeError, OSError) as error:
-        raise NotBuiltError(
-            f"the head's C++ kernel can be made neither in the cache ({_last_line(problem)}) nor in a temporary folder "
-            f"({_last_line(error)}); XDG_CACHE_HOME and TMPDIR name other folders"
-        ) from error
-    _log.warning(
-        f"the head's C++ kernel was compiled in a temporary folder, as it is at each start: the cache cannot be used "
-        f"({_last_line(problem)}). XDG_CACHE_HOME names another one"
-    )
+        raise CompilerNotFoundError(f"{problem}, nor in {tempfile.gettempdir()} ({_last_line(error)})") from error
+    _log.warning(f"{problem}, and was compiled for this process alone; XDG_CACHE_HOME names another cache")
     return found
 
 
