@@ -190,8 +190,8 @@ def contained(job: Job, what: str, do: Callable[[], T]) -> T | None:
 
 def evaluate(job: Job, progress: Progress, saved: int, ends: bool) -> tuple[dict[str, float], int]:
     """Runs all evaluations, once a checkpoint of this step is complete: whatever they do costs no trained step. Adds
-    the scores to that checkpoint, or saves one if they are the best. saved: the step of the last checkpoint. ends: whether
-    an epoch or the run ends here. Returns (values of those that did not fail; saved). A collective."""
+    the scores to that checkpoint, or saves one if they are the best. saved: the step of the last checkpoint. ends:
+    whether an epoch or the run ends here. Returns (values of those that did not fail; saved). A collective."""
     if saved == job.at.step:
         job.saver.finish()
     values: dict[str, float] = {}
