@@ -382,6 +382,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "left_out": (_left_out, "a list of [begin, end]"),
     "best": (lambda value: value is None or _number(value) or _scores(value), "scores by name"),
     "best_score": (lambda value: value is None or _number(value), "a number"),
+    "data": (lambda value: value is None or _facts(value), "facts by name"),
     "score": (lambda value: value is None or _number(value), "a number"),
     "loss_scaler": (_scaler, "scale, above 0, and clean_steps"),
     "recipe": (lambda value: isinstance(value, str), "a name"),

@@ -53,11 +53,9 @@ def resume(run: Run, backbone: Backbone, head: Head, source: Source | None = Non
     if isinstance(found, PeerCheckpoint):
         found.keep_alone(run.process)
     run.logger.info(f"resumed from {found.folder}")
-    # Each host's marker may or may not have the scores of the last evaluation.
-    manifest = (
-        found.manifest
-        | all_gather_json({key: found.manifest.get(key) for key in ("best", "best_score")}, run.world, "resume/best")[0]
-    )
+    # Hosts' markers may differ by the last evaluation.
+    best = {key: found.manifest.get(key) for key in ("best", "best_score")}
+    manifest = found.manifest | all_gather_json(best, run.world, "resume/best")[0]
     return RunState(
         step=found.step,
         position=_position(found),
@@ -79,8 +77,8 @@ def begin_epoch_anew(run: Run, start: RunState, order: Order, source: Source) ->
         if start.position > before:
             start.left_out.append((before, start.position))
         run.note(
-            f"the data has changed since the checkpoint ({start.data['samples']:,} {run.unit} then, "
-            f"{data['samples']:,} now; other keys, labels or order): a new epoch begins, with each of them once, in "
+            f"the data has changed since the checkpoint ({start.data.get('samples')} {run.unit} then, "
+            f"{data['samples']} now; other keys, labels or order): a new epoch begins, with each of them once, in "
             "place of the rest of the old one"
         )
     return data
