@@ -123,7 +123,7 @@ def identity(source: Source) -> dict[str, int]:
     .rec 0.3 s, as many paths 4 s."""
     crc = 0
     for part in source.layout() if hasattr(source, "layout") else ():
-        crc = zlib.crc32(part if isinstance(part, bytes) else np.ascontiguousarray(part).view(np.uint8), crc)
+        crc = zlib.crc32(part if isinstance(part, bytes) else np.ascontiguousarray(part).view(np.uint8).data, crc)
     return {"samples": len(source), "crc32": crc}
 
 
