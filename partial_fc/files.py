@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import importlib.util
-import logging
 import os
 import platform
 import re
@@ -199,17 +198,6 @@ def about(path: str | os.PathLike[str]) -> Iterator[None]:
         if error.errno and error.filename is None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
-
-
-@contextmanager
-def warn_on_os_error(what: str) -> Iterator[None]:
-    """Turns errors of the system into a warning, for writes that a run can do without."""
-    try:
-        yield
-    except OSError as error:
-        logging.getLogger("partial_fc").warning(
-            f"{what} cannot be written ({error.strerror or error}); that alone ends no run"
-        )
 
 
 def _sync(path: Path, flags: int) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from partial_fc import findings
+from partial_fc.accessories import import_matplotlib
 from partial_fc.files import replacing
 
 SIDE, A_ROW = 112, 10  # pixels of a tile, tiles
@@ -137,6 +138,4 @@ def _has(char: str) -> bool:
 @cache
 def _font(size: int) -> ImageFont.FreeTypeFont:
     """Returns matplotlib's own font: Latin, Greek, Cyrillic."""
-    import matplotlib  # imported here: takes 0.2 s, and most runs draw nothing
-
-    return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size)
+    return ImageFont.truetype(Path(import_matplotlib().get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size)

@@ -236,6 +236,8 @@ def train_here(run: Run) -> int:
     batch_size = config.optim.batch_size * 2
     verified = [] if of_vectors else _verification_sets(data)
     sets = [Verification(path, data.image_size, batch_size, flip=data.mirror, name=name) for name, path in verified]
+    for one in sets if run.data_is_new and data.check_data != "off" else ():
+        one.check(world)
     transform = as_stored if of_vectors else training_square(data.image_size, data.augment, data.mirror)
     weights = read_weights(data.sample_weights, len(source)) if data.sample_weights else None
     loader = run.loader(source, transform, order, num_workers=data.num_workers, max_bad_records=data.max_bad_records,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from partial_fc.accessories import spare
 from partial_fc.checkpoint.consistency import check_replicas
 from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.comm import World, all_gather_json
@@ -20,7 +21,6 @@ from partial_fc.data.order import Order, Sharded
 from partial_fc.data.transform import ShortSideCrop
 from partial_fc.evaluate.classification import Classification, Predictions
 from partial_fc.evaluate.evaluation import Evaluation, Forward
-from partial_fc.files import warn_on_os_error
 from partial_fc.head import PartialFC
 from partial_fc.machine import gpu_load
 from partial_fc.optim.backbone import load_named_state
@@ -163,7 +163,7 @@ class LastUpdate(Evaluation):
             yield "train/accuracy", num_correct / num_images
 
     def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
-        line, row, load = f"Finished epoch {epoch:g}", self.row, gpu_load(self._device)
+        line, row, load = f"Finished epoch {epoch:g}", self.row, spare("the GPU's load", gpu_load, self._device)
         if row:
             line += f"; Training loss: {row['loss']:.4f}, accuracy: {row['accuracy']:.4f}"
         return [line, load] if load else [line]
@@ -206,13 +206,12 @@ class Caffe2Files(Hooks):
         if self._log and self._last.row and epoch > self._num_done:
             self._num_done = epoch
             row = {**self._last.row, "learning_rate": state.lr, "test_accuracy": values.get("test/accuracy", -1)}
-            with warn_on_os_error(str(self._log.path)):
-                self._log.add(epoch - 1, self._order.num_samples // self._run.global_batch, **row)
+            updates = self._order.num_samples // self._run.global_batch
+            spare(str(self._log.path), lambda log: log.add(epoch - 1, updates, **row), self._log)
 
     def after_checkpoint(self, snapshot: Snapshot) -> None:
         if self._run.config.model.save_model_name and snapshot.rank == 0:
-            with warn_on_os_error("the .mdl file"):
-                write_mdl(self._run.config, self._order, snapshot)
+            spare("the .mdl file", write_mdl, self._run.config, self._order, snapshot)
 
 
 def _first_start(run: Run, resumed: bool) -> datetime:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from partial_fc.accessories import spare
 from partial_fc.checkpoint.consistency import check_replicas
 from partial_fc.comm import World
 from partial_fc.data import Source
@@ -17,7 +18,6 @@ from partial_fc.data.order import Order
 from partial_fc.evaluate.classification import Classification
 from partial_fc.evaluate.evaluation import Evaluation, Forward
 from partial_fc.evaluate.video import VideoViews
-from partial_fc.files import warn_on_os_error
 from partial_fc.flags import ScheduleFlags
 from partial_fc.foreign import gluoncv, mxnet_ndarray
 from partial_fc.head import CrossEntropy
@@ -161,8 +161,7 @@ class ParamsFiles(Hooks):
             names.append(f"{name}.params")
         arrays = {key: t.detach().float().cpu().contiguous() for key, t in gluoncv.arrays(self._module).items()}
         for file in names:
-            with warn_on_os_error(str(root / file)):
-                mxnet_ndarray.write(root / file, arrays)
+            spare(str(root / file), mxnet_ndarray.write, root / file, arrays)
 
 
 def measure(run: Run, backbone: TorchBackbone, source: Source) -> int:

@@ -5,9 +5,10 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from partial_fc.checkpoint.files import write_json
 from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, about, read_manifest, read_text, regular, sync_folder
@@ -117,6 +118,16 @@ def mark(folder: Path, step: int, ranks: Iterable[int]) -> None:
     sync_folder(folder.parent)
 
 
+def add_to_marker(folder: Path, facts: Mapping[str, Any]) -> bool:
+    """Adds facts to the marker, for what is known only after the checkpoint was complete: its score. Returns whether it
+    is. Raises OSError, ValueError for a damaged marker."""
+    if not (folder / MARKER).exists():
+        return False
+    write_json({**json.loads(read_text(folder / MARKER, MANIFEST_BYTES)), **facts}, folder / MARKER)
+    sync_folder(folder)
+    return True
+
+
 def unmark(folder: Path) -> None:
     """Removes the marker. If it is missing already, the removal may not be synced yet: the sync may be what failed."""
     if folder.exists():
@@ -134,8 +145,11 @@ def best(root: Path, last: int | None = None) -> Path | None:
 def _score(folder: Path) -> float | None:
     path = folder / MANIFEST
     try:
-        score = json.loads(read_manifest(path)).get("score")
+        marker = read_text(folder / MARKER, MANIFEST_BYTES)
+        score = json.loads(read_manifest(path) if '"score"' not in marker else marker).get("score")
     except (FileNotFoundError, ValueError, AttributeError, RecursionError) as error:
+        if not folder.exists():  # removed meanwhile
+            return None
         # No run can resume from it, so it may be removed. If the disk fails (another OSError), nothing is known of it.
         _log.warning(f"{path} is missing or damaged ({error}): its checkpoint counts as one without a score")
         return None

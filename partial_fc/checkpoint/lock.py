@@ -53,12 +53,14 @@ class Record:
     start: int  # of the process, in clock ticks since boot: process ids are reused
     machine: str  # the host, and the process-id namespace
     since: str
+    # The inode of the folder, 0: unknown. A copy of the folder has another one; device numbers differ between mounts.
+    folder: int = 0
     world: int = 0  # in elastic runs: how often this run has taken the record before
 
     @classmethod
-    def here(cls, run: str) -> "Record":
+    def here(cls, run: str, folder: int = 0) -> "Record":
         process, since = os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S")
-        return cls(run, socket.gethostname(), process, _start_of(process) or 0, _machine(), since)
+        return cls(run, socket.gethostname(), process, _start_of(process) or 0, _machine(), since, folder)
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}, since {self.since}"
@@ -151,7 +153,7 @@ class FolderLock(Fence):
 def acquire(root: Path, run: str) -> tuple[FolderLock, str]:
     """Returns (this process's record in root, notes for the user). A record of the same run becomes this process's.
     Waits while records of other runs may be live. Raises InUse if one is, OSError if the folder is not writable."""
-    mine = Record.here(run)
+    mine = Record.here(run, root.stat().st_ino)
     while True:
         stale = {}
         for path in _records(root):
@@ -173,7 +175,8 @@ def acquire(root: Path, run: str) -> tuple[FolderLock, str]:
     left = [str(stale[other] or "a run") for other in others]
     for other in others:
         other.unlink(missing_ok=True)
-    note = f"{root} was locked by {', '.join(left)}, which has ended: lock taken over" if left else ""
+    ended = "which has ended" if all(one is None or _has_ended(one) for one in stale.values()) else "in another folder"
+    note = f"{root} was locked by {', '.join(left)}, {ended}: lock taken over" if left else ""
     return FolderLock(root, mine), note
 
 
@@ -191,8 +194,8 @@ def _when_stale(path: Path, first: bytes | None, since: float, patience_s: float
     while (content := _content(path)) is not None:
         record = _parsed(content)
         here = record is not None and record.machine == _machine()
-        if record and here and _has_ended(record):
-            break
+        if record and here and (_has_ended(record) or record.folder not in (0, path.parent.stat().st_ino)):
+            break  # or this folder is a copy of the one that the record is of
         if record and (here or content != first):
             raise InUse(
                 f"{path.parent} is in use by another run: {record}. Wait for its end, end it there (`kill "

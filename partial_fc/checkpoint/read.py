@@ -26,6 +26,7 @@ from partial_fc.optim.compression import merge_residuals
 _READABLE = (OLD_FORMAT, FORMAT, NAMED_FORMAT)
 _UNNAMED = 1 << 19  # classes; more only if the files have a byte for each
 _SAME = ("step", "world_size", "num_classes", "tables", "head", "position")  # in the folders of all hosts
+_ADDED = ("score", "best", "best_score")  # to the marker (Saver.add_score)
 _OLDER = "; resume from another checkpoint (--resume DIR)"
 
 
@@ -313,7 +314,8 @@ def _manifest(folder: Path, lists: Iterable[dict[str, str]]) -> dict[str, Any]:
 
 
 def _marked_ranks(path: Path, text: str, manifest: dict[str, Any]) -> Sequence[int]:
-    """Returns the ranks whose files are in the folder, by its marker. Raises Damaged if it contradicts the manifest."""
+    """Returns the ranks whose files are in the folder, by its marker; adds to the manifest what the marker has of an
+    evaluation. Raises Damaged if it contradicts the manifest."""
     step, size = manifest["step"], manifest["world_size"]
     if manifest["format"] == OLD_FORMAT:
         if text:
@@ -321,13 +323,14 @@ def _marked_ranks(path: Path, text: str, manifest: dict[str, Any]) -> Sequence[i
         return range(size)
     try:
         marker = json.loads(text)
-        ranks = marker["ranks"]
+        ranks, later = marker["ranks"], {key: marker[key] for key in _ADDED if key in marker}
         good = marker["step"] == step and len(ranks) > 0 and all(type(r) is int and 0 <= r < size for r in ranks)
-        good = good and all(one < two for one, two in pairwise(ranks))
+        good = good and all(one < two for one, two in pairwise(ranks)) and not problem(later)
     except (ValueError, KeyError, TypeError, RecursionError):
         good = False
     if not good:
         raise Damaged(f"{path} says {text[:80]!r}; expected step {step} and ranks below {size}, by rising number")
+    manifest |= later
     return ranks
 
 
@@ -379,6 +382,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "left_out": (_left_out, "a list of [begin, end]"),
     "best": (lambda value: value is None or _number(value) or _scores(value), "scores by name"),
     "best_score": (lambda value: value is None or _number(value), "a number"),
+    "data": (lambda value: value is None or _facts(value), "facts by name"),
     "score": (lambda value: value is None or _number(value), "a number"),
     "loss_scaler": (_scaler, "scale, above 0, and clean_steps"),
     "recipe": (lambda value: isinstance(value, str), "a name"),

@@ -14,13 +14,15 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from partial_fc.checkpoint.folders import folder_name, mark, newest, prune, unmark
+from partial_fc.accessories import threads
+from partial_fc.checkpoint.folders import add_to_marker, folder_name, mark, newest, prune, unmark
 from partial_fc.checkpoint.lock import Fence, LostLock
 from partial_fc.checkpoint.snapshot import REMEDY, Snapshot
 from partial_fc.comm import World, all_or_raise
@@ -51,7 +53,7 @@ class Saver:
         self._keep, self._keep_best = keep, keep_best
         self._beside = ranks_beside(root, world)
         self._leads = world.rank == self._beside[0]
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._thread = threads(1, "checkpoint")
         self._job: Future[tuple[int, float]] | None = None
         self._marking = False
         self._folder = root  # of the checkpoint under way
@@ -111,7 +113,7 @@ class Saver:
                 self._wait()
             self._pause_s = time.perf_counter() - self._began
 
-    def abort(self, step: int, error: MemoryError) -> None:
+    def abort(self, step: int, error: MemoryError | OSError) -> None:
         """Takes the place of `begin` on a rank without memory for a snapshot: all ranks abort. A collective."""
         self._begin(step, None, error)
 
@@ -154,6 +156,11 @@ class Saver:
             self._wait()
             self.poll(False, self._any(self.failed, "checkpoint/failed"))
 
+    def add_score(self, step: int, facts: Mapping[str, Any]) -> None:
+        """Adds score, best and best_score to the marker of this step's checkpoint, if it is complete; in the thread."""
+        if self._leads:
+            self._thread.submit(self._add_score, step, dict(facts))
+
     def drain(self) -> None:
         """Runs `finish`, and waits for the removal of older checkpoints. A collective."""
         self.finish()
@@ -186,6 +193,10 @@ class Saver:
         try:
             if not self.root.exists():
                 make_folders(self.root)
+                _log.warning(
+                    f"{self.root} was removed or moved during the run, and is created again: checkpoints and results "
+                    "are written here; log and loss.csv go on in the folder that was moved"
+                )
         except OSError as error:
             return error
         return None
@@ -203,11 +214,19 @@ class Saver:
             mark(self._folder, self._step, self._beside)
         return 0, 0.0
 
+    def _add_score(self, step: int, facts: dict[str, Any]) -> None:
+        try:
+            self._check()
+            if add_to_marker(self.root / folder_name(step), facts):
+                _prune(self.root, self._keep, self._keep_best, self._check, step)
+        except (OSError, ValueError) as error:
+            _log.warning(f"the score of step {step} is not in its checkpoint: {describe(error)}")
+
     # ---- after it
 
     def _give_up(self, error: BaseException | None) -> None:
         self._job, self.last_failed = None, True
-        if error is not None and not isinstance(error, OSError | MemoryError | LostLock):
+        if error is not None and not isinstance(error, OSError | MemoryError | RuntimeError | LostLock):
             raise error
         # Without the marker the checkpoint does not count, and the files of other ranks are of no use.
         unmarking = self._unmark()

@@ -11,6 +11,7 @@
 import json
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +19,7 @@ from partial_fc.comm.auth.handshake import read_secret
 from partial_fc.comm.launch import addresses
 from partial_fc.comm.launch.detect import Launch, StartError, detect, has_agent, started_here
 from partial_fc.comm.watch.watchdog import report_failure
-from partial_fc.comm.world import CollectiveError, SingleWorld, Work, World
+from partial_fc.comm.world import CollectiveError, OtherRankFailed, SingleWorld, Work, World
 from partial_fc.errors import describe
 
 if TYPE_CHECKING:
@@ -95,6 +96,31 @@ def all_or_raise(act: Callable[[], T], world: World, name: str, what: str = "") 
             said = f"{what}: {text}"
             raise ValueError(f"rank {rank}{said}" if world.size > 1 else said.lstrip(": ")) from problem
     return done  # type: ignore[return-value]
+
+
+def all_or_none(act: Callable[[], T], world: World, name: str) -> tuple[T | None, str]:
+    """Returns (what act() returns, "") if it succeeds on all ranks, else (None, the first error, with its rank), on all
+    alike. act may have collectives: before each the ranks exchange a number, and none waits for one that has failed.
+    Raises CollectiveError: what the backend gives up cannot be told. A collective."""
+    done, problem, world.contained = None, None, name
+    try:
+        done = act()
+        world.tell()
+    except CollectiveError:
+        raise
+    except OtherRankFailed:
+        problem = ""
+    except Exception as error:
+        problem = describe(error) or type(error).__name__
+        with suppress(OtherRankFailed):
+            world.tell(failed=True)
+    finally:
+        world.contained = ""
+    if problem is None:
+        return done, ""
+    problem_W = all_gather_json(problem, world, f"{name}/problem")
+    rank = next(rank for rank, text in enumerate(problem_W) if text)
+    return None, f"rank {rank}: {problem_W[rank]}" if world.size > 1 else problem
 
 
 def from_process_group(group: "ProcessGroup | None" = None) -> World:

@@ -46,6 +46,10 @@ class CollectiveError(RuntimeError):
     the step, this rank, and the others' states; __cause__ is the backend's error."""
 
 
+class OtherRankFailed(Exception):
+    """Another rank has failed in a block of `comm.all_or_none`."""
+
+
 @dataclass(eq=False)
 class Work:
     """A collective in flight. `wait` returns its result; the input must not be written to before that."""
@@ -97,6 +101,7 @@ class World(ABC):
         self.seconds_waiting = 0.0  # since the start: time spent waiting
         self.journal = Journal(launch.rank, launch.size, self.backend)
         self._watch: Watch | None = None
+        self.contained = ""  # the name of a block of `comm.all_or_none`
 
     def __repr__(self) -> str:
         return f"rank {self.rank} of {self.size} ({self.backend})"
@@ -251,6 +256,16 @@ class World(ABC):
             outer.num_bytes.update(self.traffic.num_bytes)
             self.traffic = outer
 
+    def tell(self, failed: bool = False) -> None:
+        """Tells the other ranks whether this one has failed in a block of `comm.all_or_none`, before each collective in
+        it and at its end. Raises OtherRankFailed if one has. A collective there, else nothing."""
+        if (name := self.contained) and self.size > 1:
+            import torch
+
+            number = torch.tensor([float(failed)])
+            if self._start(name, lambda: self._all_reduce(number, "max", name)).wait().item():
+                raise OtherRankFailed
+
     def _start(
         self, name: str, start: Callable[[], Callable[[], Tensor]], restore: Callable[[Tensor], Tensor] | None = None
     ) -> Work:
@@ -265,6 +280,7 @@ class World(ABC):
         return Work(self, call, finish if restore is None else lambda: restore(finish()))
 
     def _count(self, name: str, t: Tensor) -> None:
+        self.tell()
         self.traffic.calls[name] += 1
         self.traffic.num_bytes[name] += t.numel() * t.element_size()
 

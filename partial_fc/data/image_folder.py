@@ -2,7 +2,7 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +71,10 @@ class ImageFolder(Source):
 
     def labels(self) -> NDArray[np.int64]:
         return self._labels
+
+    def layout(self) -> Iterator[NDArray[np.int64] | bytes]:
+        yield self._labels
+        yield from map(os.fsencode, self.names)
 
     def close(self) -> None:
         """Does nothing: no file is kept open."""

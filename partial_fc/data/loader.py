@@ -8,7 +8,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from partial_fc.accessories import threads
 from partial_fc.counter_rng import derive_key
 from partial_fc.data.labels import NONE, in_array
 from partial_fc.data.order import Keyed, Order, Selection
@@ -131,7 +132,7 @@ class Loader:
         self._bad_lock = threading.Lock()
         self._stop = threading.Event()
         self._random = _Random()
-        self._pool = ThreadPoolExecutor(max(1, num_workers), thread_name_prefix="loader")
+        self._pool = threads(max(1, num_workers), "loader")
         self._in_flight = num_workers + prefetch if num_workers else 0
         self._pending: deque[Future[Batch]] = deque()
         self._next_position = position  # position of the next batch to start

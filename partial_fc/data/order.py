@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from partial_fc.accessories import spare
 from partial_fc.counter_rng import derive_key, permute
 
 _AHEAD = 8192  # positions permuted at once
@@ -147,7 +148,8 @@ class Blocks(Keyed):
         if self._read_ahead and self._fetched != window + 1:
             windows = [window + 1] if self._fetched == window else [window, window + 1]
             self._fetched = window + 1
-            threading.Thread(target=self._fetch, args=(windows,), name="read-ahead", daemon=True).start()
+            thread = threading.Thread(target=self._fetch, args=(windows,), name="read-ahead", daemon=True)
+            spare("reading ahead", thread.start)
         return super().select(start, batch_size, rank, world_size)
 
     def blocks_of(self, window: int) -> list[tuple[int, int]]:

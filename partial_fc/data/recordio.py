@@ -12,7 +12,7 @@ import mmap
 import os
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -376,6 +376,11 @@ class RecordSource(Source):
     def read_ahead(self, first: int, stop: int) -> None:
         """Reads samples first to stop - 1 into the page cache; blocks until done."""
         self.reader.read_ahead(np.array([self._keys[index] for index in range(first, stop)], np.int64))
+
+    def layout(self) -> Iterator[NDArray[np.int64]]:
+        yield self.reader.index.offset_R  # also of identity records; a range's keys follow from their number
+        if not isinstance(self._keys, range):
+            yield self._keys
 
     def labels(self) -> NDArray[np.int64]:
         return self._labels(0, len(self))

@@ -4,7 +4,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar, Union
 
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from partial_fc.accessories import threads
 from partial_fc.data.decode import decode
 from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord
 from partial_fc.files import read_bytes
@@ -81,7 +82,7 @@ def batches(
     computes earlier batches; num_threads: None: as many as cores, at most 4."""
     left = iter(items)
     ahead: deque[list[Future[NDArray]]] = deque()
-    pool = ThreadPoolExecutor(num_threads or min(4, len(os.sched_getaffinity(0))))
+    pool = threads(num_threads or min(4, len(os.sched_getaffinity(0))), "images")
     try:
         while True:
             while len(ahead) <= _BATCHES_AHEAD and (batch := list(islice(left, batch_size))):

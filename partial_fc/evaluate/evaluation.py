@@ -1,13 +1,14 @@
 """The training loop's interface of evaluations, and how the ranks share their work."""
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from torch import Tensor
 
 from partial_fc import terminal
+from partial_fc.accessories import threads
 from partial_fc.comm import World
 
 Forward = Callable[[Tensor], Tensor]
@@ -48,7 +49,7 @@ def read_ahead(read: Callable[[int], Batch], num_batches: int, world: World, nam
     own = own_part(num_batches, world)
     shown = world.rank == 0
     with (
-        ThreadPoolExecutor(1) as ahead,
+        threads(1, "evaluation") as ahead,
         terminal.bar(total=len(own), desc=name, unit="batch", shown=shown, leave=False) as bar,
     ):
         for batch in own:

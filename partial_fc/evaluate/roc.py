@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from partial_fc.accessories import import_matplotlib
+
 _FARTHEST = 4.0  # squared distance of two vectors of length 1
 
 
@@ -98,12 +100,9 @@ def plot(curves: Mapping[str, Roc], path: Path, marked: bool = False) -> None:
     A curve starts at FAR = 1 / num_impostors, the smallest that its set can measure. marked: annotate the TAR at each
     power of ten, and the best threshold with a star.
     """
-    # The object interface needs no display and no pyplot state; imported here since only the rank that draws needs it.
-    from matplotlib.figure import Figure
-
     if not curves:
         raise ValueError("no ROC to plot: expected at least one verification set")
-    figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
+    figure = import_matplotlib().figure.Figure(figsize=(8, 6), dpi=120, layout="constrained")
     axes = figure.add_subplot()
     smallest_far = min(1 / roc.num_impostors for roc in curves.values())
     for name, roc in curves.items():
@@ -151,9 +150,7 @@ def _mark(axes: Any, curves: Mapping[str, Roc], smallest_far: float) -> None:
 def plot_similarities(curves: Mapping[str, tuple[NDArray[np.float64], NDArray[np.bool_], Roc]], path: Path) -> None:
     """Draws histograms of the cosines of both kinds of pairs, one above the other for each set, by name: (squared
     distances, same, ROC), with the best threshold."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 1 + 2.6 * len(curves)), dpi=110, layout="constrained")
+    figure = import_matplotlib().figure.Figure(figsize=(8, 1 + 2.6 * len(curves)), dpi=110, layout="constrained")
     lowest = min(float((1 - distance_N / 2).min()) for distance_N, _, _ in curves.values())
     bins = np.linspace(max(-1.0, np.floor(lowest * 10) / 10), 1, 91)
     all_axes = figure.subplots(len(curves), 1, sharex=True, squeeze=False)[:, 0]

@@ -16,16 +16,17 @@ import numpy as np
 import torch
 
 from partial_fc import terminal
-from partial_fc.comm import World
+from partial_fc.comm import World, all_or_raise
 from partial_fc.data import BadRecord
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.pairs import read_pairs
-from partial_fc.embedding.images import batches, black
+from partial_fc.embedding.images import Pixels, batches, black
 from partial_fc.embedding.model import unit_embeddings
 from partial_fc.evaluate.evaluation import Forward, own_part
 from partial_fc.evaluate.roc import Roc, plot
 
 NUM_FOLDS = 10
+_AT_ONCE = 64  # images that are decoded to check them
 THRESHOLDS = np.arange(0, 4, 0.01)
 FALSE_ACCEPT_RATES = ("1e-3", "1e-4", "0")
 
@@ -59,6 +60,19 @@ class Verification:
         self.images, self.same_N = read_pairs(self.path)
         check_pairs(self.path, self.same_N)
 
+    def check(self, world: World) -> None:
+        """Decodes all images, each rank its part. Raises ValueError, on all ranks alike, with the first unusable one: a
+        training would meet it in each evaluation. A collective."""
+
+        def decode_own() -> None:
+            own = own_part(len(self.images), world)
+            for batch, (_, bad) in enumerate(batches(own, self._read, black(self.image_size), _AT_ONCE)):
+                for i, error in bad.items():
+                    image = own[batch * _AT_ONCE + i]
+                    raise ValueError(f"pair {image // 2}, image {image} cannot be used: {error}")
+
+        all_or_raise(decode_own, world, "evaluate/check", f"the verification set {self.path} cannot be used")
+
     def run(self, embed: Forward, world: World) -> Iterator[tuple[str, float]]:
         """Yields ("NAME/accuracy", ...) and so on; see `Evaluation.run`. embed: uint8 RGB images (I, 3, H, W) on the
         host -> embeddings (I, D), on any device, not normalised.
@@ -74,7 +88,7 @@ class Verification:
         own = own_part(math.ceil(len(self.images) / size), world)
         images = range(own.start * size, min(own.stop * size, len(self.images)))
         side = self.image_size
-        read = batches(images, lambda image: fit(decode(self.images[image]), side), black(side), size)
+        read = batches(images, self._read, black(side), size)
         rows = [torch.empty(0, 2, dtype=torch.float64)]
         shown = world.rank == 0
         with torch.no_grad():
@@ -95,6 +109,9 @@ class Verification:
             yield f"{self.name}/tar@far={far}", self.roc.tar_at(float(far))
         yield f"{self.name}/xnorm", float(norm_N.mean())
 
+    def _read(self, image: int) -> Pixels:
+        return fit(decode(self.images[image]), self.image_size)
+
     def _check(self, distance_N: np.ndarray) -> None:
         bad = np.flatnonzero(~np.isfinite(distance_N))
         if not len(bad):
@@ -103,7 +120,7 @@ class Verification:
         where = f"{self.path}: pair {pair} of {len(self.same_N)} ({len(bad)} bad in all)"
         for image in (2 * pair, 2 * pair + 1):
             try:
-                fit(decode(self.images[image]), self.image_size)
+                self._read(image)
             except BadRecord as error:
                 raise ValueError(f"{where}: image {image} cannot be used: {error}") from error
         raise ValueError(

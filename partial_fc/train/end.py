@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from partial_fc import checkpoint, flags
+from partial_fc.accessories import spare
 from partial_fc.files import make_folders
 from partial_fc.machine import peak_bytes
 from partial_fc.optim.schedule import Continued, Schedule
@@ -91,10 +92,11 @@ def _write_results(
         "loss": outcome.loss,
         "evaluations": outcome.evaluations,
         "best": job.at.best,
+        **({"problems": list(dict.fromkeys(job.problems))} if job.problems else {}),
         **more,
         f"{backbone.to_input.unit}_per_s": outcome.samples_per_s,
         "seconds": run.seconds,
-        "peak_memory_bytes": peak_bytes(run.device),
+        "peak_memory_bytes": spare("the peak memory", peak_bytes, run.device),
         "steps": job.at.step,
         "skipped_updates": job.at.num_overflows,
         "precision": backbone.mode,

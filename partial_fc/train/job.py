@@ -79,6 +79,7 @@ class Job:
     class_names: list[str] | None = None
     wandb: Wandb | None = None  # of rank 0, with --wandb
     teacher: Teacher | None = None  # adds its part to the loss
+    problems: list[str] = field(default_factory=list)  # of evaluations and measurements, equal on all ranks
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,21 @@
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from partial_fc import checkpoint, counter_rng
+from partial_fc.accessories import spare
 from partial_fc.checkpoint import consistency
 from partial_fc.checkpoint.folders import folder_name
 from partial_fc.checkpoint.lock import LostLock
+from partial_fc.comm import all_or_none
 from partial_fc.comm.launch import restart_agent
-from partial_fc.files import warn_on_os_error
+from partial_fc.evaluate.evaluation import Evaluation, Forward
 from partial_fc.head import telemetry
 from partial_fc.train.guards import loss_spikes
 from partial_fc.train.guards.policy import NonFinite, roll_back
@@ -23,6 +26,8 @@ from partial_fc.train.record import first_batch
 from partial_fc.train.record.curve import Curve
 from partial_fc.train.record.progress import Progress
 from partial_fc.train.update import Stopwatch, update
+
+T = TypeVar("T")
 
 
 def train(job: Job) -> Outcome:
@@ -47,7 +52,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
         backbone.keep_statistics()
     job.guards.last_equal = at.step
     evaluations: dict[str, float] = {}
-    evaluated = saved = at.step if at.step == total_steps else -1
+    evaluated, saved = -1, at.step if at.step == total_steps else -1
     loss, stopped = math.nan, 0
     job.hooks.begin(at)
     backbone.train()
@@ -116,21 +121,19 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
             of_it = job.teacher.drain() if job.teacher else None
             progress.report(at.step, at.position, batches[-1].epoch, loss, lr, watch.drain_shares(), scale, of_it)
         if is_due(at.step, settings.telemetry_every):
-            look_at_rows(job, progress)
+            contained(job, "the measurement of the head's rows", partial(look_at_rows, job, progress))
         if is_due(at.step, job.guards.desync_every):
             compare_replicas(job)
         paused = time.perf_counter()
-        score, is_best = None, False
         ends = batches[-1].ends_epoch
         ends_epoch = settings.each_epoch and ends
-        if (is_due(at.step, settings.evaluate_every) or ends_epoch) and not stopped:
-            evaluations = evaluate(job, progress, ends or at.step == total_steps)
-            evaluated = at.step
-            score, is_best = rate(job, evaluations)
-            curve.redraw()
-        if is_due(at.step, settings.checkpoint_every) or ends_epoch or stopped or (is_best and settings.save_best):
-            save(job, score)
+        if is_due(at.step, settings.checkpoint_every) or ends_epoch or stopped or at.step == total_steps:
+            save(job)
             saved = at.step
+        if (is_due(at.step, settings.evaluate_every) or ends_epoch) and not stopped:
+            evaluations, saved = evaluate(job, progress, saved, ends or at.step == total_steps)
+            evaluated = at.step
+            curve.redraw()
         job.commits.end_step(at.step)
         if votes.hosts_changed and at.step < total_steps and not stopped:
             job.saver.finish()
@@ -140,11 +143,8 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
             job.commits.leave(at.step)
         progress.pause(time.perf_counter() - paused)
 
-    if not stopped:
-        if evaluated != total_steps or not evaluations:
-            evaluations = evaluate(job, progress, ends=True)
-        if saved != total_steps:
-            save(job, rate(job, evaluations)[0])
+    if not stopped and evaluated != total_steps:
+        evaluations, _ = evaluate(job, progress, saved, ends=True)
     job.saver.finish()
     if job.saver.any_lost():
         raise save_beside(job)
@@ -178,40 +178,59 @@ def look_at_rows(job: Job, progress: Progress) -> None:
             )
 
 
-def evaluate(job: Job, progress: Progress, ends: bool) -> dict[str, float]:
-    """Runs all evaluations, on all ranks; records the best scores. ends: whether an epoch or the run ends here."""
+def contained(job: Job, what: str, do: Callable[[], T]) -> T | None:
+    """Returns do(), a collective that training can do without; None, on all ranks alike, if it fails on one. The log
+    has a line on each problem, once. A collective."""
+    done, problem = all_or_none(do, job.world, "train/contained")
+    if problem and problem not in job.problems and job.world.rank == 0:
+        job.logger.error(f"step {job.at.step}: {what} failed, training goes on: {problem}")
+    job.problems += [problem] if problem else []
+    return done
+
+
+def evaluate(job: Job, progress: Progress, saved: int, ends: bool) -> tuple[dict[str, float], int]:
+    """Runs all evaluations, once a checkpoint of this step is complete: whatever they do costs no trained step. Adds
+    the scores to that checkpoint, or saves one if they are the best. saved: the step of the last checkpoint. ends:
+    whether an epoch or the run ends here. Returns (values of those that did not fail; saved). A collective."""
+    if saved == job.at.step:
+        job.saver.finish()
     values: dict[str, float] = {}
     scores: dict[str, float] = {}
-    at, epoch = job.at, job.at.position / job.loader.order.num_samples
+    at, failures = job.at, len(job.problems)
     with job.backbone.evaluating() as forward:
         for evaluation in job.evaluations:
-            measured = dict(evaluation.run(forward, job.world))
-            for name, score in evaluation.scores(measured).items():
-                scores[name] = score
-                at.best[name] = max(score, at.best.get(name, 0.0))
-            for line in evaluation.lines(at.step, epoch, measured, at.best):
-                job.logger.info(line)
+            measured, found = contained(job, "an evaluation", partial(measure, job, evaluation, forward)) or ({}, {})
             progress.scalars(at.step, {f"{evaluation.board}{name}": value for name, value in measured.items()})
             values.update(measured)
-            if job.world.rank == 0:
-                with warn_on_os_error(f"a picture below {job.models_root}"):
-                    evaluation.draw(job.models_root)
+            scores.update(found)
+            if job.world.rank == 0 and measured:
+                spare(f"the picture of {type(evaluation).__name__}", evaluation.draw, job.models_root)
         if ends:
             job.hooks.after_epoch(at, values)
     if scores:
         progress.evaluated(at.step, scores)
-    return values
+    if not scores or len(job.problems) > failures:  # a mean over some of the sets is no score
+        return values, saved
+    score, before = sum(scores.values()) / len(scores), at.best_score
+    at.best_score = max(score, before)
+    if saved == at.step:
+        job.saver.add_score(at.step, {"score": score, "best": at.best, "best_score": at.best_score})
+    elif score > before and job.settings.save_best:
+        save(job, score)
+        saved = at.step
+    return values, saved
 
 
-def rate(job: Job, values: dict[str, float]) -> tuple[float | None, bool]:
-    """Returns (the mean score over all evaluated sets, None if there are none; whether it is the best so far)."""
-    scores = [score for evaluation in job.evaluations for score in evaluation.scores(values).values()]
-    if not scores:
-        return None, False
-    score = sum(scores) / len(scores)
-    is_best = score > job.at.best_score
-    job.at.best_score = max(score, job.at.best_score)
-    return score, is_best
+def measure(job: Job, evaluation: Evaluation, forward: Forward) -> tuple[dict[str, float], dict[str, float]]:
+    """Runs one evaluation; records its best scores. Returns (its values, its scores by set). A collective."""
+    at, epoch = job.at, job.at.position / job.loader.order.num_samples
+    measured = dict(evaluation.run(forward, job.world))
+    scores = evaluation.scores(measured)
+    best = at.best | {name: max(score, at.best.get(name, 0.0)) for name, score in scores.items()}
+    for line in evaluation.lines(at.step, epoch, measured, best):
+        job.logger.info(line)
+    at.best = best
+    return measured, dict(scores)
 
 
 def save(job: Job, score: float | None = None) -> None:
@@ -221,13 +240,14 @@ def save(job: Job, score: float | None = None) -> None:
     began = time.perf_counter()
     if job.saver.under_way:
         job.saver.finish()
+        slow = is_due(job.at.step, job.settings.checkpoint_every)
         job.logger.info(
-            f"step {job.at.step}: waited {time.perf_counter() - began:.2f} s for the checkpoint before to be written; "
-            "the disk is slower than --checkpoint-every asks for"
+            f"step {job.at.step}: waited {time.perf_counter() - began:.2f} s for the checkpoint before to be written"
+            f"{'; the disk is slower than --checkpoint-every asks for' if slow else ''}"
         )
     try:
         taken = snapshot(job, score, copy=job.saver.can_copy, behind=True)
-    except MemoryError as error:
+    except (MemoryError, OSError) as error:
         job.saver.abort(job.at.step, error)
     else:
         job.saver.begin(taken, began)

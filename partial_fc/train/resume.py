@@ -23,6 +23,8 @@ from partial_fc.checkpoint.recovery import go_back_to, latest_valid
 from partial_fc.comm import all_gather_json, elastic
 from partial_fc.comm.launch.restart_agent import furthest_step
 from partial_fc.data import Source
+from partial_fc.data.order import Order
+from partial_fc.data.sample import identity
 from partial_fc.flags.facts import Before, Kept, Makes, MayChange, Refused, one
 from partial_fc.head import check_head
 from partial_fc.train.begin import start_centres
@@ -51,7 +53,9 @@ def resume(run: Run, backbone: Backbone, head: Head, source: Source | None = Non
     if isinstance(found, PeerCheckpoint):
         found.keep_alone(run.process)
     run.logger.info(f"resumed from {found.folder}")
-    manifest = found.manifest
+    # Hosts' markers may differ by the last evaluation.
+    best = {key: found.manifest.get(key) for key in ("best", "best_score")}
+    manifest = found.manifest | all_gather_json(best, run.world, "resume/best")[0]
     return RunState(
         step=found.step,
         position=_position(found),
@@ -59,7 +63,25 @@ def resume(run: Run, backbone: Backbone, head: Head, source: Source | None = Non
         left_out=[(begin, end) for begin, end in manifest.get("left_out", [])],
         best={name: score for name, score in (manifest.get("best") or {}).items() if score is not None},
         best_score=manifest.get("best_score") or 0.0,
+        data=manifest.get("data"),
     )
+
+
+def begin_epoch_anew(run: Run, start: RunState, order: Order, source: Source) -> dict[str, int]:
+    """Returns the identity of the data, of rank 0's copy, for the checkpoints. If the checkpoint has another, moves the
+    position to the beginning of the next epoch, which has each sample of now once. A collective."""
+    data = all_gather_json(identity(source) if run.world.rank == 0 else None, run.world, "resume/data")[0]
+    if start.data not in (None, data):
+        before, samples = start.position, order.num_samples
+        start.position = -(-before // samples) * samples
+        if start.position > before:
+            start.left_out.append((before, start.position))
+        run.note(
+            f"the data has changed since the checkpoint ({start.data.get('samples')} {run.unit} then, "
+            f"{data['samples']} now; other keys, labels or order): a new epoch begins, with each of them once, in "
+            "place of the rest of the old one"
+        )
+    return data
 
 
 def restore(run: Run, backbone: Backbone, head: Head, saver: checkpoint.Saver) -> tuple[int, int] | None:

@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from partial_fc import checkpoint, flags
+from partial_fc import accessories, checkpoint, flags
+from partial_fc.accessories import spare
 from partial_fc.checkpoint.class_names import names_of
 from partial_fc.checkpoint.peer import ProcessState
 from partial_fc.comm import World, elastic
@@ -73,6 +74,7 @@ def run_in_worlds(
 
     def in_this_world() -> int:
         world, its_device = meet(config.launch)
+        accessories.begin_anew()
         held = run_folder.hold_folders(config, world, process)
         logger = open_files(config.run.models_root, world, bare, hist)
         run = Run(recipe, config, world, its_device, logger, process, keeps_synthetic=asked)
@@ -329,6 +331,7 @@ class Run:
         start = resume.resume(self, backbone, head, loader.source)
         if start_from:
             start_from(start)
+        data = resume.begin_epoch_anew(self, start, order, loader.source)
         loader.seek(start.position)
         schedule = course.schedule(self, start, order, rates)
         course.schedule_heads(self, start, order)
@@ -336,16 +339,18 @@ class Run:
             return 0
         lines = line(self.config.run.frequent, schedule.total_steps, order.num_samples)
         job = self._job(
-            settings, loader=loader, backbone=backbone, head=head, saver=saver, schedule=schedule, at=start,
+            settings, data, loader=loader, backbone=backbone, head=head, saver=saver, schedule=schedule, at=start,
             evaluations=evaluations, line=lines, hooks=hooks or Hooks(),
             class_names=names_of(loader.source, head.num_classes), teacher=teacher,
         )  # fmt: skip
         self.outcome = loop.train(job)
-        more = results(self.outcome) if results and not self.outcome.stopped else {}
-        return end.finish(self, job, self.outcome, more, deliver)
+        more: Mapping[str, Any] | None = None
+        if results and not self.outcome.stopped:
+            more = spare("the recipe's part of result.json", results, self.outcome)
+        return end.finish(self, job, self.outcome, more or {}, deliver)
 
-    def _job(self, settings: Mapping[str, Any], *, loader: Loader, backbone: Backbone, head: Head,
-             saver: checkpoint.Saver, **parts: Any) -> Job:  # fmt: skip
+    def _job(self, settings: Mapping[str, Any], data: Mapping[str, int], *, loader: Loader, backbone: Backbone,
+             head: Head, saver: checkpoint.Saver, **parts: Any) -> Job:  # fmt: skip
         """Builds the job from the parts and the flags. A collective."""
         config = self.config
         settings = {
@@ -378,6 +383,7 @@ class Run:
                 "contract": backbone.contract,
                 "configuration": flags.flat(config),
                 "versions": self.versions,
+                "data": data,
             },
             wandb=open_wandb(config.run.wandb, self.root, flags.flat(config), self.world),
             **parts,

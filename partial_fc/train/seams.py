@@ -32,6 +32,7 @@ class RunState:
     best: dict[str, float] = field(default_factory=dict)  # the highest score of each evaluated set
     best_score: float = 0.0  # the highest mean score
     lr: float = 0.0  # the learning rate of this process's last update
+    data: dict[str, int] | None = None  # what the position counts in, of the checkpoint (data.sample.identity)
 
 
 class Backbone(Protocol):

@@ -40,9 +40,7 @@ def record(key: int, label: float | Sequence[float], content: bytes) -> bytes:
     return struct.pack("<IfQQ", 0, label, key, 0) + content
 
 
-def write_rec(
-    folder: Path, records: Iterable[tuple[int, float | Sequence[float], bytes]], name: str = "train"
-) -> Path:
+def write_rec(folder: Path, records: Iterable[tuple[int, float | Sequence[float], bytes]], name: str = "train") -> Path:
     """Writes NAME.rec and NAME.idx of (key, label, content), and returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f"{name}.rec", "wb") as rec, open(folder / f"{name}.idx", "w") as idx:

@@ -12,7 +12,7 @@ import math
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,6 +118,10 @@ class Joined(Source):
             assert isinstance(shard.source, RecordSource)
             shard.source.read_ahead(own, end)
             first += end - own
+
+    def layout(self) -> Iterator[NDArray[Any] | bytes]:
+        for shard in self.shards:
+            yield from shard.source.layout()
 
     def labels(self) -> NDArray[np.int64]:
         return np.concatenate([self._mapped(shard) for shard in self.shards])

@@ -88,6 +88,9 @@ class TarSource(Source):
         for offset, size, _ in self._row_N[list(indices)].tolist():
             self._file.will_need(offset - _BLOCK, _BLOCK + size)
 
+    def layout(self) -> Iterator[NDArray[Any]]:
+        yield from (self._row_N, self._label_N)
+
     def labels(self) -> NDArray[np.int64]:
         return self._label_N.astype(np.int64)
 

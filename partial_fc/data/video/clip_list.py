@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +74,10 @@ class ClipList(Source):
 
     def labels(self) -> NDArray[np.int64]:
         return self._labels
+
+    def layout(self) -> Iterator[NDArray[np.int64] | bytes]:
+        yield self._labels
+        yield from map(os.fsencode, self.names)
 
     def missing(self, indices: Sequence[int]) -> list[str]:
         """Returns the paths of those that are missing on this host."""

@@ -118,7 +118,7 @@ class Kernel(ABC):
 
 def choose(impl: Impl, device: torch.device, dtype: torch.dtype, precision: AutoPrecision) -> Kernel:
     """Returns the kernel that `impl` names; "auto": the fastest for this device and dtype. On a CPU without a compiler
-    that is the plain one, and a RuntimeWarning says so. precision "auto": `auto_precision`."""
+    that works that is the plain one, and a RuntimeWarning says so. precision "auto": `auto_precision`."""
     if impl == "auto":
         if dtype == torch.float64:
             impl = "plain"

@@ -13,12 +13,14 @@ import fcntl
 import mmap
 import os
 import shutil
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from partial_fc.accessories import threads
 
 _PAGE = mmap.PAGESIZE
 
@@ -48,7 +50,7 @@ class RowFiles:
             os.ftruncate(self._files[name], num_rows * width * dtype.itemsize)
             pages = mmap.mmap(self._files[name], 0)
             self.tables[name] = torch.frombuffer(pages, dtype=dtype).view(num_rows, width)
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="read-ahead")
+        self._worker = threads(1, "read-ahead")
         self._reading: Future[None] | None = None
 
     def write(self, row_M: Tensor, rows: dict[str, Tensor]) -> None:

@@ -5,12 +5,14 @@ one thread, in the order in which they were asked for. Rows that were fetched ah
 taken from this step's copies, so that fetching ahead changes no bit.
 """
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from partial_fc.accessories import threads
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Staging:
         self.copies = self._none
         self._ahead: Future[Copies] | None = None
         self._going_back: Future[None] | None = None
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="centres")
+        self._worker = threads(1, "centres")
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def stage(self, row_S: Tensor, same_step: bool) -> None:

@@ -10,10 +10,11 @@ import json
 import math
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
+from partial_fc.accessories import spare
 from partial_fc.data import Batch
-from partial_fc.files import warn_on_os_error
 from partial_fc.train.job import Job
 
 WINDOW = 200  # losses to compare with
@@ -67,7 +68,8 @@ class SpikeDetector:
         self.count += 1
         self.largest = max(self.largest, (spike.loss, job.at.step))
         if self.count <= WRITTEN:
-            write_records(job, spike, batches, lr)
+            path = job.models_root / "spikes" / f"rank-{job.world.rank:05d}.jsonl"
+            spare(str(path), write_records, path, job, spike, batches, lr)
         if self.count <= TOLD:
             job.logger.info(
                 f"step {job.at.step}: the loss is {spike.loss:.4f}, far above the median {spike.usual:.4f} of the last "
@@ -87,9 +89,8 @@ class SpikeDetector:
         return f"{self.count:,} loss spikes so far, the largest of {self.largest[0]:.4f} in step {self.largest[1]}"
 
 
-def write_records(job: Job, spike: Spike, batches: list[Batch], lr: float) -> None:
+def write_records(path: Path, job: Job, spike: Spike, batches: list[Batch], lr: float) -> None:
     """Writes this rank's records of the batch, a row in models_root/spikes/rank-R.jsonl."""
-    path = job.models_root / "spikes" / f"rank-{job.world.rank:05d}.jsonl"
     row = {
         "step": job.at.step,
         "loss": spike.loss,
@@ -100,7 +101,6 @@ def write_records(job: Job, spike: Spike, batches: list[Batch], lr: float) -> No
         "keys": [key for batch in batches for key in batch.key_B.tolist()],
         "labels": [label for batch in batches for label in batch.label_B.tolist()],
     }
-    with warn_on_os_error(str(path)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")

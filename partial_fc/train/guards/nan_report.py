@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from partial_fc import counter_rng
+from partial_fc.accessories import spare
 from partial_fc.comm import all_gather_json
-from partial_fc.files import warn_on_os_error
 from partial_fc.train.guards.policy import Attempt
 from partial_fc.train.job import Job
 
@@ -36,8 +36,8 @@ def find_first_non_finite(job: Job, attempt: Attempt, symptom: str) -> str:
         _second_backward(job, attempt, look)
         first_W = all_gather_json(look.first, job.world, "train/non_finite")
     folder, step = job.models_root / "non-finite", job.at.step + 1
-    with warn_on_os_error(f"the batch below {folder}"):
-        _write_down(job, attempt, symptom, look, folder / f"step-{step:08d}-rank-{job.world.rank:05d}.json")
+    path = folder / f"step-{step:08d}-rank-{job.world.rank:05d}.json"
+    spare(f"the batch below {folder}", _write_down, job, attempt, symptom, look, path)
     moved = "The centres of this step have moved, the backbone has not" if attempt.centres_moved else ""
     return (
         f"{symptom}. {_in_words(first_W)} {moved or 'Nothing was updated in this step'}; the last checkpoint remains. "

@@ -1,19 +1,23 @@
 """Dashboards of a run's numbers, written by rank 0: TensorBoard's files, and Weights & Biases if asked for."""
 
 import math
-import time
+import queue
+import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partial_fc.accessories import spare
 from partial_fc.comm import World, all_or_raise
-from partial_fc.files import warn_on_os_error
 from partial_fc.head.telemetry import Histogram
+from partial_fc.train.record.curve import AGAIN_S
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-_TRY_AGAIN_S = 600.0  # after a file could not be written
+_WAITING = 1000  # rows for wandb, whose service may hang
+_END_S = 60.0  # for wandb to send what is left
 
 
 class TensorBoard:
@@ -22,7 +26,7 @@ class TensorBoard:
     def __init__(self, folder: Path, world: World):
         self._folder = folder
         self._writer: SummaryWriter | None = None
-        self._next_try = 0.0 if world.rank == 0 else math.inf
+        self._is_ours = world.rank == 0
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         def add(board: "SummaryWriter") -> None:
@@ -53,20 +57,18 @@ class TensorBoard:
 
     def close(self) -> None:
         if self._writer:
-            with warn_on_os_error(f"TensorBoard's file below {self._folder}"):
-                self._writer.close()
+            spare(f"TensorBoard's file below {self._folder}", self._writer.close)
 
     def _write(self, add: "Callable[[SummaryWriter], None]") -> None:
-        if self._writer is None and time.monotonic() < self._next_try:
-            return
-        writer, self._writer = self._writer, None
-        self._next_try = time.monotonic() + _TRY_AGAIN_S
+        if self._is_ours:
+            spare(f"TensorBoard's file below {self._folder}", self._add, add, again_s=AGAIN_S)
+
+    def _add(self, add: "Callable[[SummaryWriter], None]") -> None:
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and only one rank needs it
 
-        with warn_on_os_error(f"TensorBoard's file below {self._folder}"):
-            writer = writer or SummaryWriter(str(self._folder))
-            add(writer)
-            self._writer = writer
+        writer, self._writer = self._writer or SummaryWriter(str(self._folder)), None
+        add(writer)
+        self._writer = writer
 
 
 class Wandb:
@@ -88,7 +90,7 @@ class Wandb:
                 dir=str(models_root),
                 config={name: str(v) if isinstance(v, Path) else v for name, v in configuration.items()},
             )
-        except wandb.Error as error:
+        except Exception as error:  # also of the network's libraries
             raise ValueError(
                 f"--wandb {project}: wandb cannot begin: {str(error).rstrip('.')}. (`wandb login` once; "
                 f"WANDB_MODE=offline writes to {models_root / 'wandb'} without a network, for `wandb sync` later)"
@@ -97,11 +99,29 @@ class Wandb:
         # A run may go back to an earlier step, which wandb's own count cannot.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
+        self._name = f"--wandb {project}"
+        # Its service is a process, which may die or hang: a thread waits for it, no step does.
+        self._rows: queue.Queue[dict[str, float] | None] = queue.Queue(_WAITING)
+        send = partial(spare, self._name, self._send, again_s=math.inf)
+        self._sender = threading.Thread(target=send, name="wandb", daemon=True)
+        spare(self._name, self._sender.start, again_s=math.inf)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log({**values, "step": step})
+        spare(self._name, self._rows.put_nowait, {**values, "step": step})
 
     def close(self) -> None:
+        """Waits for what is left to be sent, for a minute at most, and not at all for what is left out."""
+        spare(self._name, self._end)
+
+    def _end(self) -> None:
+        self._rows.put_nowait(None)
+        self._sender.join(_END_S)
+        if self._sender.is_alive():
+            raise TimeoutError(f"not ended within {_END_S:.0f} s; `wandb sync` sends what is left")
+
+    def _send(self) -> None:
+        while (row := self._rows.get()) is not None:
+            self._run.log(row)
         self._run.finish()
 
 

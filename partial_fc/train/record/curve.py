@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from partial_fc.accessories import import_matplotlib, spare
 from partial_fc.checkpoint.files import finite
-from partial_fc.files import check_regular, replacing, warn_on_os_error
+from partial_fc.files import check_regular, replacing
 
 if TYPE_CHECKING:
     from partial_fc.comm import World
 
 _REDRAW_EVERY_S = 30.0
 _LOG_FROM = 20.0  # largest loss over smallest, above which the axis is logarithmic
-_TRY_AGAIN_S = 600.0  # after history.jsonl could not be written
+_HANGS_S = 60.0  # a drawing takes less
+AGAIN_S = 600.0  # after a file could not be written
 _GOES_BACK = ("start", "back")
 _log = logging.getLogger("partial_fc")
 
@@ -55,36 +57,42 @@ class Curve:
 
     def rewind(self, step: int) -> None:
         """Drops rows after `step`."""
-        with warn_on_os_error(str(self._path)):
-            self._cut(step)
+        spare(str(self._path), self._cut, step)
 
     def redraw(self, at_end: bool = False) -> None:
         """Starts to draw loss.png, every 30 s at most; waits for a drawing under way. at_end: in any case."""
         if self._root and (at_end or time.monotonic() >= self._drawn + _REDRAW_EVERY_S):
             self._drawn = time.monotonic()
-            self._finish_drawing()
-            self._drawing = threading.Thread(target=draw, args=(self._root,), name="loss.png", daemon=True)
-            self._drawing.start()
+            if not self._is_drawing(_HANGS_S if at_end else 0.0):
+                picture = str(self._root / "loss.png")
+                drawing = threading.Thread(target=spare, args=(picture, draw, self._root), name="loss.png", daemon=True)
+                spare(f"{picture}, without a thread", drawing.start)
+                self._drawing = drawing
 
-    def _finish_drawing(self) -> None:
-        if self._drawing:
-            self._drawing.join()
-            self._drawing = None
+    def _is_drawing(self, wait_s: float) -> bool:
+        """Returns whether a drawing is still under way in wait_s: its disk or matplotlib may hang."""
+        if self._drawing and self._drawing.is_alive():
+            self._drawing.join(wait_s)
+            return self._drawing.is_alive()
+        return False
 
     def close(self) -> None:
-        self._finish_drawing()
+        if self._is_drawing(_HANGS_S):
+            _log.warning(f"loss.png is not drawn within {_HANGS_S:.0f} s: left out")
         self._write()
         if left := self._waiting.count(b"\n"):
             _log.warning(f"{self._path} lacks the last {left:,} rows")
-        with warn_on_os_error(str(self._path)):
-            self._file.close()
+        spare(str(self._path), self._file.close)
 
     def _renew(self) -> None:
         """Replaces the file by a copy: rank 0 of an earlier world, which was cut off, may still write to the old one
         over a network. Keeps the file if there is no room."""
         if self._path.exists() and str(self._path) != os.devnull:
-            with warn_on_os_error(str(self._path)), replacing(self._path) as copy:
-                copy.write_bytes(self._path.read_bytes())
+            spare(str(self._path), self._copy)
+
+    def _copy(self) -> None:
+        with replacing(self._path) as copy:
+            copy.write_bytes(self._path.read_bytes())
 
     def _cut(self, step: int) -> None:
         """Drops rows after `step` without writing any, so that a kill or a full disk loses none."""
@@ -134,19 +142,16 @@ class HistoryFile:
 
     def __init__(self, models_root: Path, world: "World"):
         self._path = models_root / "history.jsonl" if world.rank == 0 else Path(os.devnull)
-        self._next_try = 0.0
         self._begin = ""
 
     def add(self, step: int, **values: Any) -> None:
-        if time.monotonic() < self._next_try:
-            return
-        row = finite({"step": step, "time": round(time.time(), 3), **values})
+        spare(str(self._path), self._append, {"step": step, "time": round(time.time(), 3), **values}, again_s=AGAIN_S)
+
+    def _append(self, row: dict[str, Any]) -> None:
         begin, self._begin = self._begin, "\n"  # a partial row is a line of its own
-        self._next_try = time.monotonic() + _TRY_AGAIN_S
-        with warn_on_os_error(str(self._path)):
-            with self._path.open("a") as file:
-                file.write(begin + json.dumps(row, allow_nan=False) + "\n")
-            self._next_try, self._begin = 0.0, ""
+        with self._path.open("a") as file:
+            file.write(begin + json.dumps(finite(row), allow_nan=False) + "\n")
+        self._begin = ""
 
 
 # ---- reading
@@ -234,14 +239,11 @@ def thinned(row_N3: NDArray[np.float64], num_points: int = 300) -> NDArray[np.fl
 
 def draw(models_root: Path) -> None:
     """Writes loss.png: loss and learning rate, with marks for evaluations; nothing before the first step."""
-    # The object interface needs no display, and does not touch pyplot's global state.
-    from matplotlib.figure import Figure
-
     point_P5 = thinned(read_losses(models_root))
     if not len(point_P5):
         return
     step_P, loss_P, low_P, high_P, lr_P = point_P5.T
-    figure = Figure(figsize=(9, 6), dpi=100, layout="constrained")
+    figure = import_matplotlib().figure.Figure(figsize=(9, 6), dpi=100, layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     above.fill_between(step_P, low_P, high_P, alpha=0.25, linewidth=0)
     above.plot(step_P, loss_P)
@@ -263,5 +265,5 @@ def draw(models_root: Path) -> None:
         figure.legend(loc="outside lower center", ncols=4, fontsize="small")  # inside it would cover marks
     for axes in (above, below):
         axes.grid(color="0.9")
-    with warn_on_os_error(f"{models_root / 'loss.png'}"), replacing(models_root / "loss.png") as partial:
+    with replacing(models_root / "loss.png") as partial:
         figure.savefig(partial, format="png")

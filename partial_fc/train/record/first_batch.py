@@ -5,9 +5,9 @@ import torch
 from numpy.typing import NDArray
 
 from partial_fc import pictures
+from partial_fc.accessories import spare
 from partial_fc.data import Batch
 from partial_fc.data.labels import NONE
-from partial_fc.files import warn_on_os_error
 from partial_fc.train.job import Job
 
 NUM_TILES, ACROSS = 24, 8
@@ -15,8 +15,11 @@ NUM_TILES, ACROSS = 24, 8
 
 def write(job: Job, batch: Batch) -> None:
     """Draws rank 0's first batch in this process, ACROSS in a row; nothing for samples that are no images."""
-    if job.world.rank != 0:
-        return
+    if job.world.rank == 0:
+        spare(f"{job.models_root / 'first_batch.png'}", _draw, job, batch)
+
+
+def _draw(job: Job, batch: Batch) -> None:
     names, tiles = job.class_names, []
     label_BK = batch.label_B.reshape(len(batch.key_B), -1).tolist()
     for data, label_K, key in zip(batch.input_B[:NUM_TILES], label_BK, batch.key_B.tolist(), strict=False):
@@ -26,8 +29,7 @@ def write(job: Job, batch: Batch) -> None:
             title = ", ".join(classes) if names else f"class {' '.join(classes)}"
             tiles.append(pictures.Tile(tile(picture), [title, f"record {key}"]))
     if tiles:
-        with warn_on_os_error(f"a picture below {job.models_root}"):
-            pictures.write(job.models_root / "first_batch.png", pictures.sheet([pictures.Row("", tiles)], ACROSS))
+        pictures.write(job.models_root / "first_batch.png", pictures.sheet([pictures.Row("", tiles)], ACROSS))
 
 
 def tile(picture: torch.Tensor) -> NDArray[np.uint8]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partial_fc import checkpoint, flags
-from partial_fc.files import warn_on_os_error
+from partial_fc.accessories import spare
 
 if TYPE_CHECKING:
     from partial_fc.train.run import Run
@@ -29,8 +29,7 @@ def begin(run: "Run") -> None:
     for line in lines:
         run.logger.info(line)
     if run.world.rank == 0:
-        with warn_on_os_error(str(path)):
-            write(run, path)
+        spare(str(path), write, run, path)
 
 
 def differences(config: Any) -> Iterator[str]:

@@ -2,11 +2,13 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from partial_fc import terminal
+from partial_fc.accessories import spare
 from partial_fc.comm import World
 from partial_fc.head.telemetry import Histogram
 from partial_fc.train.record.boards import TensorBoard, Wandb
@@ -14,6 +16,7 @@ from partial_fc.train.record.curve import HistoryFile
 from partial_fc.train.record.log import Interval, StepLine
 
 _WARM_STEPS = 10
+_BAR = "the progress bar"
 _log = logging.getLogger("partial_fc")
 
 
@@ -40,7 +43,9 @@ class Progress:
         self._first_step = step
         self._history.add(step, event="start", world_size=world.size, total_steps=line.total_steps)
         watched = world.rank == 0 and terminal.is_watched()  # else by its lines
-        self._bar = terminal.bar(total=line.total_steps, desc="train", initial=step, unit="step", shown=watched)
+        self._bar = spare(
+            _BAR, lambda: terminal.bar(total=line.total_steps, desc="train", initial=step, unit="step", shown=watched)
+        )
         self._warm = False  # the first intervals include warm-up of caches and threads
         self._num_samples = 0
         self._seconds = 0.0
@@ -53,13 +58,12 @@ class Progress:
 
     def advance(self, loss: float) -> None:
         """Moves the bar by a step."""
-        self._bar.update()
+        self._on_bar(lambda bar: bar.update())
         self._loss_sum += loss
 
     def rewind(self, step: int, position: int) -> None:
         """Goes back to this step as the last one done."""
-        self._bar.n = step
-        self._bar.refresh()
+        self._on_bar(lambda bar: bar.update(step - bar.n))
         self._history.add(step, event="back")
         self._restart(step, position)
 
@@ -101,7 +105,7 @@ class Progress:
         if teacher is not None:
             values["train/teacher_loss"] = teacher
         self.scalars(step, values | {f"time/{part}": share for part, share in shares.items()})
-        self._bar.set_postfix(loss=f"{since.mean_loss:.3g}", refresh=False)
+        self._on_bar(lambda bar: bar.set_postfix(loss=f"{since.mean_loss:.3g}", refresh=False))
         self._restart(step, position)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -127,10 +131,14 @@ class Progress:
         self._paused += seconds
 
     def close(self) -> None:
-        self._bar.close()
+        self._on_bar(lambda bar: bar.close())
         self._board.close()
         if self._wandb:
             self._wandb.close()
+
+    def _on_bar(self, do: Callable[[Any], object]) -> None:
+        if self._bar is not None:
+            spare(_BAR, do, self._bar)
 
     def _restart(self, step: int, position: int) -> None:
         self._last_step, self._last_position = step, position

@@ -24,6 +24,7 @@ _HIGHLIGHTS = (
     *("optimizer", "head_optimizer", "lr", "lr_scheduler", "epochs", "max_steps", "batch_size", "accumulate"),
     *("precision", "centre_dtype", "centre_state_dtype", "head_catch_up", "gradient_compression", "sync_bn", "seed"),
 )
+_GONE = "removed meanwhile"
 
 
 @dataclass(frozen=True)
@@ -65,16 +66,19 @@ def summary(folder: Path) -> dict[str, Any]:
     from partial_fc.checkpoint.read import Checkpoint
 
     marker = folder / MARKER
-    num_bytes = sum(path.stat().st_size for path in folder.iterdir())
-    facts: dict[str, Any] = {"folder": str(folder), "complete": marker.exists(), "bytes": num_bytes}
-    if not marker.exists():
+    facts: dict[str, Any] = {"folder": str(folder), "complete": marker.exists(), "bytes": 0}
+    try:
+        facts["bytes"] = sum(path.stat().st_size for path in folder.iterdir())
+    except FileNotFoundError:  # a run removes its older ones
+        return facts | {"complete": False, "problem": _GONE}
+    if not facts["complete"]:
         facts["problem"] = f"incomplete: it has no file {MARKER}; it is being written, or was abandoned"
         return facts
     if is_quarantined(folder):
         facts["problem"] = "quarantined by a run that resumed from an older one; remove it if it is not needed"
         return facts
-    facts["age_s"] = round(time.time() - marker.stat().st_mtime)
     try:
+        facts["age_s"] = round(time.time() - marker.stat().st_mtime)
         checkpoint = Checkpoint(folder)
         manifest = checkpoint.manifest
         shown = ("format", "step", "position", "world_size", "score", "best", "history", "versions")
@@ -91,7 +95,7 @@ def summary(folder: Path) -> dict[str, Any]:
         if tables:
             facts["head"] = tables[""] if [*tables] == [""] else tables
     except (ValueError, OSError) as error:
-        facts["problem"] = str(error)
+        facts["problem"] = str(error) if marker.exists() else _GONE
     return facts
 
 

@@ -30,23 +30,32 @@ class VerifyOptions:
 
 def verify(options: VerifyOptions) -> int:
     """Prints the findings; returns the exit status."""
-    if len(options.folders) > 1 or is_step(options.folders[0]):
+    alone = len(options.folders) > 1 or is_step(options.folders[0])
+    if alone:
         groups: list[Sequence[Path]] = [options.folders]
     else:
         groups = [(folder,) for folder in steps_below(options.folders[0])]
-    num_bad = 0
+    num_bad = num_checked = 0
     for group in groups:
         where = ", ".join(map(str, group))
         if len(groups) > 1 and is_quarantined(group[0]):
             print(f"{where}: quarantined, not checked")
             continue
         num_problems = 0
-        for kind, text in findings(group, options.finite):
+        try:
+            found = list(findings(group, options.finite))
+        except FileNotFoundError as error:
+            found = [("bad", f"{error.filename} is missing")]
+        if not alone and not (group[0] / MARKER).exists():  # a run writes it last, and removes it first
+            print(f"{where}: incomplete (being written, abandoned, or removed meanwhile), not checked")
+            continue
+        num_checked += 1
+        for kind, text in found:
             print(f"{kind}: {text}")
             num_problems += kind == "bad"
         print(f"{where}: {f'{num_problems} problem(s)' if num_problems else 'ok'}")
         num_bad += num_problems > 0
-    return int(num_bad > 0)
+    return int(num_bad > 0 or not num_checked)
 
 
 def findings(folders: Sequence[Path], finite: bool) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 import pytest
 
+from partial_fc import accessories
 from partial_fc.comm import SingleWorld
 from partial_fc.flags import RunFlags
 from partial_fc.train.record.boards import open_wandb
@@ -108,7 +109,7 @@ def test_tensorboard_goes_on_once_it_can(tmp_path, caplog):
         progress.scalars(step, {"train/loss": 1.0})
     assert caplog.text.count("TensorBoard's file below") == 1
     folder.unlink()
-    progress._board._next_try = 0.0
+    accessories.begin_anew()
     progress.scalars(3, {"train/loss": 1.0})
     progress.close()
     (file,) = folder.iterdir()
@@ -146,10 +147,10 @@ def test_a_full_disk_costs_history_no_training(tmp_path, caplog):
     for step in (1, 2):
         progress.report(step, step, 0.5, 1.0, 0.1, {})
     progress.close()
-    assert caplog.text.count("history.jsonl cannot be written") == 1
+    assert caplog.text.count("history.jsonl: left out") == 1
     assert not read_history(tmp_path / "history.jsonl").starts
     (tmp_path / "history.jsonl").rmdir()
-    progress._history._next_try = 0.0
+    accessories.begin_anew()
     progress.scalars(3, {"train/loss": 0.25})
     assert read_history(tmp_path).series("train/loss") == [(3, 0.25)]
 

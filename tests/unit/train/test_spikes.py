@@ -112,7 +112,7 @@ def test_the_records_of_a_spike_are_written_down(tmp_path, caplog):
     (tmp_path / "in-the-way").write_text("")
     job.models_root = tmp_path / "in-the-way"
     watched.note(job, found, batches, lr=0.1)
-    assert "rank-00003.jsonl cannot be written" in caplog.text
+    assert "rank-00003.jsonl: left out" in caplog.text
 
 
 def test_many_spikes_are_counted_not_listed(tmp_path, caplog):

@@ -16,6 +16,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,7 +53,7 @@ def runnable() -> list[str]:
 
 
 class CompilerNotFoundError(ValueError):
-    """No library of a variant exists on this machine, and no compiler."""
+    """No library of a variant exists on this machine, and no compiler that works."""
 
 
 def library(variant: str) -> Path:
@@ -92,7 +93,8 @@ def _is_whole(path: Path) -> bool:
     return size >= begin + entry_bytes * entries
 
 
-def _compile(variant: str) -> None:
+def _compile(variant: str, path: Path | None = None) -> None:
+    """Compiles a variant. path: of the library, if not in the cache."""
     compiler = os.environ.get("CXX") or "g++"
     if shutil.which(compiler) is None:
         raise CompilerNotFoundError(
@@ -100,7 +102,7 @@ def _compile(variant: str) -> None:
             "(Debian: `apt-get install g++`; CXX names another compiler), or take impl 'plain', which needs none and "
             "is slower"
         )
-    path = library(variant)
+    path = path or library(variant)
     # The name is this process' own: hosts that share the folder need not share the lock.
     partial = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")
     command = [compiler, *FLAGS, *VARIANTS[variant], str(HERE / "head.cpp"), "-o", str(partial)]
@@ -114,8 +116,28 @@ def _compile(variant: str) -> None:
 
 
 def load_library(variant: str) -> ctypes.CDLL:
-    """Loads the library of a variant; compiles it if it is missing, and once more if it cannot be loaded. Raises as
-    `build`, and OSError where the new one cannot be loaded either."""
+    """Loads the library of a variant; compiles it if it is missing, and once more if it cannot be loaded. Where the
+    cache does not allow it (full, mounted noexec), it is compiled in a temporary folder. Raises
+    CompilerNotFoundError."""
+    try:
+        return _load(variant)
+    except (RuntimeError, OSError) as error:
+        problem = f"the head's C++ kernel cannot be made in the cache ({_last_line(error)})"
+    try:
+        with tempfile.TemporaryDirectory(prefix="partial-fc-") as folder:  # a library that is loaded needs no name
+            _compile(variant, path := Path(folder, f"{variant}.so"))
+            found = ctypes.CDLL(str(path))
+    except (RuntimeError, OSError) as error:
+        raise CompilerNotFoundError(f"{problem}, nor in {tempfile.gettempdir()} ({_last_line(error)})") from error
+    _log.warning(f"{problem}, and was compiled for this process alone; XDG_CACHE_HOME names another cache")
+    return found
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
+def _load(variant: str) -> ctypes.CDLL:
     build([variant])
     path = library(variant)
     try:
