@@ -24,8 +24,8 @@ Preset = dict[str, Any]
 
 
 def _steps(lr_steps: tuple[int, ...], max_steps: int, base_batch_size: int = 512, **more: Any) -> Preset:
-    """Returns the schedule of InsightFace's MXNet trainer: the rate times 0.1 after each of lr_steps; these and max_steps
-    count updates of that global batch. Its centres rest while they are not sampled."""
+    """Returns the schedule of InsightFace's MXNet trainer: the rate times 0.1 after each of lr_steps; these and
+    max_steps count updates of that global batch. Its centres rest while they are not sampled."""
     schedule = {"lr": 0.1, "base_batch_size": base_batch_size, "lr_scheduler": "step", "head_catch_up": "none"}
     return {**schedule, "lr_steps": lr_steps, "max_steps": max_steps, **more}
 

@@ -142,8 +142,8 @@ class OptimFlags:
     """Micro-batches of --batch-size samples that make one update: what one batch of all of them would do (batch norm
     apart), in the memory of one. Steps, schedules and --max-steps count updates."""
     accumulate_sum: Annotated[bool, Before(False)] = False
-    """The gradient of an update is the sum of its micro-batches' mean gradients, as in arcface_torch, --accumulate times
-    their mean: SGD moves so much further, and --clip cuts the sum."""
+    """The gradient of an update is the sum of its micro-batches' mean gradients, as in arcface_torch, not their mean:
+    SGD moves --accumulate times as far, and --clip cuts the sum."""
     optimizer: Annotated[Literal["sgd", "adamw", "muon"], Basic, Refused("its state is of no use to another one")] = (
         "sgd"
     )

@@ -33,8 +33,8 @@ def topk(head: "PartialFC", feat_BD: Tensor, k: int) -> tuple[Tensor, Tensor]:
     it). Of several sub-centres of a class the nearest counts; margins play no part; classes of equal cosines come in
     any order. The kernel passes over the centres once and never has (B, C) numbers. Three collectives: the numbers of
     rows, head/predict/features 4*B*D bytes, head/predict/nearest 16*G*K bytes. With sampling and catch_up="exact" the
-    first call after a step copies the centres, and the copy stays until the next step. Raises ValueError for k outside of [1,
-    min(100, num_classes)] and features of another width or dtype.
+    first call after a step copies the centres, and the copy stays until the next step. Raises ValueError for k outside
+    of [1, min(100, num_classes)] and features of another width or dtype.
     """
     check_k(head, k)
     with own_arithmetic(head.store.device):

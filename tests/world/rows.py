@@ -1,7 +1,7 @@
 """The tables of tests/world: what is found in the world, who writes it, and what is right.
 
-A row is one input (a file, a checkpoint, the environment of a launcher) as other people's programs make it, with the value
-that it must give here. Reports of people are named by repository and number; all content is made up.
+A row is one input (a file, a checkpoint, the environment of a launcher) as other people's programs make it, with the
+value that it must give here. Reports of people are named by repository and number; all content is made up.
 """
 
 from collections.abc import Iterable

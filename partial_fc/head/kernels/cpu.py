@@ -192,7 +192,8 @@ class CpuKernel(Kernel):
         more = _logit_grad_fields(logit_grad, shift)
         if logit_grad.cache is not None and logit_grad.cache is self._cache_owner:  # no other pass has come since
             more |= self._cache_for(job)
-        call(self.compiled, "head_update", Job, {**job, **more, **_optimizer_fields(store, logits.num_sampled, lr, step)})
+        moved = _optimizer_fields(store, logits.num_sampled, lr, step)
+        call(self.compiled, "head_update", Job, {**job, **more, **moved})
         return True
 
     def _cache_for(self, job: dict[str, Any]) -> dict[str, Any]:

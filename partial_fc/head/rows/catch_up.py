@@ -47,7 +47,7 @@ class CatchUp:
         return late_K[order_K], since_K[order_K]
 
     def apply(self, centre_KD: Tensor, state: dict[str, Tensor], since_K: Tensor) -> None:
-        """Makes the steps from since_K[k] on of row k, in place. since_K: int, ascending, `first` to `num_steps` - 1."""
+        """Makes the steps from since_K[k] on of row k, in place. since_K: ascending, `first` to `num_steps` - 1."""
         grad_KD = torch.empty_like(centre_KD)
         oldest, counts = int(since_K[0]), torch.bincount(since_K - since_K[0]).tolist()
         n = 0  # rows that have begun to lag behind by the step at hand: always the first ones

@@ -1,8 +1,8 @@
-"""Trainings with sampled classes beside arcface_torch's: a dense table of centres, of which PartialFC_V2 indexes the classes
-that take part, under torch's own optimizers, which move every row in every step.
+"""Trainings with sampled classes beside arcface_torch's: a dense table of centres, of which PartialFC_V2 indexes the
+classes that take part, under torch's own optimizers, which move every row in every step.
 
-With ARCFACE_TORCH=FOLDER in the environment, the folder of upstream's partial_fc_v2.py and losses.py, its own head trains
-beside, too.
+With ARCFACE_TORCH=FOLDER in the environment, the folder of upstream's partial_fc_v2.py and losses.py, its own head
+trains beside, too.
 """
 
 import importlib.util
@@ -130,7 +130,7 @@ def test_resting_centres_train_otherwise():
 def test_without_sampling_no_learning_rates_are_kept(optimizer):
     head = PartialFC(C, D, MARGIN, Steps({0: 0.2, 4: 1.0}), optimizer=optimizer)
     for step in range(6):
-        input_GI, label_G = batch(step, 1)
+        label_G = batch(step, 1)[1]
         head(torch.randn(len(label_G), D).requires_grad_(), label_G).backward()
         head.step(0.1)
         schedule = head.facts()["schedule"]
@@ -171,8 +171,8 @@ def upstream(folder: str, name: str) -> Any:
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 @pytest.mark.parametrize(("m2", "m3"), [(0.5, 0.0), (0.0, 0.4)])
 def test_upstreams_own_head_in_one_process(kind, m2, m3, monkeypatch):
-    """Its tensors stay on the CPU, and it is given the classes that were drawn here. Scale 16: theirs prints no loss of a
-    row above 69.08, as it cuts probabilities below 1e-30."""
+    """Its tensors stay on the CPU, and it is given the classes that were drawn here. Scale 16: theirs prints no loss of
+    a row above 69.08, as it cuts probabilities below 1e-30."""
     folder = os.environ["ARCFACE_TORCH"]
     margin = ArcFace(16.0, m2, straight_through=True) if m2 else CosFace(16.0, m3)
     (found,) = in_world(1, lambda world: ours(world, kind, 0.3, margin))

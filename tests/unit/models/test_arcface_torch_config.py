@@ -318,7 +318,8 @@ config.num_layers = 100
 def test_settings_of_partial_fc_on_mxnet(tmp_path):
     found, notes = load(write(tmp_path, DEFAULT_PY))
     assert found == {
-        "lr_scaling": "none", "head_catch_up": "none", "embedding_size": 512, "frequent": 20, "verbose": 2000, "image_size": 112,
+        "lr_scaling": "none", "head_catch_up": "none",
+        "embedding_size": 512, "frequent": 20, "verbose": 2000, "image_size": 112,
         "precision": "fp32", "batch_size": 64, "lr": 0.2, "head_lr": 0.1, "sample_rate": 0.1, "quota": "insightface",
         "loss": "cosface", "scale": 64.0, "lr_scheduler": "step", "lr_steps": (100_000, 160_000), "max_steps": 180_000,
         "val_targets": ("lfw",), "rec": "/x/train.rec", "num_classes": 85_742, "network": "r100",

@@ -198,8 +198,8 @@ def test_goyals_warm_up_begins_with_the_unscaled_rate():
 
 
 def arcface_torch_rates(warmup: int, total: int) -> list[float]:
-    """Of the micro-batches of a run, by the recursion of its PolynomialLRWarmup: after step 0, the rate of a step is that of
-    the one before times the ratio of two polynomials."""
+    """Of the micro-batches of a run, by the recursion of its PolynomialLRWarmup: after step 0, the rate of a step is
+    that of the one before times the ratio of two polynomials."""
     rates = [1.0]
     for step in range(1, total):
         left, before = (1 - (at - warmup) / (total - warmup) for at in (step, step - 1))

@@ -164,4 +164,5 @@ def test_a_run_from_before_a_flag_did_without_it():
 def test_a_manifest_that_says_nothing_refuses_nothing():
     """As that of imported centres."""
     values = flags.flat(parsed(face))
-    assert compare({}, "face", {"network": "r50"}, values, {}, num_classes=5).__dict__ == {"refused": [], "allowed": [], "kept": {}}
+    found = compare({}, "face", {"network": "r50"}, values, {}, num_classes=5)
+    assert found.__dict__ == {"refused": [], "allowed": [], "kept": {}}
