@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from partial_fc import printable
+from partial_fc import printable, terminal
 from partial_fc.files import replacing
 
 _NOT_ALLOWED = "`ls -ld` shows to whom it belongs, `mount` whether it is read-only; or take another folder"
@@ -37,13 +37,18 @@ class UsageError(ValueError):
     """An invalid command line: reported with exit status 2, before anything is opened."""
 
 
-def report(program: str, error: Exception) -> None:
+class RefusedByAll(ValueError):
+    """All ranks raise it alike, so one of each host prints it."""
+
+
+def report(program: str, error: Exception, printed: bool = True) -> None:
     """Prints `error` on stderr, after the name of the failed command, without a trace. With PARTIAL_FC_TRACE=1 in the
-    environment it is raised again instead."""
+    environment it is raised again instead. printed: False: only torchrun's file gets it."""
     if os.environ.get("PARTIAL_FC_TRACE"):
         raise error
     text = printable.lines(describe(error))
-    print(f"{program}: {text}", file=sys.stderr, flush=True)
+    if printed:
+        print(terminal.fitted(f"{program}: {text}", sys.stderr), file=sys.stderr, flush=True)
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         # Quoted by torchrun in its summary (torch.distributed.elastic.multiprocessing.errors).
         said = {"message": text, "extraInfo": {"timestamp": str(int(time.time()))}}

@@ -18,7 +18,7 @@ from partial_fc.accessories import import_matplotlib
 from partial_fc.files import replacing
 
 SIDE, A_ROW = 112, 10  # pixels of a tile, tiles
-GAP, TITLE, CAPTION_LINE = 4, 22, 13  # pixels
+GAP, TITLE, CAPTION, CAPTION_LINE = 4, 22, 12, 15  # pixels
 _BAR = 4  # pixels
 RED, GREEN = (230, 60, 60), (60, 180, 90)
 _BACKGROUND, _BEHIND, _WHITE, _GREY = (24, 24, 24), (60, 60, 60), (255, 255, 255), (190, 190, 190)
@@ -44,15 +44,15 @@ class Row(NamedTuple):
 
 
 def fit(image: Pixels, side: int = SIDE) -> Pixels:
-    """Fits an image into the middle of a square: enlarged by an integer factor, or reduced as needed."""
+    """Fits an image into the middle of a square, enlarged or reduced; by a whole factor, its pixels stay squares."""
     height, width = image.shape[:2]
-    zoom = max(1, side // max(height, width))
-    shrink = min(1.0, side / max(height, width))
-    size = (max(1, round(width * zoom * shrink)), max(1, round(height * zoom * shrink)))
+    factor = side / max(height, width)
+    size = (max(1, round(width * factor)), max(1, round(height * factor)))
+    smooth = Image.Resampling.BOX if factor < 1 else Image.Resampling.BICUBIC
     drawn = Image.fromarray(np.broadcast_to(image, (height, width, 3)).copy())
     square = Image.new("RGB", (side, side), _BEHIND)
     square.paste(
-        drawn.resize(size, Image.Resampling.BOX if shrink < 1 else Image.Resampling.NEAREST),
+        drawn.resize(size, Image.Resampling.NEAREST if factor.is_integer() else smooth),
         ((side - size[0]) // 2, (side - size[1]) // 2),
     )
     return np.asarray(square)
@@ -114,8 +114,8 @@ def _draw_tile(picture: Image.Image, draw: ImageDraw.ImageDraw, tile: Tile, left
     if tile.bar:
         draw.rectangle((left, top, left + width - 1, top + _BAR - 1), tile.bar)
     for number, line in enumerate(tile.caption, start=1):
-        text = _fitting(line, 10, width, keep_end=True)
-        draw.text((left, below + number * CAPTION_LINE - 3), text, _GREY, _font(10), anchor="ls")
+        text = _fitting(line, CAPTION, width, keep_end=True)
+        draw.text((left, below + number * CAPTION_LINE - 3), text, _GREY, _font(CAPTION), anchor="ls")
 
 
 def _fitting(text: str, size: int, width: int, *, keep_end: bool) -> str:

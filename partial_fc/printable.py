@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Sequence
 from typing import TextIO
 
+from partial_fc import terminal
+
 # C0 and C1, DEL, line and paragraph separators, and right-to-left controls; halves of surrogate pairs, by which Python
 # represents file names that are not UTF-8.
 _CONTROLS = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
@@ -50,13 +52,13 @@ def clean_stderr() -> None:
 
 
 class Lines:
-    """A text stream for people, escaped by `lines`."""
+    """A text stream for people, escaped by `lines` and fitted to a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        self._stream.write(lines(text))
+        self._stream.write(terminal.fitted(lines(text), self._stream))
         return len(text)
 
     def writelines(self, texts: list[str]) -> None:

@@ -9,8 +9,10 @@ ends with a carriage return: launchers pass on whole lines and what ends so, and
 
 import functools
 import os
+import re
 import stat
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 WIDTH = "PARTIAL_FC_TERMINAL"  # from our launchers: the columns of their terminal; "": none
 _EVERY_S = 30.0  # between the lines in a pipe
+_NARROW = 20  # columns; for fewer no line is broken
 _AS_LINE = "{desc}: {n_fmt} of {total_fmt}, {remaining} left"
 _ERASE = "\033[K"
 _OTHER_LAUNCHERS = (b"horovodrun", b"mpirun", b"mpiexec", b"mpiexec.hydra", b"orterun")
@@ -60,11 +63,28 @@ def say(text: str) -> None:
     """Prints whole lines without breaking a bar, in one write: launchers put the rank before each piece."""
     from tqdm import tqdm
 
+    text = fitted(text, sys.stdout, _behind())
     if _behind():
         sys.stdout.write(f"{_ERASE}{text}\n")
     else:
         tqdm.write(text + "\n", file=sys.stdout, end="")
     sys.stdout.flush()
+
+
+def fitted(text: str, stream: TextIO, columns: int = 0) -> str:
+    """Returns a text for a stream: on a terminal, lines that are too long are broken at blanks, but not within
+    `quotes`, which people copy; their rest is indented. Lines with colours stay. columns: of a launcher's terminal."""
+    if not columns:
+        columns = _columns(stream.fileno()) if stream.isatty() else 0
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
+        if len(line) > columns >= _NARROW and "\033" not in line:
+            whole = re.sub(r"`[^`]+`", lambda quoted: quoted[0].replace(" ", "\0"), line)
+            indent = " " * (len(line) - len(line.lstrip()) + 2)
+            lines[number] = textwrap.fill(
+                whole, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            ).replace("\0", " ")
+    return "\n".join(lines)
 
 
 class _Through:

@@ -150,8 +150,10 @@ def train_here(run: Run) -> int:
 
 def _log_to_file(run: Run) -> None:
     """Writes GluonCV's log: one per machine, lines without a prefix."""
+    from partial_fc.train.record.log import LogFile
+
     if run.world.local_rank == 0:
-        handler = logging.FileHandler(run.root / run.config.model.logging_file)
+        handler = LogFile(run.root / run.config.model.logging_file)
         handler.setFormatter(logging.Formatter("%(message)s"))
         run.logger.addHandler(handler)
     values = {name: str(value) if isinstance(value, Path) else value for name, value in flags.flat(run.config).items()}

@@ -41,7 +41,7 @@ class Vectors(Source):
         *,
         labelled: bool = True,
     ):
-        self.path, self.num_labels = Path(path), num_labels
+        self.path, self.num_labels, self.labelled = Path(path), num_labels, labelled
         if not self.path.exists():
             raise ValueError(f"{self.path} not found; expected vectors: an .npz, .npy or .parquet")
         if self.path.suffix not in _READ:
@@ -90,9 +90,13 @@ class Vectors(Source):
         return np.concatenate(found)
 
     def where(self, index: int) -> str:
+        key = self.key(index)
+        return f"{self.path}, row {index}{'' if key == str(index) else f' ({key})'}"
+
+    def key(self, index: int) -> str:
+        """Returns the key that the table has for it, or its row."""
         key_N = self._key_N
-        key = f" ({key_N[index]})" if key_N is not None and key_N.shape == (len(self),) else ""
-        return f"{self.path}, row {index}{key}"
+        return str(index if key_N is None or key_N.shape != (len(self),) else key_N[index])
 
     def labels(self) -> NDArray[np.int64]:
         return self._label_N
@@ -109,6 +113,12 @@ def holds_vectors(path: Path) -> bool:
     if path.suffix != ".parquet" or not path.is_file():
         return path.suffix in (".npz", ".npy")
     return "embedding" in open_parquet(path).schema_arrow.names
+
+
+def has_labels(path: Path) -> bool:
+    if path.suffix == ".parquet":
+        return "label" in open_parquet(path).schema_arrow.names
+    return "labels" in map_npz(path) if path.suffix == ".npz" else path.with_suffix(".labels.npy").exists()
 
 
 def usable(row_ND: NDArray[np.float32]) -> NDArray[np.bool_]:

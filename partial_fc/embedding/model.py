@@ -142,9 +142,11 @@ class EmbeddingModel:
         """Raises ValueError, with the image's name, for a NaN or Inf embedding of an image that is not in `bad`."""
         broken = set(np.flatnonzero(~np.isfinite(row_ID).all(axis=1)).tolist()) - set(bad)
         if broken:
+            bad_weights = [key for key, t in self.network.state_dict().items() if not t.isfinite().all()]
+            why = f"{bad_weights[0]} has NaN or Inf: training diverged" if bad_weights else "its weights are finite"
             raise ValueError(
                 f"{name(min(broken))}: its embedding has NaN or Inf, or length 0 ({len(broken)} of "
-                f"{len(row_ID)} in its batch): the network of {self.source} has diverged, or was never trained"
+                f"{len(row_ID)} in its batch), by the network of {self.source}; {why}"
             )
 
 

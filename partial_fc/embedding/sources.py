@@ -2,6 +2,7 @@
 needed."""
 
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from partial_fc.data.image_folder import class_folders, image_names, is_image_na
 from partial_fc.data.open import NO_LISTS
 from partial_fc.data.sets.joined import is_pattern, open_sets
 from partial_fc.data.sets.ranges import as_url
-from partial_fc.data.vectors import SUFFIXES
+from partial_fc.data.vectors import SUFFIXES, Vectors, has_labels, holds_vectors
+from partial_fc.file_kind import kind_of_file
 from partial_fc.files import regular
 from partial_fc.findings import counted
 
@@ -23,8 +25,8 @@ NO_CLASS = -1
 class ImageFiles(ImageFolder):
     """Image files without classes: all samples have the label NO_CLASS."""
 
-    def __init__(self, root: Path, names: Sequence[str]):
-        self.root, self.names, self.classes, self.left_out = root, list(names), [], {}
+    def __init__(self, root: Path, names: Sequence[str], left_out: dict[str, list[str]] | None = None):
+        self.root, self.names, self.classes, self.left_out = root, list(names), [], left_out or {}
         self.num_classes = 0
 
     def read(self, index: int) -> Sample:
@@ -51,20 +53,30 @@ def open_images(paths: Sequence[Path], shared_classes: bool = False) -> Source:
     return open_sets(paths, shared_classes=shared_classes, vectors=True)
 
 
-def _without_classes(path: Path) -> ImageFiles | None:
-    """Opens a folder of image files or a list without labels; None: something else."""
+def has_classes(source: Source) -> bool:
+    """Tells whether a source of `open_images` has classes."""
+    return not isinstance(source, ImageFiles) and (not isinstance(source, Vectors) or source.labelled)
+
+
+def _without_classes(path: Path) -> ImageFiles | Vectors | None:
+    """Opens a folder of image files, a list without labels or a table without them; None: something else."""
     if path.is_dir() and not (path / "train.rec").exists():
         flat = image_names(path)
         folders = class_folders(path)
         if flat and not any(image_names(path / folder) for folder in folders):
-            return ImageFiles(path, flat)
+            left_out = defaultdict(list)
+            for name in sorted({*os.listdir(path)} - {*flat, *folders}):
+                left_out[Path(name).suffix.lower() or "without ending"].append(name)
+            return ImageFiles(path, flat, left_out)
+    if path.is_file() and holds_vectors(path) and not has_labels(path):
+        return Vectors(path, labelled=False)
     if path.is_file() and path.suffix not in (*NO_LISTS, *SUFFIXES, ".lst", ".sets"):
         return ImageFiles(path.parent, names) if (names := _without_labels(path)) else None
     return None
 
 
 def _is_image(path: Path) -> bool:
-    return path.is_file() and is_image_name(path.name)
+    return path.is_file() and (is_image_name(path.name) or kind_of_file(path).endswith("picture"))
 
 
 def _without_labels(path: Path) -> list[str]:

@@ -67,7 +67,7 @@ class Found:
 
 def search(
     probe_PD: NDArray[np.float32],
-    probe_label_P: NDArray[np.int64],
+    probe_label_P: NDArray[np.int64] | None,
     gallery_GD: NDArray[np.float32],
     gallery_label_G: NDArray[np.int64],
     world: World,
@@ -81,22 +81,24 @@ def search(
     """Searches each probe in the gallery; rows have length 1. Each rank searches its part of the probes; one collective
     of some 100 bytes a probe.
 
+    probe_label_P: None: only the nearest images are asked for, and no probe has a mate.
     is_gallery: the probes are the gallery's images in its order, and none is its own neighbour. max_rank: of
     Found.rank_P. shown: K. The average precision of a probe with R mates is the mean, over its R nearest images, of the
     precision up to there if the image is a mate, else 0. Memory: gallery and probes, on the device too, and 300 MB for
-    a block. Raises ValueError if no probe has a mate.
+    a block. Raises ValueError if no labelled probe has a mate.
     """
     classes, label_G = np.unique(gallery_label_G, return_inverse=True)
     count_C = np.bincount(label_G)
-    place_P = np.searchsorted(classes, probe_label_P).clip(max=len(classes) - 1)
-    in_gallery_P = classes[place_P] == probe_label_P
+    asked_P = np.zeros(len(probe_PD), np.int64) if probe_label_P is None else probe_label_P
+    place_P = np.searchsorted(classes, asked_P).clip(max=len(classes) - 1)
+    in_gallery_P = (classes[place_P] == asked_P) & (probe_label_P is not None)
     label_P = np.where(in_gallery_P, place_P, -1)
     mates_P = np.where(in_gallery_P, count_C[place_P], 0) - int(is_gallery)
-    if not (mates_P > 0).any():
+    if probe_label_P is not None and not (mates_P > 0).any():
         what = "every class has one image only" if is_gallery else "no probe has a class of the gallery"
         raise ValueError(f"{name}: {what} ({len(probe_PD)} probes, {len(classes)} classes in the gallery)")
-    # Among this many nearest images at most max_rank - 1 classes can be nearer than a mate outside them.
-    kept = min(len(label_G), max((max_rank - 1) * int(count_C.max()) + 1, int(mates_P.max()), shown))
+    # So many hold more than max_rank classes: a mate outside them, or one that ties with the last, is beyond max_rank.
+    kept = min(len(label_G), shown if probe_label_P is None else max(max_rank * int(count_C.max()) + 1, shown))
     rows = [torch.empty(0, 2 + 2 * shown, dtype=torch.float64)]
     gallery = torch.from_numpy(gallery_GD).to(device)
     for block in own_part(-(-len(probe_PD) // _PROBES_AT_ONCE), world):

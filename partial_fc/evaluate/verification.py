@@ -91,13 +91,15 @@ class Verification:
         read = batches(images, self._read, black(side), size)
         rows = [torch.empty(0, 2, dtype=torch.float64)]
         shown = world.rank == 0
-        with torch.no_grad():
-            for image_I3HW, bad in terminal.bar(read, total=len(own), desc=self.name, shown=shown, leave=False):
+        bar = terminal.bar(total=len(images), desc=self.name, unit="image", shown=shown, leave=False)
+        with torch.no_grad(), bar:
+            for image_I3HW, bad in read:
                 unit_ID, norm_I = unit_embeddings(embed, image_I3HW, self.flip)
                 distance_n = (unit_ID[0::2] - unit_ID[1::2]).square().sum(1)
                 # Not raised here: the other ranks would wait for this one. `_check` raises it on all ranks.
                 distance_n[[image // 2 for image in bad]] = torch.nan
                 rows.append(torch.stack((distance_n, (norm_I[0::2] + norm_I[1::2]) / 2), dim=1))
+                bar.update(len(image_I3HW))
         distance_N, norm_N = world.all_gather(torch.cat(rows), name=f"evaluate/{self.name}").numpy().T
         self._check(distance_N)
 

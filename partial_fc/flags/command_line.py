@@ -8,6 +8,7 @@ replaced by a `_Mistake` until tyro has returned.
 import dataclasses
 import difflib
 import functools
+import os
 import re
 import shutil
 import sys
@@ -27,6 +28,7 @@ from partial_fc.flags.facts import check_numbers, flag
 
 _T = TypeVar("_T")
 _Result = TypeVar("_Result")
+_WIDTHS = 40, 400  # columns of the help, at least and at most
 _LONGEST_HELP = 150  # characters, of two lines beside or below a flag
 _KINDS = {
     int: ("INT", "a whole number"),
@@ -65,7 +67,10 @@ def parse(
     if matter and {"-h", "--help"} & set(given):
         basic = frozenset(matter)
         paragraphs.append(f"These are the flags that matter; --help-all shows all {len(fields)}.")
-    width = max(40, shutil.get_terminal_size().columns)  # what tyro draws its boxes in
+    # What tyro draws its boxes in: with a few columns it never ends, and millions fill the memory.
+    width = min(max(_WIDTHS[0], shutil.get_terminal_size().columns), _WIDTHS[1])
+    if width in _WIDTHS:
+        os.environ["COLUMNS"] = str(width)
     # tyro would join lines that begin with a letter.
     description = "\n".join(
         textwrap.fill(text, width, initial_indent=" ", subsequent_indent=" ") for text in paragraphs
@@ -85,7 +90,7 @@ def parse(
             registry=_rules(basic, elsewhere or {}),
         )
     if unknown:
-        raise UsageError(f"{unknown[0]!r} belongs to no flag; every value follows its --flag")
+        raise UsageError(f"{unknown[0]!r} belongs to no flag; every value follows its --flag{_of(unknown[0], fields)}")
     if isinstance(found, _Mistake):
         raise UsageError(line.as_typed(found.message))
     return found
@@ -115,6 +120,13 @@ def near(name: str, names: Collection[str]) -> str:
     begun = [candidate for candidate in by_lower if candidate.startswith(name.lower()) and len(name) > 2]
     found = difflib.get_close_matches(name.lower(), by_lower, 1) or begun
     return f"; did you mean {by_lower[found[0]]}?" if found else ""
+
+
+def _of(word: str, fields: Collection[str]) -> str:
+    """Returns the question whether a file, or data, that follows no flag is for one of these; "" if it is neither."""
+    is_file = not word.endswith(".rec") and (os.path.isfile(word) or os.path.isfile(f"{word}.py"))
+    name = "config" if is_file else "rec" if os.path.exists(word) else ""
+    return f"; did you mean {flag(name)} {word}?" if name in fields else ""
 
 
 def _translated(word: str, aliases: Mapping[str, str]) -> str:

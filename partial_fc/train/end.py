@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from partial_fc import checkpoint, flags
+from partial_fc import checkpoint, errors, flags
 from partial_fc.accessories import spare
 from partial_fc.files import make_folders
 from partial_fc.machine import peak_bytes
@@ -30,7 +30,7 @@ def is_finished(run: Run, start: RunState, schedule: Schedule | Continued) -> bo
     if not run.world.broadcast(there, name="run/finished").item():
         return False
     if run.differences:
-        raise ValueError(
+        raise errors.RefusedByAll(
             f"{run.root} holds a finished run, with {'; with '.join(run.differences)}: nothing would be trained. "
             "Start from scratch with --models-root NEW, or continue with more --max-steps or --epochs"
         )

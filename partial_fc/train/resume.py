@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partial_fc import checkpoint, flags
+from partial_fc import checkpoint, errors, flags
 from partial_fc.checkpoint.class_names import check_class_names
 from partial_fc.checkpoint.consistency import check_replicas, newest_common, open_checkpoint
 from partial_fc.checkpoint.folders import step_of
@@ -131,7 +131,7 @@ def _checkpoint(
         inside = found is not None and found.folder.resolve().parent == root.resolve()
         if not all(all_gather_json(inside, world, "resume/inside")):
             # Checkpoints are found by their step: those of the other run would count as the newest.
-            raise ValueError(
+            raise errors.RefusedByAll(
                 f"{newest} is ahead of where this run would start (--resume {asked}); use another --models-root, or "
                 "remove the checkpoints that are not wanted"
             )
@@ -141,7 +141,7 @@ def _checkpoint(
             run.note(note)
         _compare(run, found, backbone, head)
         if asked == "same" and run.differences:
-            raise ValueError(
+            raise errors.RefusedByAll(
                 f"{found.folder} is of another run (--resume same): it was trained with "
                 f"{'; with '.join(run.differences)}. Use another --models-root, or resume from it with --resume auto"
             )
@@ -215,7 +215,7 @@ class Differences:
     def check(self, folder: object) -> None:
         """Raises ValueError if any is refused."""
         if self.refused:
-            raise ValueError(
+            raise errors.RefusedByAll(
                 f"{folder} was trained with {'; with '.join(self.refused)}. Resume with the same flags, or "
                 "start from scratch with --models-root NEW"
             )

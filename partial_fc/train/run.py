@@ -68,7 +68,7 @@ def run_in_worlds(
     state of the processes. bare: the terminal's lines have no prefix. hist: of the log, see `open_files`; only a recipe
     with such lines has --log-style. called: data set and network, for a default --models-root."""
     process, asked = ProcessState(), is_asked_for(config)
-    config = named(config, called)
+    typed, config = config, named(config, called)
     if config.run.log_style != "own" and hist is None:
         raise ValueError(f"--log-style {config.run.log_style} is for recipe face; recipe {recipe} has lines of its own")
 
@@ -78,7 +78,7 @@ def run_in_worlds(
         held = run_folder.hold_folders(config, world, process)
         logger = open_files(config.run.models_root, world, bare, hist)
         run = Run(recipe, config, world, its_device, logger, process, keeps_synthetic=asked)
-        header.begin(run)
+        header.begin(run, typed)
         for note in (*held, *notes, *flags.notes(config, world.size, elastic.active())):
             run.note(note)
         with run.parts:

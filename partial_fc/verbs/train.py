@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from partial_fc import __version__, errors, interrupts, output
+from partial_fc import __version__, errors, interrupts, output, terminal
 from partial_fc.files import import_file, make_private
 from partial_fc.printable import clean_stderr
 
@@ -70,7 +70,7 @@ def main(arguments: list[str], program: str = "partial-fc train") -> int:
         return 0
     name, *flags = arguments
     if name not in recipes() and (not name.endswith(".py") or _is_config(Path(name))):
-        print(f"{program}: {_no_recipe(name, program)}", file=sys.stderr)
+        print(terminal.fitted(f"{program}: {_no_recipe(name, program)}", sys.stderr), file=sys.stderr)
         return 2
     from safetensors import SafetensorError
 
@@ -84,7 +84,8 @@ def main(arguments: list[str], program: str = "partial-fc train") -> int:
         return 2
     except (ValueError, FloatingPointError, OSError, SafetensorError, comm.CollectiveError) as error:
         # An error of the data, the disk or the network.
-        errors.report(f"{program} {name}", error)
+        said_by_another = isinstance(error, errors.RefusedByAll) and comm.detect().local_rank > 0
+        errors.report(f"{program} {name}", error, not said_by_another)
         comm.report_failure(error)
         return 1
     except KeyboardInterrupt as error:

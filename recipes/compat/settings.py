@@ -49,8 +49,8 @@ def _same(names: str, types: _Types) -> dict[str, tuple[str, _Types]]:
 ARCFACE_TORCH = Trainer(
     "arcface_torch",
     # train_v2.py: PolynomialLRWarmup, a rate independent of the number of processes, clipping of the backbone's
-    # gradient, not the centres', at norm 5; torch.optim with momentum 0.9 and one decay moves all parameters and all centres in
-    # every update, by the sum of the micro-batches' gradients.
+    # gradient, not the centres', at norm 5; torch.optim with momentum 0.9 and one decay moves all parameters and all
+    # centres in every update, by the sum of the micro-batches' gradients.
     {
         **{"lr_scheduler": "arcface-torch", "lr_scaling": "none", "clip": 5.0, "head_clip": math.inf},
         **{"momentum": 0.9, "decay_all": True, "head_catch_up": "exact", "accumulate_sum": True},

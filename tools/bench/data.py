@@ -118,7 +118,7 @@ def print_table(head: str, table: list[dict[str, Any]], notes: list[str], rate: 
 def in_turn(sides: dict[str, Callable[[], Speed]], rounds: int, count: int, reference: str) -> list[dict[str, Any]]:
     """Measures all sides in each round, after a warm-up round. Returns a row per side."""
     speeds: dict[str, list[Speed]] = {name: [] for name in sides}
-    for _ in terminal.bar(range(rounds + 1), desc="rounds", leave=False):
+    for _ in terminal.bar(range(rounds + 1), desc="rounds", unit="round", leave=False):
         for name, side in sides.items():
             speeds[name].append(side())
     return [_row(name, runs[1:], speeds[reference][1:], count) for name, runs in speeds.items()]

@@ -97,7 +97,7 @@ def measure(options: HeadOptions) -> Line:
     """Returns the options and the median run of this head; "others" has those of --versus, and the ratios."""
     _check(options)
     rounds: list[dict[str, Line]] = []
-    for _ in terminal.bar(range(options.rounds if options.versus else 1), desc="rounds", leave=False):
+    for _ in terminal.bar(range(options.rounds if options.versus else 1), desc="rounds", unit="round", leave=False):
         runs: dict[str, Line] = {}
         for side in (OURS, *options.versus):
             runs[side] = run(options, side, precision_of(options, side, runs))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from partial_fc import flags
+from partial_fc import errors, flags
 from partial_fc.data.order import Order
 from partial_fc.head import PartialFC, Steps
 from partial_fc.optim.schedule import Continued, Schedule, continued, linear_scaling
@@ -91,7 +91,7 @@ def _from(run: Run, start: RunState, order: Order, course: Schedule) -> Schedule
     shift = _shift(run, start, order)
     if run.config.schedule.max_steps or not shift:
         if start.step > course.total_steps:
-            raise ValueError(
+            raise errors.RefusedByAll(
                 f"the checkpoint to resume from is at step {start.step}, beyond this run's {course.total_steps}; "
                 "use another --models-root, or more --epochs or --max-steps"
             )

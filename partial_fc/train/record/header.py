@@ -18,18 +18,19 @@ if TYPE_CHECKING:
 _WIDE = 96  # with its indent it fits into 100 columns
 
 
-def begin(run: "Run") -> None:
-    """Logs the run's settings that are not the defaults; rank 0 writes models_root/configuration.json."""
+def begin(run: "Run", typed: Any) -> None:
+    """Logs the run's settings that are not the defaults; rank 0 writes models_root/configuration.json. typed: the
+    configuration before the run's folder had a name."""
     path = run.root / "configuration.json"
     versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
     run.logger.info(f"{run.world} on {run.device}; {versions}")
-    lines = list(differences(run.config))
+    lines = list(differences(typed))
     differing = "other than by default:" if lines else "all of it as by default"
     run.logger.info(f"recipe {run.recipe}, configuration in {path}; {differing}")
     for line in lines:
         run.logger.info(line)
     if run.world.rank == 0:
-        spare(str(path), write, run, path)
+        spare(str(path), write, run, typed, path)
 
 
 def differences(config: Any) -> Iterator[str]:
@@ -62,9 +63,9 @@ def changed(config: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
-def write(run: "Run", path: Path) -> None:
+def write(run: "Run", typed: Any, path: Path) -> None:
     """Writes the file for reports and people: how the run was started last."""
-    given = {name: value for values in changed(run.config).values() for name, value in values.items()}
+    given = {name: value for values in changed(typed).values() for name, value in values.items()}
     checkpoint.write_json(
         {
             "recipe": run.recipe,

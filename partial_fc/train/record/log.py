@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
@@ -50,12 +51,12 @@ def open_files(models_root: Path, world: World, bare: bool = False, hist: Second
     line = f"%(asctime)s rank {world.rank} %(levelname).1s %(message)s"
     formatter = Formatter(line, "%Y-%m-%d %H:%M:%S")
     on_terminal = Formatter("%(message)s") if bare else _ForPeople(world.rank)
-    to_file = logging.FileHandler(folder / f"rank-{world.rank:04d}.log")
+    to_file = LogFile(folder / f"rank-{world.rank:04d}.log")
     speaks = (world.local_rank if bare or started_here() else world.rank) == 0
     to_terminal = _AboveBar(logging.INFO if speaks else logging.WARNING)
     to_file.setFormatter(formatter)
     if hist and (hist.every_rank or world.rank == 0):
-        to_hist = logging.FileHandler(models_root / hist.name.format(rank=world.rank))
+        to_hist = LogFile(models_root / hist.name.format(rank=world.rank))
         as_theirs = Formatter(hist.format.format(rank=world.rank))
         to_hist.setFormatter(as_theirs)
         _log.addHandler(to_hist)
@@ -64,6 +65,17 @@ def open_files(models_root: Path, world: World, bare: bool = False, hist: Second
     _log.addHandler(to_file)
     _log.addHandler(to_terminal)
     return _log
+
+
+class LogFile(logging.FileHandler):
+    """A log file. A full disk may refuse its lines: one line on the terminal says so, once."""
+
+    _has_said = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not self._has_said:
+            terminal.say(f"warning: {self.baseFilename} may lose lines: {sys.exc_info()[1]}")
+        self._has_said = True
 
 
 class _ForPeople(Formatter):

@@ -98,6 +98,8 @@ class Progress:
         part = "" if teacher is None else f"teacher loss {teacher:.4f} | "
         words = f"{rate:.0f} {self._unit}/s, {per_rank:.0f} per rank | {part}{spent} | {left} left"
         since = Interval(self._loss_sum / steps, rate, per_rank, words, seconds_left, loss_scale, self._unit, teacher)
+        # Before the line, below which the bar is drawn again.
+        self._on_bar(lambda bar: bar.set_postfix(loss=f"{since.mean_loss:.3g}"))
         _log.info(self._line.text(step, position, loss, lr, since))
         values = {"train/loss": loss, "train/lr": lr, "train/epoch": epoch, f"speed/{self._unit}_per_s": rate}
         if loss_scale is not None:
@@ -105,7 +107,6 @@ class Progress:
         if teacher is not None:
             values["train/teacher_loss"] = teacher
         self.scalars(step, values | {f"time/{part}": share for part, share in shares.items()})
-        self._on_bar(lambda bar: bar.set_postfix(loss=f"{since.mean_loss:.3g}", refresh=False))
         self._restart(step, position)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:

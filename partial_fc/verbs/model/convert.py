@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from partial_fc.checkpoint.files import save_tensors
+from partial_fc.file_kind import it_is
 from partial_fc.files import check_new
 from partial_fc.flags.facts import PIXELS, In
 
@@ -100,7 +101,7 @@ def _kind(path: Path) -> str:
         return "mxnet"
     if path.suffix == ".safetensors" or path.suffix in _TORCH:
         return "torch"
-    raise ValueError(f"{path}: unknown file type; expected {_KINDS}")
+    raise ValueError(f"{path}: unknown file type; expected {_KINDS}{it_is(path)}")
 
 
 def _symbol_path(params: Path) -> Path:

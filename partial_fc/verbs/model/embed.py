@@ -15,7 +15,7 @@ from partial_fc.comm import World
 from partial_fc.data import ImageFolder, Source, open_on_all
 from partial_fc.data.sets.joined import parts_of, tables_of
 from partial_fc.data.vectors import Vectors
-from partial_fc.embedding.sources import ImageFiles, open_images
+from partial_fc.embedding.sources import has_classes, open_images
 from partial_fc.findings import counted
 from partial_fc.flags import Flags, LaunchFlags, check_numbers
 from partial_fc.flags.facts import BATCH, PIXELS, THREADS, In
@@ -87,11 +87,9 @@ def embed(options: EmbedOptions, world: World, device: Any) -> None:
     leads, num_bad = world.rank == 0, 0
     if leads:
         print(f"{model}; {counted(len(source), 'image')} on {world}", flush=True)
-        for part in parts_of(source):
-            if isinstance(part, ImageFolder) and part.left_out:
-                print(f"files are left out: {part.left_out_text()}", flush=True)
+        print_left_out(source)
     facts = {"source": str(model.source), **model.facts()}
-    labelled = not isinstance(source, ImageFiles)
+    labelled = has_classes(source)
     names = source.class_names() if labelled else None
     table_of_all = new_table(options.out, Layout(len(source), model.embedding_size, labelled, names, facts))
     bar = terminal.bar(total=len(source), unit="image", desc="embed", shown=leads)
@@ -112,6 +110,12 @@ def embed(options: EmbedOptions, world: World, device: Any) -> None:
     if leads:
         bad = f"; NaN for {counted(num_bad, 'image')} that could not be used" if num_bad else ""
         print(f"{options.out}: {len(source):,} x {model.embedding_size}{bad}")
+
+
+def print_left_out(source: Source) -> None:
+    for part in parts_of(source):
+        if isinstance(part, ImageFolder) and part.left_out:
+            print(f"files are left out: {part.left_out_text()}", flush=True)
 
 
 def embed_together(

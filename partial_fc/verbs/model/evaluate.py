@@ -1,5 +1,6 @@
 """`partial-fc evaluate`: a trained model's accuracy on pairs, and the threshold to use."""
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from partial_fc.data.decode import decode
 from partial_fc.data.sets.joined import open_sets
 from partial_fc.evaluate import roc
 from partial_fc.evaluate.roc import Roc
+from partial_fc.file_kind import it_is
 from partial_fc.findings import check_writable, counted
 from partial_fc.flags import Flags, LaunchFlags, check_numbers
 from partial_fc.flags.facts import In
@@ -31,9 +33,8 @@ if TYPE_CHECKING:
 
 FALSE_ACCEPT_RATES = ("1e-1", "1e-2", "1e-3", "1e-4", "1e-5", "1e-6")
 _ACROSS = 5  # pairs per row of the picture
-_HEAD = (
-    f"  {'threshold':14}{'cosine >=':>11}{'squared distance <=':>21}{'right':>9}{'same accepted':>15}{'different':>11}"
-)
+# With one more column of 11 it fits into 80 columns.
+_HEAD = f"  {'threshold':12}{'cosine >=':>10}{'distance² <=':>13}{'right':>8}{'same accepted':>14}{'different':>10}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,8 @@ class EvaluateOptions(ModelOptions):
                 raise ValueError(f"{path} not found; expected a .bin or .csv of pairs, or --ijb DIR")
         for path in self.sets:
             if path.suffix not in (".bin", ".parquet", ".csv", ".tsv"):
-                raise ValueError(f"{path}: expected a .bin or .parquet of pairs, or a .csv (or .tsv) that names them")
+                hint = f": images of classes are given as --all-pairs {path}" if path.is_dir() else it_is(path)
+                raise ValueError(f"{path}: expected a .bin or .parquet of pairs, or a .csv or .tsv of paths{hint}")
 
 
 @dataclass
@@ -129,7 +131,7 @@ def evaluate(options: EvaluateOptions, world: World, device: Any) -> None:
     for one in _judged(options, model, world, device) if model else ():
         judged.append(one)
         if folder:
-            print("\n".join(_lines(one)), flush=True)
+            print("\n".join(_lines(one, _all_pairs_of(one.name, options))), flush=True)
     report["sets"] = {one.name: _report(one) for one in judged}
     if folder and (together := _together([one for one in judged if one.pixels])):
         print("\n".join(("all sets of images together", _HEAD, _row("to use", together.best()))))
@@ -247,11 +249,11 @@ def _all_pairs(
             f"{found.num_genuine:,} of them the same"
         )
         rows = [
-            f"{_row(f'for FAR {far}', at)}{round(at.far * found.num_impostors):>13,}"
+            f"{_row(f'for FAR {far}', at)}{round(at.far * found.num_impostors):>11,}"
             for far, at in found.at_far.items()
         ]
-        few = _too_few([far for far in RATES if far not in found.at_far], found.num_impostors)
-        print("\n".join((f"{_HEAD}{'such pairs':>13}", *rows, *few)), flush=True)
+        few = _too_few([far for far in RATES if far not in found.at_far], found.num_impostors, "give more images")
+        print("\n".join((f"{_HEAD}{'such pairs':>11}", *rows, *few)), flush=True)
     return {
         "paths": [str(path) for path in options.all_pairs],
         "images": len(label_N),
@@ -291,7 +293,15 @@ def _report(one: Judged) -> dict[str, Any]:
     }
 
 
-def _lines(one: Judged) -> list[str]:
+def _all_pairs_of(name: str, options: EvaluateOptions) -> str:
+    """Returns the command that measures smaller FARs than a set of pairs allows."""
+    beside = [folder for path in options.sets if path.stem == name for folder in (path.with_suffix(""), Path(name))]
+    images = next((str(folder) for folder in beside if folder.is_dir()), "FOLDER_OF_CLASS_FOLDERS")
+    command = shlex.join(["partial-fc", "evaluate", str(options.model), "--all-pairs", images])
+    return f"more pairs, of all images with all others: `{command}`"
+
+
+def _lines(one: Judged, remedy: str) -> list[str]:
     values = one.values
     lines = [f"{one.name}: {len(one.same_N):,} pairs, {one.roc.num_genuine:,} of them the same"]
     if "accuracy" in values:
@@ -304,14 +314,14 @@ def _lines(one: Judged) -> list[str]:
     if "accuracy" in values:  # nearly all of IJB's pairs are impostors: FAR must choose there
         lines.append(_row("to use", one.roc.best()))
     lines += [_row(f"for FAR {far}", threshold) for far, threshold in thresholds.items()]
-    lines += _too_few([far for far in FALSE_ACCEPT_RATES if far not in thresholds], one.roc.num_impostors)
+    lines += _too_few([far for far in FALSE_ACCEPT_RATES if far not in thresholds], one.roc.num_impostors, remedy)
     galleries = {key.partition("/")[0]: None for key in values if "/rank1" in key}
     lines += [f"  1:N, gallery {name}: {_ranks_text(values, name)}" for name in galleries]
     return lines
 
 
-def _too_few(rates: list[str], num_impostors: int) -> list[str]:
-    words = f"and below cannot be measured with {num_impostors:,} pairs of different classes"
+def _too_few(rates: list[str], num_impostors: int, remedy: str) -> list[str]:
+    words = f"and below cannot be measured with {num_impostors:,} pairs of different classes;\n    {remedy}"
     return [f"  FAR {far} {words}" for far in rates[:1]]
 
 
@@ -325,7 +335,7 @@ def _ranks_text(values: dict[str, float], name: str) -> str:
 
 def _row(what: str, t: roc.Threshold) -> str:
     """Formats a row of the table of thresholds, whose head is _HEAD."""
-    return f"  {what:14}{t.cosine:>11.4f}{t.distance:>21.4f}{t.accuracy:>9.2%}{t.tar:>15.2%}{t.far:>11.4%}"
+    return f"  {what:12}{t.cosine:>10.4f}{t.distance:>13.4f}{t.accuracy:>8.2%}{t.tar:>14.2%}{t.far:>10.4%}"
 
 
 def _draw(judged: list[Judged], show: int, folder: Path) -> None:

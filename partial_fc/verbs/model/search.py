@@ -1,6 +1,7 @@
 """`partial-fc search`: identifies each probe by a search in a gallery."""
 
-from collections.abc import Sequence
+import csv
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,35 +9,42 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc import pictures
+from partial_fc import pictures, printable
 from partial_fc.checkpoint.files import as_json
 from partial_fc.comm import World
 from partial_fc.data import Source, open_on_all
 from partial_fc.data.sample import still
-from partial_fc.data.sets.joined import open_sets, tables_of
+from partial_fc.data.sets.joined import tables_of
+from partial_fc.embedding.sources import has_classes, open_images
+from partial_fc.files import replacing
 from partial_fc.findings import counted
 from partial_fc.flags import Flags, LaunchFlags, check_numbers
 from partial_fc.flags.facts import In
-from partial_fc.verbs.model.embed import ModelOptions, embed_labelled
+from partial_fc.verbs.model.embed import ModelOptions, embed_labelled, print_left_out
 from partial_fc.verbs.model.evaluate import output_folder
 
 if TYPE_CHECKING:
     from partial_fc.embedding.model import EmbeddingModel
     from partial_fc.evaluate.identification import Found
 
-_SHOWN = 5  # neighbours of a probe in the picture
+_SHOWN = 5  # neighbours of a probe in the picture, the table and on the terminal
 _ROWS = 4  # probes of a kind in the picture
+_PRINTED = 20  # probes without classes on the terminal
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions(ModelOptions):
-    """Searches each image of --probe among those of --gallery: rank-1, rank-5, TPIR at FPIR (probes whose class is not
-    in the gallery), P@1 and mAP@R. Writes search.json, and neighbours.png where there are images."""
+    """Searches each image of --probe among those of --gallery. Without classes, as a photo of somebody: prints the
+    nearest images. With classes: rank-1, rank-5, TPIR at FPIR (probes whose class is not in the gallery), P@1 and
+    mAP@R. Writes neighbours.csv, search.json, and neighbours.png where there are images."""
 
     gallery: tuple[Path, ...]
-    """The known images: a folder of class folders, a .rec, a list, or a table of `partial-fc embed`; or several."""
+    """The known images: a folder of class folders, a .rec, a list, or a table of `partial-fc embed`; or several. Image
+    files, or a folder of them, are each a class of its own."""
     probe: tuple[Path, ...] = ()
     """The images to search for, likewise; by default each image of the gallery is searched among the others."""
+    threshold: Annotated[float | None, In("[-1, 1]")] = None
+    """A probe whose nearest image has a smaller cosine is `unknown`. `partial-fc evaluate` finds the one to use."""
     shared_classes: bool = False
     """Classes that have the same name in several sets, or in sets without names the same number, are one class."""
     batch_size: Annotated[int, In(1)] = 128
@@ -55,13 +63,15 @@ class SearchOptions(ModelOptions):
 
 @dataclass
 class Labelled:
-    """Embeddings with their classes. names: of (at least the first) classes; source: the images, or None."""
+    """Embeddings with their classes. names: of (at least the first) classes; source: the images, or table. labelled:
+    False: each image is a class of its own, of its key's name."""
 
     path: str
     row_ND: NDArray[np.float32]
     label_N: NDArray[np.int64]
     names: list[str] | None
-    source: Source | None
+    source: Source
+    labelled: bool = True
 
     def class_of(self, index: int) -> str:
         return _name(self.names, int(self.label_N[index]))
@@ -81,42 +91,61 @@ def search_faces(options: SearchOptions, world: World, device: Any) -> None:
             f"{gallery.path} has embeddings of {gallery.row_ND.shape[1]} numbers, {probe.path} of "
             f"{probe.row_ND.shape[1]}; both must come from one model"
         )
-    gallery_label, probe_label = common_labels(gallery, probe)
+    labelled = gallery.labelled and probe.labelled
+    gallery_label, probe_label = common_labels(gallery, probe) if labelled else (gallery.label_N, None)
     found = search(
         probe.row_ND, probe_label, gallery.row_ND, gallery_label, world, device,
         name="search", is_gallery=not options.probe, shown=_SHOWN,
     )  # fmt: skip
     if not folder:
         return
-    values = dict(found.values())
-    classes = len(np.unique(gallery_label))
-    mates = int(found.has_mate_P.sum())
-    print(
-        f"gallery {gallery.path}: {counted(len(gallery_label), 'image')}, {counted(classes, 'class')}\n"
-        f"probes {probe.path}: {counted(len(probe_label), 'image')}, {mates:,} with a class in the gallery"
-    )
-    print("\n".join(_lines(values, len(probe_label) - mates)))
+    images, classes, num_probes = len(gallery_label), len(np.unique(gallery_label)), len(probe.row_ND)
+    print(f"gallery {gallery.path}: {counted(images, 'image')}, {counted(classes, 'class')}")
+    values, mates = dict(found.values()) if labelled else {}, int(found.has_mate_P.sum())
+    in_gallery = f", {mates:,} with a class in the gallery" if labelled else ""
+    lines = _lines(values, num_probes - mates) if labelled else ()
+    print(f"probes {probe.path}: {counted(num_probes, 'image')}{in_gallery}", *lines, sep="\n")
+    least = -np.inf if options.threshold is None else options.threshold
+    if not labelled or options.threshold is not None:
+        for (key, answer, *near), _ in zip(_answers(found, gallery, probe, least), range(_PRINTED), strict=False):
+            print(f"{printable.name(key)}: {printable.name(answer)}")
+            for cls, image, cosine in zip(near[::3], near[1::3], near[2::3], strict=True):
+                print(f"  {float(cosine):7.4f}", *map(printable.name, dict.fromkeys((cls, image))), sep="  ")
+        if num_probes > _PRINTED:
+            print(f"... and {num_probes - _PRINTED:,} more, in neighbours.csv")
+        if options.threshold is None:
+            print("Without --threshold nobody is unknown; `partial-fc evaluate` finds the one to use.")
     report: dict[str, Any] = {
         "model": str(model.source),
         "flip": model.flip,
-        "gallery": {"path": gallery.path, "images": len(gallery_label), "classes": classes},
-        "probe": {"path": probe.path, "images": len(probe_label), "with_mate": mates},
+        "gallery": {"path": gallery.path, "images": images, "classes": classes},
+        "probe": {"path": probe.path, "images": num_probes, "with_mate": mates if labelled else None},
+        "threshold": options.threshold,
         "values": values,
     }
     (folder / "search.json").write_text(as_json(report))
-    if gallery.source and probe.source:
-        picture = _neighbours(found, gallery, probe, gallery_label, probe_label)
-        pictures.write(folder / "neighbours.png", picture)
-    else:
+    table = folder / "neighbours.csv"
+    with replacing(table) as partial, partial.open("w", -1, "utf-8", "surrogateescape", newline="") as file:
+        columns = [f"{name}{number}" for number in range(1, _SHOWN + 1) for name in ("class", "image", "cosine")]
+        csv.writer(file).writerow(["probe", "answer", *columns])
+        csv.writer(file).writerows(_answers(found, gallery, probe, least))
+    if tables_of(gallery.source) or tables_of(probe.source):
         print("neighbours.png is not drawn: a table of embeddings has no images")
+    else:
+        picture = _neighbours(found, gallery, probe, gallery_label, probe_label, least)
+        pictures.write(folder / "neighbours.png", picture)
     print(f"written: {folder}")
 
 
 def _open(paths: Sequence[Path], name: str, model: "EmbeddingModel", options: SearchOptions, world: World) -> Labelled:
-    source = open_on_all(lambda: open_sets(paths, shared_classes=options.shared_classes, vectors=True), world)
+    source = open_on_all(lambda: open_images(paths, options.shared_classes), world)
+    if world.rank == 0:
+        print_left_out(source)
     row_ND, label_N = embed_labelled(model, source, world, options.batch_size, name)
-    pictured = None if tables_of(source) else source
-    return Labelled(" ".join(map(str, paths)), row_ND, label_N, source.class_names(), pictured)
+    path, labelled, names = " ".join(map(str, paths)), has_classes(source), source.class_names()
+    if not labelled:
+        label_N, names = np.arange(len(source)), [source.key(index) for index in range(len(source))]
+    return Labelled(path, row_ND, label_N, names, source, labelled)
 
 
 def common_labels(gallery: Labelled, probe: Labelled) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -144,6 +173,16 @@ def _name(names: list[str] | None, label: int) -> str:
     return names[label] if names is not None and 0 <= label < len(names) else f"class {label}"
 
 
+def _answers(found: "Found", gallery: Labelled, probe: Labelled, least: float) -> Iterator[list[str]]:
+    """Yields, for each probe, its key, the answer, and class, image and cosine of each of its nearest images."""
+    for index, (places, cosines) in enumerate(zip(found.neighbour_PK.tolist(), found.cosine_PK.tolist(), strict=True)):
+        is_known = places[0] >= 0 and cosines[0] >= least
+        row = [probe.source.key(index), gallery.class_of(places[0]) if is_known else "unknown"]
+        for place, cosine in zip(places, cosines, strict=True):
+            row += [gallery.class_of(place), gallery.source.key(place), f"{cosine:.6f}"] if place >= 0 else []
+        yield row
+
+
 def _lines(values: dict[str, float], num_unknown: int) -> list[str]:
     from partial_fc.evaluate.identification import FALSE_POSITIVE_RATES
 
@@ -157,27 +196,28 @@ def _lines(values: dict[str, float], num_unknown: int) -> list[str]:
         f"  TPIR at FPIR {far}: {values[f'tpir@fpir={far}']:.2%} with cosine > {values[f'threshold@fpir={far}']:.4f}"
         for far in measured
     ]
-    if len(measured) < len(FALSE_POSITIVE_RATES):
+    if num_unknown and len(measured) < len(FALSE_POSITIVE_RATES):
         missing = FALSE_POSITIVE_RATES[len(measured)]
         lines.append(
-            f"  TPIR at FPIR {missing}: {num_unknown:,} probes have a class that is not in the gallery; "
+            f"  TPIR at FPIR {missing}: {counted(num_unknown, 'probe')} of a class that is not in the gallery; "
             f"{round(1 / float(missing)):,} are needed"
         )
     return lines
 
 
 def _neighbours(
-    found: "Found", gallery: Labelled, probe: Labelled, gallery_label: NDArray[np.int64], probe_label: NDArray[np.int64]
-) -> pictures.Pixels:
-    """Draws each probe with its nearest images: green for the probe's class."""
-    assert gallery.source is not None
-    assert probe.source is not None
+    found: "Found", gallery: Labelled, probe: Labelled, gallery_label: NDArray[np.int64],
+    probe_label: NDArray[np.int64] | None, least: float,
+) -> pictures.Pixels:  # fmt: skip
+    """Draws probes with their nearest images: green for its class or, without classes, from the cosine `least` on."""
     top_P = found.cosine_PK[:, 0]
     kinds = {
         "wrong, the most confident": np.flatnonzero(found.has_mate_P & (found.rank_P != 1)),
         "right, the least confident": np.flatnonzero(found.rank_P == 1),
         "not in the gallery, the most similar": np.flatnonzero(~found.has_mate_P),
     }
+    if probe_label is None:
+        kinds = {"the most similar": np.arange(len(top_P))}
     rows = []
     for kind, probes in kinds.items():
         sign = 1 if kind.startswith("right") else -1
@@ -188,7 +228,7 @@ def _neighbours(
                 if place < 0:
                     tiles.append(pictures.Tile(np.full((pictures.SIDE, pictures.SIDE, 3), 24, np.uint8)))
                     continue
-                right = gallery_label[place] == probe_label[index]
+                right = cosine >= least if probe_label is None else gallery_label[place] == probe_label[index]
                 lines = [f"cos {cosine:.3f}", gallery.class_of(place)]
                 colour = pictures.GREEN if right else pictures.RED
                 tiles.append(pictures.Tile(_fitted(gallery.source, place), lines, colour))

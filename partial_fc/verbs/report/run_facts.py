@@ -31,6 +31,7 @@ _TITLES = {
     "roc": "ROC: true accept rate over false accept rate",
     "similarities": "Scores of same and different pairs",
     "mistakes": "The most confident mistakes",
+    "neighbours": "Searched images and the nearest ones",
 }
 _ELSEWHERE = ("loss", "first_batch")
 
@@ -95,7 +96,7 @@ def read_run(root: Path) -> RunFacts:
         found.files += [str(path.relative_to(root)) for path in sorted(root.glob(pattern))]
     first_batch = root / "first_batch.png"
     found.first_batch = first_batch.read_bytes() if first_batch.exists() else None
-    afterwards = sorted(root.glob("evaluat*/*.png"))
+    afterwards = sorted([*root.glob("evaluat*/*.png"), *root.glob("search*/*.png")])
     again = {path.stem for path in afterwards}  # a later evaluation replaces training's picture
     for path in [*(path for path in sorted(root.glob("*.png")) if path.stem not in again), *afterwards]:
         if path.stem not in _ELSEWHERE:
