@@ -2,8 +2,9 @@
 
     .venv/bin/python scripts/test_wheel.py
 
-An environment has torch, numpy and the wheel; Lightning and accelerate come last. Python 3.11 has the torch of
-constraints.txt, Python 3.13 the oldest of setup.cfg. A Python that is not on this machine is left out, with a line.
+An environment has torch, numpy and the wheel; Lightning, accelerate and transformers come last. Python 3.11 has the
+torch of constraints.txt, Python 3.13 the oldest of setup.cfg. A Python that is not on this machine is left out, with a
+line.
 Packages come by uv, or by pip where there is no uv. TORCH_INDEX_URL is the index of PyTorch for CPUs; without it, and
 without such a wheel in the folders that pip is configured to look in (find-links), it is PyTorch for CUDA.
 """
@@ -53,7 +54,7 @@ class Environment(NamedTuple):
         return f"Python {self.python}, torch {self.torch}"
 
 
-FRAMEWORKS = ("lightning", "accelerate")
+FRAMEWORKS = ("lightning", "accelerate", "transformers")
 # What a launcher tells the only process: starting torchrun for it takes longer than its program.
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
 
@@ -76,6 +77,7 @@ WORDS = {
     "fsdp": ("checkpoints 5", "checkpoints 8"),
     "lightning": ("1", "2 model.ckpt"),
     "accelerate": ("1", "2"),
+    "transformers": ("1", "2"),
 }
 
 

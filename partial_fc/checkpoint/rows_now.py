@@ -31,7 +31,7 @@ class RowsNow:
         """schedule: of the manifest; {}: no row lags behind. Raises ValueError for an invalid one."""
         self.start, self.stop = stored.start, stored.stop
         self._stored, self._where = stored, where
-        self._num_steps, self._catch_up = 0, None
+        self._num_steps, self._catch_up, self.catches_up = 0, None, bool(schedule)
         if not schedule:
             return
         rates, first = schedule.get("rates"), schedule.get("first", 0)

@@ -108,7 +108,7 @@ class Gather:
         up as expected.
 
         Returns None where, on all ranks alike, the batch has to be gathered again. Raises ValueError, on all ranks
-        alike, for a label outside of [0, num_classes), and where features have another dtype, or are trained with, on
+        alike, for a label outside of [0, num_classes), and where features have another dtype, or the head trains, on
         some ranks only."""
         if self._last is None or changed:
             if int(arrived.origin_G.min()) < 0:
@@ -146,8 +146,8 @@ class Gather:
         evaluating, trained = zip(*by_rank, strict=True)
         if any(evaluating) and any(trained):
             raise ValueError(
-                f"features require a gradient on ranks {_ranks(trained)} and none on ranks {_ranks(evaluating)}: all "
-                "ranks train, or none does (under no_grad, or with features that do not require a gradient)"
+                f"ranks {_ranks(trained)} train and ranks {_ranks(evaluating)} do not: expected all or none under "
+                "torch.no_grad() or in eval() mode"
             )
         rows = [sum(each) for each in by_rank]
         return _MakeUp(arrived.origin_G.clone(), rows, any(trained), dtype, arrived.width)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from partial_fc.comm import World
 from partial_fc.head.partial_fc import PartialFC
 from partial_fc.head.protocol import is_table_name
 from partial_fc.head.selection.batches import class_numbers
@@ -68,7 +69,6 @@ class Heads(nn.Module):
                     f"head {name!r} takes {head.embedding_size} numbers a row of {head.world}, head {first.name!r} "
                     f"{first.embedding_size} of {first.world}; expected the same features and ranks for all"
                 )
-        self.world = first.world
         self.embedding_size = first.embedding_size
         self.parts = nn.ModuleDict(heads)
         self.weights = _by_name("weights", weights, heads)
@@ -79,6 +79,10 @@ class Heads(nn.Module):
         self.first_class = dict(zip(heads, [0, *stops], strict=False))
         self._stop_H = torch.tensor(stops)
         self.last_step: list[_Part] = []
+
+    @property
+    def world(self) -> World:
+        return self._each()[0][1].world
 
     def forward(
         self, feat_BD: Tensor, label_B: Tensor, weight_BK: Tensor | None = None, row_weight_B: Tensor | None = None
@@ -119,15 +123,19 @@ class Heads(nn.Module):
         return label_B
 
     def _head_of(self, label_B: Tensor) -> Tensor:
-        """Returns the number of each row's head, by its largest label: what fills rows is negative. A label of no head
-        counts for the last or the first, which refuses it."""
+        """Returns the number of each row's head, by its largest label: what fills rows is negative; -1 for a row of
+        nothing else. A label of no head counts for the last or the first, which refuses it."""
         largest_B = label_B.amax(dim=1) if label_B.ndim == 2 else label_B
         stop_H = self._stop_H.to(label_B.device)
-        return torch.bucketize(largest_B, stop_H, right=True).clamp_(max=len(stop_H) - 1)
+        head_B = torch.bucketize(largest_B, stop_H, right=True).clamp_(max=len(stop_H) - 1)
+        fills = [head.ignore_index for _, head in self._each() if (head.ignore_index or 0) < 0]
+        return head_B.masked_fill_(torch.isin(largest_B, largest_B.new_tensor(fills)), -1)
 
     def _rows(self, label_B: Tensor) -> list[tuple[str, Tensor, int, PartialFC]]:
         """Returns (name, this rank's rows, rows of lower ranks, head) of each head that any rank has rows of. Raises
-        ValueError, on all ranks, if a rank has rows with more labels than num_labels."""
+        ValueError, on all ranks, if no row has a label, or a rank has rows with more labels than num_labels."""
+        for _, head in self._each():
+            head.join_processes()
         head_B = self._head_of(label_B)
         row_Hb = [(head_B == number).nonzero()[:, 0] for number in range(len(self.parts))]
         wide_H = [self._num_wide(head, label_B[row_b]) for (_, head), row_b in zip(self._each(), row_Hb, strict=True)]
@@ -140,6 +148,8 @@ class Heads(nn.Module):
                     + ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(wide_W.tolist()) if count)
                 )
         before_H, total_H = count_WH[: self.world.rank].sum(dim=0).tolist(), count_WH.sum(dim=0).tolist()
+        if not any(total_H):
+            raise ValueError(f"{self.world}: the global batch is empty: no rank brought a row with a label")
         parts = zip(self._each(), row_Hb, before_H, total_H, strict=True)
         return [(name, row_b, before, head) for (name, head), row_b, before, total in parts if total]
 

@@ -1,6 +1,7 @@
 """Checks the options of PartialFC: their values and their combinations."""
 
 from collections.abc import Callable, Collection
+from numbers import Real
 
 from partial_fc.head.margin import Margin
 from partial_fc.head.selection.sampling import Quota
@@ -26,8 +27,11 @@ def check_options(
     what the user calls an option."""
     if sub_centres < 1:
         raise ValueError(f"{spell('sub_centres')} is {sub_centres}; expected at least 1")
-    if not 0.0 <= label_smoothing < 1.0:
-        raise ValueError(f"{spell('label_smoothing')} is {label_smoothing}; expected 0 <= label_smoothing < 1")
+    if not isinstance(label_smoothing, Real) or not 0.0 <= label_smoothing < 1.0:
+        raise ValueError(f"{spell('label_smoothing')} is {label_smoothing!r}; expected 0 <= label_smoothing < 1")
+    above = interclass_filtering_threshold
+    if above is not None and not (isinstance(above, Real) and -1.0 <= above <= 1.0):
+        raise ValueError(f"{spell('interclass_filtering_threshold')} is {above!r}; expected a cosine, -1 to 1, or none")
     margin = max(margins, key=lambda margin: margin.scale * margin.bound)
     if kinds := {type(other).__name__ for other in margins} - {type(margin).__name__}:
         raise ValueError(

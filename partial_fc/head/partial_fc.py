@@ -7,9 +7,7 @@ One step, as the data sees it, with its three collectives (per rank: B*(D*itemsi
                      with label smoothing four, 32*G bytes: also the sum of a row's logits and the number of classes;
   3. head/features   reduce-scatter of the features' gradient, under way from the forward on, awaited by the backward.
 `step` passes over the centres a second time and moves them, chunk by chunk, while the backbone's gradients travel.
-CurricularFace costs one more all-reduce, head/target, of 8*G bytes. With T labels a row (rule.py) head/gather takes
-B*(D*itemsize + 16*T + 4) bytes, and head/softmax 8*(1 + T)*G: the denominator without the labels, and their cosines.
-Weights of rows are 8*B bytes more in head/gather.
+README.md has what other options send.
 softmax.py has the mathematics between the collectives, kernels/ the passes.
 
 (An, Zhu et al., "Partial FC: Training 10 Million Identities on a Single Machine", https://arxiv.org/abs/2010.05222.)
@@ -29,22 +27,24 @@ from partial_fc.head import kernels, predict
 from partial_fc.head.interop.compiling import outside_graphs
 from partial_fc.head.interop.inputs import (
     Rows,
+    check_kinds,
     device_of,
     dtype_of,
     integer_of,
     margins_of,
-    optimizer_of,
+    num_processes,
     row_weights,
     rows_with_labels,
     world_of,
 )
 from partial_fc.head.interop.module import HeadModule
+from partial_fc.head.interop.visible import CentreRows
 from partial_fc.head.kernels import Logits
 from partial_fc.head.margin import Margin
 from partial_fc.head.options import check_options, check_several_labels
 from partial_fc.head.pending import Backward, DeferredGradient, Loss, Pending
-from partial_fc.head.protocol import scope
-from partial_fc.head.rows import RowOptimizer, RowTable, Storage
+from partial_fc.head.protocol import is_table_name, scope
+from partial_fc.head.rows import RowOptimizer, RowSGD, RowTable, Storage
 from partial_fc.head.rows.class_rows import ClassRows
 from partial_fc.head.rule import MeanSoftmax, Rule
 from partial_fc.head.selection.active_rows import ActiveRows, RowSelector
@@ -75,34 +75,48 @@ class PartialFC(HeadModule):
     `reference.loss`, and so are the gradients and, up to rounding, the centres. The batch sizes of the ranks may
     differ, and be 0. Centres start as N(0, 0.01) by (seed, class), alike for any number of ranks.
 
-    A row may have several labels: head(feat_BD, label_BK), or with their weights head(feat_BD, label_BK, weight_BK).
-    The rule says what the row's loss is; it costs about what one label costs. Rows may have weights, too.
+    A row may have several labels: head(feat_BD, label_BK), or with their weights head(feat_BD, label_BK, weight_BK);
+    it costs about what one label costs. Rows may have weights, too.
 
-    sample_rate: the share of all classes that are negatives in a step; the classes of the batch always take part: on
-    top of it or, with quota "insightface", as part of it. Rate and margin may change during training, as functions of
-    `num_steps`: sample_rate=Steps({0: 0.3, 6000: 1.0}), margin=Steps({0: CosFace(margin=0.2), 6000: CosFace()}).
-    dtype: what is computed in, float32; float64 is for checks. precision: of the matrix products' operands, where the
-    kernel has a choice ("auto": bf16 where the hardware multiplies such numbers); sums are float32 or wider.
-    storage: dtype and place of centres and their state. impl: which kernel (kernels/). catch_up: of rows that are not
-    sampled: "exact": before it takes part again a row is brought up to what a dense optimizer has made of it meanwhile,
-    as in arcface_torch; "none": it rests, as in InsightFace's MXNet trainer, which costs accuracy if it has momentum
-    (docs/fidelity.md).
-    backbone_gradients: how the caller combines the ranks' gradients of the backbone: "sum" (GradientSync), or "average"
-    (DistributedDataParallel, horovod.DistributedOptimizer): features then get W times their gradient.
-    interclass_filtering_threshold: a negative with a larger cosine is left out of the row's softmax. sub_centres: a
-    class has so many centres and its logit is that of the nearest. label_smoothing: the share of the target that is
-    spread evenly over the classes that take part. sampling_correction: logits of negatives get -log(sample_rate), so
-    that the loss estimates that over all classes. hard_negatives: also take part.
-    ignore_index: this label is none, and rows without labels take no part; None: there is no such label. name: of a
-    head that is one of several, for its files and collectives. rule: of the loss of rows with several labels (rule.py);
-    None: MeanSoftmax().
+    Arguments, with their defaults:
+    num_classes, embedding_size: classes of all ranks, and numbers of a feature.
+    margin ("cosface"): a Margin, such as ArcFace(scale=64.0, margin=0.5), or the name of one with its own defaults:
+        arcface, cosface, softmax, sphereface, adaface or curricularface. It may change during training, by `num_steps`:
+        Steps({0: CosFace(margin=0.2), 6000: CosFace()}).
+    sample_rate (1.0): the share of all classes that are negatives in a step, or Steps of it. The classes of the batch
+        always take part.
+    quota ("negatives"): they come on top of the sample; "insightface": they are part of it.
+    world (None: this process has all classes): comm.init(), or a process group of torch.distributed. A head without one
+        that is made before torch.distributed has several processes is sharded over them at its first training step.
+    seed (0): decides the start value of each class, N(0, 0.01), and the negatives of each step.
+    optimizer (None: RowSGD()): RowSGD, RowAdamW, RowAdam or RowAdagrad, with momentum and decay; the rate is step's.
+    device ("cpu"): what computes, and holds the centres unless `storage` says otherwise.
+    dtype (torch.float32): what is computed in; float64 is for checks.
+    impl ("auto"): the kernel: plain, cpu or triton (kernels/).
+    precision ("fp32"): of the operands of matrix products, "bf16", or "auto": bf16 where the hardware multiplies it.
+        Sums are float32 or wider.
+    storage (None: Storage(dtype)): dtype and place of centres and their state.
+    catch_up ("exact"): before a row that was not sampled takes part again it is brought up to what a dense optimizer
+        has made of it, as in arcface_torch; "none": it rests, as in InsightFace's MXNet trainer, which costs accuracy
+        if it has momentum (docs/fidelity.md).
+    backbone_gradients (None: "sum"): how the caller combines the ranks' gradients of the backbone: "sum"
+        (GradientSync), or "average" (DistributedDataParallel, horovod.DistributedOptimizer): features then get W times
+        their gradient.
+    interclass_filtering_threshold (None): a negative with a larger cosine is left out of the row's softmax.
+    sub_centres (1): centres of a class; its logit is that of the nearest.
+    label_smoothing (0.0): the share of the target that is spread evenly over the classes that take part.
+    sampling_correction (False): logits of negatives get -log(sample_rate), so that the loss estimates that over all.
+    hard_negatives (None): HardNegatives(num_classes, k=5): centres near the batch's classes take part, too.
+    ignore_index (-100): this label is none, and rows without labels take no part; None: there is no such label.
+    name (""): of a head that is one of several, for its files and collectives.
+    rule (None: MeanSoftmax()): the loss of rows with several labels (rule.py).
     """
 
     def __init__(
         self,
         num_classes: int,
         embedding_size: int,
-        margin: Margin | str | Steps[Margin | str],
+        margin: Margin | str | Steps[Margin | str] = "cosface",
         sample_rate: float | Steps[float] = 1.0,
         world: "World | ProcessGroup | None" = None,
         seed: int = 0,
@@ -114,7 +128,7 @@ class PartialFC(HeadModule):
         precision: kernels.AutoPrecision = "fp32",
         storage: Storage | None = None,
         catch_up: Literal["none", "exact"] = "exact",
-        backbone_gradients: Literal["sum", "average"] = "sum",
+        backbone_gradients: Literal["sum", "average"] | None = None,
         interclass_filtering_threshold: float | None = None,
         sub_centres: int = 1,
         label_smoothing: float = 0.0,
@@ -130,21 +144,27 @@ class PartialFC(HeadModule):
         num_classes = integer_of("num_classes", num_classes)
         embedding_size = integer_of("embedding_size", embedding_size)
         sub_centres, seed = integer_of("sub_centres", sub_centres), integer_of("seed", seed, least=None)
-        if backbone_gradients not in ("sum", "average"):
+        if backbone_gradients not in (None, "sum", "average"):
             raise ValueError(f"backbone_gradients is {backbone_gradients!r}; expected sum or average")
+        check_kinds(self._made_with)
+        if hard_negatives is not None and hard_negatives.num_classes != num_classes:
+            raise ValueError(f"hard_negatives are of {hard_negatives.num_classes} classes, the head of {num_classes}")
+        if not isinstance(name, str) or not is_table_name(name):
+            raise ValueError(f"name is {name!r}; expected a letter and then letters, digits and _, or '' for none")
         storage = storage or Storage(dtype)
         if storage.dtype == torch.float64 != dtype:
             raise ValueError(f"centres stored in float64 with dtype {dtype}: give dtype float64, too, or store less")
         self.name, self.scope = name, scope(name)
         self.world = world_of(world) or SingleWorld()
+        self._may_join = world is None and num_processes() == 1  # until torch.distributed has several
         self.num_classes = num_classes  # of all ranks
         self.rule = rule or MeanSoftmax()
         self.embedding_size = embedding_size
         self.dtype = dtype
         self.shard = Shard.of(num_classes, self.world.rank, self.world.size)
-        self.optimizer = optimizer_of(optimizer)
+        self.optimizer = optimizer or RowSGD()
         self.num_steps = 0  # counts `step`; with the seed it decides the negatives
-        self.ignore_index = ignore_index
+        self.ignore_index = None if ignore_index is None else integer_of("ignore_index", ignore_index, least=None)
         self.filter_above = interclass_filtering_threshold
         self.sub_centres = sub_centres
         self.label_smoothing = label_smoothing
@@ -163,12 +183,13 @@ class PartialFC(HeadModule):
             device,
             catch_up,
         )
+        self.register_buffer("centre_rows", CentreRows.of(self), persistent=False)  # the state has them by range
         self.margin_state = self.margin.state()
         self.last_step: dict[str, Tensor] = {}  # what telemetry looks at: of the last forward
         self.pending = Pending()  # one for each backward since `step`
         # What lies between the kernel's passes is done in few calls, too, where it has them.
         self._row_math = row_math_of(self.kernel)
-        self._has_warned = False
+        self._has_warned = self._has_stepped = self._awaits_backward = False
         self._margin_before: dict[str, Any] | None = None  # what `discard` goes back to
         self._make_selector()
 
@@ -244,9 +265,9 @@ class PartialFC(HeadModule):
         by. The loss is still the mean over the rows: their sum divided by their number, not by the weights' sum. All
         ranks give weights, or none does. Averages that a margin keeps are over all rows alike.
 
-        Where the features require a gradient, autograd is on and the module trains (`eval()` ends that), this is a step
-        of training; else only the loss is formed, and nothing learns from the batch. Raises ValueError, on all ranks
-        alike, for a label outside of [0, num_classes).
+        Where autograd is on and the module trains (`eval()` ends that), this is a step of training, also for features
+        that require no gradient; else only the loss is formed, and nothing learns from the batch. Raises ValueError, on
+        all ranks alike, for a label outside of [0, num_classes).
         """
         return outside_graphs(PartialFC._loss)(self, feat_BD, label_B, weight_BK, row_weight_B, 0)[0]
 
@@ -279,6 +300,12 @@ class PartialFC(HeadModule):
         self, feat_BD: Tensor, label_B: Tensor, weight_BK: Tensor | None, row_weight_B: Tensor | None, num_nearest: int
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """(loss, nearest classes of this rank's rows; None where num_nearest is 0)."""
+        if getattr(self.centre_rows, "head", lambda: None)() is not self:
+            raise ValueError(
+                f"{self.world}: another tensor is in place of the buffer centre_rows (functional_call?); a head "
+                "computes with its own rows: change them in place"
+            )
+        self.join_processes()
         rows = rows_with_labels(
             feat_BD, label_B, weight_BK, self.rule, self.embedding_size, self.ignore_index, self.world
         )
@@ -286,7 +313,7 @@ class PartialFC(HeadModule):
         if rows.weight_BT is not None:
             check_several_labels(self.margin, self.label_smoothing, f"{self.world}: several labels a row")
         feat_BD = rows.feat_BD
-        training = self.training and torch.is_grad_enabled() and feat_BD.requires_grad
+        training = self.training and torch.is_grad_enabled()
         with own_arithmetic(self.store.device):
             loss, backward, nearest = self._forward(rows, training, num_nearest)
         if nearest is not None and rows.kept_B is not None:
@@ -295,6 +322,7 @@ class PartialFC(HeadModule):
             return loss, nearest
         if self.pending and not self._batches.are_prepared:
             self._warn_of_pending()
+        self._awaits_backward = True
         with torch.enable_grad():  # a rank without rows trains where the others do, whatever its features say
             leaf_BD = feat_BD if feat_BD.requires_grad else feat_BD.detach().requires_grad_()
             return Loss.apply(leaf_BD, loss, backward), nearest
@@ -393,6 +421,7 @@ class PartialFC(HeadModule):
                 f"{type(self.margin).__name__} keeps averages over whole batches: micro-batches would give it others; "
                 "accumulate with another margin, or without micro-batches"
             )
+        self.join_processes()
         label_B = class_numbers(label_B).flatten()
         if self.ignore_index is not None:
             label_B = label_B[label_B != self.ignore_index]
@@ -459,6 +488,8 @@ class PartialFC(HeadModule):
 
     def step(self, lr: float) -> None:
         """Updates the centres that took part since the last step, and starts to fetch the next step's negatives."""
+        if self._awaits_backward and not self.pending:
+            warnings.warn(f"{self.world}: head.step() without loss.backward() moves no centre", stacklevel=2)
         self._selector.prefetch(self.num_steps + 1)
         with own_arithmetic(self.store.device):
             self.pending.update(self.kernel, self.store, lr, self.num_steps)
@@ -466,6 +497,7 @@ class PartialFC(HeadModule):
         if self.hard_negatives is not None:
             self.hard_negatives.keep()
         self.num_steps += 1
+        self._has_stepped = True
         self._log_change("sample rate", self.sampling.rates)
         self._log_change("margin", self._margins)
 
@@ -478,6 +510,7 @@ class PartialFC(HeadModule):
     def forget(self) -> None:
         """Drops the gradients since the last step."""
         self.pending.clear()
+        self._awaits_backward = False
         self._batches.forget()
         self._margin_before = None
 

@@ -9,28 +9,45 @@ from torch import Tensor
 
 from partial_fc.comm import World, from_process_group
 from partial_fc.head.gather import FEATURE_DTYPES
-from partial_fc.head.margin import ArcFace, CosFace, Margin, Softmax
-from partial_fc.head.rows import RowOptimizer, RowSGD
+from partial_fc.head.margin import ArcFace, CosFace, Margin, Softmax, SphereFace
+from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
+from partial_fc.head.rows import RowOptimizer, Storage
 from partial_fc.head.rule import Rule
 from partial_fc.head.selection.batches import class_numbers
+from partial_fc.head.selection.hard_negatives import HardNegatives
 from partial_fc.head.selection.steps import Steps, steps_of
+
+_MARGINS = {kind.__name__.lower(): kind for kind in (ArcFace, CosFace, Softmax, SphereFace, AdaFace, CurricularFace)}
+_KINDS = {
+    "optimizer": (RowOptimizer, "one of rows, as RowSGD(momentum=0.9) or RowAdamW()"),
+    "storage": (Storage, "Storage(torch.bfloat16), for one"),
+    "rule": (Rule, "MeanSoftmax(), OwnOut(), SoftTarget(), MLC() or MLCD()"),
+    "hard_negatives": (HardNegatives, "HardNegatives(num_classes, k=5), for one"),
+    "sampling_correction": (bool, "True or False"),
+}
 
 
 def margin_of(margin: Margin | str) -> Margin:
     """Returns the margin; a name stands for that margin with its defaults. Raises ValueError for another name."""
     if isinstance(margin, Margin):
         return margin
-    named = {"arcface": ArcFace, "cosface": CosFace, "softmax": Softmax}
-    if not isinstance(margin, str) or margin not in named:
-        names = ", ".join(named)
+    if not isinstance(margin, str) or margin not in _MARGINS:
+        names = ", ".join(_MARGINS)
         raise ValueError(f"margin is {margin!r}; expected a Margin, as CosFace(scale=64.0), or one of {names}")
-    return named[margin]()
+    return _MARGINS[margin]()
 
 
 def margins_of(margin: Margin | str | Steps[Margin | str]) -> Steps[Margin]:
     """Returns the margin of each step."""
     given: Steps[Margin | str] = steps_of(margin)
     return Steps({step: margin_of(each) for step, each in given.by_step.items()})
+
+
+def check_kinds(given: dict[str, Any]) -> None:
+    """Raises TypeError for an argument of another kind than PartialFC takes; None stands for the default."""
+    for name, (kind, example) in _KINDS.items():
+        if given[name] is not None and not isinstance(given[name], kind):
+            raise TypeError(f"{name} is {given[name]!r}; expected {example}")
 
 
 def integer_of(name: str, value: Any, least: int | None = 1) -> int:
@@ -55,24 +72,21 @@ def dtype_of(dtype: torch.dtype) -> torch.dtype:
     return dtype
 
 
-def optimizer_of(optimizer: RowOptimizer | None) -> RowOptimizer:
-    """Returns the optimizer; None stands for RowSGD(). Raises TypeError for others, as those of torch.optim."""
-    if optimizer is not None and not isinstance(optimizer, RowOptimizer):
-        raise TypeError(f"optimizer is {optimizer!r}; expected one of rows, as RowSGD(momentum=0.9) or RowAdamW()")
-    return optimizer or RowSGD()
+def num_processes() -> int:
+    """Returns how many processes torch.distributed has; 1 where it is not initialized."""
+    there = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if there else 1
 
 
 def world_of(world: Any) -> World | None:
     """Returns the world; a process group of torch.distributed is wrapped into one. Warns if none is given where
     torch.distributed has several processes. Raises TypeError for anything else."""
-    if world is None and torch.distributed.is_available() and torch.distributed.is_initialized():
-        if (size := torch.distributed.get_world_size()) > 1:
-            warnings.warn(
-                f"PartialFC without world= in one of {size} processes: each trains a head of its own with all classes; "
-                "world=torch.distributed.new_group() shards them (world=partial_fc.comm.SingleWorld(): no warning)",
-                stacklevel=4,
-            )
-        return None
+    if world is None and (size := num_processes()) > 1:
+        warnings.warn(
+            f"PartialFC without world= in one of {size} processes: each trains a head of its own with all classes; "
+            "world=torch.distributed.new_group() shards them (world=partial_fc.comm.SingleWorld(): no warning)",
+            stacklevel=4,
+        )
     if world is None or isinstance(world, World):
         return world
     if torch.distributed.is_available() and isinstance(world, torch.distributed.ProcessGroup):
@@ -81,8 +95,11 @@ def world_of(world: Any) -> World | None:
 
 
 def device_of(device: torch.device | str) -> torch.device:
-    """Returns the device. Raises ValueError for a GPU where torch finds none."""
-    found = torch.device(device)
+    """Returns the device. Raises ValueError for what is none, and for a GPU where torch finds none."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device is {device!r}; expected a torch.device, or 'cpu', 'cuda', 'cuda:1'") from None
     if found.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device is {device}; torch finds no GPU here (see `nvidia-smi`, and torch's CUDA build)")
     return found
@@ -166,15 +183,21 @@ def _checked_weights(weight: Tensor, label: Tensor, real_BT: Tensor, rule: Rule,
             f"{where}: weights are {weight.dtype}, {tuple(weight.shape)}, on {weight.device}; expected floating ones "
             f"of the labels' shape {tuple(label.shape)}, on {label.device}"
         )
-    weight_BT = weight.detach().double().flatten(0, -2).masked_fill(~real_BT, 0.0)
-    bad_BT = (weight_BT < 0) | ~weight_BT.isfinite()
-    if bool(bad_BT.any()):
-        row, place = bad_BT.nonzero()[0].tolist()
+    return _finite(weight.detach().double().flatten(0, -2).masked_fill(~real_BT, 0.0), where)
+
+
+def _finite(weight: Tensor, where: World) -> Tensor:
+    """Returns weights of rows (B,), or of their labels (B, T). Raises ValueError for one that is negative or not
+    finite."""
+    bad = (weight < 0) | ~weight.isfinite()
+    if bool(bad.any()):
+        row, *place = bad.nonzero()[0].tolist()
+        label = f" of label {place[0]}" if place else ""
         raise ValueError(
-            f"{where}: weight {weight_BT[row, place].item()} of label {place} of row {row} ({int(bad_BT.sum())} such); "
-            "expected finite ones, 0 or more, of which only the ratios in a row count"
+            f"{where}: weight {weight[bad][0].item()}{label} of row {row} ({int(bad.sum())} such); expected finite "
+            "ones, 0 or more"
         )
-    return weight_BT
+    return weight
 
 
 def row_weights(weight: Any, rows: Rows, given: torch.Size, where: World) -> Tensor | None:
@@ -190,13 +213,5 @@ def row_weights(weight: Any, rows: Rows, given: torch.Size, where: World) -> Ten
             f"{where}: row weights are {weight.dtype}, {tuple(weight.shape)}; expected floating ones, "
             f"{tuple(given[:-1])}, one for each feature"
         )
-    weight_B = weight.detach().double().flatten()
-    bad_B = (weight_B < 0) | ~weight_B.isfinite()
-    if bool(bad_B.any()):
-        row = int(bad_B.nonzero()[0])
-        raise ValueError(
-            f"{where}: weight {weight_B[row].item()} of row {row} ({int(bad_B.sum())} such); expected finite ones, 0 or"
-            " more"
-        )
-    weight_B = weight_B.to(rows.feat_BD.device, non_blocking=True)
+    weight_B = _finite(weight.detach().double().flatten(), where).to(rows.feat_BD.device, non_blocking=True)
     return weight_B if rows.kept_B is None else weight_B[rows.kept_B]

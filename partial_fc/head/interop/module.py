@@ -5,27 +5,30 @@
 
 The range is part of the names, so a state of another rank or of another number of ranks has other names and is refused;
 it never fits by chance. All entries are tensors, so safetensors can store them, too. Tables are no parameters: no
-optimizer, DistributedDataParallel, FSDP or weight decay finds them in `parameters()`.
+optimizer, DistributedDataParallel, FSDP or weight decay finds them in `parameters()`. The centres are a buffer, too
+(visible.py).
 """
 
 import copy
 import json
 import re
-from abc import abstractmethod
+import sys
+import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from partial_fc.comm import World
-from partial_fc.head.interop.inputs import integer_of
+from partial_fc.comm import World, from_process_group
+from partial_fc.head.interop.inputs import integer_of, num_processes
+from partial_fc.head.interop.visible import Facts, read_facts
 from partial_fc.head.shard import Shard
 
 if TYPE_CHECKING:
     from partial_fc.head.pending import Pending
     from partial_fc.head.rows import RowTable
-    from partial_fc.head.rows.class_rows import ClassRows
     from partial_fc.head.selection.hard_negatives import HardNegatives
 
 _EXTRA = "_extra_state"
@@ -33,7 +36,8 @@ _RANGE = re.compile(r"classes_(\d+)_(\d+)\.")
 
 
 class HeadModule(nn.Module):
-    """Base class of PartialFC with what nn.Module needs: state_dict, copies, pickling, devices, resize."""
+    """Base class of PartialFC with what nn.Module needs: state_dict, copies, pickling, devices, resize. It calls the
+    subclass' rows, facts, load_facts and forget."""
 
     world: World
     shard: Shard
@@ -43,28 +47,18 @@ class HeadModule(nn.Module):
     num_classes: int
     embedding_size: int
     sub_centres: int
+    _may_join: bool
+    _has_stepped: bool
 
     def __init__(self, made_with: dict[str, Any]):
         """made_with: the arguments of the subclass, by name: a copy is made with the same."""
-        super().__init__()
+        if "_modules" not in self.__dict__:  # else it is made anew in place, and keeps hooks
+            super().__init__()
         self._made_with = made_with
+        self._is_copied = False  # whether there are copies, of which one may be an average
         # accelerate wraps what it prepares into DistributedDataParallel, which refuses a module without parameters.
         # With this, accelerator.prepare(head) gives the head back as it is.
         self._is_accelerate_prepared = True
-
-    @property
-    @abstractmethod
-    def rows(self) -> "ClassRows": ...
-
-    @abstractmethod
-    def facts(self) -> dict[str, Any]: ...
-
-    @abstractmethod
-    def load_facts(self, facts: dict[str, Any]) -> None: ...
-
-    @abstractmethod
-    def forget(self) -> None:
-        """Drops pending gradients."""
 
     # ---- state
 
@@ -83,8 +77,9 @@ class HeadModule(nn.Module):
         return identity | {"facts": self.facts()}
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        text = json.dumps(self.common_state()).encode()
-        destination[prefix + _EXTRA] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        if self._is_copied:  # whoever averages states is to see all rows as of one step
+            self.store.rows_in_place()
+        destination[prefix + _EXTRA] = Facts.of(self, json.dumps(self.common_state()).encode())
         for name, t in self.own_state().items():
             destination[prefix + self.range_prefix + name] = t
 
@@ -101,15 +96,12 @@ class HeadModule(nn.Module):
         """Takes over a state of this range of classes. Anything else is an error of `load_state_dict` that names both
         ranges, whatever `strict` is; a state without a head counts as missing."""
         found = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
-        if "rows" in found and "facts" in found:  # saved before 2026-11-24
-            found = _of_older_state(found)
-        common = found.pop(_EXTRA, None)  # saved before 2026-11-24 18:00: a dict
-        if isinstance(common, Tensor):
-            common = json.loads(bytes(common.tolist()))
+        is_there = _EXTRA in found
+        common = read_facts(found.pop(_EXTRA, None))
         own = {
             name.removeprefix(self.range_prefix): t for name, t in found.items() if name.startswith(self.range_prefix)
         }
-        if common is None and not found:
+        if not is_there and not found:
             missing_keys += [prefix + self.range_prefix + name for name in self.own_state()]
         elif problem := self._misfit(common, found, own):
             error_msgs.append(f"{self.world}: {problem}")
@@ -123,13 +115,15 @@ class HeadModule(nn.Module):
         kind = "hard_negatives."
         rows = {name: t.reshape(-1, t.shape[-1]) for name, t in own.items() if not name.startswith(kind)}
         self.store.load_row_state(rows)
+        lists = {n.removeprefix(kind): t for n, t in own.items() if n.startswith(kind)}
         if self.hard_negatives is not None:
-            self.hard_negatives.load_state({n.removeprefix(kind): t for n, t in own.items() if n.startswith(kind)})
+            self.hard_negatives.load_state(lists) if lists else self.hard_negatives.clear()  # sharded.py has none
 
     def _misfit(self, common: Any, found: dict[str, Any], own: dict[str, Tensor]) -> str:
         """Why a state cannot be this head's; nothing where it can."""
         if not isinstance(common, dict) or "facts" not in common:
-            return f"the state has {sorted(found)}, no {_EXTRA} of a head: is it of another layer, or only a part?"
+            what = "another layer, only a part, or an average (copy that entry from one of them)"
+            return f"the state has {sorted(found)}, no {_EXTRA} of a head: is it of {what}?"
         for name in ("num_classes", "embedding_size", "sub_centres"):
             if common.get(name) != getattr(self, name):
                 return f"the state has {name} {common.get(name)}, this head {getattr(self, name)}"
@@ -174,13 +168,46 @@ class HeadModule(nn.Module):
             )
             found = work.wait()
             moved[name] = torch.cat([found, found.new_zeros(stop - start - len(found), *found.shape[1:])])
-        facts = copy.deepcopy(self.facts())
+        self._remake(moved, num_classes=num_classes)
+        if (kept_here := max(0, min(kept - start, stop - start))) < stop - start:
+            self.store.start_now(kept_here * self.sub_centres)
+
+    def join_processes(self) -> None:
+        """Before a training step, shards a head that was made without world= before torch.distributed had several
+        processes, as HF Trainer's users make it, over all of them; warns once. A collective. Raises ValueError where it
+        has trained alone."""
+        if not self._may_join or not self.training or not torch.is_grad_enabled() or num_processes() == 1:
+            return
+        made = f"PartialFC without world=, made before torch.distributed had its {num_processes()} processes"
+        other = "world=torch.distributed.new_group() after that, or partial_fc.comm.SingleWorld(): one for each process"
+        if self._has_stepped or self.store.storage.path is not None:
+            raise ValueError(f"{made}, has made steps alone, or has rows on disk; make it with {other}")
+        world = from_process_group(torch.distributed.new_group())
+        gradients = self._made_with["backbone_gradients"] or "average"  # as DistributedDataParallel does
+        warnings.warn(f"{made}: they share its classes, {gradients} gradients ({other})", stacklevel=5)
+        shard = Shard.of(self.num_classes, world.rank, world.size)
+        rows = {name: t[shard.start : shard.stop] for name, t in self.rows.tables().items()}
+        self._remake(rows, world=world, backbone_gradients=gradients)
+
+    def _remake(self, own: dict[str, Tensor], **changed: Any) -> None:
+        """Makes this head anew with other arguments and loads what `own_state` is to be. Its optimizer stays."""
+        facts, on_backward, is_copied = copy.deepcopy(self.facts()), self.pending.on_backward, self._is_copied
+        may_join = self._may_join and "world" not in changed
         self.store.close()
-        training, on_backward = self.training, self.pending.on_backward
-        type(self).__init__(self, **(self._made_with | {"num_classes": num_classes}))
-        self.train(training)
-        self.pending.on_backward = on_backward
-        self.load_own(facts, moved)
+        type(self).__init__(self, **(self._made_with | {"world": self.world} | changed))
+        self.pending.on_backward, self._is_copied, self._may_join = on_backward, is_copied, may_join
+        self.load_own(facts, own)
+
+    def __getattr__(self, name: str) -> Any:
+        """Finds the names of the state: torch.distributed.checkpoint.state_dict looks each part of them up."""
+        if not name.startswith("classes_") or name != self.range_prefix[:-1]:
+            return super().__getattr__(name)
+        caller = sys._getframe(1).f_back  # get_model_state_dict says nowhere else whether one state is to hold all
+        if self.world.size > 1 and caller and getattr(caller.f_locals.get("info"), "full_state_dict", False):
+            remedy = "leave it out, or save head.sharded() with torch.distributed.checkpoint"
+            raise ValueError(f"{self.world}: full_state_dict=True would hold one rank's centres alone: {remedy}")
+        lists = {} if self.hard_negatives is None else self.hard_negatives.state()
+        return SimpleNamespace(**self.rows.tables(), hard_negatives=SimpleNamespace(**lists))
 
     # ---- copies
 
@@ -190,7 +217,10 @@ class HeadModule(nn.Module):
         if self.store.storage.path is not None:
             raise ValueError(f"the centres lie in {self.store.storage.path}: two heads cannot share files")
         twin = type(self)(**self._arguments())
+        self.store.rows_in_place()  # an average would overwrite start values that are still to be made
         twin.load_own(copy.deepcopy(self.facts()), self.own_state())
+        twin._is_copied, twin._may_join = True, self._may_join
+        self._is_copied = True
         memo[id(self)] = twin
         return twin.train(self.training)
 
@@ -206,7 +236,7 @@ class HeadModule(nn.Module):
 
     def _arguments(self) -> dict[str, Any]:
         """Those to make a twin with."""
-        return self._made_with | {"hard_negatives": copy.deepcopy(self.hard_negatives)}
+        return self._made_with | {"world": self.world, "hard_negatives": copy.deepcopy(self.hard_negatives)}
 
     # ---- devices
 
@@ -227,12 +257,3 @@ def _unpickled(kind: type, arguments: dict[str, Any], state: dict[str, Any], tra
     head = kind(**arguments)
     head.load_state_dict(state)
     return head.train(training)
-
-
-def _of_older_state(state: dict[str, Any]) -> dict[str, Any]:
-    """The state as it is now, of one that nested rows, facts and lists of hard negatives."""
-    start, stop = state["classes"]
-    lists = {f"hard_negatives.{name}": t for name, t in state["hard_negatives"].items()}
-    own = {f"classes_{start}_{stop}.{name}": t for name, t in (state["rows"] | lists).items()}
-    identity = {name: state[name] for name in ("num_classes", "embedding_size", "sub_centres", "facts")}
-    return own | {_EXTRA: identity}

@@ -40,6 +40,11 @@ class HeadOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         head = self.head
+        if self.probe.grad is not None and not head.pending:
+            raise ValueError(
+                f"{head.world}: a gradient without a backward (torch's get_state_dict makes such): give get_state_dict "
+                "the other optimizers; the state of a head's optimizer is part of the head's"
+            )
         good = head.finite().to(head.store.device, torch.int32)
         if head.world.all_reduce(-good, "max", name=f"{head.scope}/finite").item():
             if self.probe.grad is not None and not torch.equal(self.probe.grad, self._received):

@@ -119,6 +119,8 @@ class Kernel(ABC):
 def choose(impl: Impl, device: torch.device, dtype: torch.dtype, precision: AutoPrecision) -> Kernel:
     """Returns the kernel that `impl` names; "auto": the fastest for this device and dtype. On a CPU without a compiler
     that works that is the plain one, and a RuntimeWarning says so. precision "auto": `auto_precision`."""
+    if precision not in get_args(AutoPrecision):
+        raise ValueError(f"precision is {precision!r}; expected one of {', '.join(get_args(AutoPrecision))}")
     if impl == "auto":
         if dtype == torch.float64:
             impl = "plain"

@@ -78,10 +78,11 @@ class ClassRows:
         self._store.load_rows((start - self.start) * subs, (stop - self.start) * subs, row_K, table)
 
     def write_centres(self, start: int, stop: int, class_M: Tensor, centre_M: Tensor) -> None:
-        """Replaces the rows of classes [start, stop): class_M of them (ascending) start at these centres, without
+        """Replaces the rows of classes [start, stop): class_M of them (ascending) start at these centres now, without
         optimizer state; the others become uncreated. centre_M: (M, D), the same for all sub-centres, or their own."""
         columns = self.columns
         rows = {name: centre_M.new_zeros(1).expand(len(class_M), *c.shape) for name, c in columns.items()}
+        rows["touched"] = rows["touched"] + self._store.steps_counted
         if centre_M.dim() <= len(columns["centres"].shape):
             centre_M = centre_M[:, None].expand(len(class_M), *columns["centres"].shape)
         self.write(start, stop, class_M, {**rows, "centres": centre_M})

@@ -119,6 +119,32 @@ class RowTable:
         self._centres_now = now_LD
         return now_LD
 
+    def rows_in_place(self) -> Tensor:
+        """Returns the centres where they lie, (L, D), for code that reads or overwrites them: all are created and
+        brought up to now. Raises ValueError for rows on disk."""
+        if self._files is not None:
+            raise ValueError(f"the centres lie in {self.storage.path}: only the head itself reads and writes there")
+        table_LD = self.all_rows()
+        for copy in self._row_copies:
+            copy.want(None)
+            copy.settle()
+        self._centres_now = None
+        if self._staging is not None:
+            self._staging.forget()
+        self._bring_up(self._tables, None, None, self.steps_counted)
+        return table_LD
+
+    def start_now(self, begin: int) -> None:
+        """Creates rows begin to the last. Unlike one that was never fetched, they are caught up on no past step."""
+        if self._catch_up is not None:
+            self._create_missing(torch.arange(begin, self.num_rows))
+            self._tables["touched"][begin:] = self.steps_counted
+
+    @property
+    def steps_counted(self) -> int:
+        """How many steps a row stands for that does not lag behind; 0 without catch-up."""
+        return 0 if self._catch_up is None else self._catch_up.num_steps
+
     def fetch(self, row_S: Tensor | None, step: int) -> tuple[Tensor, Tensor | None]:
         """Prepares the rows row_S (local numbers, ascending, each once; None: all) for a step: creates missing ones and
         catches up. Returns a table, and the rows' positions in it (None: the table is those rows, in order)."""
@@ -348,9 +374,10 @@ class RowTable:
             at_K = late_K if at_S is None else at_S[late_K]
             row_K = late_K if row_S is None else row_S[late_K]
             centre_KD, state = self._load(tables, at_K)
-            self._catch_up.apply(centre_KD, state, since_K)
+            centre_KD, state = centre_KD.to(self.device), {name: t.to(self.device) for name, t in state.items()}
+            self._catch_up.apply(centre_KD, state, since_K.to(self.device))
             # With the noise of the step before: this row did not use it then, and will use this step's own now.
-            self._store(tables, at_K, row_K, centre_KD, state, step - 1)
+            self._store(tables, at_K, row_K.to(self.device), centre_KD, state, step - 1)
 
     def _load(self, tables: dict[str, Tensor], at: Tensor | slice) -> tuple[Tensor, dict[str, Tensor]]:
         """Working copies of centres and state; the rows themselves where there is nothing to select or to convert."""
@@ -380,7 +407,7 @@ class RowTable:
                 key = counter_rng.rounding_key(self.seed, stream, step)
                 rows = round_stochastically(rows.float(), row + self.first_row, key)
             if not isinstance(at, slice):
-                table.index_copy_(0, at, rows.to(table.dtype))
+                table.index_copy_(0, at, rows.to(table))
             elif table.dtype != self._work_dtype:  # else they are the table's own rows
                 table[at] = rows
 

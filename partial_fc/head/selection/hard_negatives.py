@@ -33,7 +33,7 @@ class HardNegatives:
             )
         if num_classes > torch.iinfo(torch.int32).max:
             raise ValueError(f"hard negatives number classes by 32 bits; {num_classes} classes are too many")
-        self.k, self.every = k, every
+        self.num_classes, self.k, self.every = num_classes, k, every
         size = min(num_classes, capacity)
         self._hashed = num_classes > capacity
         self._owner_T = torch.full((size,), _NONE, dtype=torch.int32, device=device)  # whose list this is

@@ -7,6 +7,7 @@ costs O(sampled), in time and in memory.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Real
 from typing import Literal, get_args
 
 import torch
@@ -38,8 +39,8 @@ class Sampling:
         if self.quota not in get_args(Quota):
             raise ValueError(f"quota is {self.quota!r}; expected one of {', '.join(get_args(Quota))}")
         for rate in self.rates.by_step.values():
-            if not 0.0 < rate <= 1.0:
-                raise ValueError(f"sample_rate is {rate}; expected a share of the classes, 0 < rate <= 1")
+            if not isinstance(rate, Real) or not 0.0 < rate <= 1.0:
+                raise ValueError(f"sample_rate is {rate!r}; expected a share of the classes, 0 < rate <= 1")
 
     @property
     def rates(self) -> Steps[float]:

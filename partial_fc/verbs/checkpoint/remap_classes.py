@@ -34,7 +34,8 @@ class Plan:
 
 class RemappedRows:
     """The rows of a plan. A new class with a direction has the length of trained centres, and no optimizer state; an
-    old one with another direction keeps length and state. Training creates a new class without a direction."""
+    old one with another direction keeps length and state. Training creates a new class without a direction; with
+    catch-up, which would apply all past steps to it, it is a start value of now."""
 
     def __init__(self, stored: StoredRows, now: RowsNow, plan: Plan, num_steps: int, row_seed: int):
         self.start, self.stop = 0, len(plan.old)
@@ -42,6 +43,8 @@ class RemappedRows:
         self._num_steps, self._row_seed = num_steps, row_seed
         self._old_C = torch.tensor(plan.old, dtype=torch.int64)
         self._kept_C = stored.created(0, stored.stop)[self._old_C.clamp(min=0)] & (self._old_C >= 0)
+        self._fresh_C = (self._old_C < 0) & now.catches_up
+        self._fresh_C[list(plan.directions)] = False
         self._length = typical_length(now) if plan.directions else 0.0
 
     @property
@@ -49,7 +52,7 @@ class RemappedRows:
         return self._stored.columns
 
     def created(self, start: int, stop: int) -> Tensor:
-        created_L = self._kept_C[start:stop].clone()
+        created_L = self._kept_C[start:stop] | self._fresh_C[start:stop]
         created_L[[number - start for number in self._directions if start <= number < stop]] = True
         return created_L
 
@@ -60,6 +63,12 @@ class RemappedRows:
         rows = {name: torch.zeros(len(class_M), *c.shape, dtype=c.dtype) for name, c in self.columns.items()}
         for name, kept in self._stored.read(self._old_C[class_M[at_K]]).items():
             rows[name].index_copy_(0, at_K, kept)
+        at_K, shape = self._fresh_C[class_M].nonzero().squeeze(1), torch.Size(self.columns["centres"].shape)
+        row_KR = class_M[at_K][:, None] * shape[:-1].numel() + torch.arange(shape[:-1].numel())
+        start_RD = initial_centres(row_KR.flatten(), shape[-1], self._row_seed)
+        rows["centres"][at_K] = start_RD.view(-1, *shape).to(rows["centres"].dtype)
+        if "touched" in rows:
+            rows["touched"][at_K] = self._num_steps
         for at, (number, is_kept) in enumerate(zip(class_M.tolist(), kept_M.tolist(), strict=True)):
             if number in self._directions:
                 rows["centres"][at] = self._centre(number, rows["centres"][at] if is_kept else None)

@@ -107,7 +107,7 @@ def test_a_joint_optimizer_steps_and_saves_all():
 def test_centres_are_no_parameters_and_a_state_without_them_is_missing_them():
     model = Model()
     assert [name for name, _ in model.named_parameters()] == ["net.weight", "net.bias"]
-    assert not list(model.buffers())
+    assert [name for name, _ in model.named_buffers()] == ["head.centre_rows"]
     with pytest.raises(RuntimeError, match=r"Missing key.*head\.classes_0_41\.centres"):
         model.load_state_dict({"net.weight": model.net.weight, "net.bias": model.net.bias})
     with pytest.raises(RuntimeError, match=r"\['weight'\].*another layer"):

@@ -29,7 +29,7 @@ def programs(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (PAGES / page).read_text(), re.DOTALL)
 
 
-ONE, LABELS, HEADS, DDP, FSDP, LIGHTNING, ACCELERATE = programs("library.md")
+ONE, LABELS, HEADS, DDP, FSDP, LIGHTNING, ACCELERATE, HUGGING_FACE = programs("library.md")
 
 
 def run(folder: Path, num_steps: int) -> list[float]:
@@ -150,7 +150,11 @@ def test_killed_ranks_resume_from_a_sharded_checkpoint_on_another_number_of_rank
         assert each == pytest.approx({step: undisturbed[step] for step in each}, rel=0, abs=1e-12)
 
 
-FRAMEWORKS = [pytest.param(LIGHTNING, ["model.ckpt"], id="Lightning"), pytest.param(ACCELERATE, [], id="accelerate")]
+FRAMEWORKS = [
+    pytest.param(LIGHTNING, ["model.ckpt"], id="Lightning"),
+    pytest.param(ACCELERATE, [], id="accelerate"),
+    pytest.param(HUGGING_FACE, [], id="Hugging Face"),
+]
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ from partial_fc.data import open_source
 from partial_fc.data.decode import decode
 from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.data.sets.joined import open_sets
-from partial_fc.head import HardNegatives, PartialFC, Storage
+from partial_fc.head import HardNegatives, PartialFC, RowSGD, Storage
 from partial_fc.models.inputs import FACE
 from partial_fc.verbs.checkpoint import classes
 from partial_fc.verbs.checkpoint.classes import (
@@ -290,3 +290,19 @@ def test_images_need_a_network(tmp_path):
     write_images(tmp_path / "new", bea=1)
     with pytest.raises(ValueError, match="does not say which network it has"):
         classes.add(AddOptions(tmp_path / "a", tmp_path / "b", images=tmp_path / "new"))
+
+
+@pytest.mark.parametrize("sub_centres", [1, 2])
+def test_a_new_class_is_caught_up_on_no_step_from_before_it_was_there(tmp_path, sub_centres):
+    """As a start value of step 0 it would be aged by all past decay."""
+    options = {"sample_rate": 0.2, "optimizer": RowSGD(0.9, 0.5), "sub_centres": sub_centres, "catch_up": "exact"}
+    head = PartialFC(len(NAMES), D, **options)
+    for step in range(6):
+        head(torch.randn(4, D, generator=torch.Generator().manual_seed(step)), torch.arange(4)).backward()
+        head.step(0.1)
+    save(tmp_path / "a", [head], names=NAMES, configuration={"network": "tiny"})
+    classes.add(AddOptions(tmp_path / "a", tmp_path / "b", ("zoe",), order="append"))
+    other = PartialFC(len(NAMES) + 1, D, **options)
+    checkpoint.Checkpoint(tmp_path / "b").load_head(other)
+    assert torch.equal(other.centres[-1], PartialFC(len(NAMES) + 1, D, sub_centres=sub_centres).centres[-1])
+    torch.testing.assert_close(other.centres[:-1], head.centres, rtol=1e-6, atol=0)
