@@ -12,6 +12,8 @@ from partial_fc.flags import check_numbers, flag, is_given
 from partial_fc.flags.facts import Before, In, MayChange, Refused
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from partial_fc.train.backbone import TorchBackbone
     from partial_fc.train.teacher import Teacher
 
@@ -80,7 +82,13 @@ def teacher(tuning: TuningFlags, network: Network, image_size: int, backbone: To
             f"--teacher {tuning.teacher}: its embedding has {model.embedding_size} numbers, this run's "
             f"{network.embedding_size}; give --embedding-size {model.embedding_size}"
         )
-    return Teacher(model.forward, tuning.teacher_weight, backbone.world, backbone.precision.autocast)
+    dtype = backbone.precision.parameter_dtype  # else --precision fp64 would depend on a batch's shape as fp32 does
+    model.network.to(dtype)
+
+    def forward(input_B: Tensor) -> Tensor:
+        return model.network(model.to_input(input_B.to(backbone.device, non_blocking=True)).to(dtype))
+
+    return Teacher(forward, tuning.teacher_weight, backbone.world, backbone.precision.autocast)
 
 
 def notes(tuning: TuningFlags, total_steps: int) -> Iterator[str]:
