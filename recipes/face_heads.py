@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -114,7 +115,7 @@ def of(config: Any) -> list[NamedHead]:
         if given:
             raise ValueError(f"{name} with sets that have heads of their own ({', '.join(names)}); leave it out")
     words = by_name.of_each(data.heads, names, OWN)
-    heads = [_parsed(name, words[name], config) for name in names]
+    heads = [_parsed(name, tuple(words[name]), config.head, data.labels, data.labels_drawn) for name in names]
     if config.optim.accumulate > 1 and not any(one.share for one in heads):
         raise ValueError(
             f"--accumulate {config.optim.accumulate} with heads of which a micro-batch has as many rows as come: each "
@@ -123,10 +124,11 @@ def of(config: Any) -> list[NamedHead]:
     return heads
 
 
-def _parsed(name: str, words: list[str], config: Any) -> NamedHead:
-    of_all = ["--labels", str(config.data.labels), "--labels-drawn", str(config.data.labels_drawn)]
+@cache  # a Config is checked whenever one is made, and a parser takes a quarter of a second
+def _parsed(name: str, words: tuple[str, ...], head: HeadFlags, labels: int, drawn: int) -> NamedHead:
+    of_all = ["--labels", str(labels), "--labels-drawn", str(drawn)]
     try:
-        given = flags.parse(_OfSet, [*of_all, *words], "--heads", default=_OfSet(head=config.head, data=_SetFlags()))
+        given = flags.parse(_OfSet, [*of_all, *words], "--heads", default=_OfSet(head=head, data=_SetFlags()))
     except UsageError as error:
         raise ValueError(f"head {name}: {error}") from error
     data = given.data

@@ -69,12 +69,17 @@ def adapt(tuning: TuningFlags, network: Network, image_size: int) -> None:
 def teacher(tuning: TuningFlags, network: Network, image_size: int, backbone: TorchBackbone) -> Teacher | None:
     """Loads the teacher. Raises ValueError for one of other images or embeddings."""
     from partial_fc.embedding.load import load
+    from partial_fc.models.inputs import Unchanged
     from partial_fc.train.teacher import Teacher
 
     if tuning.teacher is None:
         return None
     try:
-        model = load(tuning.teacher, backbone.device, image_size=image_size, trust_code=tuning.trust_code)
+        pixels = None if isinstance(network.to_input, Unchanged) else image_size
+        model = load(tuning.teacher, backbone.device, image_size=pixels, trust_code=tuning.trust_code)
+        if (type(model.to_input), model.image_size) != (type(network.to_input), image_size):
+            theirs, ours = model.to_input.description, network.to_input.description
+            raise ValueError(f"{tuning.teacher} takes {theirs}; this run's network takes {ours}")
     except ValueError as error:
         raise ValueError(f"--teacher: {error}") from error
     if model.embedding_size != network.embedding_size:
