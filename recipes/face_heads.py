@@ -76,7 +76,9 @@ def names_of(recs: tuple[Path, ...]) -> list[str]:
             f"--rec {' '.join(map(str, recs))}: a named set has a head of its own; name two sets or more, and each"
         )
     if nested := [name for name, path in map(named, recs) if path.suffix == ".sets"]:
-        raise ValueError(f"--rec {nested[0]}=... is a file of sets, and a head is of one set; name its sets here instead")
+        raise ValueError(
+            f"--rec {nested[0]}=... is a file of sets, and a head is of one set; name its sets here instead"
+        )
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"--rec names {' and '.join(sorted(twice))} twice; a head's name is one set's")
     return names
@@ -144,8 +146,8 @@ def build(
 
     assert isinstance(source, Joined)  # of two sets or more
     of_head = {one.name: one.labels for one in heads}
-    for shard in source.shards:  # else a head would learn from the first labels alone
-        assert shard.source.num_labels == of_head[shard.name], (shard.name, shard.source.num_labels, of_head)
+    # Else a head would learn from the first labels alone.
+    assert all(shard.source.num_labels == of_head[shard.name] for shard in source.shards), of_head
     classes = {shard.name: len(shard.class_C) for shard in source.shards}
     parts = {
         one.name: run.partial_fc(one.flags, classes[one.name], embedding_size, backbone, ignore_index, one.name)

@@ -12,8 +12,6 @@ from partial_fc.flags import check_numbers, flag, is_given
 from partial_fc.flags.facts import Before, In, MayChange, Refused
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from partial_fc.train.backbone import TorchBackbone
     from partial_fc.train.teacher import Teacher
 
@@ -88,12 +86,11 @@ def teacher(tuning: TuningFlags, network: Network, image_size: int, backbone: To
             f"{network.embedding_size}; give --embedding-size {model.embedding_size}"
         )
     dtype = backbone.precision.parameter_dtype  # else --precision fp64 would depend on a batch's shape as fp32 does
-    model.network.to(dtype)
-
-    def forward(input_B: Tensor) -> Tensor:
-        return model.network(model.to_input(input_B.to(backbone.device, non_blocking=True)).to(dtype))
-
-    return Teacher(forward, tuning.teacher_weight, backbone.world, backbone.precision.autocast)
+    network_of = model.network.to(dtype)
+    return Teacher(
+        lambda input_B: network_of(model.to_input(input_B.to(backbone.device, non_blocking=True)).to(dtype)),
+        tuning.teacher_weight, backbone.world, backbone.precision.autocast,
+    )  # fmt: skip
 
 
 def notes(tuning: TuningFlags, total_steps: int) -> Iterator[str]:

@@ -60,13 +60,12 @@ def evaluations(data: DataFlags, source: Source, head: Any, labels: Mapping[str,
     from partial_fc.data.vectors import Vectors
     from partial_fc.evaluate.classification import NearestClass
 
-    shards = {table.path: table for table in tables_of(source)}
     sets = {one.source.path: one for one in source.shards} if isinstance(source, Joined) else {}
     found = []
     for target in data.val_targets or ():
         name, path = named(Path(target)) if labels else ("", Path(target))
         if path.suffix not in SUFFIXES:
-            beside = next((file for file, one in sets.items() if one.name == name), next(iter(shards)))
+            beside = next((file for file, one in sets.items() if one.name == name), tables_of(source)[0].path)
             path = beside.with_name(f"{path}{beside.suffix}")
         own = sets.get(path)
         name = name or (own.name if own else "")
@@ -77,8 +76,8 @@ def evaluations(data: DataFlags, source: Source, head: Any, labels: Mapping[str,
             )
         if own and not labels and [*own.class_C] != [*range(len(own.class_C))]:
             raise ValueError(
-                f"--val-targets {target} with --rec {data.shown}: the class numbers in the file of a set are its own, "
-                "and expected are those of all sets together; give a file that has these"
+                f"--val-targets {target} with --rec {data.shown}: the class numbers in the file of a set are its own; "
+                "expected those of all sets together"
             )
         of = head.parts[name] if labels else head
         table = Vectors(path, of.num_classes, labels.get(name, data.labels))

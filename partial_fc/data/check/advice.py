@@ -62,8 +62,7 @@ def of_many_images() -> str:
     return (
         "Where a training sees each class 56 times instead of 14 (4,000 characters, right labels), rate 0.1 had "
         f"{errors['0.1']} times the error, {errors['exact']} with --head-catch-up exact, "
-        f"{errors['adagrad']} with Adagrad, "
-        f"{errors['adagrad-hard']} with Adagrad and --hard-negatives 5"
+        f"{errors['adagrad']} with Adagrad, {errors['adagrad-hard']} with Adagrad and --hard-negatives 5"
     )
 
 

@@ -73,8 +73,7 @@ class RemoveOptions(_NewOptions):
 @dataclass(frozen=True)
 class MergeClassesOptions(_NewOptions):
     """Merges classes into one, which gets the mean of their directions and keeps its own length and optimizer state.
-    (Its own direction alone would fit only its own images: they were trained as separate classes.) Not of a head with
-    --sub-centres."""
+    (Its own direction alone would fit only its own images: they were trained as separate classes.)"""
 
     into: str
     """The class to keep."""
@@ -183,9 +182,8 @@ def merge_classes(options: MergeClassesOptions) -> None:
     created = [number for number in (into, *parts) if bool(rows.created(number, number + 1))]
     if len(shape := rows.columns["centres"].shape) > 1:
         raise ValueError(
-            f"{stored.where}: a class has {shape[0]} sub-centres (--sub-centres), and which of them its images are near "
-            "no checkpoint says, so there is no mean to take. `checkpoint classes remove` the others, and give their "
-            f"images to {options.into!r} in the data: they train its sub-centres"
+            f"{stored.where}: a class has {shape[0]} centres (--sub-centres), and no checkpoint says which its images are "
+            f"near. `checkpoint classes remove` the others, and give their images to {options.into!r} in the data"
         )
     if created:
         centre_MD = rows.read(torch.tensor(created), ["centres"])["centres"].double()

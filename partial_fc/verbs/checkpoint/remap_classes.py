@@ -34,8 +34,7 @@ class Plan:
 
 class RemappedRows:
     """The rows of a plan. A new class with a direction has the length of trained centres, and no optimizer state; an
-    old one with another direction, which has no sub-centres, keeps length and state, as of the last step. Training
-    creates a new class without a direction."""
+    old one with another direction keeps those of the last step. Training creates a new class without a direction."""
 
     def __init__(self, stored: StoredRows, now: RowsNow, plan: Plan, num_steps: int, row_seed: int):
         self.start, self.stop = 0, len(plan.old)

@@ -1,21 +1,20 @@
-"""Features that nobody tried together. Random combinations of them train two steps, are saved, resume on another number of
-ranks and are evaluated: with the losses of a run that was not interrupted, or they are refused before the first step, by a
-message that names what does not go together.
+"""Features that nobody tried together. Random combinations of them train two steps, are saved, resume on another number
+of ranks and are evaluated, with the losses of a run that was not interrupted; or they are refused before the first step
+by a message that names what does not go together.
 
-A draw is a function of its number: `draw(17)` is the same everywhere. One that is refused goes on without one of the flags
-that the message names. What a feature without effect would hide is asked, too: a run without one of the flags has other
-losses, or a note that names the flag.
+A draw is a function of its number: `draw(17)` is the same everywhere. One that is refused goes on without one of the
+flags that the message names. A feature that is silently ignored is found, too: a run without it has other losses, or a
+note that names its flag.
 """
 
+import copy
 import dataclasses
-import importlib
 import pickle
 import random
 import re
 import shlex
 import shutil
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,16 +22,35 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from partial_fc.comm import SingleWorld, World
 from partial_fc.flags.facts import flag
+from partial_fc.head import (
+    MLC,
+    MLCD,
+    AdaFace,
+    ArcFace,
+    CosFace,
+    CurricularFace,
+    HardNegatives,
+    Heads,
+    OwnOut,
+    PartialFC,
+    SoftTarget,
+    Steps,
+    Storage,
+)
+from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
 from partial_fc.recipe import start
 from recipes import face
 from tests.recipes.conftest import SMALL, result
 from tests.recipes.launch import endings, here, several
 from tests.recipes.several import Given
+from tests.unit.thread_world import in_world
 from tests.world import made
 
-CLASSES, OTHER, EACH, SIZE, WIDTH = 24, 11, 3, 16, 10  # classes of sets a and b; samples of a class; pixels; numbers
+CLASSES, OTHER, SIZE, WIDTH = 24, 11, 16, 10  # classes of sets a and b; pixels; numbers
 STEPS, GLOBAL_BATCH = 4, 12
 HALF = f"checkpoints/step-{STEPS // 2:08d}"
 COMMON = (
@@ -45,7 +63,7 @@ OF_HEAD: dict[str, tuple[Any, ...]] = {
     "sample_rate_schedule": ("0:0.3 3:1.0", "0:0.2 2:0.5"),
     "quota": ("insightface",),
     "hard_negatives": (2,),
-    "head_catch_up": ("exact",),
+    "head_catch_up": ("none",),
     "sub_centres": (3,),
     "interclass_filtering_threshold": (0.05,),
     "loss": ("arcface", "adaface", "curricularface", "softmax", "sphereface"),
@@ -95,7 +113,9 @@ class Draw:
         values = {name: by_set for name, by_set in self.values.items() if name != without}
         micro = ranks * values.get("accumulate", {}).get("", 1)
         given: dict[str, Any] = {"models_root": root, "max_steps": steps, "batch_size": GLOBAL_BATCH // micro}
-        heads = [f"{name}.{key}={_word(value)}" for key, by_set in values.items() for name, value in by_set.items() if name]
+        heads = [
+            f"{name}.{key}={_word(value)}" for key, by_set in values.items() for name, value in by_set.items() if name
+        ]
         if self.sets == "named" and self.number % 3:
             heads += [f"a.batch_size={8 // micro}", f"b.batch_size={4 // micro}"]
         given |= {key: by_set[""] for key, by_set in values.items() if "" in by_set}
@@ -180,10 +200,11 @@ def attempt(one: Draw, data: Path, root: Path, steps: int = STEPS, without: str 
     """Trains in this process. Returns "", or why the run was refused; then it has made no step."""
     try:
         assert here(__name__, [stored(one.config(data, root, 1, steps, without), root)]) == 0
+        message = ""
     except ValueError as error:
-        assert not losses_of(root), f"{one}\nended after its first step: {error}"
-        return str(error)
-    return ""
+        message = str(error)
+    assert not (message and losses_of(root)), f"{one}\nended after its first step: {message}"
+    return message
 
 
 def losses_of(root: Path) -> dict[int, float]:
@@ -273,7 +294,7 @@ def make(folder: Path) -> Path:
     random_ = np.random.default_rng(0)
     rows, labels = {}, {}
     for name, classes in (("a", CLASSES), ("b", OTHER)):
-        first = np.repeat(np.arange(classes), EACH)
+        first = np.repeat(np.arange(classes), 2 + np.arange(classes) % 4)
         labels[name] = np.stack([first, (first + 1) % classes, (first * 2 + 5) % classes], axis=1)
         rows[name] = random_.normal(size=(classes, WIDTH))[first] + 0.5 * random_.normal(size=(len(first), WIDTH))
         if name == "b":  # some have one label
@@ -304,3 +325,144 @@ FIFTY = [pytest.param(range(first, first + 50), marks=pytest.mark.long) for firs
 def test_combinations_train_resume_on_other_ranks_and_are_evaluated_or_are_refused(numbers, data, tmp_path):
     for one in trained(numbers, data, tmp_path):
         compare(one, data, tmp_path / str(one.number))
+
+
+# ---- the same of the library: heads in a loop of one's own
+
+C, D = 41, 6
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "sample_rate": (0.2, Steps({0: 0.2, 3: 1.0})),
+    "margin": (ArcFace(8.0), AdaFace(8.0), CurricularFace(8.0), Steps({0: CosFace(8.0, 0.1), 3: CosFace(8.0, 0.3)})),
+    "optimizer": (
+        RowAdamW(weight_decay=0.1),
+        RowAdam(),
+        RowAdagrad(weight_decay=0.1),
+        RowSGD(0.9, 0.01, nesterov=True),
+    ),
+    "hard_negatives": (2,),
+    "catch_up": ("none",),
+    "sub_centres": (3,),
+    "interclass_filtering_threshold": (0.05,),
+    "label_smoothing": (0.1,),
+    "sampling_correction": (True,),
+    "quota": ("insightface",),
+    "rule": (OwnOut(), SoftTarget(), MLC(), MLCD()),
+    "storage": (Storage(torch.bfloat16, torch.float32),),
+}
+
+
+def layer(world: World, options: dict[str, Any], name: str = "", classes: int = C) -> PartialFC:
+    given = {
+        "margin": CosFace(8.0),
+        "optimizer": RowSGD(0.9, 0.01),
+        "dtype": torch.float64,
+        "ignore_index": -100,
+    } | options
+    if "storage" in options:
+        given["dtype"] = torch.float32
+    if "hard_negatives" in options:
+        given["hard_negatives"] = HardNegatives(classes, options["hard_negatives"], 1)
+    return PartialFC(classes, D, **given, world=world, name=name, impl="plain")
+
+
+def steps(head: PartialFC | Heads, world: World, numbers: range, labels: int) -> list[float]:
+    """Trains steps of these numbers. Returns their losses."""
+    found = []
+    for number in numbers:
+        made_by = torch.Generator().manual_seed(number)
+        feat_GD = torch.randn(12, D, generator=made_by, dtype=torch.float64)
+        label_GK = torch.randint(0, head.num_classes, (12, labels), generator=made_by)
+        if isinstance(head, Heads):  # further labels are of the first one's head
+            start = (label_GK[:, :1] >= C) * C
+            label_GK = start + label_GK % torch.where(start > 0, head.num_classes - C, C)
+        label_G = label_GK if labels > 1 else label_GK[:, 0]
+        mine = slice(world.rank, None, world.size)
+        loss = head(feat_GD[mine].requires_grad_(), label_G[mine])
+        loss.backward()
+        head.step(0.1)
+        found.append(loss.item())
+    return found
+
+
+def saved(head: PartialFC) -> dict[str, Any]:
+    """What torch.distributed.checkpoint writes of a rank: copies."""
+    return {name: one if name == "common" else one.rows.clone() for name, one in head.sharded().state_dict().items()}
+
+
+def loaded(head: PartialFC, of_ranks: list[dict[str, Any]]) -> None:
+    """As torch.distributed.checkpoint loads it: rows into the tables themselves, then the state."""
+    state = head.sharded().state_dict()
+    for name, one in state.items():
+        if name == "common":
+            state[name] = of_ranks[0][name]
+        else:
+            whole = torch.cat([mine[name] for mine in of_ranks])
+            one.rows.copy_(whole[head.shard.start : head.shard.stop])
+    head.sharded().load_state_dict(state)
+
+
+def refusal(new: Callable[[World], PartialFC | Heads], labels: int) -> str:
+    """Why these options do not go together, at a first step at the latest; "": they do."""
+    try:
+        steps(new(SingleWorld()), SingleWorld(), range(1), labels)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("number", [*range(60), *(pytest.param(n, marks=pytest.mark.long) for n in range(60, 1000))])
+def test_heads_of_ones_own_loop_go_on_as_they_would_have(number):
+    choose = random.Random(number)
+    options = {name: choose.choice(values) for name, values in OPTIONS.items() if choose.random() < 0.3}
+    labels = choose.choice((1, 1, 3))
+    several_heads, kind = choose.random() < 0.3, choose.choice(("sharded", "sharded", "state_dict", "copy", "pickle"))
+    sizes = choose.choice((1, 2, 3)), choose.choice((1, 2, 3))
+    if kind != "sharded" or "hard_negatives" in options:  # whose lists are of each process
+        sizes = (1, 1) if kind == "pickle" else (sizes[0], sizes[0])
+
+    def new(world: World) -> PartialFC | Heads:
+        if several_heads:
+            return Heads(x=layer(world, options, "x"), y=layer(world, {}, "y", 17))
+        return layer(world, options)
+
+    while message := refusal(new, labels):
+        names = [name for name, of in options.items() if name in message or type(of).__name__ in message]
+        names += ["labels"] if labels > 1 and "label" in message else []
+        assert names, f"{number}, {options}, {labels} labels: {message}"
+        gone = choose.choice(names)
+        options.pop(gone, None)
+        labels = 1 if gone == "labels" else labels
+    about = f"{number}: {options}, {labels} labels, several heads: {several_heads}, {kind}, ranks {sizes}"
+
+    def before(world: World) -> tuple[list[float], Any]:
+        world = SingleWorld() if kind == "pickle" else world
+        head = new(world)
+        found = steps(head, world, range(2), labels)
+        each = head.tables()
+        if kind == "sharded":
+            kept: Any = {name: saved(one) for name, one in each.items()}
+            for one in each.values():
+                if one.hard_negatives is not None:
+                    one.hard_negatives.clear()  # they are not in it
+        elif kind == "state_dict":
+            kept = copy.deepcopy(head.state_dict())
+        else:
+            kept = copy.deepcopy(head) if kind == "copy" else pickle.dumps(head)
+        return found + steps(head, world, range(2, 4), labels), kept
+
+    def after(world: World) -> list[float]:
+        head = new(world)
+        if kind == "sharded":
+            for name, one in head.tables().items():
+                loaded(one, [kept[name] for _, kept in first])
+        elif kind == "state_dict":
+            head.load_state_dict(first[world.rank][1])
+        else:
+            head = first[world.rank][1] if kind == "copy" else pickle.loads(first[0][1])
+        return steps(head, head.world, range(2, 4), labels)
+
+    first = in_world(sizes[0], before)
+    whole = first[0][0]
+    near = 0.02 if "storage" in options else 1e-9
+    for found in in_world(sizes[1], after):
+        assert found == pytest.approx(whole[2:], rel=near), about

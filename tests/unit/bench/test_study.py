@@ -142,7 +142,9 @@ def test_pages_and_advice_are_those_of_the_results():
     assert measured == advice.ERRORS
     for name, errors in advice.ERRORS.items():
         bounds = {arm: interval(results.difference(Cell(name, arm), Cell(name, "1"))) for arm in errors}
-        shown = {arm: f"{np.exp(low):.2f} to {np.exp(high):.2f}" for arm, (low, high) in bounds.items() if low < 0 < high}
+        shown = {
+            arm: f"{np.exp(low):.2f} to {np.exp(high):.2f}" for arm, (low, high) in bounds.items() if low < 0 < high
+        }
         assert shown == advice.HOLD_1[name]
     joined = results.difference(Cell("clean", "1"), Cell("split", "1"))
     assert round(float(np.exp(joined.mean())), 2) == advice.JOINED
