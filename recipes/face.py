@@ -226,8 +226,7 @@ def train_here(run: Run) -> int:
         drawn = [one.drawn for one in heads] if any(one.drawn < one.labels for one in heads) else 0
 
     # ---- data
-    most = labels or data.labels
-    source = run.open_data(lambda: (face_vectors.open_tables if of_vectors else _source)(data, most))
+    source = run.open_data(lambda: (face_vectors.open_tables if of_vectors else _source)(data, labels or data.labels))
     num_classes = data.num_classes or source.num_classes
     order = _order(run, source)
     total_steps, _ = run.lengths(order)

@@ -146,7 +146,6 @@ def build(
 
     assert isinstance(source, Joined)  # of two sets or more
     of_head = {one.name: one.labels for one in heads}
-    # Else a head would learn from the first labels alone.
     assert all(shard.source.num_labels == of_head[shard.name] for shard in source.shards), of_head
     classes = {shard.name: len(shard.class_C) for shard in source.shards}
     parts = {

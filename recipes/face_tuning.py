@@ -76,8 +76,7 @@ def teacher(tuning: TuningFlags, network: Network, image_size: int, backbone: To
         pixels = None if isinstance(network.to_input, Unchanged) else image_size
         model = load(tuning.teacher, backbone.device, image_size=pixels, trust_code=tuning.trust_code)
         if (type(model.to_input), model.image_size) != (type(network.to_input), image_size):
-            theirs, ours = model.to_input.description, network.to_input.description
-            raise ValueError(f"{tuning.teacher} takes {theirs}; this run's network takes {ours}")
+            raise ValueError(f"{tuning.teacher} takes {model.to_input.description}, not {network.to_input.description}")
     except ValueError as error:
         raise ValueError(f"--teacher: {error}") from error
     if model.embedding_size != network.embedding_size:

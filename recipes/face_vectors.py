@@ -12,7 +12,6 @@ from partial_fc.flags import flag, is_given
 
 if TYPE_CHECKING:
     from partial_fc.data import Source
-    from partial_fc.data.vectors import Vectors
     from partial_fc.evaluate.classification import NearestClass
 
     from .face import DataFlags
@@ -82,20 +81,16 @@ def evaluations(data: DataFlags, source: Source, head: Any, labels: Mapping[str,
         of = head.parts[name] if labels else head
         table = Vectors(path, of.num_classes, labels.get(name, data.labels))
         known = next((one.source for one in sets.values() if one.name == name), source) if labels else source
-        if labels or data.shared_classes or not sets:  # elsewhere a name in the training has its set's before it
-            _check_names(table, known.class_names() or [])
+        # Of sets one after the other the names in the training have their set's before them.
+        theirs = known.class_names() if labels or data.shared_classes or not sets else None
+        for number, (own_name, there) in enumerate(zip(table.class_names() or (), theirs or (), strict=False)):
+            if own_name != there:
+                raise ValueError(
+                    f"{path}: class {number} is {own_name!r}, {there!r} in --rec; expected the same numbers"
+                )
         found.append((name, table, of))
     stems = Counter(table.path.stem for _, table, _ in found)
     titles = [f"{n}-{t.path.stem}" if n and stems[t.path.stem] > 1 else t.path.stem for n, t, _ in found]
     if twice := [title for title, number in Counter(titles).items() if number > 1]:
         raise ValueError(f"--val-targets has two files of the name {twice[0]}, by which results are kept; rename one")
     return [NearestClass(title, table, of) for title, (_, table, of) in zip(titles, found, strict=True)]
-
-
-def _check_names(table: Vectors, known: list[str]) -> None:
-    """Raises ValueError if a class of the table has another name than in the training."""
-    for number, (name, there) in enumerate(zip(table.class_names() or (), known, strict=False)):
-        if name != there and (table.labels() == number).any():
-            raise ValueError(
-                f"{table.path}: class {number} is {name!r}, in the training {there!r}; expected its class numbers"
-            )
