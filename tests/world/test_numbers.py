@@ -137,7 +137,7 @@ def test_vectors_are_evaluated_by_the_head_of_their_classes(folder: Path, row: R
         Row(
             "a .sets file with a name",
             "--rec a=both.sets b=b.npz",
-            ("a={0}/both.sets", "b={0}/b.npz"),
+            lambda at: face_heads.names_of((Path(f"a={at}/both.sets"), Path(f"b={at}/b.npz"))),
             "--rec a=.*file of sets",
         ),
         Row(
@@ -254,5 +254,5 @@ def test_a_teacher_of_vectors_computes_in_the_precision_of_the_run(folder: Path,
 
 @table([Row(f"{n} seeds", "error bars over seeds in papers", n, 0.95) for n in (3, 6, 7)])
 def test_an_interval_covers_the_mean_as_often_as_it_says(row: Row) -> None:
-    bounds = [interval(value) for value in np.random.default_rng(row.given).normal(0.3, 0.05, (1000, row.given))]
-    assert np.mean([low <= 0.3 <= high for low, high in bounds]) == pytest.approx(row.right, abs=0.02)
+    bounds = [interval(value) for value in np.random.default_rng(row.given).normal(0.3, 0.05, (500, row.given))]
+    assert np.mean([low <= 0.3 <= high for low, high in bounds]) == pytest.approx(row.right, abs=0.03)

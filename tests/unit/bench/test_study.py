@@ -32,9 +32,9 @@ def test_holm_is_that_of_the_paper():
 
 @pytest.mark.parametrize("seeds", [3, 6, 7])
 def test_an_interval_of_few_seeds_covers_the_mean_as_often_as_it_says(seeds):
-    """Of 3,000 samples, whose share differs by 0.4 % from the truth's; BCa's were 74 to 87 %."""
-    bounds = np.array([interval(value) for value in np.random.default_rng(1).normal(0.3, 0.05, (3000, seeds))])
-    assert 0.935 < ((bounds[:, 0] <= 0.3) & (bounds[:, 1] >= 0.3)).mean() < 0.965
+    """Of 1,000 samples, whose share differs by 0.7 % from the truth's; BCa's were 74 to 87 %."""
+    bounds = np.array([interval(value) for value in np.random.default_rng(1).normal(0.3, 0.05, (1000, seeds))])
+    assert 0.93 < ((bounds[:, 0] <= 0.3) & (bounds[:, 1] >= 0.3)).mean() < 0.97
     assert np.isnan(interval(np.zeros(2))).all()
 
 
