@@ -182,8 +182,8 @@ def merge_classes(options: MergeClassesOptions) -> None:
     created = [number for number in (into, *parts) if bool(rows.created(number, number + 1))]
     if len(shape := rows.columns["centres"].shape) > 1:
         raise ValueError(
-            f"{stored.where}: a class has {shape[0]} centres (--sub-centres), and no checkpoint says which its images are "
-            f"near. `checkpoint classes remove` the others, and give their images to {options.into!r} in the data"
+            f"{stored.where}: a class has {shape[0]} centres (--sub-centres), and no checkpoint says which its images "
+            f"are near. `checkpoint classes remove` the others, and give their images to {options.into!r} in the data"
         )
     if created:
         centre_MD = rows.read(torch.tensor(created), ["centres"])["centres"].double()
