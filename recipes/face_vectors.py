@@ -59,7 +59,8 @@ def evaluations(data: DataFlags, source: Source, head: Any, labels: Mapping[str,
     from partial_fc.data.vectors import Vectors
     from partial_fc.evaluate.classification import NearestClass
 
-    sets = {one.source.path: one for one in source.shards} if isinstance(source, Joined) else {}
+    shards = source.shards if isinstance(source, Joined) else ()
+    sets = {table.path: one for table, one in zip(tables_of(source), shards, strict=False)}
     found = []
     for target in data.val_targets or ():
         name, path = named(Path(target)) if labels else ("", Path(target))
