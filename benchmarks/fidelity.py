@@ -66,6 +66,17 @@ SHOWN = {  # in it, by arm
     "adagrad-rising": "0.1, then all, Adagrad",
     "filter": "all, filter",
 }
+CONTRASTS = (  # what an arm changes in another
+    ("exact", "0.1"),
+    ("exact-0.03", "0.03"),
+    ("rising", "0.1"),
+    ("hard", "0.1"),
+    ("adagrad", "0.1"),
+    ("adagrad", "adagrad-all"),
+    ("adagrad", "exact"),
+    ("adagrad-hard", "adagrad"),
+    ("adagrad-rising", "adagrad"),
+)
 DRAWN = {"long": "small", "sgd": "clean"}  # other sets have images of their own
 VISITS = {"long": 56}  # how often a run sees a class, on average; 14 in the other sets
 FLAGS = {"sgd": "--head-optimizer sgd --head-lr 0.1 --head-weight-decay 0.0005"}
@@ -207,6 +218,11 @@ def for_readers(results: Results) -> Iterator[str]:
             yield f"| {NAMES.get(name, name)}, {arm} | {found} |"
     if found := ratio(results, Cell("clean", "1"), Cell("split", "1")):
         yield f"| clean, 1, relative to half of the classes twice, 1 | {found} |"
+    yield f"\n| error at {MAIN}, of one arm over that of another | |\n| --- | --- |"
+    for name, (arm, other) in product(_sets(results), CONTRASTS):
+        if len(results.difference(Cell(name, arm), Cell(name, other))) >= FEWEST:
+            found = ratio(results, Cell(name, arm), Cell(name, other))
+            yield f"| {NAMES.get(name, name)}, {arm} over {other} | {found} |"
     yield ""
     yield from verdicts(hypotheses(results), 0.05)
 

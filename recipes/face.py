@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -219,13 +219,14 @@ def train_here(run: Run) -> int:
     config, data, world = run.config, run.config.data, run.world
     of_vectors = config.model.takes_vectors
     heads = face_heads.of(config)
-    several = max((one.labels for one in heads), default=data.labels) > 1
+    labels = {one.name: one.labels for one in heads}
+    several = max(labels.values(), default=data.labels) > 1
     drawn: Any = data.labels_drawn
     if heads:
         drawn = [one.drawn for one in heads] if any(one.drawn < one.labels for one in heads) else 0
 
     # ---- data
-    source = run.open_data(lambda: face_vectors.open_tables(data) if of_vectors else _source(data, heads))
+    source = run.open_data(lambda: (face_vectors.open_tables if of_vectors else _source)(data, labels or data.labels))
     num_classes = data.num_classes or source.num_classes
     order = _order(run, source)
     total_steps, _ = run.lengths(order)
@@ -272,7 +273,7 @@ def train_here(run: Run) -> int:
 
     # ---- a given checkpoint, else this run's newest, else --pretrained and --start-centres, else from scratch
     style = STYLES[config.run.log_style]
-    tests = face_vectors.evaluations(data, source, num_classes, head) if of_vectors else [style.verifications(sets)]
+    tests = face_vectors.evaluations(data, source, head, labels) if of_vectors else [style.verifications(sets)]
     return run.train(backbone, head, loader, tests, line=style.line, teacher=teacher, deliver=network.deliver,
                      **settings)  # fmt: skip
 
@@ -290,15 +291,14 @@ def _called(config: Config) -> tuple[str | Path, str]:
     ), network
 
 
-def _source(data: DataFlags, heads: Sequence[face_heads.NamedHead] = ()) -> Source:
+def _source(data: DataFlags, labels: int | Mapping[str, int]) -> Source:
     from partial_fc.data import Synthetic
     from partial_fc.data.sets.joined import open_sets
 
     if data.synthetic:
         assert data.num_classes is not None
         return Synthetic(data.num_classes, data.image_size, data.num_images, data.labels)
-    most: Any = {one.name: one.labels for one in heads} or data.labels
-    return open_sets(data.recs, data.num_classes, data.shared_classes, num_labels=most)
+    return open_sets(data.recs, data.num_classes, data.shared_classes, num_labels=labels)
 
 
 def _order(run: Run, source: Source) -> Order:

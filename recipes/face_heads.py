@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,6 +75,10 @@ def names_of(recs: tuple[Path, ...]) -> list[str]:
         raise ValueError(
             f"--rec {' '.join(map(str, recs))}: a named set has a head of its own; name two sets or more, and each"
         )
+    if nested := [name for name, path in map(named, recs) if path.suffix == ".sets"]:
+        raise ValueError(
+            f"--rec {nested[0]}=... is a file of sets, and a head is of one set; name its sets here instead"
+        )
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"--rec names {' and '.join(sorted(twice))} twice; a head's name is one set's")
     return names
@@ -112,7 +117,7 @@ def of(config: Any) -> list[NamedHead]:
         if given:
             raise ValueError(f"{name} with sets that have heads of their own ({', '.join(names)}); leave it out")
     words = by_name.of_each(data.heads, names, OWN)
-    heads = [_parsed(name, words[name], config) for name in names]
+    heads = [_parsed(name, tuple(words[name]), config.head, data.labels, data.labels_drawn) for name in names]
     if config.optim.accumulate > 1 and not any(one.share for one in heads):
         raise ValueError(
             f"--accumulate {config.optim.accumulate} with heads of which a micro-batch has as many rows as come: each "
@@ -121,10 +126,11 @@ def of(config: Any) -> list[NamedHead]:
     return heads
 
 
-def _parsed(name: str, words: list[str], config: Any) -> NamedHead:
-    of_all = ["--labels", str(config.data.labels), "--labels-drawn", str(config.data.labels_drawn)]
+@cache  # a Config is checked whenever one is made, and a parser takes a quarter of a second
+def _parsed(name: str, words: tuple[str, ...], head: HeadFlags, labels: int, drawn: int) -> NamedHead:
+    of_all = ["--labels", str(labels), "--labels-drawn", str(drawn)]
     try:
-        given = flags.parse(_OfSet, [*of_all, *words], "--heads", default=_OfSet(head=config.head, data=_SetFlags()))
+        given = flags.parse(_OfSet, [*of_all, *words], "--heads", default=_OfSet(head=head, data=_SetFlags()))
     except UsageError as error:
         raise ValueError(f"head {name}: {error}") from error
     data = given.data
@@ -139,6 +145,8 @@ def build(
     from partial_fc.head import Heads
 
     assert isinstance(source, Joined)  # of two sets or more
+    of_head = {one.name: one.labels for one in heads}
+    assert all(shard.source.num_labels == of_head[shard.name] for shard in source.shards), of_head
     classes = {shard.name: len(shard.class_C) for shard in source.shards}
     parts = {
         one.name: run.partial_fc(one.flags, classes[one.name], embedding_size, backbone, ignore_index, one.name)

@@ -67,12 +67,16 @@ def adapt(tuning: TuningFlags, network: Network, image_size: int) -> None:
 def teacher(tuning: TuningFlags, network: Network, image_size: int, backbone: TorchBackbone) -> Teacher | None:
     """Loads the teacher. Raises ValueError for one of other images or embeddings."""
     from partial_fc.embedding.load import load
+    from partial_fc.models.inputs import Unchanged
     from partial_fc.train.teacher import Teacher
 
     if tuning.teacher is None:
         return None
     try:
-        model = load(tuning.teacher, backbone.device, image_size=image_size, trust_code=tuning.trust_code)
+        pixels = None if isinstance(network.to_input, Unchanged) else image_size
+        model = load(tuning.teacher, backbone.device, image_size=pixels, trust_code=tuning.trust_code)
+        if (type(model.to_input), model.image_size) != (type(network.to_input), image_size):
+            raise ValueError(f"{tuning.teacher} takes {model.to_input.description}, not {network.to_input.description}")
     except ValueError as error:
         raise ValueError(f"--teacher: {error}") from error
     if model.embedding_size != network.embedding_size:
@@ -80,7 +84,12 @@ def teacher(tuning: TuningFlags, network: Network, image_size: int, backbone: To
             f"--teacher {tuning.teacher}: its embedding has {model.embedding_size} numbers, this run's "
             f"{network.embedding_size}; give --embedding-size {model.embedding_size}"
         )
-    return Teacher(model.forward, tuning.teacher_weight, backbone.world, backbone.precision.autocast)
+    dtype = backbone.precision.parameter_dtype  # else --precision fp64 would depend on a batch's shape as fp32 does
+    network_of = model.network.to(dtype)
+    return Teacher(
+        lambda input_B: network_of(model.to_input(input_B.to(backbone.device, non_blocking=True)).to(dtype)),
+        tuning.teacher_weight, backbone.world, backbone.precision.autocast,
+    )  # fmt: skip
 
 
 def notes(tuning: TuningFlags, total_steps: int) -> Iterator[str]:

@@ -75,13 +75,12 @@ class Results:
 
 
 def interval(value: Values) -> tuple[float, float]:
-    """Returns the BCa 95 % interval of the mean (Efron, 1987); NaN for less than FEWEST values."""
+    """Returns Student's 95 % interval of the mean; NaN for less than FEWEST values. Of logarithms it is symmetric about
+    the geometric mean of a ratio. (BCa of three to seven normal values covers the mean in 72 to 89 %: docs/log.md.)"""
     if len(value) < FEWEST:
         return float("nan"), float("nan")
-    if np.ptp(value) == 0:
-        return float(value[0]), float(value[0])
-    found = stats.bootstrap((value,), np.mean, n_resamples=20_000, method="BCa", rng=np.random.default_rng(0))
-    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+    half = stats.t.ppf(0.975, len(value) - 1) * value.std(ddof=1) / np.sqrt(len(value))
+    return float(value.mean() - half), float(value.mean() + half)
 
 
 def sign_flip(value: Values) -> float:

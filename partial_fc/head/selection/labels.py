@@ -21,7 +21,7 @@ def draw_labels(
     labels than are drawn, the places of ignore_index (None: there is none) follow. Raises ValueError unless 1 <=
     num_drawn <= K.
     """
-    num_labels = label_BK.shape[1]
+    num_labels = label_BK.shape[1] if label_BK.ndim == 2 else 0
     if not 1 <= num_drawn <= num_labels or sample_B.shape != label_BK.shape[:1]:
         raise ValueError(
             f"{num_drawn} labels drawn of labels {tuple(label_BK.shape)} with sample numbers {tuple(sample_B.shape)}; "

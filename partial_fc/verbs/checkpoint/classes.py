@@ -180,11 +180,15 @@ def merge_classes(options: MergeClassesOptions) -> None:
     plan = remap_classes.Plan([names[number] for number in kept], kept, joined=dict.fromkeys(parts, now))
     rows = rows_now(stored)
     created = [number for number in (into, *parts) if bool(rows.created(number, number + 1))]
+    if len(shape := rows.columns["centres"].shape) > 1:
+        raise ValueError(
+            f"{stored.where}: a class has {shape[0]} centres (--sub-centres), and no checkpoint says which its images "
+            f"are near. `checkpoint classes remove` the others, and give their images to {options.into!r} in the data"
+        )
     if created:
-        centres = rows.read(torch.tensor(created), ["centres"])["centres"].double()
-        first_MD = centres if centres.dim() == 2 else centres[:, 0]
+        centre_MD = rows.read(torch.tensor(created), ["centres"])["centres"].double()
         weight_M1 = torch.tensor([[weights[names[number]]] for number in created], dtype=torch.float64)
-        plan.directions[now] = normalize((normalize(first_MD) * weight_M1).sum(dim=0), dim=0).float()
+        plan.directions[now] = normalize((normalize(centre_MD) * weight_M1).sum(dim=0), dim=0).float()
     made_by = f"classes {some([names[n] for n in parts])} of {stored.where} joined with {names[into]}"
     remap_classes.write(stored, plan, options.out, made_by)
 

@@ -34,18 +34,18 @@ class Plan:
 
 class RemappedRows:
     """The rows of a plan. A new class with a direction has the length of trained centres, and no optimizer state; an
-    old one with another direction keeps length and state. Training creates a new class without a direction; with
+    old one with another direction keeps those of the last step. Training creates a new class without a direction; with
     catch-up, which would apply all past steps to it, it is a start value of now."""
 
     def __init__(self, stored: StoredRows, now: RowsNow, plan: Plan, num_steps: int, row_seed: int):
         self.start, self.stop = 0, len(plan.old)
-        self._stored, self._directions = stored, plan.directions
+        self._stored, self._now, self._directions = stored, now, plan.directions
         self._num_steps, self._row_seed = num_steps, row_seed
         self._old_C = torch.tensor(plan.old, dtype=torch.int64)
         self._kept_C = stored.created(0, stored.stop)[self._old_C.clamp(min=0)] & (self._old_C >= 0)
         self._fresh_C = (self._old_C < 0) & now.catches_up
         self._fresh_C[list(plan.directions)] = False
-        self._length = typical_length(now) if plan.directions else 0.0
+        self._length = typical_length(stored, now) if plan.directions else 0.0
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -59,10 +59,13 @@ class RemappedRows:
     def read(self, classes: Tensor | range) -> dict[str, Tensor]:
         class_M = class_numbers(classes)
         kept_M = self._kept_C[class_M]
-        at_K = kept_M.nonzero().squeeze(1)
+        redirected_M = torch.tensor([number in self._directions for number in class_M.tolist()], dtype=torch.bool)
         rows = {name: torch.zeros(len(class_M), *c.shape, dtype=c.dtype) for name, c in self.columns.items()}
-        for name, kept in self._stored.read(self._old_C[class_M[at_K]]).items():
-            rows[name].index_copy_(0, at_K, kept)
+        # A direction is as of the last step: in a row as stored the steps that it missed would turn it once more.
+        for source, some_M in ((self._stored, kept_M & ~redirected_M), (self._now, kept_M & redirected_M)):
+            at_K = some_M.nonzero().squeeze(1)
+            for name, kept in source.read(self._old_C[class_M[at_K]]).items():
+                rows[name].index_copy_(0, at_K, kept)
         at_K, shape = self._fresh_C[class_M].nonzero().squeeze(1), torch.Size(self.columns["centres"].shape)
         row_KR = class_M[at_K][:, None] * shape[:-1].numel() + torch.arange(shape[:-1].numel())
         start_RD = initial_centres(row_KR.flatten(), shape[-1], self._row_seed)
@@ -78,26 +81,25 @@ class RemappedRows:
 
     def _centre(self, number: int, old: Tensor | None) -> Tensor:
         """Returns one class's centre, (D,) or (sub_centres, D). Equal sub-centres would never separate: the others of a
-        new class are start values, those of an old one stay."""
+        new class are start values."""
         direction_D = self._directions[number]
-        length = self._length if old is None else old.reshape(-1, len(direction_D))[0].float().norm()
+        length = self._length if old is None else old.float().norm()
         centre_D = direction_D / direction_D.norm() * length
         shape = self.columns["centres"].shape
         if len(shape) == 1:
             return centre_D
         subs, width = shape
-        row_R = torch.arange(number * subs, (number + 1) * subs)
-        centre_RD = initial_centres(row_R, width, self._row_seed) if old is None else old.clone()
+        centre_RD = initial_centres(torch.arange(number * subs, (number + 1) * subs), width, self._row_seed)
         centre_RD[0] = centre_D
         return centre_RD
 
 
-def typical_length(stored: RowsNow) -> float:
-    """Returns the median length of updated centres; of start values if there are none."""
+def typical_length(stored: StoredRows, now: RowsNow) -> float:
+    """Returns the median length of updated centres after the last step; of start values if there are none."""
     lengths = [torch.empty(0)]
-    for part in stored.parts():
+    for before, part in zip(stored.parts(), now.parts(), strict=True):
         length = torch.linalg.vector_norm(part.tensors["centres"], dim=-1, dtype=torch.float32)
-        touched = part.tensors.get("touched", torch.ones(1))
+        touched = before.tensors.get("touched", torch.ones(1))
         lengths.append(length[(touched > 0).squeeze(-1).expand_as(length)])
     length_N = torch.cat(lengths)
     if not len(length_N):

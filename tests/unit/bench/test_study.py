@@ -30,12 +30,12 @@ def test_holm_is_that_of_the_paper():
     assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
 
 
-def test_an_interval_holds_the_mean_and_repeats():
-    value = np.random.default_rng(1).standard_normal(8)
-    assert interval(value) == interval(value)
-    low, high = interval(value)
-    assert low < value.mean() < high
-    assert np.isnan(interval(value[:2])).all()
+@pytest.mark.parametrize("seeds", [3, 6, 7])
+def test_an_interval_of_few_seeds_covers_the_mean_as_often_as_it_says(seeds):
+    """Of 1,000 samples, whose share differs by 0.7 % from the truth's; BCa's were 74 to 87 %."""
+    bounds = np.array([interval(value) for value in np.random.default_rng(1).normal(0.3, 0.05, (1000, seeds))])
+    assert 0.93 < ((bounds[:, 0] <= 0.3) & (bounds[:, 1] >= 0.3)).mean() < 0.97
+    assert np.isnan(interval(np.zeros(2))).all()
 
 
 def test_a_hypothesis_needs_all_of_its_parts_and_what_was_not_run_counts():
@@ -140,6 +140,12 @@ def test_pages_and_advice_are_those_of_the_results():
         for name in advice.ERRORS
     }
     assert measured == advice.ERRORS
+    for name, errors in advice.ERRORS.items():
+        bounds = {arm: interval(results.difference(Cell(name, arm), Cell(name, "1"))) for arm in errors}
+        shown = {
+            arm: f"{np.exp(low):.2f} to {np.exp(high):.2f}" for arm, (low, high) in bounds.items() if low < 0 < high
+        }
+        assert shown == advice.HOLD_1[name]
     joined = results.difference(Cell("clean", "1"), Cell("split", "1"))
     assert round(float(np.exp(joined.mean())), 2) == advice.JOINED
     assert f"--interclass-filtering-threshold {advice.FILTER}" in fidelity.ARMS["filter"]

@@ -97,12 +97,16 @@ def test_classify_export_merge_and_start_from_centres_use_them(tmp_path, monkeyp
     one, two = made.nonzero().squeeze(1)[:2].tolist()
     options = classes.MergeClassesOptions(tmp_path, into=NAMES[one], out=tmp_path / "merged", names=(NAMES[two],))
     classes.merge_classes(options)
-    direction = checkpoint.Checkpoint(tmp_path / "merged").rows().read(torch.tensor([one]))["centres"][0]
-    expected = normalize(normalize(head.centres[[one, two]], dim=1).sum(0), dim=0)
-    torch.testing.assert_close(normalize(direction, dim=0), expected, atol=1e-6, rtol=1e-5)
+    merged = checkpoint.Checkpoint(tmp_path / "merged")
+    expected = normalize(normalize(head.centres[[one, two]], dim=1).sum(0), dim=0) * head.centres[one].norm()
+    for rows in merged.rows(), rows_now(merged):  # nothing is left to catch up
+        row = rows.read(torch.tensor([one]))
+        torch.testing.assert_close(row["centres"][0], expected, atol=1e-6, rtol=1e-5)
+        assert row["touched"].item() == 9
+        torch.testing.assert_close(row["momentum"], rows_now(stored).read(torch.tensor([one]))["momentum"])
     trained_ones = (stored.rows().read(made.nonzero()[:, 0])["touched"] > 0).squeeze(1)
     length = head.centres[made][trained_ones].norm(dim=1).median().item()
-    assert remap_classes.typical_length(rows_now(stored)) == pytest.approx(length)
+    assert remap_classes.typical_length(stored.rows(), rows_now(stored)) == pytest.approx(length)
     # --head-centres
     fresh = PartialFC(C, D, CosFace(8.0))
     load_centres(stored, fresh)

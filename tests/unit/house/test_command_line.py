@@ -242,7 +242,7 @@ def test_images_are_taken_at_the_size_that_the_set_says(tmp_path, says, typed, s
     (tmp_path / "property").write_text(f"{says}\n")
     config, notes = face.parse(["--rec", str(tmp_path), *typed.split()])
     assert (config.data.image_size, notes) == (size, [])
-    told = [note for note in face._notes(config, face._source(config.data)) if "resized" in note]
+    told = [note for note in face._notes(config, face._source(config.data, 1)) if "resized" in note]
     assert bool(told) == noted
 
 
