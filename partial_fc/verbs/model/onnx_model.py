@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -20,8 +21,8 @@ from partial_fc.embedding.model import EmbeddingModel
 from partial_fc.models.inputs import FACE, InputContract, Pixels
 
 INPUT, OUTPUT = "input", "embedding"
-# supported by onnxruntime since 1.14, of early 2023
-_OPSET = 18
+# Of ONNX 1.13. Runtimes refuse files of a later format: onnxruntime 1.14, of early 2023, reads these.
+_OPSET, _IR_VERSION = 18, 8
 _PIXELS = "float32 (N, 3, H, W), RGB, pixel, 0 to 255"
 _NEEDED = "`pip install onnx onnxscript onnxruntime`"
 
@@ -82,7 +83,27 @@ def write(model: EmbeddingModel, path: Path) -> None:
     taken = Pixels(_PIXELS, 0.0, 1.0) if pixels else contract
     onnx.helper.set_model_props(proto, {**model.facts(), **taken.facts()})
     proto.producer_name, proto.producer_version = "partial-fc", __version__
-    onnx.checker.check_model(proto)
+    _save(proto, path)
+
+
+def _save(proto: Any, path: Path) -> None:
+    """Saves a model in the file format of _OPSET, without what later formats added: nodes in the order of computation,
+    and no operator sets but those that nodes are of. Raises ValueError if it is no valid ONNX."""
+    onnx = _package("onnx")
+    proto.ir_version = _IR_VERSION
+    used = {node.domain for part in (proto.graph, *proto.functions) for node in part.node}
+    kept = [opset for opset in proto.opset_import if opset.domain in used]
+    del proto.opset_import[:]
+    proto.opset_import.extend(kept)
+    made_by = {name: number for number, node in enumerate(proto.graph.node) for name in node.output}
+    needs = {n: {made_by[x] for x in node.input if x in made_by} for n, node in enumerate(proto.graph.node)}
+    nodes = [proto.graph.node[number] for number in TopologicalSorter(needs).static_order()]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    try:
+        onnx.checker.check_model(proto, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ValueError(f"{path} is not written: onnx.checker says: {str(error)[:500]}") from error
     onnx.save(proto, str(path))
 
 
@@ -101,7 +122,11 @@ def write_fp16(source: Path, path: Path) -> None:
 
     with _quiet():
         proto = convert_float_to_float16(onnx.load(str(source)), keep_io_types=True)
-    onnx.save(proto, str(path))
+    for node in proto.graph.node:  # onnxruntime 1.14 crashes at a Relu in fp16 on a CPU
+        if node.op_type == "Relu":
+            node.op_type = "LeakyRelu"
+            node.attribute.append(onnx.helper.make_attribute("alpha", 0.0))
+    _save(proto, path)
 
 
 def write_int8(source: Path, path: Path, batches: Iterator[NDArray[np.float32]]) -> None:
@@ -130,6 +155,7 @@ def write_int8(source: Path, path: Path, batches: Iterator[NDArray[np.float32]])
                 activation_type=QuantType.QInt8,
                 weight_type=QuantType.QInt8,
             )
+        _save(_package("onnx").load(str(path)), path)
     finally:
         prepared.unlink(missing_ok=True)
 
