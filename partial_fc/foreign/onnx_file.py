@@ -153,9 +153,10 @@ def _matched(layers: list[_Layer], network: Network) -> tuple[dict[str, Tensor],
             else:
                 taken |= zip(("weight", "bias", "running_mean", "running_var"), layer.values, strict=False)
                 taken["running_mean"] = taken["running_mean"] - bias
-                taken["running_var"] = taken["running_var"] + layer.epsilon - part.eps  # type: ignore[operator]
+                taken["running_var"] = taken["running_var"] + layer.epsilon - part.eps
             before = None
         else:
+            assert layer is not None
             taken = dict(zip([key for key, _ in part.named_parameters()], layer.values, strict=False))
             before = layer._replace(values=layer.values[:1] if "bias" in taken else layer.values)
             before = None if kind == "PRelu" else before

@@ -130,8 +130,8 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     found = load_torch(path)
     parts = [found.get(key) for key in _KEYS] if isinstance(found, dict) else []
     plain = (dict(tensors_of(part)) or part for part in (*parts, found))
-    weights = next((part for part in plain if is_state_dict(part) and part), None)
-    if weights is None:
+    weights = next((part for part in plain if is_state_dict(part) and part), {})
+    if not weights:
         keys = map(str, found) if isinstance(found, dict) else [type(found).__name__]
         raise ValueError(
             f"{path}: expected a state dict (name -> tensor), or a checkpoint with one as {', '.join(_KEYS)}, got: "
