@@ -238,6 +238,7 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
         try:
             stored = load.stored_at(model.pretrained)
             stored.check_input(to_input)
+            notes += [f"--pretrained {stored.source}: {note}" for note in [stored.facts.get("note")] if note]
             if model.pretrained_partial:
                 notes.append(f"--pretrained-partial: {stored.start_partly(module)}")
             else:

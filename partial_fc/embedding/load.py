@@ -4,11 +4,14 @@ a run's folder (--models-root)            its model.safetensors, else its newest
 model.safetensors                         states network, sizes, input contract, flip rule and step
 a checkpoint (step-N), or a folder of them    likewise, in its manifest
 model.pt, backbone.pth, checkpoint_gpu_R.pt   arcface_torch's: names and shapes tell the network
-.pt, .pth, .ckpt                          the same from elsewhere; prefixes of DistributedDataParallel, torch.compile
-                                          and Lightning ("module.", "_orig_mod.") are dropped
+.pt, .pth, .ckpt, .bin                    the same from elsewhere; prefixes of DistributedDataParallel, torch.compile
+                                          and Lightning ("module.", "_orig_mod.") are dropped; AdaFace's and
+                                          face.evoLVe's IR networks; a whole module, of which the tensors are read
+.onnx                                     an iresnet or MobileFaceNet, as InsightFace publishes them
 """
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,17 +24,34 @@ from partial_fc import models
 from partial_fc.checkpoint.folders import MANIFEST, is_step, newest, step_folder, step_of
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.embedding.model import EmbeddingModel, VectorModel
+from partial_fc.file_kind import it_is, kind_of_file
 from partial_fc.foreign.networks import Network, network_of
 from partial_fc.foreign.state_dicts import check_fits, fitting, misfits, read_weights
 from partial_fc.models import encoders
 from partial_fc.models.inputs import FACE, Pixels, Unchanged, contract_of
 from partial_fc.models.vectors import input_of, is_of_vectors
 
-_SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt")
+_SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt", ".onnx")
+_KINDS = ("a safetensors file", "a file of torch.save", "a pickle", "an ONNX model")  # under any name
 _EXPECTED = (
-    "expected a run's folder, a checkpoint's, model.safetensors, or arcface_torch's model.pt, backbone.pth or "
-    "checkpoint_gpu_0.pt"
+    "expected a run's folder, a checkpoint's, model.safetensors, arcface_torch's model.pt, backbone.pth or "
+    "checkpoint_gpu_0.pt, or InsightFace's .onnx"
 )
+_VECTORS = (
+    "export it to ONNX there, or embed your images there: train, search and evaluate take vectors (docs/vectors.md)"
+)
+# By a file's kind and name, or by the names in a folder: what other programs write, and what can be done.
+_OTHERS = {
+    r"\.params\b|symbol\.json": "a network of MXNet: `partial-fc convert` makes model.safetensors of its .params file",
+    r"\.index\.json": "Hugging Face's index of several files: torch.save(model.state_dict(), FILE) makes one",
+    r"zero_pp_rank|mp_rank_|global_step\d": "a checkpoint of DeepSpeed: its zero_to_fp32.py makes one file of it",
+    r"\.distcp|\.metadata": "a checkpoint of torch.distributed.checkpoint (FSDP): "
+    "`python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER model.pt` makes one file of it",
+    r"HDF5|\.h5\b|\.keras\b": f"a model of Keras: {_VECTORS}",
+    r"\.tflite\b|\.pb\b|\.index\b|\.data-\d": f"a model of TensorFlow: {_VECTORS}",
+    r"\.(engine|plan|trt)\b": "an engine of TensorRT, compiled for a GPU: give the .onnx that it was built from",
+    r"\.(mlmodel|mlpackage|caffemodel|gguf|param|xml|mnn|rknn)\b": f"a model of another program: {_VECTORS}",
+}
 _log = logging.getLogger("partial_fc")
 
 
@@ -126,7 +146,10 @@ def find(path: Path, image_size: int | None = None, flip: bool | None = None, tr
         raise ValueError(f"image_size is {image_size!r}; expected a whole number from {models.SMALLEST_IMAGE}")
     if flip not in (None, True, False):
         raise ValueError(f"flip is {flip!r}; expected True, False or None")
-    return check(stored_at(path), image_size, flip, trust_code)
+    stored = stored_at(path)
+    if "note" in stored.facts:
+        _log.warning(f"{stored.source}: {stored.facts['note']}")
+    return check(stored, image_size, flip, trust_code)
 
 
 def stored_at(path: Path) -> Stored:
@@ -144,10 +167,15 @@ def stored_at(path: Path) -> Stored:
         return found
     if not path.exists():
         raise ValueError(f"{path} not found; {_EXPECTED}")
-    if path.suffix not in _SUFFIXES:
-        hint = " (`partial-fc convert` makes MXNet's files one of them)" if path.suffix in (".params", ".json") else ""
-        raise ValueError(f"{path}: unknown file type; {_EXPECTED}{hint}")
+    if path.suffix not in _SUFFIXES and kind_of_file(path) not in _KINDS:
+        raise ValueError(f"{path} is {_other(path) or f'of no known kind{it_is(path)}; {_EXPECTED}'}")
     return Stored(path, *read_weights(path))
+
+
+def _other(path: Path) -> str:
+    """Returns what a file or folder of another program is, and what can be done; empty if it is not known."""
+    names = [child.name for child in path.iterdir()] if path.is_dir() else [path.name, kind_of_file(path)]
+    return next((what for pattern, what in _OTHERS.items() if any(re.search(pattern, name) for name in names)), "")
 
 
 def from_checkpoint(stored: Checkpoint, flip: bool | None = None, trust_code: bool = False) -> Found:
@@ -182,7 +210,9 @@ def _step(folder: Path) -> Path:
     try:
         return step_folder(folder)
     except ValueError as error:
-        raise ValueError(f"{folder} holds no model.safetensors, and no complete checkpoint; {_EXPECTED}") from error
+        other = _other(folder) if folder.is_dir() else ""
+        found = f"is {other}" if other else f"holds no model.safetensors, and no complete checkpoint; {_EXPECTED}"
+        raise ValueError(f"{folder} {found}") from error
 
 
 def check(stored: Stored, image_size: int | None = None, flip: bool | None = None, trust_code: bool = False) -> Found:

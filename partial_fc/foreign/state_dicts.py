@@ -3,9 +3,8 @@
 import pickle
 import re
 import textwrap
-import zipfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -13,7 +12,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from partial_fc.file_kind import it_is, kind_of_file
 from partial_fc.files import check_regular
+from partial_fc.foreign import ir_blocks
+from partial_fc.foreign.unknown_classes import Unknown, load, tensors_of
 from partial_fc.printable import some
 
 # torch's additions to names of wrapped modules, at any depth: torch.compile, FSDP, activation checkpointing.
@@ -104,30 +106,50 @@ def _kind(t: Tensor) -> str:
 
 # Keys of the weights in a whole checkpoint: arcface_torch's, Lightning's, and common hand-written ones.
 _KEYS = ("state_dict_backbone", "state_dict", "model_state_dict", "model")
+_REMEDY = "in its own program: torch.save(model.state_dict(), FILE)"
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Reads (state dict, what the file states about it) from a .safetensors or torch.save file: a state dict, or a
-    checkpoint, of which the backbone counts. Drops prefixes of wrappers and larger modules. Executes no code in a file.
-    Raises ValueError for anything else."""
-    if path.suffix == ".safetensors":
+    """Reads (state dict, what the file states about it, maybe a note) from a .safetensors, ONNX or torch.save file: a
+    state dict, a checkpoint, of which the backbone counts, or a whole model, whose tensors are read. Drops prefixes of
+    wrappers and larger modules; gives IR networks our names. Executes no code in a file. Raises ValueError for anything
+    else."""
+    kind = kind_of_file(path)
+    if path.suffix == ".onnx" or kind == "an ONNX model":
+        from partial_fc.foreign import onnx_file
+
+        return onnx_file.read(path)
+    if path.suffix == ".safetensors" or kind == "a safetensors file":
         check_regular(path)
         try:
             with safe_open(path, "pt") as file:
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                return without_prefix(weights), file.metadata() or {}
+                return _under_our_names(weights, file.metadata() or {}, path)
         except SafetensorError as error:
-            raise ValueError(f"{path} is no safetensors file, or cut short: {error}") from error
+            raise ValueError(f"{path} is no safetensors file, or cut short: {error}{it_is(path)}") from error
     found = load_torch(path)
     parts = [found.get(key) for key in _KEYS] if isinstance(found, dict) else []
-    weights = next((part for part in parts if is_state_dict(part) and part), found)
-    if not is_state_dict(weights):
-        keys: Iterable[object] = found if isinstance(found, dict) else [type(found).__name__]
+    plain = (dict(tensors_of(part)) or part for part in (*parts, found))
+    weights = next((part for part in plain if is_state_dict(part) and part), {})
+    if not weights:
+        keys = map(str, found) if isinstance(found, dict) else [type(found).__name__]
         raise ValueError(
             f"{path}: expected a state dict (name -> tensor), or a checkpoint with one as {', '.join(_KEYS)}, got: "
-            f"{', '.join(map(str, keys))[:200]}"
+            f"{', '.join(keys)[:200]}; {_REMEDY}"
         )
-    return without_prefix(weights), {}
+    return _under_our_names(weights, {}, path)
+
+
+def _under_our_names(
+    weights: dict[str, Tensor], facts: dict[str, str], path: Path
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    found = without_prefix(weights)
+    if not ir_blocks.are_in(found):
+        return found, facts
+    is_adaface = any(name.endswith("head.kernel") for name in weights)
+    note = "the weights of an IR network, under the names of our iresnet; "
+    note += "AdaFace's take BGR: the first convolution is turned round to take RGB" if is_adaface else "RGB is assumed"
+    return ir_blocks.to_iresnet(found, path, is_adaface), {**facts, "note": note}
 
 
 def load_weights(model: nn.Module, path: str | Path, leave_out: str = "") -> None:
@@ -145,36 +167,43 @@ def load_state(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None
     model.load_state_dict(dict(weights))
 
 
-_CODE = re.compile(r"GLOBAL (\S{1,200}) was not an allowed")  # in torch's messages
-_MOST_SEARCHED = 2000  # characters
+_MOST_SEARCHED = 2000  # characters of torch's messages
+_REFUSED = {  # by torch's words
+    r"unsupported GLOBAL (\S{1,200})": "it asks for {}, which reaches into the system: an attack, or no checkpoint",
+    r"(TorchScript) archive": "it is a {} archive, a program; where you trust it, torch.save(torch.jit.load(FILE)"
+    ".state_dict(), 'model.pt')",
+    r"load (DTensors)": "it has one rank's part of tensors ({}): save them whole, with full_state_dict=True",
+    r"Unsupported operand (\d+)": "it is damaged, or saved with another pickle_protocol than 2 (operation {})",
+}
 
 
 def load_torch(path: str | Path) -> Any:
-    """Loads a file onto the CPU; since torch 1.6 tensors are read on use. Raises ValueError, which names the file, for
-    damage or anything but tensors and plain values; OSError as open does."""
+    """Loads a file onto the CPU; since torch 1.6 tensors are read on use. Values of other classes are `Unknown`, which
+    executes nothing. Raises ValueError, which names the file, for damage; OSError as open does."""
     check_regular(path)
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        found = load(path)
     except OSError:
         raise
     except Exception as error:  # torch's unpickler raises nearly any error for damaged files
-        raise ValueError(f"{path} cannot be read as tensors and plain values: {_reason(error)}") from error
+        raise ValueError(f"{path} cannot be read as tensors and plain values: {_reason(error, path)}") from error
     _check_tensors(path, found)
     return found
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, path: str | Path) -> str:
     """Returns why a file is rejected: torch's message without preamble and advice to run the file's code."""
     words = re.sub(r"\x1b\[\d*m", "", str(error)[:_MOST_SEARCHED])
-    if asked := _CODE.search(words):
-        return (
-            f"it asks for {asked[1]}, which is code, and a file's code is not run; save state dicts, not whole models: "
-            "torch.save(model.state_dict(), FILE)"
-        )
+    kind = it_is(path).removeprefix("; ")
+    if kind and not re.search("torch.save|pickle|zip", kind):
+        return kind
+    for pattern, text in _REFUSED.items():
+        if asked := re.search(pattern, words):
+            return text.format(asked[1])
     if isinstance(error, pickle.UnpicklingError) or "weights_only" in words:
-        return "it holds other things, or is damaged; save state dicts, not whole models"
+        return f"it is damaged or cut short, or no file of torch.save; {_REMEDY}"
     line = words.strip().partition("\n")[0] or type(error).__name__
-    return f"{textwrap.shorten(line, 300, placeholder=' ...')} (save state dicts, not whole models)"
+    return f"{textwrap.shorten(line, 300, placeholder=' ...')} ({_REMEDY})"
 
 
 def _check_tensors(path: str | Path, found: Any) -> None:
@@ -188,6 +217,7 @@ def _check_tensors(path: str | Path, found: Any) -> None:
                     f"{path}: a tensor of shape {tuple(value.shape)} that is sparse, quantised, or repeats few stored "
                     "numbers; save plain ones (t.contiguous())"
                 )
-        elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
+        elif isinstance(value, (dict, list, tuple, Unknown)) and id(value) not in seen:
             seen.add(id(value))
-            left.extend(value.values() if isinstance(value, dict) else value)
+            parts = value.content if isinstance(value, Unknown) else value
+            left.extend(parts.values() if isinstance(parts, dict) else parts)

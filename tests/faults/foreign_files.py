@@ -1,6 +1,8 @@
 """All readers of files that come from elsewhere, by name: small valid files, and how they are read."""
 
+import argparse
 import contextlib
+import functools
 import gzip
 import io
 import pickle
@@ -210,6 +212,17 @@ def weight_files(zipped: bool) -> list[Files]:
     return [{"model.pt": saved(network().state_dict(), _use_new_zipfile_serialization=zipped)}]
 
 
+def whole_files() -> list[Files]:
+    """A whole module, and a checkpoint of Lightning's whose hyper-parameters are objects."""
+    objects = {
+        "args": argparse.Namespace(lr=0.1, out=Path("/runs")),
+        "n": np.float32(3),
+        "f": functools.partial(max, 3),
+    }
+    checkpoint = {"state_dict": network().state_dict(), "hyper_parameters": objects}
+    return [{"model.pt": saved(value)} for value in (network(), checkpoint)]
+
+
 def trained(module: torch.nn.Module) -> dict[str, Any]:
     """The state of an optimizer that has made a step."""
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
@@ -358,6 +371,7 @@ READERS = {
     "apex": Reader(apex_files, read_apex, _CALLS, in_zip),
     "weights": Reader(lambda: weight_files(True), lambda f: load_weights(network(), f / "model.pt"), _CALLS, in_zip),
     "old-weights": Reader(lambda: weight_files(False), lambda f: load_weights(network(), f / "model.pt"), _CALLS),
+    "whole": Reader(whole_files, lambda f: load_weights(network(), f / "model.pt"), _CALLS, in_zip),
     "arcface": Reader(arcface_files, read_arcface, _CALLS, in_zip),
     "mxnet-params": Reader(ndarray_files, lambda f: mxnet_ndarray.read(f / "0_centers.param")),
     "mxnet-symbol": Reader(symbol_files, lambda f: mxnet_symbol.read(f / "model-symbol.json").batch_norm("fc1"), _JSON),

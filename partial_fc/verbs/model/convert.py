@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from partial_fc.foreign.networks import Network
 
 _PARAMS = re.compile(r"(.+)-\d{4}\.params")
-_TORCH = (".pt", ".pth")
-_KINDS = "PREFIX-0000.params (MXNet), .safetensors (this trainer), .pt or .pth (arcface_torch)"
+_TORCH = (".pt", ".pth", ".ckpt")
+_KINDS = "PREFIX-0000.params (MXNet), .safetensors (this trainer), .pt, .pth or .ckpt (arcface_torch, AdaFace, ...)"
 _NUM_IMAGES = 4
 _SMALLEST_COSINE = 1 - 1e-8  # without fixed gammas it is .995, without scale .999998, without epsilon .9999999
 
@@ -34,8 +34,8 @@ class ConvertOptions:
     are embedded before and after, and nothing is written if they differ."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """PREFIX-0000.params, X.safetensors (also a checkpoint's backbone.safetensors), X.pt or X.pth (also
-    checkpoint_gpu_R.pt)."""
+    """PREFIX-0000.params, X.safetensors (also a checkpoint's backbone.safetensors), X.pt, X.pth or X.ckpt (also
+    checkpoint_gpu_R.pt and other programs' files), or X.onnx (InsightFace's)."""
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUTPUT")]
     """The same. Beside PREFIX-0000.params PREFIX-symbol.json is written."""
     symbol: Path | None = None
@@ -63,7 +63,7 @@ def convert(options: ConvertOptions) -> None:
     from partial_fc.models.iresnet import IResNet
 
     source, output = options.source, options.output
-    kinds = [_kind(path) for path in (source, output)]
+    kinds = ["torch" if source.suffix == ".onnx" else _kind(source), _kind(output)]
     if kinds == ["mxnet", "mxnet"]:
         raise ValueError(f"{source} and {output} are both files of MXNet: there is nothing to convert")
     if options.symbol and kinds[0] != "mxnet":
@@ -124,7 +124,7 @@ def _read(path: Path, symbol: Path | None, image_size: int | None) -> _Model:
     from partial_fc.foreign import mxnet_backbone, mxnet_ndarray, mxnet_symbol
     from partial_fc.foreign.state_dicts import check_fits, read_weights
 
-    if _kind(path) == "mxnet":
+    if path.suffix == ".params":
         graph = mxnet_symbol.read(symbol) if symbol else mxnet_symbol.Graph()
         arrays = mxnet_ndarray.read(path)
         network = mxnet_backbone.network_of(arrays, path, image_size)
@@ -143,7 +143,8 @@ def _read(path: Path, symbol: Path | None, image_size: int | None) -> _Model:
     network = mxnet_backbone.network_of(state, path, image_size)
     check_fits(state, network.build("meta").state_dict(), path, network.name)
     state = {name: t.float() if t.is_floating_point() else t for name, t in state.items()}
-    return _Model(state, network, [], {"torch": lambda image: mxnet_backbone.embed(state, network, image)})
+    notes = [contract["note"]] if "note" in contract else []
+    return _Model(state, network, notes, {"torch": lambda image: mxnet_backbone.embed(state, network, image)})
 
 
 def _mxnet_itself(symbol: Path | None, params: Path) -> "dict[str, Callable[[Tensor], Tensor]]":

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from partial_fc import __version__
 from partial_fc.embedding.model import EmbeddingModel
+from partial_fc.foreign.onnx_file import package, session_of
 from partial_fc.models.inputs import FACE, InputContract, Pixels
 
 INPUT, OUTPUT = "input", "embedding"
-# supported by onnxruntime since 1.14, of early 2023
-_OPSET = 18
+# Of ONNX 1.13. Runtimes refuse files of a later format: onnxruntime 1.14, of early 2023, reads these.
+_OPSET, _IR_VERSION = 18, 8
 _PIXELS = "float32 (N, 3, H, W), RGB, pixel, 0 to 255"
-_NEEDED = "`pip install onnx onnxscript onnxruntime`"
 
 
 class _FromPixels(nn.Module):
@@ -57,8 +57,8 @@ def takes_pixels(contract: InputContract) -> TypeGuard[Pixels]:
 def write(model: EmbeddingModel, path: Path) -> None:
     """Writes the network: input "input" float32 (N, 3, H, W), or (N, size) for vectors, with any N, output "embedding"
     (N, D), not normalised; the model's facts in metadata_props. Raises ValueError if a package is missing."""
-    onnx = _package("onnx")
-    _package("onnxscript")
+    onnx = package("onnx")
+    package("onnxscript")
     contract: InputContract = model.to_input
     pixels = takes_pixels(contract)
     network = _FromPixels(model.network, contract).eval() if takes_pixels(contract) else model.network
@@ -82,7 +82,24 @@ def write(model: EmbeddingModel, path: Path) -> None:
     taken = Pixels(_PIXELS, 0.0, 1.0) if pixels else contract
     onnx.helper.set_model_props(proto, {**model.facts(), **taken.facts()})
     proto.producer_name, proto.producer_version = "partial-fc", __version__
-    onnx.checker.check_model(proto)
+    _save(proto, path)
+
+
+def _save(proto: Any, path: Path) -> None:
+    """Saves a model in the file format of _OPSET, without what later formats added: nodes in the order of computation,
+    and no operator sets but those that nodes are of. Raises ValueError if it is no valid ONNX."""
+    onnx = package("onnx")
+    proto.ir_version = _IR_VERSION
+    used = {node.domain for part in (proto.graph, *proto.functions) for node in part.node}
+    kept = [opset for opset in proto.opset_import if opset.domain in used]
+    del proto.opset_import[:]
+    proto.opset_import.extend(kept)
+    given = {each.name for each in proto.graph.input}
+    proto.graph.node.sort(key=lambda node: not set(node.input) <= given)  # fp16: the input's Cast comes last
+    try:
+        onnx.checker.check_model(proto, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ValueError(f"{path} is not written: onnx.checker says: {str(error)[:500]}") from error
     onnx.save(proto, str(path))
 
 
@@ -95,19 +112,23 @@ def _name_scaling(proto: Any) -> None:
 
 def write_fp16(source: Path, path: Path) -> None:
     """Writes it with float16 weights and arithmetic; input and output stay float32."""
-    onnx = _package("onnx")
-    _package("onnxruntime")
+    onnx = package("onnx")
+    package("onnxruntime")
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     with _quiet():
         proto = convert_float_to_float16(onnx.load(str(source)), keep_io_types=True)
-    onnx.save(proto, str(path))
+    for node in proto.graph.node:  # onnxruntime 1.14 crashes at a Relu in fp16 on a CPU
+        if node.op_type == "Relu":
+            node.op_type = "LeakyRelu"
+            node.attribute.append(onnx.helper.make_attribute("alpha", 0.0))
+    _save(proto, path)
 
 
 def write_int8(source: Path, path: Path, batches: Iterator[NDArray[np.float32]]) -> None:
     """Writes it with 8-bit weights, one scale a channel, and 8-bit activations, whose ranges are calibrated with
     `batches` of network inputs."""
-    _package("onnxruntime")
+    package("onnxruntime")
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -130,16 +151,14 @@ def write_int8(source: Path, path: Path, batches: Iterator[NDArray[np.float32]])
                 activation_type=QuantType.QInt8,
                 weight_type=QuantType.QInt8,
             )
+        _save(package("onnx").load(str(path)), path)
     finally:
         prepared.unlink(missing_ok=True)
 
 
 def forward_of(path: Path, contract: InputContract) -> Callable[[Tensor], Tensor]:
     """Returns a function of uint8 RGB images (I, 3, H, W) -> features (I, D), computed by onnxruntime on the CPU."""
-    runtime = _package("onnxruntime")
-    options = runtime.SessionOptions()
-    options.log_severity_level = 3
-    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = session_of(path)
 
     def forward(image_I3HW: Tensor) -> Tensor:
         return torch.from_numpy(session.run([OUTPUT], {INPUT: to_array(image_I3HW, contract)})[0])
@@ -151,13 +170,6 @@ def to_array(image_I3HW: Tensor, contract: InputContract) -> NDArray[np.float32]
     """Converts uint8 images, or vectors, to the exported network's input."""
     values = image_I3HW.float() if takes_pixels(contract) else contract(image_I3HW)
     return values.contiguous().numpy()
-
-
-def _package(name: str) -> Any:
-    try:
-        return __import__(name)
-    except ImportError as error:
-        raise ValueError(f"ONNX needs the package {name} ({error}): {_NEEDED}") from None
 
 
 @contextmanager

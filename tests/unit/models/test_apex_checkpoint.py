@@ -169,7 +169,7 @@ def test_a_state_dict_alone(tmp_path):
 
 def test_files_that_would_run_code_are_not_loaded(tmp_path):
     torch.save({"model": ConvNet(), "optimizer": {}, "amp": {}}, tmp_path / "whole.pt")
-    with pytest.raises(ValueError, match=r"whole.pt cannot be read .* it asks for \S+ConvNet, which is code"):
+    with pytest.raises(ValueError, match=r"whole.pt: its model is no state dict"):
         apex.read(tmp_path / "whole.pt")
     (tmp_path / "text.pt").write_text("no checkpoint")
     with pytest.raises(ValueError, match=r"text.pt cannot be read"):

@@ -13,6 +13,7 @@ from partial_fc import checkpoint, cli, models
 from partial_fc.embedding.model import EmbeddingModel
 from partial_fc.models.inputs import FACE, Pixels
 from partial_fc.models.vectors import input_of
+from scripts.test_wheel import Venv, find_python, run
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -117,6 +118,55 @@ def test_smaller_files_and_what_they_cost(tmp_path, photos, capsys):
     largest = [int(abs(w.astype(int)).max()) for w in weights if w.dtype == "int8" and w.ndim > 1]
     assert len(largest) > 5
     assert max(largest) <= 64
+
+
+OLDEST_RUNTIME = "1.14.1"  # of docs/after-training.md
+RUN = """
+import numpy, onnxruntime, sys
+for file in sys.argv[1:]:
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    numpy.save(file + ".npy", session.run(None, {"input": numpy.load("x.npy")})[0])
+print(onnxruntime.__version__)
+"""
+
+
+def test_files_are_of_an_old_format_and_pass_onnx_checker(tmp_path):
+    """Of ONNX 1.13; operator sets that no node is of would need a newer runtime, too."""
+    model = EmbeddingModel(trained("mini"), "mini", WIDTH, SIZE, source=tmp_path)
+    paths = [tmp_path / f"{kind}.onnx" for kind in ("fp32", "fp16", "int8")]
+    onnx_model.write(model, paths[0])
+    onnx_model.write_fp16(paths[0], paths[1])
+    onnx_model.write_int8(paths[0], paths[2], iter([onnx_model.to_array(pixels(4), FACE)]))
+    for path in paths:
+        proto = onnx.load(str(path))
+        onnx.checker.check_model(proto, full_check=True)
+        assert (proto.ir_version, [(each.domain, each.version) for each in proto.opset_import]) == (8, [("", 18)])
+
+
+@pytest.mark.long
+def test_the_oldest_runtime_gives_the_same_numbers(tmp_path, photos):
+    """In an environment with that onnxruntime, from pip's index; its newest Python is 3.10."""
+    interpreter = find_python("3.10")
+    if interpreter is None:
+        pytest.skip("no Python 3.10 on this machine")
+    venv = Venv(tmp_path / "venv", interpreter)
+    venv.install(f"onnxruntime=={OLDEST_RUNTIME}", "numpy<2")
+    torch.manual_seed(0)
+    np.save(tmp_path / "x.npy", FACE(pixels(3)).numpy())
+    for network in ("mini", "r18"):
+        torch.save(trained(network).state_dict(), tmp_path / "backbone.pth")
+        files = [f"{network}-{kind}.onnx" for kind in ("onnx", "onnx-fp16", "onnx-int8")]
+        flags = [word for file in files for word in (f"--{file[len(network) + 1 : -5]}", str(tmp_path / file))]
+        flags += ["--image-size", str(SIZE), "--calibrate", str(photos)]
+        assert export([str(tmp_path / "backbone.pth"), *flags]) == 0
+        assert OLDEST_RUNTIME in run(venv.python, "-c", RUN, *files, folder=tmp_path)
+        for file in files:
+            session = onnxruntime.InferenceSession(str(tmp_path / file))
+            now = session.run(None, {"input": np.load(tmp_path / "x.npy")})[0]
+            then = np.load(tmp_path / f"{file}.npy")
+            assert cosine_similarity(torch.from_numpy(then), torch.from_numpy(now)).min() > 0.99
+            if "int8" not in file:  # there a value between two steps may be rounded to either
+                np.testing.assert_allclose(then, now, atol=1e-3 * abs(now).max())
 
 
 @pytest.mark.parametrize(
