@@ -53,13 +53,13 @@ BEGIN, END = "<!-- begin: python -m benchmarks.fidelity --analyse -->", "<!-- en
 SAME_IMAGES = ("clean", "flipped", "split")  # under other labels; runs of one arm take equally long
 SETS = (*SAME_IMAGES, "long")  # of README's table
 SHOWN = {  # in it, by arm
-    "0.3": "rate 0.3",
-    "0.1": "rate 0.1",
-    "0.03": "rate 0.03",
-    "rising": "0.1, then all",
-    "hard": "0.1, hard negatives",
-    "exact": "0.1, exact catch-up",
-    "exact-0.03": "0.03, exact catch-up",
+    "exact": "0.1: the default, arcface_torch",
+    "exact-0.03": "0.03: the default, arcface_torch",
+    "0.3": "0.3, centres rest",
+    "0.1": "0.1, centres rest: InsightFace on MXNet",
+    "0.03": "0.03, centres rest",
+    "rising": "0.1, then all, centres rest",
+    "hard": "0.1, hard negatives, centres rest",
     "adagrad": "0.1, Adagrad",
     "adagrad-all": "all, Adagrad",
     "adagrad-hard": "0.1, hard negatives, Adagrad",

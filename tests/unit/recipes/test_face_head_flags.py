@@ -83,7 +83,7 @@ def test_operands_of_the_head(mode, asked, operands):
         ("--head-catch-up none", "--head-catch-up none: without sampling"),
         ("--head-catch-up none --sample-rate 0.5 --head-optimizer adagrad --head-weight-decay 0", "Adagrad"),
         ("--head-catch-up none --sample-rate 0.5 --optimizer muon", "with --head-catch-up exact"),
-        ("--head-catch-up none --sample-rate 0.3 --optimizer sgd", "--head-optimizer adagrad"),
+        ("--head-catch-up none --sample-rate 0.3 --optimizer sgd", "the default"),
     ],
 )
 def test_flags_that_make_no_difference_or_cost_much_are_noted(flags, noted):
