@@ -53,10 +53,10 @@ BEGIN, END = "<!-- begin: python -m benchmarks.fidelity --analyse -->", "<!-- en
 SAME_IMAGES = ("clean", "flipped", "split")  # under other labels; runs of one arm take equally long
 SETS = (*SAME_IMAGES, "long")  # of README's table
 SHOWN = {  # in it, by arm
-    "exact": "0.1: the default, arcface_torch",
-    "exact-0.03": "0.03: the default, arcface_torch",
+    "exact": "0.1 (default; arcface_torch)",
+    "exact-0.03": "0.03 (default; arcface_torch)",
     "0.3": "0.3, centres rest",
-    "0.1": "0.1, centres rest: InsightFace on MXNet",
+    "0.1": "0.1, centres rest (MXNet trainer)",
     "0.03": "0.03, centres rest",
     "rising": "0.1, then all, centres rest",
     "hard": "0.1, hard negatives, centres rest",
@@ -275,7 +275,7 @@ def draw(results: Results, path: Path) -> None:
             axes.errorbar(at, mean, np.abs(bounds.T - mean), fmt="o", capsize=3, color=f"C{number}", label=NAMES[name])
     axes.axhline(1, color="grey", linewidth=1)
     axes.set_yscale("log")
-    axes.set_xticks(range(len(arms)), [SHOWN[arm].replace(" ", "\n") for arm in arms])
+    axes.set_xticks(range(len(arms)), [SHOWN[arm].replace(" ", "\n") for arm in arms], fontsize=8)
     axes.set_xlim(-0.5, len(arms) - 0.5)
     axes.set_xlabel("classes in a step")
     axes.set_ylabel(f"error at {MAIN}, over that of all classes")

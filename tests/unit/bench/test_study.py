@@ -121,7 +121,7 @@ def test_the_table_for_users_has_what_three_seeds_have(tmp_path):
     assert found == [
         "| classes in a step | clean | minutes, AVX2 |\n| --- | --- | --- |",
         "| all: the error | 0.100 | 1.0 |",
-        "| rate 0.1 | 1.50 (1.50 to 1.50) | 1.0 |",
+        "| 0.1, centres rest (MXNet trainer) | 1.50 (1.50 to 1.50) | 1.0 |",
     ]
 
 
