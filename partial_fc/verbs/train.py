@@ -102,10 +102,9 @@ def without_local_rank(words: list[str], program: str) -> list[str]:
     parser = argparse.ArgumentParser(program, add_help=False, allow_abbrev=False)
     parser.add_argument("--local-rank", "--local_rank", type=int, default=-1)  # as in many scripts
     given, others = parser.parse_known_args(words)
-    theirs = os.environ.get("LOCAL_RANK") or "0"
-    # Processes of --gpus have the command line of their parent.
-    if given.local_rank not in (-1, int(theirs)) and "PARTIAL_FC_PARENT" not in os.environ:
-        parser.error(f"--local-rank {given.local_rank}, but LOCAL_RANK={theirs}")
+    is_child = "PARTIAL_FC_PARENT" in os.environ  # of --gpus, with the command line of its parent
+    if given.local_rank not in (-1, int(os.environ.get("LOCAL_RANK") or 0)) and not is_child:
+        parser.error(f"--local-rank {given.local_rank}, but LOCAL_RANK={os.environ.get('LOCAL_RANK', '')}")
     return others
 
 

@@ -139,8 +139,8 @@ def _one_a_host(environ: Mapping[str, str]) -> dict[str, str]:
     if hosts := environ.get("AZUREML_NODE_COUNT"):
         return {"LOCAL_WORLD_SIZE": str(integer("WORLD_SIZE", environ["WORLD_SIZE"]) // max(1, int(hosts)))}
     counts = {environ.get(name, "1") for name in ("LOCAL_WORLD_SIZE", "PET_NPROC_PER_NODE")}
-    fits = "LOCAL_RANK" not in environ and counts <= {"1", "auto", "cpu", "gpu"}
-    return {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} if fits else {}
+    several = "LOCAL_RANK" in environ or not counts <= {"1", "auto", "cpu", "gpu"}
+    return {} if several else {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
 def started_here(environ: Mapping[str, str] = os.environ) -> bool:

@@ -45,8 +45,7 @@ def _start_node(launch: LaunchFlags) -> int | None:
             spawn.stay_with_parent()
         return None
     by = comm.detect()
-    notes = comm.unused(by, launch.nodes)
-    if notes and by.rank == 0 and launch.nodes == launch.gpus == 1:
+    if (notes := comm.unused(by, launch.nodes)) and by.rank == 0 and launch.nodes == launch.gpus == 1:
         print(*notes, sep="\n", file=sys.stderr, flush=True)
     static = by.backend == "horovod" and not elastic.active()
     if launch.restarts and (static or by.launcher == "torchrun"):
