@@ -12,7 +12,8 @@ python=${PYTHON:-$here/.venv/bin/python}
 # The processes of a host share its cores. (nproc would otherwise answer with OMP_NUM_THREADS.) A single process takes all
 # of them by itself, and those that --gpus starts divide them.
 cores=$(env -u OMP_NUM_THREADS nproc)
-local_size=${HOROVOD_LOCAL_SIZE:-${OMPI_COMM_WORLD_LOCAL_SIZE:-${LOCAL_WORLD_SIZE:-1}}}
+local_size=${TORCHELASTIC_RUN_ID:+${LOCAL_WORLD_SIZE:-1}} # mpirun may have started torchrun
+local_size=${local_size:-${HOROVOD_LOCAL_SIZE:-${OMPI_COMM_WORLD_LOCAL_SIZE:-${LOCAL_WORLD_SIZE:-${LOCAL_SIZE:-1}}}}}
 if [ "$local_size" -gt 1 ]; then
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > local_size ? cores / local_size : 1))}
     export MXNET_CPU_WORKER_NTHREADS=${MXNET_CPU_WORKER_NTHREADS:-$OMP_NUM_THREADS}

@@ -169,7 +169,10 @@ def main() -> None:
     interrupts.listen()
     output.open_closed()
     clean_stderr()
-    name, rest = find(sys.argv[1:])
+    words = sys.argv[1:]
+    if any(word.startswith(("--local-rank", "--local_rank")) for word in words):
+        words = importlib.import_module("partial_fc.verbs.train").without_local_rank(words, "partial-fc")
+    name, rest = find(words)
     if name in _CONNECTED:
         output.detach()
     elif name != "train":  # which does so itself

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from partial_fc.comm.auth.handshake import read_secret
 from partial_fc.comm.launch import addresses
-from partial_fc.comm.launch.detect import Launch, StartError, detect, has_agent, started_here
+from partial_fc.comm.launch.detect import Launch, StartError, detect, has_agent, started_here, unused
 from partial_fc.comm.watch.watchdog import report_failure
 from partial_fc.comm.world import CollectiveError, OtherRankFailed, SingleWorld, Work, World
 from partial_fc.errors import describe
@@ -58,8 +58,10 @@ def init(
         addresses.choose(network_interface)
     world: World
     if launch.backend == "horovod":
-        from partial_fc.comm.horovod import HorovodWorld
-
+        try:
+            from partial_fc.comm.horovod import HorovodWorld
+        except ModuleNotFoundError as error:
+            raise StartError(f"{launch.launcher} needs Horovod here ({error}); or start through torchrun") from None
         world = HorovodWorld(launch, device, comm_timeout_s, start_timeout_s)
     elif launch.backend == "torch":
         from partial_fc.comm.torch_dist import TorchWorld
@@ -67,6 +69,7 @@ def init(
         secret = read_secret(secret_file) if secret_file else None
         world = TorchWorld(launch, device, comm_timeout_s, start_timeout_s, secret)
     else:
+        unused(launch)
         world = SingleWorld()
     world.watch(comm_timeout_s, network_interface)
     return world

@@ -12,10 +12,10 @@ from typing import Literal
 
 import torch
 
-from partial_fc import __version__, memory
+from partial_fc import __version__, comm, memory
 from partial_fc.comm import World, elastic
-from partial_fc.comm.launch import start
-from partial_fc.flags import LaunchFlags
+from partial_fc.comm.launch import ONE_A_HOST, start
+from partial_fc.flags import LaunchFlags, is_given
 
 _PACKAGES = ("torch", "horovod", "numpy", "opencv-python-headless", "safetensors")
 
@@ -45,6 +45,8 @@ def meet(launch: LaunchFlags) -> tuple[World, torch.device]:
     kind = device_type(launch.device)
     if kind == "cpu":
         memory.keep_freed()
+    elif comm.detect().launcher == ONE_A_HOST and torch.cuda.device_count() > 1 and not is_given(launch, "gpus"):
+        raise ValueError("RANK without LOCAL_RANK, and several GPUs: give --gpus N for N processes on each host")
     world = start.join(launch, kind)
     device = local_device(kind, world)
     share_cores(world)

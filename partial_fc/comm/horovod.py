@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from partial_fc.comm import elastic
-from partial_fc.comm.launch.detect import Launch, StartError, devices_differ, mpi_settings
+from partial_fc.comm.launch.detect import Launch, StartError, devices_differ, expect, left_over, mpi_settings
 from partial_fc.comm.world import Op, World, pad_rows
 
 _LATER_S = 60.0  # from the watchdog's report to Gloo's timeout
@@ -36,6 +36,8 @@ class HorovodWorld(World):
             # Gloo's default timeout is 30 s; the watchdog is to report which ranks are missing.
             patience_s = comm_timeout_s + _LATER_S if comm_timeout_s else _FOR_EVER_S
             os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(math.ceil(patience_s)))
+            if port := os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT"):
+                expect(launch, "rendezvous of horovodrun", os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(port))
         else:
             member = elastic.member()
             member.rendezvous(start_timeout_s)
@@ -49,7 +51,8 @@ class HorovodWorld(World):
         if (hvd.rank(), hvd.size()) != (launch.rank, launch.size):
             raise ValueError(
                 f"the launcher says rank {launch.rank} of {launch.size}, Horovod says {hvd.rank()} of {hvd.size()}: "
-                "this Horovod was built without the controller that launched it; see `horovodrun --check-build`"
+                "this Horovod was built without the controller that launched it; see `horovodrun --check-build`."
+                f"{left_over(launch)}"
             )
         has_trained = elastic.active() and elastic.member().recovery is not None
         local = torch.tensor([[device == "cuda", has_trained]], dtype=torch.uint8)

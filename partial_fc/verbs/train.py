@@ -11,6 +11,7 @@ a recipe of your own, a file with a function main(flags):
   partial-fc train ./mine.py --rec DIR
 """
 
+import argparse
 import ast
 import difflib
 import importlib
@@ -62,6 +63,7 @@ def main(arguments: list[str], program: str = "partial-fc train") -> int:
     program: how the user started it, for messages.
     """
     clean_stderr()
+    arguments = without_local_rank(arguments, program)
     if not arguments or arguments[0] in ("-h", "--help", "--help-all"):
         print(usage())
         return 0
@@ -93,6 +95,18 @@ def main(arguments: list[str], program: str = "partial-fc train") -> int:
             print(f"{program} {name}: interrupted", file=sys.stderr, flush=True)
         comm.report_failure(error)
         return 130
+
+
+def without_local_rank(words: list[str], program: str) -> list[str]:
+    """Returns a command line without the --local-rank=N (--local_rank=N) that torch.distributed.launch and deepspeed
+    add. Ends the process with status 2 if LOCAL_RANK, which they also set, is another."""
+    parser = argparse.ArgumentParser(program, add_help=False, allow_abbrev=False)
+    parser.add_argument("--local-rank", "--local_rank", type=int, default=-1)  # as in many scripts
+    given, others = parser.parse_known_args(words)
+    is_child = "PARTIAL_FC_PARENT" in os.environ  # of --gpus, with the command line of its parent
+    if given.local_rank not in (-1, int(os.environ.get("LOCAL_RANK") or 0)) and not is_child:
+        parser.error(f"--local-rank {given.local_rank}, but LOCAL_RANK={os.environ.get('LOCAL_RANK', '')}")
+    return others
 
 
 def _no_recipe(name: str, program: str) -> str:

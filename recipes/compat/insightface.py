@@ -13,7 +13,6 @@ ELSEWHERE = {
     "save-all-states": "checkpoints always hold all states",
     "dali": "the loader's own threads decode: --num-workers",
     "using-wandb": "it is --wandb PROJECT (TensorBoard gets the curves in any case)",
-    "local-rank": "torchrun, horovodrun and srun say it through the environment; leave it out",
     # Partial FC on MXNet: settings of its default.py. (Its four flags have the same names here.)
     "debug": "made-up data is --dataset 100w (1000w, ... 10000w), or --dataset synthetic --num-classes N",
     "sample-ratio": "it is --sample-rate",

@@ -4,6 +4,8 @@ import socket
 from dataclasses import dataclass
 from typing import Literal
 
+ONE_A_HOST = "the program that set RANK"  # and no LOCAL_RANK: Kubernetes' operators, one process a host
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -20,9 +22,8 @@ class Launch:
 
     @property
     def is_host(self) -> bool:
-        """Returns whether this process stands for its host, as a worker of MXNet's launch.py does: `partial-fc launch`
-        has started no other there, and it may start one for each GPU."""
-        return self.launcher == "partial-fc launch" and self.local_size == 1
+        """Returns whether the launcher has started no other process on this host: it may start one for each GPU."""
+        return self.launcher in ("partial-fc launch", ONE_A_HOST) and self.local_size == 1
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.size} on {socket.gethostname()}"

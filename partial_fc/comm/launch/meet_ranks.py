@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from partial_fc import printable
 from partial_fc.comm.auth.handshake import SECRET, Handshake, NoAnswer, NotRank0, connect
-from partial_fc.comm.launch import addresses
-from partial_fc.comm.launch.detect import LISTENING_SOCKET, Launch, StartError, devices_differ, has_agent
+from partial_fc.comm.launch import Launch, addresses
+from partial_fc.comm.launch.detect import LISTENING_SOCKET, StartError, devices_differ, expect, has_agent, left_over
 
 _RETRY_S = 0.025  # to the second try to reach rank 0; then longer each time
 _LINGER_S = 1.0  # rank 0 stays after a failure, so that the others can read the outcome in its store
@@ -149,6 +149,8 @@ class _Rank:
 
     def _remedy(self) -> str:
         launch = self._launch
+        if launch.launcher == "srun":
+            return f"Is this a shell of `srun --pty`, where only task 0 is left?{left_over(launch)}"
         text = (
             "Was the command started on every node, each with its own --nr (--shard-id), all with the same master "
             "address and port (--run-id), and do their messages say why they ended?"
@@ -157,7 +159,7 @@ class _Rank:
             text += f" {launch.master_addr} is no address of {socket.gethostname()}, where rank 0 runs."
         elif launch.master_addr in ("localhost", "127.0.0.1", "::1") and launch.size > launch.local_size:
             text += f" {launch.master_addr} means every host itself: other hosts need the address of this one."
-        return text
+        return text + left_over(launch)
 
 
 # ---- the store
@@ -167,6 +169,8 @@ def _open(launch: Launch, timeout_s: float, secret: str) -> tuple[dist.Store, Ha
     """Returns the store, and on rank 0 the handshake that leads to it."""
     if launch.rank == 0 and not has_agent():
         return _host(launch, timeout_s, secret)
+    if has_agent():
+        expect(launch, "store of torchrun", launch.master_addr, launch.master_port)
     port = launch.master_port if has_agent() else _ask_rank_0(launch, timeout_s, secret)
     left = timedelta(seconds=max(1.0, timeout_s))
     try:
@@ -205,7 +209,8 @@ def _listen(launch: Launch) -> socket.socket:
     except OSError:
         resolved = set()
     loops = any(str(address).startswith("127.") or address == "::1" for address in resolved)
-    if resolved and not (loops and name not in (*resolved, "localhost")):
+    # Kubeflow's first operator gives "localhost" to the master.
+    if resolved and not (loops and (name not in (*resolved, "localhost") or launch.local_size < launch.size)):
         address = str(min(resolved, key=lambda a: ":" in str(a)))  # IPv4, if it has both
         if addresses.is_local(address):
             return _server(address, launch.master_port)
@@ -246,7 +251,7 @@ def _ask_rank_0(launch: Launch, timeout_s: float, secret: str) -> int:
     raise StartError(
         f"{launch}: nobody listens at {_where(launch)} after {timeout_s:g} s: {problem}.{here} The master "
         "address is that of the host where rank 0 runs (--nr 0), as the other hosts reach it; the port is the same on "
-        "all nodes. Was rank 0 started, and has it ended with an error?"
+        f"all nodes. Was rank 0 started, and has it ended with an error?{left_over(launch)}"
     )
 
 

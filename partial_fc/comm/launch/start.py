@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 
 from partial_fc import comm, interrupts
 from partial_fc.comm import World, elastic
@@ -46,6 +45,8 @@ def _start_node(launch: LaunchFlags) -> int | None:
             spawn.stay_with_parent()
         return None
     by = comm.detect()
+    if (notes := comm.unused(by, launch.nodes)) and by.rank == 0 and launch.nodes == launch.gpus == 1:
+        print(*notes, sep="\n", file=sys.stderr, flush=True)
     static = by.backend == "horovod" and not elastic.active()
     if launch.restarts and (static or by.launcher == "torchrun"):
         instead = "torchrun --max-restarts" if by.backend == "torch" else "bash run.sh --restarts"
@@ -224,14 +225,10 @@ def _open_store(flags: RendezvousFlags, run_id: str, timeout_s: float) -> stores
         username=os.environ.get("REDIS_USERNAME"),
         password=password,
         ssl=flags.redis_tls,
-        ssl_ca_certs=_text(flags.redis_ca),
-        ssl_certfile=_text(flags.redis_cert),
-        ssl_keyfile=_text(flags.redis_key),
+        ssl_ca_certs=flags.redis_ca,
+        ssl_certfile=flags.redis_cert,
+        ssl_keyfile=flags.redis_key,
     )
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)
 
 
 def _listen(address: str, port: int | None) -> socket.socket:
