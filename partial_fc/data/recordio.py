@@ -472,19 +472,29 @@ def _image_keys(reader: RecordReader) -> tuple[NDArray[np.int64] | range, int | 
     """Returns (keys of the image records, number of identity records or None).
 
     InsightFace: record 0 holds [first identity key, end of identity keys) and no image; images are 1 to first - 1; each
-    identity record holds [first image, end of images) and no image. Otherwise every key is an image.
+    identity record holds [first image, end of images) and no image. Others write record 0 as [number of images + 1,
+    number of classes, ...] and no identity records, some with a picture behind it that is none of the set's:
+    arcface_torch reads keys 1 to label[0] - 1 of either. Otherwise every key is an image.
     """
     keys = reader.keys
     if keys[0] != 0:
         return keys, None
     header, content = reader.read_sample(0)
-    if header.flag == 0 or content:  # im2rec; with content and flag > 0 it is an image with several labels
+    if header.flag == 0:  # im2rec
         return keys, None
     end = int(keys[-1]) + 1
+    if (num_images := images_counted(reader)) is not None:
+        if num_images < end - 1:
+            _log.warning("%s, key 0: it counts %d images; the keys behind are not read", reader.rec_path, num_images)
+        begin, stop = (1, num_images + 1) if isinstance(keys, range) else np.searchsorted(keys, [1, num_images + 1])
+        return keys[begin:stop], None
+    if content:  # an image with several labels
+        return keys, None
     if header.flag < 2 or np.float32(end) != header.label[1]:
         raise ValueError(
-            f"{reader.rec_path}, key 0: header {header.label[:2].tolist()}, but {reader.idx_path} ends with key "
-            f"{end - 1}; expected [first identity key, {end}]. Is this the index of another file?"
+            f"{reader.rec_path}, key 0: no image, and the numbers {header.label[:3].tolist()}, but {reader.idx_path} "
+            f"ends with key {end - 1}; expected [first identity key, {end}], "
+            f"or without identity records [number of images + 1, number of classes]"
         )
     first = _first_identity(reader, float(header.label[0]))
     last_header, _ = reader.read_sample(end - 1)
@@ -497,6 +507,26 @@ def _image_keys(reader: RecordReader) -> tuple[NDArray[np.int64] | range, int | 
         return keys[1:first], end - first
     begin, stop = np.searchsorted(keys, [1, first])
     return keys[begin:stop], len(keys) - int(stop)
+
+
+def images_counted(reader: RecordReader) -> int | None:
+    """Returns the number of images that record 0 counts, in a set without identity records; None: it counts none. A
+    record 0 with a picture counts if its first number is right, and is not one of several labels: the others have
+    another number of labels, or its second number is that of their classes."""
+    keys = reader.keys
+    end = int(keys[-1]) + 1
+    (header, content), (_, last_content) = reader.read_sample(int(keys[0])), reader.read_sample(end - 1)
+    if keys[0] != 0 or len(keys) < 2 or header.flag < 2 or not last_content:
+        return None
+    first = float(header.label[0])
+    if first != np.float32(end):
+        fits = not content and isinstance(keys, range) and first.is_integer() and 2 <= first < end
+        # Identity records there: InsightFace's layout, with images behind them.
+        return int(first) - 1 if fits and reader.read_sample(int(first))[1] else None
+    if content and reader.read_sample(int(keys[1]))[0].flag == header.flag:
+        largest = reader.first_labels(np.asarray(keys[1:]))[1].max()
+        return end - 1 if largest + 1 == header.label[1] else None
+    return end - 1
 
 
 def _first_identity(reader: RecordReader, rounded: float) -> int:

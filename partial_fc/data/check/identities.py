@@ -20,6 +20,10 @@ _EXACT = 2**24
 def check_identities(records: Records) -> tuple[list[Finding], int | None]:
     """Returns (findings, number of identity records; None: the set has none, every key is an image)."""
     headless = np.flatnonzero((records.content_bytes_R == 0) & ~records.cut_R)
+    if records.num_counted is not None:
+        what = f"record 0 counts {records.num_counted:,} images, without identity records: keys 1 to that are read"
+        findings = [Finding("info", "record-0-counts", what, file=str(records.path))]
+        return findings + _labels_without_image(records, headless[headless > 0]), None
     if records.key_R[0] != 0 or records.content_bytes_R[0] > 0:
         return _labels_without_image(records, headless), None
     # The longest run of consecutive keys behind record 0.

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.record_files import FIRST, FRAME, WHOLE, RecordFile, aligned, read_index
-from partial_fc.data.recordio import HEADER, are_whole, first_labels, unpack
+from partial_fc.data.recordio import HEADER, RecordReader, are_whole, first_labels, images_counted, unpack
 from partial_fc.data.sample import BadRecord
 from partial_fc.findings import Describe, Finding, Severity, findings_at
 
@@ -55,7 +55,10 @@ class Records:
         whole = slice(None) if is_whole.all() else is_whole
         self.key_R, self.offset_R = np.asarray(keys)[whole], offsets[whole]
         self._read_headers(record_bytes[whole])
-        self.image_N = np.flatnonzero(self.content_bytes_R > 0)
+        self.num_counted = self._images_counted()
+        last_key = self.key_R.max(initial=0) if self.num_counted is None else self.num_counted
+        of_set = (self.key_R <= last_key) & ((self.key_R > 0) | (self.num_counted is None))
+        self.image_N = np.flatnonzero((self.content_bytes_R > 0) & of_set)
         self.key_N = self.key_R[self.image_N]
         self.label_N = self._labels()
         if not len(self.image_N):
@@ -63,6 +66,14 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.image_N)
+
+    def _images_counted(self) -> int | None:
+        """Returns what `images_counted` does; None, too, for an index or records that are damaged."""
+        try:
+            with RecordReader(self.path) as reader:
+                return images_counted(reader)
+        except ValueError:
+            return None
 
     def _labels(self) -> NDArray[np.int64]:
         """Returns the labels of the images; NO_LABEL if it is not a whole number."""
