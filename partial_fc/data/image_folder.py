@@ -1,6 +1,8 @@
 """A source of image files, in one folder per class or named by a list."""
 
+import logging
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,18 +12,22 @@ from numpy.typing import NDArray
 
 from partial_fc.data.labels import MAX_LABEL, in_rows, of_file, of_sample
 from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord, Sample, Source
+from partial_fc.file_kind import TEXT, kind_of_file
 from partial_fc.files import read_bytes, regular
 from partial_fc.findings import counted
 
 _SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff")
+_LINE = re.compile(r"(.+?)(?:\s+|\s*,\s*)(\d[\d.]*(?:,\d[\d.]*)*)", re.DOTALL)  # of a list: path, labels
+_HEADER = re.compile(r"[A-Za-z_]+[ \t,]+[A-Za-z_]+")
+_log = logging.getLogger(__name__)
 
 
 class ImageFolder(Source):
     """Images whose class i is the i-th sub-folder in sorted order; images are sorted too.
 
-    With a list file: one image a line, `path label` (the path may contain blanks), or im2rec's .lst format,
-    `index<TAB>label<TAB>path`; several labels are `path 3,5,8` and `index<TAB>3<TAB>5<TAB>8<TAB>path`. Paths are
-    relative to `root`, by default the list's folder.
+    With a list file: one image a line, `path label` or `path,label` (the path may contain blanks), im2rec's .lst
+    format, `index<TAB>label<TAB>path`, or face2rec2's, `aligned<TAB>path<TAB>label`; several labels are `path 3,5,8`
+    and `index<TAB>3<TAB>5<TAB>8<TAB>path`. Paths are relative to `root`, by default the list's folder.
 
     left_out: reason -> paths of files that are not read: other endings (by ending), hidden images, folders within class
     folders, images beside the class folders.
@@ -153,32 +159,46 @@ def _why_left_out(entry: os.DirEntry[str]) -> str:
 
 def _read_list(path: Path, several: bool) -> tuple[list[str], NDArray[np.int64]]:
     """Returns (paths, labels: the first of each, (N,), or all, (N, M))."""
+    if (kind := kind_of_file(path)) not in (TEXT, ""):
+        raise ValueError(f"{path} is {kind}; expected a list of images, `path label` a line")
     names: list[str] = []
     labels: list[int] = []
     counts: list[int] = []
+    num_unaligned = 0
     # Linux paths are bytes: those that are not UTF-8 round-trip.
-    with open(path, encoding="utf-8", errors="surrogateescape", opener=regular) as file:
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", opener=regular) as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
-            if path.suffix == ".lst":
-                fields = line.rstrip("\n").split("\t")
+            fields = line.rstrip("\n").split("\t")
+            if len(fields) > 2 and fields[0] in ("0", "1") and _number(fields[1]) < 0 <= _number(fields[2]):
+                name, texts = fields[1], [fields[2]]  # face2rec2's; a box and points may follow
+                num_unaligned += fields[0] == "0"
+            elif path.suffix == ".lst":
                 name, texts = fields[-1], fields[1:-1]
             else:
-                name, _, text = line.strip().replace("\t", " ").rpartition(" ")
-                texts = text.split(",")
+                match = _LINE.fullmatch(line.strip())
+                name, texts = (match[1], match[2].split(",")) if match else ("", [])
+                if number == 1 and not match and _HEADER.fullmatch(line.strip()):
+                    continue
             values = [_number(text) for text in (texts if several else texts[:1])]
             are_labels = bool(values) and all(0 <= value <= MAX_LABEL and value.is_integer() for value in values)
             if not (are_labels and name.strip()) or "\0" in name:
                 form = "index<TAB>label<TAB>path" if path.suffix == ".lst" else "path label"
                 raise ValueError(
-                    f"{path}, line {number}: expected `{form}`, label 0, 1, 2, ..., got {line.strip()[:200]!r}"
+                    f"{path}, line {number}: expected `{form}` (or `1<TAB>path<TAB>label`), label 0, 1, 2, ..., got "
+                    f"{line.strip()[:200]!r}"
                 )
             names.append(name.strip())
             labels += [int(value) for value in values]
             counts.append(len(values))
     if not names:
         raise ValueError(f"{path} names no images")
+    if num_unaligned:
+        _log.warning(
+            "%s: %d of %d images are marked 0, not aligned; they are used as they are, whole: boxes and points of a "
+            "list are not read. Align them first", path, num_unaligned, len(names),
+        )  # fmt: skip
     return names, in_rows(np.array(labels, np.int64), np.array(counts))
 
 

@@ -264,7 +264,8 @@ def _check_whole(scan: ImageScan, num_samples: int, max_bad_records: int) -> lis
     bad = np.flatnonzero(scan.code_N >= CUT)
     expected = len(bad) * num_samples / max(1, num_scanned)
     # A single one in a sample is a poor estimate of their number.
-    if expected > max_bad_records and (len(bad) > 1 or num_scanned == num_samples or not max_bad_records):
+    many = expected > max_bad_records and (len(bad) > 1 or num_scanned == num_samples or not max_bad_records)
+    if many or len(bad) == num_scanned:
         about = "" if num_scanned == num_samples else f", an estimated {expected:,.0f} of {num_samples:,}"
         what = (
             f"{len(bad):,} of {num_scanned:,} images cannot be used{about}; training stops after {max_bad_records} on "
