@@ -16,7 +16,7 @@ from partial_fc.file_kind import TEXT, kind_of_file
 from partial_fc.files import read_bytes, regular
 from partial_fc.findings import counted
 
-_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff")
+SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 _LINE = re.compile(r"(.+?)(?:\s+|\s*,\s*)(\d[\d.]*(?:,\d[\d.]*)*)", re.DOTALL)  # of a list: path, labels
 _HEADER = re.compile(r"[A-Za-z_]+[ \t,]+[A-Za-z_]+")
 _log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class ImageFolder(Source):
         """Describes the ignored files: `3 .heic, 1 .mov; only .jpg ... are read`."""
         most_first = sorted(self.left_out.items(), key=lambda item: -len(item[1]))
         counts = ", ".join(f"{len(paths):,} {why}" for why, paths in most_first)
-        return f"{counts}; only ROOT/CLASS/IMAGE with {' '.join(_SUFFIXES)} are read"
+        return f"{counts}; only ROOT/CLASS/IMAGE with {' '.join(SUFFIXES)} are read"
 
 
 def write_names(path: Path, names: Iterable[str]) -> None:
@@ -108,7 +108,7 @@ def image_names(folder: Path) -> list[str]:
 
 def is_image_name(name: str) -> bool:
     """Tells image files by their ending; not hidden ones: macOS puts `._1.jpg`, no image, beside 1.jpg."""
-    return name.lower().endswith(_SUFFIXES) and name[0] != "."
+    return name.lower().endswith(SUFFIXES) and name[0] != "."
 
 
 def class_folders(root: Path) -> list[str]:
@@ -135,7 +135,7 @@ def _scan(root: Path) -> tuple[list[str], list[str], NDArray[np.int64], dict[str
     if flat:
         left_out["beside the class folders"] = flat
     if not names:
-        expected = f"expected ROOT/CLASS/IMAGE with {', '.join(_SUFFIXES)}"
+        expected = f"expected ROOT/CLASS/IMAGE with {', '.join(SUFFIXES)}"
         if flat:
             raise ValueError(
                 f"{root} itself holds the images, {len(flat)} of them, not in a sub-folder for each class; {expected}. "
@@ -151,7 +151,7 @@ def _why_left_out(entry: os.DirEntry[str]) -> str:
     """Returns why an entry is ignored; "" for one that nobody takes for an image, such as .DS_Store."""
     name = entry.name
     if name[0] == ".":
-        return "hidden" if name.lower().endswith(_SUFFIXES) else ""
+        return "hidden" if name.lower().endswith(SUFFIXES) else ""
     if entry.is_dir():
         return "too deep (a folder within a class folder)"
     return Path(name).suffix.lower() or "without ending"

@@ -7,6 +7,7 @@ LFW's ten-fold protocol (Huang et al., 2007) as InsightFace computes it: embeddi
 each judged by the best threshold of the other nine.
 """
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from partial_fc.evaluate.roc import Roc, plot
 NUM_FOLDS = 10
 _AT_ONCE = 64  # images that are decoded to check them
 THRESHOLDS = np.arange(0, 4, 0.01)
+_log = logging.getLogger(__name__)
 FALSE_ACCEPT_RATES = ("1e-3", "1e-4", "0")
 
 
@@ -172,26 +174,32 @@ def accuracy_values(name: str, accuracy: Accuracy) -> Iterator[tuple[str, float]
     yield f"{name}/accuracy_high", accuracy.high
 
 
-def check_pairs(path: Path, same_N: np.ndarray) -> None:
-    """Raises ValueError for pairs that do not split into ten folds."""
-    if len(same_N) < NUM_FOLDS:
-        raise ValueError(f"{path}: {len(same_N)} pairs; {NUM_FOLDS} folds need at least {NUM_FOLDS}")
+def check_pairs(path: Path, same_N: np.ndarray, folds: int = NUM_FOLDS) -> None:
+    """Raises ValueError for pairs that do not split into these folds. Warns of folds of one kind of pair."""
+    if len(same_N) < folds:
+        raise ValueError(f"{path}: {len(same_N)} pairs; {folds} folds need at least {folds}")
     if same_N.all() or not same_N.any():
         raise ValueError(f"{path}: all {len(same_N)} pairs are of one kind; both kinds are needed")
+    if one_kind := sum(bool(of_fold.all() or not of_fold.any()) for of_fold in np.array_split(same_N, folds)):
+        _log.warning(
+            "%s: %d of its %d folds (consecutive parts) have one kind of pair, so the accuracy means little: mix both "
+            "kinds in each fold", path, one_kind, folds,
+        )  # fmt: skip
 
 
-def fold_accuracy(distance_N: np.ndarray, same_N: np.ndarray) -> Accuracy:
-    """Returns the ten-fold accuracy of "same if squared distance < threshold".
+def fold_accuracy(distance_N: np.ndarray, same_N: np.ndarray, num_folds: int = NUM_FOLDS) -> Accuracy:
+    """Returns the accuracy over folds (ten) of "same if squared distance < threshold".
 
-    distance_N: float64 in [0, 4], same_N: bool, in file order; N >= 10. The smallest of equally good thresholds counts.
+    distance_N: float64 in [0, 4], same_N: bool, in file order; N >= num_folds. The smallest of equally good thresholds
+    counts.
     """
     # Consecutive pairs; the first N % F folds are one pair longer.
-    folds = list(zip(np.array_split(distance_N, NUM_FOLDS), np.array_split(same_N, NUM_FOLDS), strict=True))
+    folds = list(zip(np.array_split(distance_N, num_folds), np.array_split(same_N, num_folds), strict=True))
     correct_FT = np.stack(
         [_below(distance_n[same_n]) + (~same_n).sum() - _below(distance_n[~same_n]) for distance_n, same_n in folds]
     )
     best_F = np.argmax(correct_FT.sum(axis=0) - correct_FT, axis=1)
-    accuracy_F = correct_FT[np.arange(NUM_FOLDS), best_F] / [len(same_n) for _, same_n in folds]
+    accuracy_F = correct_FT[np.arange(num_folds), best_F] / [len(same_n) for _, same_n in folds]
     mean = float(accuracy_F.mean())
     return Accuracy(mean, float(accuracy_F.std()), *wilson_interval(mean, len(same_N)))
 

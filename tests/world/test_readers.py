@@ -1,7 +1,5 @@
 """Data as other people's programs write it: .rec files, lists, shards, databases and pairs."""
 
-import io
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +8,10 @@ import pytest
 from partial_fc.data import open_source
 from partial_fc.data.check.identities import check_identities
 from partial_fc.data.check.recordio import Records
+from partial_fc.evaluate.verification import check_pairs
+from partial_fc.verbs.data.draw_pairs import PairsOptions, draw_pairs
+from partial_fc.verbs.data.pack import PackOptions
+from partial_fc.verbs.data.pair_list import read_pair_list
 from tests.world.made import image, write_rec
 from tests.world.rows import Row, table
 
@@ -59,11 +61,12 @@ def opened(folder: Path, name: str, content: str | bytes):
 
 @table(
     [
-        Row("aligned, path, label as .lst", "insightface's face2rec2, issues 345, 127, 80", ("l.lst", "1\ta b/1.jpg\t3\n"),
-            ("a b/1.jpg", 3)),
+        Row("aligned, path, label as .lst", "insightface's face2rec2, issues 345, 127, 80",
+            ("l.lst", "1\ta b/1.jpg\t3\n"), ("a b/1.jpg", 3)),
         Row("aligned, path, label as .txt", "insightface", ("l.txt", "1\ta/1.jpg\t3\n"), ("a/1.jpg", 3)),
         Row("with a box", "insightface 791", ("l.lst", "1\ta/1.jpg\t3\t1\t2\t40\t44\n"), ("a/1.jpg", 3)),
-        Row("with box and points", "insightface", ("l.lst", "1\ta/1.jpg\t3\t1\t2\t40\t44" + "\t5.5" * 10 + "\n"), ("a/1.jpg", 3)),
+        Row("with box and points", "insightface",
+            ("l.lst", "1\ta/1.jpg\t3\t1\t2\t40\t44" + "\t5.5" * 10 + "\n"), ("a/1.jpg", 3)),
         Row("index, label, path", "im2rec", ("l.lst", "0\t3.000000\ta/1.jpg\n"), ("a/1.jpg", 3)),
         Row("index 1, label 0, path", "im2rec", ("l.lst", "1\t0\ta/1.jpg\n"), ("a/1.jpg", 0)),
         Row("lines end as Windows writes them", "Notepad", ("l.lst", "1\ta/1.jpg\t3\r\n"), ("a/1.jpg", 3)),
@@ -73,7 +76,8 @@ def opened(folder: Path, name: str, content: str | bytes):
         Row("identity file", "CelebA's identity_CelebA.txt", ("l.txt", "000001.jpg 2880\n"), ("000001.jpg", 2880)),
         Row("commas", "CSV of CelebA", ("l.csv", "000001.jpg,2880\n"), ("000001.jpg", 2880)),
         Row("commas, with a header", "pandas", ("l.csv", "image_id,identity\n000001.jpg,2880\n"), ("000001.jpg", 2880)),
-        Row("a path with blanks and a comma", "photos", ("l.csv", "my photo 1, new.jpg,5\n"), ("my photo 1, new.jpg", 5)),
+        Row("a path with blanks and a comma", "photos",
+            ("l.csv", "my photo 1, new.jpg,5\n"), ("my photo 1, new.jpg", 5)),
         Row("a path that ends in a number", "photos", ("l.txt", "img 5 7\n"), ("img 5", 7)),
         Row("a label with a point", "pandas with gaps", ("l.txt", "a.jpg 3.0\n"), ("a.jpg", 3)),
     ]
@@ -88,8 +92,8 @@ def test_lists(row: Row, tmp_path):
         Row("a photo", "user study", ("kim.png", image(0, 0, ending=".png")), "a PNG picture"),
         Row("an archive", "user study", ("photos.zip", b"PK\x03\x04" + bytes(60)), "a zip archive"),
         Row("a login page", "captive portals", ("list.txt", b"\n<!DOCTYPE html><html>"), "an HTML page"),
-        Row("a pointer", "git clone without LFS", ("l.lst", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n"),
-            "git lfs pull"),
+        Row("a pointer", "git clone without LFS",
+            ("l.lst", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n"), "git lfs pull"),
         Row("a text of PowerShell", "Out-File", ("l.txt", "a.jpg 3\r\n".encode("utf-16")), "UTF-16"),
         Row("nothing", "a full disk", ("l.txt", b""), "empty"),
         Row("zeros", "a power cut", ("l.txt", bytes(4096)), "zeros"),
@@ -104,3 +108,107 @@ def test_not_aligned_is_told(tmp_path, caplog):
     opened(tmp_path, "l.lst", "0\ta/1.jpg\t3\t1\t2\t40\t44\n1\ta/2.jpg\t3\n")
     assert "1 of 2" in caplog.text
     assert "not aligned" in caplog.text
+
+
+# ---- pairs
+
+PEOPLE = ("Aaron_Peirsol", "Bo_Pelini", "Cate_Blanchett", "Dan_Rather")
+A, B, C, D = PEOPLE
+VIEW_2 = f"""{A}\t1\t2
+{B}\t1\t3
+{A}\t1\t{B}\t3
+{A}\t2\t{C}\t3
+{C}\t1\t2
+{D}\t1\t3
+{C}\t2\t{D}\t1
+{B}\t2\t{D}\t3
+"""
+
+
+def lfw(folder: Path, ending: str = ".jpg") -> None:
+    for at, name in enumerate(PEOPLE):
+        (folder / name).mkdir()
+        for number in (1, 2, 3):
+            (folder / name / f"{name}_{number:04d}{ending}").write_bytes(image(at, number))
+
+
+@table(
+    [
+        Row("pairs.txt, tabs", "LFW; insightface 337, 1669, 2497", "2\t2\n" + VIEW_2, 2),
+        Row("pairs.txt, blanks", "LFW, copied from a page", "2 2\n" + VIEW_2.replace("\t", " "), 2),
+        Row("Windows' line ends and a mark", "Notepad", "\ufeff2\t2\r\n" + VIEW_2.replace("\n", "\r\n"), 2),
+    ]
+)  # fmt: skip
+def test_lfws_pairs(row: Row, tmp_path):
+    lfw(tmp_path)
+    (tmp_path / "pairs.txt").write_text(row.given)
+    pairs = read_pair_list(tmp_path / "pairs.txt")
+    assert pairs.folds == row.right
+    names = [(pairs.images.names[a], pairs.images.names[b]) for a, b in zip(pairs.first_N, pairs.second_N, strict=True)]
+    found = dict(zip(names, pairs.same_N.tolist(), strict=True))
+    assert len(found) == 8
+    assert found[f"{A}/{A}_0001.jpg", f"{A}/{A}_0002.jpg"] is True
+    assert found[f"{C}/{C}_0002.jpg", f"{D}/{D}_0001.jpg"] is False
+    # The folds' pairs stay together, and both kinds are mixed.
+    assert {first[0] for first, _ in names[:4]} == {"A", "B"}
+    assert pairs.same_N.tolist() == [True, False] * 4
+
+
+@table(
+    [
+        Row("no first line, other endings", "InsightFace-v2 1", ("", ".png"), "Bo_Pelini/Bo_Pelini_0001.png"),
+        Row("view 1", "LFW's pairsDevTest.txt", ("1\n", ".jpg"), "Bo_Pelini/Bo_Pelini_0001.jpg"),
+    ]
+)
+def test_lfws_other_lists(row: Row, tmp_path):
+    lfw(tmp_path, row.given[1])
+    (tmp_path / "pairs.txt").write_text(row.given[0] + "Bo_Pelini 1 2\nBo_Pelini 1 Dan_Rather 3\n")
+    pairs = read_pair_list(tmp_path / "pairs.txt")
+    assert (pairs.images.names[0], pairs.same_N.tolist(), pairs.folds) == (row.right, [True, False], 10)
+
+
+def test_calfws_pairs(tmp_path):
+    for number in range(1, 5):
+        (tmp_path / f"A_B_{number:04d}.jpg").write_bytes(image(0, number))
+    lines = ["A_B_0001.jpg 1", "A_B_0002.jpg 1", "A_B_0003.jpg 0", "A_B_0004.jpg 0"]
+    (tmp_path / "pairs_CALFW.txt").write_text("\n".join(lines))
+    pairs = read_pair_list(tmp_path / "pairs_CALFW.txt")
+    assert (pairs.same_N.tolist(), pairs.second_N.tolist()) == ([True, False], [1, 3])
+    (tmp_path / "pairs_CALFW.txt").write_text("\n".join(lines[:3]))
+    with pytest.raises(ValueError, match="two lines"):
+        read_pair_list(tmp_path / "pairs_CALFW.txt")
+
+
+def test_a_header_that_counts_other_pairs(tmp_path):
+    (tmp_path / "pairs.txt").write_text("10\t300\n" + VIEW_2)
+    with pytest.raises(ValueError, match=r"8 pairs.*10 folds of 2 x 300"):
+        read_pair_list(tmp_path / "pairs.txt", tmp_path)
+
+
+@table(
+    [
+        Row(f"drawn in {drawn}, scored in {scored}", "user study: 29.00 % for what is 53.50 %", (drawn, scored), None)
+        for drawn, scored in ((5, 10), (1, 10), (10, 5), (10, 10), (4, 7))
+    ]
+)
+def test_drawn_pairs_have_both_kinds_in_any_number_of_folds(row: Row, caplog):
+    _, same_N = draw_pairs(np.repeat(np.arange(40), 6), 200, row.given[0], seed=0)
+    check_pairs(Path("mine.bin"), same_N, row.given[1])
+    assert caplog.text == ""
+    share = [of_fold.mean() for of_fold in np.array_split(same_N, row.given[1])]
+    assert max(abs(each - 0.5) for each in share) < 0.05
+
+
+def test_folds_of_one_kind_are_told(caplog):
+    check_pairs(Path("mine.bin"), np.tile(np.repeat([True, False], 20), 5))
+    assert "mine.bin: 10 of its 10 folds" in caplog.text
+
+
+def test_few_classes_need_other_folds():
+    with pytest.raises(ValueError, match=r"12 classes in 10 folds: .* --folds 6 --num-pairs 360\b"):
+        draw_pairs(np.repeat(np.arange(12), 6), 6000, 10, seed=0)
+
+
+def test_pairs_and_pack_have_one_size():
+    folder = Path("photos")
+    assert PairsOptions(folder, folder).image_size == PackOptions(folder, folder).image_size

@@ -18,7 +18,7 @@ from partial_fc.data.sample import naming, still
 from partial_fc.files import check_new
 from partial_fc.findings import counted
 from partial_fc.flags.facts import PERCENT, PIXELS, In
-from partial_fc.verbs.data.pair_list import read_pair_list
+from partial_fc.verbs.data.pair_list import mixed, read_pair_list
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class PairsOptions:
     """Writes a verification set in the layout of lfw.bin."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """A list of pairs, one `path1 path2 0|1` a line (tabs or commas between them where paths hold blanks); or images
-    to draw pairs from: a folder of class folders, or a folder with train.rec."""
+    """A list of pairs, one `path1 path2 0|1` a line (tabs or commas between them where paths hold blanks), or LFW's
+    pairs.txt; or images to draw pairs from: a folder of class folders, or a folder with train.rec."""
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.bin")]
     """The .bin file to write."""
     root: Path | None = None
@@ -38,8 +38,9 @@ class PairsOptions:
     """Number of folds. No class occurs in two of them: a threshold is never tested on the classes it was chosen on."""
     seed: int = 0
     """Seed of the drawing."""
-    image_size: Annotated[int | None, In(PIXELS)] = None
-    """Resize (shorter side, then the middle square), write as JPEG; none keeps the files as they are."""
+    image_size: Annotated[int | None, In(PIXELS)] = 112
+    """Resize (shorter side, then the middle square), write as JPEG; none keeps the files as they are, and so does this
+    size."""
     quality: Annotated[int, In(PERCENT)] = 95
     """JPEG quality of re-encoded images."""
 
@@ -66,7 +67,8 @@ def make_pairs(options: PairsOptions) -> None:
 def draw_pairs(
     label_N: NDArray[np.int64], num_pairs: int, folds: int, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Returns (indices (P, 2), same (P,)): by fold, first the pairs of one class, then as many of two. No pair repeats.
+    """Returns (indices (P, 2), same (P,)): by fold, pairs of one class and of two in turn, so that any other number of
+    folds has both kinds, too. No pair repeats.
 
     Classes are assigned to the folds at random; within a fold each class gives equally many pairs, if possible.
     """
@@ -80,28 +82,38 @@ def draw_pairs(
         members[label].append(index)
     classes = sorted(members)
     rng.shuffle(classes)
+
+    def most(folds: int) -> int:
+        """Returns how many pairs of each kind every fold can have."""
+        return min(min(_possible([members[label] for label in classes[fold::folds]])) for fold in range(folds))
+
     half = num_pairs // (2 * folds)
+    if most(folds) < half:
+        fits = next(((n, found) for n in range(folds, 0, -1) if (found := min(most(n), num_pairs // (2 * n)))), None)
+        raise ValueError(
+            f"{counted(len(classes), 'class')} in {counted(folds, 'fold')}: one of them has {most(folds)} pairs of one "
+            "class or of two, "
+            f"expected {half} of each; "
+            + (f"--folds {fits[0]} --num-pairs {2 * fits[0] * fits[1]}, or more images" if fits else "give more images")
+        )
     pairs: list[tuple[int, int]] = []
     for fold in range(folds):
         images = [members[label] for label in classes[fold::folds]]
-        sizes = np.array([len(of_class) for of_class in images])
-        possible_C = sizes * (sizes - 1) // 2
-        num_two = (int(sizes.sum()) ** 2 - int((sizes**2).sum())) // 2
-        for possible, kind in ((possible_C.sum(), "one class"), (num_two, "two classes")):
-            if possible < half:
-                raise ValueError(
-                    f"fold {fold}: its {len(images)} classes have {possible} pairs of {kind}, "
-                    f"expected {half}; ask for fewer pairs or folds, or give more images"
-                )
-        pairs += _same_class(images, possible_C, half, rng)
+        pairs += _same_class(images, half, rng)
         pairs += _two_classes(images, half, rng)
-    return np.array(pairs, np.int64), np.tile(np.repeat([True, False], half), folds)
+    order = mixed(same := np.tile(np.repeat([True, False], half), folds), folds)
+    return np.array(pairs, np.int64)[order], same[order]
 
 
-def _same_class(
-    images: list[list[int]], possible_C: NDArray[np.int64], count: int, rng: random.Random
-) -> list[tuple[int, int]]:
-    """Draws pairs of one class. possible_C: how many pairs each class has."""
+def _possible(images: list[list[int]]) -> tuple[int, int]:
+    """Returns the number of pairs of one class, and of two."""
+    sizes = np.array([len(of_class) for of_class in images], np.int64)
+    return int((sizes * (sizes - 1) // 2).sum()), (int(sizes.sum()) ** 2 - int((sizes**2).sum())) // 2
+
+
+def _same_class(images: list[list[int]], count: int, rng: random.Random) -> list[tuple[int, int]]:
+    """Draws pairs of one class."""
+    possible_C = np.array([len(of_class) * (len(of_class) - 1) // 2 for of_class in images])
     wanted_C = np.zeros_like(possible_C)
     while wanted_C.sum() < count:
         left = np.flatnonzero(wanted_C < possible_C)

@@ -45,10 +45,10 @@ class EvaluateOptions(ModelOptions):
     model: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = None  # type: ignore[assignment]
     """A trained model, as for `embed`."""
     sets: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[SET ...]")] = ()
-    """Pairs: InsightFace's .bin, a .parquet with the columns image1, image2 and label, or a CSV file with
-    `path,path,same` or `path,path,different` a line."""
+    """Pairs: InsightFace's .bin, a .parquet with the columns image1, image2 and label, a CSV file with
+    `path,path,same` or `path,path,different` a line, or LFW's pairs.txt."""
     root: Path | None = None
-    """The folder that paths of CSV files are relative to; by default each file's own folder."""
+    """The folder that paths of lists are relative to; by default each file's own folder."""
     ijb: Path | None = None
     """The folder of IJB-B or IJB-C (meta, loose_crop), as InsightFace publishes it: 1:1, and 1:N where its lists are
     there."""
@@ -85,9 +85,9 @@ class EvaluateOptions(ModelOptions):
             if not path.exists():
                 raise ValueError(f"{path} not found; expected a .bin or .csv of pairs, or --ijb DIR")
         for path in self.sets:
-            if path.suffix not in (".bin", ".parquet", ".csv", ".tsv"):
+            if path.suffix not in (".bin", ".parquet", ".csv", ".tsv", ".txt"):
                 hint = f": images of classes are given as --all-pairs {path}" if path.is_dir() else it_is(path)
-                raise ValueError(f"{path}: expected a .bin or .parquet of pairs, or a .csv or .tsv of paths{hint}")
+                raise ValueError(f"{path}: expected a .bin or .parquet of pairs, or a .csv, .tsv or .txt of paths{hint}")
 
 
 @dataclass
@@ -101,6 +101,7 @@ class Judged:
     values: dict[str, float]
     pixels: Callable[[int], tuple[pictures.Pixels, pictures.Pixels]] | None = None
     caption: Callable[[int], list[str]] = lambda pair: []
+    folds: int = 10
 
 
 def output_folder(out: Path | None, model: Path, name: str) -> Path:
@@ -176,7 +177,7 @@ def _judge_list(path: Path, model: "EmbeddingModel", options: EvaluateOptions, w
     row_ND = embed_together(model, pairs.images, world, options.batch_size, name)
     difference = (row_ND[pairs.first_N] - row_ND[pairs.second_N]).astype(np.float64)
     distance_N = np.einsum("nd,nd->n", difference, difference)
-    accuracy = fold_accuracy(distance_N, pairs.same_N)
+    accuracy = fold_accuracy(distance_N, pairs.same_N, pairs.folds)
     curve = Roc.from_distances(distance_N, pairs.same_N, accuracy.mean)
     values = {key.partition("/")[2]: value for key, value in accuracy_values(name, accuracy)}
 
@@ -189,7 +190,7 @@ def _judge_list(path: Path, model: "EmbeddingModel", options: EvaluateOptions, w
     def caption(pair: int) -> list[str]:
         return [pairs.images.where(int(which[pair])) for which in (pairs.first_N, pairs.second_N)]
 
-    return Judged(name, distance_N, pairs.same_N, curve, values | _tar(curve), pixels, caption)
+    return Judged(name, distance_N, pairs.same_N, curve, values | _tar(curve), pixels, caption, pairs.folds)
 
 
 def _read_together(path: Path, root: Path | None, world: World) -> PairList:
@@ -199,7 +200,7 @@ def _read_together(path: Path, root: Path | None, world: World) -> PairList:
 
     def read() -> PairList:
         pairs = read_pair_list(path, root)
-        check_pairs(path, pairs.same_N)
+        check_pairs(path, pairs.same_N, pairs.folds)
         return pairs
 
     pairs = all_or_raise(read, world, f"evaluate/{path.stem}/opened")
@@ -306,8 +307,8 @@ def _lines(one: Judged, remedy: str) -> list[str]:
     lines = [f"{one.name}: {len(one.same_N):,} pairs, {one.roc.num_genuine:,} of them the same"]
     if "accuracy" in values:
         lines.append(
-            f"  accuracy {values['accuracy']:.2%} +- {values['accuracy_std']:.2%} over ten folds; 95 % interval "
-            f"{values['accuracy_low']:.2%} to {values['accuracy_high']:.2%}"
+            f"  accuracy {values['accuracy']:.2%} +- {values['accuracy_std']:.2%} over {one.folds} folds; 95 % "
+            f"interval {values['accuracy_low']:.2%} to {values['accuracy_high']:.2%}"
         )
     thresholds = _thresholds(one.roc)
     lines.append(_HEAD)
