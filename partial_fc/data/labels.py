@@ -12,6 +12,7 @@ from partial_fc.data.sample import LabelOutOfRange, Sample, Source
 
 NONE = -1
 WRONG = -(2**61)  # LabelOutOfRange.label of a sample with no label, with too many, or with one that is no whole number
+KEYS = ("label", "labels", "class", "cls", "identity")  # of the label in a table or a .json; the first counts
 MAX_LABEL = 2**53  # labels are read as floats, exact up to here
 
 

@@ -1,5 +1,7 @@
 """Data as other people's programs write it: .rec files, lists, shards, databases and pairs."""
 
+import io
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from partial_fc.data import open_source
 from partial_fc.data.check.identities import check_identities
 from partial_fc.data.check.recordio import Records
+from partial_fc.data.sets.tar_shards import write_tar_index
 from partial_fc.evaluate.verification import check_pairs
 from partial_fc.verbs.data.draw_pairs import PairsOptions, draw_pairs
 from partial_fc.verbs.data.pack import PackOptions
@@ -212,3 +215,65 @@ def test_few_classes_need_other_folds():
 def test_pairs_and_pack_have_one_size():
     folder = Path("photos")
     assert PairsOptions(folder, folder).image_size == PackOptions(folder, folder).image_size
+
+
+# ---- webdataset's shards
+
+
+def shard(path: Path, **contents) -> Path:
+    """Writes KEY.ENDING of three samples; contents: ENDING (__ for a point) -> of a number."""
+    with tarfile.open(path, "w") as tar:
+        for number in range(3):
+            for ending, content in contents.items():
+                info = tarfile.TarInfo(f"a/{number:06d}.{ending.replace('__', '.')}")
+                info.size = len(content(number))
+                tar.addfile(info, io.BytesIO(content(number)))
+    return path
+
+
+def cls(number: int) -> bytes:
+    return b"%d" % (number + 4)
+
+
+def face(number: int) -> bytes:
+    return image(number, 0)
+
+
+def other(number: int) -> bytes:
+    return image(9, number, ending=".png")
+
+
+@table(
+    [
+        Row("a picture and a .cls", "webdataset", {"cls": cls, "jpg": face}, None),
+        Row("a .json of metadata beside it", "img2dataset, timm",
+            {"cls": cls, "jpg": face, "json": lambda n: b'{"width": 40, "sha256": "0"}'}, None),
+        Row("another label in the .json", "img2dataset",
+            {"json": lambda n: b'{"label": 1}', "cls": cls, "jpg": face}, None),
+        Row("identity in a .json", "face sets", {"jpg": face, "json": lambda n: b'{"identity": %d}' % (n + 4)}, None),
+        Row("capitals", "cameras", {"CLS": cls, "JPG": face}, None),
+        Row("a mask, the picture chosen", "segmentation sets", {"cls": cls, "jpg": face, "mask__png": other}, "jpg"),
+        Row("left and right, by name", "webdataset 20", {"cls": cls, "left__jpg": face, "right__png": other}, "left"),
+        Row("by name and ending", "webdataset 20", {"right__png": other, "left__jpg": face, "cls": cls}, "left.jpg"),
+    ]
+)  # fmt: skip
+def test_shards(row: Row, tmp_path):
+    path = shard(tmp_path / "a.tar", **row.given)
+    assert write_tar_index(path, row.right)[1] == 3
+    source = open_source(path)
+    assert [source.read(n).image for n in range(3)] == [face(n) for n in range(3)]
+    assert source.labels().tolist() == [4, 5, 6]
+
+
+@table(
+    [
+        Row("two pictures", "webdataset 20", ({"cls": cls, "left__png": other, "right__png": other}, None),
+            r"a/000000 has several pictures, \.left\.png and \.right\.png; .*--picture left\.png"),
+        Row("a thumbnail", "img2dataset",
+            ({"cls": cls, "jpg": face, "thumb__jpg": face}, None), r"\.jpg and \.thumb\.jpg"),
+        Row("none of that name", "a typing error", ({"cls": cls, "left__png": other}, "middle"), r"no key\.middle"),
+    ]
+)  # fmt: skip
+def test_shards_that_need_a_choice(row: Row, tmp_path):
+    with pytest.raises(ValueError, match=row.right):
+        write_tar_index(shard(tmp_path / "a.tar", **row.given[0]), row.given[1])

@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.data.labels import check_inside, in_rows, of_file, of_sample
+from partial_fc.data.labels import KEYS, check_inside, in_rows, of_file, of_sample
 from partial_fc.data.sample import BadRecord, Sample, Source
 from partial_fc.files import check_regular
 
 _IMAGES = ("image", "img", "jpg", "png")
-_LABELS = ("label", "labels", "class", "cls", "identity")
 _CACHE_BYTES = 512 << 20  # of decoded row groups, for each file
 
 
@@ -35,7 +34,7 @@ class ParquetSource(Source):
         self.path, self.num_labels = Path(path), num_labels
         file = open_parquet(self.path)
         self._image = column_of(self.path, file, _IMAGES)
-        label = column_of(self.path, file, _LABELS)
+        label = column_of(self.path, file, KEYS)
         self._label_N = of_file(label_rows(self.path, file.read(columns=[label]).column(0)), self)
         self._starts = [0, *accumulate(file.metadata.row_group(g).num_rows for g in range(file.num_row_groups))]
         self._names = _names(file.schema_arrow.metadata or {}, label)

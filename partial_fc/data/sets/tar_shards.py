@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.image_folder import is_image_name
-from partial_fc.data.labels import in_rows, of_file, of_sample
+from partial_fc.data.labels import KEYS, in_rows, of_file, of_sample
 from partial_fc.data.recordio import read_class_names
 from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord, Sample, Source
 from partial_fc.data.sets.ranges import Ranges, Stream, as_url, open_ranges
@@ -35,7 +35,6 @@ _HEAD = struct.Struct("<8s4Q")
 _ROW = np.dtype([("offset", "<u8"), ("size", "<u4"), ("label", "<i4")])
 _BLOCK = 512  # of a tar; a file's header is the one before its content
 _LABELLED = ("cls", "json")
-_LABELS = ("label", "cls", "class", "labels")  # in a .json
 _LABEL_BYTES = 1 << 20
 _AT_ONCE = 1 << 18  # bytes; neighbouring images share a read while a shard is indexed
 
@@ -102,15 +101,16 @@ class TarSource(Source):
         self._file.close()
 
 
-def write_tar_index(path: str | os.PathLike[str]) -> tuple[Path, int]:
-    """Writes the index of a shard: (its path, number of samples). Raises ValueError for a damaged or truncated
-    shard, an image without a label and a label without an image, with the offset."""
+def write_tar_index(path: str | os.PathLike[str], picture: str | None = None) -> tuple[Path, int]:
+    """Writes the index of a shard: (its path, number of samples). picture: what follows a sample's name, `left` or
+    `left.png`, where it has several pictures. Raises ValueError for a damaged or truncated shard, an image without a
+    label, a label without an image, and two images, with the offset."""
     with closing(open_ranges(path)) as file:
         more: list[int] = []
         count_N: list[int] = []  # of further labels
 
         def described() -> Iterator[tuple[int, int, int]]:
-            for offset, size, labels in _samples(file):
+            for offset, size, labels in _samples(file, picture):
                 more.extend(labels[1:])
                 count_N.append(len(labels) - 1)
                 yield offset, size, labels[0]
@@ -166,19 +166,26 @@ def _read_index(path: Path, file: Ranges) -> tuple[NDArray[Any], int, NDArray[np
     return row_N, largest, more_NM
 
 
-def _samples(file: Ranges) -> Iterator[tuple[int, int, list[int]]]:
-    """Yields (offset, size, labels) of each sample: consecutive files with the same name up to its first dot."""
+def _samples(file: Ranges, picture: str | None) -> Iterator[tuple[int, int, list[int]]]:
+    """Yields (offset, size, labels) of each sample: consecutive files with the same name up to its first dot. A .cls
+    counts, not the .json beside it."""
     for name, parts in groupby(_files(file), lambda part: part[0]):
-        image = label = None
+        images, label = [], None
         for _, ending, offset, size, text in parts:
-            if is_image_name(f"x.{ending}"):
-                image = offset, size
-            elif ending in _LABELLED:
-                label = offset, _labels(f"{file.name}, offset {offset}", ending, text)
-        if image and label:
-            yield *image, label[1]
-        elif image or label:
-            offset, missing = (image[0], "key.cls or key.json") if image else (label[0], "key.jpg")  # type: ignore[index]
+            if is_image_name(f"x.{ending}") and (picture is None or f"{ending}.".startswith(f"{picture.lower()}.")):
+                images.append((offset, size, ending))
+            elif ending == "cls" or (ending == "json" and not label):
+                label = offset, ending, text
+        if len(images) > 1:
+            endings = [ending for *_, ending in images]
+            raise ValueError(
+                f"{file.name}, offset {images[1][0]}: {name} has several pictures, .{' and .'.join(endings)}; choose "
+                f"one: partial-fc data index --picture {endings[0]} {file.name}"
+            )
+        if images and label:
+            yield *images[0][:2], _labels(f"{file.name}, offset {label[0]}", *label[1:])
+        elif images or label:
+            offset, missing = (images[0][0], "key.cls or key.json") if images else (label[0], f"key.{picture or 'jpg'}")  # type: ignore[index]
             raise ValueError(f"{file.name}, offset {offset}: {name} has no {missing} beside it")
 
 
@@ -213,12 +220,12 @@ def _labels(where: str, ending: str, text: bytes) -> list[int]:
     try:
         value: Any = json.loads(text) if ending == "json" else int(text)
         if isinstance(value, dict):
-            value = next((value[name] for name in _LABELS if name in value), None)
+            value = next((value[name] for name in KEYS if name in value), None)
     except (ValueError, RecursionError):
         value = None
     labels: list[Any] = value if isinstance(value, list) and ending == "json" else [value]
     if not labels or any(type(label) is not int or not 0 <= label < 2**31 for label in labels):
-        keys = f" under {' or '.join(_LABELS)}, or a list of such" if ending == "json" else ""
+        keys = f" under {' or '.join(KEYS)}, or a list of such" if ending == "json" else ""
         raise ValueError(f"{where}: got {text[:80]!r}; expected a class number{keys}")
     return labels
 

@@ -110,15 +110,19 @@ class IndexOptions:
     source: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE ...")]
     """A .rec, whose keys will be the ids stored in its records, or else their order in the file; or tar shards: files,
     URLs or patterns in quotes. The index is written beside the file; of a URL, into this user's cache."""
+    picture: str | None = None
+    """Which picture to use where samples of a shard have several: `left` or `left.png` of KEY.left.png."""
 
 
 def make_index(options: IndexOptions) -> None:
     """Writes the index of each source. A .rec must not have one."""
     for path in (file for pattern in options.source for file in matching(pattern)):
         if path.suffix == ".tar":
-            index, count = write_tar_index(path)
+            index, count = write_tar_index(path, options.picture)
             print(f"{index}: {counted(count, 'image')}")
             continue
+        if options.picture:
+            raise ValueError(f"--picture {options.picture}: {path} is no tar shard; its records have one picture")
         idx_path = path.with_suffix(".idx")
         check_new(idx_path)
         print(f"{idx_path}: {counted(write_index(path), 'record')}")

@@ -179,7 +179,7 @@ def test_a_tar_gives_what_went_in(tmp_path: Path) -> None:
         ({"a.jpg": "x", "b.cls": "1"}, r"offset 1536: a has no key.cls or key.json"),
         ({"a.cls": "1", "b.jpg": "x"}, r"offset 1536: a has no key.jpg"),
         ({"a.jpg": "x", "a.cls": "one"}, "got b'one'; expected a class number"),
-        ({"a.jpg": "x", "a.json": '{"id": 3}'}, "expected a class number under label or cls"),
+        ({"a.jpg": "x", "a.json": '{"id": 3}'}, "expected a class number under label or labels"),
         ({"a.jpg": "x", "a.cls": "-1"}, "got b'-1'"),
         ({"a.txt": "x"}, "has no images"),
     ],
