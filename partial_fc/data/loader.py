@@ -21,7 +21,8 @@ from partial_fc.accessories import threads
 from partial_fc.counter_rng import derive_key
 from partial_fc.data.labels import NONE, in_array
 from partial_fc.data.order import Keyed, Order, Selection
-from partial_fc.data.sample import BadRecord, LabelOutOfRange, Sample, Source, SourceGone
+from partial_fc.data.sample import BadRecord, LabelOutOfRange, Sample, Source, SourceGone, SourceRefused
+from partial_fc.data.sets import ranges
 from partial_fc.data.transform import as_stored, channels_first
 from partial_fc.head.selection.labels import draw_labels
 
@@ -138,6 +139,7 @@ class Loader:
         self._next_position = position  # position of the next batch to start
         self._reserve: list[Batch] = []  # the update after the last returned, of a remote source
         self.gone: SourceGone | None = None  # why there is no further update
+        self._has_started = False  # an update was returned
 
     @property
     def num_bad_records(self) -> int:
@@ -163,17 +165,19 @@ class Loader:
     def next_update(self, accumulate: int) -> list[Batch]:
         """Returns the micro-batches of one update: `accumulate`, or fewer at the end of an epoch (ends_epoch).
 
-        A remote source's come once those of the next update are there, too: if their server is unreachable, `gone` says
-        so, and all ranks can end together after this update."""
+        A remote source's come once those of the next update are there, too: if their server is unreachable or refuses
+        them for a while, `gone` says so, and all ranks can end together after this update. What it refuses for the very
+        first update is an error at once."""
         if not getattr(self.source, "remote", False):
             return self._update(accumulate)
         if self.gone:
             raise self.gone
         batches, self._reserve = self._reserve or self._update(accumulate), []
+        self._has_started = True
         try:
             self._reserve = self._update(accumulate)
-        except SourceGone as error:
-            self.gone = error
+        except (SourceGone, SourceRefused) as error:
+            self.gone = SourceGone(str(error))
         return batches
 
     def _update(self, accumulate: int) -> list[Batch]:
@@ -338,12 +342,20 @@ class Loader:
             raise RuntimeError("the loader is closed")
 
     def _read(self, index: int) -> Sample:
-        try:
-            return self.source.read(index)
-        except LabelOutOfRange as error:
-            if self.world_size == 1:
-                raise
-            raise LabelOutOfRange(f"rank {self.rank}: {error}", error.label) from None
+        for wait_s in (*ranges.WAITS_S, None):
+            try:
+                return self.source.read(index)
+            except LabelOutOfRange as error:
+                if self.world_size == 1:
+                    raise
+                raise LabelOutOfRange(f"rank {self.rank}: {error}", error.label) from None
+            except SourceRefused as error:
+                if not self._has_started:
+                    raise
+                if wait_s is None or self._stop.wait(wait_s):
+                    raise SourceGone(f"{error}; tried {len(ranges.WAITS_S) + 1} times") from None
+                _log.warning("%s; trying again after %g s", error, wait_s)
+        raise AssertionError
 
     def _note_bad(self, index: int, message: str) -> None:
         with self._bad_lock:

@@ -19,6 +19,10 @@ class SourceGone(OSError):
     """Samples cannot be read any more, though nothing is wrong with them: their server is unreachable."""
 
 
+class SourceRefused(ValueError):
+    """A server answers, but not with what is asked for: an error at the start, later perhaps for a while only."""
+
+
 class LabelOutOfRange(ValueError):
     """A sample's label is not below the number of classes: the number is wrong, not this sample. label: that number;
     labels.WRONG if the sample has no label, or more of them than were asked for."""

@@ -1,20 +1,29 @@
 """Data as other people's programs write it: .rec files, lists, shards, databases and pairs."""
 
 import io
+import re
 import tarfile
+import threading
+from http.server import ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 
-from partial_fc.data import open_source
+from partial_fc.data import Loader, open_source
 from partial_fc.data.check.identities import check_identities
 from partial_fc.data.check.recordio import Records
+from partial_fc.data.sample import SourceGone
+from partial_fc.data.sets import ranges
 from partial_fc.data.sets.tar_shards import write_tar_index
+from partial_fc.data.transform import SquareImage
 from partial_fc.evaluate.verification import check_pairs
 from partial_fc.verbs.data.draw_pairs import PairsOptions, draw_pairs
 from partial_fc.verbs.data.pack import PackOptions
 from partial_fc.verbs.data.pair_list import read_pair_list
+from tests.unit.data.shards import RangeServer, serving
 from tests.world.made import image, write_rec
 from tests.world.rows import Row, table
 
@@ -277,3 +286,132 @@ def test_shards(row: Row, tmp_path):
 def test_shards_that_need_a_choice(row: Row, tmp_path):
     with pytest.raises(ValueError, match=row.right):
         write_tar_index(shard(tmp_path / "a.tar", **row.given[0]), row.given[1])
+
+
+# ---- servers
+
+
+class Faulty(RangeServer):
+    """A server of ranges that behaves as `mode` says, once its list is not empty; each entry for one request."""
+
+    mode: ClassVar[list[str]]
+
+    def do_GET(self) -> None:
+        if not self.mode:
+            super().do_GET()
+            return
+        self.seen.append((self.requestline, dict(self.headers)))
+        mode = self.mode[0] if self.mode[0].endswith("for ever") else self.mode.pop(0)
+        what = mode.partition(" ")[0]
+        content = (self.folder / "a.tar").read_bytes()
+        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        size = len(content) + (what == "replaced")
+        if what == "shifted":
+            first, last = first - 512, last - 512
+        if what in ("replaced", "shifted", "overwritten"):
+            part = content[first : last + 1] if what != "overwritten" else bytes(last + 1 - first)
+            self._answer(206, part, {"Content-Range": f"bytes {first}-{last}/{size}"})
+        elif what == "login":
+            self._answer(200, b"<!DOCTYPE html><html>please log in</html>")
+        elif what == "elsewhere":
+            self._answer(302, b"", {"Location": "file:///etc/passwd"})
+        else:
+            self._answer(int(what))
+
+
+@pytest.fixture
+def faulty(tmp_path, monkeypatch):
+    """Yields (URL of a shard with an index, its server's modes, what it has seen)."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(ranges, "WAITS_S", (0.0, 0.0))
+    write_tar_index(shard(tmp_path / "a.tar", cls=cls, jpg=face))
+    given = {"folder": tmp_path, "mode": [], "seen": [], "answers": [], "left": [], "moved": ""}
+    handler = type("Handler", (Faulty,), given)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/a.tar", handler.mode, handler.seen  # type: ignore[attr-defined]
+    server.shutdown()
+    server.server_close()
+
+
+@table(
+    [
+        Row("an expired signature", "S3, GCS", "403", r"answers 403"),
+        Row("a token that has expired", "the Hugging Face hub", "401", r"answers 401.*no password was sent.*HF_TOKEN"),
+        Row("moved away", "a cleaned bucket", "404", r"answers 404"),
+        Row("a login page", "captive portals", "login", r"answers 200 OK.* an HTML page"),
+        Row("another file", "a new upload", "replaced", r"had \d+ bytes and has \d+ now"),
+        Row("another file of equal size", "a new upload", "overwritten", r"shard has changed"),
+        Row("another range", "a broken cache", "shifted", r"sends bytes from \d+, not \d+"),
+        Row("a redirect that is not followed", "a broken proxy", "elsewhere", r"redirected from http to file"),
+    ]
+)
+def test_a_server_that_refuses(row: Row, faulty, monkeypatch):
+    url, mode, seen = faulty
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+
+    def loader():
+        return Loader(open_source(url), SquareImage(40), batch_size=1, num_workers=0)
+
+    with loader() as refused:
+        mode[:] = [f"{row.given} for ever"]
+        before = len(seen)
+        with pytest.raises(ValueError, match=row.right):  # before the first step: at once
+            refused.next_update(1)
+        assert len(seen) == before + 1
+    mode.clear()
+    with loader() as whole, loader() as again, loader() as gone:
+        first, second = whole.next_update(1), whole.next_update(1)
+        gone.next_update(1)
+        again.next_update(1)
+        mode[:] = [row.given] * 2
+        assert torch.equal(again.next_update(1)[0].input_B, second[0].input_B)  # it was asked for before
+        assert again.gone is None
+        assert mode == []
+        mode[:] = [f"{row.given} for ever"]
+        gone.next_update(1)
+        assert isinstance(gone.gone, SourceGone)  # the loop then saves a checkpoint and ends with status 75
+        assert re.search(row.right, str(gone.gone))
+        assert not torch.equal(first[0].input_B, second[0].input_B)
+
+
+HUB = "https://huggingface.co/datasets/a/b/resolve/main/0.tar"
+
+
+@table(
+    [
+        Row("the hub", "webdataset 443", (HUB, {"HF_TOKEN": "hf_x"}), "Bearer hf_x"),
+        Row("the older variable", "huggingface_hub", (HUB, {"HUGGING_FACE_HUB_TOKEN": " hf_x\n"}), "Bearer hf_x"),
+        Row("a mirror", "HF_ENDPOINT",
+            ("http://hub.lan:81/0.tar", {"HF_TOKEN": "hf_x", "HF_ENDPOINT": "http://hub.lan:81/"}),
+            "Bearer hf_x"),
+        Row("the mirror's other port", "HF_ENDPOINT",
+            ("http://hub.lan/0.tar", {"HF_TOKEN": "hf_x", "HF_ENDPOINT": "http://hub.lan:81"}), None),
+        Row("not encrypted", "http://", (HUB.replace("https", "http"), {"HF_TOKEN": "hf_x"}), None),
+        Row("a host of that name's beginning", "an attack",
+            ("https://huggingface.co.evil.net/0.tar", {"HF_TOKEN": "hf_x"}),
+            None),
+        Row("another host", "an own server", ("https://data.lan/0.tar", {"HF_TOKEN": "hf_x"}), None),
+        Row("where the hub redirects to", "its CDN", ("https://cdn-lfs.hf.co/a?sign=1", {"HF_TOKEN": "hf_x"}), None),
+        Row("an empty token", "CI without secrets", (HUB, {"HF_TOKEN": ""}), None),
+    ]
+)  # fmt: skip
+def test_who_gets_the_token(row: Row, monkeypatch, tmp_path):
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    for name, value in row.given[1].items():
+        monkeypatch.setenv(name, value)
+    assert ranges._Route(row.given[0]).headers.get("Authorization") == row.right
+
+
+def test_a_token_and_a_redirect(faulty, monkeypatch):
+    """The server that HF_ENDPOINT names is asked with the token; where it redirects to, without."""
+    url, _, seen = faulty
+    first: list = []
+    with serving(Path("/"), moved=url.replace("127.0.0.1", "localhost").removesuffix("/a.tar"), seen=first) as hub:
+        monkeypatch.setenv("HF_TOKEN", "hf_x")
+        monkeypatch.setenv("HF_ENDPOINT", hub)
+        ranges.RemoteFile(f"{hub}/a.tar")
+    assert [headers["Authorization"] for _, headers in first] == ["Bearer hf_x"]
+    assert [headers.get("Authorization") for _, headers in seen] == [None]

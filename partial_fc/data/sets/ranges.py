@@ -13,7 +13,8 @@ from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
-from partial_fc.data.sample import SourceGone
+from partial_fc.data.sample import SourceGone, SourceRefused
+from partial_fc.file_kind import HEAD_BYTES, it_is
 from partial_fc.files import about, regular
 
 _TIMEOUT_S = 30.0
@@ -21,11 +22,8 @@ _TIMEOUT_S = 30.0
 WAITS_S: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _BUSY = (408, 429, 500, 502, 503, 504)
 _REDIRECTS, _MOST_REDIRECTS = (301, 302, 303, 307, 308), 5
-_HINTS = {
-    200: "; it ignores range requests",
-    401: "; a password can stand in ~/.netrc",
-    **dict.fromkeys(_REDIRECTS, f", after {_MOST_REDIRECTS} redirects"),
-}
+_HINTS = {200: "; it ignores range requests", **dict.fromkeys(_REDIRECTS, f", after {_MOST_REDIRECTS} redirects")}
+_TOKENS, _HUB = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), "https://huggingface.co"
 
 _log = logging.getLogger(__name__)
 
@@ -63,8 +61,9 @@ class LocalFile:
 
 class _Route:
     """The way to a URL: a connection, to a proxy if the environment names one (http_proxy, https_proxy, no_proxy, as
-    urllib reads them), and what a request says besides. The password of a host is that of ~/.netrc (or $NETRC), looked
-    up by the host's name, so that a redirect cannot carry it to another one."""
+    urllib reads them), and what a request says besides. The token of HF_TOKEN goes to the hub (and HF_ENDPOINT) only.
+    The password of a host is that of ~/.netrc (or $NETRC), looked up by the host's name. So a redirect cannot carry
+    either to another one. secret: what is sent, for messages."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -76,8 +75,12 @@ class _Route:
             )
         self.url, self.headers = url, {}
         self.target = urlunsplit(("", "", parts.path or "/", parts.query, ""))
-        if login := _login(host):
-            self.headers["Authorization"] = _basic(*login)
+        self.secret = ""
+        name = next((name for name in _TOKENS if os.environ.get(name, "").strip()), "")
+        if name and _origin(url) in (_origin(_HUB), _origin(os.environ.get("HF_ENDPOINT", ""))):
+            self.headers["Authorization"], self.secret = f"Bearer {os.environ[name].strip()}", f"the token of {name}"
+        elif login := _login(host):
+            self.headers["Authorization"], self.secret = _basic(*login), "the password of ~/.netrc"
         proxy = "" if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme, "")
         via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         if via.scheme != "http":
@@ -93,6 +96,11 @@ class _Route:
         elif proxy:
             self.target = urlunsplit((parts.scheme, parts.netloc, parts.path or "/", parts.query, ""))
             self.headers |= secret
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def _basic(name: str, password: str) -> str:
@@ -124,7 +132,7 @@ class RemoteFile:
     server redirects; what is redirected is asked for anew when it is refused there (signed URLs expire).
 
     An unreachable or overloaded server is asked again, with growing pauses (WAITS_S); then `read` raises SourceGone.
-    Any other answer raises ValueError.
+    Any other answer raises SourceRefused.
     """
 
     def __init__(self, url: str) -> None:
@@ -146,6 +154,9 @@ class RemoteFile:
                 if wait_s:
                     _log.warning("%s; trying again in %g s", what, wait_s)
                 time.sleep(wait_s)
+            except ValueError as error:
+                self._disconnect()
+                raise SourceRefused(str(error)) from None
         raise AssertionError
 
     def _ask(self, offset: int, count: int) -> bytes:
@@ -160,21 +171,24 @@ class RemoteFile:
             try:
                 route = _Route(redirected(route.url, response.getheader("Location", "")))
             except ValueError as error:
-                self._disconnect()
                 raise ValueError(f"{self.name}: {error}") from None
             response = self._get(route, range_)
             num_redirects += 1
         if response.status in _BUSY:
             raise ConnectionError(f"the server answers {response.status} {response.reason}")
-        size = re.fullmatch(r"bytes \d+-\d+/(\d+)", response.getheader("Content-Range", ""))
-        if response.status != 206 or size is None:
-            self._disconnect()
-            hint = _HINTS.get(response.status, "")
+        given = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.getheader("Content-Range", ""))
+        if response.status != 206 or given is None or int(given[1]) != offset:
+            hint = f"; it sends bytes from {given[1]}, not {offset}" if given else _HINTS.get(response.status, "")
+            if response.status == 200:
+                hint += it_is(response.read(HEAD_BYTES)).replace("it is", "what it sends is")
+            if response.status in (401, 403):
+                hint = f"; {route.secret or 'no password'} was sent. ~/.netrc can have one; HF_TOKEN is for {_HUB} and "
+                hint += "HF_ENDPOINT"
             raise ValueError(f"{self.name}: the server answers {response.status} {response.reason}{hint}")
         content = response.read()
-        if self.size not in (-1, int(size[1])):
-            raise ValueError(f"{self.name} had {self.size} bytes and has {size[1]} now: it was replaced")
-        self.size = int(size[1])
+        if self.size not in (-1, int(given[2])):
+            raise ValueError(f"{self.name} had {self.size} bytes and has {given[2]} now: it was replaced")
+        self.size = int(given[2])
         if len(content) != min(count, self.size - offset):
             raise ConnectionError(f"got {len(content)} of {count} bytes")
         return content

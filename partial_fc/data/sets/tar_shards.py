@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from partial_fc.data.image_folder import is_image_name
 from partial_fc.data.labels import KEYS, in_rows, of_file, of_sample
 from partial_fc.data.recordio import read_class_names
-from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord, Sample, Source
+from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord, Sample, Source, SourceRefused
 from partial_fc.data.sets.ranges import Ranges, Stream, as_url, open_ranges
 from partial_fc.files import check_regular, in_cache, replacing
 
@@ -71,7 +71,8 @@ class TarSource(Source):
             label, more = of_sample(self._label_N[index], self, index)
         content = self._file.read(offset - _BLOCK, _BLOCK + size)
         if content[257:262] != b"ustar" or _octal(content[124:136]) != size or len(content) != _BLOCK + size:
-            raise BadRecord(
+            kind = SourceRefused if self.remote else BadRecord  # of a server it may be another one's answer
+            raise kind(
                 f"{self.where(index)}: no file of {size} bytes starts here; the shard has changed since it was "
                 f"indexed: partial-fc data index {self._file.name}"
             )
