@@ -6,7 +6,7 @@ import re
 from partial_fc.files import regular
 
 HEAD_BYTES = 512  # tar's magic number is at 257
-TEXT = "text"
+TEXT, LMDB = "text", "an LMDB"
 # In order: a later pattern may match what an earlier one names.
 _KINDS = {
     rb"\xff\xd8\xff": "a JPEG picture",
@@ -30,7 +30,7 @@ _KINDS = {
     rb"ARROW1\0|\xff\xff\xff\xff..\0\0": "an Arrow file",
     rb"\x89HDF\r\n\x1a\n": "an HDF5 file",
     rb"SQLite format 3\0": "an SQLite database",
-    rb".{16}\xde\xc0\xef\xbe": "an LMDB",
+    rb".{16}\xde\xc0\xef\xbe": LMDB,
     rb".{5}\0\0\0\{": "a safetensors file",
     rb"\x12\x01\0{6}": "a .params file of MXNet",
     rb"\x80[\x02-\x05][\x95(\]}cKX\x8a\x8c]": "a pickle",

@@ -150,15 +150,17 @@ def fit(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     return resized[top : top + size, left : left + size]
 
 
-def encode_square(content: bytes, size: int | None, quality: int) -> bytes:
-    """Returns an image file as a JPEG of size x size; unchanged if size is None, or if it has that size already and is
-    no GIF or TIFF, which few record readers support.
+def encode_square(content: bytes | NDArray[np.uint8], size: int | None, quality: int) -> bytes:
+    """Returns an image, a file or pixels, as a JPEG of size x size; a file unchanged if size is None, or if it has that
+    size already and is no GIF or TIFF, which few record readers support.
 
     Decodes the image in either case: an unusable one is detected here, not in training.
     """
-    image = decode(content)
+    image = decode(content) if isinstance(content, bytes) else content.repeat(4 - content.shape[2], 2)[..., :3]
     check_proportions(image)
-    if size is None or (image.shape[:2] == (size, size) and not content.startswith(_RARE)):
+    if isinstance(content, bytes) and (
+        size is None or (image.shape[:2] == (size, size) and not content.startswith(_RARE))
+    ):
         return content
-    bgr = cv2.cvtColor(fit(image, size), cv2.COLOR_RGB2BGR)
+    bgr = cv2.cvtColor(image if size is None else fit(image, size), cv2.COLOR_RGB2BGR)
     return cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, quality])[1].tobytes()

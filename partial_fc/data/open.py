@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partial_fc.data.databases import DatabaseSource, open_database
 from partial_fc.data.image_folder import ImageFolder, class_folders, image_names
 from partial_fc.data.recordio import RecordSource, read_property
 from partial_fc.data.sample import Source
@@ -14,6 +15,7 @@ from partial_fc.data.sets.parquet import ParquetSource
 from partial_fc.data.sets.ranges import as_url
 from partial_fc.data.sets.tar_shards import TarSource
 from partial_fc.data.vectors import Vectors, holds_vectors
+from partial_fc.file_kind import LMDB, kind_of_file
 from partial_fc.findings import counted
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 NO_LISTS = (".rec", ".tar", ".parquet")
 """Endings of files that are a set of their own, not a list of images."""
-AnySource = RecordSource | ImageFolder | TarSource | ParquetSource | Vectors
+AnySource = DatabaseSource | RecordSource | ImageFolder | TarSource | ParquetSource | Vectors
 
 
 def open_source(
@@ -34,7 +36,8 @@ def open_source(
     num_labels: int = 1,
 ) -> AnySource:
     """Opens the source at a path: a folder with train.rec, a .rec file, a tar shard (a file or a URL), a .parquet, a
-    folder of class folders, or a list of images, whose paths are relative to `root`, by default the list's folder.
+    folder of class folders, an LMDB or LevelDB, or a list of images, whose paths are relative to `root`, by default the
+    list's folder.
     vectors: a file of vectors, too. num_labels: the most labels of a sample; 1: its first."""
     path = Path(path)
     if vectors and holds_vectors(path):
@@ -47,9 +50,16 @@ def open_source(
         return (TarSource if path.suffix == ".tar" else ParquetSource)(path, num_classes, num_labels)
     if path.suffix == ".rec" or (path / "train.rec").exists():
         return RecordSource(path, num_classes, num_labels)
+    if is_database(path):
+        return open_database(path, None, num_classes, num_labels=num_labels)
     if path.is_dir():
         return ImageFolder(path, num_classes=num_classes, num_labels=num_labels)
     return ImageFolder(root, path, num_classes, num_labels)
+
+
+def is_database(path: Path) -> bool:
+    """Tells an LMDB (a folder or a file) and a LevelDB."""
+    return (path / "data.mdb").exists() or (path / "CURRENT").exists() or kind_of_file(path) == LMDB
 
 
 def stated(path: Path) -> tuple[int | None, tuple[int, int] | None]:

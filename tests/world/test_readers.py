@@ -1,6 +1,7 @@
 """Data as other people's programs write it: .rec files, lists, shards, databases and pairs."""
 
 import io
+import pickle
 import re
 import tarfile
 import threading
@@ -15,16 +16,18 @@ import torch
 from partial_fc.data import Loader, open_source
 from partial_fc.data.check.identities import check_identities
 from partial_fc.data.check.recordio import Records
+from partial_fc.data.databases.records import Datum
+from partial_fc.data.decode import decode
 from partial_fc.data.sample import SourceGone
 from partial_fc.data.sets import ranges
 from partial_fc.data.sets.tar_shards import write_tar_index
 from partial_fc.data.transform import SquareImage
 from partial_fc.evaluate.verification import check_pairs
 from partial_fc.verbs.data.draw_pairs import PairsOptions, draw_pairs
-from partial_fc.verbs.data.pack import PackOptions
+from partial_fc.verbs.data.pack import PackOptions, pack_images
 from partial_fc.verbs.data.pair_list import read_pair_list
 from tests.unit.data.shards import RangeServer, serving
-from tests.world.made import image, write_rec
+from tests.world.made import image, picture, write_rec
 from tests.world.rows import Row, table
 
 IMAGES = [(key + 1, float(key % 12), image(key % 12, key)) for key in range(48)]
@@ -415,3 +418,59 @@ def test_a_token_and_a_redirect(faulty, monkeypatch):
         ranges.RemoteFile(f"{hub}/a.tar")
     assert [headers["Authorization"] for _, headers in first] == ["Bearer hf_x"]
     assert [headers.get("Authorization") for _, headers in seen] == [None]
+
+
+# ---- databases
+
+
+def lmdb_of(path: Path, records: dict[bytes, bytes], **more) -> Path:
+    lmdb = pytest.importorskip("lmdb")
+    with lmdb.open(str(path), map_size=1 << 24, **more) as environment, environment.begin(write=True) as transaction:
+        for key, value in records.items():
+            transaction.put(key, value)
+    return path
+
+
+def datum(number: int, raw: bool = False) -> bytes:
+    if not raw:
+        return Datum(data=face(number), label=number + 4, encoded=True).SerializeToString()
+    pixels = picture(number, 0)[..., ::-1].transpose(2, 0, 1)
+    return Datum(channels=3, height=40, width=40, data=pixels.tobytes(), label=number + 4).SerializeToString()
+
+
+@table(
+    [
+        Row("Datum of files", "Caffe's convert_imageset -encoded", (False, {}), None),
+        Row("Datum of pixels", "Caffe's convert_imageset", (True, {}), None),
+        Row("one file", "lmdb.open(subdir=False)", (False, {"subdir": False}), None),
+    ]
+)
+def test_databases_of_faces(row: Row, tmp_path):
+    raw, more = row.given
+    records = {b"%08d" % number: datum(number, raw) for number in range(3)}
+    source = open_source(lmdb_of(tmp_path / "faces", records, **more))
+    assert (len(source), source.num_classes) == (3, 7)
+    assert source.labels().tolist() == [4, 5, 6]
+    assert SquareImage(40)(source.read(1), np.random.default_rng(0)).shape == (40, 40, 3)
+    source.close()
+    pack_images(PackOptions(tmp_path / "faces", tmp_path / "packed", image_size=40, num_workers=1))
+    packed = open_source(tmp_path / "packed")
+    assert packed.labels().tolist() == [4, 5, 6]
+    if raw:
+        assert np.abs(decode(packed.read(1).image).astype(int) - picture(1, 0)).mean() < 10
+    else:
+        assert packed.read(1).image == face(1)
+
+
+@table(
+    [
+        Row("pictures by key", "haibo-qiu/FROM 6, labels in casia_kv.txt",
+            {b"casia_%d" % n: face(n) for n in range(3)}, r"casia_0' is a JPEG picture.*Labels .* another file"),
+        Row("pickles", "HaiyuWu/SOTA-Face-Recognition",
+            {b"0": pickle.dumps((face(0), 0)), b"__len__": pickle.dumps(1), b"__keys__": pickle.dumps([b"0"])},
+            r"'0' is a pickle.*pickles are not read"),
+    ]
+)  # fmt: skip
+def test_databases_of_others_are_named(row: Row, tmp_path):
+    with pytest.raises(ValueError, match=row.right):
+        open_source(lmdb_of(tmp_path / "faces", row.given))

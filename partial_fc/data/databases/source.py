@@ -7,17 +7,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from partial_fc.data.databases.records import read_record
 from partial_fc.data.image_folder import image_names
+from partial_fc.data.labels import of_file
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, Sample, Source
-from partial_fc.files import regular
+from partial_fc.file_kind import LMDB, TEXT, kind_of, kind_of_file
 
 if TYPE_CHECKING:
     from partial_fc.comm import World
 
 Kind = Literal["lmdb", "leveldb", "minidb"]
 
-_LMDB_MAGIC, _LMDB_MAGIC_AT = b"\xde\xc0\xef\xbe", 16
 _PATIENCE_S = 10  # after which a rank tells the others that it is still listing keys
 
 
@@ -37,14 +40,20 @@ class Store(Protocol):
 
 
 class DatabaseSource(Source):
-    """A store's records as samples. Reads no label at the start. Raises ValueError for an empty database."""
+    """A store's records as samples. num_classes: None: reads every record at the start, for its label; otherwise
+    none. Raises ValueError for an empty database, and for one of pictures or pickles without labels beside them."""
 
-    def __init__(self, store: Store, num_classes: int) -> None:
+    def __init__(self, store: Store, num_classes: int | None, num_labels: int = 1) -> None:
         if len(store) == 0:
             raise ValueError(f"{store.path} is an empty {store.kind}: it has no record")
-        self._store = store
-        self.num_classes = num_classes
+        self._store, self.num_labels = store, num_labels
         self.kind, self.close = store.kind, store.close
+        _check_kind(store)
+        self.num_classes, self._label_N, self._damage = num_classes or 2**31, None, ""
+        if num_classes is None:
+            label_N = np.fromiter(map(self._label, range(len(store))), np.int64, len(store))
+            self.num_classes = max(1, int(label_N.max()) + 1)
+            self._label_N = of_file(np.maximum(label_N, 0), self)
 
     def __len__(self) -> int:
         return len(self._store)
@@ -58,15 +67,26 @@ class DatabaseSource(Source):
             raise BadRecord(f"{self._named(key)}: {error}") from None
         if label >= self.num_classes:
             raise LabelOutOfRange(
-                f"{self._named(key)}: label {label}; expected 0 to {self.num_classes - 1}: is --num_labels "
-                f"{self.num_classes} that of another set?",
-                label,
+                f"{self._named(key)}: label {label}; expected 0 to {self.num_classes - 1} (--num_labels)", label
             )
         return Sample(image, label, index)
 
     def item(self, index: int) -> tuple[bytes, bytes]:
         """Returns the stored (key, value). Raises BadRecord."""
         return self._store.item(index)
+
+    def labels(self) -> NDArray[np.int64] | None:
+        """Returns the labels, if they were read. Raises BadRecord if one of the records is damaged."""
+        if self._damage:
+            raise BadRecord(self._damage)
+        return self._label_N
+
+    def _label(self, index: int) -> int:
+        try:
+            return self.read(index).label
+        except BadRecord as error:
+            self._damage = self._damage or str(error)
+            return -1
 
     def where(self, index: int) -> str:
         try:
@@ -78,18 +98,34 @@ class DatabaseSource(Source):
         return f"{self._store.path}, key {key.decode('utf-8', 'backslashreplace')}"
 
 
+def _check_kind(store: Store) -> None:
+    """Raises ValueError if the first record is a picture or a pickle itself."""
+    key = value = b""
+    try:
+        key, value = store.item(0)
+        read_record(value)
+    except BadRecord:
+        if kind := kind_of(value).removeprefix("empty").removeprefix(TEXT):
+            raise ValueError(
+                f"{store.path} is an {store.kind} of another kind: the record of key {key[:40]!r} is {kind}, no "
+                "Datum or TensorProtos, with a label. Labels of pictures by key stand in another file, and pickles are "
+                "not read, since they can run code: write the images as files, with a list `path label` (docs/data.md)"
+            ) from None
+
+
 # ---- opening one
 
 
 def open_database(
     path: str | os.PathLike[str],
     db_type: Kind | None,
-    num_classes: int,
+    num_classes: int | None,
     *,
+    num_labels: int = 1,
     shadow_place: Path | None = None,
     world: "World | None" = None,
 ) -> DatabaseSource:
-    """Opens the database at a path. All labels must be below num_classes. db_type: the expected kind; None: any.
+    """Opens the database at a path. num_classes, num_labels: as DatabaseSource. db_type: the expected kind; None: any.
     shadow_place: the folder for what LevelDB writes when opened.
 
     world: if given, a collective in which every process opens it: raises ValueError or OSError on the ranks that cannot
@@ -97,13 +133,13 @@ def open_database(
     """
     path = Path(path)
     if world is None or world.size == 1:
-        return DatabaseSource(_open(path, db_type, shadow_place), num_classes)
+        return DatabaseSource(_open(path, db_type, shadow_place), num_classes, num_labels)
     num_shadows = world.local_size if world.local_rank == 0 else 0
     opening = partial(_open, path, db_type, shadow_place, num_shadows)
     return DatabaseSource(_open_in_turn(opening, world), num_classes)
 
 
-def kind_of(path: Path, db_type: Kind | None = None) -> Kind:
+def kind_at(path: Path, db_type: Kind | None = None) -> Kind:
     """Returns the kind of database at a path. Raises ValueError if it is none, or not db_type."""
     kind = _kind(path)
     if db_type not in (None, kind):
@@ -123,11 +159,12 @@ def _kind(path: Path) -> Kind:
     if (path / "CURRENT").is_file():
         return "leveldb"
     if path.is_file():
-        with open(path, "rb", opener=regular) as file:
-            head = file.read(_LMDB_MAGIC_AT + 4)
+        kind = kind_of_file(path)
         if path.suffix == ".rec":
             raise ValueError(f"{path} holds MXNet's records; {expected}: `partial-fc data lmdb {path} OUT` makes one")
-        return "lmdb" if head[_LMDB_MAGIC_AT:] == _LMDB_MAGIC else "minidb"
+        if kind not in ("", LMDB, "empty"):
+            raise ValueError(f"{path} is {kind}; {expected}")
+        return "lmdb" if kind == LMDB else "minidb"
     if any(path.glob("MANIFEST-*")) or any(path.glob("*.ldb")):
         raise ValueError(f"{path} has LevelDB's files but no CURRENT: the copy is incomplete")
     entries = sorted(entry for entry in path.iterdir() if entry.is_dir())
@@ -141,7 +178,7 @@ def _kind(path: Path) -> Kind:
 
 
 def _open(path: Path, db_type: Kind | None, shadow_place: Path | None, num_shadows: int = 1) -> Store:
-    kind = kind_of(path, db_type)
+    kind = kind_at(path, db_type)
     if kind == "lmdb":
         from partial_fc.data.databases.lmdb_store import LmdbStore
 

@@ -20,8 +20,9 @@ from partial_fc.data.databases.write import Format, Put, encode_record, leveldb_
 from partial_fc.data.decode import check_proportions, decode
 from partial_fc.data.idx import IdxSource, Split
 from partial_fc.data.image_folder import write_names
-from partial_fc.data.open import NO_LISTS
+from partial_fc.data.open import NO_LISTS, is_database
 from partial_fc.data.sample import BadRecord, naming, still
+from partial_fc.file_kind import kind_of_file
 from partial_fc.files import check_new
 from partial_fc.findings import counted
 from partial_fc.flags.facts import PERCENT, PIXELS, THREADS, In
@@ -122,10 +123,8 @@ def open_any(path: Path, root: Path | None, split: Split, leveldb_shadow: Path |
 
 
 def _is_database(path: Path) -> bool:
-    if path.is_file() and path.suffix not in NO_LISTS:
-        with path.open("rb") as file:
-            return b"\0" in file.read(20)  # a list has none
-    return (path / "data.mdb").exists() or (path / "CURRENT").exists()
+    # What is of no known kind may be a minidb.
+    return is_database(path) or (path.is_file() and path.suffix not in NO_LISTS and kind_of_file(path) == "")
 
 
 def _record(source: Source, number: int, index: int, options: DatabaseOptions) -> tuple[bytes, bytes]:

@@ -14,7 +14,7 @@ from partial_fc.data.decode import encode_square
 from partial_fc.data.image_folder import write_names
 from partial_fc.data.labels import NONE
 from partial_fc.data.recordio import MAX_CLASSES, RecordWriter, pack, write_index
-from partial_fc.data.sample import naming
+from partial_fc.data.sample import naming, still
 from partial_fc.data.sets.joined import matching
 from partial_fc.data.sets.tar_shards import write_tar_index
 from partial_fc.files import check_new
@@ -30,7 +30,7 @@ class PackOptions:
     """Packs images into a .rec folder that this trainer, InsightFace and MXNet read."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """A folder of class folders, a list (`path label` a line, or im2rec's .lst), or a .rec folder."""
+    """A folder of class folders, a list (`path label` a line, or im2rec's .lst), a .rec folder, or a database."""
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """The folder to write to."""
     root: Path | None = None
@@ -67,10 +67,8 @@ def pack_images(options: PackOptions) -> None:
     first_key = 0 if options.plain else 1
 
     def encoded(index: int) -> bytes:
-        image = source.read(index).image
-        assert isinstance(image, bytes), "files and records give encoded images"
         with naming(source, index):
-            return encode_square(image, options.image_size, options.quality)
+            return encode_square(still(source.read(index)), options.image_size, options.quality)
 
     num_packed, all_labels = 0, []  # of the written images
     with (

@@ -23,6 +23,7 @@ from partial_fc.data.check.recordio import NO_LABEL, CannotCheck, Records
 from partial_fc.data.check.similar import check_similar
 from partial_fc.data.image_folder import image_names
 from partial_fc.data.labels import NONE, first
+from partial_fc.data.open import is_database
 from partial_fc.data.recordio import read_property
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, still
 from partial_fc.data.sets.joined import find_sets, is_pattern, open_sets, tables_of
@@ -142,6 +143,8 @@ class _Check:
             self.kind, bins = "MNIST's idx files", []
             self.findings, self.num_decoded = check_digits(source, self.sheet)
             self.num_images, self.num_classes = self.num_decoded, 10
+        elif is_database(source):
+            self._check_sets(source, "image database")
         elif source.is_file() or any(entry.is_dir() for entry in os.scandir(source)):
             self._check_sets(source, "class folders" if source.is_dir() else "list")
         elif bins:
@@ -199,13 +202,11 @@ class _Check:
         if vectors:
             self.kind, self.unit, self.done = "vectors", "vector", "read"
 
-        def read(i: int) -> bytes:
+        def read(i: int) -> bytes | NDArray[np.uint8]:
             try:
-                image = still(joined.read(i))
+                return still(joined.read(i))
             except LabelOutOfRange as error:
                 raise BadRecord(str(error)) from error
-            assert isinstance(image, bytes)
-            return image
 
         def describe(i: int) -> Mapping[str, Any]:
             return {"file": joined.where(i), "class": int(first(label_N)[i])}
@@ -228,7 +229,7 @@ class _Check:
         source: Path,
         label_N: NDArray[np.int64],
         num_classes: int,
-        read: Callable[[int], bytes],
+        read: Callable[[int], bytes | NDArray[np.uint8]],
         describe: Describe,
         size: int | None = None,
         names: Sequence[str] = (),

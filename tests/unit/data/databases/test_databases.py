@@ -78,7 +78,7 @@ def test_minidb(tmp_path: Path) -> None:
 def test_labels_beyond_the_classes(tmp_path: Path) -> None:
     source = open_database(write_lmdb(tmp_path / "db", records(N)), "lmdb", 9)
     with pytest.raises(
-        LabelOutOfRange, match=r"key 00000009_9.png: label 9; expected 0 to 8: is --num_labels 9"
+        LabelOutOfRange, match=r"key 00000009_9.png: label 9; expected 0 to 8 .--num_labels"
     ) as error:
         source.read(9)
     assert error.value.label == 9
