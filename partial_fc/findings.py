@@ -58,7 +58,9 @@ def text_lines(finding: Finding, shown: int) -> list[str]:
     first = []
     for place in finding.places[:shown]:
         named = finding.describe(int(place)).items()
-        first.append("    " + ", ".join(f"{name} {value}" if name != "file" else str(value) for name, value in named))
+        line = ", ".join(f"{name} {value}" if name != "file" else str(value) for name, value in named)
+        line, same, other = line.partition(", same as ")
+        first.append(f"    {line}{same and ', equals '}{other.removeprefix('file ').replace(', same as ', ', ')}")
     more = len(finding.places) - len(first)
     return [
         f"{finding.severity:8}{finding.key}{number}: {finding.what}",

@@ -86,8 +86,8 @@ class DataFlags:
     num_images: Annotated[int | None, In(1)] = None
     """Images of one epoch of synthetic data."""
     image_size: Annotated[int, In(PIXELS), Basic] = 112
-    """Height and width in pixels; other images are resized. By default the size in the file `property` beside a
-    .rec."""
+    """Height and width in pixels; of other images the shorter side is resized, and the middle used. By default the size
+    in the file `property` beside a .rec."""
     mirror: bool = True
     """Mirror half of the training images, and add both embeddings in verification."""
     augment: Literal["none", "glyph", "face", "photo"] = "none"
@@ -363,9 +363,8 @@ def _notes(config: Config, source: Source) -> list[str]:
     for name, one in {shard.name: shard.source for shard in shards}.items() or [(data.rec, source)]:
         stated = one.image_size if isinstance(one, RecordSource) else None
         if stated not in (None, (0, 0), (data.image_size, data.image_size)):
-            height, width = stated
-            size = data.image_size
-            notes.append(f"{name} says that its images are {width} x {height}; each is resized to --image-size {size}")
+            what = f"the shorter side is resized to --image-size {data.image_size}, and the middle square is used"
+            notes.append(f"{name} says that its images are {stated[0]} x {stated[1]} (height x width); {what}")
     if isinstance(source, Joined):
         notes += source.notes(data.shared_classes)
     if data.sample_weights and config.tuning.teacher:

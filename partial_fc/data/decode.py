@@ -150,14 +150,17 @@ def fit(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     return resized[top : top + size, left : left + size]
 
 
-def encode_square(content: bytes | NDArray[np.uint8], size: int | None, quality: int) -> bytes:
+def encode_square(content: bytes | NDArray[np.uint8], size: int | None, quality: int, pad: bool = False) -> bytes:
     """Returns an image, a file or pixels, as a JPEG of size x size; a file unchanged if size is None, or if it has that
-    size already and is no GIF or TIFF, which few record readers support.
+    size already and is no GIF or TIFF, which few record readers support. pad: make others square by black bars.
 
     Decodes the image in either case: an unusable one is detected here, not in training.
     """
     image = decode(content) if isinstance(content, bytes) else content.repeat(4 - content.shape[2], 2)[..., :3]
     check_proportions(image)
+    if pad and (spare := image.shape[0] - image.shape[1]):
+        bars = (max(0, -spare) // 2, (max(0, -spare) + 1) // 2, max(0, spare) // 2, (max(0, spare) + 1) // 2)
+        image = content = np.asarray(cv2.copyMakeBorder(image, *bars, cv2.BORDER_CONSTANT), np.uint8)
     if isinstance(content, bytes) and (
         size is None or (image.shape[:2] == (size, size) and not content.startswith(_RARE))
     ):

@@ -15,6 +15,7 @@ import torch
 
 from partial_fc.data import Loader, open_source
 from partial_fc.data.check.identities import check_identities
+from partial_fc.data.check.images import check_images, scan_images
 from partial_fc.data.check.recordio import Records
 from partial_fc.data.databases.records import Datum
 from partial_fc.data.decode import decode
@@ -23,6 +24,7 @@ from partial_fc.data.sets import ranges
 from partial_fc.data.sets.tar_shards import write_tar_index
 from partial_fc.data.transform import SquareImage
 from partial_fc.evaluate.verification import check_pairs
+from partial_fc.findings import findings_at, text_lines
 from partial_fc.verbs.data.draw_pairs import PairsOptions, draw_pairs
 from partial_fc.verbs.data.pack import PackOptions, pack_images
 from partial_fc.verbs.data.pair_list import read_pair_list
@@ -457,7 +459,7 @@ def test_databases_of_faces(row: Row, tmp_path):
     packed = open_source(tmp_path / "packed")
     assert packed.labels().tolist() == [4, 5, 6]
     if raw:
-        assert np.abs(decode(packed.read(1).image).astype(int) - picture(1, 0)).mean() < 10
+        assert np.abs(decode(packed.read(1).image).astype(int) - picture(1, 0)).mean() < 20
     else:
         assert packed.read(1).image == face(1)
 
@@ -474,3 +476,40 @@ def test_databases_of_faces(row: Row, tmp_path):
 def test_databases_of_others_are_named(row: Row, tmp_path):
     with pytest.raises(ValueError, match=row.right):
         open_source(lmdb_of(tmp_path / "faces", row.given))
+
+
+# ---- pictures that are not square
+
+
+@table(
+    [
+        Row("crops of 112 x 96", "SphereFace, CosFace; FROM 6, CosFace 10", (112, 96), "16 of 112 rows"),
+        Row("crops of 108 x 120", "wide crops", (108, 120), "12 of 120 columns"),
+        Row("squares", "InsightFace", (112, 112), None),
+    ]
+)
+def test_what_is_cut_off_is_told(row: Row):
+    pictures = [image(number % 3, number, row.given) for number in range(6)]
+    scan = scan_images(pictures.__getitem__, 6, 1)
+    found = check_images(scan, np.zeros(6, np.int64), lambda i: {}, "faces", embedding=True)
+    texts = [finding.what for finding in found if finding.key == "image-not-square"]
+    assert [row.right in text and "--pad" in text for text in texts] == ([True] if row.right else [])
+
+
+def test_packing_with_bars_keeps_all_rows(tmp_path):
+    (tmp_path / "a/x").mkdir(parents=True)
+    (tmp_path / "a/x/1.png").write_bytes(image(0, 0, (112, 96), ".png"))
+    pack_images(PackOptions(tmp_path / "a", tmp_path / "packed", pad=True, num_workers=1))
+    pixels = decode(open_source(tmp_path / "packed").read(0).image).astype(int)
+    assert pixels.shape == (112, 112, 3)
+    assert np.abs(pixels[:, 8:104] - decode(image(0, 0, (112, 96), ".png"))).mean() < 16
+    assert max(pixels[:, :6].mean(), pixels[:, 106:].mean()) < 6
+
+
+# ---- what else is said
+
+
+def test_equal_images_of_two_classes_are_named():
+    place = {"key": 26, "class": 1, "same as file": "mine/train.rec, key 37", "same as class": 2}
+    found = findings_at("error", "repeated", "images", np.array([True]), lambda i: place)
+    assert text_lines(found[0], 1)[1].strip() == "key 26, class 1, equals mine/train.rec, key 37, class 2"

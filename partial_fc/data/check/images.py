@@ -246,11 +246,19 @@ def _check_sizes(scan: ImageScan, describe: Describe, file: str, size: int | Non
     shown = ", ".join(f"{height} x {width}: {number:,}" for height, width, number in sizes[:5])
     more = f" and {len(sizes) - 5} more sizes" if len(sizes) > 5 else ""
     decoded = scan.height_N > 0
-    if (scan.height_N != scan.width_N).sum() > decoded.sum() / 2:
-        more += ". Most are not square: training crops them to the middle"
-    findings = [Finding("info", "image-sizes", f"images of height x width {shown}{more}", file=file)]
-    with_size = _with_size(scan, describe)
     height, width, most = sizes[0]
+    findings = []
+    if height != width and most > decoded.sum() / 2:
+        side = f"{abs(height - width)} of {height} rows" if height > width else f"{width - height} of {width} columns"
+        what = (
+            f"images are {height} x {width} (height x width): training takes the middle square, and {side} are cut off "
+            "(of a face: brow and chin). `partial-fc data pack --pad` and `data pairs --pad` add black bars instead"
+        )
+        findings.append(Finding("warning", "image-not-square", what, most, file=file))
+    elif (scan.height_N != scan.width_N).sum() > decoded.sum() / 2:
+        more += ". Most are not square: training crops them to the middle"
+    findings += [Finding("info", "image-sizes", f"images of height x width {shown}{more}", file=file)]
+    with_size = _with_size(scan, describe)
     usual = (size, size) if size else (height, width)
     if size or most >= 0.99 * decoded.sum():
         who = "`property` says" if size else "nearly all have"

@@ -41,6 +41,8 @@ class PairsOptions:
     image_size: Annotated[int | None, In(PIXELS)] = 112
     """Resize (shorter side, then the middle square), write as JPEG; none keeps the files as they are, and so does this
     size."""
+    pad: bool = False
+    """Add black bars to images that are not square (crops of 112 x 96), which lose rows or columns otherwise."""
     quality: Annotated[int, In(PERCENT)] = 95
     """JPEG quality of re-encoded images."""
 
@@ -138,4 +140,4 @@ def _two_classes(images: list[list[int]], count: int, rng: random.Random) -> lis
 def _encoded(image: bytes | NDArray[np.uint8], source: Source, index: int, options: PairsOptions) -> bytes:
     assert isinstance(image, bytes), "files and records give encoded images"
     with naming(source, index):
-        return encode_square(image, options.image_size, options.quality)
+        return encode_square(image, options.image_size, options.quality, options.pad)

@@ -38,6 +38,8 @@ class PackOptions:
     image_size: Annotated[int | None, In(PIXELS)] = 112
     """Resize (shorter side, then the middle square) and write as JPEG. Images of this size, and with none all
     images, are copied byte for byte."""
+    pad: bool = False
+    """Add black bars to images that are not square (crops of 112 x 96), which lose rows or columns otherwise."""
     quality: Annotated[int, In(PERCENT)] = 95
     """JPEG quality of re-encoded images."""
     plain: bool = False
@@ -68,7 +70,7 @@ def pack_images(options: PackOptions) -> None:
 
     def encoded(index: int) -> bytes:
         with naming(source, index):
-            return encode_square(still(source.read(index)), options.image_size, options.quality)
+            return encode_square(still(source.read(index)), options.image_size, options.quality, options.pad)
 
     num_packed, all_labels = 0, []  # of the written images
     with (

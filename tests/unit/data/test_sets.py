@@ -387,7 +387,7 @@ def test_doctor_names_set_and_file(tmp_path: Path, capsys: pytest.CaptureFixture
     printed = capsys.readouterr().out
     assert "all.sets: sets, 32 images, 21 classes" in printed
     assert re.search(rf"image-undecodable.*\n +set second: {tmp_path}/b.rec, key 5, class 17", printed)
-    assert "same as file set first: " in printed
+    assert "equals set first: " in printed
     with (tmp_path / "b.rec").open("r+b") as file:
         file.truncate(100)
     assert doctor_data(DataOptions(tmp_path / "*.rec", bar=False)) == 1

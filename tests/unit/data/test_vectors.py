@@ -187,8 +187,8 @@ def test_doctor_names_vectors_without_a_direction_and_repeated_ones(suffix, tmp_
         r"vectors \(60\): float16, 6 numbers, of length 0.934 to 3.16",
         "60 vectors read",
         rf"vectors-bad \(2\): .*\n.*x\{suffix}, row 5, class 5, .*only zeros\n.*row 11, class 11, .*NaN or Inf",
-        rf"repeated-same-class \(1\): .*\n.*row 20, class 8, same as file .*x\{suffix}, row 8",
-        r"repeated-other-class \(1\): .*\n.*row 28, class 4, same as .*row 17",
+        rf"repeated-same-class \(1\): .*\n.*row 20, class 8, equals .*x\{suffix}, row 8",
+        r"repeated-other-class \(1\): .*\n.*row 28, class 4, equals .*row 17",
         report=tmp_path / "found.json",
     )
     assert json.loads((tmp_path / "found.json").read_text())["images_decoded"] == 60

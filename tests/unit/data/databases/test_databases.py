@@ -77,9 +77,7 @@ def test_minidb(tmp_path: Path) -> None:
 
 def test_labels_beyond_the_classes(tmp_path: Path) -> None:
     source = open_database(write_lmdb(tmp_path / "db", records(N)), "lmdb", 9)
-    with pytest.raises(
-        LabelOutOfRange, match=r"key 00000009_9.png: label 9; expected 0 to 8 .--num_labels"
-    ) as error:
+    with pytest.raises(LabelOutOfRange, match=r"key 00000009_9.png: label 9; expected 0 to 8 .--num_labels") as error:
         source.read(9)
     assert error.value.label == 9
     assert not isinstance(error.value, BadRecord)
@@ -110,7 +108,7 @@ def test_what_is_no_database(tmp_path: Path) -> None:
     (tmp_path / "images/a").mkdir(parents=True)
     (tmp_path / "images/a/1.png").write_bytes(databases.png(databases.picture(1)))
     fails(tmp_path / "images", "folder of images or records; .*`partial-fc data lmdb .*images OUT` makes one")
-    fails(tmp_path / "images/a/1.png", "no minidb file")
+    fails(tmp_path / "images/a/1.png", "is a PNG picture; .* or a minidb file")
     (tmp_path / "other").mkdir()
     fails(tmp_path / "other", "a folder with nothing")
     (tmp_path / "other/data.mdb").write_bytes(bytes(10000))
