@@ -15,6 +15,7 @@ from numpy.typing import NDArray  # noqa: E402
 from simplejpeg import decode_jpeg, decode_jpeg_header  # noqa: E402
 
 from partial_fc.data.sample import BadRecord  # noqa: E402
+from partial_fc.file_kind import it_is  # noqa: E402
 
 MAX_JPEG = 2**24  # pixels; larger JPEGs are decoded at reduced size
 MAX_ASPECT = 64  # of an image that is made square
@@ -51,8 +52,8 @@ def decode(content: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.u
     part = _jpeg_part(content)
     if not content.startswith(tuple(_SIGNATURES)):
         raise BadRecord(
-            f"no image that OpenCV can read: {len(content)} bytes, starting {content[:8].hex(' ')}; expected "
-            f"{', '.join(dict.fromkeys(_SIGNATURES.values()))}"
+            f"no image that OpenCV can read: {len(content)} bytes, starting {content[:8].hex(' ')}{it_is(content)}; "
+            f"expected {', '.join(dict.fromkeys(_SIGNATURES.values()))}"
         )
     if content[:2] == b"\xff\xd8" and content.rfind(b"\xff\xd9") < 0:
         # libjpeg would silently fill the missing part with grey.

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.sample import Sample, Source
+from partial_fc.file_kind import it_is
 from partial_fc.files import read_bytes, replacing
 
 Split = Literal["train", "t10k"]
@@ -92,7 +93,9 @@ def read_idx(path: Path, expect: Literal["images", "labels"]) -> NDArray[np.uint
     content = _content(path)
     magic = int.from_bytes(content[:4], "big") if len(content) >= 4 else None
     if _KINDS.get(magic or 0) != expect:
-        got = f"{_KINDS[magic]}: are two files swapped?" if magic in _KINDS else _unknown(content)
+        got = (
+            f"{_KINDS[magic]}: are two files swapped?" if magic in _KINDS else f"0x{content[:4].hex()}{it_is(content)}"
+        )
         wanted = next(number for number, kind in _KINDS.items() if kind == expect)
         raise ValueError(f"{path}: expected {expect}, an idx file that starts with 0x{wanted:08x}; got {got}")
     assert magic is not None
@@ -122,13 +125,6 @@ def _content(path: Path) -> bytes:
             return file.read(_MOST_BYTES)  # a few bytes can decompress to terabytes
     except (EOFError, OSError, zlib.error) as error:
         raise ValueError(f"{path}: damaged or cut off ({error}); copy it again") from error
-
-
-def _unknown(content: bytes) -> str:
-    if not content:
-        return "an empty file"
-    page = " (a page of text: did a download fail?)" if content[:1] in b"<{" else ""
-    return f"0x{content[:4].hex()}{page}"
 
 
 def write_idx(path: Path, array: NDArray[np.uint8]) -> None:

@@ -141,6 +141,8 @@ def _scan(root: Path) -> tuple[list[str], list[str], NDArray[np.int64], dict[str
                 f"{root} itself holds the images, {len(flat)} of them, not in a sub-folder for each class; {expected}. "
                 "Move them, or name each with its label in a list (`path label` a line)"
             )
+        if partial := sorted(entry.name for entry in os.scandir(root) if entry.name.endswith(".partial")):
+            raise ValueError(f"{root} holds {' and '.join(partial)}: its writing was interrupted. Write it again")
         others = ", ".join(f"{len(paths):,} {why}" for why, paths in left_out.items())
         found = f"no image in them{f' ({others})' if others else ''}"
         raise ValueError(f"{root}: {counted(len(classes), 'sub-folder')}, {found}; {expected}")

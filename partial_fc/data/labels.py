@@ -43,10 +43,17 @@ def listed(raw: NDArray[Any], source: Source, index: int) -> list[int]:
     raise LabelOutOfRange(f"{source.where(index)}: {problem}", WRONG)
 
 
+def as_int64(label: NDArray[Any], where: object) -> NDArray[np.int64]:
+    """Returns a file's labels as int64. Raises LabelOutOfRange for one that is larger."""
+    if label.dtype == np.uint64 and label.size and (largest := int(label.max())) >= 2**63:
+        raise LabelOutOfRange(f"{where}: label {largest}; expected a class number", WRONG)
+    return label.astype(np.int64)
+
+
 def of_file(label: NDArray[Any], source: Source) -> NDArray[np.int64]:
     """Returns the labels of a whole file as `Source.labels` does. label: integers, (N,), or (N, M) with NONE where a
     sample has fewer. Raises as `listed`."""
-    label, most = label.astype(np.int64), source.num_labels
+    label, most = as_int64(label, getattr(source, "path", "a label")), source.num_labels
     if most == 1:
         return first(label)
     label_NM = label.reshape(len(label), -1)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from partial_fc.file_kind import it_is
 from partial_fc.files import check_regular
 
 # Exceptions of NumPy for damaged headers (TypeError: an absurd dtype, or an .npy in place of an .npz), and of zipfile
@@ -84,7 +85,7 @@ def _read(path: Path, read: Callable[[], Read]) -> Read:
     try:
         return read()
     except _DAMAGED as error:
-        raise ValueError(f"{path} is no {path.suffix} file of numbers, or damaged: {error}") from None
+        raise ValueError(f"{path} is no {path.suffix} file of numbers, or damaged: {error}{it_is(path)}") from None
 
 
 def _numbers(found: Any) -> NDArray[Any]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from partial_fc.data import restricted_pickle
 from partial_fc.data.sets.parquet import read_parquet_pairs
+from partial_fc.file_kind import it_is
 from partial_fc.files import read_bytes, replacing
 
 _MOST_BYTES = 16 << 30
@@ -50,7 +51,7 @@ def read_pairs(path: str | os.PathLike[str]) -> Pairs:
                 raise ValueError(f"got a {type(content).__name__}, expected (list of images, list of issame)")
             images, same = (part.value if isinstance(part, restricted_pickle.Array) else part for part in content)
     except ValueError as error:
-        raise ValueError(f"{path} cannot be read as a file of pairs: {error}") from error
+        raise ValueError(f"{path} cannot be read as a file of pairs: {error}{it_is(path)}") from error
     if not isinstance(images, (tuple, list, np.ndarray)) or not isinstance(same, (tuple, list, np.ndarray)):
         raise ValueError(f"{path}: got {type(images).__name__} and {type(same).__name__}, expected two lists")
     if len(images) != 2 * len(same) or len(same) == 0:

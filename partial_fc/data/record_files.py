@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.sample import BadRecord
+from partial_fc.file_kind import HEAD_BYTES, it_is
 from partial_fc.files import check_regular, regular, replacing
 
 MAGIC = 0xCED7230A
@@ -135,8 +136,8 @@ class RecordFile:
         magic, word = FRAME.unpack_from(self.map, offset)
         if magic != MAGIC:
             raise BadRecord(
-                f"offset {offset}: got {magic:#010x}, expected the magic number {MAGIC:#010x}; the record is damaged, "
-                "or the index belongs to another file"
+                f"offset {offset}: got {magic:#010x}, expected the magic number {MAGIC:#010x}"
+                f"{it_is(self.map[:HEAD_BYTES]) or '; the record is damaged, or the index belongs to another file'}"
             )
         end = begin + (word & MAX_RECORD_BYTES)
         if end > self.size:
@@ -215,7 +216,7 @@ def _parse_chunk(path: Path, text: bytes) -> NDArray[np.int64]:
     if len(table) != 2 * _lines(text):
         pattern = re.compile(rb"\s*-?\d+\s+-?\d+\s*")
         bad = next((line for line in text.splitlines() if not pattern.fullmatch(line)), text[:80])
-        raise ValueError(f"{path}: expected `key<TAB>offset` on each line, got {bad[:80]!r}")
+        raise ValueError(f"{path}: expected `key<TAB>offset` on each line, got {bad[:80]!r}{it_is(path)}")
     return table.reshape(-1, 2)
 
 

@@ -39,6 +39,7 @@ from partial_fc.data.record_files import (
 )
 from partial_fc.data.sample import BadRecord, Sample, Source
 from partial_fc.files import read_bytes, read_text, replacing
+from partial_fc.findings import counted
 
 HEADER = struct.Struct("<IfQQ")
 _WITH_FRAME = struct.Struct(FRAME.format + HEADER.format[1:])
@@ -289,7 +290,11 @@ def write_index(rec_path: str | os.PathLike[str]) -> int:
         inside = part in (FIRST, MIDDLE)
         stop = aligned(end)
     if stop < file.size or inside:
-        raise BadRecord(f"{rec_path}, offset {stop}, after {len(offsets)} records: expected a complete frame here")
+        try:
+            what = f"offset {stop}: a split record has no end; its parts are {file.parts(stop)}"
+        except BadRecord as error:
+            what = str(error)
+        raise BadRecord(f"{rec_path}, after {counted(len(offsets), 'record')}: {what}")
     file.close()
     keys = ids if len(set(ids)) == len(offsets) and max(ids) < 2**63 else range(len(offsets))
     idx_path = rec_path.with_suffix(".idx")
@@ -442,8 +447,7 @@ def read_class_names(path: Path, num_classes: int) -> list[str] | None:
     names = names[:-1] if names[-1] == "" else names
     if len(names) > num_classes:
         raise ValueError(
-            f"{beside} names {len(names)} classes, {path} has {num_classes}: is it the list of another set? Remove "
-            "it, or bring the right one"
+            f"{beside} names {len(names)} classes, {path} has {num_classes}: remove it, or bring that of this set"
         )
     return names
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.data.labels import check_inside, of_file, of_sample
+from partial_fc.data.labels import as_int64, check_inside, of_file, of_sample
 from partial_fc.data.npy import map_npz, read_npy
 from partial_fc.data.recordio import MAX_CLASSES
 from partial_fc.data.sample import BadRecord, Sample, Source
@@ -168,7 +168,7 @@ def _read_parquet(path: Path, labelled: bool) -> _Read:
             row_ND = row_ND if first else np.empty((len(label_N), row_BD.shape[1]), row_BD.dtype)
             row_ND[some] = row_BD
             if "label" in columns:
-                label_N[some] = batch.column("label").to_numpy(zero_copy_only=False)
+                label_N[some] = as_int64(batch.column("label").to_numpy(zero_copy_only=False), path)
             for name in columns[2:]:
                 names.update(zip(label_N[some].tolist(), map(str, batch.column(name).to_pylist()), strict=True))
             first = some.stop

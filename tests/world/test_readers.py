@@ -1,5 +1,6 @@
 """Data as other people's programs write it: .rec files, lists, shards, databases and pairs."""
 
+import gzip
 import io
 import pickle
 import re
@@ -17,10 +18,16 @@ from partial_fc.data import Loader, open_source
 from partial_fc.data.check.identities import check_identities
 from partial_fc.data.check.images import check_images, scan_images
 from partial_fc.data.check.recordio import Records
+from partial_fc.data.databases import open_database
 from partial_fc.data.databases.records import Datum
 from partial_fc.data.decode import decode
+from partial_fc.data.idx import read_idx
+from partial_fc.data.npy import read_npy
+from partial_fc.data.pairs import read_pairs
+from partial_fc.data.recordio import write_index
 from partial_fc.data.sample import SourceGone
 from partial_fc.data.sets import ranges
+from partial_fc.data.sets.parquet import open_parquet
 from partial_fc.data.sets.tar_shards import write_tar_index
 from partial_fc.data.transform import SquareImage
 from partial_fc.evaluate.verification import check_pairs
@@ -513,3 +520,60 @@ def test_equal_images_of_two_classes_are_named():
     place = {"key": 26, "class": 1, "same as file": "mine/train.rec, key 37", "same as class": 2}
     found = findings_at("error", "repeated", "images", np.array([True]), lambda i: place)
     assert text_lines(found[0], 1)[1].strip() == "key 26, class 1, equals mine/train.rec, key 37, class 2"
+
+
+@table(
+    [
+        Row("an HTML page as train.rec", "captive portals",
+            ("train.rec", b"<!DOCTYPE html>" + b" " * 400), "an HTML page"),
+        Row("a zip as .npz-like table", "wrong names", ("a.npy", b"PK\x03\x04" + bytes(99)), "a zip archive"),
+        Row("a pointer as .parquet", "git clone without LFS",
+            ("a.parquet", b"version https://git-lfs.github.com/spec/v1"),
+            "git lfs pull"),
+        Row("a .tgz called .tar", "mv a.tgz a.tar", ("a.tar", gzip.compress(bytes(2000))), "a gzip file"),
+        Row("a picture as .bin", "wrong names", ("lfw.bin", image(0, 0)), "a JPEG picture"),
+        Row("a torch file as .bin", "wrong names",
+            ("lfw.bin", b"PK\x03\x04" + bytes(26) + b"archive/data.pkl"), "torch.save"),
+        Row("a PDF called .jpg", "renamed files", ("1.jpg", b"%PDF-1.5\n"), "a PDF"),
+        Row("a HEIC called .jpg", "iPhones", ("1.jpg", b"\0\0\0\x18ftypheic\0\0\0\0"), "a HEIC or AVIF picture"),
+        Row("an SQLite file as minidb", "wrong names",
+            ("a.mdl", b"SQLite format 3\0" + bytes(99)), "an SQLite database"),
+        Row("an HTML page as idx", "captive portals", ("t-ubyte", b"<html>login</html>"), "an HTML page"),
+        Row("a cut .rec", "full disks", ("cut.rec", "cut"), "after 47 records: offset .* is cut short"),
+    ]
+)  # fmt: skip
+def test_what_a_file_is_instead(row: Row, tmp_path):
+    name, content = row.given
+    path = tmp_path / name
+    if content == "cut":
+        content = (write_rec(tmp_path / "whole", IMAGES) / "train.rec").read_bytes()[:-9]
+    path.write_bytes(content)
+    readers = {
+               ".rec": write_index, ".npy": read_npy, ".tar": write_tar_index, ".bin": read_pairs,
+               ".parquet": open_parquet, ".jpg": lambda path: decode(path.read_bytes()),
+               ".mdl": lambda path: open_database(path, None, 3), "": lambda path: read_idx(path, "images")}  # fmt: skip
+    if path.suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    with pytest.raises(ValueError, match=row.right):
+        readers[path.suffix](path)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".parquet"])
+def test_a_label_beyond_int64_is_named(tmp_path, suffix):
+    label_N = np.array([1, 2**63], np.uint64)
+    if suffix == ".npy":
+        np.save(tmp_path / "a.npy", np.eye(2, dtype=np.float32))
+        np.save(tmp_path / "a.labels.npy", label_N)
+    else:
+        arrow = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(
+            arrow.table({"embedding": np.eye(2).tolist(), "label": label_N}), tmp_path / "a.parquet"
+        )
+    with pytest.raises(ValueError, match=rf"a\{suffix}: label 9223372036854775808"):
+        open_source(tmp_path / f"a{suffix}", vectors=True)
+
+
+def test_a_pack_that_was_killed_is_named(tmp_path):
+    (tmp_path / "train.rec.partial").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"train\.rec\.partial: its writing was interrupted"):
+        open_source(tmp_path)

@@ -7,6 +7,7 @@ from pathlib import Path
 import lmdb
 
 from partial_fc.data.databases.keys import KeyList
+from partial_fc.file_kind import it_is
 
 
 class LmdbStore:
@@ -68,7 +69,7 @@ def _open(file: Path) -> lmdb.Environment:
         environment = lmdb.open(str(file), subdir=False, readonly=True, create=False, lock=False, readahead=False)
         last_page, page_bytes = environment.info()["last_pgno"], environment.stat()["psize"]
     except lmdb.Error as error:
-        raise ValueError(f"{file} cannot be opened as an LMDB: {error}") from error
+        raise ValueError(f"{file} cannot be opened as an LMDB: {error}{it_is(file)}") from error
     needed, size = (last_page + 1) * page_bytes, file.stat().st_size
     if size < needed:  # reading past the end would kill the process with SIGBUS
         environment.close()

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.data.labels import KEYS, check_inside, in_rows, of_file, of_sample
+from partial_fc.data.labels import KEYS, as_int64, check_inside, in_rows, of_file, of_sample
 from partial_fc.data.sample import BadRecord, Sample, Source
+from partial_fc.file_kind import it_is
 from partial_fc.files import check_regular
 
 _IMAGES = ("image", "img", "jpg", "png")
@@ -111,7 +112,7 @@ def open_parquet(path: Path) -> Any:
     try:
         return pyarrow.parquet.ParquetFile(path, memory_map=True)
     except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is no Parquet file, or cut short: {error}") from None
+        raise ValueError(f"{path} is no Parquet file, or cut short: {error}{it_is(path)}") from None
 
 
 def column_of(path: Path, file: Any, names: tuple[str, ...]) -> str:
@@ -148,7 +149,7 @@ def label_rows(path: Path, column: Any) -> NDArray[np.int64]:
     if not pyarrow.types.is_integer(flat.type) or missing or not len(column):
         what = f"{missing} of its labels are missing" if missing else f"labels are {column.type}"
         raise ValueError(f"{path}: {what if len(column) else 'no rows'}; expected a class number in each row")
-    label = flat.to_numpy().astype(np.int64)
+    label = as_int64(flat.to_numpy(), path)
     return in_rows(label, compute.list_value_length(column).to_numpy()) if several else label
 
 

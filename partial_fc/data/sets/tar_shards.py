@@ -28,6 +28,7 @@ from partial_fc.data.labels import KEYS, in_rows, of_file, of_sample
 from partial_fc.data.recordio import read_class_names
 from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord, Sample, Source, SourceRefused
 from partial_fc.data.sets.ranges import Ranges, Stream, as_url, open_ranges
+from partial_fc.file_kind import HEAD_BYTES, it_is
 from partial_fc.files import check_regular, in_cache, replacing
 
 _MAGIC = b"PFCTAR03"
@@ -211,7 +212,8 @@ def _files(file: Ranges) -> Iterator[tuple[str, str, int, int, bytes]]:
                         yield f"{folder}{slash}{base[: len(key)]}", ending, at, size, text
                     at = tar.offset
         except tarfile.TarError as error:
-            raise ValueError(f"{file.name}, offset {at}: {error}: the shard is truncated or damaged") from None
+            what = it_is(file.read(0, HEAD_BYTES)) if at == 0 else "; the shard is truncated or damaged"
+            raise ValueError(f"{file.name}, offset {at}: {error}{what}") from None
     # tarfile takes a damaged header for the end.
     if file.read(at, _BLOCK) != bytes(_BLOCK):
         raise ValueError(f"{file.name}, offset {at}: no header of a file; the shard is truncated or damaged")
