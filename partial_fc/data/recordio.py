@@ -290,8 +290,9 @@ def write_index(rec_path: str | os.PathLike[str]) -> int:
         inside = part in (FIRST, MIDDLE)
         stop = aligned(end)
     if stop < file.size or inside:
+        what = f"offset {stop}: the frames of a split record do not follow each other"
         try:
-            what = f"offset {stop}: a split record has no end; its parts are {file.parts(stop)}"
+            file.parts(stop)
         except BadRecord as error:
             what = str(error)
         raise BadRecord(f"{rec_path}, after {counted(len(offsets), 'record')}: {what}")

@@ -551,7 +551,8 @@ def test_what_a_file_is_instead(row: Row, tmp_path):
     readers = {
                ".rec": write_index, ".npy": read_npy, ".tar": write_tar_index, ".bin": read_pairs,
                ".parquet": open_parquet, ".jpg": lambda path: decode(path.read_bytes()),
-               ".mdl": lambda path: open_database(path, None, 3), "": lambda path: read_idx(path, "images")}  # fmt: skip
+               ".mdl": lambda path: open_database(path, None, 3),
+               "": lambda path: read_idx(path, "images")}  # fmt: skip
     if path.suffix == ".parquet":
         pytest.importorskip("pyarrow")
     with pytest.raises(ValueError, match=row.right):

@@ -246,19 +246,11 @@ def _check_sizes(scan: ImageScan, describe: Describe, file: str, size: int | Non
     shown = ", ".join(f"{height} x {width}: {number:,}" for height, width, number in sizes[:5])
     more = f" and {len(sizes) - 5} more sizes" if len(sizes) > 5 else ""
     decoded = scan.height_N > 0
-    height, width, most = sizes[0]
-    findings = []
-    if height != width and most > decoded.sum() / 2:
-        side = f"{abs(height - width)} of {height} rows" if height > width else f"{width - height} of {width} columns"
-        what = (
-            f"images are {height} x {width} (height x width): training takes the middle square, and {side} are cut off "
-            "(of a face: brow and chin). `partial-fc data pack --pad` and `data pairs --pad` add black bars instead"
-        )
-        findings.append(Finding("warning", "image-not-square", what, most, file=file))
-    elif (scan.height_N != scan.width_N).sum() > decoded.sum() / 2:
+    if (scan.height_N != scan.width_N).sum() > decoded.sum() / 2:
         more += ". Most are not square: training crops them to the middle"
-    findings += [Finding("info", "image-sizes", f"images of height x width {shown}{more}", file=file)]
+    findings = [Finding("info", "image-sizes", f"images of height x width {shown}{more}", file=file)]
     with_size = _with_size(scan, describe)
+    height, width, most = sizes[0]
     usual = (size, size) if size else (height, width)
     if size or most >= 0.99 * decoded.sum():
         who = "`property` says" if size else "nearly all have"
@@ -282,7 +274,7 @@ def _check_photos(scan: ImageScan, describe: Describe, file: str) -> list[Findin
     ratio_N = np.maximum(scan.height_N, scan.width_N) / np.maximum(shorter, 1)
     photo = decoded & (ratio_N >= _PHOTO_RATIO) & (shorter >= _PHOTO_SIDE)
     if photo.sum() <= _PHOTO_SHARE * decoded.sum():
-        return []
+        return _check_square(scan, file)
     what = (
         f"images of {int(decoded.sum()):,} look like uncropped photos, not aligned crops: one side is {_PHOTO_RATIO} "
         f"times the other or more, and none is below {_PHOTO_SIDE} pixels. Training crops the square in the middle "
@@ -290,6 +282,19 @@ def _check_photos(scan: ImageScan, describe: Describe, file: str) -> list[Findin
         "must be cropped and aligned first (docs/data.md); images that the object fills are fine"
     )
     return findings_at("warning", "image-photo", what, photo, _with_size(scan, describe), file)
+
+
+def _check_square(scan: ImageScan, file: str) -> list[Finding]:
+    """Says what is lost of crops of one size that are not square."""
+    height, width, most = next(iter(scan.sizes()), (0, 0, 0))
+    if height == width or most <= (scan.height_N > 0).sum() / 2:
+        return []
+    side = f"{height - width} of {height} rows" if height > width else f"{width - height} of {width} columns"
+    what = (
+        f"images are {height} x {width} (height x width): training takes the middle square, without {side} (of a face "
+        "brow and chin). `partial-fc data pack --pad` and `data pairs --pad` add black bars instead"
+    )
+    return [Finding("warning", "image-not-square", what, most, file=file)]
 
 
 def check_repetitions(
