@@ -17,7 +17,6 @@ from partial_fc.files import read_bytes, regular
 from partial_fc.findings import counted
 
 SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff")
-_LINE = re.compile(r"(.+?)(?:\s+|\s*,\s*)(\d[\d.]*(?:,\d[\d.]*)*)", re.DOTALL)  # of a list: path, labels
 _HEADER = re.compile(r"[A-Za-z_]+[ \t,]+[A-Za-z_]+")
 _log = logging.getLogger(__name__)
 
@@ -179,9 +178,11 @@ def _read_list(path: Path, several: bool) -> tuple[list[str], NDArray[np.int64]]
             elif path.suffix == ".lst":
                 name, texts = fields[-1], fields[1:-1]
             else:
-                match = _LINE.fullmatch(line.strip())
-                name, texts = (match[1], match[2].split(",")) if match else ("", [])
-                if number == 1 and not match and _HEADER.fullmatch(line.strip()):
+                name, _, text = line.strip().replace("\t", " ").rpartition(" ")
+                if _number(text.split(",")[0]) < 0:
+                    name, _, text = line.strip().rpartition(",")
+                name, texts = name.rstrip().removesuffix(","), text.split(",")
+                if number == 1 and _HEADER.fullmatch(line.strip()):
                     continue
             values = [_number(text) for text in (texts if several else texts[:1])]
             are_labels = bool(values) and all(0 <= value <= MAX_LABEL and value.is_integer() for value in values)

@@ -1,6 +1,6 @@
 """A contact sheet of the images of a check, for a person to look at."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 
 from partial_fc import pictures
-from partial_fc.data.check.images import decode_scanned
+from partial_fc.data.check.images import Read, decode_scanned
 from partial_fc.data.sample import BadRecord
 from partial_fc.findings import Describe, Finding
 from partial_fc.pictures import A_ROW, Pixels, Row, Tile
-
-Read = Callable[[int], bytes]
 
 
 @dataclass
@@ -24,7 +22,7 @@ class ContactSheet:
     rows: list[tuple[Finding, Read]] = field(default_factory=list)
 
     def add(self, findings: list[Finding], read: Read, num_images: int, describe: Describe, file: str) -> None:
-        """Adds the findings about the images of a set; read(index) gives an image's file, describe(index) its name."""
+        """Adds the findings about the images of a set; read(index) gives an image, describe(index) its name."""
         self.rows += [(f, read) for f in findings if len(f.places) and f.key.startswith("image-")]
         spread = np.unique(np.linspace(0, num_images - 1, A_ROW).astype(np.int64))
         self.rows.append((Finding("info", f"some of {file}", "", num_images, spread, describe), read))
@@ -57,6 +55,8 @@ def _caption(place: Mapping[str, Any]) -> list[str]:
 
 def _image(read: Read, index: int) -> Pixels | None:
     try:
-        return pictures.fit(decode_scanned(read(index))[0])
+        image = read(index)
+        pixel = decode_scanned(image)[0] if isinstance(image, bytes) else image.repeat(4 - image.shape[2], 2)[..., :3]
+        return pictures.fit(pixel)
     except BadRecord:
         return None

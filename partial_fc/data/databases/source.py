@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,8 +75,8 @@ class DatabaseSource(Source):
         """Returns the stored (key, value). Raises BadRecord."""
         return self._store.item(index)
 
-    def labels(self) -> NDArray[np.int64] | None:
-        """Returns the labels, if they were read. Raises BadRecord if one of the records is damaged."""
+    def labels(self) -> Any:
+        """Returns the labels as `Source.labels` does; None if they were not read at the start. Raises BadRecord if one of the records is damaged."""
         if self._damage:
             raise BadRecord(self._damage)
         return self._label_N

@@ -1,7 +1,6 @@
 """Lists of image pairs: two paths, and whether they are of one class."""
 
 import csv
-import re
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -15,8 +14,6 @@ from partial_fc.file_kind import TEXT, kind_of_file
 from partial_fc.files import read_text
 
 _KINDS = dict.fromkeys(("same", "1", "true", "yes"), True) | dict.fromkeys(("different", "0", "false", "no"), False)
-# LFW's pairs.txt: `name n m` and `name n name m`; CALFW's and CPLFW's: `file fold`, two lines a pair, 0: different.
-_BY_NAME, _BY_FILE = re.compile(r"(.+?)\s+(\d+)\s+(?:(\S.*?)\s+)?(\d+)"), re.compile(r"(\S+\.\w+)\s+(\d+)")
 _FOLDS = 10
 _Rows = list[tuple[str, str, bool]]
 
@@ -47,15 +44,16 @@ def read_pair_list(path: Path, root: Path | None = None) -> PairList:
         raise ValueError(f"{path} is {kind}; expected a list of pairs, `path,path,same` or `different` a line")
     # Decoded as lists of images, without a byte-order mark.
     lines = read_text(path, encoding="utf-8-sig", errors="surrogateescape").splitlines()
-    head = next(filter(str.strip, lines), "").split()
-    counts = [int(word) for word in head] if len(head) < 3 and all(map(str.isdecimal, head)) else []
-    folds = counts[0] if len(counts) == 2 and counts[0] > 1 else _FOLDS
-    first_line = next(filter(str.strip, lines[bool(counts) :]), "").strip()
-    rows: _Rows
-    if of_faces := next((form for form in (_BY_NAME, _BY_FILE) if form.fullmatch(first_line)), None):
-        rows = (_named if of_faces is _BY_NAME else _two_lines)(path, lines, 1 if counts else 0, root)
-        if len(counts) == 2 and len(rows) != 2 * counts[0] * counts[1]:
-            raise ValueError(f"{path}: {len(rows)} pairs; its first line says {counts[0]} folds of 2 x {counts[1]}")
+    numbered = [(number, _words(line)) for number, line in enumerate(lines, start=1) if line.strip()]
+    counts = [int(word) for word in numbered[0][1] if word.isdecimal()] if numbered else []
+    of_faces = numbered[1 if len(counts) == len(numbered[0][1]) <= 2 else 0 :] if numbered else []
+    folds = _FOLDS
+    if of_faces and (len(of_faces[0][1]) == 2 or _is_named(of_faces[0][1])) and of_faces[0][1][-1].isdecimal():
+        rows = (_named if _is_named(of_faces[0][1]) else _two_lines)(path, of_faces, root)
+        if len(of_faces) < len(numbered) and len(counts) == 2:
+            folds = max(2, counts[0])
+            if len(rows) != 2 * counts[0] * counts[1]:
+                raise ValueError(f"{path}: {len(rows)} pairs; its first line says {counts[0]} folds of 2 x {counts[1]}")
         rows = [rows[at] for at in mixed(np.array([same for *_, same in rows]), folds).tolist()]
     else:
         rows = _listed(path, lines, root)
@@ -68,7 +66,9 @@ def read_pair_list(path: Path, root: Path | None = None) -> PairList:
             f"{path}: {len(missing)} of its {len(numbers)} images are missing, the first is {missing[0]}; give "
             "the folder that its paths are relative to (--root)"
         )
-    return PairList(ImageFiles(root, list(numbers)), *image_N2.T, np.array([row[2] for row in rows]), folds)
+    return PairList(
+        ImageFiles(root, list(numbers)), image_N2[:, 0], image_N2[:, 1], np.array([row[2] for row in rows]), folds
+    )
 
 
 def mixed(same_N: NDArray[np.bool_], folds: int) -> NDArray[np.int64]:
@@ -101,30 +101,36 @@ def _listed(path: Path, lines: list[str], root: Path) -> _Rows:
     return rows
 
 
-def _named(path: Path, lines: list[str], skipped: int, root: Path) -> _Rows:
-    """Returns LFW's pairs: image n of NAME is NAME/NAME_000n.jpg, or has another ending of an image."""
+def _words(line: str) -> list[str]:
+    return [word.strip() for word in line.strip().split("\t" if "\t" in line.strip() else None)]
+
+
+def _is_named(words: list[str]) -> bool:
+    return len(words) in (3, 4) and words[1].isdecimal() and words[-1].isdecimal()
+
+
+def _named(path: Path, numbered: list[tuple[int, list[str]]], root: Path) -> _Rows:
+    """Returns LFW's pairs, `name n m` and `name n name m`: image n is NAME/NAME_000n.jpg, or of another ending."""
 
     def file(name: str, number: str) -> str:
-        names = [f"{name}/{name}_{int(number):04d}{ending}" for ending in SUFFIXES]
+        names = [f"{name}/{name}_{number.zfill(4)}{ending}" for ending in SUFFIXES]
         return next((each for each in names if (root / each).is_file()), names[0])
 
-    rows: _Rows = []
-    for number, line in enumerate(lines[skipped:], start=1 + skipped):
-        match = _BY_NAME.fullmatch(line.strip())
-        if match:
-            rows.append((file(match[1], match[2]), file(match[3] or match[1], match[4]), match[3] is None))
-        elif line.strip():
-            raise ValueError(f"{path}, line {number}: expected `name n m` or `name n name m`, got {line[:200]!r}")
-    return rows
+    for number, words in numbered:
+        if not _is_named(words):
+            raise ValueError(f"{path}, line {number}: expected `name n m` or `name n name m`, got {words}")
+    return [(file(*words[:2]), file(words[-2] if len(words) == 4 else words[0], words[-1]), len(words) == 3)
+            for _, words in numbered]  # fmt: skip
 
 
-def _two_lines(path: Path, lines: list[str], skipped: int, root: Path) -> _Rows:
-    found = [_BY_FILE.fullmatch(line.strip()) for line in lines[skipped:] if line.strip()]
-    rows = [(one[1], two[1], one[2] != "0") for one, two in zip(found[::2], found[1::2], strict=False)
-            if one and two and one[2] == two[2]]  # fmt: skip
-    if 2 * len(rows) != len(found):
+def _two_lines(path: Path, numbered: list[tuple[int, list[str]]], root: Path) -> _Rows:
+    """Returns CALFW's and CPLFW's pairs, `file fold` on two lines each; fold 0: different."""
+    found = [words for _, words in numbered]
+    if len(found) % 2 or any(
+        one[1:] != two[1:] or len(one) != 2 for one, two in zip(found[::2], found[1::2], strict=True)
+    ):
         raise ValueError(f"{path}: expected `file fold` a line, and two lines of one fold for each pair (0: different)")
-    return rows
+    return [(one[0], two[0], one[1] != "0") for one, two in zip(found[::2], found[1::2], strict=True)]
 
 
 def _fields(line: str, mark: str | None) -> list[str]:
