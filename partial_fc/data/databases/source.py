@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from partial_fc.data.databases.records import read_record
 from partial_fc.data.image_folder import image_names
@@ -76,7 +75,8 @@ class DatabaseSource(Source):
         return self._store.item(index)
 
     def labels(self) -> Any:
-        """Returns the labels as `Source.labels` does; None if they were not read at the start. Raises BadRecord if one of the records is damaged."""
+        """Returns the labels as `Source.labels` does; None if they were not read at the start. Raises BadRecord if one
+        of the records is damaged."""
         if self._damage:
             raise BadRecord(self._damage)
         return self._label_N

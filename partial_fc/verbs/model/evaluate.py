@@ -87,7 +87,7 @@ class EvaluateOptions(ModelOptions):
         for path in self.sets:
             if path.suffix not in (".bin", ".parquet", ".csv", ".tsv", ".txt"):
                 hint = f": images of classes are given as --all-pairs {path}" if path.is_dir() else it_is(path)
-                raise ValueError(f"{path}: expected a .bin or .parquet of pairs, or a .csv, .tsv or .txt of paths{hint}")
+                raise ValueError(f"{path}: expected a .bin or .parquet of pairs, or a .csv, .tsv or .txt of them{hint}")
 
 
 @dataclass
