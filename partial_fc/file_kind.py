@@ -40,6 +40,8 @@ _KINDS = {
     rb"version https://git-lfs": "a pointer of Git LFS; `git lfs pull` brings the file itself",
     rb"(\xef\xbb\xbf)?\s*<(?i:!doctype html|html|head)": "an HTML page, as a server's login or error",
     rb"(\xef\xbb\xbf)?\s*<(?i:\?xml|error)": "XML, as a server's error",
+    rb"\x0e\0{3}.{4}!!META_NET_DEF": "a .mdl file of Caffe2",
+    rb"[\1-\xff][\0\1]\0\0.{3}[\0-\x7f][!-~]{8}": "a minidb file of Caffe2, whose convert_db makes an LMDB of it",
     rb"\0+\Z": "zeros; its writing or copying has not ended",
 }
 _PATTERNS = [(re.compile(pattern, re.DOTALL), kind) for pattern, kind in _KINDS.items()]

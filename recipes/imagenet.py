@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,27 +79,12 @@ class Config:
             raise ValueError("one image a process: batch norm needs 2, or --sync-bn")
         if self.model.head == "partial-fc":
             self.partial_fc.check(self.launch, self.optim, self.schedule, self.run.resume)
-            if self.model.recipe_version == "caffe2" and self.data.test_data is not None:
-                raise ValueError("--recipe-version caffe2 with --head partial-fc: Caffe2 has no such last layer")
         elif given := [flags.flag(name) for name, value in vars(self.partial_fc).items()
                        if value != getattr(_SOFTMAX, name)]:  # fmt: skip
             raise ValueError(
                 f"{', '.join(given)} without --head partial-fc: the last layer has no class centres; add it, or leave "
                 f"{'these' if len(given) > 1 else 'this'} out"
             )
-        if self.model.save_model_name and self.model.network in ("resnet18", "resnet34"):
-            raise ValueError(
-                f"--save_model_name with --network {self.model.network}: Caffe2's networks of 18 and 34 layers are "
-                "others, so there is no .mdl file of this one; take resnet50, 101 or 152, or leave it out (there are "
-                "checkpoints and model.safetensors anyway)"
-            )
-        if self.model.save_model_name and self.optim.optimizer != "sgd":
-            raise ValueError(
-                f"--save_model_name with --optimizer {self.optim.optimizer}: a .mdl file holds the momentum of sgd; "
-                "leave one of them out"
-            )
-        if self.data.test_epoch_size is not None and self.model.recipe_version == "caffe2":
-            raise ValueError("--test_epoch_size with --recipe-version caffe2: it always tests on 100 batches")
 
 
 def main(arguments: list[str]) -> int:
@@ -116,7 +100,7 @@ def train_here(run: Run) -> int:
     from partial_fc.data.transform import ShortSideCrop
     from partial_fc.head import CrossEntropy
 
-    from .imagenet_epochs import Caffe2Files, LastUpdate, epoch_test, start_from_mdl
+    from .imagenet_epochs import Caffe2Rows, LastUpdate, epoch_test
 
     config, data, world = run.config, run.config.data, run.world
 
@@ -129,7 +113,7 @@ def train_here(run: Run) -> int:
                                   max_bad_records=data.max_bad_records, num_threads=data.num_workers):  # fmt: skip
             run.logger.info(finding)
     test_source = _open(run, str(data.test_data)) if data.test_data else None
-    for note in _notes(data, source, test_source):
+    for note in _notes(config, source, test_source):
         run.note(note)
     transform = ShortSideCrop(data.resize, data.image_size, random=True, mirror=data.mirror)
     loader = run.loader(source, transform, order, num_workers=data.num_workers, max_bad_records=data.max_bad_records)
@@ -142,15 +126,13 @@ def train_here(run: Run) -> int:
         head = run.partial_fc(config.partial_fc, data.num_labels, width, backbone)
 
     # ---- end of an epoch
-    test = epoch_test(config, test_source, backbone, head) if test_source else None
+    test = epoch_test(config, test_source, head) if test_source else None
     last = LastUpdate(head, config.optim.batch_size, run.device)
     kind = source.kind.lower() if isinstance(source, DatabaseSource) else "lmdb"  # their default
-    files = Caffe2Files(run, order, last, test, caffe2.namespace(flags.flat(config), world.local_size, kind))
+    rows = Caffe2Rows(run, order, last, caffe2.namespace(flags.flat(config), world.local_size, kind))
 
-    # ---- a given checkpoint, else this run's newest, else other programs' files, else from scratch
-    start_from = partial(start_from_mdl, run, backbone, order) if config.model.load_model_path else None
-    tests = [last, test] if test else [last]
-    return run.train(backbone, head, loader, tests, hooks=files, start_from=start_from, each_epoch=True)
+    # ---- a given checkpoint, else this run's newest, else given weights, else from scratch
+    return run.train(backbone, head, loader, [last, test] if test else [last], hooks=rows, each_epoch=True)
 
 
 def _open(run: Run, path: str) -> Source:
@@ -189,7 +171,8 @@ def _backbone(run: Run) -> TorchBackbone:
     import torch
 
     from partial_fc import counter_rng
-    from partial_fc.foreign.state_dicts import load_weights
+    from partial_fc.embedding.load import stored_at
+    from partial_fc.foreign.state_dicts import load_state
     from partial_fc.models import resnet
 
     config, data, model = run.config, run.config.data, run.config.model
@@ -201,9 +184,12 @@ def _backbone(run: Run) -> TorchBackbone:
         width_per_group=model.resnext_width_per_group,
         details=resnet.CAFFE2 if model.conventions == "caffe2" else resnet.TORCHVISION,
     )
-    if model.pretrained:
-        load_weights(module, model.pretrained, leave_out="fc." if model.head == "partial-fc" else "")
-        if model.conventions != "torchvision":
+    if given := model.pretrained or model.load_model_path:
+        weights = stored_at(given).weights
+        if model.head == "partial-fc":
+            weights = {name: t for name, t in weights.items() if not name.startswith("fc.")}
+        load_state(module, weights, given)
+        if model.pretrained and model.conventions != "torchvision":
             run.note("--pretrained without --conventions torchvision: torchvision's weights expect RGB and its scale")
     if model.channels_last:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -230,10 +216,13 @@ def _pixels(config: Config) -> Pixels:
     return Pixels(f"float32 (N, 3, {size}), BGR, (pixel - {mean}) / {std}", mean, std, bgr=True)
 
 
-def _notes(data: DataFlags, *opened: Source | None) -> Iterator[str]:
+def _notes(config: Config, *opened: Source | None) -> Iterator[str]:
     """Yields notes on flags without effect."""
     from partial_fc.data.databases import DatabaseSource
 
+    data = config.data
+    if name := config.model.save_model_name:
+        yield f"--save_model_name {name}: no .mdl file is written; checkpoints and model.safetensors hold the model"
     if data.train_data == "null" and flags.is_given(data, "check_data"):
         yield f"--check-data {data.check_data}: synthetic data has nothing to check"
     if data.leveldb_shadow and not any(isinstance(s, DatabaseSource) and s.kind == "LevelDB" for s in opened):

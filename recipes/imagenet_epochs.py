@@ -1,95 +1,29 @@
-"""End of an epoch in recipe imagenet: tests, Caffe2's CSV row and .mdl file; and the start from an .mdl file."""
+"""End of an epoch in recipe imagenet: tests and Caffe2's CSV row."""
 
 import math
-import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor
 
 from partial_fc.accessories import spare
-from partial_fc.checkpoint.consistency import check_replicas
-from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.comm import World, all_gather_json
-from partial_fc.data import Loader, Source
-from partial_fc.data.order import Order, Sharded
+from partial_fc.data import Source
+from partial_fc.data.order import Order
 from partial_fc.data.transform import ShortSideCrop
 from partial_fc.evaluate.classification import Classification, Predictions
 from partial_fc.evaluate.evaluation import Evaluation, Forward
 from partial_fc.head import PartialFC
 from partial_fc.machine import gpu_load
-from partial_fc.optim.backbone import load_named_state
-from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.batch_norm import RunningStatistics
 from partial_fc.train.job import Head
 from partial_fc.train.record.caffe2_log import Caffe2Log, first_start
 from partial_fc.train.run import Run
 from partial_fc.train.seams import Hooks, RunState
 
 _EXPLODED = 40.0  # the loss at which Caffe2's trainers stop
-_TEST_BATCHES = 100
-
-
-class Caffe2Test(Evaluation):
-    """resnet50_trainer's test of 2017, with its quirks: 100 batches from each machine's own whole test database,
-    continuing where the last test stopped; random crops, and batch norm with the batches' own statistics."""
-
-    def __init__(self, source: Source, crop: ShortSideCrop, backbone: TorchBackbone, batch_size: int, seed: int):
-        self._source, self._crop, self._module = source, crop, backbone.module
-        self._batch_size, self._seed = batch_size, seed
-        self.position = 0  # in the machine's database
-
-    def num_images(self, world: World) -> int:
-        """Returns the images of one test on this machine."""
-        return _TEST_BATCHES * self._batch_size * world.local_size
-
-    def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
-        counts = torch.zeros(2, dtype=torch.float64)
-        with (
-            Loader(
-                self._source,
-                self._crop,
-                Sharded(len(self._source), 1),
-                batch_size=self._batch_size,
-                rank=world.local_rank,
-                world_size=world.local_size,
-                seed=self._seed,
-                position=self.position,
-            ) as loader,
-            _batch_statistics(self._module),
-        ):
-            for _ in range(_TEST_BATCHES):
-                batch = next(loader)
-                correct_B = forward(batch.input_B).argmax(1).cpu() == batch.label_B
-                counts += torch.tensor([correct_B.sum(), len(correct_B)])
-        self.position += self.num_images(world)
-        correct, num_images = world.all_reduce(counts, name="evaluate/caffe2").tolist()
-        yield "test/accuracy", correct / num_images
-
-    def scores(self, values: Mapping[str, float]) -> dict[str, float]:
-        return {"test": values["test/accuracy"]}
-
-    def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
-        return [f"[test][{step}] accuracy {values['test/accuracy']:.5f} on {_TEST_BATCHES} batches of each machine"]
-
-
-@contextmanager
-def _batch_statistics(module: nn.Module) -> Iterator[None]:
-    """Makes batch norm use the statistics of the batch, without updating its own: over all ranks with --sync-bn."""
-    layers, kept = [m for m in module.modules() if isinstance(m, _BatchNorm)], RunningStatistics(module)
-    for layer in layers:
-        layer.train()
-    try:
-        yield
-    finally:
-        kept.restore()
-        for layer in layers:
-            layer.eval()
 
 
 class PartialFCTest(Classification):
@@ -120,15 +54,9 @@ class PartialFCTest(Classification):
         return Predictions(cosine_BK.isfinite().all(dim=1), class_BK[:, 0], cosine_BK[:, 0], class_BK, no_loss_B)
 
 
-Test = Classification | Caffe2Test
-
-
-def epoch_test(config: Any, source: Source, backbone: TorchBackbone, head: Any) -> Test:
+def epoch_test(config: Any, source: Source, head: Any) -> Classification:
     """Returns the test of these flags."""
     data = config.data
-    if config.model.recipe_version == "caffe2":
-        crop = ShortSideCrop(data.resize, data.image_size, random=True, mirror=data.mirror)
-        return Caffe2Test(source, crop, backbone, config.optim.batch_size, config.run.seed)
     middle = ShortSideCrop(data.resize, data.image_size, random=False)
     batch_size = min(config.optim.batch_size, 64)
     if config.model.head == "partial-fc":
@@ -169,21 +97,18 @@ class LastUpdate(Evaluation):
         return [line, load] if load else [line]
 
 
-class Caffe2Files(Hooks):
-    """The files of Caffe2's trainers at the end of an epoch: a log row in the working directory, by one rank per host,
-    and an .mdl file with --save_model_name."""
+class Caffe2Rows(Hooks):
+    """At the end of an epoch, a row of Caffe2's log in the working directory, by one rank per host."""
 
-    def __init__(self, run: Run, order: Order, last: LastUpdate, test: Test | None, arguments: object):
-        self._run, self._order, self._last, self._test, self._arguments = run, order, last, test, arguments
+    def __init__(self, run: Run, order: Order, last: LastUpdate, arguments: object):
+        self._run, self._order, self._last, self._arguments = run, order, last, arguments
         self._log: Caffe2Log | None = None
         self._num_done = 0  # complete epochs with a row
 
     def begin(self, state: RunState) -> None:
-        """Restores the position of the test and of the log. A collective."""
+        """Restores the position of the log. A collective."""
         run, config = self._run, self._run.config
         self._num_done = state.position // self._order.num_samples
-        if isinstance(self._test, Caffe2Test):
-            self._test.position = self._num_done * self._test.num_images(run.world)
         now = _first_start(run, resumed=state.step > 0)
         if run.world.local_rank == 0:
             network, groups = config.model.network, config.model.resnext_num_groups
@@ -209,45 +134,8 @@ class Caffe2Files(Hooks):
             updates = self._order.num_samples // self._run.global_batch
             spare(str(self._log.path), lambda log: log.add(epoch - 1, updates, **row), self._log)
 
-    def after_checkpoint(self, snapshot: Snapshot) -> None:
-        if self._run.config.model.save_model_name and snapshot.rank == 0:
-            spare("the .mdl file", write_mdl, self._run.config, self._order, snapshot)
-
 
 def _first_start(run: Run, resumed: bool) -> datetime:
     """Returns when the run was first started, by rank 0's clock and file: all hosts' log names agree. A collective."""
     start = first_start(run.root / "started.txt", resumed).isoformat() if run.world.rank == 0 else ""
     return datetime.fromisoformat(all_gather_json(start, run.world, "run/first_start")[0])
-
-
-def write_mdl(config: Any, order: Order, snapshot: Snapshot) -> None:
-    """Writes FOLDER/NAME_EPOCH.mdl and deletes the previous epoch's, unless the run started from it."""
-    from partial_fc.foreign import caffe2_model
-
-    epoch = snapshot.manifest["position"] // order.num_samples
-    folder, name = config.rendezvous.file_store_path, config.model.save_model_name
-    caffe2_model.write(folder / f"{name}_{epoch}.mdl", snapshot.backbone, snapshot.optimizer, snapshot.step)
-    before, started_from = folder / f"{name}_{epoch - 1}.mdl", config.model.load_model_path
-    if not (started_from and before.exists() and before.samefile(started_from)):
-        before.unlink(missing_ok=True)
-
-
-def start_from_mdl(run: Run, backbone: TorchBackbone, order: Order, start: RunState) -> None:
-    """Loads Caffe2's weights and momentum into a run that does not resume, and, as its trainers do, takes the epoch
-    from the end of the file's name. A collective."""
-    from partial_fc.foreign import caffe2_model  # needs protobuf
-
-    if start.step:
-        return
-    path = run.config.model.load_model_path
-    found = caffe2_model.read(path, backbone.weights.state_dict())
-    backbone.weights.load_state_dict(found.state)
-    load_named_state(backbone.optimizer, backbone.weights, found.momentum)
-    check_replicas(backbone.replicated(), run.world)
-    ending = re.search(r"_(\d+)$", path.stem)
-    epoch = int(ending[1]) if ending else 0
-    start.position = epoch * order.num_samples
-    start.step = start.position // run.global_batch
-    run.logger.info(
-        f"started from {path}, at epoch {epoch}" + ("" if ending else " (its name does not end with _EPOCH)")
-    )

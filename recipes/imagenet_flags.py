@@ -15,11 +15,11 @@ class DataFlags:
     """The training data. Defaults are resnet50_trainer's."""
 
     train_data: Annotated[str, Basic]
-    """An LMDB, a LevelDB or a minidb file with Datum or TensorProtos records; null: one image, whatever the label,
-    which shows how fast this machine is."""
+    """An LMDB or a LevelDB with Datum or TensorProtos records; null: one image, whatever the label, which shows how
+    fast this machine is."""
     test_data: Annotated[Path | None, Basic, MayChange] = None
     """A database to test on after each epoch."""
-    db_type: Annotated[Literal["lmdb", "leveldb", "minidb"] | None, Basic] = None
+    db_type: Annotated[Literal["lmdb", "leveldb"] | None, Basic] = None
     """The expected kind of database; by default any."""
     num_labels: Annotated[int, In(CLASSES), Basic, Refused("these are other classes")] = 1000
     """Classes."""
@@ -84,14 +84,11 @@ class ModelFlags:
     pretrained: Annotated[Path | None, Basic, MayChange] = None
     """Start from these weights: torchvision's file of this network."""
     load_model_path: Annotated[Path | None, Basic, MayChange] = None
-    """Start from a .mdl checkpoint of Caffe2's trainers, at epoch N of a name like NAME_N.mdl."""
+    """Start from these weights: model.safetensors, a run's folder, a checkpoint, or a file of torch.save."""
     save_model_name: Annotated[str | None, Basic, MayChange] = None
-    """Write a .mdl checkpoint after each epoch, FILE_STORE_PATH/NAME_EPOCH.mdl, and keep the last one."""
+    """Without effect: the folder --models-root holds checkpoints, and at the end model.safetensors."""
     channels_last: Annotated[bool, MayChange] = True
     """Store images and convolution weights channels-last, the fastest layout for tensor cores and CPUs."""
-    recipe_version: Literal["default", "caffe2"] = "default"
-    """caffe2: tests as resnet50_trainer of 2017 did, on 100 batches of each machine's own test database, at random
-    crops and with the batches' own statistics. default: on all of it, once, at the middle, as the model is used."""
 
     def __post_init__(self) -> None:
         check_numbers(self)

@@ -45,7 +45,7 @@ fi
 # The C++ kernels, compiled with AddressSanitizer and UndefinedBehaviorSanitizer: their own tests; and the readers behind
 # which other native code is (OpenCV, libjpeg, FFmpeg, torch, safetensors), which is not compiled so, but whose calls of
 # malloc, memcpy and the like are watched.
-native="image or video or rec or minidb or weights or apex or model or npy"
+native="image or video or rec or weights or apex or model or npy"
 sanitized() ( # FOLDER: where the libraries go; a shell of its own, whose environment ends with it
     local preload
     preload="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so)"

@@ -152,12 +152,10 @@ def _under_our_names(
     return ir_blocks.to_iresnet(found, path, is_adaface), {**facts, "note": note}
 
 
-def load_weights(model: nn.Module, path: str | Path, leave_out: str = "") -> None:
-    """Loads a file's weights in place, except names that begin with leave_out. Raises ValueError, with what is missing,
-    unexpected or of another shape, before changing anything."""
-    weights, _ = read_weights(Path(path))
-    wanted = {name: t for name, t in weights.items() if not leave_out or not name.startswith(leave_out)}
-    load_state(model, wanted, Path(path))
+def load_weights(model: nn.Module, path: str | Path) -> None:
+    """Loads a file's weights in place. Raises ValueError, with what is missing, unexpected or of another shape, before
+    changing anything."""
+    load_state(model, read_weights(Path(path))[0], Path(path))
 
 
 def load_state(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:

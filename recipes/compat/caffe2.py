@@ -50,7 +50,7 @@ def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
     ValueError for invalid values."""
     options: dict[str, dict[str, Any]] = {name: {"nargs": "?", "const": "True"} for name in _SWITCHES}
     options["model"] = {"nargs": "?", "const": "resnext"}
-    names = (*RENAMED, *_WITHOUT_EFFECT, "use_cpu", "gpus", "batch_size", "dtype", "model", "num_layers")
+    names = (*RENAMED, *_WITHOUT_EFFECT, "use_cpu", "gpus", "batch_size", "dtype", "model", "num_layers", "db_type")
     given, ours = split(arguments, names, options)
     given = {name: v for name, v in given.items() if name not in _SWITCHES or v.lower() not in _OFF}
     notes = [f"--{name} without effect: {why}" for name, why in _WITHOUT_EFFECT.items() if name in given]
@@ -63,6 +63,10 @@ def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
             ours += [f"--{RENAMED[name]}", str(value)]
     if "use_cpu" in given:
         ours += ["--device", "cpu"]
+    if given.get("db_type") == "minidb":
+        raise ValueError("--db_type minidb: Caffe2's convert_db makes an LMDB of a minidb file")
+    if "db_type" in given:
+        ours += ["--db_type", given["db_type"]]
     if "dtype" in given:
         if given["dtype"] not in ("float", "float16"):
             raise ValueError(f"--dtype is {given['dtype']}; expected float or float16")

@@ -22,11 +22,8 @@ from safetensors.torch import save_file
 
 from partial_fc import models
 from partial_fc.checkpoint.class_names import read_names
-from partial_fc.data.databases import minidb
 from partial_fc.data.databases.leveldb_manifest import read_manifest
-from partial_fc.data.databases.minidb import MinidbStore
-from partial_fc.data.databases.records import INT32, STRING, Datum, TensorProtos
-from partial_fc.data.databases.source import DatabaseSource
+from partial_fc.data.databases.records import INT32, STRING, Datum, TensorProtos, read_record
 from partial_fc.data.decode import cv2, decode
 from partial_fc.data.idx import read_set, write_idx
 from partial_fc.data.image_folder import ImageFolder
@@ -38,7 +35,7 @@ from partial_fc.data.video.clip_list import ClipList
 from partial_fc.data.video.frames import VideoFile
 from partial_fc.embedding.load import find
 from partial_fc.files import read_bytes
-from partial_fc.foreign import apex, arcface_torch, caffe2_model, gluoncv, mxnet_ndarray, mxnet_symbol
+from partial_fc.foreign import apex, arcface_torch, gluoncv, mxnet_ndarray, mxnet_symbol
 from partial_fc.foreign.state_dicts import check_fits, load_weights
 from partial_fc.models.iresnet import IResNet
 from partial_fc.verbs.checkpoint.imprint import from_file
@@ -166,8 +163,7 @@ def database_files() -> list[Files]:
     both.protos.add(data_type=STRING, string_data=[image()])
     both.protos.add(data_type=INT32, int32_data=[2])
     boxed = Datum(channels=3, height=4, width=5, data=bytes(60), label=1)
-    items = [(b"%04d" % number, record.SerializeToString()) for number, record in enumerate((boxed, both))]
-    return [written(lambda folder: minidb.write(folder / "a.minidb", items))]
+    return [{"record": record.SerializeToString()} for record in (boxed, both)]
 
 
 def leveldb_files() -> list[Files]:
@@ -283,20 +279,6 @@ def read_states(folder: Path) -> None:
     gluoncv.read_states(torch.nn.ModuleDict(parts), folder / "f.states")
 
 
-@cache
-def blobs() -> dict[str, torch.Tensor]:
-    """Of a network of Caffe2's with a single block."""
-    names = ("conv1.weight", *(f"layer1.0.conv{i}.weight" for i in (1, 2, 3)), "fc.weight", "fc.bias")
-    norms = ("bn1", *(f"layer1.0.bn{i}" for i in (1, 2, 3)))
-    parts = ("weight", "bias", "running_mean", "running_var")
-    return {name: torch.ones(3, 2) for name in names} | {f"{n}.{p}": torch.ones(2) for n in norms for p in parts}
-
-
-def caffe2_files() -> list[Files]:
-    momentum = {f"{name}/momentum": torch.ones_like(t) for name, t in blobs().items() if "running" not in name}
-    return [written(lambda folder: caffe2_model.write(folder / "a.mdl", blobs(), momentum, 5))]
-
-
 def numpys(save: Callable[..., None], *arrays: Any, **named: Any) -> bytes:
     out = io.BytesIO()
     save(out, *arrays, **named)
@@ -361,7 +343,7 @@ READERS = {
         lambda: [{"image": image(suffix)} for suffix in (".jpg", ".png", ".bmp", ".webp", ".gif", ".tiff")],
         named(lambda f: decode(read_bytes(f / "image", 1 << 30))), _SEGMENTS,
     ),
-    "minidb": Reader(database_files, lambda f: read_all(DatabaseSource(MinidbStore(f / "a.minidb"), 10))),
+    "record": Reader(database_files, named(lambda f: read_record(read_bytes(f / "record", 1 << 30)))),
     "leveldb": Reader(leveldb_files, read_manifest, (b"MANIFEST-", b"../", b"/dev/zero")),
     "video": Reader(
         video_files, named(lambda f: [*VideoFile(f / "a.mp4").read(lambda count: [0, count // 2, count - 1])]), _BOXES
@@ -376,7 +358,6 @@ READERS = {
     "mxnet-params": Reader(ndarray_files, lambda f: mxnet_ndarray.read(f / "0_centers.param")),
     "mxnet-symbol": Reader(symbol_files, lambda f: mxnet_symbol.read(f / "model-symbol.json").batch_norm("fc1"), _JSON),
     "gluon-states": Reader(states_files, read_states, _CALLS),
-    "caffe2-model": Reader(caffe2_files, lambda f: caffe2_model.read(f / "a.mdl", blobs())),
     "npy": Reader(lambda: [{"x": numpys(np.save, np.ones((3, 4), "<f4"))}], lambda f: from_file(f / "x", 4), _NPY),
     "npz": Reader(npz_files, lambda f: unit_rows([Vectors(f / "x.npz")]), _NPY, in_zip),
     "model": Reader(model_files, lambda f: find(f / "model.safetensors").model(), _JSON, in_header),

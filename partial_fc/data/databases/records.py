@@ -30,8 +30,7 @@ def build_messages(package: str, messages: Mapping[str, Sequence[tuple[int, str,
     """Builds classes from message -> (number, name, type) of its proto2 fields; returns message -> class.
 
     A type is a protobuf type or a message of the table, then "*" if repeated, " packed" if packed, or "=" and the
-    default. Enumerations may be int32 and strings bytes: the same encoding. Omitted fields are unknown ones. Packed
-    numbers of fixed size may be "bytes", their little-endian bytes, which need no conversion.
+    default. Enumerations may be int32 and strings bytes: the same encoding. Omitted fields are unknown ones.
     """
     file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto2")
     for message, fields in messages.items():

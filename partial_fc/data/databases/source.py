@@ -13,12 +13,12 @@ from partial_fc.data.databases.records import read_record
 from partial_fc.data.image_folder import image_names
 from partial_fc.data.labels import of_file
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, Sample, Source
-from partial_fc.file_kind import LMDB, TEXT, kind_of, kind_of_file
+from partial_fc.file_kind import LMDB, TEXT, it_is, kind_of, kind_of_file
 
 if TYPE_CHECKING:
     from partial_fc.comm import World
 
-Kind = Literal["lmdb", "leveldb", "minidb"]
+Kind = Literal["lmdb", "leveldb"]
 
 _PATIENCE_S = 10  # after which a rank tells the others that it is still listing keys
 
@@ -147,11 +147,11 @@ def kind_at(path: Path, db_type: Kind | None = None) -> Kind:
     return kind
 
 
-_NAMES = {"lmdb": "LMDB", "leveldb": "LevelDB", "minidb": "minidb file"}
+_NAMES = {"lmdb": "LMDB", "leveldb": "LevelDB"}
 
 
 def _kind(path: Path) -> Kind:
-    expected = "expected an LMDB (a folder with data.mdb), a LevelDB (one with CURRENT) or a minidb file"
+    expected = "expected an LMDB (a folder with data.mdb) or a LevelDB (one with CURRENT)"
     if not path.exists():
         raise ValueError(f"{path} not found; {expected}")
     if (path / "data.mdb").is_file():
@@ -159,12 +159,11 @@ def _kind(path: Path) -> Kind:
     if (path / "CURRENT").is_file():
         return "leveldb"
     if path.is_file():
-        kind = kind_of_file(path)
         if path.suffix == ".rec":
             raise ValueError(f"{path} holds MXNet's records; {expected}: `partial-fc data lmdb {path} OUT` makes one")
-        if kind not in ("", LMDB, "empty"):
-            raise ValueError(f"{path} is {kind}; {expected}")
-        return "lmdb" if kind == LMDB else "minidb"
+        if kind_of_file(path) == LMDB:
+            return "lmdb"
+        raise ValueError(f"{path} is no image database{it_is(path)}; {expected}")
     if any(path.glob("MANIFEST-*")) or any(path.glob("*.ldb")):
         raise ValueError(f"{path} has LevelDB's files but no CURRENT: the copy is incomplete")
     entries = sorted(entry for entry in path.iterdir() if entry.is_dir())
@@ -183,10 +182,6 @@ def _open(path: Path, db_type: Kind | None, shadow_place: Path | None, num_shado
         from partial_fc.data.databases.lmdb_store import LmdbStore
 
         return LmdbStore(path)
-    if kind == "minidb":
-        from partial_fc.data.databases.minidb import MinidbStore
-
-        return MinidbStore(path)
     from partial_fc.data.databases.leveldb_store import LevelDbStore
 
     return LevelDbStore(path, shadow_place, num_shadows)

@@ -41,7 +41,7 @@ class DatabaseOptions:
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """A folder of class folders, a list (`path label` a line, or im2rec's .lst), a .rec or its folder, a folder of
-    MNIST's idx files, or another image database (LMDB, LevelDB, minidb)."""
+    MNIST's idx files, or another image database (LMDB, LevelDB)."""
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """The database to write."""
     format: Format | None = None

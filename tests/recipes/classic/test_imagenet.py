@@ -10,9 +10,8 @@ from safetensors.torch import load_file
 
 from partial_fc.data.sample import Sample
 from partial_fc.data.transform import ShortSideCrop
-from partial_fc.foreign import caffe2_model
 from partial_fc.models import resnet
-from recipes import imagenet, imagenet_epochs
+from recipes import imagenet
 from tests.recipes.classic.imagenet_job import BATCH, UPDATES, C, N, picture, train_here, train_several
 from tests.recipes.conftest import losses, reported, result, same_tensors
 from tests.unit.databases import datum, encoded_tensors, raw_tensors, write_leveldb, write_lmdb
@@ -120,31 +119,6 @@ def test_without_data(tmp_path):
     assert [row["test_accuracy"] for row in rows(tmp_path)] == ["-1", "-1"]
 
 
-@pytest.mark.long
-def test_as_caffe2_of_2017_tested(data, one, tmp_path, monkeypatch):
-    assert imagenet_epochs._TEST_BATCHES == 100
-    monkeypatch.setattr(imagenet_epochs, "_TEST_BATCHES", 3)
-    test = f"--test_data {data / 'tensors'} --recipe-version caffe2"
-    positions = []
-    run = imagenet_epochs.Caffe2Test.run
-
-    def look(self, forward, world):
-        positions.append(self.position)
-        return run(self, forward, world)
-
-    monkeypatch.setattr(imagenet_epochs.Caffe2Test, "run", look)
-    for flags in ("", "--sync-bn"):
-        root = tmp_path / f"with{flags}"
-        if not flags:
-            train_here(root, data / "datum", f"{test} --max-steps {UPDATES}")
-        train_here(root, data / "datum", f"{test} {flags}")
-        if not flags:
-            assert same_tensors(root, one) == 1
-            assert positions == [0, 3 * BATCH]
-        accuracy = float(rows(root)[-1]["test_accuracy"])
-        assert accuracy * 3 * BATCH == pytest.approx(round(accuracy * 3 * BATCH))
-
-
 # ---- files of other programs
 
 
@@ -158,26 +132,25 @@ def test_torchvisions_weights_are_started_from(data, tmp_path):
     assert all(torch.equal(found[name], p) for name, p in theirs.named_parameters())
 
 
-@pytest.mark.long
-def test_mdl_files(data, tmp_path):
-    """A file after each epoch, of which the last one stays; weights, momentum and epoch are started from."""
-    small = f"--network resnet50 --base_learning_rate 0.001 --save_model_name net --file_store_path {tmp_path}"
-    train_here(tmp_path / "first", data / "datum", f"{small} --max-steps {2 * UPDATES}")
-    assert [path.name for path in tmp_path.glob("*.mdl")] == ["net_2.mdl"]
+def test_weights_of_a_run_and_of_one_of_its_checkpoints_are_started_from(one, data, tmp_path):
+    """And of one with the same last layer; it begins at epoch 0. The model's name has no effect."""
+    flags = "--base_learning_rate 0 --max-steps 1 --save_model_name net --load_model_path"
+    (checkpoint,) = one.glob(f"checkpoints/*{2 * UPDATES}")
+    for number, given in enumerate((one, checkpoint, one / "model.safetensors")):
+        root = tmp_path / str(number)
+        train_here(root, data / "datum", f"{flags} {given}")
+        found = weights(root)
+        assert all(torch.equal(t, found[name]) for name, t in weights(one).items() if "running" not in name
+                   and "num_batches" not in name)  # fmt: skip
+        assert (root / "loss.csv").read_text().splitlines()[1].startswith("1,")
+    assert "--save_model_name net: no .mdl file is written" in (root / "logs/rank-0000.log").read_text()
+
+
+def test_a_mdl_file_is_named_for_what_it_is(data, tmp_path):
     file = tmp_path / "net_2.mdl"
-    before = weights(tmp_path / "first")
-    found = caffe2_model.read(file, before)
-    assert all(torch.equal(found.state[name], t) for name, t in before.items() if "num_batches" not in name)
-    assert found.iteration == 2 * UPDATES
-    flags = f"--network resnet50 --load_model_path {file} --base_learning_rate 0 --max-steps {2 * UPDATES + 1}"
-    train_here(tmp_path / "second", data / "datum", flags)
-    assert (tmp_path / "second/loss.csv").read_text().splitlines()[1].startswith(f"{2 * UPDATES + 1},")
-    # At rate 0 the next update is that of the momentum: w -= 0.9 * (0.9 m) of Nesterov's.
-    after = weights(tmp_path / "second")
-    for name in ("conv1.weight", "layer3.2.bn2.weight", "fc.bias"):
-        moved = before[name] - 0.81 * found.momentum[f"{name}/momentum"]
-        torch.testing.assert_close(after[name], moved)
-        assert not torch.equal(after[name], before[name])
+    file.write_bytes(b"\x0e\0\0\0\x09\0\0\0!!META_NET_DEF" + bytes(9))
+    with pytest.raises(ValueError, match=r"net_2\.mdl is a checkpoint of Caffe2: .*torch\.save"):
+        train_here(tmp_path / "run", data / "datum", f"--load_model_path {file}")
 
 
 # ---- what is refused

@@ -166,7 +166,7 @@ def test_ranges(interval, value, says):
         ("face --dataset", "--dataset needs a value"),
         ("face --dataset 100w --margins 1 2", "--margins is 1 2; expected a number 3 times"),
         ("face", "--rec DIR is missing"),
-        ("imagenet", "--train-data is missing: An LMDB, a LevelDB or a minidb file"),
+        ("imagenet", "--train-data is missing: An LMDB or a LevelDB"),
         ("imagenet --train_data x --bas_learning_rate 1", "did you mean --base_learning_rate?"),
         ("mnist --opt_level O2", "O2 --precision fp16-o2"),
         ("fase", "no recipe 'fase'; did you mean face?"),

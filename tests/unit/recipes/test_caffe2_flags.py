@@ -13,7 +13,6 @@ from recipes.compat import caffe2
 FLAGS = {
     "test_data /t": ("test_data", Path("/t")),
     "db_type leveldb": ("db_type", "leveldb"),
-    "db_type minidb": ("db_type", "minidb"),
     "num_channels 3": ("num_channels", 3),
     "image_size 224": ("image_size", 224),
     "num_labels 10": ("num_labels", 10),
@@ -30,7 +29,7 @@ FLAGS = {
     "redis_port 7000": ("redis_port", 7000),
     "file_store_path /nfs": ("file_store_path", Path("/nfs")),
     "save_model_name net": ("save_model_name", "net"),
-    "load_model_path /a_1.mdl": ("load_model_path", Path("/a_1.mdl")),
+    "load_model_path /a.pt": ("load_model_path", Path("/a.pt")),
     "use_cpu": ("device", "cpu"),
     "use_cpu True": ("device", "cpu"),
     "use_cpu False": ("device", "auto"),

@@ -11,7 +11,7 @@ import torch
 from partial_fc.train.record.caffe2_log import Caffe2Log, first_start
 from partial_fc.train.seams import RunState
 from recipes import imagenet
-from recipes.imagenet_epochs import Caffe2Files, LastUpdate
+from recipes.imagenet_epochs import Caffe2Rows, LastUpdate
 from tests.unit.thread_world import ThreadWorld, in_world
 
 STARTED = datetime(2017, 4, 11, 14, 16, 17)
@@ -124,7 +124,7 @@ def test_every_host_has_the_rows_of_its_first_process(tmp_path, monkeypatch):
             row_losses=lambda batch, size: torch.full((size,), 2.0 + world.rank),
         )
         last = LastUpdate(head, config.optim.batch_size, run.device)  # type: ignore[arg-type]
-        files = Caffe2Files(run, order, last, None, ARGUMENTS)  # type: ignore[arg-type]
+        files = Caffe2Rows(run, order, last, ARGUMENTS)  # type: ignore[arg-type]
         files.begin(state)
         values = dict(last.run(None, world))  # type: ignore[arg-type]
         assert last.lines(6, 2.0, values, {})[0].startswith("Finished epoch 2; Training loss: ")

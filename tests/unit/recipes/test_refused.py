@@ -115,12 +115,9 @@ IMAGENET = """
     --redis_key k --redis_tls | --redis-cert and --redis_key
     --redis_ca c | goes with --redis-tls
     --num_layers 20 | resnet20; expected one of resnet18
-    --head partial-fc --recipe-version caffe2 --test_data t | Caffe2 has no such last layer
     --scale 30 --sample-rate 0.5 | --scale, --sample-rate without --head partial-fc
-    --recipe-version caffe2 --test_epoch_size 8 | 100 batches
-    --save_model_name m --network resnet18 | .mdl
-    --save_model_name m --network resnet34 --head partial-fc | .mdl
-    --save_model_name m --optimizer adamw | momentum of sgd
+    --db_type minidb | convert_db makes an LMDB
+    --db_type hdf5 | expected one of lmdb, leveldb
 """
 KINETICS = """
     --kvstore dist_async_device | Take --kvstore dist_sync_device

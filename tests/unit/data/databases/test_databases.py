@@ -1,4 +1,4 @@
-"""Image databases as sources: what lies at a path, LMDB and minidb; LevelDB is in test_leveldb.py."""
+"""Image databases as sources: what lies at a path, and LMDB; LevelDB is in test_leveldb.py."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from partial_fc.data import BadRecord
-from partial_fc.data.databases import DatabaseSource, minidb, open_database
+from partial_fc.data.databases import DatabaseSource, open_database
 from partial_fc.data.databases.keys import KeyList
 from partial_fc.data.decode import decode
 from partial_fc.data.sample import LabelOutOfRange
@@ -62,19 +62,6 @@ def test_lmdb_that_is_written_to_meanwhile(tmp_path: Path) -> None:
         source.read(3)
 
 
-def test_minidb(tmp_path: Path) -> None:
-    path = tmp_path / "db.minidb"
-    minidb.write(path, records(N).items())
-    check(open_database(path, "minidb", 10))
-    source = open_database(path, None, 10)
-    check(source, [7, 3, 29, 0])
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size - 1)
-    with pytest.raises(BadRecord, match="the file ends within this record"):
-        source.read(N - 1)
-    assert source.where(N - 1) == f"{path}, record 29 (counted from 0)"
-
-
 def test_labels_beyond_the_classes(tmp_path: Path) -> None:
     source = open_database(write_lmdb(tmp_path / "db", records(N)), "lmdb", 9)
     with pytest.raises(LabelOutOfRange, match=r"key 00000009_9.png: label 9; expected 0 to 8 .--num_labels") as error:
@@ -108,7 +95,9 @@ def test_what_is_no_database(tmp_path: Path) -> None:
     (tmp_path / "images/a").mkdir(parents=True)
     (tmp_path / "images/a/1.png").write_bytes(databases.png(databases.picture(1)))
     fails(tmp_path / "images", "folder of images or records; .*`partial-fc data lmdb .*images OUT` makes one")
-    fails(tmp_path / "images/a/1.png", "is a PNG picture; .* or a minidb file")
+    fails(tmp_path / "images/a/1.png", "no image database; it is a PNG picture; expected an LMDB")
+    (tmp_path / "mini").write_bytes(b"\x0e\0\0\0\x09\0\0\0" + b"00000000_1.png" + b"\x0a\x07picture")
+    fails(tmp_path / "mini", "minidb file of Caffe2, whose convert_db makes an LMDB")
     (tmp_path / "other").mkdir()
     fails(tmp_path / "other", "a folder with nothing")
     (tmp_path / "other/data.mdb").write_bytes(bytes(10000))
@@ -138,21 +127,3 @@ def test_a_list_of_keys_is_saved_and_loaded(tmp_path: Path, count: int) -> None:
     (tmp_path / "a/keys.npz").write_bytes((tmp_path / "a/keys.npz").read_bytes()[:-30])
     assert KeyList.load(tmp_path / "a/keys.npz") is None
     assert KeyList.load(tmp_path / "none") is None
-
-
-# ---- minidb, against bytes written out by hand
-
-# What MiniDB of caffe2/core/db.cc writes on x86: two int32, key, value.
-MINIDB = b"\x03\x00\x00\x00\x02\x00\x00\x00abcXY" + b"\x01\x00\x00\x00\x00\x00\x00\x00k"
-MINIDB_ITEMS = [(b"abc", b"XY"), (b"k", b"")]
-
-
-def test_bytes_as_caffe2_has_them(tmp_path: Path) -> None:
-    path = tmp_path / "a.mdl"
-    minidb.write(path, iter(MINIDB_ITEMS))
-    assert path.read_bytes() == MINIDB
-    assert list(minidb.read(path)) == MINIDB_ITEMS
-    assert minidb.MinidbStore(path)._edges.tolist() == [0, 13, 22]
-    with pytest.raises(ValueError, match="keys of at least 1"):
-        minidb.write(path, [(b"", b"x")])
-    assert path.read_bytes() == MINIDB
