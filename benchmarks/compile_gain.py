@@ -20,7 +20,6 @@ from partial_fc import models
 from partial_fc.comm import SingleWorld
 from partial_fc.models import encoders
 from partial_fc.optim import backbone as optimizers
-from partial_fc.optim.compression import build_compressor
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.precision import Precision
 
@@ -49,7 +48,7 @@ def build(network: str, size: int) -> TorchBackbone:
     optimizer = partial(optimizers.build, "adamw", momentum=0.9, weight_decay=0.05)
     precision = Precision("fp32", torch.device("cpu"))
     to_input = encoders.input_of(module)
-    return TorchBackbone(module, SingleWorld(), precision, optimizer, build_compressor("none"), to_input, {})
+    return TorchBackbone(module, SingleWorld(), precision, optimizer, to_input, {})
 
 
 def update_s(backbone: TorchBackbone, pixel_B: torch.Tensor) -> float:

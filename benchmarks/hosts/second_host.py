@@ -58,7 +58,7 @@ class Options:
     """Clips of `partial-fc data make-motion`; few are enough, they are read again and again."""
     widths: tuple[int, ...] = (8,)
     """--width of the recipe."""
-    compression: tuple[str, ...] = ("none", "fp16", "2bit", "powersgd")
+    compression: tuple[str, ...] = ("none", "fp16", "bf16")
     """--gradient-compression of the recipe."""
     rates: tuple[str, ...] = ("unlimited", "1gbit")
     """Rates of the cable, each way, in the units of tc(8); `unlimited`: what this machine can."""

@@ -1,6 +1,6 @@
 """What gradient compression is worth on a slow link: the demo's job on two hosts whose cable is made slow.
 
-    python -m benchmarks.hosts.slow_link --rates 100mbit 1gbit --compression none fp16 bf16 2bit powersgd
+    python -m benchmarks.hosts.slow_link --rates 100mbit 1gbit --compression none fp16 bf16
 
 As root, on Linux (two_hosts.py makes the hosts, whose processes share this machine's cores). Every pair of
 rate and compression runs in turn, so often as there are rounds, since a machine's speed drifts; medians are reported.
@@ -40,7 +40,7 @@ class Options:
 
     rates: tuple[str, ...] = ("100mbit", "1gbit")
     """Rates of the link, each way, in the units of tc(8); `unlimited`: what this machine can."""
-    compression: tuple[str, ...] = ("none", "fp16", "bf16", "2bit", "powersgd")
+    compression: tuple[str, ...] = ("none", "fp16", "bf16")
     """Compression of the backbone's gradients, as --gradient-compression of the recipe takes them."""
     launcher: Literal["horovodrun --gloo", "horovodrun --mpi", "torchrun"] = "horovodrun --gloo"
     """Launcher of the process on each host."""

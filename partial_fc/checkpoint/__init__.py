@@ -12,7 +12,7 @@ models_root/checkpoints/step-00001000/
     head-00000-of-00002-hard-negatives.safetensors
                                      that rank's lists, if there are any
     head-NAME-00000-of-00002-...     the same of a table with a name, of a head with several
-    rank-00000-of-00002.safetensors  what only that rank has: its running statistics, residuals of a compression
+    rank-00000-of-00002.safetensors  what only that rank has: its running statistics
     rank-00000-of-00002.sha256       the checksums of what that rank wrote: `sha256sum -c rank-*.sha256`
     COMPLETE                         written last; a folder without it does not count
 

@@ -16,12 +16,11 @@ from partial_fc.checkpoint.files import checksums_name, load_tensors, read_check
 from partial_fc.checkpoint.folders import MANIFEST, MARKER, OLD_FORMAT, step_folder
 from partial_fc.checkpoint.head_state import FORMAT, NAMED_FORMAT, hard_negatives_name, tables_in
 from partial_fc.checkpoint.rows import StoredRows, part_files
-from partial_fc.checkpoint.snapshot import below, local_name
+from partial_fc.checkpoint.snapshot import buffers_in, local_name
 from partial_fc.comm import World
 from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, read_manifest, read_text
 from partial_fc.head.protocol import Head, Table
 from partial_fc.head.shard import Shard
-from partial_fc.optim.compression import merge_residuals
 
 _READABLE = (OLD_FORMAT, FORMAT, NAMED_FORMAT)
 _UNNAMED = 1 << 19  # classes; more only if the files have a byte for each
@@ -120,10 +119,6 @@ class Checkpoint:
         own.append(local_name(rank, self.world_size))
         for name in ("class-names.txt", "backbone.safetensors", "optimizer.safetensors", *(own if same_size else ())):
             self.path(name)
-        # On another number of ranks, each takes its part of all residuals.
-        for path in self.checksums if not same_size else ():
-            if path.name.startswith("rank-"):
-                self.check(path)
         self.check_rows(rank, size)
 
     def check_rows(self, rank: int, size: int) -> None:
@@ -195,30 +190,11 @@ class Checkpoint:
 
     def local(self, rank: int) -> dict[str, Tensor]:
         """Returns the state of this rank alone (`Snapshot.local`)."""
-        if self.manifest["format"] == OLD_FORMAT:
-            residuals = self.load(f"exchange-{rank:05d}-of-{self.world_size:05d}.safetensors", optional=True)
-            return {f"exchange/{name}": t for name, t in residuals.items()}
         return self.load(local_name(rank, self.world_size), optional=True)
-
-    def exchange(self, world: World) -> dict[str, Tensor]:
-        """Returns this rank's residuals of gradient compression; on another number of ranks a part of all. {}: none."""
-        if self.world_size == world.size:
-            return below("exchange/", self.local(world.rank))
-        return self.merged_exchange(world.size)
-
-    def merged_exchange(self, num_ranks: int) -> dict[str, Tensor]:
-        """Returns the residuals of each of another number of ranks."""
-        states = []
-        for rank in range(self.world_size):
-            state = below("exchange/", self.local(rank))
-            if not state:  # at most as many as there are files, whatever the manifest says
-                return {}
-            states.append(state)
-        return merge_residuals(states, num_ranks)
 
     def buffers(self, world: World) -> dict[str, Tensor]:
         """Returns this rank's running statistics; {} on another number of ranks: the backbone's joint ones apply."""
-        return below("buffer/", self.local(world.rank)) if self.world_size == world.size else {}
+        return buffers_in(self.local(world.rank)) if self.world_size == world.size else {}
 
     def rows(self, start: int = 0, stop: int | None = None, table: str = "") -> StoredRows:
         """Returns a table's rows of classes [start, stop); stop None: to the last. Raises ValueError if one is

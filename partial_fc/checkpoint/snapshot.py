@@ -48,7 +48,7 @@ class Snapshot:
     # Equal on all ranks, like the optimizer's state.
     backbone: dict[str, Tensor]
     optimizer: dict[str, Tensor]
-    # Of this rank alone: running statistics, residuals of a compression.
+    # Of this rank alone: running statistics.
     local: dict[str, Tensor]
     # The head's tables by name.
     tables: dict[str, TableShare] = field(default_factory=dict)
@@ -238,6 +238,6 @@ def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}{name}": t for name, t in tensors.items()}
 
 
-def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors whose names start with "buffer/" or "exchange/", without that prefix."""
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+def buffers_in(local: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the running statistics in the state of a rank alone. (Older checkpoints also have "exchange/...".)"""
+    return {name.removeprefix("buffer/"): t for name, t in local.items() if name.startswith("buffer/")}

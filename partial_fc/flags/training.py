@@ -13,12 +13,9 @@ import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from partial_fc.flags.facts import BATCH, Basic, Before, Counts, In, MayChange, Refused, check_numbers, flag, may_change
-
-if TYPE_CHECKING:
-    from partial_fc.optim import compression
 
 NO_CHECKPOINT = ("auto", "same", "never")
 """What --resume may be, besides the folder of a checkpoint."""
@@ -103,33 +100,8 @@ class GuardFlags:
 class ExchangeFlags:
     """How the backbone's gradient is sent between ranks."""
 
-    gradient_compression: Literal["none", "fp16", "bf16", "2bit", "powersgd"] = "none"
-    """For slow links. fp16, bf16: half the bytes. 2bit (as MXNet has it), powersgd: far fewer; what a step leaves out
-    goes with the next ones."""
-    compression_threshold: Annotated[float | None, In("(0, inf)")] = None
-    """For 2bit: what a value is sent as, in units of the gradient summed over the samples; 0.5 when not given."""
-    compression_rank: Annotated[int | None, In("[1, 65536]")] = None
-    """For powersgd: rank of the matrices that are sent; 4 when not given."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
-        for name, kind in (("compression_threshold", "2bit"), ("compression_rank", "powersgd")):
-            value = getattr(self, name)
-            if value is not None and self.gradient_compression != kind:
-                raise ValueError(
-                    f"{flag(name)} goes with --gradient-compression {kind}; this run's is {self.gradient_compression}"
-                )
-
-    def build(self, seed: int) -> "compression.Compressor":
-        """What the flags say."""
-        from partial_fc.optim import compression
-
-        return compression.build_compressor(
-            self.gradient_compression,
-            threshold=self.compression_threshold or 0.5,
-            rank=self.compression_rank or 4,
-            seed=seed,
-        )
+    gradient_compression: Literal["none", "fp16", "bf16"] = "none"
+    """For slow links: half the bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,7 +67,7 @@ def build(
     if kind == "muon":
         return Muon(groups, weight_decay)
     # The fused kernel takes a fifth of the plain one's time on CPUs. It reads tensors as flat memory: gradients and
-    # moments must have the parameter's strides (optim/compression/base.py, `load_named_state`).
+    # moments must have the parameter's strides (optim/gradient_sync.py, `load_named_state`).
     fused = all(p.dtype == torch.float32 for _, p in named)
     return _AdamW(groups, lr=0.0, weight_decay=weight_decay, fused=fused)
 

@@ -2,21 +2,34 @@
 
 Scaling: the loss is the mean over the global batch, and the head gives each rank the exact gradient of its own rows. So
 a rank's backbone gradient is its part of the whole; the parts are summed over the ranks, and nothing is divided.
+
+    compression   bytes handed in for n fp32 values   the sum is that of
+    none          4 n                                 the gradients
+    fp16          2 n                                 the gradients rounded to float16, added up in float16
+    bf16          2 n + 2 n / W                       the gradients rounded to bfloat16, added up in float32
+
+A rank's link carries 2 (W - 1) / W times the message of an all-reduce; bf16, with its two messages, as much as fp16.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from partial_fc.comm import Work, World
-from partial_fc.optim.compression import Compressor, GradientScale, build_compressor
-from partial_fc.optim.compression.base import Stages, buckets_of
+
+Compression = Literal["none", "fp16", "bf16"]
+_SENT_AS = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 # Enough to saturate a link; a small network gets four smaller ones, which are sent during backward.
 BUCKET_BYTES = 4 << 20
+# Each parameter begins at a multiple of so many values of its bucket: a cache line of float32.
+ALIGNMENT = 16
+# Yields a pending message, is resumed with the result, and may start another.
+Stages = Generator[Work, Tensor, None]
 
 
 @dataclass(frozen=True)
@@ -24,7 +37,72 @@ class StepBytes:
     """Bytes of one update, on this rank."""
 
     gradient: int  # the gradients as stored: the bytes of compression "none"
-    handed_in: float  # given to the collectives, on average; see `optim.compression` for a link's bytes
+    handed_in: float  # given to the collectives, on average; a link's bytes are above
+
+
+class Bucket:
+    """Parameters of one dtype on one device. Their gradients, p.grad, are views into `flat`.
+
+    `summed` holds their sum over the ranks: `flat` itself, but a separate float32 tensor for narrower parameters, since
+    a sum without loss scale would underflow in float16. Padding between parameters is zero.
+    """
+
+    def __init__(self, number: int, named: list[tuple[str, nn.Parameter]]):
+        self.name = f"backbone/gradient_{number}"  # of its first message
+        self.names = [name for name, _ in named]
+        self.parameters = [p for _, p in named]
+        self.num_missing = len(named)  # parameters without a gradient yet
+        self._starts = []
+        size = 0
+        for p in self.parameters:
+            p.grad = None
+            self._starts.append(size)
+            size += -(-p.numel() // ALIGNMENT) * ALIGNMENT
+        self.flat = self.parameters[0].new_zeros(size)
+        wide = torch.promote_types(self.flat.dtype, torch.float32)
+        self.summed = self.flat if wide == self.flat.dtype else torch.zeros_like(self.flat, dtype=wide)
+        self._view_of = dict(zip(self.parameters, self.views(self.flat), strict=True))
+        self.attach()
+
+    @torch.no_grad()
+    def attach(self, *parameters: nn.Parameter) -> None:
+        """Makes p.grad of these (default: all) parameters views into `flat` again after zero_grad() dropped them;
+        copies values that autograd put elsewhere."""
+        for p in parameters or self.parameters:
+            view = self._view_of[p]
+            if p.grad is view:
+                continue
+            if p.grad is None:
+                view.zero_()
+            else:
+                view.copy_(p.grad)
+            p.grad = view
+
+    def views(self, flat: Tensor) -> Iterator[Tensor]:
+        """Yields each parameter's part of a tensor laid out like `flat`, in the parameter's shape."""
+        for p, start in zip(self.parameters, self._starts, strict=True):
+            # In the parameter's memory layout (channels-last, say), or backward would have to transpose.
+            yield flat[start:].as_strided(p.shape, p.stride(), flat.storage_offset() + start)
+
+
+def buckets_of(named: Iterable[tuple[str, nn.Parameter]], bucket_bytes: int) -> list[Bucket]:
+    """Sorts parameters, in the order in which backward reaches them, into buckets in the order in which they fill.
+
+    One bucket per dtype and device is open at a time, so that layers of alternating dtypes share two buckets.
+    """
+    groups: list[list[tuple[int, str, nn.Parameter]]] = []
+    opened: dict[tuple[torch.dtype, torch.device], list[tuple[int, str, nn.Parameter]]] = {}
+    room: dict[tuple[torch.dtype, torch.device], int] = {}
+    for position, (name, p) in enumerate(named):
+        key = (p.dtype, p.device)
+        if key not in opened or p.nbytes > room[key]:
+            opened[key] = []
+            groups.append(opened[key])
+            room[key] = bucket_bytes
+        opened[key].append((position, name, p))
+        room[key] -= p.nbytes
+    groups.sort(key=lambda group: group[-1][0])
+    return [Bucket(number, [(name, p) for _, name, p in group]) for number, group in enumerate(groups)]
 
 
 class GradientSync:
@@ -37,8 +115,7 @@ class GradientSync:
     Several backwards for one update: all but the last inside `with sync.hold()`.
 
     The gradients are stored in the buckets: p.grad are views. All ranks send buckets in one fixed order, that in which
-    backward fills them: torch.distributed matches collectives by order. The compressor sums a bucket; one with several
-    messages sends the later ones in `wait`.
+    backward fills them: torch.distributed matches collectives by order. bf16 sends a bucket's second message in `wait`.
 
     After `wait`, gradients have no loss scale. Those of float16 and bfloat16 parameters, which would underflow, are
     float32 and in `gradient_of` only: an optimizer must not use their p.grad.
@@ -49,47 +126,48 @@ class GradientSync:
         parameters: nn.Module | Iterable[tuple[str, nn.Parameter]],
         world: World,
         bucket_bytes: int | None = None,
-        compressor: Compressor | None = None,
+        compression: Compression = "none",
         *,
         overlap: bool = True,
     ):
         """parameters: a module, or names and parameters in forward order; those without requires_grad are ignored.
-        overlap: False, for measurements: sends no bucket before `wait`."""
+        overlap: False, for measurements: sends no bucket before `wait`. Raises ValueError for an unknown compression,
+        and for bfloat16 parameters without one."""
+        if compression not in _SENT_AS:
+            raise ValueError(f"gradient compression {compression!r}: expected one of {', '.join(_SENT_AS)}")
         named = parameters.named_parameters() if isinstance(parameters, nn.Module) else parameters
         in_backward_order = [(name, p) for name, p in reversed(list(named)) if p.requires_grad]
+        for name, p in in_backward_order if compression == "none" else ():
+            if p.dtype == torch.bfloat16:
+                raise ValueError(
+                    f"the gradient of {name} is torch.bfloat16, which not every backend sums; use gradient compression "
+                    "bf16, which adds up in float32"
+                )
         self._world = world
         self._overlap = overlap
-        self._compressor = compressor or build_compressor("none")
+        self._sent_as = _SENT_AS[compression]
         if bucket_bytes is None:
             bucket_bytes = min(BUCKET_BYTES, sum(p.nbytes for _, p in in_backward_order) // 4)
         self._buckets = buckets_of(in_backward_order, bucket_bytes)
-        self._scale = GradientScale()
+        self._loss_scale = 1.0
         self._under_way: list[tuple[Stages, Work | None]] = []  # of the sent buckets; None: done
         self._holding = False
         self._summed = False  # since zero()
-        self._can_undo = False
         self._num_updates = 0
         self._bytes_handed_in = 0
         # Sum of each parameter's gradient after `wait`: p.grad, or a float32 tensor.
         self.gradient_of: dict[nn.Parameter, Tensor] = {}
-        self._compressor.prepare(self._buckets)
         for number, bucket in enumerate(self._buckets):
             self.gradient_of.update(zip(bucket.parameters, bucket.views(bucket.summed), strict=True))
             for p in bucket.parameters:
                 p.register_post_accumulate_grad_hook(lambda p, number=number: self._arrived(p, number))
 
-    def zero(self, loss_scale: float = 1.0, global_batch: int | None = None) -> None:
-        """Zeroes all gradients, before the first backward of an update.
-
-        loss_scale: the loss's factor. global_batch: the number of images in the loss's mean, over all ranks and
-        backwards of this update; compression 2bit needs it.
-        """
+    def zero(self, loss_scale: float = 1.0) -> None:
+        """Zeroes all gradients, before the first backward of an update. loss_scale: the loss's factor."""
         if self._under_way:
             raise ValueError("zero() while gradients are on their way: call wait() first")
-        if self._compressor.needs_global_batch and global_batch is None:
-            raise ValueError(f"gradient compression {self._compressor.kind} needs zero(global_batch=)")
-        self._scale = GradientScale(loss_scale, global_batch)
-        self._summed = self._can_undo = False
+        self._loss_scale = loss_scale
+        self._summed = False
         for bucket in self._buckets:
             bucket.attach()
             bucket.flat.zero_()
@@ -118,20 +196,13 @@ class GradientSync:
                 if pending is not None:
                     self._under_way[number] = (stages, self._next(stages, pending.wait()))
         self._under_way = []
-        self._summed = self._can_undo = True
+        self._summed = True
         self._num_updates += 1
-
-    def undo(self) -> None:
-        """Restores the compressor's memory, after `wait`, if the update is skipped (an overflow)."""
-        if not self._can_undo:
-            raise ValueError("undo() has one wait() to undo at most, and none was made since the last")
-        self._compressor.undo()
-        self._can_undo = False
 
     @property
     def may_overflow(self) -> bool:
         """Tells whether a finite gradient can become infinite in the exchange."""
-        return self._compressor.kind == "fp16"
+        return self._sent_as == torch.float16
 
     def finite(self) -> Tensor:
         """Tells whether all summed gradients are finite: bool scalar, equal on all ranks if the sums are. One pass of a
@@ -149,20 +220,6 @@ class GradientSync:
         """Multiplies all summed gradients."""
         for bucket in self._buckets:
             bucket.summed.mul_(factor)
-
-    def state(self) -> dict[str, Tensor]:
-        """Returns this rank's residuals, for a checkpoint (see `Compressor.state`, `compression.merge_residuals`)."""
-        return self._compressor.state()
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Loads the result of `state`. Raises ValueError for another network's or another compression's."""
-        self._compressor.load_state(state)
-        self._can_undo = False
-
-    def reset(self) -> None:
-        """Clears the compressor's memory, as at the start."""
-        self._compressor.reset()
-        self._can_undo = False
 
     def step_bytes(self) -> StepBytes:
         """Returns the bytes of an update, on average since the start."""
@@ -191,8 +248,34 @@ class GradientSync:
         """Sends the buckets up to `stop` that have not been sent yet."""
         for bucket in self._buckets[len(self._under_way) : stop]:
             bucket.attach()  # also of parameters without a gradient on this rank: their sum may not be 0
-            stages = self._compressor.run(bucket, self._scale, self._world)
+            stages = self._sum(bucket)
             self._under_way.append((stages, self._next(stages)))
+
+    def _sum(self, bucket: Bucket) -> Stages:
+        """Sums bucket.flat, this rank's gradient, over the ranks into bucket.summed, without the loss scale. NaN or Inf
+        on one rank becomes NaN or Inf on all.
+
+        float16 is sent like Horovod's `Compression.fp16`. The loss scale stays in during the exchange: a value or a sum
+        beyond 65504 becomes infinity, see `finite()`; without a loss scale values below 3e-8 are lost. bfloat16 is
+        summed in float32, as no backend adds it and 8 bits are too few for a sum: every rank receives all ranks'
+        gradients of its 1 / W of the bucket, adds them, and sends the sum.
+        """
+        if self._sent_as == torch.bfloat16:
+            size, num_ranks = len(bucket.flat), self._world.size
+            block = -(-size // num_ranks)
+            sent = bucket.flat.new_zeros(num_ranks * block, dtype=torch.bfloat16)
+            sent[:size].copy_(bucket.flat)
+            parts = yield self._world.start_all_to_all(sent, name=bucket.name)
+            block_sum = parts.view(num_ranks, block).sum(0, dtype=torch.float32).bfloat16()
+            name = f"{bucket.name}/sum"
+            summed = (yield self._world.start_all_gather(block_sum, [block] * num_ranks, name=name))[:size]
+        else:
+            sent = bucket.flat.to(self._sent_as or bucket.flat.dtype)
+            summed = yield self._world.start_all_reduce(sent, name=bucket.name, in_place=True)
+        if bucket.summed is not summed:
+            bucket.summed.copy_(summed)
+        if self._loss_scale != 1.0:
+            bucket.summed.div_(self._loss_scale)
 
     def _next(self, stages: Stages, arrived: Tensor | None = None) -> Work | None:
         """Starts a bucket's next message; None: its sum is complete."""

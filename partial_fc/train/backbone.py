@@ -14,8 +14,7 @@ from partial_fc.models import lora
 from partial_fc.models.inputs import InputContract
 from partial_fc.models.sample_random import SampleRandom
 from partial_fc.optim.backbone import load_named_state, named_state, set_lr
-from partial_fc.optim.compression import Compressor
-from partial_fc.optim.gradient_sync import GradientSync, StepBytes
+from partial_fc.optim.gradient_sync import Compression, GradientSync, StepBytes
 from partial_fc.train.batch_norm import GlobalBatchNorm, RunningStatistics, joined_statistics
 from partial_fc.train.ema import Average
 from partial_fc.train.precision import LossScaler, Precision, Weights
@@ -51,10 +50,10 @@ class TorchBackbone:
         world: World,
         precision: Precision,
         make_optimizer: Callable[[Weights], torch.optim.Optimizer],
-        compressor: Compressor,
         to_input: InputContract,
         contract: Mapping[str, str],
         seed: int = 0,
+        compression: Compression = "none",
     ):
         self.module, self.world, self.precision, self.to_input = module, world, precision, to_input
         self.device = precision.device
@@ -63,7 +62,7 @@ class TorchBackbone:
         # note: for the user, on this precision on this machine.
         self.weights, self.note = precision.prepare(module)
         self.optimizer = make_optimizer(self.weights)
-        self.sync = GradientSync(module, world, compressor=compressor)
+        self.sync = GradientSync(module, world, compression=compression)
         self.weights.bind_gradients(self.sync.gradient_of)
         self.average: Average | None = None
         self._delivers_average = False
@@ -71,7 +70,6 @@ class TorchBackbone:
         self._trained: nn.Module = module  # what the forward of training calls: the module, or its compiled form
         self._output_B: Tensor | None = None  # of the last forward, until its backward
         self._statistics = RunningStatistics(nn.Identity())
-        self._summed = False  # whether this update's gradient is the sum over the ranks
         self._frozen = not self.sync.gradient_of
         self._finite = torch.tensor(True)  # the gradient of a frozen backbone's output
 
@@ -99,9 +97,8 @@ class TorchBackbone:
 
     def zero(self, num_samples: int) -> None:
         self._statistics.keep()
-        self._summed = False
         self._finite = torch.tensor(True, device=self.device)
-        self.sync.zero(self.precision.loss_scale, num_samples)
+        self.sync.zero(self.precision.loss_scale)
 
     def name_samples(self, position_B: Tensor | None) -> None:
         if self._random and position_B is not None:
@@ -130,7 +127,6 @@ class TorchBackbone:
             self._finite = self.world.all_reduce(1 - self._finite.float(), "max", name="backbone/frozen") == 0
             return
         self.sync.wait()
-        self._summed = True
 
     def finite(self) -> Tensor:
         return self._finite if self._frozen else self.sync.finite()
@@ -147,8 +143,6 @@ class TorchBackbone:
 
     def undo(self) -> None:
         self._statistics.restore()
-        if self._summed:
-            self.sync.undo()
 
     def step(self, lr: float) -> None:
         if self._frozen:
@@ -191,7 +185,7 @@ class TorchBackbone:
     # ---- state
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        """Returns the state; this rank's own are the running statistics and the residuals of gradient compression.
+        """Returns the state; this rank's own are the running statistics.
 
         The first is the network as delivered. With an average, or adapters (models/lora.py), the second also has what
         else resuming needs, as NAME/raw and NAME/ema; an average's own statistics are buffer/NAME/ema.
@@ -205,7 +199,6 @@ class TorchBackbone:
         own = {f"buffer/{name}": t for name, t in self.module.named_buffers()}
         average = self.average.tensors if self.average else {}
         own |= {f"{name}/ema": average[key] for name in own if (key := name.removeprefix("buffer/")) in average}
-        own |= {f"exchange/{name}": t for name, t in self.sync.state().items()}
         return delivered, named_state(self.optimizer, self.weights) | kept, own
 
     def not_delivered(self) -> dict[str, dict[str, Tensor]]:
@@ -244,14 +237,7 @@ class TorchBackbone:
         notes = self._load_average(found, {**delivered, **average, **own_average})
         if self.scaler:
             self.scaler.load_state(found.manifest.get("loss_scaler") or LossScaler().state())
-        remembered = found.exchange(self.world)
-        if remembered.keys() == self.sync.state().keys():
-            self.sync.load_state(remembered)
-            return notes
-        self.sync.reset()
-        if not remembered:
-            return notes
-        return [*notes, f"{found.folder} was trained with another --gradient-compression: its residuals are left out"]
+        return notes
 
     def _load_average(self, found: Stored, stored: Mapping[str, Tensor]) -> list[str]:
         """stored: the average, by name, if there is one. Returns notes for the user."""

@@ -208,8 +208,10 @@ class Run:
         make = partial(
             torch_optim.build, optim.optimizer, momentum=optim.momentum, weight_decay=optim.weight_decay, **optimizer
         )
-        exchange = self.config.exchange.build(self.config.run.seed)
-        backbone = TorchBackbone(module, world, chosen, make, exchange, to_input, contract, self.config.run.seed)
+        backbone = TorchBackbone(
+            module, world, chosen, make, to_input, contract, self.config.run.seed,
+            compression=self.config.exchange.gradient_compression,
+        )  # fmt: skip
         self.logger.info(
             f"{contract['network']}: {sum(p.numel() for p in module.parameters()):,} parameters; precision "
             f"{chosen.mode}"

@@ -91,7 +91,7 @@ class Backbone(Protocol):
         """Multiplies the summed gradient."""
 
     def undo(self) -> None:
-        """Skips the update: restores running statistics and the residuals of a gradient compression."""
+        """Skips the update: restores running statistics."""
 
     def step(self, lr: float) -> None:
         """Runs the optimizer."""

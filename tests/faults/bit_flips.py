@@ -59,7 +59,7 @@ def go_on(
             return None
         head = head_of(world)
         found.load_head(head)
-        tables = head.row_state() | found.backbone() | found.optimizer() | found.exchange(through)
+        tables = head.row_state() | found.backbone() | found.optimizer() | found.buffers(through)
         return {"step": torch.tensor(found.step)} | {name: t.clone() for name, t in tables.items()}
 
     states = in_world(len(memories), act)

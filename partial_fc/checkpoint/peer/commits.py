@@ -1,9 +1,9 @@
 """Replicas of every rank's share of the state in the memory of another host, for the loss of a host.
 
 At a commit each rank takes a snapshot and keeps it. Its own share (its rows of the head and their state, its running
-statistics, residuals of gradient compression) also goes to its peer, a rank of the next host: a piece in each step, by
-an all-to-all that overlaps with the step. A commit is complete when all ranks have received all of it and every
-tensor's CRC-32 matches the sender's; the previous one is kept until the next one begins.
+statistics) also goes to its peer, a rank of the next host: a piece in each step, by an all-to-all that overlaps with
+the step. A commit is complete when all ranks have received all of it and every tensor's CRC-32 matches the sender's;
+the previous one is kept until the next one begins.
 
 After the loss of a host the others have every class range among them: their own, and those of their peers (restore.py).
 If two neighbouring hosts are lost before the next commit is complete, the run resumes from disk. With one host the peer

@@ -18,11 +18,10 @@ from partial_fc.checkpoint.folders import newest, step_of
 from partial_fc.checkpoint.peer.commits import Commit, ProcessState, damage
 from partial_fc.checkpoint.peer.transfer import PIECE_BYTES, ArrivedDamaged, broadcast_tensors, check_arrived
 from partial_fc.checkpoint.rows import Part
-from partial_fc.checkpoint.snapshot import Snapshot, below
+from partial_fc.checkpoint.snapshot import Snapshot, buffers_in
 from partial_fc.comm import World, all_gather_json
 from partial_fc.head.protocol import Head, Table
 from partial_fc.head.shard import Shard
-from partial_fc.optim.compression import merge_residuals
 
 _Tensors = dict[str, Tensor]
 _T = TypeVar("_T")
@@ -148,16 +147,9 @@ class PeerCheckpoint:
     def optimizer(self) -> dict[str, Tensor]:
         return self._broadcast(self._commit.local.optimizer if self._commit else None, self._location.root)
 
-    def exchange(self, world: World) -> dict[str, Tensor]:
-        """Returns the same as `Checkpoint.exchange`."""
-        if self._same_size:
-            return self._of_this_rank(_residuals)
-        states = [self._of_rank(rank, _residuals) for rank in range(len(self._location.holder_W))]
-        return merge_residuals(states, world.size) if all(states) else {}
-
     def buffers(self, world: World) -> dict[str, Tensor]:
         """Returns the same as `Checkpoint.buffers`."""
-        return self._of_this_rank(lambda share: below("buffer/", share.local)) if self._same_size else {}
+        return self._of_this_rank(lambda share: buffers_in(share.local)) if self._same_size else {}
 
     def load_head(self, head: Head) -> list[str]:
         """Loads the rows of its class range into each table, a piece per rank at a time. Returns notes for the user."""
@@ -233,19 +225,14 @@ class PeerCheckpoint:
 
     def _of_this_rank(self, take: Callable[[Snapshot], _Tensors]) -> _Tensors:
         """Returns what `take` takes from the share of this rank, from a world of equal size."""
-        return [self._of_rank(rank, take) for rank in range(self._world.size)][self._world.rank]
-
-    def _of_rank(self, old: int, take: Callable[[Snapshot], _Tensors]) -> _Tensors:
-        holder = self._location.holder_W[old]
-        share = self._commit.shares[old] if self._commit and holder == self._world.rank else None
-        return self._broadcast(take(share) if share else None, holder)
+        taken = []
+        for old, holder in enumerate(self._location.holder_W):
+            share = self._commit.shares[old] if self._commit and holder == self._world.rank else None
+            taken.append(self._broadcast(take(share) if share else None, holder))
+        return taken[self._world.rank]
 
     def _broadcast(self, tensors: _Tensors | None, root: int) -> _Tensors:
         return self._received(lambda: broadcast_tensors(tensors, root, self._world, "recover/broadcast"))
-
-
-def _residuals(share: Snapshot) -> _Tensors:
-    return below("exchange/", share.local)
 
 
 def _packed(part: Part) -> Tensor:

@@ -38,7 +38,7 @@ class Attempt:
 
 
 def undo(job: Job, attempt: Attempt) -> None:
-    """Undoes the update on all ranks: weights, centres, running statistics, compression residuals and margin state."""
+    """Undoes the update on all ranks: weights, centres, running statistics and margin state."""
     assert not attempt.centres_moved
     job.backbone.undo()
     job.head.discard()

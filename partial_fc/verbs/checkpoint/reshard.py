@@ -61,19 +61,16 @@ def reshard(options: ReshardOptions) -> None:
 def copy_other_files(stored: "Checkpoint", output: "Output", same_classes: bool = True) -> Iterator[str]:
     """Writes all but the head's rows; yields notes on omitted or converted files."""
     from partial_fc.checkpoint.head_state import hard_negatives_name, tables_in
-    from partial_fc.checkpoint.snapshot import below, local_name
+    from partial_fc.checkpoint.snapshot import buffers_in, local_name
 
     for name in ("backbone.safetensors", "optimizer.safetensors"):
         output.tensors(name, stored.load(name))
     before, size = stored.world_size, output.world_size
     local = [stored.local(rank) for rank in range(before)]
     if before != size:
-        residuals = stored.merged_exchange(size)
-        if residuals:
-            yield "the residuals of gradient compression are summed, and each rank gets an equal part"
-        if any(below("buffer/", tensors) for tensors in local):
+        if any(buffers_in(tensors) for tensors in local):
             yield "the ranks' own running statistics are left out; the backbone has those of all ranks"
-        local = [{f"exchange/{name}": t for name, t in residuals.items()}] * size
+        local = []
     for rank, tensors in enumerate(local):
         if tensors:
             output.tensors(local_name(rank, size), tensors, rank)

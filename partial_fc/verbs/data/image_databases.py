@@ -22,7 +22,6 @@ from partial_fc.data.idx import IdxSource, Split
 from partial_fc.data.image_folder import write_names
 from partial_fc.data.open import NO_LISTS, is_database
 from partial_fc.data.sample import BadRecord, naming, still
-from partial_fc.file_kind import kind_of_file
 from partial_fc.files import check_new
 from partial_fc.findings import counted
 from partial_fc.flags.facts import PERCENT, PIXELS, THREADS, In
@@ -113,18 +112,13 @@ def _make(options: DatabaseOptions, writer: AbstractContextManager[Put]) -> None
 
 def open_any(path: Path, root: Path | None, split: Split, leveldb_shadow: Path | None = None) -> Source:
     """Opens the images at a path, of any kind. root: base of a list's paths. split: of idx files."""
-    if _is_database(path):
+    if is_database(path):
         return open_database(path, None, _MOST_LABELS, shadow_place=leveldb_shadow)
     if path.is_dir() and any(chain(path.glob("*-idx[13]-ubyte*"), path.glob("MNIST/raw/*-idx[13]-ubyte*"))):
         return IdxSource(path, split)
     if path.is_file() and path.suffix not in NO_LISTS:
         return ImageFolder(root, path)
     return open_source(path)
-
-
-def _is_database(path: Path) -> bool:
-    # What is of no known kind may be a minidb.
-    return is_database(path) or (path.is_file() and path.suffix not in NO_LISTS and kind_of_file(path) == "")
 
 
 def _record(source: Source, number: int, index: int, options: DatabaseOptions) -> tuple[bytes, bytes]:

@@ -6,12 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partial_fc.optim.compression import build_compressor
 from partial_fc.optim.gradient_sync import GradientSync
 
-KINDS = ("none", "fp16", "bf16", "2bit", "powersgd")
-THRESHOLD = 0.5
-GLOBAL_BATCH = 8
+KINDS = ("none", "fp16", "bf16")
 SHAPES = {
     "conv.weight": (7, 5, 3, 3),
     "conv.bias": (7,),
@@ -25,19 +22,18 @@ SHAPES = {
 class Rank:
     """Parameters with a sync, and gradients that are whatever the test says."""
 
-    def __init__(self, world, kind, dtype=torch.float32, bucket_bytes=1500, rank=4):
+    def __init__(self, world, kind, dtype=torch.float32, bucket_bytes=1500):
         self.named = {name: nn.Parameter(torch.zeros(shape, dtype=dtype)) for name, shape in SHAPES.items()}
         conv = self.named["conv.weight"]
         conv.data = conv.data.to(memory_format=torch.channels_last)
-        compressor = build_compressor(kind, threshold=THRESHOLD, rank=rank)
-        self.sync = GradientSync(self.named.items(), world, bucket_bytes, compressor)
+        self.sync = GradientSync(self.named.items(), world, bucket_bytes, kind)
 
     def backward(self, gradients: dict[str, Tensor], loss_scale: float = 1.0) -> None:
         loss = sum((self.named[name] * g).sum() for name, g in gradients.items() if name != "unused")
         (loss * loss_scale).backward()
 
     def update(self, gradients: dict[str, Tensor], loss_scale: float = 1.0) -> dict[str, Tensor]:
-        self.sync.zero(loss_scale, GLOBAL_BATCH)
+        self.sync.zero(loss_scale)
         self.backward(gradients, loss_scale)
         self.sync.wait()
         return {name: p.grad.clone() for name, p in self.named.items()}
@@ -61,7 +57,7 @@ def assert_same_bits_everywhere(world, result: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("loss_scale", [1.0, 1024.0])
-@pytest.mark.parametrize("kind", ["none", "fp16", "bf16"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_16_bits_hold_is_summed_as_if_sent_whole(world, kind, loss_scale):
     """bfloat16 sums come back in 8 bits; the others are exact. A loss scale of 1024 keeps float16 below 65504."""
     mine = Rank(world, kind)
@@ -84,51 +80,10 @@ def test_16_bits_round_each_gradient_and_the_sums(world, kind, bits):
         assert ((t - expected).abs() <= world.size * 2.0**-bits * largest).all(), name
 
 
-@pytest.mark.parametrize("loss_scale", [1.0, 65536.0])
-def test_2bit_is_the_rule_on_every_rank_and_the_sum_of_what_left(world, loss_scale):
-    mine = Rank(world, "2bit")
-    owed = [{name: torch.zeros(shape) for name, shape in SHAPES.items()} for _ in range(world.size)]
-    for step in range(5):
-        result = mine.update(gradients(world.rank, step), loss_scale)
-        assert_same_bits_everywhere(world, result)
-        for name, t in result.items():
-            total = torch.zeros(SHAPES[name])
-            for rank, g in enumerate(all_gradients(world, step)):
-                residual = owed[rank][name]
-                residual += g[name] * GLOBAL_BATCH
-                left = torch.where(residual >= THRESHOLD, THRESHOLD, 0.0)
-                left = torch.where(residual <= -THRESHOLD, -THRESHOLD, left)
-                residual -= left
-                total += left
-            assert torch.equal(t, total / GLOBAL_BATCH), name
-        for name, t in mine.sync.state().items():
-            assert torch.equal(t, owed[world.rank][name.removeprefix("residual/")]), name
-
-
-def test_powersgd_projects_the_sum_on_the_ranks_common_columns(world):
-    dtype = torch.float64
-    mine = Rank(world, "powersgd", dtype)
-    compressed = ("conv.weight", "fc.weight")
-    q = {name: mine.sync.state()[f"q/{name}"] for name in compressed}
-    assert_same_bits_everywhere(world, q)
-    owed = [{name: 0.0 for name in compressed} for _ in range(world.size)]
-    for step in range(4):
-        everyones = all_gradients(world, step, dtype)
-        result = mine.update(everyones[world.rank], loss_scale=8.0)
-        assert_same_bits_everywhere(world, result)
-        for name, t in result.items():
-            if name not in compressed:
-                assert torch.equal(t, sum(g[name] for g in everyones)), name
-                continue
-            m = [owed[rank][name] + g[name].flatten(1) for rank, g in enumerate(everyones)]
-            p = torch.linalg.qr(sum(m) @ q[name]).Q
-            torch.testing.assert_close(t.flatten(1), p @ (p.T @ sum(m)), rtol=1e-9, atol=1e-9)
-            for rank in range(world.size):
-                owed[rank][name] = m[rank] - p @ (p.T @ m[rank])
-            q[name] = sum(m).T @ p
-            residual = mine.sync.state()[f"residual/{name}"]
-            torch.testing.assert_close(residual, owed[world.rank][name], rtol=1e-9, atol=1e-9)
-    assert_same_bits_everywhere(world, {name: mine.sync.state()[f"q/{name}"] for name in compressed})
+def assert_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -141,15 +96,13 @@ def test_least_squares_converges(world, kind):
     y = x @ solution.T
     own = slice(world.rank * rows, (world.rank + 1) * rows)
     weight = nn.Parameter(torch.zeros(outputs, inputs))
-    compressor = build_compressor(kind, threshold=2.0 * len(x), rank=2)
-    sync = GradientSync([("weight", weight)], world, compressor=compressor)
+    sync = GradientSync([("weight", weight)], world, compression=kind)
     for step in range(60):
-        lr = 0.1 if step < 30 else 0.02  # steps of 2bit do not become smaller by themselves
-        sync.zero(loss_scale=4.0, global_batch=len(x))
+        sync.zero(loss_scale=4.0)
         loss = (x[own] @ weight.T - y[own]).square().sum(1).sum() / len(x)
         (4.0 * loss).backward()
         sync.wait()
-        weight.data.sub_(lr * weight.grad)
+        weight.data.sub_(0.1 * weight.grad)
         if step == 0:
             start = loss.item()
     assert loss.item() < 0.01 * start
@@ -158,12 +111,11 @@ def test_least_squares_converges(world, kind):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_overflow_on_one_rank_reaches_all_and_can_be_undone(world, kind, value):
+def test_an_overflow_on_one_rank_reaches_all_and_leaves_nothing_behind(world, kind, value):
     """The next update is that of a twin which never saw the overflow."""
     mine, twin = Rank(world, kind), Rank(world, kind)
     for rank in (mine, twin):
         rank.update(gradients(world.rank, 0))
-    before = mine.sync.state()
     assert mine.sync.finite()
     for name, index in (("conv.weight", (3, 1, 2, 0)), ("fc.weight", (32, 16)), ("vector", (99,))):
         bad = gradients(world.rank, 1)
@@ -172,24 +124,9 @@ def test_an_overflow_on_one_rank_reaches_all_and_can_be_undone(world, kind, valu
         result = mine.update(bad)
         assert not mine.sync.finite()
         assert not result[name].isfinite().all()
-        mine.sync.undo()
-        after = mine.sync.state()
-        assert after.keys() == before.keys()
-        assert all(torch.equal(after[key], before[key]) for key in before)
     for step in (2, 3):
-        assert_equal(mine.update(gradients(world.rank, step)), twin.update(gradients(world.rank, step)), kind)
+        assert_equal(mine.update(gradients(world.rank, step)), twin.update(gradients(world.rank, step)))
         assert mine.sync.finite()
-
-
-def assert_equal(a: dict[str, Tensor], b: dict[str, Tensor], kind: str) -> None:
-    """P and Q, unlike these gradients, are not exact sums: in which order Horovod adds up depends on what it happens to
-    send together."""
-    assert a.keys() == b.keys()
-    for name in a:
-        if kind == "powersgd":
-            torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-4 * float(b[name].abs().max()))
-        else:
-            assert torch.equal(a[name], b[name]), name
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -197,7 +134,7 @@ def test_four_held_backwards_are_one_of_their_sum(world, kind):
     held, summed = Rank(world, kind), Rank(world, kind)
     for step in (0, 4):
         parts = [gradients(world.rank, step + i) for i in range(4)]
-        held.sync.zero(global_batch=GLOBAL_BATCH)
+        held.sync.zero()
         with world.count_traffic() as traffic:
             with held.sync.hold():
                 for part in parts[:-1]:
@@ -207,7 +144,7 @@ def test_four_held_backwards_are_one_of_their_sum(world, kind):
             held.sync.wait()
         assert set(traffic.calls.values()) == {1}
         whole = summed.update({name: sum(part[name] for part in parts) for name in SHAPES})
-        assert_equal({name: p.grad for name, p in held.named.items()}, whole, kind)
+        assert_equal({name: p.grad for name, p in held.named.items()}, whole)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -220,7 +157,7 @@ def test_float16_parameters_get_a_float32_sum(world, kind):
         result = single.update(everyones[world.rank], loss_scale=2.0**20)
         sums = {name: half.sync.gradient_of[p] for name, p in half.named.items()}
         assert {t.dtype for t in sums.values()} == {torch.float32}
-        assert_equal(sums, result, kind)
+        assert_equal(sums, result)
 
 
 def test_no_exchange_takes_more_bytes_than_it_says(world):
@@ -236,5 +173,3 @@ def test_no_exchange_takes_more_bytes_than_it_says(world):
     assert handed_in["fp16"] == 2 * n
     block = -(-n // world.size)
     assert handed_in["bf16"] == 2 * block * world.size + 2 * block
-    assert handed_in["2bit"] == n / 4
-    assert handed_in["powersgd"] == 4 * (4 * (7 + 45) + 4 * (33 + 17) + 7 + 100 + 1 + 9)

@@ -119,7 +119,7 @@ def test_buckets_leave_during_backward_unless_told_otherwise(world, overlap):
         assert traffic.calls == {f"backbone/gradient_{i}": 1 for i in range(3)}
         assert all(torch.equal(p.grad, torch.full((3, 4), float(world.size))) for p in named.values())
     assert sync.step_bytes().gradient == 6 * 12 * 4
-    assert sync.step_bytes().handed_in == 6 * 16 * 4  # with what fills up a parameter's last word
+    assert sync.step_bytes().handed_in == 6 * 16 * 4  # with what fills up a parameter's last cache line
 
 
 def test_layers_of_two_dtypes_share_two_buckets_that_leave_as_they_fill(world):
@@ -130,7 +130,7 @@ def test_layers_of_two_dtypes_share_two_buckets_that_leave_as_they_fill(world):
     with world.count_traffic() as traffic:
         backward(named)
         sync.wait()
-    # Backward ends with p0, of float16; 48 values with what fills up their words.
+    # Backward ends with p0, of float16; 48 values with what fills up their cache lines.
     assert dict(traffic.num_bytes) == {"backbone/gradient_0": 48 * 4, "backbone/gradient_1": 48 * 2}
     for p in named.values():
         total = sync.gradient_of[p]
@@ -154,11 +154,10 @@ def test_what_would_sum_twice_or_too_early_is_refused(world):
         backward(named)
     with pytest.raises(ValueError, match=r"wait\(\) twice"):
         sync.wait()
-    sync.undo()
-    with pytest.raises(ValueError, match=r"undo\(\) has one wait"):
-        sync.undo()
     with pytest.raises(ValueError, match=r"bfloat16, which not every backend sums; use gradient compression bf16"):
         GradientSync(nn.Linear(2, 2).bfloat16(), world)
+    with pytest.raises(ValueError, match="'2bit': expected one of none, fp16, bf16"):
+        GradientSync(nn.Linear(2, 2), world, compression="2bit")
 
 
 def test_broadcast_makes_all_ranks_start_like_rank_0(world):

@@ -9,7 +9,6 @@ from torch import nn
 
 from partial_fc.models.inputs import FACE
 from partial_fc.optim import backbone as torch_optim
-from partial_fc.optim.compression import build_compressor
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.loop import compare_replicas
 from partial_fc.train.precision import Precision
@@ -26,7 +25,7 @@ class Model:
         ).to(memory_format=torch.channels_last)
         precision, make = Precision(mode, torch.device("cpu")), partial(torch_optim.build, kind, momentum=0.9)
         optimizer = partial(make, weight_decay=0.0)
-        self.backbone = TorchBackbone(module, world, precision, optimizer, build_compressor("none"), FACE, {})
+        self.backbone = TorchBackbone(module, world, precision, optimizer, FACE, {})
         image = torch.randint(0, 256, (4, 3, 8, 8), generator=torch.Generator().manual_seed(world.rank))
         self.backbone.zero(4 * world.size)
         output_B = self.backbone.forward(image.to(torch.uint8))

@@ -74,8 +74,8 @@ def test_what_is_printed_and_written(digits, tmp_path, capfd):
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param("--precision fp16-o2 --momentum 0.9 --gradient-compression powersgd", marks=pytest.mark.long),
-        "--precision fp16 --accumulate 2 --gradient-compression 2bit",
+        pytest.param("--precision fp16-o2 --momentum 0.9 --gradient-compression bf16", marks=pytest.mark.long),
+        "--precision fp16 --accumulate 2 --gradient-compression fp16",
     ],
 )
 def test_resume_continues_bit_by_bit(digits, tmp_path, flags, capfd):

@@ -13,7 +13,7 @@ from tests.recipes.conftest import losses, train_several
 
 SETTINGS = {
     "precision": ("fp32", "bf16", "fp16", "fp16-o2", "fp64"),
-    "gradient_compression": ("none", "fp16", "2bit", "powersgd"),
+    "gradient_compression": ("none", "fp16", "bf16"),
     "accumulate": (1, 2),
     "activation_checkpointing": (True, False),
     "channels_last": (True, False),

@@ -80,9 +80,8 @@ def test_all_else_of_earlier_versions_is_read():
     assert read.class_names == [f"n{i}" for i in range(11)]
     assert torch.equal(read.backbone()["w"], torch.arange(3.0))
     assert torch.equal(read.optimizer()["w/momentum_buffer"], torch.ones(3))
-    assert read.buffers(OneOf(1, 2))["n"].tolist() == [6.0]
-    assert read.exchange(OneOf(1, 2))["residual/w"].tolist() == [2.0] * 3
-    assert read.exchange(OneOf(0, 1))["residual/w"].tolist() == [3.0] * 3
+    assert any(name.startswith("exchange/") for name in read.local(1)), "of a compression that has left"
+    assert {name: t.tolist() for name, t in read.buffers(OneOf(1, 2)).items()} == {"n": [6.0]}
 
 
 NO_ROWS = CrossEntropy(3)

@@ -38,10 +38,7 @@ def snapshot_of(head, world) -> checkpoint.Snapshot:
         step,
         {"w": torch.full((3, 2), float(step)), "count": torch.tensor(step)},
         {"momentum_buffer/w": torch.arange(6.0).view(3, 2) * step},
-        {
-            "buffer/mean": torch.full((4,), world.rank + 0.1),
-            "exchange/residual/w": torch.tensor([0.3, 7.0]) + world.rank,
-        },
+        {"buffer/mean": torch.full((4,), world.rank + 0.1)},
         head,
         {"position": step * 12, "best": {"lfw": 0.1 + 0.2}},
         world=world,
@@ -98,7 +95,7 @@ def test_the_peer_is_on_the_next_host():
     ],
 )
 def test_what_the_others_have_is_what_a_checkpoint_of_that_step_has(tmp_path, monkeypatch, host_W, lost, size):
-    """... and they go on alike: rows, moments, ages, lists, running statistics, what a compression owes."""
+    """... and they go on alike: rows, moments, ages, lists, running statistics."""
     hosts(monkeypatch, *host_W)
     for module in (commits, recovery, transfer):
         monkeypatch.setattr(module, "PIECE_BYTES", 700)
@@ -126,7 +123,6 @@ def test_what_the_others_have_is_what_a_checkpoint_of_that_step_has(tmp_path, mo
         assert same(recovered.backbone(), found.backbone())
         assert same(recovered.optimizer(), found.optimizer())
         assert same(recovered.buffers(world), found.buffers(world))
-        assert same(recovered.exchange(world), found.exchange(world))
         heads = head_of(world), head_of(world)
         notes, notes_found = recovered.load_head(heads[0]), found.load_head(heads[1])
         assert len(notes) == len(notes_found)

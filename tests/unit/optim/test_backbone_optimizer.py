@@ -14,7 +14,6 @@ from partial_fc.comm import SingleWorld
 from partial_fc.models import resnet, vit
 from partial_fc.models.inputs import FACE
 from partial_fc.optim.backbone import build, load_named_state, named_state, set_lr
-from partial_fc.optim.compression import build_compressor
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.precision import Precision
 
@@ -122,7 +121,7 @@ def backbone_in(mode):
     module = module.to(dtype=precision.parameter_dtype)
     options = {"nesterov": True, "lr_in_momentum": True, "decay_biases": False}
     make = partial(build, "sgd", momentum=0.9, weight_decay=1e-2, **options)
-    backbone = TorchBackbone(module, world, precision, make, build_compressor("none"), FACE, {})
+    backbone = TorchBackbone(module, world, precision, make, FACE, {})
     backbone.keep_statistics()
     backbone.train()
     return backbone
@@ -161,7 +160,6 @@ def test_the_loops_backbone_skips_clips_stores_and_goes_on(mode):
             backbone=lambda: weights,
             optimizer=lambda: state,
             buffers=lambda world: {},
-            exchange=lambda world: {},
             manifest={"loss_scaler": first.scaler and first.scaler.state()},
             folder="x",
         )

@@ -75,7 +75,7 @@ ON_MXNET = """
     --symbol s.json --params p.params --input-std 0 | --input-std is 0
 """
 MNIST = """
-    --compression-rank 2 | --compression-rank goes with --gradient-compression powersgd
+    --gradient-compression powersgd | none, fp16, bf16
     --load-amp a.pt --resume b | --load-amp a.pt and --resume b
     --save-amp a.pt --precision fp64 | Apex's files hold fp32
 """

@@ -11,7 +11,6 @@ from partial_fc.comm import SingleWorld
 from partial_fc.models import vit
 from partial_fc.models.inputs import FACE
 from partial_fc.optim import backbone as torch_optim
-from partial_fc.optim.compression import build_compressor
 from partial_fc.train import activation_checkpointing
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.batch_norm import convert
@@ -36,7 +35,7 @@ def backbone(name: str, mode: str = "fp32", checkpointing: bool = False, sync_bn
         activation_checkpointing.enable(module)
     optimizer = partial(torch_optim.build, "adamw", momentum=0.9, weight_decay=0.05)
     precision = Precision(mode, torch.device("cpu"))
-    return TorchBackbone(module, SingleWorld(), precision, optimizer, build_compressor("none"), FACE, {}, seed=1)
+    return TorchBackbone(module, SingleWorld(), precision, optimizer, FACE, {}, seed=1)
 
 
 def step(trained: TorchBackbone) -> list[torch.Tensor]:

@@ -161,6 +161,12 @@ def test_a_run_from_before_a_flag_did_without_it():
     assert found.allowed == ["--quota negatives, this run has insightface"]
 
 
+def test_a_run_with_a_compression_that_has_left_goes_on_without():
+    values = flags.flat(parsed(face))
+    found = told(face, values | {"gradient_compression": "powersgd", "compression_rank": 2}, values)
+    assert (found.refused, found.allowed) == ([], ["--gradient-compression powersgd, this run has none"])
+
+
 def test_a_manifest_that_says_nothing_refuses_nothing():
     """As that of imported centres."""
     values = flags.flat(parsed(face))

@@ -17,7 +17,6 @@ from partial_fc.data import Synthetic
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.models.inputs import FACE
 from partial_fc.optim import backbone as torch_optim
-from partial_fc.optim.compression import build_compressor
 from partial_fc.optim.schedule import Schedule
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.end import is_finished
@@ -34,8 +33,8 @@ CONTRACT = {"network": "tiny", "embedding_size": str(D), "image_size": "24"}
 
 def parts_of(world, **contract: str) -> tuple[TorchBackbone, PartialFC]:
     optimizer = partial(torch_optim.build, "sgd", momentum=0.9, weight_decay=0.0)
-    precision, nothing = Precision("fp32", torch.device("cpu")), build_compressor("none")
-    backbone = TorchBackbone(nn.Linear(D, D), world, precision, optimizer, nothing, FACE, CONTRACT | contract)
+    precision = Precision("fp32", torch.device("cpu"))
+    backbone = TorchBackbone(nn.Linear(D, D), world, precision, optimizer, FACE, CONTRACT | contract)
     return backbone, PartialFC(C, D, CosFace(), world=world)
 
 
@@ -111,7 +110,7 @@ def test_a_world_after_the_first_without_commits(tmp_path, monkeypatch, asked, o
 def test_a_checkpoint_of_another_model_is_refused_before_a_tensor_is_read(tmp_path, monkeypatch, facts, name, now):
     """... on all ranks, also one of an earlier release, which has no more than its flags."""
     write(tmp_path / "checkpoints", 7, **facts)
-    for reader in ("backbone", "optimizer", "buffers", "exchange", "load_head"):
+    for reader in ("backbone", "optimizer", "buffers", "load_head"):
         monkeypatch.setattr(checkpoint.Checkpoint, reader, lambda *_: pytest.fail("a tensor was read"))
 
     config = config_of(tmp_path)

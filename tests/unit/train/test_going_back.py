@@ -5,7 +5,6 @@ from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -22,9 +21,9 @@ from tests.parallel.train.test_update import CLASSES, D, job_of, make, micro_bat
 from tests.unit.train.test_face_start import run_of
 
 
-def job(compression: str) -> Job:
+def job() -> Job:
     """Whatever can be remembered is."""
-    made = job_of(SingleWorld(), "fp16", compression)
+    made = job_of(SingleWorld(), "fp16")
     lists = HardNegatives(CLASSES, k=2, every=1)
     made.head = PartialFC(CLASSES, D, AdaFace(), sample_rate=0.3, world=made.world, hard_negatives=lists)
     return made
@@ -40,21 +39,20 @@ def go_back(job: Job, folder: Path) -> tuple[int, int] | None:
 def everything(job: Job) -> tuple[dict[str, Tensor], object]:
     backbone = job.backbone
     tensors = {**backbone.weights.state_dict(), **named_state(backbone.optimizer, backbone.weights)}
-    tensors |= {**backbone.sync.state(), **job.head.row_state(), **job.head.hard_negatives.state()}
+    tensors |= {**job.head.row_state(), **job.head.hard_negatives.state()}
     return tensors, (job.head.facts(), backbone.scaler.state())
 
 
-@pytest.mark.parametrize("compression", ["none", "2bit", "powersgd"])
-def test_what_the_checkpoint_lacks_is_as_at_the_start(tmp_path: Path, compression: str):
+def test_what_the_checkpoint_lacks_is_as_at_the_start(tmp_path: Path):
     """It has weights and centres, and nothing else: what `checkpoint import` makes of another program's files."""
     folder = tmp_path / "step-00000003"
-    weights = checkpoint.copied(job(compression).backbone.weights.state_dict())
+    weights = checkpoint.copied(job().backbone.weights.state_dict())
     given = PartialFC(CLASSES, D, CosFace(), sample_rate=0.3, seed=5)
     assert len(given.centres) == CLASSES
     checkpoint.capture(3, weights, {}, {}, given, {"position": 12}, world=SingleWorld()).write(folder, leads=True)
     mark(folder, 3, [0])
 
-    trained, fresh = job(compression), job(compression)
+    trained, fresh = job(), job()
     trained.backbone.scaler.scale = 256.0
     for step in range(3):
         make(trained, micro_batches(trained.world, step, 1))
@@ -66,13 +64,11 @@ def test_what_the_checkpoint_lacks_is_as_at_the_start(tmp_path: Path, compressio
     assert facts == want_facts
     assert found.keys() == want.keys()
     assert all(torch.equal(t, want[name]) for name, t in found.items())
-    for name, t in job(compression).backbone.sync.state().items():
-        assert torch.equal(found[name], t), name
 
 
 def test_a_snapshot_says_what_was_when_it_was_taken():
     """It is written while training goes on."""
-    one = job("none")
+    one = job()
     taken = snapshot(one)
     one.at.best["lfw"] = 0.9
     one.at.left_out.append((0, 4))

@@ -15,7 +15,6 @@ from partial_fc.flags import HeadFlags
 from partial_fc.foreign import mxnet_ndarray
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.models.inputs import FACE
-from partial_fc.optim.compression import build_compressor
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.begin import imprint, start_centres
 from partial_fc.train.precision import Precision
@@ -69,9 +68,7 @@ def started(
     change(net, world.rank)
     facts = {"network": "tiny", "embedding_size": str(D), "image_size": str(SIZE), "flip": "true"}
     precision = Precision("fp32", torch.device("cpu"))
-    backbone = TorchBackbone(
-        net, world, precision, lambda _: torch.optim.SGD(net.parameters()), build_compressor("none"), FACE, facts
-    )
+    backbone = TorchBackbone(net, world, precision, lambda _: torch.optim.SGD(net.parameters()), FACE, facts)
     run = run_of(world, config)
     flags = HeadFlags(start_centres=given, **({"imprint_images": FEW} if given == "imprint" else {}))
     made = PartialFC(C, D, CosFace(), world=world, **head)
