@@ -61,7 +61,8 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch:
         backend, identity, more = _LAUNCHERS[launcher]
         if any(name not in environ for name in (*identity, *more)):
             continue
-        launch = Launch(backend, *(integer(name, environ[name]) for name in identity), launcher)
+        numbers = [integer(name, environ[name]) for name in identity]
+        launch = Launch(backend, numbers[0], numbers[1], numbers[2], numbers[3], launcher)
         if launcher == "torchrun":
             launcher = launcher if "LOCAL_RANK" in given else ONE_A_HOST
             launcher = "--nodes and --gpus" if started_here(environ) else environ.get(LAUNCHER, launcher)
