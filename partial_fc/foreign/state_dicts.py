@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from partial_fc.file_kind import it_is, kind_of_file
+from partial_fc.file_kind import TEXT, it_is, kind_of_file
 from partial_fc.files import check_regular
 from partial_fc.foreign import ir_blocks
 from partial_fc.foreign.unknown_classes import Unknown, load, tensors_of
@@ -171,6 +171,7 @@ _REFUSED = {  # by torch's words
     r"(TorchScript) archive": "it is a {} archive, a program; where you trust it, torch.save(torch.jit.load(FILE)"
     ".state_dict(), 'model.pt')",
     r"load (DTensors)": "it has one rank's part of tensors ({}): save them whole, with full_state_dict=True",
+    r"(Invalid magic number)": f"it is a pickle, none of torch.save; {_REMEDY}",
     r"Unsupported operand (\d+)": "it is damaged, or saved with another pickle_protocol than 2 (operation {})",
 }
 
@@ -192,7 +193,7 @@ def load_torch(path: str | Path) -> Any:
 def _reason(error: Exception, path: str | Path) -> str:
     """Returns why a file is rejected: torch's message without preamble and advice to run the file's code."""
     words = re.sub(r"\x1b\[\d*m", "", str(error)[:_MOST_SEARCHED])
-    kind = it_is(path).removeprefix("; ")
+    kind = "it is text" if kind_of_file(path) == TEXT else it_is(path).removeprefix("; ")
     if kind and not re.search("torch.save|pickle|zip", kind):
         return kind
     for pattern, text in _REFUSED.items():

@@ -218,6 +218,6 @@ def test_labels_in_a_copy_of_the_records(command, tmp_path):
     np.savez(tmp_path / "y.npz", embeddings=row_ND, keys=np.arange(12).astype(str))
     status, said = command(f"y.npz {words} other")
     assert status == 1
-    assert "y.npz, row 0 (0): its key is not that of image 0, a.rec, key 1" in said.err
+    assert "y.npz, row 0: its key is not that of image 0, a.rec, key 1" in said.err
     np.save(tmp_path / "z.npy", row_ND[:9])
     assert "9 vectors" in command(f"z.npy {words} other")[1].err
