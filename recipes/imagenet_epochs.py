@@ -15,7 +15,7 @@ from partial_fc.data import Source
 from partial_fc.data.order import Order
 from partial_fc.data.transform import ShortSideCrop
 from partial_fc.evaluate.classification import Classification, Predictions
-from partial_fc.evaluate.evaluation import Evaluation, Forward
+from partial_fc.evaluate.evaluation import Diverged, Evaluation, Forward
 from partial_fc.head import PartialFC
 from partial_fc.machine import gpu_load
 from partial_fc.train.job import Head
@@ -72,7 +72,7 @@ class LastUpdate(Evaluation):
         self.row: dict[str, float] = {}  # as Caffe2: of this process alone; empty without an update
 
     def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
-        """Yields the values. Raises FloatingPointError, on all ranks, for a loss of 40 or more."""
+        """Yields the values. Raises Diverged, on all ranks, for a loss of 40 or more."""
         self.row, seen = {}, self._head.last_step
         if not seen:
             return
@@ -82,9 +82,9 @@ class LastUpdate(Evaluation):
         loss_sum, num_correct, num_images = world.all_reduce(sums, name="epoch/last_update").tolist()
         loss = loss_sum / num_images
         if not loss < _EXPLODED:
-            raise FloatingPointError(
+            raise Diverged(
                 f"the epoch's last loss is {loss:.2f}, {_EXPLODED:g} or more: the gradients have exploded. Go on "
-                "from the last checkpoint with a lower --base_learning_rate, or start with --warmup-epochs"
+                "from an earlier checkpoint with a lower --base_learning_rate, or start with --warmup-epochs"
             )
         self.row = {"accuracy": float(correct_B.mean()), "loss": float(loss_B.mean())}
         if "correct_B" in seen:

@@ -50,10 +50,10 @@ torch() { run torchrun --standalone --nproc_per_node="$1" --no-python "${@:2}"; 
 # One process for each core; the tests of a file stay together, with what they share. tests/conftest.py and
 # tests/unit/conftest.py have the order. Those that often wait: two processes more.
 two=(-n 2 --dist loadfile --no-loadscope-reorder) four=(-n 4 --dist loadfile --no-loadscope-reorder)
-unit=(tests/unit tests/simulation -n 3 --dist loadfile --no-loadscope-reorder)
+unit=(tests/world tests/unit tests/simulation -n 3 --dist loadfile --no-loadscope-reorder)
 
 if [ "$mode" = quick ]; then
-    stage "unit" 82 python -m pytest "${unit[@]}" -m "not slow and not mxnet and not long" "$@"
+    stage "unit" 100 python -m pytest "${unit[@]}" -m "not slow and not mxnet and not long" "$@"
     stage "transport, torchrun, 2 ranks" 10 torch 2 "${transport[@]}"
     stage "recipe face, one rank and two" 15 python -m pytest tests/recipes/face/test_face.py -k two_processes_give_the_curve_of_one "$@"
 elif [ "$mode" = long ]; then
@@ -76,7 +76,7 @@ elif [ "$mode" = old ]; then
     grep -qw avx512f /proc/cpuinfo || { numeric=(tests/unit/kernels/test_triton.py -m long) two=(-n 2); }
     stage "numbers, with AVX2 instructions" 90 python -m pytest -m "not mxnet" "${numeric[@]}" "${two[@]}" "$@"
 else
-    stage "unit" 205 python -m pytest "${unit[@]}" -m "not mxnet and not long" "$@"
+    stage "unit and world" 245 python -m pytest "${unit[@]}" -m "not mxnet and not long" "$@"
     # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.
     stage "MXNet: engine, oracle and stores" 60 python -m pytest -m "mxnet and not long" $(marked mxnet tests/{unit,recipes}) "${two[@]}" "$@"
     # The mathematics does not depend on the transport: all of it over MPI on three ranks, by which the numbers of classes

@@ -15,6 +15,10 @@ Forward = Callable[[Tensor], Tensor]
 Batch = TypeVar("Batch")
 
 
+class Diverged(FloatingPointError):
+    """Ends the training: an evaluation raises it on all ranks alike. Any other error of an evaluation ends none."""
+
+
 class Evaluation(Protocol):
     """Measures a model on all ranks together. Subclasses implement `run`, and `scores` for the best checkpoint."""
 

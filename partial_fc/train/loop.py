@@ -16,7 +16,7 @@ from partial_fc.checkpoint.folders import folder_name
 from partial_fc.checkpoint.lock import LostLock
 from partial_fc.comm import all_or_none
 from partial_fc.comm.launch import restart_agent
-from partial_fc.evaluate.evaluation import Evaluation, Forward
+from partial_fc.evaluate.evaluation import Diverged, Evaluation, Forward
 from partial_fc.head import telemetry
 from partial_fc.train.guards import loss_spikes
 from partial_fc.train.guards.policy import NonFinite, roll_back
@@ -199,7 +199,10 @@ def evaluate(job: Job, progress: Progress, saved: int, ends: bool) -> tuple[dict
     at, failures = job.at, len(job.problems)
     with job.backbone.evaluating() as forward:
         for evaluation in job.evaluations:
-            measured, found = contained(job, "an evaluation", partial(measure, job, evaluation, forward)) or ({}, {})
+            results = contained(job, "an evaluation", partial(measure, job, evaluation, forward))
+            if isinstance(results, Diverged):
+                raise results
+            measured, found = results or ({}, {})
             progress.scalars(at.step, {f"{evaluation.board}{name}": value for name, value in measured.items()})
             values.update(measured)
             scores.update(found)
@@ -221,10 +224,14 @@ def evaluate(job: Job, progress: Progress, saved: int, ends: bool) -> tuple[dict
     return values, saved
 
 
-def measure(job: Job, evaluation: Evaluation, forward: Forward) -> tuple[dict[str, float], dict[str, float]]:
-    """Runs one evaluation; records its best scores. Returns (its values, its scores by set). A collective."""
+def measure(job: Job, evaluation: Evaluation, forward: Forward) -> tuple[dict[str, float], dict[str, float]] | Diverged:
+    """Runs one evaluation; records its best scores. Returns (its values, its scores by set), or what is to end the
+    training. A collective."""
     at, epoch = job.at, job.at.position / job.loader.order.num_samples
-    measured = dict(evaluation.run(forward, job.world))
+    try:
+        measured = dict(evaluation.run(forward, job.world))
+    except Diverged as error:
+        return error
     scores = evaluation.scores(measured)
     best = at.best | {name: max(score, at.best.get(name, 0.0)) for name, score in scores.items()}
     for line in evaluation.lines(at.step, epoch, measured, best):
