@@ -7,6 +7,7 @@ import errno
 import io
 import itertools
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -92,7 +93,7 @@ class Path(PurePosixPath):
 
     def stat(self) -> SimpleNamespace:
         size = 0 if self.is_dir() else len(self.disk.find(self).data)
-        return SimpleNamespace(st_size=size, st_dev=0)
+        return SimpleNamespace(st_size=size, st_dev=0, st_ino=zlib.crc32(str(self).encode()))
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
         name = self.disk.operation(self, writes=True)

@@ -4,13 +4,11 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from partial_fc.data import BadRecord
 from partial_fc.data.sample import Sample
 from partial_fc.data.transform import ShortSideCrop
 from partial_fc.models.inputs import TORCHVISION, Pixels
-from recipes.imagenet_epochs import _batch_statistics
 
 SIZES = [(40, 60), (60, 40), (41, 67), (24, 24), (7, 11), (11, 7), (24, 37), (300, 25)]
 
@@ -93,15 +91,3 @@ def test_what_the_network_gets():
     clip = Pixels("BGR", (1.0, 2.0, 3.0), (1.0, 1.0, 1.0), bgr=True)(pixel_B.unsqueeze(2))
     assert clip.shape == (2, 3, 1, 2, 1)
     assert clip[0, 0, 0, 0, 0] == pixel_B[0, 2, 0, 0] - 1
-
-
-def test_the_test_of_2017_normalizes_by_the_batch_and_remembers_nothing() -> None:
-    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    image_B3HW = 5 + 3 * torch.randn(6, 3, 8, 8)
-    with torch.no_grad(), _batch_statistics(module):
-        normalized = module(image_B3HW)
-    assert normalized.mean((0, 2, 3)).abs().max() < 1e-5
-    assert (normalized.var((0, 2, 3), unbiased=False) - 1).abs().max() < 1e-3
-    assert not any(layer.training for layer in module.modules())
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
