@@ -251,7 +251,7 @@ def train_here(run: Run) -> int:
     face_tuning.adapt(config.tuning, network, input_size)
     compile_for = (data.image_size, data.image_size, 3) if config.model.compile else None
     backbone = run.backbone(network.module, network.to_input, network.contract, precision=network.precision,
-                            compile_for=compile_for, **config.model.optimizer())  # fmt: skip
+                            compile_for=compile_for, **config.model.optimizer_options())  # fmt: skip
     if config.tuning.ema:
         backbone.keep_average(config.tuning.ema, delivered=config.tuning.deliver == "ema")
     teacher = face_tuning.teacher(config.tuning, network, input_size, backbone)

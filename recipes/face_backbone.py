@@ -177,7 +177,7 @@ class ModelFlags:
         ratio = 1.0 if self.backbone_lr is None else self.backbone_lr / lr
         return {"freeze_steps": self.freeze_steps, "backbone_lr_ratio": ratio}
 
-    def optimizer(self) -> dict[str, Any]:
+    def optimizer_options(self) -> dict[str, Any]:
         """Returns what the backbone's optimizer is to know besides the shared flags, of optim.backbone.build."""
         everything = {"decay_biases": True, "decay_norms": True, "no_decay": ()} if self.decay_all else {}
         return {"layer_decay": self.layer_decay, **everything}

@@ -172,7 +172,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
     made += [(module, "logging", _as_logging(cluster)) for module in (elastic_driver, registration, discovery)]
     made += [(module, "secrets", as_secrets) for module in (membership, saver, lock, run_folder)]
     made += [(module, "socket", as_socket) for module in (lock, commits_of_loop)]
-    made += [(module, "ThreadPoolExecutor", executor) for module in (saver,)]
+    made += [(module, "threads", lambda count, name: executor(count, thread_name_prefix=name)) for module in (saver,)]
     made += [(module, "available_memory_bytes", lambda: _MANY_BYTES) for module in (saver, commits)]
     made += [(module, "load_tensors", load_tensors) for module in (read, rows)]
     made += [(module, "request", request) for module in (membership,)]

@@ -270,7 +270,11 @@ def compare(one: Draw, data: Path, root: Path) -> None:
         assert losses_of(root / "two").keys() == last.keys(), str(one)
     else:
         assert losses_of(root / "two") == pytest.approx(whole, rel=one.near), str(one)
-    evaluated, again = (result(root / name)["evaluations"] for name in ("whole", "parts"))
+    # Lengths of embeddings grow with every rounding of a gradient in 16 bits.
+    evaluated, again = (
+        {name: value for name, value in result(root / run)["evaluations"].items() if not name.endswith("xnorm")}
+        for run in ("whole", "parts")
+    )
     assert bool(evaluated) == ("val_targets" in one.values), str(one)
     assert again == pytest.approx(evaluated, abs=0.3 if one.near > 1e-9 else 1e-6), str(one)
     names = [name for name in one.values if name not in SILENT]

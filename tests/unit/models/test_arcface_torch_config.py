@@ -261,7 +261,7 @@ def test_every_tensor_of_a_transformer_decays_as_there():
     shared = {"decay_biases": False, "decay_norms": False, "no_decay": module.no_weight_decay()}  # of Run.backbone
     decays = []
     for decay_all in (found["decay_all"], False):
-        own = ModelFlags(network="vit_t", decay_all=decay_all).optimizer()
+        own = ModelFlags(network="vit_t", decay_all=decay_all).optimizer_options()
         groups = torch_optim.build("adamw", module, 0.9, 0.1, **{**shared, **own}).param_groups
         decays.append([p.dim() for group in groups if group["weight_decay"] == 0.1 for p in group["params"]])
         assert sum(len(group["params"]) for group in groups) == len(list(module.parameters()))
