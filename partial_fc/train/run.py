@@ -281,6 +281,13 @@ class Run:
             warmup = given.warmup_steps + self._whole_batches(order, given.warmup_epochs)
         else:
             warmup = given.warmup_steps + round(given.warmup_epochs * steps_per_epoch)
+        if total == 0 and given.lr_scheduler == "arcface-torch":
+            raise ValueError(
+                f"--lr-scheduler arcface-torch counts whole batches: {order.num_samples:,} {self.unit} make no update "
+                f"of {self.global_batch:,} ({self.world.size} processes x --batch-size {self.config.optim.batch_size} "
+                f"x --accumulate {self.config.optim.accumulate}); give a smaller --batch-size, or --lr-scheduler "
+                "polynomial"
+            )
         if 0 < total <= warmup:
             ends = f"--max-steps {given.max_steps}" if given.max_steps else f"--epochs {given.epochs:g}"
             raise ValueError(

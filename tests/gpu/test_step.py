@@ -30,6 +30,7 @@ def head_of(num_classes: int, rate: float | Steps[float]) -> PartialFC:
         impl="triton",
         precision="bf16",
         storage=Storage(torch.bfloat16),
+        catch_up="none",  # exact catch-up waits for the device where rows lag behind
         ignore_index=None,
     )
     head.store.all_rows()

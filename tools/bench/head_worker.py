@@ -152,6 +152,7 @@ def _head(options: HeadOptions, side: Side, world: World, device: torch.device, 
         impl=options.impl,
         precision=side.precision,
         storage=storage,
+        catch_up="none",  # as the plain sides, which move the rows of the step alone
     )
 
 

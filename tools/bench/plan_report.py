@@ -279,7 +279,8 @@ def verdict(figures: dict[str, Any]) -> list[str]:
         rows = figures["seconds"]["sampled"]["rows"]
         sentences.append(
             f"Rows that take part are moved in {_time(rows)}; a dense optimizer would pass over all rows and a "
-            f"gradient of their size in {_time(figures['dense_update_seconds'])}."
+            f"gradient of their size in {_time(figures['dense_update_seconds'])}. What exact catch-up adds is not "
+            "counted (docs/head.md)."
         )
         if not figures["elsewhere"]:
             sentences.append("Sampling saves time, no memory: every class keeps its row.")

@@ -219,6 +219,11 @@ def test_arcface_torchs_rates_and_lengths(accumulate, warmup):
     assert course.lr(course.total_steps) == 0.0
 
 
+def test_less_data_than_a_batch_makes_no_step_of_arcface_torch():
+    with pytest.raises(ValueError, match=r"7 samples make no update of 10 .*--batch-size.*--lr-scheduler polynomial"):
+        schedule_of(RunState(), Keyed(7, 0), lr_scheduler="arcface-torch")
+
+
 def test_two_ways_to_say_where_the_rate_falls_are_refused():
     with pytest.raises(ValueError, match="--lr-steps and --lr-step-epochs"):
         ScheduleFlags(lr_scheduler="step", lr_steps=(5,), lr_step_epochs=30)
