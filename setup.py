@@ -1,8 +1,8 @@
-"""What setup.cfg cannot say: the top-level folders recipes/ and tools/ are installed within the package partial_fc."""
+"""What setup.cfg cannot say: the top-level folder recipes/ is installed within the package partial_fc."""
 
 from setuptools import find_packages, setup
 
-BESIDE = ("recipes", "tools")
+BESIDE = ("recipes",)
 INSIDE = [
     f"partial_fc.{name}"
     for name in find_packages(include=[f"{folder}{rest}" for folder in BESIDE for rest in ("", ".*")])

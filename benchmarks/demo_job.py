@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from recipes import face_presets as presets
+from recipes.face import presets
 
 DEMO = Path(__file__).parents[1] / "demo" / "glyphs"
 

@@ -1,180 +1,254 @@
-"""The tables of docs/benchmarks.md: the head beside plain PyTorch, F.linear_cross_entropy and the textbook head.
+"""`python -m benchmarks.head`: time and memory of the head alone, or beside other implementations.
 
-    python -m benchmarks.head                        all cells, with the instructions that torch takes here
-    python -m benchmarks.head --instructions avx2    as on a machine that has no more
-    python -m benchmarks.head --batches 128 --rates 0.1 --keep DIR      some of the cells: each is a file of DIR
-    python -m benchmarks.head --keep DIR --print     the tables of what was measured, nothing anew
-
-Markdown, to be put into the document as it is: processor, dtypes, rows of each side, the median ratio of the rounds,
-the smallest and the largest. In each cell all sides run in turn, in processes of their own: this
-head with fp32 operands and rows, this head with the operands of --precision auto and bf16 rows, and the others in fp32
-and, where this machine multiplies bfloat16 numbers, with such operands, too: the faster of both counts in the second
-table. A side that did not train as many rows as this head has no ratio.
+Each measurement runs in fresh processes. With --versus all sides run in turn, several times, and the medians of the
+rounds' ratios are reported, since a machine's speed drifts. Each row states the side's precision, without which a ratio
+of times means nothing.
 """
 
 import json
 import os
-import re
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import tempfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import mkdtemp
-from typing import Any, Literal
+from statistics import mean, median
+from typing import Annotated, Any, Literal
 
-import torch
 import tyro
-from partial_fc.tools.bench.head import OURS, HeadOptions, Line, compare, run
-from tqdm import tqdm
 
-from partial_fc.machine import has_bf16
+from partial_fc import terminal
+from partial_fc.cli import call
+from partial_fc.comm.launch import spawn
+from partial_fc.flags.facts import BATCH, CLASSES, THREADS, In
 
-# Classes of all processes, by (batch, rate): as many as leave a step of the slowest side at some seconds.
-CLASSES = {
-    (128, 0.1): 1_000_000,
-    (128, 1.0): 400_000,
-    (1024, 0.1): 600_000,
-    (1024, 1.0): 60_000,
-    (8192, 0.1): 200_000,
-    (8192, 1.0): 20_000,
-}
-LOWERED = {
-    "default": {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "ONEDNN_MAX_CPU_ISA": "SSE41"},
-    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
-}
-OTHERS: tuple[Literal["plain", "torch", "insightface-style"], ...] = ("plain", "torch", "insightface-style")
+Line = dict[str, Any]
+OURS, LABEL_BY_LABEL = "this head", "label-by-label"
+LINE, REFUSAL = "line.json", "refusal-{}.txt"  # result files of a run's processes
+_RATIOS = {"times_as_fast": "step_s", "memory_ratio": "added_bytes"}
+_ROWS_APART = 0.02  # sides are compared only if their rows differ by less
 
 
 @dataclass(frozen=True)
-class TableOptions:
-    """Measures the head beside others, and prints Markdown."""
+class HeadOptions:
+    """Trains the head on random features and prints a table. The defaults are what suits this machine, without
+    emulating a number format: it says what that is, and how recipe face is told to train so."""
 
-    instructions: Literal["here", "avx2", "default"] = "here"
-    """Those that all sides may use: of torch, MKL, oneDNN and our kernel."""
-    batches: tuple[int, ...] = (128, 1024, 8192)
-    """Global batches: 128, 1024, 8192."""
-    rates: tuple[float, ...] = (0.1, 1.0)
-    """Sample rates: 0.1, 1.0."""
-    num_processes: int = 2
-    """Processes of a thread each."""
-    steps: int = 2
-    """Timed steps of each run, after one that is not."""
-    rounds: int = 3
-    """Rounds of runs in turn: the median counts, the smallest and the largest stand beside it."""
-    scale: float = 1.0
-    """Part of the classes that a cell usually has: for trying it out."""
-    keep: Path | None = None
-    """A folder for what was measured, a file a cell; an earlier run's cells are measured anew."""
-    print: bool = False
-    """Only prints the tables of --keep."""
+    classes: Annotated[int, In(CLASSES)] = 1_000_000
+    """Classes over all processes."""
+    sample_rate: Annotated[float, In("(0, 1]")] = 1.0
+    """Share of the classes that are negatives in a step."""
+    batch: Annotated[int, In(BATCH)] = 128
+    """Global batch."""
+    dim: Annotated[int, In("[1, 65536]")] = 512
+    """Width of a feature."""
+    labels: Annotated[int, In("[1, 1000]")] = 1
+    """Labels of a feature, at random."""
+    num_processes: Annotated[int, In(THREADS), tyro.conf.arg(name="np")] = 2
+    """Processes on this machine; with --device cuda each takes a GPU."""
+    threads: Annotated[int, In(THREADS)] = 1
+    """Threads of each process."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the head computes."""
+    impl: Literal["auto", "plain", "cpu", "triton"] = "auto"
+    """The kernel; auto: the fastest that this machine has."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Precision of the matrix products' operands, as in PartialFC; auto: bf16 where this machine multiplies such
+    numbers itself, else fp32. Sums are float32 either way."""
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Dtype of this head's centres; auto: that of the operands. bf16 halves the memory either way. (Recipe face: fp32
+    without --centre-dtype.)"""
+    state_dtype: Literal["same", "fp32", "bf16", "fp16"] = "same"
+    """Dtype of this head's optimizer state; same: as the centres'."""
+    optimizer: Literal["sgd", "adamw", "adagrad", "adam"] = "sgd"
+    """Optimizer of the centres, on the active rows; adagrad and adam have one second moment a row."""
+    place: Literal["device", "host", "disk"] = "device"
+    """Where this head's centres and state are kept."""
+    path: Path | None = None
+    """Folder of the files of --place disk; none: a temporary one."""
+    fresh: bool = False
+    """Rows are created when they first take part, as in the first steps of a run. Else all of them are created before,
+    as later on: then every row takes memory."""
+    steps: Annotated[int, In(1)] = 3
+    """Timed steps, after one that is not; the median counts."""
+    versus: tuple[Literal["plain", "torch", "insightface-style", "label-by-label"], ...] = ()
+    """In turn with others. plain: what people write themselves in PyTorch (normalise, CosFace, cross_entropy, SGD).
+    torch: F.linear_cross_entropy of torch 2.13 and SGD, without margin and without normalised centres, for which it has
+    no place. Both know nothing of processes: with --np above 1 each trains its own share of the classes and exchanges
+    nothing, a lower bound of their time; --np 1 is exact. insightface-style: the sharded head as users of InsightFace
+    run it. These take one label. label-by-label: this head, with a softmax for each of --labels, and one update. A side
+    whose rows differ from this head's by more than 2 % is not compared."""
+    versus_precision: Literal["same", "fp32", "bf16"] = "same"
+    """Precision of the other sides' operands; same: as this head's."""
+    versus_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Dtype of the other sides' centres and momentum. bf16 is for comparing time and memory: torch.optim.SGD rounds to
+    nearest, so that small updates are lost."""
+    rounds: Annotated[int, In(1)] = 3
+    """Rounds with --versus: each side runs once in each; the median, the smallest and the largest ratio are said."""
+    json: bool = False
+    """One line for programs instead of the table."""
 
 
-def main(options: TableOptions) -> int:
-    os.environ.update(LOWERED.get(options.instructions, {}))  # of the processes that measure
-    folder = options.keep or Path(mkdtemp(prefix="partial-fc-head-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    if not options.print:
-        chosen = [(batch, rate) for batch in options.batches for rate in options.rates]
-        if unknown := set(chosen) - set(CLASSES):
-            print(f"no cell for batch and rate {sorted(unknown)}; there are {sorted(CLASSES)}", file=sys.stderr)
-            return 2
-        for batch, rate in tqdm(chosen, "cells", disable=None):
-            cell = _measure(options, batch, rate)
-            (folder / f"{options.instructions}-{batch}-{rate}.json").write_text(json.dumps(cell, indent=1))
-    for line in tables(options, folder):
-        print(line)
-    return 0
+def bench_head(options: HeadOptions) -> None:
+    """Measures and prints the results. Raises ValueError if a run fails."""
+    line = measure(options)
+    print(json.dumps(line, default=str) if options.json else "\n".join(report(line)))
 
 
-def _measure(options: TableOptions, batch: int, rate: float) -> dict[str, Any]:
-    """A cell: "classes", "processor" and "rounds", for each the lines of its runs by what was run."""
-    usual = HeadOptions(
-        classes=int(CLASSES[batch, rate] * options.scale),
-        sample_rate=rate,
-        batch=batch,
-        num_processes=options.num_processes,
-        steps=options.steps,
-    )
-    wide, narrow = replace(usual, dtype="fp32"), replace(usual, dtype="bf16")
-    # Asked here, where the environment was set too late for it: the lowered sets have none.
-    with_bf16 = options.instructions == "here" and has_bf16(torch.device("cpu"))
-    rounds = []
-    for _ in range(options.rounds):
-        runs = {f"{OURS} fp32": run(wide, OURS, "fp32"), f"{OURS} bf16 rows": run(narrow, OURS, "auto")}
-        for side in OTHERS:
-            for precision in ("fp32", "bf16") if with_bf16 else ("fp32",):
-                runs[f"{side} {precision}"] = run(usual, side, precision)
+def measure(options: HeadOptions) -> Line:
+    """Returns the options and the median run of this head; "others" has those of --versus, and the ratios."""
+    _check(options)
+    rounds: list[dict[str, Line]] = []
+    for _ in terminal.bar(range(options.rounds if options.versus else 1), desc="rounds", unit="round", leave=False):
+        runs: dict[str, Line] = {}
+        for side in (OURS, *options.versus):
+            runs[side] = run(options, side, precision_of(options, side, runs))
         rounds.append(runs)
-    return {"classes": usual.classes, "processor": _processor(), "rounds": rounds}
+    line = {**asdict(options), **_median_run([runs[OURS] for runs in rounds])}
+    if options.versus:
+        line["others"] = {side: compare(rounds, OURS, side) for side in options.versus}
+    return line
 
 
-def _processor() -> str:
-    said = dict(re.findall(r"^(.+?)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
-    name = said.get("model name", "unknown processor")
-    kind = f" (family {said['cpu family']}, model {said['model']})" if "cpu family" in said else ""
-    return f"{len(os.sched_getaffinity(0))} cores of {name}{kind}"
+def compare(rounds: list[dict[str, Line]], ours: str, other: str) -> Line:
+    """Returns the other side's median run, and of the ratios of consecutive runs the median, with the smallest and
+    largest in "..._range". Has "not_compared" with the reason instead if the sides did not train equally many rows."""
+    found = dict(_median_run([runs[other] for runs in rounds]))
+    rows, our_rows = (round(mean(runs[side]["rows"] for runs in rounds)) for side in (other, ours))
+    if abs(rows - our_rows) > _ROWS_APART * our_rows:
+        return {**found, "not_compared": f"{rows:,} rows beside {our_rows:,}"}
+    for ratio, measured in _RATIOS.items():
+        each = [runs[other][measured] / runs[ours][measured] for runs in rounds]
+        found[ratio] = round(median(each), 2)
+        found[f"{ratio}_range"] = [round(min(each), 2), round(max(each), 2)]
+    return found
 
 
-def tables(options: TableOptions, folder: Path) -> list[str]:
-    """Two: fp32 on all sides; this head with bf16 rows beside the faster of what the others have."""
-    cells = {}
-    for (batch, rate), _ in sorted(CLASSES.items(), key=lambda item: (item[0][1], item[0][0])):
-        path = folder / f"{options.instructions}-{batch}-{rate}.json"
-        if path.exists():
-            cells[batch, rate] = json.loads(path.read_text())
-    if not cells:
-        return [f"nothing was measured in {folder}"]
-    any_cell = next(iter(cells.values()))
-    any_run = any_cell["rounds"][0][f"{OURS} bf16 rows"]
-    lines = [f"### {any_run['instructions']} instructions, kernel {any_run['impl']}, torch {any_run['torch']}", ""]
-    lines += [f"{any_cell['processor']}; {len(any_cell['rounds'])} round(s) in turn.", ""]
-    for ours in ("fp32", "bf16 rows"):
-        rows = [row for key, cell in cells.items() for row in _rows(key, cell, ours)]
-        lines += [*_heading(ours, any_run), *rows, ""]
-    return lines
+def precision_of(options: HeadOptions, side: str, runs: dict[str, Line]) -> str:
+    """Returns the operand precision of a side's products. runs: this round's, including this head's."""
+    if side == OURS:
+        return options.precision
+    return runs[OURS]["precision"] if options.versus_precision == "same" else options.versus_precision
 
 
-_COLUMNS = (
-    *("rate", "batch", "classes", "side", "operands", "rows", "s", "times as long", "smallest", "largest", "GB"),
-    *("of torch.mm", "products, s", "bytes, s"),
-)
-
-
-def _heading(ours: str, any_run: Line) -> list[str]:
-    what = "All sides: fp32 operands, centres, momentum and sums."
-    if ours != "fp32":
-        what = (
-            f"This head: {any_run['precision']} operands, bf16 centres and momentum, fp32 sums. The others: the faster "
-            "of their operands, fp32 centres, momentum and sums (of `torch` with bf16 operands: bf16 sums)."
+def run(options: HeadOptions, side: str, precision: str) -> Line:
+    """Measures one side's time and memory, in its own processes."""
+    with tempfile.TemporaryDirectory(prefix="partial-fc-bench-") as name:
+        folder = Path(name)
+        job = {**asdict(options), "side": side, "side_precision": precision, "folder": folder}
+        search = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        status = spawn.run(
+            [sys.executable, "-m", "benchmarks.head_worker", json.dumps(job, default=str)],
+            nodes=1,
+            gpus=options.num_processes,
+            nr=0,
+            master_addr="127.0.0.1",
+            master_port=None,
+            environ={**os.environ, "OMP_NUM_THREADS": str(options.threads), "PYTHONPATH": os.pathsep.join(search)},
         )
-    return [what, "", _line(_COLUMNS), _line(["---"] * len(_COLUMNS))]
+        for refusal in sorted(folder.glob(REFUSAL.format("*"))):
+            raise ValueError(f"{side}: {refusal.read_text()}")
+        if status:
+            raise ValueError(f"{side}: its processes ended with status {status}; what they printed says why")
+        return json.loads((folder / LINE).read_text())
 
 
-def _rows(key: tuple[int, float], cell: dict[str, Any], ours: str) -> list[str]:
-    """The lines of a cell: this head, then each other side with its faster operands."""
-    (batch, rate), rounds, name = key, cell["rounds"], f"{OURS} {ours}"
-    sides: dict[str, Line] = {OURS: compare(rounds, name, name)}
-    for side in OTHERS:
-        kinds = ["fp32"] if ours == "fp32" else [p for p in ("fp32", "bf16") if f"{side} {p}" in rounds[0]]
-        sides[side] = min((compare(rounds, name, f"{side} {kind}") for kind in kinds), key=lambda f: f["step_s"])
-    lines = []
-    for label, found in sides.items():
-        ratios = ["", "", ""]
-        if label != OURS:
-            compared = "times_as_fast" in found
-            numbers = (found["times_as_fast"], *found["times_as_fast_range"]) if compared else ()
-            ratios = [f"{number:.3g}" for number in numbers] or ["not compared", "", ""]
-        own = ["", "", ""]
-        if label == OURS:
-            own = [f"{found['share_of_matmul']:.0%}", f"{found['products_s']:.3g}", f"{found['bytes_s']:.3g}"]
-        cells = [f"{rate:.1f}", f"{batch:,}", f"{cell['classes']:,}", label, found["precision"], f"{found['rows']:,}"]
-        lines.append(_line([*cells, f"{found['step_s']:.3g}", *ratios, f"{found['added_bytes'] / 1e9:.2f}", *own]))
+def _check(options: HeadOptions) -> None:
+    """Raises ValueError for incompatible flags."""
+    if options.batch % options.num_processes:
+        raise ValueError(f"--batch {options.batch} is not divisible by --np {options.num_processes}")
+    if len(set(options.versus)) < len(options.versus):
+        raise ValueError(f"--versus {' '.join(options.versus)}: name each side once")
+    for side in options.versus:
+        if (side == LABEL_BY_LABEL) != (options.labels > 1):
+            raise ValueError(
+                f"--versus {side} with --labels {options.labels}; beside several labels expected {LABEL_BY_LABEL} alone"
+            )
+    if options.versus and options.optimizer != "sgd":
+        raise ValueError(f"--versus with --optimizer {options.optimizer}: the other sides have SGD; leave one out")
+    if not options.versus:
+        for flag, is_default in (
+            ("--versus-precision", options.versus_precision == "same"),
+            ("--versus-dtype", options.versus_dtype == "fp32"),
+            ("--rounds", options.rounds == 3),
+        ):
+            if not is_default:
+                raise ValueError(f"{flag} without --versus: there is no other side; name one, or leave it out")
+
+
+def _median_run(runs: list[Line]) -> Line:
+    return sorted(runs, key=lambda line: line["step_s"])[len(runs) // 2]
+
+
+# ---- for people
+
+_COLUMNS = {
+    "operands": "precision",
+    "logits": "logit_dtype",
+    "sums": "sum_dtype",
+    "centres": "dtype",
+    "momentum": "state_dtype",
+    "rows": "rows",
+    "step s": "step_s",
+    "forward": "forward_s",
+    "backward": "backward_s",
+    "update": "update_s",
+    "exchange": "communication_s",
+    "GB": "added_bytes",
+    "GFLOP/s": "gflops",
+    "of torch.mm": "share_of_matmul",
+    "of the bound": "share_of_bound",
+}
+
+
+def report(line: Line) -> list[str]:
+    """Formats the results as a table."""
+    others: dict[str, Line] = line.get("others", {})
+    state = "" if line["state_dtype"] == line["dtype"] else f" --centre-state-dtype {line['state_dtype']}"
+    width = max(len(side) for side in (OURS, *others))
+    lines = [
+        f"{line['classes']:,} classes, rate {line['sample_rate']:g}, batch {line['batch']}, {line['labels']} label(s) "
+        f"each, D {line['dim']}, {line['optimizer']}; {line['num_processes']} process(es), {line['threads']} thread(s) "
+        f"each; {line['instructions']}; torch {line['torch']}",
+        f"this head: kernel {line['impl']}, operands {line['precision']}, centres {line['dtype']}; recipe face trains "
+        f"so with --precision {line['precision']} --centre-dtype {line['dtype']}{state} (its defaults: auto, fp32)",
+        f"{'a process:':{width}}  " + "  ".join(_COLUMNS),
+    ]
+    lines += [_row(side, found, width) for side, found in {OURS: line, **others}.items()]
+    lines.append(
+        f"the bound of this head: products at torch.mm's rate {line['products_s']:.4g} s, bytes at that of a copy "
+        f"{line['bytes_s']:.4g} s; the longer counts"
+    )
+    if line["num_processes"] > 1 and {"plain", "torch"} & set(others):
+        lines.append("plain, torch: each process alone with its share of the classes, without exchange: a lower bound")
+    for side, found in others.items():
+        dtypes = f"operands {found['precision']}, centres {found['dtype']}"
+        if "not_compared" in found:
+            lines.append(f"{side} ({dtypes}) is not compared: {found['not_compared']}")
+            continue
+        low, high = found["times_as_fast_range"]
+        lines.append(
+            f"{side} ({dtypes}) takes {found['times_as_fast']} times as long ({low} to {high}) as this head "
+            f"({line['precision']}, {line['dtype']}), and {found['memory_ratio']} times its memory"
+        )
     return lines
 
 
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _row(side: str, found: Line, width: int) -> str:
+    cells = []
+    for name, key in _COLUMNS.items():
+        value = found[key]
+        match name:
+            case "GB":
+                text = f"{value / 1e9:.2f}"
+            case "step s":
+                text = f"{value:.4f}"
+            case "of torch.mm" | "of the bound":
+                text = f"{value:.0%}"
+            case _:
+                text = f"{value:,}" if isinstance(value, int) else str(value)
+        cells.append(f"{text:>{len(name)}}")
+    return f"{side:{width}}  " + "  ".join(cells)
 
 
 if __name__ == "__main__":
-    sys.exit(main(tyro.cli(TableOptions)))
+    sys.exit(call(bench_head, sys.argv[1:], "python -m benchmarks.head"))

@@ -23,11 +23,11 @@ from statistics import median
 import numpy as np
 import torch
 import tyro
-from partial_fc.tools.demo.glyphs import drawn_by, write_training
-from partial_fc.tools.demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, characters, choose, find_fonts, script
-from partial_fc.tools.demo.glyphs_render import Pen, workers
 from torch.nn.functional import normalize
 
+from demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, characters, choose, find_fonts, script
+from demo.glyphs_render import Pen, workers
+from demo.make_glyphs import drawn_by, write_training
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.rows_now import rows_now
 from partial_fc.data import open_source

@@ -10,19 +10,19 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO, cast, get_type_hints
 
-from partial_fc import __version__, errors, interrupts, output
+from partial_fc import __version__, errors, interrupts, output, rooms
 from partial_fc.files import make_private
 from partial_fc.printable import Lines, clean_stderr
 
 # Section of the help -> (its purpose, an example, verb -> (function, a line of help)). The function is "module:name" in
-# verbs/ or tools/, imported when it is called; the type of its parameter `options` has the flags. These modules import
+# verbs/, imported when it is called; the type of its parameter `options` has the flags. These modules import
 # torch within functions, so that help and usage errors take no seconds. Verbs of _OWN_READERS parse their arguments
 # themselves.
 _CLASSES = "checkpoint.classes"
-_OWN_READERS = ("train", "launch", "torture")
+_OWN_READERS = ("train", "launch")
 # Verbs that talk to other processes ignore SIGPIPE: a broken connection is an error to report, and they continue if
 # nobody reads their output.
-_CONNECTED = ("launch", "torture", "doctor env", "embed", "evaluate", "search", "cluster", "data drop")
+_CONNECTED = ("launch", "doctor env", "embed", "evaluate", "search", "cluster", "data drop")
 SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
     "Train": (
         "a backbone and its last layer, on one GPU or many hosts",
@@ -30,8 +30,6 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
         {
             "train": ("train:run_and_exit", "train a recipe: face, imagenet, kinetics, mnist"),
             "report": ("report.page:report", "make one HTML page of a run: curves, tests, speed"),
-            "launch": ("launcher.command:launch", "start a command on several hosts, over ssh for example"),
-            "torture": ("tools.torture.command:torture", "repeat a training with processes killed; compare losses"),
         },
     ),
     "Use a model": (
@@ -43,7 +41,6 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
             "search": ("model.search:search_faces", "find each image among those of a gallery"),
             "classify": ("model.classify:classify", "name the classes nearest to an image"),
             "export": ("model.export:export", "write ONNX, or arcface_torch's model.pt"),
-            "convert": ("model.convert:convert", "convert weights to or from MXNet or arcface_torch"),
         },
     ),
     "Data": (
@@ -57,12 +54,6 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
             "data pairs": ("data.draw_pairs:make_pairs", "draw pairs of images for tests, as a .bin"),
             "data show": ("data.show:show", "draw a picture of a set, one row for each class"),
             "data index": ("data.pack:make_index", "index tar shards, or a .rec without .idx"),
-            "data lmdb": ("data.image_databases:make_lmdb", "write images as an LMDB, for recipe imagenet"),
-            "data leveldb": ("data.image_databases:make_leveldb", "the same as a LevelDB"),
-            "data kinetics": ("data.video_lists:make_lists", "check a folder of videos and list them"),
-            "data glyphs": ("tools.demo.glyphs:build", "make a demo set: characters in many typefaces"),
-            "data digits": ("tools.demo.digits:write_digits", "make a demo set: handwritten digits, as MNIST"),
-            "data make-motion": ("tools.demo.motion:make_motion", "make a demo set: videos of moving characters"),
         },
     ),
     "Checkpoints": (
@@ -88,12 +79,12 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
         "partial-fc plan --classes 10000000 --gpus 8",
         {
             "doctor env": ("doctor.env:doctor_env", "check this machine, or all hosts of a run"),
-            "plan": ("tools.bench.plan_report:report", "estimate memory, traffic and time of a last layer"),
-            "bench head": ("tools.bench.head:bench_head", "measure time and memory of a last layer"),
-            "bench data": ("tools.bench.data:bench_data", "measure how fast a set is read and decoded"),
+            "plan": ("plan.report:report", "estimate memory, traffic and time of a last layer"),
         },
     ),
 }
+for _section, _verbs in rooms.VERBS.items():
+    SECTIONS[_section][2].update({name: (f"recipes:{where}", said) for name, (where, said) in _verbs.items()})
 VERBS = {name: verb for _, _, verbs in SECTIONS.values() for name, verb in verbs.items()}
 # Other programs' names of a verb -> ours.
 _OTHER_NAMES = {
@@ -101,7 +92,6 @@ _OTHER_NAMES = {
     **dict.fromkeys(("test", "val", "eval", "validate"), ("evaluate",)),
     **dict.fromkeys(("fit", "finetune", "face"), ("train face",)),
     **dict.fromkeys(("identify", "retrieve"), ("search",)),
-    **dict.fromkeys(("benchmark", "profile"), ("bench head", "bench data")),
     **dict.fromkeys(("check",), ("doctor data", "doctor env")),
 }
 # "checkpoint classes" is one, too.
@@ -155,9 +145,11 @@ def nearest(words: list[str]) -> tuple[str, ...]:
 
 def load(name: str) -> Callable[..., Any]:
     """Imports the function of a verb."""
-    module, _, function = VERBS[name][0].partition(":")
-    above = "partial_fc" if module.startswith("tools.") else "partial_fc.verbs"
-    return getattr(importlib.import_module(f"{above}.{module}"), function)
+    where = VERBS[name][0]
+    if where.startswith("recipes:"):
+        return rooms.load(where.removeprefix("recipes:"))
+    module, _, function = where.partition(":")
+    return getattr(importlib.import_module(f"partial_fc.verbs.{module}"), function)
 
 
 def flags_of(name: str) -> type:
@@ -214,27 +206,31 @@ def run(name: str, arguments: list[str]) -> int | None:
     """Calls a verb with its flags; returns the exit status."""
     if name in _OWN_READERS:
         return load(name)(arguments)
+    return call(load(name), arguments, f"partial-fc {name}")
+
+
+def call(verb: Callable[..., Any], arguments: list[str], program: str) -> int | None:
+    """Calls a function whose parameter `options` has the flags; returns the exit status. program: for messages."""
     from safetensors import SafetensorError
 
     from partial_fc.flags.command_line import parse
 
     try:
         make_private()
-        flags = flags_of(name)
+        flags = get_type_hints(verb)["options"]
         arguments = getattr(flags, "translated", list)(arguments)
-        options: Any = parse(flags, arguments, f"partial-fc {name}", matter=_matter(flags))
-        verb = load(name)
+        options: Any = parse(flags, arguments, program, matter=_matter(flags))
         if not hasattr(options, "launch"):
             return verb(options)
         from partial_fc.verbs.on_ranks import on_ranks
 
-        on_ranks(f"partial-fc {name}", options.launch, lambda world, device: verb(options, world, device))
+        on_ranks(program, options.launch, lambda world, device: verb(options, world, device))
         return None
     except errors.UsageError as error:
-        errors.report(f"partial-fc {name}", error)
+        errors.report(program, error)
         return 2
     except (ValueError, OSError, SafetensorError) as error:
-        errors.report(f"partial-fc {name}", error)
+        errors.report(program, error)
         return 1
 
 

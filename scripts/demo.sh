@@ -8,7 +8,7 @@ started=$SECONDS
 models_root=${MODELS_ROOT:-runs/demo}
 
 echo "[demo] data: 4,000 characters in seven typefaces; 6,000 pairs of each verification set"
-partial-fc data glyphs --out demo/glyphs
+python -m demo glyphs --out demo/glyphs
 [ -e demo/glyphs.png ] || partial-fc data show demo/glyphs --out demo/glyphs.png --images 14
 
 echo "[demo] training: horovodrun -np 2 -H localhost:2 bash config.sh"

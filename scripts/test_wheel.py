@@ -133,7 +133,7 @@ def use_folders_of_pip() -> None:
 def build(folder: Path) -> Path:
     """The wheel, built from a source distribution that is built from a copy; both pass twine."""
     copy = folder / "sources"
-    for name in ("partial_fc", "recipes", "tools"):
+    for name in ("partial_fc", "recipes"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "build"))
     for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)

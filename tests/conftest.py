@@ -33,7 +33,7 @@ _DEAR = (
     "cluster/test_elastic.py",
     "recipes/face/test_tuning.py",
     "recipes/face/test_fine_tuning.py",
-    "recipes/classic/test_imagenet.py",
+    "recipes/imagenet/test_imagenet.py",
     "faults/disk/test_enumeration.py",
     "cluster/test_two_hosts.py",
     "cluster/test_sockets.py",
@@ -44,10 +44,10 @@ _DEAR = (
     "recipes/face/test_face.py",
     "recipes/launchers/test_rendezvous.py",
     "recipes/face/test_resume.py",
-    "recipes/classic/test_mnist_kvstore.py",
-    "recipes/classic/test_mnist.py",
-    "cluster/test_kv_launch.py",
-    "recipes/launchers/test_kv_launch.py",
+    "recipes/mxnet/test_mnist_kvstore.py",
+    "recipes/mnist/test_mnist.py",
+    "recipes/mxnet/test_kv_launch_hosts.py",
+    "recipes/mxnet/test_kv_launch.py",
     "recipes/launchers/test_spawn.py",
     "recipes/face/test_guards.py",
 )
@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def mx() -> Any:
     """MXNet, where it is installed. After torch, whose libraries it would otherwise replace, and in no file's head: it
     stays for every later test of the process."""
-    return pytest.importorskip("partial_fc.mxnet").mx
+    return pytest.importorskip("recipes.mxnet.library").mx
 
 
 @pytest.fixture

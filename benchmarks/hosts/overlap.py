@@ -22,12 +22,12 @@ from typing import Literal
 
 import torch
 import tyro
-from partial_fc.tools.bench.machine import synchronise
 from torch import Tensor, nn
 
 from partial_fc import comm, models
 from partial_fc.comm import World
 from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
+from partial_fc.verbs.plan.machine import synchronise
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What a second host is worth to recipe kinetics: the clips/s of two hosts over those of one.
 
-    partial-fc data make-motion --out motion --num-train 192 --num-val 12
+    python -m demo motion --out motion --num-train 192 --num-val 12
     python -m benchmarks.hosts.second_host --data motion --widths 8 16 --rates unlimited 1gbit
 
 As root, on Linux (two_hosts.py makes the hosts). Each host has one core of this machine, for all that it
@@ -55,7 +55,7 @@ class Options:
     """Trains for a few updates on one host and on two; prints a table and one JSON line."""
 
     data: Path
-    """Clips of `partial-fc data make-motion`; few are enough, they are read again and again."""
+    """Clips of `python -m demo motion`; few are enough, they are read again and again."""
     widths: tuple[int, ...] = (8,)
     """--width of the recipe."""
     compression: tuple[str, ...] = ("none", "fp16", "bf16")

@@ -21,7 +21,7 @@ from partial_fc.data.sample import still
 from partial_fc.embedding.load import from_checkpoint
 from partial_fc.evaluate.all_pairs import FALSE_ACCEPT_RATES, all_pairs
 from partial_fc.evaluate.verification import fold_accuracy
-from recipes.face_presets import PRESETS
+from recipes.face.presets import PRESETS
 
 CURVE_CLASSES = 1000  # of the points before the last
 REPLICATES = 200

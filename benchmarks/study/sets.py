@@ -1,6 +1,6 @@
 """The sets of the studies, from the fonts of this machine: same fonts and libraries, same bytes.
 
-clean, small, large     training sets of glyphs, as `partial-fc data glyphs` draws them
+clean, small, large     training sets of glyphs, as `python -m demo glyphs` draws them
 split, flipped          the same images as clean, with other labels
 heldout                 4,000 characters that no run sees in eight typefaces, and pairs of those that look alike
 seen-SET                another drawing of each character of clean, small or large
@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from partial_fc.tools.demo.glyphs import drawn_by, shapes, write_training
-from partial_fc.tools.demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, characters, choose, find_fonts
-from partial_fc.tools.demo.glyphs_pairs import choose_pairs, trained
-from partial_fc.tools.demo.glyphs_render import Pen, Runner, workers
 
+from demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, characters, choose, find_fonts
+from demo.glyphs_pairs import choose_pairs, trained
+from demo.glyphs_render import Pen, Runner, workers
+from demo.make_glyphs import drawn_by, shapes, write_training
 from partial_fc import counter_rng
 from partial_fc.data.recordio import RecordReader, RecordWriter, pack
 
@@ -103,7 +103,7 @@ def draw(path: Path, name: str) -> None:
 
 
 def _lookalikes(pen: Pen, run: Runner, drawn: dict[int, tuple[int, ...]]) -> NDArray[np.int64]:
-    """Returns (row, row, is it one character) of held-out images, as lookalike.bin of `partial-fc data glyphs` has."""
+    """Returns (row, row, is it one character) of held-out images, as lookalike.bin of `python -m demo glyphs` has."""
     image_of: dict[tuple[int, int], int] = {}
     for code, kept in drawn.items():
         for face in kept:

@@ -71,7 +71,7 @@ def find(folder: Path, split: Split) -> tuple[Path, Path]:
     raise ValueError(
         f"no MNIST files in {' or '.join(map(str, folders))}; expected {' and '.join(names(split))}, each "
         "perhaps with .gz. Nothing is downloaded: put them there, name their folder with --data-dir, or write a small "
-        "set of real digits with `partial-fc data digits --out DIR`"
+        "set of real digits with `python -m demo digits --out DIR`"
     )
 
 

@@ -4,10 +4,12 @@ import os
 import socket
 import zlib
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from partial_fc.data.databases import DatabaseSource, open_database
+from partial_fc import rooms
+from partial_fc.data.idx import IdxSource, Split
 from partial_fc.data.image_folder import ImageFolder, class_folders, image_names
 from partial_fc.data.recordio import RecordSource, read_property
 from partial_fc.data.sample import Source
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 NO_LISTS = (".rec", ".tar", ".parquet")
 """Endings of files that are a set of their own, not a list of images."""
-AnySource = DatabaseSource | RecordSource | ImageFolder | TarSource | ParquetSource | Vectors
+_ANY_LABEL = 2**31  # of a database whose labels nobody has counted
 
 
 def open_source(
@@ -34,10 +36,10 @@ def open_source(
     *,
     vectors: bool = False,
     num_labels: int = 1,
-) -> AnySource:
+) -> Source:
     """Opens the source at a path: a folder with train.rec, a .rec file, a tar shard (a file or a URL), a .parquet, a
-    folder of class folders, an LMDB or LevelDB, or a list of images, whose paths are relative to `root`, by default the
-    list's folder.
+    folder of class folders, a database of images, or a list of images, whose paths are relative to `root`, by default
+    the list's folder.
     vectors: a file of vectors, too. num_labels: the most labels of a sample; 1: its first."""
     path = Path(path)
     if vectors and holds_vectors(path):
@@ -51,15 +53,27 @@ def open_source(
     if path.suffix == ".rec" or (path / "train.rec").exists():
         return RecordSource(path, num_classes, num_labels)
     if is_database(path):
-        return open_database(path, None, num_classes, num_labels=num_labels)
+        return rooms.load(rooms.OPEN_DATABASE)(path, None, num_classes, num_labels=num_labels)
     if path.is_dir():
         return ImageFolder(path, num_classes=num_classes, num_labels=num_labels)
     return ImageFolder(root, path, num_classes, num_labels)
 
 
 def is_database(path: Path) -> bool:
-    """Tells an LMDB (a folder or a file) and a LevelDB."""
+    """Tells a database that recipe imagenet reads: an LMDB (a folder or a file), or a folder with a file CURRENT."""
     return (path / "data.mdb").exists() or (path / "CURRENT").exists() or kind_of_file(path) == LMDB
+
+
+def open_any(path: Path, root: Path | None, split: Split, **options: Any) -> Source:
+    """Opens the images at a path, of any kind, also those of a set for tests. root: base of a list's paths. split: of
+    idx files. options: of a database."""
+    if is_database(path):
+        return rooms.load(rooms.OPEN_DATABASE)(path, None, _ANY_LABEL, **options)
+    if path.is_dir() and any(chain(path.glob("*-idx[13]-ubyte*"), path.glob("MNIST/raw/*-idx[13]-ubyte*"))):
+        return IdxSource(path, split)
+    if path.is_file() and path.suffix not in NO_LISTS:
+        return ImageFolder(root, path)
+    return open_source(path)
 
 
 def stated(path: Path) -> tuple[int | None, tuple[int, int] | None]:

@@ -3,7 +3,7 @@
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from partial_fc.models import encoders, iresnet, resnet, slowfast, vectors, vit
+from partial_fc.models import encoders, iresnet, resnet, vectors, vit
 from partial_fc.models.mobilefacenet import Bottleneck, MobileFaceNet
 
 NAMES = (*iresnet.DEPTHS, "mbf", *iresnet.SMALL, *vit.SIZES)
@@ -13,7 +13,6 @@ BLOCKS = (
     Bottleneck,
     resnet.BasicBlock,
     resnet.Bottleneck,
-    slowfast.Bottleneck,
     vit.Block,
 )  # the units of activation checkpointing
 

@@ -12,22 +12,18 @@ a recipe of your own, a file with a function main(flags):
 """
 
 import argparse
-import ast
 import difflib
-import importlib
 import logging
 import os
 import sys
 import textwrap
 from pathlib import Path
-from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from partial_fc import __version__, errors, interrupts, output, terminal
+from partial_fc import __version__, errors, interrupts, output, rooms, terminal
 from partial_fc.files import import_file, make_private
 from partial_fc.printable import clean_stderr
 
-_PACKAGE = Path(__file__).parents[1]
 _CONFIG_BYTES = 1 << 16  # bytes that are examined
 
 
@@ -35,10 +31,9 @@ def run_and_exit(arguments: list[str], program: str = "partial-fc train") -> NoR
     """Runs `main` and ends the process with its status."""
     interrupts.listen()
     output.detach()
-    if os.environ.get("DMLC_ROLE") in ("server", "scheduler"):
-        # MXNet's servers and scheduler have the workers' command line. Importing MXNet serves the whole job and then
-        # ends the process, without torch, which they do not need.
-        importlib.import_module("partial_fc.mxnet")
+    for variable, (module, values) in rooms.SERVE.items():
+        if os.environ.get(variable) in values:
+            rooms.module(module)
     errors.require_trainer(program)
     exit_now(main(arguments, program))
 
@@ -71,7 +66,7 @@ def main(arguments: list[str], program: str = "partial-fc train") -> int:
         print(f"partial-fc {__version__}")
         return 0
     name, *flags = arguments
-    if name not in recipes() and (not name.endswith(".py") or _is_config(Path(name))):
+    if name not in rooms.RECIPES and (not name.endswith(".py") or _is_config(Path(name))):
         print(terminal.fitted(f"{program}: {_no_recipe(name, program)}", sys.stderr), file=sys.stderr)
         return 2
     from safetensors import SafetensorError
@@ -114,9 +109,9 @@ def _no_recipe(name: str, program: str) -> str:
     path = Path(name)
     if _is_config(path) or _is_config(path.with_name(f"{path.name}.py")):
         return f"{name} is a configuration file, not a recipe: {program} face --config {name}"
-    near = difflib.get_close_matches(name.lower(), recipes())
+    near = difflib.get_close_matches(name.lower(), rooms.RECIPES)
     question = f"; did you mean {near[0]}?" if near else "."
-    return f"no recipe {name!r}{question} There are {', '.join(recipes())}; or give a file, ./mine.py"
+    return f"no recipe {name!r}{question} There are {', '.join(rooms.RECIPES)}; or give a file, ./mine.py"
 
 
 def _is_config(path: Path) -> bool:
@@ -130,33 +125,13 @@ def _is_config(path: Path) -> bool:
 def usage() -> str:
     lines = [
         textwrap.fill(summary, 80, initial_indent=f"  {name:10} ", subsequent_indent=13 * " ")
-        for name, summary in recipes().items()
+        for name, summary in rooms.RECIPES.items()
     ]
     return f"{__doc__}\nrecipes:\n" + "\n".join(lines)
 
 
-def recipes() -> dict[str, str]:
-    """Returns name -> first docstring line of each recipe file with a `main`, without imports (torch takes seconds)."""
-    found = {}
-    for path in sorted(_folder().glob("[!_]*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
-            found[path.stem] = (ast.get_docstring(tree) or "").partition("\n")[0]
-    return found
-
-
-def _folder() -> Path:
-    """Returns the recipes' folder: in the package if installed, beside it in a checkout."""
-    inside = _PACKAGE / "recipes"
-    return inside if inside.is_dir() else _PACKAGE.parent / "recipes"
-
-
-def _recipe(name: str) -> ModuleType:
+def _recipe(name: str) -> Any:
     """Imports a recipe. name: one of ours, or a path that ends with .py."""
     if name.endswith(".py"):
         return import_file(Path(name), Path(name).stem)
-    if _folder().parent == _PACKAGE:
-        return importlib.import_module(f"partial_fc.recipes.{name}")
-    if str(_PACKAGE.parent) not in sys.path:
-        sys.path.insert(0, str(_PACKAGE.parent))
-    return importlib.import_module(f"recipes.{name}")
+    return rooms.module(f"{name}.main")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.hosts.two_hosts import ADDRESSES, TwoHosts
-from tests.unit import videos
+from tests.recipes.kinetics import videos
 
 R50 = "slowfast_4x16_resnet50_kinetics400"
 # The tutorial's words in its order; behind them what makes everything small.

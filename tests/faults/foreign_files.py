@@ -22,8 +22,6 @@ from safetensors.torch import save_file
 
 from partial_fc import models
 from partial_fc.checkpoint.class_names import read_names
-from partial_fc.data.databases.leveldb_manifest import read_manifest
-from partial_fc.data.databases.records import INT32, STRING, Datum, TensorProtos, read_record
 from partial_fc.data.decode import cv2, decode
 from partial_fc.data.idx import read_set, write_idx
 from partial_fc.data.image_folder import ImageFolder
@@ -31,21 +29,26 @@ from partial_fc.data.pairs import read_pairs
 from partial_fc.data.recordio import MAGIC, RecordSource, RecordWriter, pack
 from partial_fc.data.sample import BadRecord, Source
 from partial_fc.data.vectors import Vectors
-from partial_fc.data.video.clip_list import ClipList
-from partial_fc.data.video.frames import VideoFile
 from partial_fc.embedding.load import find
 from partial_fc.files import read_bytes
-from partial_fc.foreign import apex, arcface_torch, gluoncv, mxnet_ndarray, mxnet_symbol
+from partial_fc.foreign import arcface_torch, mxnet_ndarray
 from partial_fc.foreign.state_dicts import check_fits, load_weights
 from partial_fc.models.iresnet import IResNet
 from partial_fc.verbs.checkpoint.imprint import from_file
 from partial_fc.verbs.data.pair_list import read_pair_list
 from partial_fc.verbs.doctor import hosts
-from partial_fc.verbs.launcher import job
 from partial_fc.verbs.model.embed import unit_rows
 from partial_fc.verbs.model.ijb import Ijb
-from recipes.compat import arcface_torch as arcface_torch_config
-from tests.unit import videos
+from recipes.face import arcface_torch as arcface_torch_config
+from recipes.imagenet.databases.leveldb_manifest import read_manifest
+from recipes.imagenet.databases.records import INT32, STRING, Datum, TensorProtos, read_record
+from recipes.kinetics import gluoncv_files as gluoncv
+from recipes.kinetics.video.clip_list import ClipList
+from recipes.kinetics.video.frames import VideoFile
+from recipes.mnist import apex
+from recipes.mxnet import symbol_file as mxnet_symbol
+from recipes.mxnet.launch import job
+from tests.recipes.kinetics import videos
 
 Files = Mapping[str, bytes]
 Change = Callable[[bytes], bytes]

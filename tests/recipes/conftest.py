@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 import pytest
-from partial_fc.tools.demo.glyphs import GlyphOptions, build
 
+from demo.make_glyphs import GlyphOptions, build
 from partial_fc.verbs.report.page import page
 from partial_fc.verbs.report.run_facts import read_run
 
@@ -77,7 +77,7 @@ def glyphs(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory) -> Path:
     """Some of scikit-learn's, as MNIST's files."""
-    from tests.recipes.classic.mnist_job import some_digits  # which needs this file
+    from tests.recipes.mnist.mnist_job import some_digits  # which needs this file
 
     return some_digits(tmp_path_factory.mktemp("mnist"))
 
@@ -120,7 +120,7 @@ def train_here(models_root: Path, flags: str) -> str:
     Returns its log."""
     from tests.recipes.launch import here
 
-    assert here("recipes.face", ["--models-root", str(models_root), *SMALL, *shlex.split(flags)]) == 0
+    assert here("recipes.face.main", ["--models-root", str(models_root), *SMALL, *shlex.split(flags)]) == 0
     return (models_root / "logs/rank-0000.log").read_text()
 
 
@@ -128,7 +128,7 @@ def face(models_root: Path, flags: str, faults: str = "") -> "Given":
     """The same, to be run in one launch with others."""
     from tests.recipes.several import Given
 
-    return Given("recipes.face", ["--models-root", str(models_root), *SMALL, *shlex.split(flags)], faults)
+    return Given("recipes.face.main", ["--models-root", str(models_root), *SMALL, *shlex.split(flags)], faults)
 
 
 def train_several(runs: dict[Path, str], num_ranks: int = 2) -> str:

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from partial_fc.train.record import curve
-from recipes import face
+from recipes.face import main as face
 
 face.parse(["--dataset", "synthetic", "--num-classes", "2"])
 with tempfile.TemporaryDirectory() as folder:

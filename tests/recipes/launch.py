@@ -1,7 +1,7 @@
 """How tests run recipes without waiting for torch to be imported: in their own process, or in several forked ones.
 
-    here("recipes.face", words)                          one process: this one
-    several([Given("recipes.face", words), ...], 2)      several, run after run in one launch
+    here("recipes.face.main", words)                          one process: this one
+    several([Given("recipes.face.main", words), ...], 2)      several, run after run in one launch
 
 A recipe is named by its module, so that a new one needs nothing here.
 """
@@ -29,10 +29,10 @@ _GRACE_S = 20.0  # from the first process that fails to the end of the others: t
 # What a process that was forked has already. (It is forked from a server that computes nothing: what has gone backward
 # once may not be forked.)
 _PRELOADED = [
-    "recipes.face",
-    "recipes.mnist",
-    "recipes.imagenet",
-    "recipes.kinetics",
+    "recipes.face.main",
+    "recipes.mnist.main",
+    "recipes.imagenet.main",
+    "recipes.kinetics.main",
     "tests.recipes.several",
     "torch.utils.tensorboard",
     # What the recipes import only when they are called.
@@ -42,11 +42,11 @@ _PRELOADED = [
     "partial_fc.evaluate.verification",
     "partial_fc.train.record.log_style",
     "partial_fc.train.run",
-    "recipes.face_backbone",
+    "recipes.face.backbone",
     "partial_fc.flags.head",
-    "recipes.imagenet_epochs",
-    "recipes.kinetics_epochs",
-    "recipes.mnist_epochs",
+    "recipes.imagenet.epochs",
+    "recipes.kinetics.epochs",
+    "recipes.mnist.epochs",
     "tyro",
     "typeguard",
     "matplotlib.backends.backend_agg",

@@ -59,7 +59,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(root: Path, photos: Path, flags: str) -> str:
     words = ["--rec", str(photos / "train"), "--models-root", str(root), *SMALL.split(), *shlex.split(flags)]
-    assert here("recipes.face", words) == 0
+    assert here("recipes.face.main", words) == 0
     return (root / "logs/rank-0000.log").read_text()
 
 

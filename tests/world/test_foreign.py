@@ -20,8 +20,8 @@ import partial_fc
 from partial_fc import models
 from partial_fc.foreign.state_dicts import load_state, load_torch, read_weights
 from partial_fc.models.iresnet import IResNet
-from partial_fc.verbs.model.convert import ConvertOptions, convert
-from recipes.face_backbone import ModelFlags, build
+from recipes.face.backbone import ModelFlags, build
+from recipes.mxnet.convert import ConvertOptions, convert
 from tests.world.rows import Row, table
 
 D, SIZE = 8, 32

@@ -18,8 +18,10 @@ from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
 from partial_fc.models.vectors import input_of
 from partial_fc.train.precision import Precision
 from partial_fc.verbs.checkpoint import classes
-from recipes import face_heads, face_tuning, face_vectors
-from recipes.face import DataFlags
+from recipes.face import heads as face_heads
+from recipes.face import tuning as face_tuning
+from recipes.face import vectors as face_vectors
+from recipes.face.main import DataFlags
 from tests.recipes.conftest import train_here
 from tests.unit.stored_checkpoints import D, save
 from tests.world.rows import Row, table

@@ -41,7 +41,7 @@ from partial_fc.verbs.model.evaluate import EvaluateOptions, evaluate
 from partial_fc.verbs.model.search import SearchOptions, search_faces
 from partial_fc.verbs.report.page import page
 from partial_fc.verbs.report.run_facts import read_run
-from recipes import face
+from recipes.face import main as face
 from tests.world.made import class_folders, image
 from tests.world.rows import Row, table
 

@@ -18,8 +18,6 @@ from partial_fc.data import Loader, open_source
 from partial_fc.data.check.identities import check_identities
 from partial_fc.data.check.images import check_images, scan_images
 from partial_fc.data.check.recordio import Records
-from partial_fc.data.databases import open_database
-from partial_fc.data.databases.records import Datum
 from partial_fc.data.decode import decode
 from partial_fc.data.idx import read_idx
 from partial_fc.data.npy import read_npy
@@ -35,6 +33,8 @@ from partial_fc.findings import findings_at, text_lines
 from partial_fc.verbs.data.draw_pairs import PairsOptions, draw_pairs
 from partial_fc.verbs.data.pack import PackOptions, pack_images
 from partial_fc.verbs.data.pair_list import read_pair_list
+from recipes.imagenet.databases import open_database
+from recipes.imagenet.databases.records import Datum
 from tests.unit.data.shards import RangeServer, serving
 from tests.world.made import image, picture, write_rec
 from tests.world.rows import Row, table

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.labels import NONE, check_inside
-from partial_fc.data.open import AnySource, open_source, stated
+from partial_fc.data.open import open_source, stated
 from partial_fc.data.recordio import RecordSource
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, Sample, Source
 from partial_fc.data.sets.ranges import as_url
@@ -46,7 +46,7 @@ class _Shard(NamedTuple):
     """A part of the whole. class_C: its class numbers -> those of the whole. prefix: of its keys."""
 
     name: str
-    source: AnySource
+    source: Source
     class_C: Numbers
     prefix: str
 
@@ -192,7 +192,7 @@ def open_sets(
     *,
     vectors: bool = False,
     num_labels: int | Mapping[str, int] = 1,
-) -> AnySource | Joined:
+) -> Source | Joined:
     """Opens one set or several. vectors: files of vectors, too. num_labels: see `open_source`; of all sets, or of each
     by its name. Raises ValueError if a pattern has no file, a file is named twice, images and vectors are mixed, or the
     sets have more classes than num_classes."""
@@ -243,7 +243,7 @@ def tables_of(source: Source) -> list[Vectors]:
     return [part for part in parts_of(source) if isinstance(part, Vectors)]
 
 
-def _kind(source: AnySource) -> str:
+def _kind(source: Source) -> str:
     return f"vectors of {source.width}" if isinstance(source, Vectors) else "images"
 
 

@@ -9,20 +9,19 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
-from partial_fc import pictures
+from partial_fc import pictures, rooms
 from partial_fc.data import ImageFolder, RecordSource, Source
 from partial_fc.data.decode import decode
 from partial_fc.data.idx import IdxSource, Split
 from partial_fc.data.image_folder import class_folders
+from partial_fc.data.open import open_any
 from partial_fc.data.pairs import read_pairs
 from partial_fc.data.sample import BadRecord, Frames, Sample
 from partial_fc.data.transform import AugmentName, ShortSideCrop, training_square
-from partial_fc.data.video import ClipList, ClipTransform, Window
 from partial_fc.files import regular
 from partial_fc.findings import counted
 from partial_fc.flags.facts import PIXELS, In, check_numbers
 from partial_fc.pictures import Pixels, Row, Tile
-from partial_fc.verbs.data.image_databases import open_any
 
 _LOOKED_AT = 4096  # records, if their labels are inside them
 _ANY_LABEL = 2**31
@@ -35,8 +34,8 @@ class ShowOptions:
     (.bin, also those beside a .rec): the first image above the second, one class, then two."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """A folder with train.rec, a .rec, a folder of class folders, a list of images, a .bin, an LMDB or LevelDB, MNIST's
-    idx files; with --data-dir a list of videos."""
+    """A folder with train.rec, a .rec, a folder of class folders, a list of images, a .bin, a database of images, idx
+    files; with --data-dir a list of videos."""
     out: Path
     """The picture to write, like sheet.png."""
     classes: Annotated[int, In(1)] = 10
@@ -106,7 +105,9 @@ def _open(options: ShowOptions) -> Source:
         return open_any(options.source, options.root, options.split)
     with open(options.source, encoding="utf-8", errors="surrogateescape", opener=regular) as file:
         first = next((line.split()[0] for line in file if line.strip()), "")
-    return ClipList(options.source, options.data_dir, _ANY_LABEL, videos=not (options.data_dir / first).is_dir())
+    return rooms.load(rooms.CLIP_LIST)(
+        options.source, options.data_dir, _ANY_LABEL, videos=not (options.data_dir / first).is_dir()
+    )
 
 
 def _check_used(options: ShowOptions, source: Source) -> None:
@@ -123,7 +124,7 @@ Transform = Callable[[Sample, np.random.Generator], Pixels]
 def _transform(options: ShowOptions, source: Source) -> tuple[Transform, str]:
     """Returns (training's transform, its description)."""
     is_image = isinstance(source, RecordSource | ImageFolder)
-    recipe = "kinetics" if isinstance(source, ClipList) else "face" if is_image else "imagenet"
+    recipe = "kinetics" if options.data_dir else "face" if is_image else "imagenet"
     size, resize = options.image_size or _IMAGE_SIZE[recipe], options.resize or 256
     said = f"; each as recipe {recipe} sees it, {size} x {size} pixels"
     if isinstance(source, IdxSource):
@@ -138,10 +139,7 @@ def _transform(options: ShowOptions, source: Source) -> tuple[Transform, str]:
         raise ValueError(f"--resize {resize} is smaller than the crop, --image-size {size}; give a larger one")
     if recipe == "imagenet":
         return ShortSideCrop(resize, size, random=True, mirror=options.mirror), said
-    clip = ClipTransform(window=Window(), input_size=size, new_width=resize * 340 // 256, new_height=resize,
-                         random=True, mirror=options.mirror)  # fmt: skip
-    middle = clip.window.num_fast // 2
-    return lambda sample, rng: clip(sample, rng)[middle], f"{said}; the middle frame of a clip"
+    return rooms.load(rooms.MIDDLE_FRAME)(size, resize, options.mirror), f"{said}; the middle frame of a clip"
 
 
 def _class_rows(
@@ -152,7 +150,7 @@ def _class_rows(
     label_N, index_N = _labels(source, rng)
     names = source.class_names() or []
     whose = "" if len(index_N) == len(source) else f" among {len(index_N):,} of {len(source):,} records"
-    noun = "video" if isinstance(source, ClipList) else "image"
+    noun = "video" if options.data_dir else "image"
     values = np.unique(label_N)
     for label in sorted(rng.choice(values, min(options.classes, len(values)), replace=False).tolist()):
         of_class = index_N[label_N == label]

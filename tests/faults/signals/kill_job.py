@@ -20,7 +20,7 @@ from partial_fc import comm
 def main(arguments: list[str]) -> int:
     here, launch = Path(os.environ["FAULT_FOLDER"]), comm.detect()
     sys.path.insert(0, str(Path(__file__).parents[3]))
-    from recipes import face
+    from recipes.face import main as face
 
     if launch.backend != "single":
         train_here = face.train_here

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from partial_fc.tools.bench import head_worker
-from partial_fc.tools.bench.head import OURS, HeadOptions
-from partial_fc.tools.bench.insightface_style import InsightFaceStyleHead
 
+from benchmarks.head import OURS, HeadOptions
+from benchmarks.insightface_style import InsightFaceStyleHead
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.head.rows import RowSGD
 

@@ -1,8 +1,8 @@
-"""`partial-fc bench head` runs its processes, and a head takes the memory that `partial-fc plan` says."""
+"""`python -m benchmarks.head` runs its processes, and a head takes the memory that `partial-fc plan` says."""
 
 import pytest
-from partial_fc.tools.bench.head import HeadOptions, measure, report
 
+from benchmarks.head import HeadOptions, measure, report
 from benchmarks.plan_memory import CASES, planned_bytes
 
 

@@ -43,7 +43,7 @@ from partial_fc.head import (
 )
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
 from partial_fc.recipe import start
-from recipes import face
+from recipes.face import main as face
 from tests.recipes.conftest import SMALL, result
 from tests.recipes.launch import endings, here, several
 from tests.recipes.several import Given

@@ -25,7 +25,7 @@ from partial_fc.verbs.model import classify
 from partial_fc.verbs.model import embed as command
 from partial_fc.verbs.report.page import page
 from partial_fc.verbs.report.run_facts import read_run
-from recipes.face_backbone import ModelFlags, build
+from recipes.face.backbone import ModelFlags, build
 from tests.recipes.conftest import ENCODER, losses, same_tensors, train_here
 
 SIZE, D = 20, 8

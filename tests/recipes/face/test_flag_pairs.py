@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from recipes.face import Config, parse
+from recipes.face.main import Config, parse
 from tests.recipes.conftest import losses, train_several
 
 SETTINGS = {

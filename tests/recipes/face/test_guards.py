@@ -11,7 +11,7 @@ import pytest
 from partial_fc.checkpoint import Saver
 from partial_fc.comm.elastic import HostsChanged
 from partial_fc.train.guards.commits import Commits
-from recipes import face as recipe
+from recipes.face import main as recipe
 from tests.recipes.conftest import SMALL, change_manifest, face, losses, same_tensors, train_several
 from tests.recipes.launch import endings, several
 

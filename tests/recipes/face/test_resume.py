@@ -110,13 +110,13 @@ def test_what_ctrl_c_promises_of_a_published_config_is_true(tmp_path):
     for _ in range(2):
         before = steps_done(root)
         when(lambda before=before: steps_done(root) > before + 2, lambda: os.kill(os.getpid(), signal.SIGINT))
-        assert here("recipes.face", words) == 130
+        assert here("recipes.face.main", words) == 130
     promised, _ = re.findall(r"the same command resumes from (\S+)", log.read_text())
     assert f"resumed from {promised}" in log.read_text()
     assert "not the same run" not in log.read_text()
     config.write_text(published().replace("0.02", "0.05"))
     with pytest.raises(ValueError, match=r"is of another run \(--resume same\): .* --lr 0.02, this run has 0.05"):
-        here("recipes.face", words)
+        here("recipes.face.main", words)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's
@@ -133,7 +133,7 @@ def test_who_makes_room_ends_no_run(glyphs, tmp_path, removed):
     flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --image-size 24 --max-steps 30"
     when(lambda: (root / "checkpoints/step-00000005/COMPLETE").exists(), remove)
     words = ["--models-root", str(root), *SMALL, *flags.split(), "--checkpoint-every", "5"]
-    assert here("recipes.face", words) == 0
+    assert here("recipes.face.main", words) == 0
     assert (root / "model.safetensors").exists()
     assert (root / "checkpoints/step-00000030/COMPLETE").exists()
     assert not (root / "checkpoints/step-00000005").exists()
@@ -153,7 +153,7 @@ def test_who_loses_the_folder_to_another_run_keeps_its_last_state(glyphs, tmp_pa
     flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --image-size 24 --max-steps"
     when(lambda: steps_done(root) > 2, replace)
     with pytest.raises(ValueError, match=r"no longer belongs to this run: .* --resume (\S+)") as raised:
-        here("recipes.face", ["--models-root", str(root), *SMALL, *flags.split(), "5000"])
+        here("recipes.face.main", ["--models-root", str(root), *SMALL, *flags.split(), "5000"])
     saved = Path(str(raised.value).rpartition("--resume ")[2])
     assert saved.parent.parent.name.startswith("run.lost-")
     step = int(saved.name.removeprefix("step-"))

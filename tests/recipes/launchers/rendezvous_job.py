@@ -47,7 +47,7 @@ def train(arguments: list[str]) -> int:
     # Imported here: what only adds up starts sooner without.
     from partial_fc.train.begin.start import launch
     from partial_fc.train.run import run_in_worlds
-    from recipes import mnist
+    from recipes.mnist import main as mnist
 
     @dataclass(frozen=True, kw_only=True)
     class Config(mnist.Config):

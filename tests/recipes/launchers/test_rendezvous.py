@@ -69,7 +69,7 @@ def test_trains_what_as_many_ranks_train(started, digits, tmp_path):
     for status, printed in ended(*(started(*words) for words in pair)):
         assert status == 0, printed
     assert os.listdir(tmp_path / "meet") == []
-    several([Given("recipes.mnist", [*words, str(tmp_path / "same")])], 2)
+    several([Given("recipes.mnist.main", [*words, str(tmp_path / "same")])], 2)
     assert losses(tmp_path / "run") == losses(tmp_path / "same")
 
 

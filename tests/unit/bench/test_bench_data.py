@@ -1,12 +1,12 @@
-"""`partial-fc bench data`: what it compares, and what it wants."""
+"""`python -m benchmarks.data`: what it compares, and what it wants."""
 
 import json
 from pathlib import Path
 
 import pytest
-from partial_fc.tools.bench.data import DataOptions, bench_data
 
-from tests.unit import videos
+from benchmarks.data import DataOptions, bench_data
+from tests.recipes.kinetics import videos
 from tests.unit.verbs.test_pack import make_images
 
 

@@ -1,14 +1,14 @@
-"""`partial-fc bench head`: what it compares with computes the same as the reference, and flags that mean nothing are
-refused. (Sharded: tests/parallel/head/test_bench_sides.py.)"""
+"""`python -m benchmarks.head`: what it compares with computes the same as the reference, and flags that mean nothing
+are refused. (Sharded: tests/parallel/head/test_bench_sides.py.)"""
 
 from dataclasses import replace
 
 import pytest
 import torch
 from partial_fc.tools.bench import head as bench
-from partial_fc.tools.bench.baselines import PlainHead, TorchHead
-from partial_fc.tools.bench.head import HeadOptions
 
+from benchmarks.baselines import PlainHead, TorchHead
+from benchmarks.head import HeadOptions
 from partial_fc.head import CosFace, reference
 
 SCALE = 16.0

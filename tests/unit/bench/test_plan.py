@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from partial_fc.tools.bench import plan, plan_report
-from partial_fc.tools.bench.machine import Rates
-from partial_fc.tools.bench.plan import OPTIMIZERS, Machine
-from partial_fc.tools.bench.plan_report import PlanOptions
 
 from partial_fc import cli
 from partial_fc.comm import SingleWorld
 from partial_fc.data.check import advice
 from partial_fc.head import CosFace, PartialFC, Storage
+from partial_fc.verbs.plan.counts import OPTIMIZERS, Machine
+from partial_fc.verbs.plan.machine import Rates
+from partial_fc.verbs.plan.report import PlanOptions
 
 
 def workload(**changed):

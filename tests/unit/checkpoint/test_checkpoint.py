@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from partial_fc.tools.bench.machine import PeakMemory
 from safetensors.torch import load_file
 
 from partial_fc import checkpoint
@@ -14,6 +13,7 @@ from partial_fc.checkpoint.folders import newest
 from partial_fc.checkpoint.read import Damaged
 from partial_fc.head import AdaFace, CosFace, CurricularFace, HardNegatives, PartialFC, Storage
 from partial_fc.head.rows import RowAdagrad
+from partial_fc.verbs.plan.machine import PeakMemory
 from tests.unit.stored_checkpoints import D, OneOf, whole
 
 

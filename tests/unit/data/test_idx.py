@@ -61,7 +61,7 @@ def test_finds_torchvisions_folder_and_compressed_files(folder, tmp_path):
 def test_no_files(tmp_path):
     with pytest.raises(ValueError, match=r"no MNIST files in .*MNIST/raw; expected t10k-images-idx3-ubyte") as error:
         find(tmp_path, "t10k")
-    assert "partial-fc data digits --out DIR" in str(error.value)
+    assert "python -m demo digits --out DIR" in str(error.value)
     assert "--data-dir" in str(error.value)
 
 

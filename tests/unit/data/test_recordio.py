@@ -13,7 +13,7 @@ import pytest
 from partial_fc.data import record_files, recordio
 from partial_fc.data.recordio import RecordReader, RecordSource, RecordWriter, pack, unpack, write_index
 from partial_fc.data.sample import BadRecord
-from tests.unit.mxnet_recordio import mxnet_pack
+from tests.recipes.mxnet.mxnet_recordio import mxnet_pack
 
 MAGIC = struct.pack("<I", recordio.MAGIC)
 # Lengths of every remainder modulo 4; the magic number aligned, unaligned, first, last, in a row, in a tail.
@@ -41,7 +41,7 @@ def write(path: Path, payloads: list[bytes]) -> Path:
 
 
 def mxnet_write(path: Path, payloads: list[bytes]) -> Path:
-    mx = pytest.importorskip("partial_fc.mxnet").mx
+    mx = pytest.importorskip("recipes.mxnet.library").mx
     writer = mx.recordio.MXIndexedRecordIO(str(path.with_suffix(".idx")), str(path), "w")
     for key, payload in enumerate(payloads):
         writer.write_idx(key, payload)

@@ -13,9 +13,9 @@ from partial_fc.data import BadRecord, ImageFolder, RecordSource, Synthetic, ope
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.recordio import Header, _image_keys, pack, read_property
 from partial_fc.embedding.sources import open_images
+from tests.recipes.mxnet.mxnet_recordio import mxnet_pack
 from tests.unit import doctor_sets
 from tests.unit.doctor_sets import records as insightface_records
-from tests.unit.mxnet_recordio import mxnet_pack
 
 write = partial(doctor_sets.write, said=None)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from partial_fc.tools.demo.digits import NUM_TRAIN, DigitsOptions, load, write_digits
 
+from demo.make_digits import NUM_TRAIN, DigitsOptions, load, write_digits
 from partial_fc.data.idx import names, read_set
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from partial_fc.tools.demo import glyphs
-from partial_fc.tools.demo.glyphs import GlyphOptions, build
-from partial_fc.tools.demo.glyphs_fonts import CHINESE, TYPEFACES, Font, find_fonts
-from partial_fc.tools.demo.glyphs_pairs import SETS
 
+from demo.glyphs_fonts import CHINESE, TYPEFACES, Font, find_fonts
+from demo.glyphs_pairs import SETS
+from demo.make_glyphs import GlyphOptions, build
 from partial_fc.data import RecordSource
 from partial_fc.data.decode import decode
 from partial_fc.data.pairs import read_pairs

@@ -21,9 +21,13 @@ from partial_fc.errors import UsageError
 from partial_fc.flags import command_line
 from partial_fc.flags.facts import In, check_numbers, flag
 from partial_fc.verbs import train as train_command
-from partial_fc.verbs.launcher.options import LaunchOptions
-from recipes import face, imagenet, kinetics, mnist, mnist_kvstore
-from recipes.compat import insightface
+from recipes.face import insightface
+from recipes.face import main as face
+from recipes.imagenet import main as imagenet
+from recipes.kinetics import main as kinetics
+from recipes.mnist import main as mnist
+from recipes.mxnet import kvstore_job as mnist_kvstore
+from recipes.mxnet.launch.options import LaunchOptions
 from tests.unit.models.test_arcface_torch_config import HEAD, write
 
 ROOT = Path(partial_fc.__file__).parent.parent
@@ -184,7 +188,7 @@ def test_a_wrong_flag_of_a_verb(capsys):
     assert cli.run("plan", ["--clases", "5"]) == 2
     assert "partial-fc plan: --clases is no flag here; did you mean --classes?" in capsys.readouterr().err
     assert cli.run("bench head", ["--np", "0"]) == 2
-    assert "partial-fc bench head: --np is 0; expected at least 1" in capsys.readouterr().err
+    assert "python -m benchmarks.head: --np is 0; expected at least 1" in capsys.readouterr().err
 
 
 def test_a_configuration_in_place_of_the_recipe(tmp_path, capsys):

@@ -9,12 +9,12 @@ ROOT = Path(__file__).parents[3]
 GROUND = ""  # the modules directly in partial_fc
 ORDER = (
     *({GROUND}, {"flags", "models"}, {"comm"}, {"head", "optim"}, {"checkpoint", "data"}, {"foreign"}, {"embedding"}),
-    *({"evaluate"}, {"mxnet"}, {"train"}, {"verbs"}, {"recipe"}, {"recipes", "tools"}),
+    *({"evaluate"}, {"train"}, {"verbs"}, {"recipe"}, {"recipes"}),
 )
 FLOOR = {folder: number for number, folders in enumerate(ORDER) for folder in folders}
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for top in ("partial_fc", "recipes", "tools")
+    for top in ("partial_fc", "recipes")
     for path in (ROOT / top).rglob("*.py")
 }
 

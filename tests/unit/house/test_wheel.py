@@ -50,11 +50,7 @@ def test_one_wheel_serves_every_python_and_holds_one_package(wheel):
     assert wheel.name.endswith("-py3-none-any.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"partial_fc"}
-    for folder, there in (
-        ("partial_fc", "partial_fc"),
-        ("recipes", "partial_fc/recipes"),
-        ("tools", "partial_fc/tools"),
-    ):
+    for folder, there in (("partial_fc", "partial_fc"), ("recipes", "partial_fc/recipes")):
         for source in (ROOT / folder).rglob("*"):
             if source.suffix in (".py", ".h", ".cpp"):
                 assert f"{there}/{source.relative_to(ROOT / folder)}" in names

@@ -4,10 +4,10 @@ import pytest
 
 from partial_fc import models
 from partial_fc.optim import backbone as torch_optim
-from recipes import face
-from recipes.compat.arcface_torch import load, read
-from recipes.compat.settings import translate
-from recipes.face_backbone import ModelFlags
+from recipes.face import main as face
+from recipes.face.arcface_torch import load, read
+from recipes.face.backbone import ModelFlags
+from recipes.face.settings import translate
 
 SERVER = '''
 """One server, ArcFace."""

@@ -13,7 +13,7 @@ import partial_fc
 from partial_fc import models
 from partial_fc.flags import OptimFlags, ScheduleFlags
 from partial_fc.models import encoders
-from recipes.face_backbone import ModelFlags, build, rate_notes
+from recipes.face.backbone import ModelFlags, build, rate_notes
 
 SIZE, WIDTH = 32, 16
 SOURCE = """
@@ -170,7 +170,7 @@ def test_without_timm_the_command_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ValueError, match=r"pip install 'partial-fc\[timm\]'"):
         encoders.import_timm()
-    monkeypatch.setattr("recipes.face_backbone.find_spec", lambda name: None)
+    monkeypatch.setattr("recipes.face.backbone.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"--network timm:x needs timm: `pip install"):
         ModelFlags(network="timm:x")
 

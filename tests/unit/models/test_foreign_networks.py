@@ -5,7 +5,7 @@ import torch
 
 import partial_fc
 from partial_fc import models
-from recipes.face_backbone import ModelFlags, build
+from recipes.face.backbone import ModelFlags, build
 from tests.world.test_foreign import IR, SIZE, D, adaface, exported, lively
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from partial_fc import models
 from partial_fc.models import lora
-from recipes.face import parse
+from recipes.face.main import parse
 
 SIZE, RANK, WIDTH = 32, 3, 16
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
@@ -111,6 +111,6 @@ def test_without_peft_the_command_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ValueError, match=r"pip install 'partial-fc\[lora\]'"):
         lora.import_peft()
-    monkeypatch.setattr("recipes.face_tuning.find_spec", lambda name: None)
+    monkeypatch.setattr("recipes.face.tuning.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"--lora 8 needs peft: `pip install 'partial-fc\[lora\]'`"):
         parse(["--dataset", "100w", "--lora", "8"])

@@ -10,7 +10,7 @@ from torch import nn
 import partial_fc
 from partial_fc import models
 from partial_fc.foreign.state_dicts import load_weights, without_prefix
-from recipes.face_backbone import ModelFlags, build
+from recipes.face.backbone import ModelFlags, build
 
 
 class Holder(nn.Module):

@@ -68,7 +68,7 @@ def test_the_output_is_that_of_the_published_layout(image_size, side):
 
 
 def test_the_face_recipe_has_every_network():
-    from recipes.face_backbone import NETWORKS
+    from recipes.face.backbone import NETWORKS
 
     assert NETWORKS == models.NAMES
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes import face
+from recipes.face import main as face
 
 ROOT = Path(__file__).parents[3]
 

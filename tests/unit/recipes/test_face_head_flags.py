@@ -12,7 +12,7 @@ from partial_fc.head.kernels import auto_precision
 from partial_fc.head.margin import CombinedMargin, SphereFace
 from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
 from partial_fc.train.precision import Precision
-from recipes.face import Config, parse
+from recipes.face.main import Config, parse
 
 
 def config(flags: str) -> Config:

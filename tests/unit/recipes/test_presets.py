@@ -5,9 +5,9 @@ import torch
 
 from partial_fc import flags
 from partial_fc.checkpoint.folders import folder_name
-from recipes import face_presets as presets
-from recipes.face import parse
-from recipes.face_backbone import rates_of
+from recipes.face import presets
+from recipes.face.backbone import rates_of
+from recipes.face.main import parse
 from tests.unit.models.test_arcface_torch_config import HEAD, write
 
 

@@ -7,7 +7,11 @@ import shlex
 import pytest
 
 from partial_fc.errors import UsageError
-from recipes import face, imagenet, kinetics, mnist, mnist_kvstore
+from recipes.face import main as face
+from recipes.imagenet import main as imagenet
+from recipes.kinetics import main as kinetics
+from recipes.mnist import main as mnist
+from recipes.mxnet import kvstore_job as mnist_kvstore
 
 R50 = "slowfast_4x16_resnet50_kinetics400"
 # What is right by itself -> what is added to it, and what the refusal names.

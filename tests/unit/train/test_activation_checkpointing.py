@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from partial_fc import models
-from partial_fc.models.convnet import ConvNet
 from partial_fc.models.iresnet import DEPTHS, IResNet
 from partial_fc.train import activation_checkpointing
+from recipes.mnist.convnet import ConvNet
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,10 @@ import pytest
 
 from partial_fc import flags
 from partial_fc.train.resume import compare
-from recipes import face, imagenet, kinetics, mnist
+from recipes.face import main as face
+from recipes.imagenet import main as imagenet
+from recipes.kinetics import main as kinetics
+from recipes.mnist import main as mnist
 
 WORDS = {
     face: "--rec DIR",

@@ -24,7 +24,7 @@ from partial_fc.train.job import RunState
 from partial_fc.train.precision import Precision
 from partial_fc.train.resume import restore, resume
 from partial_fc.train.run import Run
-from recipes import face
+from recipes.face import main as face
 from tests.unit.thread_world import in_world
 
 C, D = 5, 4

@@ -16,7 +16,10 @@ from partial_fc.checkpoint.peer.commits import ProcessState
 from partial_fc.train.begin import run_folder
 from partial_fc.train.begin.run_folder import hold_folders, release_folders
 from partial_fc.train.begin.start import is_asked_for, launch, named
-from recipes import face, imagenet, kinetics, mnist
+from recipes.face import main as face
+from recipes.imagenet import main as imagenet
+from recipes.kinetics import main as kinetics
+from recipes.mnist import main as mnist
 from tests.unit.models.test_arcface_torch_config import HEAD, write
 from tests.unit.thread_world import in_world
 
@@ -96,7 +99,9 @@ def test_a_run_that_is_there_is_seen_before_torch_is_imported(tmp_path):
     asked = f"""
 import sys
 from partial_fc.train.begin.start import launch
-from recipes import imagenet, kinetics, mnist
+from recipes.imagenet import main as imagenet
+from recipes.kinetics import main as kinetics
+from recipes.mnist import main as mnist
 assert launch(mnist.parse(["--models-root", {str(tmp_path)!r}])) is None
 assert "torch" not in sys.modules
 """

@@ -18,7 +18,7 @@ from partial_fc.models.inputs import FACE
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.begin import imprint, start_centres
 from partial_fc.train.precision import Precision
-from recipes.face import Config
+from recipes.face.main import Config
 from tests.unit.thread_world import ThreadWorld, in_world
 from tests.unit.train.test_face_start import config_of, run_of
 

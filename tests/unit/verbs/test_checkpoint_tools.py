@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from partial_fc.tools.bench.machine import PeakMemory
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.files import save_tensors
@@ -14,6 +13,7 @@ from partial_fc.head import PartialFC, Storage
 from partial_fc.verbs.checkpoint.inspect import InspectOptions, inspect
 from partial_fc.verbs.checkpoint.reshard import MergeOptions, ReshardOptions, merge, reshard
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
+from partial_fc.verbs.plan.machine import PeakMemory
 from tests.unit.stored_checkpoints import D, OneOf, damage, heads_of, save, whole
 
 

@@ -18,7 +18,7 @@ from partial_fc import cli, errors
 from partial_fc.flags.command_line import parse
 from partial_fc.verbs import train as train_command
 from partial_fc.verbs.data.pack import IndexOptions
-from recipes import face
+from recipes.face import main as face
 
 ROOT = Path(__file__).parents[3]
 # They draw characters by our random numbers, which are torch's; and they run for minutes.
@@ -202,7 +202,7 @@ def failing(monkeypatch, capsys):
         def main(_: list[str]) -> None:
             raise error
 
-        monkeypatch.setitem(sys.modules, "recipes.face", SimpleNamespace(main=main))
+        monkeypatch.setitem(sys.modules, "recipes.face.main", SimpleNamespace(main=main))
         return train_command.main(["face"], "train.py"), capsys.readouterr().err
 
     return run

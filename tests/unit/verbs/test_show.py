@@ -8,10 +8,10 @@ import pytest
 
 from partial_fc import pictures
 from partial_fc.data.pairs import write_pairs
-from partial_fc.data.video.clip_list import write_list
 from partial_fc.verbs.data import show
-from partial_fc.verbs.data.image_databases import DatabaseOptions, make_lmdb
 from partial_fc.verbs.data.pack import PackOptions, pack_images
+from recipes.imagenet.make_database import DatabaseOptions, make_lmdb
+from recipes.kinetics.video.clip_list import write_list
 from tests.unit.doctor_sets import picture
 
 

@@ -1,0 +1,317 @@
+"""The backbone of recipe `face`: its flags, their checks, and the network, for torch or MXNet.
+
+torch and the networks are imported after the flags are checked: they take seconds, which --help avoids.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from partial_fc import rooms
+from partial_fc.flags import LaunchFlags, OptimFlags, ScheduleFlags, check_numbers, flag, is_given, near
+from partial_fc.flags.facts import ANY, Basic, Before, In, MayChange
+
+from .insightface import ELSEWHERE
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from partial_fc.models.inputs import Pixels, Unchanged
+    from partial_fc.train.precision import Mode
+
+
+NETWORKS = (
+    "r18", "r34", "r50", "r100", "r200", "mbf", "tiny", "mini",
+    "vit_t", "vit_t_dp005_mask0", "vit_s", "vit_s_dp005_mask_0", "vit_b", "vit_b_dp005_mask_005", "vit_l",
+    "vit_l_dp005_mask_005", "vit_h",
+)  # fmt: skip
+_OF_VECTORS = re.compile(r"none|linear|mlp:[1-9]\d{0,3}")
+
+# Families of timm whose networks have blocks of attention, and the rates with which they start (docs/encoders.md).
+_ATTENTION = re.compile(r"vit_|timm:.*(vit|[bd]eit|eva0|swin|cait|xcit|coat|pit_|tnt_|twins|volo|hiera)")
+OF_TRANSFORMERS = {"optimizer": "adamw", "lr": 5e-4, "lr_scaling": "none", "weight_decay": 0.05}
+
+
+def rates_of(network: str, named: Collection[str], optimizer: str | None) -> dict[str, Any]:
+    """Returns, by flag, the optimizer and rates that a network starts with in place of the recipe's, but for the flags
+    that the user has named; none for another optimizer than AdamW. optimizer: as named."""
+    if not _ATTENTION.match(network) or optimizer not in (None, "adamw"):
+        return {}
+    return {name: value for name, value in OF_TRANSFORMERS.items() if name not in named}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """The backbone."""
+
+    network: Annotated[str, tyro.conf.arg(aliases=["--backbone"]), Basic] = "r50"
+    """Residual network by depth (r18 to r200), MobileFaceNet (mbf), arcface_torch's vision transformers (vit_t to
+    vit_h), timm:NAME, FILE.py:FUNCTION, or a small one for a CPU: tiny, or the demo's mini. FILE.py is copied into
+    --models-root (docs/encoders.md)."""
+    embedding_size: Annotated[int, In("[1, 65536]"), Basic] = 512
+    """Width of the embedding."""
+    dropout: Annotated[float, In("[0, 1)")] = 0.0
+    """Dropout probability before the last linear layer."""
+    pretrained: Annotated[Path | None, Basic, MayChange] = None
+    """Start from this backbone, of the same network and size: the folder of another run, a checkpoint's, its
+    model.safetensors, or arcface_torch's model.pt, backbone.pth or checkpoint_gpu_0.pt."""
+    pretrained_partial: Annotated[bool, MayChange] = False
+    """Load only the tensors of --pretrained that fit this network by name and shape; the others are listed and start
+    fresh. By default all must fit."""
+    freeze_steps: Annotated[int, Basic, Before(0)] = 0
+    """Steps at the start in which only class centres move. The backbone, its running statistics too, stays as it is and
+    computes as in evaluations, without dropout."""
+    backbone_lr: Annotated[float | None, Before(None)] = None
+    """Learning rate of the backbone; scaled and scheduled like --lr, which it is when not given."""
+    layer_decay: Annotated[float, In("(0, 1]")] = 1.0
+    """For fine-tuning a transformer: each block learns at this share of the next one's rate."""
+    decay_all: Annotated[bool, Before(False)] = False
+    """--weight-decay decays every parameter, as in arcface_torch. By default norms, biases and position embeddings of a
+    transformer have none."""
+    activation_checkpointing: Annotated[bool, MayChange] = False
+    """Recompute blocks of the backbone in backward instead of storing their activations: less memory, about a third
+    more computation, the same results."""
+    compile: Annotated[bool, MayChange] = False
+    """Compile the training of the backbone (torch.compile; needs a C++ compiler); where that fails a note says why.
+    Evaluated and delivered is the network itself (docs/encoders.md)."""
+    channels_last: Annotated[bool, MayChange] = True
+    """Store images and convolution weights channels-last, the fastest layout for tensor cores and CPUs."""
+    engine: Annotated[Literal["torch", "mxnet"], MayChange] = "torch"
+    """The engine of the backbone. mxnet: MXNet 1.9.1, in fp32 on the CPU; everything else, including checkpoints, is
+    the same (docs/mxnet_engine.md)."""
+    symbol: Path | None = None
+    """With --engine mxnet and --params, instead of --network: any MXNet network (NAME-symbol.json). It is also
+    delivered as MXNet's files."""
+    params: Annotated[Path | None, MayChange] = None
+    """The weights that --symbol starts from (NAME-0000.params)."""
+    output_name: str | None = None
+    """The layer of --symbol whose output is the embedding. none: its only output, or the input of a final loss
+    layer."""
+    input_mean: Annotated[float, In(ANY)] = 0.0
+    """The input of --symbol is (pixel - input mean) / input std. InsightFace's networks take pixels, 0 to 255, and
+    scale them themselves."""
+    input_std: Annotated[float, In("(0, inf)")] = 1.0
+    """See --input-mean."""
+
+    def __post_init__(self) -> None:
+        if self.network.startswith("timm:"):
+            if find_spec("timm") is None:
+                raise ValueError(f"--network {self.network} needs timm: `pip install 'partial-fc[timm]'`")
+        elif ".py:" in self.network:
+            if not (file := Path(self.network.rpartition(":")[0])).is_file():
+                raise ValueError(f"--network {self.network}: there is no file {file}")
+            if self.dropout:
+                raise ValueError(f"--dropout {self.dropout:g}: {file} makes its network as it likes; leave it out")
+        elif self.takes_vectors:
+            for name in ("dropout", "layer_decay", "activation_checkpointing", "compile"):
+                if is_given(self, name):
+                    raise ValueError(f"{flag(name)} with --network {self.network}: it has no such layers; leave it out")
+        elif self.network not in NETWORKS:
+            hint = ELSEWHERE.get(f"network {self.network.lower()}") or f"see --help{near(self.network, NETWORKS)}"
+            raise ValueError(f"--network is {self.network}; expected one of {', '.join(NETWORKS)}, timm:NAME, "
+                             f"FILE.py:FUNCTION, or for vectors none, linear, mlp:512; {hint}")  # fmt: skip
+        check_numbers(self)
+        if (self.symbol is None) != (self.params is None):
+            raise ValueError("--symbol FILE-symbol.json and --params FILE-0000.params go together: give both, or none")
+        if self.symbol is not None and self.engine != "mxnet":
+            raise ValueError("--symbol is a network of MXNet's: add --engine mxnet")
+        if self.pretrained_partial and self.pretrained is None:
+            raise ValueError("--pretrained-partial requires --pretrained")
+        if self.symbol is None:
+            for name in ("output_name", "input_mean", "input_std"):
+                if is_given(self, name):
+                    raise ValueError(f"{flag(name)} requires --symbol")
+        if self.engine == "mxnet":
+            self._check_mxnet()
+
+    @property
+    def takes_vectors(self) -> bool:
+        return _OF_VECTORS.fullmatch(self.network) is not None
+
+    def _check_mxnet(self) -> None:
+        if self.network not in ("r18", "r34", "r50", "r100", "r200", "tiny", "mini") and self.symbol is None:
+            remedy = "there is no symbol of it; take r18, r34, r50, r100, r200, tiny or mini"
+            raise _refused(f"--network {self.network}", remedy)
+        if self.dropout:
+            raise _refused(
+                f"--dropout {self.dropout:g}",
+                "leave it out; a --symbol has the dropout that is in it"
+                if self.symbol
+                else "the graph of InsightFace's recipe has none; leave it out",
+            )
+        if self.activation_checkpointing:
+            raise _refused("--activation-checkpointing", "MXNet keeps all inner values; leave it out")
+        if self.compile:
+            raise _refused("--compile", "it is torch's; leave it out")
+        if self.symbol is not None and self.pretrained is not None:
+            raise ValueError("--pretrained with --symbol: its weights are those of --params; leave one of the two out")
+
+    def check(self, launch: LaunchFlags, optim: OptimFlags, schedule: ScheduleFlags) -> None:
+        """Raises ValueError for flags of other groups that the engine, or a rate of the backbone's own, excludes."""
+        if self.backbone_lr is not None and not schedule.lr > 0:
+            raise ValueError(
+                f"--backbone-lr {self.backbone_lr:g} with --lr {schedule.lr:g}: the backbone's rate follows the "
+                "schedule of --lr, as a multiple of it; give an --lr above 0"
+            )
+        if self.engine != "mxnet":
+            return
+        if optim.precision not in ("auto", "fp32"):
+            raise _refused(
+                f"--precision {optim.precision}", "MXNet 1.9.1 computes in fp32 on the CPU; leave it out, or take fp32"
+            )
+        if optim.sync_bn:
+            raise _refused("--sync-bn", "MXNet's batch norms see the images of their own process; leave it out")
+        if launch.device == "cuda":
+            raise _refused("--device cuda", "MXNet's last wheels for GPUs are older than today's GPUs; leave it out")
+
+    def settings(self, lr: float) -> dict[str, Any]:
+        """Returns what the training loop is to know, of train.job.Settings. lr: of --lr."""
+        ratio = 1.0 if self.backbone_lr is None else self.backbone_lr / lr
+        return {"freeze_steps": self.freeze_steps, "backbone_lr_ratio": ratio}
+
+    def optimizer_options(self) -> dict[str, Any]:
+        """Returns what the backbone's optimizer is to know besides the shared flags, of optim.backbone.build."""
+        everything = {"decay_biases": True, "decay_norms": True, "no_decay": ()} if self.decay_all else {}
+        return {"layer_decay": self.layer_decay, **everything}
+
+    def notes(self) -> Iterator[str]:
+        """Yields notes on flags without effect."""
+        if self.engine == "mxnet" and is_given(self, "channels_last"):
+            yield "--no-channels-last has no effect: MXNet chooses its own memory layout"
+
+
+def _refused(what: str, remedy: str) -> ValueError:
+    return ValueError(f"{what} with --engine mxnet: {remedy}")
+
+
+@dataclass
+class Network:
+    """The parts of a backbone."""
+
+    module: nn.Module
+    to_input: Pixels | Unchanged
+    contract: dict[str, str]
+    embedding_size: int
+    precision: Mode | None = None  # the only supported one
+    notes: list[str] = field(default_factory=list)
+    # Writes the delivered weights, with this prefix, in the engine's own format.
+    deliver: Callable[[Mapping[str, Tensor], Path], Any] | None = None
+    code: Path | None = None  # the file whose function made the module
+
+
+def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool = True) -> Network:
+    """Builds the network with weights from torch's global generator. image_size: of a network of vectors their width.
+    flip: embeddings add the flipped image. Raises ValueError for an unsupported network."""
+    import torch
+
+    from partial_fc import models
+    from partial_fc.embedding import load
+    from partial_fc.foreign import networks
+    from partial_fc.foreign.state_dicts import load_state
+    from partial_fc.models import encoders
+    from partial_fc.models.iresnet import IResNet
+    from partial_fc.train import activation_checkpointing
+
+    if model.engine == "mxnet" and device.type != "cpu":
+        raise _refused(f"a {device.type} device", "MXNet computes on the CPU here; add --device cpu")
+    if model.symbol is not None:
+        return _symbol_network(model, image_size, flip)
+    width = image_size if model.network == "none" else model.embedding_size
+    if is_given(model, "embedding_size") and width != model.embedding_size:
+        raise ValueError(f"--embedding-size {model.embedding_size}: with --network none it is the vectors' {width}")
+    module = models.build(model.network, width, image_size, dropout=model.dropout)
+    is_encoder, to_input = encoders.is_encoder(model.network), encoders.input_of(module)
+    file = Path(model.network.rpartition(":")[0]) if ".py:" in model.network else None
+    name = model.network if file is None else f"{file.name}:{model.network.rpartition(':')[2]}"
+    notes = [f"--network {name}: {note}" for note in [encoders.note(module, image_size)] if note]
+    if model.pretrained:
+        wanted = networks.Network(name, width, image_size)
+        remedy = ""
+        try:
+            stored = load.stored_at(model.pretrained)
+            stored.check_input(to_input)
+            notes += [f"--pretrained {stored.source}: {note}" for note in [stored.facts.get("note")] if note]
+            if model.pretrained_partial:
+                notes.append(f"--pretrained-partial: {stored.start_partly(module)}")
+            else:
+                remedy = "; --pretrained-partial takes what fits"
+                if is_encoder:
+                    load_state(module, stored.weights, stored.source)
+                elif encoders.is_encoder(theirs := stored.facts.get("network", "")):
+                    raise ValueError(f"{stored.source} is a backbone {theirs}; this run has {wanted}")
+                else:
+                    load.check(stored).start(module, wanted)
+        except ValueError as error:
+            raise ValueError(f"--pretrained {error}{remedy}") from error
+    if model.engine == "mxnet":
+        assert isinstance(module, IResNet)
+        _need_mxnet()
+        module = rooms.load("mxnet.graph:compute_in_mxnet")(module)
+    elif model.channels_last:
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if model.activation_checkpointing:
+        activation_checkpointing.enable(module)
+    contract = {"network": name, **_facts(width, image_size, flip)}
+    if model.takes_vectors:
+        contract |= {"input_size": contract.pop("image_size"), "flip": "false"}
+    precision: Mode | None = "fp32" if model.engine == "mxnet" else None
+    return Network(module, to_input, contract, width, precision, notes, code=file)
+
+
+def rate_notes(module: nn.Module, optim: OptimFlags, schedule: ScheduleFlags, global_batch: int) -> Iterator[str]:
+    """Yields a note where a transformer starts at a learning rate that is known to diverge."""
+    scale = global_batch / schedule.base_batch_size if schedule.lr_scaling == "linear" else 1.0
+    if hasattr(module, "no_weight_decay") and (optim.optimizer == "sgd" or schedule.lr * scale > 1.001e-3):
+        yield (
+            f"--optimizer {optim.optimizer} at learning rate {schedule.lr * scale:g}: transformers with a margin have "
+            "diverged so (insightface issues 2144 and 2043); known to train are --optimizer adamw --lr-scaling none "
+            "with --lr 1e-4 to 1e-3 (docs/encoders.md)"
+        )
+
+
+def _symbol_network(model: ModelFlags, image_size: int, flip: bool) -> Network:
+    _need_mxnet()
+    from partial_fc.models.inputs import Pixels
+
+    assert model.symbol is not None
+    assert model.params is not None
+    mxnet = rooms.module("mxnet.symbol")
+    module, width, notes = mxnet.read_network(model.symbol, model.params, model.output_name, image_size)
+    contract = {
+        "network": "MXNet symbol",
+        "symbol": module.digest,
+        "output_name": module.output_name,
+        **_facts(width, image_size, flip),
+    }
+    mean, std = model.input_mean, model.input_std
+    pixels = "pixel, 0 to 255" if (mean, std) == (0.0, 1.0) else f"(pixel - {mean:g}) / {std:g}"
+    to_input = Pixels(f"float32 (N, 3, H, W), RGB, {pixels}", mean, std)
+    notes.append(f"{model.symbol}: the embedding is {module.output_name}, {width} wide; input {to_input.description}")
+    if is_given(model, "embedding_size") and model.embedding_size != width:
+        notes.append(f"--embedding-size {model.embedding_size} without effect: --symbol says {width}")
+    return Network(module, to_input, contract, width, "fp32", notes, partial(mxnet.write_network, module))
+
+
+def _facts(embedding_size: int, image_size: int, flip: bool) -> dict[str, str]:
+    return {
+        "embedding_size": str(embedding_size),
+        "image_size": str(image_size),
+        "output": "float32 (N, embedding_size), not normalised",
+        "flip": "true" if flip else "false",
+    }
+
+
+def _need_mxnet() -> None:
+    try:
+        rooms.module("mxnet.library")
+    except ModuleNotFoundError as error:
+        raise ValueError(f"--engine mxnet: {error}") from error

@@ -1,0 +1,440 @@
+"""Face recognition, and every other task with very many classes: a backbone, Partial FC, verification.
+
+    horovodrun -np 8 -H localhost:8 bash config.sh          what config.sh says, on the GPUs of this machine
+    python train.py face --dataset emore --rec DIR          one process, ArcFace/InsightFace records
+    python train.py face --dataset 100w --max-steps 200     a million classes, no data: how fast is this machine?
+
+`make demo` (2 processes on 2 CPU cores, 4,000 characters as classes) takes 2 minutes with AMX, 3.1 with AVX2
+instructions alone, and ends at 99.8 % on characters that were never seen in training; README.md has the table of
+results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from partial_fc import files, flags
+from partial_fc.checkpoint.folders import MANIFEST, complete
+from partial_fc.errors import UsageError
+from partial_fc.files import read_manifest
+from partial_fc.flags import (
+    ExchangeFlags,
+    Flags,
+    GuardFlags,
+    HeadFlags,
+    LaunchFlags,
+    OptimFlags,
+    RunFlags,
+    ScheduleFlags,
+    check_numbers,
+)
+from partial_fc.flags.facts import CLASSES, LABELS, PIXELS, THREADS, Basic, Before, In, MayChange, Refused, Shows, facts
+from partial_fc.flags.from_file import with_file
+from partial_fc.flags.known import split
+from partial_fc.recipe import start
+from partial_fc.train.begin.start import named
+
+from . import arcface_torch, presets
+from . import heads as face_heads
+from . import vectors as face_vectors
+from .backbone import OF_TRANSFORMERS, ModelFlags, rates_of
+from .insightface import ELSEWHERE
+from .tuning import TuningFlags
+
+# Parts that need torch are imported after the flags are checked: torch takes seconds, which --help avoids.
+if TYPE_CHECKING:
+    from partial_fc.data import Source
+    from partial_fc.data.order import Order
+    from partial_fc.train.record.log import SecondFile
+    from partial_fc.train.run import Run
+
+DATASETS = Literal[("custom", *presets.PRESETS)]  # type: ignore[valid-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFlags:
+    """The training data."""
+
+    dataset: Annotated[DATASETS, Basic] = "custom"
+    """A preset: class count, schedule and verification sets of a known data set; `custom` fixes none of them."""
+    config: Annotated[Path | None, Basic, MayChange] = None
+    """arcface_torch's configs/NAME.py, or NAME.toml with flags of this command line; read as data, never executed. The
+    .toml may have a table for each of several heads (docs/many-labels.md). Or the settings of partial_fc/mxnet's
+    default.py."""
+    rec: Annotated[tuple[Path, ...] | Path | None, Basic] = None
+    """A folder with train.rec, a .rec, a folder of class folders, a list, tar shards or vectors (docs/data.md). Several
+    paths are several sets, whose classes follow one another; a pattern in quotes, 'shards/*.rec', names the shards of
+    one set; FILE.sets has a set a line, `name path [weight]`."""
+    heads: Annotated[tuple[str, ...], Before(())] = ()
+    """What the head of one of several sets has otherwise than the others, if --rec names the sets, NAME=path: words
+    NAME.flag=value. `--sample-rate words=0.1`, with any flag of the head, and `--batch-size image=96 words=32` mean
+    the same. See docs/many-labels.md."""
+    shared_classes: Annotated[bool, Before(False)] = False
+    """Classes of several sets are one class if they have the same name or, in sets without names, the same number."""
+    labels: Annotated[int, In(LABELS), Before(1)] = 1
+    """The most labels of an image: the numbers in the header of a record, `path 3,5,8` in a list, a list in a .json or
+    a .parquet (docs/many-labels.md). 1: the first counts, if there are more."""
+    labels_drawn: Annotated[int, In(0), Before(0)] = 0
+    """Of an image's --labels, how many are drawn for each step, others each time; 0: all."""
+    num_classes: Annotated[int | None, In(CLASSES), Basic, Refused("these are other classes")] = None
+    """Classes of the last layer; none: what the data says."""
+    num_images: Annotated[int | None, In(1)] = None
+    """Images of one epoch of synthetic data."""
+    image_size: Annotated[int, In(PIXELS), Basic] = 112
+    """Height and width in pixels; of other images the shorter side is resized, and the middle used. By default the size
+    in the file `property` beside a .rec."""
+    mirror: bool = True
+    """Mirror half of the training images, and add both embeddings in verification."""
+    augment: Literal["none", "glyph", "face", "photo"] = "none"
+    """face: some images are cropped, of low resolution, in other light, blurred, grey, JPEG or partly erased (AdaFace's
+    and CVLface's). photo: a random part of each image, in other light, some also blurred, grey or partly erased.
+    glyph: small shifts, turns, blur, noise and contrast, for the characters of the demo. See docs/data.md."""
+    balance: Annotated[Literal["none", "sqrt", "class"], Before("none")] = "none"
+    """How often classes are drawn. none: as often as they have images. class: all equally often. sqrt: by the square
+    root of their images. Each class takes its images in turn; an epoch has as many images as the set."""
+    sample_weights: Annotated[Path | None, Before(None)] = None
+    """FILE.npy: a floating number for each record, in the order of the data (of several sets: one set after the other),
+    which the loss of that record is multiplied by. The sum over a batch is divided by the number of its images, not by
+    the sum of their weights, so weights with a mean of 1 keep the meaning of --lr. The log has the weighted loss."""
+    order: Literal["shuffled", "blocks"] = "shuffled"
+    """shuffled: a random permutation. blocks: for a .rec on a spinning disk or a network drive: blocks of 1,024
+    consecutive images in random order, shuffled 32 blocks at a time; the next 32 are read ahead, about 230 MB of 7 kB
+    images."""
+    num_workers: Annotated[int, In(THREADS), MayChange] = 2
+    """Decoding threads of each process."""
+    max_bad_records: Annotated[int, MayChange] = 100
+    """Damaged records to log and replace by others before training stops."""
+    check_data: Annotated[Literal["quick", "full", "off"], MayChange] = "quick"
+    """Check of the data before the first step, shared by all ranks; a run on unusable data stops. quick: some hundred
+    images and, if they are cheap to read, all labels. full: every image."""
+    val_targets: Annotated[tuple[str, ...] | None, Basic, MayChange] = None
+    """Verification sets: NAME of NAME.bin in --rec, or a path. none: what the preset names, for `custom` every .bin
+    there; `--val-targets` with nothing after it: no verification."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        if isinstance(self.rec, tuple) and len(self.rec) < 2:
+            object.__setattr__(self, "rec", self.rec[0] if self.rec else None)
+        if self.dataset == "synthetic" and self.num_classes is None:
+            raise ValueError("--dataset synthetic needs --num-classes")
+        if self.order == "blocks" and self.rec is not None and not self.is_record_file:
+            raise ValueError(f"--order blocks is for a .rec file; the images of {self.shown} are separate files")
+        if self.order == "blocks" and self.balance != "none":
+            raise ValueError(f"--balance {self.balance} draws classes, --order blocks reads the file on; leave one out")
+        if not self.heads:  # of sets each is checked by itself
+            face_heads.check_drawn(self.labels, self.labels_drawn)
+        if self.labels > 1 and self.balance != "none":
+            raise ValueError(
+                f"--balance {self.balance} with --labels {self.labels}: it draws images by their class, and these are "
+                "of several; leave one out"
+            )
+        if self.augment == "glyph" and self.mirror:
+            raise ValueError("--augment glyph with --mirror: a mirrored character is another one; add --no-mirror")
+
+    @property
+    def recs(self) -> tuple[Path, ...]:
+        """Returns the paths of --rec."""
+        return self.rec if isinstance(self.rec, tuple) else (self.rec,) if self.rec else ()
+
+    @property
+    def shown(self) -> str:
+        return " ".join(map(str, self.recs))
+
+    @property
+    def is_record_file(self) -> bool:
+        recs = [path for _, path in map(files.named, self.recs)]
+        return bool(recs) and all(rec.suffix == ".rec" or (rec / "train.rec").exists() for rec in recs)
+
+    @property
+    def are_sets(self) -> bool:
+        """Returns whether --rec names several sets."""
+        return len(self.recs) > 1 or any(rec.suffix == ".sets" for rec in self.recs)
+
+    @property
+    def synthetic(self) -> bool:
+        return self.dataset in presets.SYNTHETIC
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Trains a backbone with Partial FC. Every value comes from the flag, else --config, else --dataset's preset,
+    else the default; the values shown below are already those of the --dataset and --config given."""
+
+    data: Flags[DataFlags] = DataFlags()
+    model: Flags[ModelFlags] = ModelFlags()
+    tuning: Flags[TuningFlags] = TuningFlags()
+    head: Annotated[Flags[HeadFlags], Shows(("loss", "sample_rate", "start_centres"))] = HeadFlags()
+    optim: Flags[OptimFlags] = OptimFlags()
+    schedule: Flags[ScheduleFlags] = ScheduleFlags()
+    run: Flags[RunFlags] = RunFlags(models_root=Path("runs/face-DATA-NETWORK"))
+    guards: Flags[GuardFlags] = GuardFlags()
+    exchange: Flags[ExchangeFlags] = ExchangeFlags()
+    launch: Annotated[Flags[LaunchFlags], Shows(("device",))] = LaunchFlags()
+
+    def __post_init__(self) -> None:
+        if not self.data.synthetic and self.data.rec is None:
+            raise ValueError("--rec DIR is missing: give the folder of the images (--dataset 100w needs none)")
+        if self.optim.batch_size == 1 and not self.optim.sync_bn:
+            raise ValueError("--batch-size 1: batch norm needs 2 images a process, or --sync-bn")
+        face_vectors.check(self.data, self.model, self.tuning)
+        self.model.check(self.launch, self.optim, self.schedule)
+        self.tuning.check(self.model.engine)
+        heads = [(one.flags, one.drawn) for one in face_heads.of(self)]
+        for head, drawn in heads or [(self.head, self.data.labels_drawn or self.data.labels)]:
+            head.check(self.launch, self.optim, self.schedule, self.run.resume, drawn)
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the recipe; returns the exit status."""
+
+    def hist() -> SecondFile:
+        from partial_fc.train.record.log_style import STYLES
+
+        return STYLES[config.run.log_style].hist
+
+    config, notes = parse(arguments)
+    return start("face", train_here, config, notes, called=_called(config), hist=hist)
+
+
+def train_here(run: Run) -> int:
+    """Builds the parts, trains, writes the results."""
+    import torch
+
+    from partial_fc import counter_rng
+    from partial_fc.data.check.at_start import check_data
+    from partial_fc.data.labels import NONE
+    from partial_fc.data.npy import read_weights
+    from partial_fc.data.sets.joined import tables_of
+    from partial_fc.data.transform import as_stored, training_square
+    from partial_fc.evaluate.verification import Verification
+    from partial_fc.train.record.log_style import STYLES
+
+    from . import backbone as face_backbone
+    from . import tuning as face_tuning
+
+    config, data, world = run.config, run.config.data, run.world
+    of_vectors = config.model.takes_vectors
+    heads = face_heads.of(config)
+    labels = {one.name: one.labels for one in heads}
+    several = max(labels.values(), default=data.labels) > 1
+    drawn: Any = data.labels_drawn
+    if heads:
+        drawn = [one.drawn for one in heads] if any(one.drawn < one.labels for one in heads) else 0
+
+    # ---- data
+    source = run.open_data(lambda: (face_vectors.open_tables if of_vectors else _source)(data, labels or data.labels))
+    num_classes = data.num_classes or source.num_classes
+    order = _order(run, source)
+    total_steps, _ = run.lengths(order)
+    if run.data_is_new and not data.synthetic:
+        for finding in check_data(source, num_classes, data.check_data, world, max_bad_records=data.max_bad_records,
+                               seed=config.run.seed, num_threads=data.num_workers, embedding=True):  # fmt: skip
+            run.logger.info(finding)
+    batch_size = config.optim.batch_size * 2
+    verified = [] if of_vectors else _verification_sets(data)
+    sets = [Verification(path, data.image_size, batch_size, flip=data.mirror, name=name) for name, path in verified]
+    for one in sets if run.data_is_new and data.check_data != "off" else ():
+        one.check(world)
+    transform = as_stored if of_vectors else training_square(data.image_size, data.augment, data.mirror)
+    weights = read_weights(data.sample_weights, len(source)) if data.sample_weights else None
+    loader = run.loader(source, transform, order, num_workers=data.num_workers, max_bad_records=data.max_bad_records,
+                        labels_drawn=drawn, weights=weights)  # fmt: skip
+
+    # ---- model
+    torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
+    input_size = tables_of(source)[0].width if of_vectors else data.image_size
+    network = face_backbone.build(config.model, input_size, run.device, data.mirror)
+    face_tuning.adapt(config.tuning, network, input_size)
+    compile_for = (data.image_size, data.image_size, 3) if config.model.compile else None
+    backbone = run.backbone(network.module, network.to_input, network.contract, precision=network.precision,
+                            compile_for=compile_for, **config.model.optimizer_options())  # fmt: skip
+    if config.tuning.ema:
+        backbone.keep_average(config.tuning.ema, delivered=config.tuning.deliver == "ema")
+    teacher = face_tuning.teacher(config.tuning, network, input_size, backbone)
+    ignored = NONE if several else None  # to look for it takes a wait for the device
+    settings = config.model.settings(config.schedule.lr)
+    if heads:
+        head: Any = face_heads.build(run, heads, source, network.embedding_size, backbone, ignored)
+        settings["head_lr_ratio"] = 1.0  # each head has its own
+    else:
+        head = run.partial_fc(config.head, num_classes, network.embedding_size, backbone, ignored)
+    if network.code:
+        run.keep_code(network.code)
+    schedule, lr = config.schedule, config.model.backbone_lr
+    of_backbone = schedule if lr is None else dataclasses.replace(schedule, lr=lr)
+    rates = face_backbone.rate_notes(network.module, config.optim, of_backbone, run.global_batch)
+    tuned = face_tuning.notes(config.tuning, total_steps)
+    for note in (*network.notes, *config.model.notes(), *_notes(config, source), *rates, *tuned):
+        run.note(note)
+
+    # ---- a given checkpoint, else this run's newest, else --pretrained and --start-centres, else from scratch
+    style = STYLES[config.run.log_style]
+    tests = face_vectors.evaluations(data, source, head, labels) if of_vectors else [style.verifications(sets)]
+    return run.train(backbone, head, loader, tests, line=style.line, teacher=teacher, deliver=network.deliver,
+                     **settings)  # fmt: skip
+
+
+def _called(config: Config) -> tuple[str | Path, str]:
+    """Returns data set and network, for the folder's name."""
+    from partial_fc.data.sets.joined import is_pattern, set_name
+
+    data, model = config.data, config.model
+    preset = data.dataset if data.dataset != "custom" else None
+    network = model.symbol.name.partition("-symbol")[0] if model.symbol else model.network.rpartition("/")[2]
+    plain = len(data.recs) == 1 and not is_pattern(data.recs[0])
+    return preset or data.config or (
+        data.recs[0] if plain else "+".join(files.named(rec)[0] or set_name(rec) for rec in data.recs)
+    ), network
+
+
+def _source(data: DataFlags, labels: int | Mapping[str, int]) -> Source:
+    from partial_fc.data import Synthetic
+    from partial_fc.data.sets.joined import open_sets
+
+    if data.synthetic:
+        assert data.num_classes is not None
+        return Synthetic(data.num_classes, data.image_size, data.num_images, data.labels)
+    return open_sets(data.recs, data.num_classes, data.shared_classes, num_labels=labels)
+
+
+def _order(run: Run, source: Source) -> Order:
+    from partial_fc.data import RecordSource
+    from partial_fc.data.order import Balanced, Blocks, Keyed
+    from partial_fc.data.sets.joined import Joined
+    from partial_fc.data.sets.weighted import Shares, Weighted
+
+    seed, balance = run.config.run.seed, run.config.data.balance
+    shares = [one.share for one in face_heads.of(run.config)]
+    if any(shares):
+        assert isinstance(source, Joined)
+        return Shares(source.sets, shares, seed)
+    weighted = isinstance(source, Joined) and any(weight != 1 for _, _, weight in source.sets)
+    if balance != "none":
+        if weighted:
+            raise ValueError(f"--balance {balance}: the sets have weights; leave one out")
+        if (label_N := source.labels()) is None:
+            raise ValueError(f"--balance {balance}: the labels are inside the images' files; leave it out")
+        return Balanced(label_N, seed, {"class": 0.0, "sqrt": 0.5}[balance])
+    if run.config.data.order == "blocks" and isinstance(source, RecordSource | Joined) and not weighted:
+        return Blocks(len(source), seed, source.read_ahead)
+    return Weighted(source.sets, seed) if isinstance(source, Joined) and weighted else Keyed(len(source), seed)
+
+
+def _verification_sets(data: DataFlags) -> list[tuple[str, Path]]:
+    """Returns (name, path) of each: NAME, or SET-NAME if several training sets have one of that name."""
+    from partial_fc.data.sets.joined import find_sets
+    from partial_fc.data.sets.ranges import as_url
+
+    if data.synthetic:
+        return []
+    folders: dict[Path, str] = {}
+    for one in find_sets(data.recs):
+        for path in one.paths:
+            if not as_url(path):
+                folders.setdefault(path if path.is_dir() else path.parent, one.name)
+    found: list[tuple[str, Path]] = []
+    if data.val_targets is None:
+        found = [(name, path) for folder, name in folders.items() for path in sorted(folder.glob("*.bin"))]
+    for target in data.val_targets or ():
+        file = Path(target if target.endswith(".bin") else f"{target}.bin")
+        there = [(name, folder / file) for folder, name in folders.items() if (folder / file).exists()]
+        beside = next(iter(folders), Path())
+        found += [("", file)] if target.endswith(".bin") else there or [("", beside / file)]
+    missing = [str(path) for _, path in found if not path.exists()]
+    if missing:
+        raise ValueError(
+            f"verification set(s) not found: {', '.join(missing)}; name those that are there with --val-targets, or "
+            "none with `--val-targets` alone"
+        )
+    stems = [path.stem for _, path in found]
+    return [(path.stem if stems.count(path.stem) == 1 else f"{name}-{path.stem}", path) for name, path in found]
+
+
+def _notes(config: Config, source: Source) -> list[str]:
+    from partial_fc.data import RecordSource
+    from partial_fc.data.sets.joined import Joined
+
+    data, notes = config.data, []
+    shards = source.shards if isinstance(source, Joined) else ()
+    for name, one in {shard.name: shard.source for shard in shards}.items() or [(data.rec, source)]:
+        stated = one.image_size if isinstance(one, RecordSource) else None
+        if stated not in (None, (0, 0), (data.image_size, data.image_size)):
+            what = f"the shorter side is resized to --image-size {data.image_size}, and the middle square is used"
+            notes.append(f"{name} says that its images are {stated[0]} x {stated[1]} (height x width); {what}")
+    if isinstance(source, Joined):
+        notes += source.notes(data.shared_classes)
+    if data.sample_weights and config.tuning.teacher:
+        notes.append("--sample-weights with --teacher: what the teacher adds to the loss is not weighted")
+    if config.head.start_centres == "imprint" and not (config.model.pretrained or config.model.symbol):
+        notes.append("--start-centres imprint without --pretrained: the means are those of a random network")
+    if data.config and data.num_images and not data.synthetic and data.num_images != len(source):
+        notes.append(
+            f"num_image of {data.config} is {data.num_images:,}, and the data has {len(source):,} images, which count: "
+            "the learning rate reaches its end with the run. In arcface_torch warm-up and decay would take as long as "
+            "num_image says, whatever the data has"
+        )
+    if data.synthetic and flags.is_given(data, "check_data"):
+        notes.append(f"--check-data {data.check_data}: synthetic data has nothing to check")
+    return notes
+
+
+def _started(config: Config, rates: dict[str, Any]) -> tuple[Config, str]:
+    """Returns the configuration with a transformer's rates, or with those of the checkpoint that the run resumes from,
+    and a note on them."""
+    run, does = named(config, _called(config)).run, "starts with"
+    folders = reversed(complete(run.checkpoints)) if run.resume in flags.NO_CHECKPOINT else [Path(run.resume)]
+    for folder in folders if run.resume != "never" else ():
+        try:
+            then = json.loads(read_manifest(folder / MANIFEST))["configuration"]
+            rates, does = {name: then[name] for name in rates}, f"resumes from {folder} with"
+            break
+        except (OSError, ValueError, LookupError, TypeError):
+            continue  # damaged: reported where it is opened, and the one before is resumed
+    words = " ".join(f"{flags.flag(name)} {value}" for name, value in rates.items())
+    return flags.replaced(config, rates), f"--network {config.model.network}, a transformer, {does} {words}"
+
+
+@flags.told_as_usage
+def parse(arguments: list[str]) -> tuple[Config, list[str]]:
+    """Parses the command line: configuration, and notes for the user on settings of a --config file without effect."""
+    arguments = face_heads.gathered(with_file(arguments, facts(Config), face_heads.OWN))
+    # Given explicitly: these count more than what the data states.
+    names = ("dataset", "config", *presets.OF_THE_DATA, "num_images", *OF_TRANSFORMERS, "network")
+    known, _ = split(arguments, names, {"network": {"short": "--backbone"}})
+    dataset, from_config = known.get("dataset", "custom"), known.get("config")
+    from_file: dict[str, Any] = {}
+    defaults: dict[str, Any] = presets.get(dataset) if dataset != "custom" else {}
+    notes: list[str] = []
+    if from_config is not None:
+        from_file, notes = arcface_torch.load(Path(from_config))
+        defaults |= from_file
+    for name in {"rec", "models_root"} & defaults.keys():
+        defaults[name] = Path(defaults[name])
+    given = known.keys() & OF_TRANSFORMERS.keys()
+    rates: dict[str, Any] = {}
+    if from_config is None:  # a file states a whole run
+        rates = rates_of(known.get("network", defaults.get("network", "")), given, known.get("optimizer"))
+        defaults |= rates
+    default = flags.with_defaults(Config, defaults)
+    program = f"{flags.trainer()} face"
+    try:
+        config = flags.parse(
+            Config, arguments, program, default=default, matter=flags.basic(Config), elsewhere=ELSEWHERE
+        )
+    except UsageError as error:
+        if "network" in from_file and str(error).startswith(f"--network is {from_file['network']};"):
+            raise UsageError(f"{from_config}: {error}") from error
+        raise
+    if rates:
+        config, note = _started(config, rates)
+        notes.append(note)
+    given = known.keys() & set(presets.OF_THE_DATA)
+    data, more_notes = presets.give_way(config.data, given | from_file.keys())
+    if "num_images" in known and not data.synthetic:
+        more_notes.append("--num-images is about synthetic data; this run has images")
+    return dataclasses.replace(config, data=data), [*notes, *more_notes]

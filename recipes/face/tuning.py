@@ -1,0 +1,101 @@
+"""Fine-tuning in recipe `face`: a moving average of the weights, adapters, a teacher; their flags and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from partial_fc.flags import check_numbers, flag, is_given
+from partial_fc.flags.facts import Before, In, MayChange, Refused
+
+if TYPE_CHECKING:
+    from partial_fc.train.backbone import TorchBackbone
+    from partial_fc.train.teacher import Teacher
+
+    from .backbone import Network
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningFlags:
+    """Fine-tuning (docs/encoders.md)."""
+
+    ema: Annotated[float, In("[0, 1)"), Before(0.0)] = 0.0
+    """Keep an exponential moving average of the backbone's weights and running statistics with this decay, 0.999 or
+    0.9999, say; 0: none."""
+    deliver: Annotated[Literal["ema", "raw"], MayChange] = "ema"
+    """With --ema: what is evaluated and delivered as model.safetensors; the other lies beside it, in
+    model-raw.safetensors or model-ema.safetensors."""
+    lora: Annotated[int, Before(0), Refused("other parameters are trained")] = 0
+    """Train adapters of this rank, by peft, and the last layer instead of the backbone, which is frozen; 0: none. What
+    is delivered is the plain network, adapters merged."""
+    teacher: Annotated[Path | None, Before(None)] = None
+    """Also pull embeddings towards those of this trained model: a run's folder, a checkpoint's, or a file of
+    weights (docs/python-api.md)."""
+    teacher_weight: Annotated[float, In("(0, inf)")] = 1.0
+    """With --teacher: the loss gets this times the mean of 1 - cosine to the teacher's embedding."""
+    trust_code: Annotated[bool, MayChange] = False
+    """With --teacher: execute the FILE.py beside it that builds its network."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        for name, needed in (("deliver", "ema"), ("teacher_weight", "teacher"), ("trust_code", "teacher")):
+            if is_given(self, name) and not getattr(self, needed):
+                raise ValueError(f"{flag(name)} requires {flag(needed)}")
+        if self.lora and find_spec("peft") is None:
+            raise ValueError(f"--lora {self.lora} needs peft: `pip install 'partial-fc[lora]'`")
+
+    def check(self, engine: str) -> None:
+        """Raises ValueError for flags that the engine does not support."""
+        for name in ("ema", "lora", "teacher"):
+            if engine == "mxnet" and getattr(self, name):
+                raise ValueError(
+                    f"{flag(name)} {getattr(self, name)} with --engine mxnet: it is for torch; leave it out"
+                )
+
+
+def adapt(tuning: TuningFlags, network: Network, image_size: int) -> None:
+    """Puts adapters on the network, in place. Raises ValueError for one that has nothing to adapt."""
+    from partial_fc.models import lora
+
+    if tuning.lora:
+        network.notes.append(f"--lora {tuning.lora}: {lora.adapt(network.module, tuning.lora, image_size)}")
+
+
+def teacher(tuning: TuningFlags, network: Network, image_size: int, backbone: TorchBackbone) -> Teacher | None:
+    """Loads the teacher. Raises ValueError for one of other images or embeddings."""
+    from partial_fc.embedding.load import load
+    from partial_fc.models.inputs import Unchanged
+    from partial_fc.train.teacher import Teacher
+
+    if tuning.teacher is None:
+        return None
+    try:
+        pixels = None if isinstance(network.to_input, Unchanged) else image_size
+        model = load(tuning.teacher, backbone.device, image_size=pixels, trust_code=tuning.trust_code)
+        if (type(model.to_input), model.image_size) != (type(network.to_input), image_size):
+            raise ValueError(f"{tuning.teacher} takes {model.to_input.description}, not {network.to_input.description}")
+    except ValueError as error:
+        raise ValueError(f"--teacher: {error}") from error
+    if model.embedding_size != network.embedding_size:
+        raise ValueError(
+            f"--teacher {tuning.teacher}: its embedding has {model.embedding_size} numbers, this run's "
+            f"{network.embedding_size}; give --embedding-size {model.embedding_size}"
+        )
+    dtype = backbone.precision.parameter_dtype  # else --precision fp64 would depend on a batch's shape as fp32 does
+    network_of = model.network.to(dtype)
+    return Teacher(
+        lambda input_B: network_of(model.to_input(input_B.to(backbone.device, non_blocking=True)).to(dtype)),
+        tuning.teacher_weight, backbone.world, backbone.precision.autocast,
+    )  # fmt: skip
+
+
+def notes(tuning: TuningFlags, total_steps: int) -> Iterator[str]:
+    """Yields a note on an average that is slower than the run."""
+    if tuning.ema and (left := tuning.ema**total_steps) > 0.05:
+        yield (
+            f"--ema {tuning.ema:g}: after the {total_steps} steps of this run {left:.0%} of the average are still the "
+            "weights that it started from; a smaller decay follows faster"
+        )

@@ -1,0 +1,78 @@
+"""LMDB as a store of records. Any number of processes may read one, each with its own environment."""
+
+import os
+import weakref
+from pathlib import Path
+
+import lmdb
+
+from partial_fc.file_kind import it_is
+
+from .keys import KeyList
+
+
+class LmdbStore:
+    """An LMDB as a store. `path`: a folder with data.mdb, or such a file. Lists the keys at the start, without reading
+    values. Writes and locks nothing, so the folder may be read-only; detects concurrent writers. Raises ValueError for
+    a path that is no LMDB or is cut short."""
+
+    kind = "LMDB"
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._file = Path(os.path.realpath(path / "data.mdb" if path.is_dir() else path))
+        self.connect()
+        _stores.add(self)
+        with self._environment.begin() as transaction, transaction.cursor() as cursor:
+            self._version = transaction.id()
+            self._keys = KeyList.collect(cursor.iternext(keys=True, values=False))
+
+    def connect(self) -> None:
+        environment = _environments.get(self._file) or _open(self._file)
+        _environments[self._file] = self._environment = environment
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def item(self, index: int) -> tuple[bytes, bytes]:
+        """Returns (key, value) of the index-th record in key order."""
+        key = self._keys[index]
+        with self._environment.begin() as transaction:
+            value = transaction.get(key) if transaction.id() == self._version else None
+            if value is None:
+                raise ValueError(
+                    f"{self.path} was written to after it was opened; start again when the writer has finished"
+                )
+            return key, value
+
+    def close(self) -> None:
+        """Does nothing: another store may use the environment, which closes with the last one."""
+
+
+# LMDB allows one environment per file and process; stores share it, but not across a fork.
+_environments: weakref.WeakValueDictionary[Path, lmdb.Environment] = weakref.WeakValueDictionary()
+_stores: weakref.WeakSet[LmdbStore] = weakref.WeakSet()
+
+
+def _connect_again() -> None:
+    for environment in list(_environments.values()):
+        environment.close()
+    _environments.clear()
+    for store in list(_stores):
+        store.connect()
+
+
+os.register_at_fork(after_in_child=_connect_again)
+
+
+def _open(file: Path) -> lmdb.Environment:
+    try:
+        environment = lmdb.open(str(file), subdir=False, readonly=True, create=False, lock=False, readahead=False)
+        last_page, page_bytes = environment.info()["last_pgno"], environment.stat()["psize"]
+    except lmdb.Error as error:
+        raise ValueError(f"{file} cannot be opened as an LMDB: {error}{it_is(file)}") from error
+    needed, size = (last_page + 1) * page_bytes, file.stat().st_size
+    if size < needed:  # reading past the end would kill the process with SIGBUS
+        environment.close()
+        raise ValueError(f"{file} has {size} bytes, its pages need {needed}: it is cut short; copy it again")
+    return environment

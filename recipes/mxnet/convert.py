@@ -1,0 +1,212 @@
+"""`partial-fc convert`: converts backbones between MXNet's files and ours, and compares the embeddings."""
+
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from partial_fc.checkpoint.files import save_tensors
+from partial_fc.file_kind import it_is
+from partial_fc.files import check_new
+from partial_fc.flags.facts import PIXELS, In
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from partial_fc.foreign.networks import Network
+
+    from .backbone_file import State
+
+_PARAMS = re.compile(r"(.+)-\d{4}\.params")
+_TORCH = (".pt", ".pth", ".ckpt")
+_KINDS = "PREFIX-0000.params (MXNet), .safetensors (this trainer), .pt, .pth or .ckpt (arcface_torch, AdaFace, ...)"
+_NUM_IMAGES = 4
+_SMALLEST_COSINE = 1 - 1e-8  # without fixed gammas it is .995, without scale .999998, without epsilon .9999999
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """Moves a backbone (r18 to r200, tiny, mini) between MXNet's .params, this trainer's model.safetensors and
+    arcface_torch's model.pt; the names of the files say from where to where. Embeddings stay the same: random images
+    are embedded before and after, and nothing is written if they differ."""
+
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
+    """PREFIX-0000.params, X.safetensors (also a checkpoint's backbone.safetensors), X.pt, X.pth or X.ckpt (also
+    checkpoint_gpu_R.pt and other programs' files), or X.onnx (InsightFace's)."""
+    output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUTPUT")]
+    """The same. Beside PREFIX-0000.params PREFIX-symbol.json is written."""
+    symbol: Path | None = None
+    """The symbol of a SOURCE of MXNet, which has the input's scale, epsilons and fixed gammas; none:
+    PREFIX-symbol.json beside it, else that of InsightFace's recipe."""
+    image_size: Annotated[int | None, In(PIXELS)] = None
+    """The network's image size, if several fit its shapes; none: what SOURCE states, else the largest (112 for 97 to
+    112)."""
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A file's model as our network's state dict, and what computes the file's own embeddings."""
+
+    state: "State"
+    network: "Network"
+    notes: list[str]
+    # By implementation: uint8 images -> embeddings.
+    embed: "dict[str, Callable[[Tensor], Tensor]]"
+
+
+def convert(options: ConvertOptions) -> None:
+    """Converts the files. Raises ValueError for another network, a damaged file, or an existing output."""
+    from partial_fc.foreign import mxnet_ndarray
+    from partial_fc.models.iresnet import IResNet
+
+    from . import backbone_file as mxnet_backbone
+    from . import symbol_file as mxnet_symbol
+
+    source, output = options.source, options.output
+    kinds = ["torch" if source.suffix == ".onnx" else _kind(source), _kind(output)]
+    if kinds == ["mxnet", "mxnet"]:
+        raise ValueError(f"{source} and {output} are both files of MXNet: there is nothing to convert")
+    if options.symbol and kinds[0] != "mxnet":
+        raise ValueError(f"--symbol goes with a .params file; SOURCE is {source}")
+    paths = [output, *([_symbol_path(output)] if kinds[1] == "mxnet" else [])]
+    check_new(*paths)
+    before = _read(source, options.symbol or _symbol_of(source), options.image_size)
+    network = before.network
+    print(f"{source}: {network.name}, embedding {network.embedding_size}, images {network.image_size}")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    # Renamed only after the comparison.
+    with tempfile.TemporaryDirectory(prefix=".convert-", dir=output.parent) as folder:
+        written = [Path(folder) / path.name for path in paths]
+        notes = before.notes
+        if kinds[1] == "mxnet":
+            arrays, notes = mxnet_backbone.to_mxnet(before.state, network, source)
+            mxnet_ndarray.write(written[0], arrays)
+            model = network.build("meta")
+            assert isinstance(model, IResNet)
+            written[1].write_text(mxnet_symbol.symbol_json(model), encoding="utf-8")
+        else:
+            _write_torch(before, written[0], source)
+        for note in notes:
+            print(f"  {note}")
+        _compare(before, _read(written[0], _symbol_of(written[0]), network.image_size), output)
+        for path, name in zip(written, paths, strict=True):
+            path.replace(name)
+    print(f"written: {', '.join(map(str, paths))}")
+
+
+def _kind(path: Path) -> str:
+    if path.suffix == ".params":
+        if not _PARAMS.fullmatch(path.name):
+            raise ValueError(f"{path}: expected PREFIX-0000.params, the name that MXNet's load_checkpoint looks for")
+        return "mxnet"
+    if path.suffix == ".safetensors" or path.suffix in _TORCH:
+        return "torch"
+    raise ValueError(f"{path}: unknown file type; expected {_KINDS}{it_is(path)}")
+
+
+def _symbol_path(params: Path) -> Path:
+    match = _PARAMS.fullmatch(params.name)
+    assert match is not None
+    return params.with_name(f"{match[1]}-symbol.json")
+
+
+def _symbol_of(path: Path) -> Path | None:
+    """Returns the symbol beside a .params file, if there is one."""
+    symbol = _symbol_path(path) if path.suffix == ".params" else None
+    return symbol if symbol and symbol.exists() else None
+
+
+# ---- reading
+
+
+def _read(path: Path, symbol: Path | None, image_size: int | None) -> _Model:
+    """Reads a model from a file of either kind. Raises ValueError for another network."""
+    from partial_fc.foreign import mxnet_ndarray
+    from partial_fc.foreign.state_dicts import check_fits, read_weights
+
+    from . import backbone_file as mxnet_backbone
+    from . import symbol_file as mxnet_symbol
+
+    if path.suffix == ".params":
+        graph = mxnet_symbol.read(symbol) if symbol else mxnet_symbol.Graph()
+        arrays = mxnet_ndarray.read(path)
+        network = mxnet_backbone.network_of(arrays, path, image_size)
+        state, notes = mxnet_backbone.from_mxnet(arrays, network, graph, path)
+        if symbol is None:
+            notes.insert(0, "no symbol beside it: the graph of InsightFace's recipe is assumed")
+
+        def as_mxnet(image_B3HW: "Tensor") -> "Tensor":
+            return mxnet_backbone.embed_as_mxnet(arrays, network, graph, image_B3HW, path)
+
+        return _Model(state, network, notes, {"torch with MXNet's rules": as_mxnet, **_mxnet_itself(symbol, path)})
+    state, contract = read_weights(path)
+    said = contract.get("image_size", "")
+    if image_size is None and said.isdecimal():
+        image_size = int(said)
+    network = mxnet_backbone.network_of(state, path, image_size)
+    check_fits(state, network.build("meta").state_dict(), path, network.name)
+    state = {name: t.float() if t.is_floating_point() else t for name, t in state.items()}
+    notes = [contract["note"]] if "note" in contract else []
+    return _Model(state, network, notes, {"torch": lambda image: mxnet_backbone.embed(state, network, image)})
+
+
+def _mxnet_itself(symbol: Path | None, params: Path) -> "dict[str, Callable[[Tensor], Tensor]]":
+    """Returns MXNet as an implementation of embeddings; empty if it is not installed, or without a symbol."""
+    if symbol is None:
+        return {}
+    try:
+        from .graph import embed
+    except ModuleNotFoundError as error:
+        print(f"note: not compared with MXNet itself: {error}")
+        return {}
+    return {f"MXNet with {symbol.name}": lambda image: embed(symbol, params, image)}
+
+
+# ---- writing, and comparing
+
+
+def _write_torch(found: _Model, path: Path, source: Path) -> None:
+    import torch
+
+    from partial_fc.models.inputs import FACE
+
+    if path.suffix in _TORCH:
+        torch.save(found.state, path)
+        return
+    network = found.network
+    contract = {
+        "network": network.name,
+        "embedding_size": str(network.embedding_size),
+        "image_size": str(network.image_size),
+        "output": "float32 (N, embedding_size), not normalised",
+        **FACE.facts(),
+        "made_from": source.name,
+    }
+    save_tensors(found.state, path, contract)
+
+
+def _compare(before: _Model, after: _Model, output: Path) -> None:
+    """Prints the smallest cosine of both models on random images. Raises ValueError if it is too small."""
+    import torch
+    from torch.nn.functional import cosine_similarity
+
+    size = before.network.image_size
+    generator = torch.Generator().manual_seed(0)
+    image_B3HW = torch.randint(0, 256, (_NUM_IMAGES, 3, size, size), generator=generator, dtype=torch.uint8)
+    before_BD, after_BD = ({who: embed(image_B3HW) for who, embed in m.embed.items()} for m in (before, after))
+    for one, feat_BD in before_BD.items():
+        if not bool(torch.isfinite(feat_BD).all()):
+            raise ValueError(f"{one} gives NaN or Inf, so there is nothing to compare with: the network has diverged")
+        for other, again_BD in after_BD.items():
+            smallest = cosine_similarity(feat_BD, again_BD, eps=0.0).min().item()
+            print(f"  {_NUM_IMAGES} random images, {one} and then {other}: smallest cosine {smallest:.8f}")
+            if not smallest >= _SMALLEST_COSINE:
+                raise ValueError(
+                    f"the embeddings differ: smallest cosine {smallest:.8f} between {one} before and {other} after; "
+                    f"{output} is not written. Is the symbol that of these arrays (--symbol), and the image size "
+                    f"{size} right?"
+                )

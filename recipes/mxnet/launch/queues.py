@@ -1,0 +1,156 @@
+"""Job systems that start the processes themselves: mpirun, qsub and YARN."""
+
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from partial_fc.verbs.doctor.hosts import Host
+
+from . import shell
+from .job import Plan, Task, own_interface
+
+_OPEN_MPI_SSH = "OMPI_MCA_plm_rsh_args"
+_SESSIONS = "OMPI_MCA_orte_top_session_dir"
+# Each of mpirun's processes runs this, with its role as $1, and reports its exit itself: mpirun knows only a number. It
+# ends with its parent: a killed mpirun leaves the processes of its own host.
+_UNDER_MPI = """
+role=$1 number=${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}
+shift
+export DMLC_TASK_ID="$number"
+{prepare}
+(while kill -s 0 "$PPID"; do sleep 1; done; kill -s KILL 0) >/dev/null 2>&1 &
+guard=$!
+"$@"
+status=$?
+kill "$guard"
+[ "$status" = 0 ] || echo "$role $number on $(hostname) ended with exit status $status" >&2
+exit "$status"
+"""
+# Tasks are numbered from 1, workers first. A failing one deletes the others, which would wait forever, but not itself:
+# qsub reports success for a job whose tasks are all deleted. (A PATH given to qsub does not arrive; SGE_O_PATH is the
+# one that it was started with.)
+_UNDER_SGE = """#!/bin/sh
+export PATH="${{SGE_O_PATH:+$SGE_O_PATH:}}$PATH"
+if [ "$SGE_TASK_ID" -le {num_workers} ]; then
+    export DMLC_ROLE=worker DMLC_TASK_ID=$((SGE_TASK_ID - 1))
+{worker}
+else
+    export DMLC_ROLE=server DMLC_TASK_ID=$((SGE_TASK_ID - 1 - {num_workers}))
+{server}
+fi
+{command}
+status=$?
+if [ "$status" != 0 ]; then
+    echo "$DMLC_ROLE $DMLC_TASK_ID on $(hostname) ended with exit status $status" >&2
+    [ "$SGE_TASK_ID" = 1 ] || qdel "$JOB_ID" -t "1-$((SGE_TASK_ID - 1))"
+    [ "$SGE_TASK_ID" = {num_tasks} ] || qdel "$JOB_ID" -t "$((SGE_TASK_ID + 1))-{num_tasks}"
+fi
+exit "$status"
+"""
+
+
+def mpirun_kind(environ: Mapping[str, str] = os.environ) -> str:
+    """Returns "Open MPI" or "MPICH". Raises ValueError without mpirun."""
+    try:
+        done = subprocess.run(["mpirun", "--version"], env=dict(environ), capture_output=True, text=True)
+    except OSError:
+        raise ValueError("--launcher mpi needs mpirun: install Open MPI or MPICH, or use --launcher ssh") from None
+    if "Open MPI" in done.stdout:
+        return "Open MPI"
+    if "HYDRA" in done.stdout.upper() or "Intel" in done.stdout:
+        return "MPICH"
+    raise ValueError(f"mpirun --version says {done.stdout[:80]!r}; expected Open MPI, MPICH or Intel MPI")
+
+
+def mpirun(
+    kind: str, plan: Plan, tasks: Sequence[Task], command: Sequence[str], folder: str
+) -> tuple[dict[str, str], list[str]]:
+    """Returns (variables, words) of the mpirun that starts these tasks, all of one role, on these hosts.
+
+    Values of variables are on no command line, where all users of the hosts could read them.
+    """
+    role, places = tasks[0].role, [task.place for task in tasks]
+    own = {"DMLC_TASK_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    variables = {name: value for name, value in tasks[0].variables.items() if name not in own}
+    names = [*variables, "PATH"]
+    slots = [f"{host.name}:{num}" for host, num in Counter(places).items()]
+    if kind == "Open MPI":
+        words = [
+            "mpirun",
+            "--allow-run-as-root",
+            "--bind-to",
+            "none",
+            "-np",
+            str(len(tasks)),
+            "--host",
+            ",".join(slots),
+        ]
+        words += [word for name in names for word in ("-x", name)]
+    else:
+        words = ["mpirun", "-np", str(len(tasks)), "-hosts", ",".join(slots), "-envlist", ",".join(names)]
+    prepare = "\n".join(own_interface(variables, list(plan.addresses.values())))
+    within = ["sh", "-c", _UNDER_MPI.format(prepare=prepare).strip(), "sh", role]
+    return variables | _mpi_ssh(kind, places) | _mpi_sessions(kind), [*words, "-wdir", folder, *within, *command]
+
+
+def _mpi_ssh(kind: str, places: Sequence[Host]) -> dict[str, str]:
+    """Returns the options of mpirun's ssh. Raises ValueError for hosts with different ports."""
+    ports = {host.ssh_port for host in places if not host.is_here}
+    if len(ports) > 1:
+        raise ValueError("mpirun's ssh has one port for all hosts: write host:port with the same one, or ~/.ssh/config")
+    port = next(iter(ports), None)
+    if kind != "Open MPI":
+        if port:
+            raise ValueError("MPICH's mpirun takes ports of sshd from ~/.ssh/config only: write hosts without :port")
+        return {}
+    options = os.environ.get(_OPEN_MPI_SSH) or shlex.join(shell.SSH_OPTIONS)
+    return {_OPEN_MPI_SSH: options + (f" -p {port}" if port else "")}
+
+
+def _mpi_sessions(kind: str) -> dict[str, str]:
+    """Sets Open MPI's session folder: concurrent mpirun delete each other's empty /tmp/ompi.HOST.USER."""
+    if kind != "Open MPI" or any(os.environ.get(name) for name in ("TMPDIR", "OMPI_MCA_orte_tmpdir_base", _SESSIONS)):
+        return {}
+    return {_SESSIONS: f"/tmp/ompi.run.{secrets.token_hex(4)}"}
+
+
+def qsub(tasks: Sequence[Task], command: Sequence[str], file: str) -> tuple[dict[str, str], list[str], str]:
+    """Returns (variables, words, script) of the array job that runs these tasks; the script's path is `file`."""
+    servers = [task for task in tasks if task.role == "server"]
+    workers = [task for task in tasks if task.role == "worker"]
+    own = {"DMLC_ROLE", "DMLC_TASK_ID", "DMLC_NODE_HOST"}
+    same = {n: v for n, v in workers[0].variables.items() if n not in own and servers[0].variables.get(n) == v}
+    # qstat -j shows a job's variables to all users.
+    same = {name: value for name, value in same.items() if not name.startswith("AWS_")}
+
+    def exports(task: Task) -> str:
+        different = {n: v for n, v in task.variables.items() if n not in own | same.keys() and not n.startswith("AWS_")}
+        return "\n".join(f"    {line}" for line in shell.exports(different)) or "    :"
+
+    script = _UNDER_SGE.format(
+        num_workers=len(workers),
+        num_tasks=len(tasks),
+        worker=exports(workers[0]),
+        server=exports(servers[0]),
+        command=shlex.join(command),
+    )
+    array = f"1-{len(tasks)}"
+    words = ["qsub", "-sync", "y", "-cwd", "-t", array, "-S", "/bin/sh", "-N", "partial-fc-launch", "-j", "y"]
+    return same, [*words, "-v", ",".join(same), file], script
+
+
+def yarn(command: Sequence[str]) -> tuple[str, list[str]]:
+    """Returns (the command of dmlc-core's tracker, what it lacks here)."""
+    files = ["dmlc-yarn.jar", "launcher.py"]
+    client = f'java -cp "$(hadoop classpath):{files[0]}" org.apache.hadoop.yarn.dmlc.Client'
+    words = [word for file in files for word in ("-file", file)]
+    words += ["-jobname", "partial-fc-launch", "-tempdir", "/tmp", "-queue", "default", "./launcher.py", *command]
+    missing = [program for program in ("java", "hadoop") if shutil.which(program) is None]
+    missing += [] if "HADOOP_HOME" in os.environ else ["HADOOP_HOME (it is not set)"]
+    missing += [f"{file} in this folder (of dmlc-core's tracker)" for file in files if not Path(file).exists()]
+    return f"{client} {shlex.join(words)}", missing

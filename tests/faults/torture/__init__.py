@@ -1,0 +1,1 @@
+"""`python -m tests.faults.torture`: training under injected faults, compared with an undisturbed run."""

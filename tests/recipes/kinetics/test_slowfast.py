@@ -1,0 +1,175 @@
+"""SlowFast: sizes of the published networks, one stage against plain NumPy, what the clips must be."""
+
+import pickle
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+
+from recipes.kinetics import gluoncv_files as gluoncv
+from recipes.kinetics import slowfast
+
+R50 = "slowfast_4x16_resnet50_kinetics400"
+
+
+def parameters(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "slow", "fast"),
+    [(R50, 4, 32), ("slowfast_8x8_resnet50_kinetics400", 8, 32), ("slowfast_8x8_resnet101_kinetics400", 8, 32)],
+)
+def test_shapes_of_the_stages(name, slow, fast):
+    with torch.device("meta"):
+        model = slowfast.build(name)
+        shapes = {}
+        for part, module in model.named_children():
+            module.register_forward_hook(lambda _m, _i, out, part=part: shapes.__setitem__(part, tuple(out.shape[1:])))
+        assert model(torch.empty(2, 3, fast + slow, 224, 224)).shape == (2, 400)
+    for number, (stage, side) in enumerate(zip(("res2", "res3", "res4", "res5"), (56, 28, 14, 7), strict=True)):
+        assert shapes[f"slow_{stage}"] == (256 << number, slow, side, side)
+        assert shapes[f"fast_{stage}"] == (32 << number, fast, side, side)
+    laterals = [shapes[f"lateral_{after}"] for after in ("p1", "res2", "res3", "res4")]
+    assert laterals == [(16, slow, 56, 56), (64, slow, 56, 56), (128, slow, 28, 28), (256, slow, 14, 14)]
+    assert model.fc.in_features == 2304
+
+
+def test_counts_of_the_published_networks():
+    with torch.device("meta"):
+        assert parameters(slowfast.build(R50)) == 34_480_216
+        features = slowfast.build(R50, 0)
+    assert parameters(features) == 34_480_216 - 400 * 2304 - 400
+    assert features.feature_width == 2304
+
+
+def convolved(x_CTHW, weight_OIKHW, stride, padding):
+    x = np.pad(x_CTHW, [(0, 0), *((p, p) for p in padding)])
+    windows = np.lib.stride_tricks.sliding_window_view(x, weight_OIKHW.shape[2:], axis=(1, 2, 3))
+    return np.einsum("ithwabc,oiabc->othw", windows[:, :: stride[0], :: stride[1], :: stride[2]], weight_OIKHW)
+
+
+def test_a_stage_equals_plain_numpy():
+    """The first block of the slow res4: the temporal kernel, the stride and the shortcut with a convolution."""
+    torch.manual_seed(1)
+    block = slowfast.build(R50, 5, width=8).double().eval().slow_res4[0]
+    for module in block.modules():
+        if isinstance(module, torch.nn.BatchNorm3d):
+            for t in (module.weight.data, module.running_var):
+                t.uniform_(0.5, 2)
+            for t in (module.bias.data, module.running_mean):
+                t.normal_()
+    state = {name: t.numpy() for name, t in block.state_dict().items()}
+
+    def norm(x, name):
+        shape = (-1, 1, 1, 1)
+        mean, var, weight, bias = (
+            state[f"{name}.{part}"].reshape(shape) for part in ("running_mean", "running_var", "weight", "bias")
+        )
+        return (x - mean) / np.sqrt(var + 1e-5) * weight + bias
+
+    x = np.random.default_rng(0).normal(size=(block.conv1.in_channels, 4, 6, 6))
+    y = np.maximum(norm(convolved(x, state["conv1.weight"], (1, 1, 1), (1, 0, 0)), "bn1"), 0)
+    y = np.maximum(norm(convolved(y, state["conv2.weight"], (1, 2, 2), (0, 1, 1)), "bn2"), 0)
+    y = norm(convolved(y, state["conv3.weight"], (1, 1, 1), (0, 0, 0)), "bn3")
+    shortcut = norm(convolved(x, state["downsample.0.weight"], (1, 2, 2), (0, 0, 0)), "downsample.1")
+    found = block(torch.from_numpy(x)[None])[0].detach().numpy()
+    np.testing.assert_allclose(found, np.maximum(y + shortcut, 0), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.mxnet
+def test_parameters_that_mxnet_wrote(tmp_path):
+    """Under the names that GluonCV's blocks have."""
+    from recipes.mxnet.library import mx
+
+    torch.manual_seed(3)
+    theirs, ours = (slowfast.build(R50, 7, width=8) for _ in range(2))
+    arrays = {name: mx.nd.array(t.numpy()) for name, t in gluoncv.arrays(theirs).items()}
+    for name in ("fast_res2.0.downsample.1.running_var", "lateral_res3.1.gamma", "slow_res5.2.conv3.weight", "fc.bias"):
+        assert name in arrays
+    path = tmp_path / "slowfast.params"
+    mx.nd.save(str(path), arrays)
+    assert gluoncv.load(ours, path) == []
+    assert all(torch.equal(t, ours.state_dict()[name]) for name, t in theirs.state_dict().items())
+    other = slowfast.build(R50, 9, width=8)
+    with pytest.raises(ValueError, match=r"2 of another shape or kind: fc\.weight"):
+        gluoncv.load(other, path)
+    assert gluoncv.load(other, path, leave_out="fc.") == ["fc.weight", "fc.bias"]
+    del arrays["lateral_res3.1.gamma"]
+    mx.nd.save(str(path), arrays)
+    with pytest.raises(ValueError, match=r"1 missing: lateral_res3\.1\.weight"):
+        gluoncv.load(ours, path)
+
+
+# Places of GluonCV's own network: 8 channels wide, 552 arrays (GluonCV 0.10.5, MXNet 1.9.1).
+PLACES = {
+    0: "fc.bias", 6: "fast_conv1.weight", 56: "fast_res2.0.downsample.0.weight", 99: "fast_res3.2.conv1.weight",
+    105: "fast_res3.3.bn1.running_var", 267: "lateral_p1.1.beta", 291: "slow_conv1.weight",
+    412: "slow_res4.0.bn2.gamma",
+}  # fmt: skip
+
+
+@pytest.mark.mxnet
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_momentum_that_mxnet_wrote(dtype, tmp_path):
+    """By Gluon's trainer, after a step whose gradient is the parameter's place."""
+    from recipes.mxnet.library import mx
+    from tests.recipes.kinetics.gluon_states import write_states
+
+    model = slowfast.build(R50, 5, width=8)
+    path, named = tmp_path / "slowfast.states", gluoncv.arrays(model)
+    order = write_states(mx, model, path, lambda place: 0.25 * (place % 64), dtype)
+    assert len(order) == 552
+    assert {place: order[place] for place in PLACES} == PLACES
+    found = gluoncv.read_states(model, path)
+    assert found.num_updates == 1
+    assert found.momentum.keys() == dict(model.named_parameters()).keys()
+    ours = dict(zip(named, (name for name in model.state_dict() if "num_batches" not in name), strict=True))
+    for place, name in enumerate(order):
+        if ours[name] in found.momentum:
+            m = found.momentum[ours[name]]
+            assert torch.equal(m, torch.full(named[name].shape, 0.5 * 0.25 * (place % 64)))
+            if dtype == "float16":  # Nesterov's first step is 1.9 times the momentum
+                torch.testing.assert_close(found.masters[ours[name]], named[name].half().float() - 1.9 * m)
+    with pytest.raises(ValueError, match=r"fc\.bias is \(5,\), expected \(7,\)"):
+        gluoncv.read_states(slowfast.build(R50, 7, width=8), path)
+    model.freeze_batch_norms("scales")
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert gluoncv.read_states(model, path).momentum.keys() == trained
+    write_states(mx, model, path, float, dtype, only=("weight", "bias"))
+    found = gluoncv.read_states(model, path).momentum
+    assert found.keys() == trained
+    assert [found[name].mean() for name in ("fc.bias", "fc.weight", "fast_conv1.weight")] == [0, 0.5, 1]
+
+
+def test_what_is_no_file_of_a_trainer(tmp_path):
+    path = tmp_path / "f.states"
+    model = slowfast.build(R50, 2, width=8)
+    for value, message in (
+        ([1, 2], "no file of Gluon's trainer.save_states for a SlowFast"),
+        (OrderedDict(), r"asks for collections\.OrderedDict"),
+        (({(1, 2): 3}, 4), "no file of Gluon's trainer.save_states"),
+    ):
+        path.write_bytes(pickle.dumps(value))
+        with pytest.raises(ValueError, match=message):
+            gluoncv.read_states(model, path)
+
+
+def test_the_fast_network_alone():
+    torch.manual_seed(4)
+    model = slowfast.build(R50, 5, width=16, fast_alone=True).eval()
+    assert not [name for name, _ in model.named_children() if "slow" in name or "lateral" in name]
+    clip, other = torch.randn(2, 1, 3, 36, 32, 32)
+    other[:, :, :32] = clip[:, :, :32]
+    assert torch.equal(model(clip), model(other))
+    assert model.feature_width == 64
+
+
+def test_what_cannot_be():
+    with pytest.raises(ValueError, match="unknown network 'slowfast'"):
+        slowfast.build("slowfast")
+    with pytest.raises(ValueError, match="width 12,"):
+        slowfast.build(R50, width=12)
+    with torch.device("meta"), pytest.raises(ValueError, match=r"35 frames; expected 32 for the fast .* then 4"):
+        slowfast.build(R50)(torch.empty(1, 3, 35, 64, 64))

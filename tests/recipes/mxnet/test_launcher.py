@@ -1,0 +1,206 @@
+"""`partial-fc launch`: its flags, its host file, and what it would give to ssh, mpirun, qsub and YARN."""
+
+import os
+import re
+import shlex
+import socket
+from pathlib import Path
+
+import pytest
+
+from recipes.mxnet.launch import job
+from recipes.mxnet.launch.command import launch
+from recipes.mxnet.launch.options import split, torch_recipe
+
+ECHO = ["sh", "-c", 'echo "$DMLC_ROLE $DMLC_TASK_ID"']
+
+
+@pytest.fixture
+def hosts(tmp_path, monkeypatch):
+    """Writes a host file; returns its path. Nothing is asked of the network."""
+    monkeypatch.setattr(job, "source_address", lambda destination: "127.0.0.1")
+
+    def write(text: str) -> Path:
+        (tmp_path / "hosts").write_text(text)
+        return tmp_path / "hosts"
+
+    return write
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch) -> Path:
+    """A folder whose programs come before all others."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "num_flags"),
+    [
+        ("-n 2 --launcher local python train.py -n 3", 4),
+        ("-n 2 --p3 --env A=1 --env B -H hosts --dry-run python x.py --env C", 10),
+        ("--num_workers=2 --sync-dst-dir /tmp/x ./program", 3),
+        ("-n 2 -- -odd", 2),
+        ("-n 2 --", 2),
+    ],
+)
+def test_command_begins_where_the_flags_end(words, num_flags):
+    words = words.split()
+    flags, command = split(words)
+    assert flags == words[:num_flags]
+    assert command == [word for word in words[num_flags:] if word != "--"]
+    assert split(["-n2", "-H=hosts", "x", "-n3"]) == (["-n", "2", "-H", "hosts"], ["x", "-n3"])
+
+
+@pytest.mark.parametrize(
+    ("command", "recipe"),
+    [
+        ("python train.py face --rec x", "face"),
+        ("python -m partial_fc train face", "face"),
+        ("/x/bin/partial-fc train imagenet", "imagenet"),
+        ("python train.py mnist --engine mxnet --kv-store dist_sync", ""),
+        ("python train.py face --engine=mxnet", ""),
+        ("python train.py --kv-store dist_sync", ""),
+        ("python train_mnist.py face", ""),
+    ],
+)
+def test_our_torch_recipes_are_known(command, recipe):
+    assert torch_recipe(command.split()) == recipe
+
+
+def test_a_host_file(hosts):
+    found = job.read_hosts(hosts("# all\n a:2222\n\nb slots=2  # two\n10.0.0.3\n"))
+    assert [(host.name, host.slots, host.ssh_port) for host in found] == [
+        ("a", 0, 2222),
+        ("b", 2, None),
+        ("10.0.0.3", 0, None),
+    ]
+    servers, workers = job.place(found, 2, 6)
+    assert [host.name for host in servers] == ["a", "b"]
+    assert [host.name for host in workers] == ["10.0.0.3", "a", "b", "10.0.0.3", "a", "b"]
+    with pytest.raises(ValueError, match="-n 3, but the host file has slots for 2 workers"):
+        job.place(job.read_hosts(hosts("a slots=2")), 0, 3)
+
+
+@pytest.mark.parametrize(
+    "line", ["-oProxyCommand=x", "a b", "a slots=0", "a slots=x", "a:", "a:0", "a:70000", "a;b", "a b=1 c=2"]
+)
+def test_a_line_that_is_no_host_is_named_and_none_is_an_error(hosts, line):
+    with pytest.raises(ValueError, match=r"hosts, line 2: .*; expected lines `host`"):
+        job.read_hosts(hosts(f"a\n{line}\n"))
+    with pytest.raises(ValueError, match="names no host"):
+        job.read_hosts(hosts("# none\n\n"))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("-n 2 true", "--launcher ssh (the default, as launch.py's) needs -H HOSTFILE"),
+        ("-n 0 --launcher local true", "-n is 0; expected at least 1"),
+        ("-n 1 --launcher local -H x true", "-H x goes with --launcher ssh and mpi"),
+        ("-n 1 --launcher local --sync-dst-dir /x true", "--sync-dst-dir goes with"),
+        ("-n 1 --launcher local", "COMMAND"),
+        ("-n 1 --launcher local --env NOT_SET_HERE true", "--env NOT_SET_HERE: it is not set here"),
+        ("-n 1 --launcher local --env DMLC_ROLE=x true", "DMLC_ROLE"),
+        ("-n 1 --launcher local --env-worker X true", "--env-worker X: expected NAME:VALUE"),
+        ("-n 1 --launcher local -s 0 --p3 true", "--p3"),
+        ("-n 1 --launcher local -s 2 python train.py face", "-s 2, but recipe face"),
+        ("-n 1 -s 0 --launcher sge true", "rank 0"),
+        ("-n 1 --launcher yarn true", "only prints what would run, with --dry-run"),
+        ("-n 1 --launcher local --env DMLC_PS_ROOT_URI=192.0.2.7 true", "cannot listen at 192.0.2.7"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(capsys, words, says):
+    assert launch(words.split()) == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_interface_that_this_host_does_not_have(capsys, monkeypatch):
+    monkeypatch.setenv("DMLC_INTERFACE", "eth77")
+    assert launch(["-n", "1", "--launcher", "local", "true"]) == 2
+    assert re.search(r"DMLC_INTERFACE=eth77: does not exist on .*lo \(127\.0\.0\.1\)", capsys.readouterr().err)
+
+
+def test_what_would_go_over_ssh(hosts, capsys, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
+    monkeypatch.setenv("DMLC_INTERFACE", "lo")
+    monkeypatch.setenv("DMLC_NODE_HOST", "10.9.9.9")
+    words = ["-n", "1", "-s", "1", "-H", str(hosts("198.51.100.1:2222\n198.51.100.2\n")), "--dry-run", "--p3"]
+    assert launch([*words, "python", "it's.py"]) == 0
+    scheduler, server, worker = capsys.readouterr().out.split("\n# ")
+    assert "-p 2222 -- 198.51.100.1" in server
+    assert "-- 198.51.100.2" in worker
+    for text in (server, worker):
+        assert {"BatchMode=yes", "ServerAliveInterval=5"} <= set(text.partition("\n")[0].split())
+        assert "export DMLC_INTERFACE=lo\n" in text
+        assert "export DMLC_PS_VAN_TYPE=p3\n" in text
+        assert "export AWS_SECRET_ACCESS_KEY=...\n" in text
+        # It would win over DMLC_INTERFACE.
+        assert "unset DMLC_NODE_HOST" in text
+        assert "export DMLC_NODE_HOST" not in text
+        assert shlex.join(["python", "it's.py"]) in text
+    assert "export DMLC_PS_ROOT_URI=127.0.0.1\n" in scheduler  # the address of lo
+
+
+QSUB = """
+printf '%s\\n' "$*" >"$0.line"
+for script; do :; done
+cp "$script" "$0.script"
+status=0
+for SGE_TASK_ID in 1 2 3 4; do
+    export SGE_TASK_ID JOB_ID=7
+    sh "$script" || status=1
+    [ ! -e "$0.deleted" ] || exit 1
+done
+exit "$status"
+"""
+
+
+def test_what_sge_gets(programs, capfd):
+    """Against a stand-in that runs the tasks one after the other. (A real one: tests/cluster/test_batch_queues.py.)"""
+    program(programs, "qsub", QSUB)
+    given = ["--launcher", "sge", "-n", "3", "-s", "1", "--env-worker", "A:b c"]
+    assert launch([*given, "sh", "-c", 'echo "$DMLC_ROLE $DMLC_TASK_ID $A"']) == 0
+    out = [line for line in capfd.readouterr().out.splitlines() if line.startswith("tasks: ")]
+    assert out == ["tasks: worker 0 b c", "tasks: worker 1 b c", "tasks: worker 2 b c", "tasks: server 0 "]
+    line = (programs / "qsub.line").read_text().split()
+    assert line[:12] == ["-sync", "y", "-cwd", "-t", "1-4", "-S", "/bin/sh", "-N", "partial-fc-launch", "-j", "y", "-v"]
+    names = set(line[12].split(","))
+    assert {"DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER"} <= names
+    assert not names & {"PATH", "DMLC_ROLE", "DMLC_TASK_ID", "DMLC_NODE_HOST"}
+    assert not Path(line[13]).exists()
+
+
+def test_a_task_of_sge_that_fails_takes_the_others_with_it(programs, capfd):
+    """Not itself: qsub would end with 0."""
+    program(programs, "qsub", QSUB)
+    program(programs, "qdel", f'echo "$*" >>{programs}/qsub.deleted')
+    script = "[ $DMLC_ROLE$DMLC_TASK_ID != worker1 ] || exit 3"
+    assert launch(["--launcher", "sge", "-n", "3", "-s", "1", "sh", "-c", script]) == 1
+    assert (programs / "qsub.deleted").read_text() == "7 -t 1-1\n7 -t 3-4\n"
+    assert f"tasks: worker 1 on {socket.gethostname()} ended with exit status 3\n" in capfd.readouterr().err
+
+
+def test_what_mpich_would_get(programs, hosts, capsys):
+    program(programs, "mpirun", "echo 'HYDRA build details:'")
+    path = hosts("198.51.100.1\n198.51.100.2\n")
+    assert launch(["--launcher", "mpi", "-n", "3", "-s", "1", "-H", str(path), "--dry-run", *ECHO]) == 0
+    servers, workers = re.findall(r"mpirun -np (.*)", capsys.readouterr().out)
+    assert servers.startswith("1 -hosts 198.51.100.1:1 -envlist ")
+    assert workers.startswith("3 -hosts 198.51.100.2:2,198.51.100.1:1 -envlist ")
+    assert "DMLC_PS_ROOT_PORT" in workers
+    assert f"-wdir {os.getcwd()} sh -c" in workers
+
+
+def test_what_yarn_would_get_and_what_is_missing(capsys, monkeypatch):
+    monkeypatch.delenv("HADOOP_HOME", raising=False)
+    assert launch(["--launcher", "yarn", "-n", "1", "--dry-run", "python", "x.py"]) == 0
+    out = capsys.readouterr().out
+    assert "org.apache.hadoop.yarn.dmlc.Client -file dmlc-yarn.jar -file launcher.py -jobname" in out
+    assert "-tempdir /tmp -queue default ./launcher.py python x.py" in out
+    assert re.search(r"missing here: .*HADOOP_HOME .*dmlc-yarn\.jar", out)

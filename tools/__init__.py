@@ -1,1 +1,0 @@
-"""Commands around the trainer: bench and plan, torture, demo data. Installed as partial_fc.tools."""

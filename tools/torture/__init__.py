@@ -1,1 +1,0 @@
-"""`partial-fc torture`: training under injected faults, compared with an undisturbed run."""
