@@ -29,10 +29,11 @@ COPY constraints.txt setup.cfg setup.py pyproject.toml README.md ./
 COPY lock lock
 COPY scripts/setup.sh scripts/build_horovod.sh scripts/
 COPY patches patches
-COPY partial_fc/__init__.py partial_fc/on_demand.py partial_fc/files.py partial_fc/signature.py partial_fc/
-COPY partial_fc/mxnet partial_fc/mxnet
+COPY partial_fc/__init__.py partial_fc/on_demand.py partial_fc/files.py partial_fc/rooms.py partial_fc/signature.py partial_fc/
+COPY recipes/__init__.py recipes/
+COPY recipes/mxnet/__init__.py recipes/mxnet/library.py recipes/mxnet/
 COPY partial_fc/head/kernels/native partial_fc/head/kernels/native
-RUN mkdir recipes && touch recipes/__init__.py && bash scripts/setup.sh \
+RUN bash scripts/setup.sh \
     && .venv/bin/python partial_fc/head/kernels/native/build.py all \
     && rm -rf /root/.cache/pip /root/.cache/partial-fc/wheels /var/lib/apt/lists/*
 

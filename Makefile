@@ -39,8 +39,8 @@ sbom:  ## what set-up installs, and what is known against it: build/sbom.cdx.jso
 	@mkdir -p build && python3 scripts/sbom.py >build/sbom.cdx.json && echo build/sbom.cdx.json
 
 bench: setup  ## the tables of the head in docs/benchmarks.md, here and with AVX2 only; planned memory; all launchers: 30 minutes
-	.venv/bin/python -m benchmarks.head
-	.venv/bin/python -m benchmarks.head --instructions avx2
+	.venv/bin/python -m benchmarks.head_tables
+	.venv/bin/python -m benchmarks.head_tables --instructions avx2
 	.venv/bin/python -m benchmarks.plan_memory
 	.venv/bin/python -m benchmarks.hosts.launchers
 

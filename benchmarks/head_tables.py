@@ -1,9 +1,9 @@
 """The tables of docs/benchmarks.md: the head beside plain PyTorch, F.linear_cross_entropy and the textbook head.
 
-    python -m benchmarks.head                        all cells, with the instructions that torch takes here
-    python -m benchmarks.head --instructions avx2    as on a machine that has no more
-    python -m benchmarks.head --batches 128 --rates 0.1 --keep DIR      some of the cells: each is a file of DIR
-    python -m benchmarks.head --keep DIR --print     the tables of what was measured, nothing anew
+    python -m benchmarks.head_tables                        all cells, with the instructions that torch takes here
+    python -m benchmarks.head_tables --instructions avx2    as on a machine that has no more
+    python -m benchmarks.head_tables --batches 128 --rates 0.1 --keep DIR      some of the cells: each is a file of DIR
+    python -m benchmarks.head_tables --keep DIR --print     the tables of what was measured, nothing anew
 
 Markdown, to be put into the document as it is: processor, dtypes, rows of each side, the median ratio of the rounds,
 the smallest and the largest. In each cell all sides run in turn, in processes of their own: this

@@ -157,7 +157,7 @@ locked base
     ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} -r "lock/torch-$build.txt"
 if [ "$MXNET" = 1 ]; then
     say "installing MXNet $(version mxnet)"
-    # It asks for a numpy of 2022 and runs with today's (partial_fc/mxnet/__init__.py).
+    # It asks for a numpy of 2022 and runs with today's (recipes/mxnet/library.py).
     locked mxnet
 fi
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from partial_fc.comm.auth.handshake import read_secret
 from partial_fc.comm.launch import addresses
-from partial_fc.comm.launch.detect import Launch, StartError, detect, has_agent, started_here, unused
+from partial_fc.comm.launch.detect import Launch, StartError, detect, has_agent, processes_here, started_here, unused
 from partial_fc.comm.watch.watchdog import report_failure
 from partial_fc.comm.world import CollectiveError, OtherRankFailed, SingleWorld, Work, World
 from partial_fc.errors import describe

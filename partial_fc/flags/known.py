@@ -4,8 +4,6 @@ import argparse
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from partial_fc import comm
-
 
 def split(
     arguments: list[str], names: Iterable[str], options: Mapping[str, Mapping[str, Any]] = {}
@@ -30,9 +28,3 @@ def count(given: Mapping[str, Any], name: str, least: int = 1) -> int:
     if not given[name].isdecimal() or int(given[name]) < least:
         raise ValueError(f"--{name} is {given[name]}; expected a whole number of at least {least}")
     return int(given[name])
-
-
-def local_processes(gpus: int) -> int:
-    """Returns the number of processes on this machine, started by a launcher or yet to start."""
-    started = comm.detect()
-    return gpus if started.backend == "single" or started.is_host else started.local_size

@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from partial_fc import comm
-from partial_fc.flags.known import count, local_processes, split
+from partial_fc.flags.known import count, split
 
 # Theirs -> ours. (recipes/imagenet.py has flags of the same name and meaning.)
 RENAMED = {
@@ -87,7 +87,7 @@ def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _of_a_process(batch: int, gpus: int) -> int:
-    processes = local_processes(gpus)
+    processes = comm.processes_here(gpus)
     if batch % processes:
         lower = batch // processes * processes
         raise ValueError(

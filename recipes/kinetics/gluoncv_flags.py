@@ -8,7 +8,7 @@
 from typing import Any
 
 from partial_fc import comm
-from partial_fc.flags.known import count, local_processes, split
+from partial_fc.flags.known import count, split
 
 # Theirs -> ours.
 RENAMED = {
@@ -60,7 +60,7 @@ def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
         notes.append(_kvstore(given["kvstore"]))
     ours += _choices(given)
     gpus = count(given, "num-gpus", 0) if "num-gpus" in given else 1
-    processes = local_processes(max(1, gpus))
+    processes = comm.processes_here(max(1, gpus))
     if "num-gpus" in given:
         ours += _processes(gpus, processes)
     workers = count(given, "num-data-workers", 0) if "num-data-workers" in given else _WORKERS

@@ -149,6 +149,12 @@ def started_here(environ: Mapping[str, str] = os.environ) -> bool:
     return bool(environ.get(PARENT))
 
 
+def processes_here(gpus: int) -> int:
+    """Returns the number of processes on this machine: those of a launcher, else `gpus`, which are yet to start."""
+    started = detect()
+    return gpus if started.backend == "single" or started.is_host else started.local_size
+
+
 def has_agent(environ: Mapping[str, str] = os.environ) -> bool:
     """Returns whether torchrun hosts torch.distributed's store, which has no authentication."""
     return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

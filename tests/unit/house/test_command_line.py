@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import pytest
 
 import partial_fc
+from benchmarks.head import bench_head
 from partial_fc import cli, flags
 from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.errors import UsageError
@@ -187,7 +188,7 @@ def test_a_mistake_is_one_line_that_names_what_was_typed(words, says, capsys):
 def test_a_wrong_flag_of_a_verb(capsys):
     assert cli.run("plan", ["--clases", "5"]) == 2
     assert "partial-fc plan: --clases is no flag here; did you mean --classes?" in capsys.readouterr().err
-    assert cli.run("bench head", ["--np", "0"]) == 2
+    assert cli.call(bench_head, ["--np", "0"], "python -m benchmarks.head") == 2
     assert "python -m benchmarks.head: --np is 0; expected at least 1" in capsys.readouterr().err
 
 
@@ -284,7 +285,7 @@ def printed(words: str, capsys) -> str:
 
 @pytest.mark.parametrize("recipe", ["face", "mnist", "imagenet", "kinetics", "mnist --engine mxnet"])
 def test_help_shows_what_matters_and_help_all_the_rest(recipe, capsys):
-    module = mnist_kvstore if "mxnet" in recipe else sys.modules[f"recipes.{recipe}"]
+    module = mnist_kvstore if "mxnet" in recipe else sys.modules[f"recipes.{recipe}.main"]
     names = {field for field, _ in command_line._fields(module.Config)}
     matter = flags.basic(module.Config)
     short, whole = printed(f"{recipe} --help", capsys), printed(f"{recipe} --help-all", capsys)

@@ -56,29 +56,29 @@ def test_a_command_is_taken_as_it_stands(page, words, tmp_path, monkeypatch):
     else:
         name, rest = cli.find(words[1:])
         assert name in cli.VERBS, words
-        if name in ("launch", "torture"):
+        if name == "launch":
             return  # their own flags end where a command begins: tests/unit/verbs/test_launcher.py
         if name == "train":
             recipe, *flags = rest
         else:
             parse(cli.flags_of(name), rest, name)
             return
-    importlib.import_module(f"recipes.{recipe}").parse(flags)
+    importlib.import_module(f"recipes.{recipe}.main").parse(flags)
 
 
-def benchmarks() -> list[list[str]]:
-    """The words after `python -m benchmarks.` of the pages, indented or in quotes."""
+def modules() -> list[list[str]]:
+    """The words after `python -m ` of benchmarks and demo on the pages, indented or in quotes."""
     found = []
     for page in [*PAGES, ROOT / "README.md", *(ROOT / "benchmarks").rglob("*.md")]:
         text = page.read_text()
-        lines = re.findall(r"^    python -m benchmarks\.(.*?)(?:\s{2,}.*)?$", text, re.MULTILINE)
-        lines += re.findall(r"`python -m benchmarks\.([^`]+)`", text)
+        lines = re.findall(r"^    python -m ((?:benchmarks\.|demo ).*?)(?:\s{2,}.*)?$", text, re.MULTILINE)
+        lines += re.findall(r"`python -m ((?:benchmarks\.|demo )[^`]+)`", text)
         found += [shlex.split(line) for line in lines]
     return found
 
 
-@pytest.mark.parametrize("words", benchmarks(), ids=" ".join)
-def test_a_benchmark_takes_its_words(words, monkeypatch):
+@pytest.mark.parametrize("words", modules(), ids=" ".join)
+def test_a_benchmark_and_a_made_set_take_their_words(words, monkeypatch):
     class Taken(Exception):
         pass
 
@@ -90,14 +90,14 @@ def test_a_benchmark_takes_its_words(words, monkeypatch):
         return parse_and_stop
 
     monkeypatch.setitem(sys.modules, "faiss", ModuleType("faiss"))  # of one benchmark; set-up installs none
-    monkeypatch.delitem(sys.modules, f"benchmarks.{words[0]}", raising=False)
+    monkeypatch.delitem(sys.modules, words[0], raising=False)
     monkeypatch.setattr("sys.argv", ["", *words[1:]])
     monkeypatch.setattr("os.nice", lambda _: 0)
     monkeypatch.setattr("tyro.cli", taken(tyro.cli))
     for parser in ("parse_args", "parse_known_args"):
         monkeypatch.setattr(ArgumentParser, parser, taken(getattr(ArgumentParser, parser)))
     with pytest.raises(Taken):
-        runpy.run_module(f"benchmarks.{words[0]}", run_name="__main__")
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
 
 
 def test_every_program_is_python():
