@@ -7,10 +7,9 @@ Ends with status 1 where plan and measurement are more than a quarter apart. A m
 
 import sys
 
-from partial_fc.tools.bench import plan_report
-
 from benchmarks.head import HeadOptions, measure
-from partial_fc.verbs.plan.report import PlanOptions
+from partial_fc.verbs.plan import report as plan_report
+from partial_fc.verbs.plan.options import PlanOptions
 
 # Each says its dtypes: the memory depends on them, and auto on the machine.
 CASES = (

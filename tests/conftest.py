@@ -27,8 +27,8 @@ for _number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 
-# Of the files that start processes those that take longest. They come first: of processes that share the files none is
-# left alone with a dear one at the end. (With --no-loadscope-reorder of xdist. tests/unit: its own conftest.py.)
+# Of the files that start processes those that take longest. They come first, then files with slow tests: of processes
+# that share the files none is left alone with a dear one at the end. (With --no-loadscope-reorder of xdist.)
 _DEAR = (
     "cluster/test_elastic.py",
     "recipes/face/test_tuning.py",
@@ -55,7 +55,13 @@ _DEAR = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {name: number for number, name in enumerate(_DEAR)}
-    items.sort(key=lambda item: place.get(item.path.relative_to(Path(__file__).parent).as_posix(), len(place)))
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+
+    def order(item: pytest.Item) -> tuple[int, bool]:
+        name = item.path.relative_to(Path(__file__).parent).as_posix()
+        return place.get(name, len(place)), item.path not in slow
+
+    items.sort(key=order)
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from partial_fc.tools.bench import plan
-
 from partial_fc.head import CosFace, PartialFC, Steps, Storage
 from partial_fc.head.kernels import triton_kernels, triton_pass
+from partial_fc.verbs.plan import counts as plan
 from tests.gpu.test_triton import DEVICE, INTERPRETED, on_gpu, pytestmark  # noqa: F401
 from tests.unit.operations import Operations
 

@@ -1,7 +1,7 @@
 """What sampled negatives, the filter and joined classes did to the error of trained networks (docs/fidelity.md).
 
 The error is 1 - TAR at FAR 1e-5, over that of the same training with all classes in each step: geometric means over the
-seeds of benchmarks/results/fidelity. tests/unit/bench/test_study.py computes them again.
+seeds of benchmarks/results/fidelity. tests/bench/test_study.py computes them again.
 """
 
 FILTER = 0.4  # --interclass-filtering-threshold

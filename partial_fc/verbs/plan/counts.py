@@ -1,4 +1,4 @@
-"""Memory, traffic and time of a head, predicted before anything is allocated. plan_report.py prints them.
+"""Memory, traffic and time of a head, predicted before anything is allocated. report.py prints them.
 
 Letters: C classes, L of them on one rank, S of those active in a step, W ranks, G the global batch, D width. The
 formulas are for rank 0, whose shard is the largest, and for a run in which every row has been updated. Options must be
@@ -16,7 +16,7 @@ from partial_fc.head.kernels import cpu, plain, triton_bytes
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD, Storage
 
 from .machine import Rates
-from .report import PlanOptions
+from .options import PlanOptions
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 OPTIMIZERS: dict[str, type] = {"sgd": RowSGD, "adamw": RowAdamW, "adagrad": RowAdagrad, "adam": RowAdam}

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from partial_fc.tools.bench import head_worker
 
+from benchmarks import head_worker
 from benchmarks.head import OURS, HeadOptions
 from benchmarks.insightface_style import InsightFaceStyleHead
 from partial_fc.head import CosFace, PartialFC

@@ -13,7 +13,7 @@ from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.data.sets.joined import open_sets
 from partial_fc.data.vectors import Vectors
 from partial_fc.verbs.doctor.data import DataOptions, doctor_data
-from tests.unit.house.test_library import programs
+from tests.house.test_library import programs
 
 D = 8
 COS_75 = 0.25881904510252074

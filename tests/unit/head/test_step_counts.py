@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from partial_fc.tools.bench import plan
 
 from partial_fc.head import CosFace, PartialFC, RowSGD, Storage
 from partial_fc.head.rows import RowTable
-from partial_fc.verbs.plan.report import PlanOptions
+from partial_fc.verbs.plan import counts as plan
+from partial_fc.verbs.plan.options import PlanOptions
 from tests.unit.operations import Operations
 
 D, ROWS = 256, 1024

@@ -1,5 +1,5 @@
 """Command lines that each recipe refuses before anything is read, by the names of their flags. (Numbers that have no
-meaning: tests/unit/house/test_command_line.py, for every flag of every recipe; pairs of face's flags:
+meaning: tests/house/test_command_line.py, for every flag of every recipe; pairs of face's flags:
 tests/recipes/face/test_flag_pairs.py.)"""
 
 import shlex

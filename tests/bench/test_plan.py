@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from partial_fc.tools.bench import plan, plan_report
 
 from partial_fc import cli
 from partial_fc.comm import SingleWorld
 from partial_fc.data.check import advice
 from partial_fc.head import CosFace, PartialFC, Storage
+from partial_fc.verbs.plan import counts as plan
+from partial_fc.verbs.plan import report as plan_report
 from partial_fc.verbs.plan.counts import OPTIMIZERS, Machine
 from partial_fc.verbs.plan.machine import Rates
-from partial_fc.verbs.plan.report import PlanOptions
+from partial_fc.verbs.plan.options import PlanOptions
 
 
 def workload(**changed):
@@ -207,7 +208,7 @@ def test_json_can_be_read_back_as_rates(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(("page", "number"), [("scaling.md", 1), ("head.md", 2)])
 def test_answers_on_pages_are_those_of_the_command(page, number, capsys):
     """(those of a described machine: others measure this one)"""
-    text = (Path(__file__).parents[3] / "docs" / page).read_text().replace(" \\\n        ", " ")
+    text = (Path(__file__).parents[2] / "docs" / page).read_text().replace(" \\\n        ", " ")
     blocks = re.findall(r"^    (?:\$ )?partial-fc plan (.*--tflops.*)\n((?:    (?!\$).*\n|\n)+)", text, re.MULTILINE)
     assert len(blocks) == number
     for flags, answer in blocks:

@@ -20,7 +20,7 @@ from partial_fc.data.decode import decode
 from partial_fc.data.sample import BadRecord
 from scripts import lock, sbom
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 ADVISORIES = json.loads((ROOT / "lock/advisories.json").read_text())
 NATIVE = json.loads((ROOT / "lock/native.json").read_text())
 
@@ -95,15 +95,13 @@ def calls(text: str) -> set[str]:
 
 
 def test_images_are_decoded_in_one_place_and_videos_not_by_opencv():
-    """tools/bench compares decoders, on the user's own files; Pillow draws, and opens nothing."""
+    """benchmarks/data.py compares decoders, on the user's own files; Pillow draws, and opens nothing."""
     readers = re.compile(
         r"cv2\.(imread\w*|imdecode\w*|imcount|VideoCapture|VideoWriter|dnn|FileStorage|CascadeClassifier)|"
         r"Image\.open|mx\.image|mx\.recordio|\w+\.ImageRecordIter"
     )
     texts = {
-        path: path.read_text()
-        for folder in ("partial_fc", "recipes", "tools")
-        for path in (ROOT / folder).rglob("*.py")
+        path: path.read_text() for folder in ("partial_fc", "recipes", "demo") for path in (ROOT / folder).rglob("*.py")
     }
     found = {
         f"{path.relative_to(ROOT)}: {call}"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 GROUND = ""  # the modules directly in partial_fc
 ORDER = (
     *({GROUND}, {"flags", "models"}, {"comm"}, {"head", "optim"}, {"checkpoint", "data"}, {"foreign"}, {"embedding"}),

@@ -16,7 +16,7 @@ from partial_fc import terminal
 from partial_fc.evaluate.evaluation import read_ahead
 from tests.unit.stored_checkpoints import OneOf
 
-PACKAGE = Path(__file__).parents[3] / "partial_fc"
+PACKAGE = Path(__file__).parents[2] / "partial_fc"
 WORK = """
 import os, time
 from partial_fc import terminal

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 
 from partial_fc.errors import TRAINER
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 # Package -> its module, where that has another name. protobuf comes with tensorboard; torch is the head's, too.
 MODULES = {"opencv-python-headless": "cv2", "pillow": "PIL", "protobuf": "", "torch": ""}
 

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.house.test_library import programs
 from tests.recipes.conftest import class_folders
-from tests.unit.house.test_library import programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 ENVIRON = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
 PARTS = ("partial_fc", "recipes", "tools", "setup.cfg", "setup.py", "pyproject.toml", "README.md")
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.waiting import until
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 # Talks for a second, or much at once; "saved" stands for its last checkpoint.
 CHILD = """
 import os, signal, sys, time

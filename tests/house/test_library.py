@@ -22,7 +22,7 @@ from tests.recipes.launch import ranks
 pytestmark = pytest.mark.slow
 
 STEPS = 6
-PAGES = Path(__file__).parents[3] / "docs"
+PAGES = Path(__file__).parents[2] / "docs"
 
 
 def programs(page: str) -> list[str]:

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from partial_fc.tools.bench import head as bench
 
+from benchmarks import head as bench
 from benchmarks.baselines import PlainHead, TorchHead
 from benchmarks.head import HeadOptions
 from partial_fc.head import CosFace, reference

@@ -16,9 +16,9 @@ import tyro
 
 from partial_fc import cli
 from partial_fc.flags.command_line import parse
-from tests.unit.house.test_library import programs
+from tests.house.test_library import programs
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 _STARTS = r"(?:python train\.py|partial-fc|horovodrun|bash config\.sh|bash run\.sh|torchrun|mpirun|srun) "
 # Words that stand for something else there: a job of the reader's own, a value, what was said before.

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from partial_fc.tools.demo import glyphs
 
+from demo import make_glyphs as glyphs
 from demo.glyphs_fonts import CHINESE, TYPEFACES, Font, find_fonts
 from demo.glyphs_pairs import SETS
 from demo.make_glyphs import GlyphOptions, build

@@ -8,7 +8,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 TOOLS = ("bash", "dirname", "id", "uname", "cat", "sed", "sha256sum", "env", "nproc", "awk", "hostname")
 
 
