@@ -65,7 +65,6 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
             "checkpoint merge": ("checkpoint.reshard:merge", "merge the files of all ranks into one"),
             "checkpoint reshard": ("checkpoint.reshard:reshard", "write one for another number of ranks"),
             "checkpoint import": ("checkpoint.import_centres:import_centres", "read InsightFace's class centres"),
-            "checkpoint export": ("checkpoint.export_centres:export_centres", "write InsightFace's class centres"),
             "checkpoint classes list": (f"{_CLASSES}:list_classes", "list the classes: number, name, last step"),
             "checkpoint classes add": (f"{_CLASSES}:add", "add classes, placed by their images"),
             "checkpoint classes remove": (f"{_CLASSES}:remove", "remove classes by name"),

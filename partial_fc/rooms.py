@@ -25,6 +25,7 @@ RECIPES = {
 VERBS = {
     "Train": {"launch": ("mxnet.launch.command:launch", "start a command on several hosts, over ssh for example")},
     "Use a model": {"convert": ("mxnet.convert:convert", "convert weights to or from MXNet or arcface_torch")},
+    "Checkpoints": {"checkpoint export": ("mxnet.export_centres:export_centres", "write InsightFace's class centres")},
     "Data": {
         "data lmdb": ("imagenet.make_database:make_lmdb", "write images as an LMDB, for recipe imagenet"),
         "data leveldb": ("imagenet.make_database:make_leveldb", "the same as a LevelDB"),
@@ -39,6 +40,8 @@ CLIP_LIST = "kinetics.video:ClipList"
 """What opens a list of videos as a source."""
 MIDDLE_FRAME = "kinetics.video.transforms:middle_frame"
 """What draws the middle frame of a training clip."""
+PACKAGES = ("mxnet",)
+"""Packages that a recipe computes with, for `doctor env`."""
 SERVE = {"DMLC_ROLE": ("mxnet.library", ("server", "scheduler"))}
 """Variables of processes with the workers' command line that serve them instead, without torch -> (the module that does
 so when it is imported and then ends the process, the values)."""

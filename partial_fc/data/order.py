@@ -6,7 +6,7 @@ size of the set. The state of training is one position, from which any number of
     Keyed        shuffled by a keyed permutation: nothing is stored, every batch is full, batches cross epoch boundaries
     Balanced     classes as often as a power of their size says, each class's samples in turn
     Blocks       nearly as well shuffled, and read in contiguous pieces of disk or network
-    Sharded      in source order; host k of S takes k, k + S, k + 2S, ... (Caffe2's readers)
+    Sharded      in source order; host k of S takes k, k + S, k + 2S, ...
     PerEpoch     torch's DistributedSampler: reshuffled each epoch, padded with repeated samples until all ranks have
                  equally many; an epoch's last batch may be smaller, by the same on every rank
     Epochs       another order, with epochs of a given size
@@ -195,7 +195,7 @@ class Blocks(Keyed):
 
 class Sharded:
     """Samples in source order. Shard k of S, a host, takes k, k + S, k + 2S, ... and then k again; its batch is divided
-    over its processes in consecutive pieces (Caffe2's readers). Ranks are numbered host by host."""
+    over its processes in consecutive pieces. Ranks are numbered host by host."""
 
     def __init__(self, num_samples: int, num_shards: int):
         if num_shards > num_samples:

@@ -1,8 +1,8 @@
-"""MXNet RecordIO (train.rec, train.idx) without MXNet: labelled records, their writer, and a set of them as a source.
+"""RecordIO (train.rec, train.idx): labelled records, their writer, and a set of them as a source.
 
 A record starts with a label header (`pack`, `unpack`), 24 bytes `<IfQQ`: flag, label, id, id2. If flag > 0, that many
-float32 labels follow and the label field is unused; then comes the image file. record_files.py has the files. Source of
-the format: MXNet `python/mxnet/recordio.py`.
+float32 labels follow and the label field is unused; then comes the image file. record_files.py has the files. (The
+format is that of InsightFace's data, im2rec's.)
 
 R records.
 """

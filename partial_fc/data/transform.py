@@ -77,7 +77,7 @@ class ShortSideCrop:
     """A crop of `crop` x `crop` pixels of an image whose shorter side is resized to `resize`: random, for training, or
     central; mirror: flip every second one. uint8 (crop, crop, 3) RGB; grey is expanded.
 
-    As Caffe2's ImageInput: other side truncated, INTER_AREA, smaller images enlarged.
+    The other side is truncated, INTER_AREA, smaller images are enlarged.
     """
 
     resize: int

@@ -26,6 +26,7 @@ from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.embedding.model import EmbeddingModel, VectorModel
 from partial_fc.file_kind import it_is, kind_of_file
 from partial_fc.foreign.networks import Network, network_of
+from partial_fc.foreign.others import OTHERS
 from partial_fc.foreign.state_dicts import check_fits, fitting, misfits, read_weights
 from partial_fc.models import encoders
 from partial_fc.models.inputs import FACE, Pixels, Unchanged, contract_of
@@ -37,23 +38,6 @@ _EXPECTED = (
     "expected a run's folder, a checkpoint's, model.safetensors, arcface_torch's model.pt, backbone.pth or "
     "checkpoint_gpu_0.pt, or InsightFace's .onnx"
 )
-_VECTORS = (
-    "export it to ONNX there, or embed your images there: train, search and evaluate take vectors (docs/vectors.md)"
-)
-# By a file's kind and name, or by the names in a folder: what other programs write, and what can be done.
-_OTHERS = {
-    r"\.params\b|symbol\.json": "a network of MXNet: `partial-fc convert` makes model.safetensors of its .params file",
-    r"\.index\.json": "Hugging Face's index of several files: torch.save(model.state_dict(), FILE) makes one",
-    r"zero_pp_rank|mp_rank_|global_step\d": "a checkpoint of DeepSpeed: its zero_to_fp32.py makes one file of it",
-    r"\.distcp|\.metadata": "a checkpoint of torch.distributed.checkpoint (FSDP): "
-    "`python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER model.pt` makes one file of it",
-    r"\.mdl\b": "a checkpoint of Caffe2: save its blobs there under torch's names, "
-    "torch.save({NAME: torch.tensor(workspace.FetchBlob(BLOB)), ...}, FILE)",
-    r"HDF5|\.h5\b|\.keras\b": f"a model of Keras: {_VECTORS}",
-    r"\.tflite\b|\.pb\b|\.index\b|\.data-\d": f"a model of TensorFlow: {_VECTORS}",
-    r"\.(engine|plan|trt)\b": "an engine of TensorRT, compiled for a GPU: give the .onnx that it was built from",
-    r"\.(mlmodel|mlpackage|caffemodel|gguf|param|xml|mnn|rknn)\b": f"a model of another program: {_VECTORS}",
-}
 _log = logging.getLogger("partial_fc")
 
 
@@ -177,7 +161,7 @@ def stored_at(path: Path) -> Stored:
 def _other(path: Path) -> str:
     """Returns what a file or folder of another program is, and what can be done; empty if it is not known."""
     names = [child.name for child in path.iterdir()] if path.is_dir() else [path.name, kind_of_file(path)]
-    return next((what for pattern, what in _OTHERS.items() if any(re.search(pattern, name) for name in names)), "")
+    return next((what for pattern, what in OTHERS.items() if any(re.search(pattern, name) for name in names)), "")
 
 
 def from_checkpoint(stored: Checkpoint, flip: bool | None = None, trust_code: bool = False) -> Found:
@@ -243,10 +227,10 @@ def check(stored: Stored, image_size: int | None = None, flip: bool | None = Non
 def _said(path: Path, facts: Mapping[str, str], trust_code: bool) -> Network:
     """Returns the network that a file names. Raises ValueError if recipe face has no such network."""
     name, recipe = facts["network"], facts.get("recipe", "another")
-    if name == "MXNet symbol":
+    if "symbol" in facts:
         raise ValueError(
-            f"{path} is a network of MXNet's own (--symbol), which only MXNet computes: embed images with MXNet, from "
-            "model-symbol.json and model-0000.params beside model.safetensors"
+            f"{path} is an {name}, which only its own library computes: embed images there, from model-symbol.json and "
+            "model-0000.params beside model.safetensors"
         )
     of_vectors = is_of_vectors(name)
     if name not in models.NAMES and not encoders.is_encoder(name) and not of_vectors:

@@ -91,7 +91,7 @@ class HeadFlags:
     start_centres: Annotated[str | None, tyro.conf.arg(aliases=["--head-centres"]), MayChange] = None
     """Class centres to start from, their optimizer anew. imprint: each class's mean embedding, by the backbone as it
     starts. FILE.npy: a matrix with a row for each class. Or a run or checkpoint, or the centre files of arcface_torch
-    or InsightFace's MXNet trainer (a file or their folder). none: random."""
+    or InsightFace's trainer of 2020 (a file or their folder). none: random."""
     imprint_images: Annotated[int, In(1), MayChange] = 16
     """For --start-centres imprint: the most images of a class to embed, its first ones in the data."""
     centre_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -115,7 +115,7 @@ class HeadFlags:
     """Largest norm of the gradient of all centres, inf: any; --clip is then the backbone's alone. 0: see --clip."""
     head_catch_up: Annotated[Literal["exact", "none"], Kept("none")] = "exact"
     """With sampling. exact: before a centre is active again it gets what a dense optimizer does to it meanwhile (decay,
-    momentum), as in arcface_torch. none: it rests, as in InsightFace's MXNet trainer, which costs accuracy. A resumed
+    momentum), as in arcface_torch. none: it rests, as in InsightFace's trainer of 2020, which costs accuracy. A resumed
     run keeps `none`: past learning rates are not known."""
     telemetry_every: Annotated[int, MayChange] = 500
     """Steps between two looks at the head's rows, for TensorBoard: rows never touched, their ages, cosines and

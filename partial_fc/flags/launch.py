@@ -1,5 +1,5 @@
 """The flags of a run's start and devices, which every recipe has; and of a start by hand on several hosts, named as
-Caffe2's."""
+imagenet's."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -37,9 +37,6 @@ class RunFlags:
     are logged or refused."""
     frequent: Annotated[int, In(1)] = 20
     """Steps between two lines of the log. (The first ones come after 1, 2, 5 and 10 steps.)"""
-    log_style: Literal["own", "insightface-mxnet"] = "own"
-    """insightface-mxnet (recipe face): the lines of InsightFace's MXNet trainer, to the letter, on the terminal and in
-    RANK_hist.log below --models-root, for what reads those: Iter:20 Rank:... [lfw][2000]Accuracy-Flip: ..."""
     wandb: str | None = None
     """PROJECT: the numbers that TensorBoard gets also go to this project of Weights & Biases, if its library is
     installed (pip install wandb); WANDB_MODE=offline keeps them below --models-root for `wandb sync`."""
@@ -130,8 +127,8 @@ class OptimFlags:
     sync_bn: bool = False
     """Batch-norm statistics over all ranks: W ranks then do what one process does with the whole batch."""
     precision: Annotated[Literal["auto", "bf16", "fp16", "fp16-o2", "fp32", "fp64"], Basic] = "auto"
-    """bf16, fp16: the backbone computes in 16 bits where that is safe (autocast, Apex's O1); fp16 with a loss scale.
-    fp16-o2: its weights are float16, too, with fp32 masters (Apex's O2). auto: bf16 where the hardware has it, else
+    """bf16, fp16: the backbone computes in 16 bits where that is safe (autocast, O1); fp16 with a loss scale.
+    fp16-o2: its weights are float16, too, with fp32 masters (O2). auto: bf16 where the hardware has it, else
     fp32. A head with class centres multiplies bfloat16 numbers where the backbone computes in 16 bits and the hardware
     has them, and adds up in fp32. fp64: for checks, where rounding would hide whether two runs do the same."""
 

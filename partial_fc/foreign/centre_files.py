@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from partial_fc.checkpoint.rows import class_numbers
-from partial_fc.foreign import arcface_torch, mxnet_ndarray
+from partial_fc.foreign import arcface_torch, ndarray_file
 from partial_fc.foreign.arcface_torch import RankCentres
 from partial_fc.head.rows import RowOptimizer
 from partial_fc.head.rows.class_rows import Column
@@ -24,7 +24,7 @@ def _from_mxnet(path: Path, momentum: Path | None) -> RankCentres:
 
 
 def _only_matrix(path: Path) -> Tensor:
-    arrays = mxnet_ndarray.read(path)
+    arrays = ndarray_file.read(path)
     if len(arrays) != 1 or next(iter(arrays.values())).dim() != 2:
         shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in list(arrays.items())[:8])
         raise ValueError(f"{path} holds {len(arrays)} arrays: {shapes}; expected one, of (classes, D)")

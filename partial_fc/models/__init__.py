@@ -3,18 +3,12 @@
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from partial_fc.models import encoders, iresnet, resnet, vectors, vit
+from partial_fc.models import encoders, iresnet, vectors, vit
 from partial_fc.models.mobilefacenet import Bottleneck, MobileFaceNet
 
 NAMES = (*iresnet.DEPTHS, "mbf", *iresnet.SMALL, *vit.SIZES)
 SMALLEST_IMAGE = 16  # pixels: halved four times, one is left
-BLOCKS = (
-    iresnet.Block,
-    Bottleneck,
-    resnet.BasicBlock,
-    resnet.Bottleneck,
-    vit.Block,
-)  # the units of activation checkpointing
+BLOCKS = (iresnet.Block, Bottleneck, vit.Block)  # the units of activation checkpointing
 
 
 def build(
@@ -50,7 +44,7 @@ def build(
 
 
 def keeps_fp32(model: nn.Module) -> set[nn.Module]:
-    """Returns the layers whose parameters stay fp32 when others become 16-bit (O2 in Apex): all batch norms, whose
+    """Returns the layers whose parameters stay fp32 when others become 16-bit (O2): all batch norms, whose
     small variances do not fit 16 bits; and those in KEEPS_FP32, after which forward computes in fp32."""
     kept: set[nn.Module] = set()
     for module in model.modules():

@@ -91,13 +91,13 @@ def _per_channel(x: float | tuple[float, ...], like: Tensor) -> Tensor | float:
     return torch.tensor(x, device=like.device).view(-1, *(1,) * (like.dim() - 2))
 
 
-# arcface_torch's. (InsightFace's MXNet recipe divides by 128.)
+# arcface_torch's. (InsightFace's trainer of 2020 divides by 128.)
 FACE = Pixels("float32 (N, 3, H, W), RGB, (pixel - 127.5) / 127.5", 127.5, 127.5)
 MNIST = Pixels("float32 (N, 1, 28, 28), white on black, pixel / 255", 0.0, 255.0)
 _IMAGENET = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 # torchvision's, for ResNets.
 TORCHVISION = Pixels("float32 (N, 3, H, W), RGB, (pixel - mean) / std of ImageNet", *_IMAGENET)
-# GluonCV's, for video networks.
+# Of video networks.
 CLIPS = Pixels("float32 (N, 3, T, H, W), RGB, (pixel - mean) / std of ImageNet", *_IMAGENET)
 _KNOWN = {contract.description: contract for contract in (FACE, MNIST, TORCHVISION, CLIPS)}
 

@@ -1,4 +1,4 @@
-"""The residual network of InsightFace: `iresnet` in arcface_torch, `fresnet` with unit 3 in the MXNet recipe.
+"""The residual network of InsightFace: `iresnet` in arcface_torch, `fresnet` with unit 3 in its trainer of 2020.
 
 Parameter names and shapes are those of arcface_torch, so its weights load without a mapping.
 

@@ -1,4 +1,4 @@
-"""The backbone's optimizer: torch's, Muon, or the SGD of Caffe2 and MXNet, with state by parameter name."""
+"""The backbone's optimizer: torch's, Muon, or an SGD whose momentum holds the rate, with state by parameter name."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -35,8 +35,8 @@ def build(
     """Builds an optimizer of all parameters that require a gradient. The learning rate is set before each step
     (`set_lr`).
 
-    nesterov, lr_in_momentum: of sgd; the second is the momentum of Caffe2 and MXNet, see `RateInMomentum`.
-    decay_biases: Caffe2 and MXNet's Module decay weights only. decay_norms: weights of batch norms too. no_decay:
+    nesterov, lr_in_momentum: of sgd; the second: see `RateInMomentum`.
+    decay_biases: some systems decay weights only. decay_norms: weights of batch norms too. no_decay:
     further parameters without decay, by name or its last part. layer_decay: see `layer_scales`. clip_value, with
     lr_in_momentum: clamps the gradient's numbers; 0: none.
     """
@@ -104,8 +104,8 @@ class RateInMomentum(torch.optim.Optimizer):
 
         g = gradient (each number within clip_value, unless that is 0) + weight_decay * w
         m' = momentum * m + lr * g
-        w -= m'                                     MXNet's SGD
-        w -= (1 + momentum) * m' - momentum * m     with nesterov: Caffe2's MomentumSGDUpdate, MXNet's NAG
+        w -= m'
+        w -= (1 + momentum) * m' - momentum * m     with nesterov
 
     torch.optim.SGD multiplies the whole momentum by the current rate instead. The two are equal at a constant rate;
     when it falls to a tenth, torch's steps shrink at once, these within 1 / (1 - momentum) updates.

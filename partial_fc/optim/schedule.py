@@ -22,10 +22,10 @@ class Schedule:
         arcface-torch polynomial, but the very first micro-batch has base_lr; s, w and t count micro-batches, of which
                       an update has the rate of its last one (arcface_torch's PolynomialLRWarmup)
 
-    `decay_steps` count from the start of training, warm-up included, as InsightFace's: MXNet numbers its updates from 1
-    and decays once num_update > 10, so 10 takes effect at the eleventh update, which is step 10 here. `decay_every` is
-    Caffe2's stepsize, whose updates number from 1, too, and decay at its multiples: 10 takes effect at the tenth
-    update, which is step 9 here. micro_batches: of an update, for arcface-torch.
+    `decay_steps` count from the start of training, warm-up included, as InsightFace's: its trainer of 2020 numbers
+    updates from 1 and decays once num_update > 10, so 10 takes effect at the eleventh update, which is step 10 here.
+    `decay_every` (imagenet's stepsize) numbers updates from 1, too, and decays at its multiples: 10 takes effect at the
+    tenth update, which is step 9 here. micro_batches: of an update, for arcface-torch.
 
     Raises ValueError for contradictory values.
     """

@@ -2,9 +2,9 @@
 
     fp32      as it says
     bf16      autocast: convolutions and products on bfloat16 numbers, parameters fp32
-    fp16      autocast to float16, with a loss scale (the O1 of Apex, torch's AMP)
+    fp16      autocast to float16, with a loss scale (O1, torch's AMP)
     fp16-o2   parameters are float16 themselves, but for batch norms and what the model keeps wide; the optimizer moves
-              fp32 masters of them; no autocast, with a loss scale (the O2 of Apex)
+              fp32 masters of them; no autocast, with a loss scale (O2)
     fp64      for checks
 
 The head computes in fp32 (or fp64) in all modes. (Micikevicius et al., 2018, "Mixed Precision Training",
@@ -80,7 +80,7 @@ class LossScaler:
     """The loss scale: a factor of the backbone's gradient while it is float16, so that small values do not vanish.
 
     It doubles after 2,000 updates without overflow, up to 2^24, and halves if a gradient overflows, in which case the
-    update is skipped. (Apex's dynamic loss scale, with its constants.) Ranks must agree on overflow, or they diverge.
+    update is skipped. (A dynamic loss scale with NVIDIA's constants.) Ranks must agree on overflow, or they diverge.
     """
 
     scale: float = 2.0**16

@@ -65,12 +65,10 @@ def run_in_worlds(
     called: tuple[str | Path, str] | None = None,
 ) -> int:
     """Joins the other ranks, runs train_here, returns the exit status; in elastic runs anew in each world, with the
-    state of the processes. bare: the terminal's lines have no prefix. hist: of the log, see `open_files`; only a recipe
-    with such lines has --log-style. called: data set and network, for a default --models-root."""
+    state of the processes. bare: the terminal's lines have no prefix. hist: of the log, see `open_files`. called:
+    data set and network, for a default --models-root."""
     process, asked = ProcessState(), is_asked_for(config)
     typed, config = config, named(config, called)
-    if config.run.log_style != "own" and hist is None:
-        raise ValueError(f"--log-style {config.run.log_style} is for recipe face; recipe {recipe} has lines of its own")
 
     def in_this_world() -> int:
         world, its_device = meet(config.launch)

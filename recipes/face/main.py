@@ -85,6 +85,9 @@ class DataFlags:
     """Classes of the last layer; none: what the data says."""
     num_images: Annotated[int | None, In(1)] = None
     """Images of one epoch of synthetic data."""
+    log_style: Literal["own", "insightface-mxnet"] = "own"
+    """insightface-mxnet: the lines of InsightFace's MXNet trainer, to the letter, on the terminal and in
+    RANK_hist.log below --models-root, for what reads those: Iter:20 Rank:... [lfw][2000]Accuracy-Flip: ..."""
     image_size: Annotated[int, In(PIXELS), Basic] = 112
     """Height and width in pixels; of other images the shorter side is resized, and the middle used. By default the size
     in the file `property` beside a .rec."""
@@ -193,9 +196,9 @@ def main(arguments: list[str]) -> int:
     """Runs the recipe; returns the exit status."""
 
     def hist() -> SecondFile:
-        from partial_fc.train.record.log_style import STYLES
+        from .log_style import STYLES
 
-        return STYLES[config.run.log_style].hist
+        return STYLES[config.data.log_style].hist
 
     config, notes = parse(arguments)
     return start("face", train_here, config, notes, called=_called(config), hist=hist)
@@ -212,10 +215,10 @@ def train_here(run: Run) -> int:
     from partial_fc.data.sets.joined import tables_of
     from partial_fc.data.transform import as_stored, training_square
     from partial_fc.evaluate.verification import Verification
-    from partial_fc.train.record.log_style import STYLES
 
     from . import backbone as face_backbone
     from . import tuning as face_tuning
+    from .log_style import STYLES
 
     config, data, world = run.config, run.config.data, run.world
     of_vectors = config.model.takes_vectors
@@ -273,7 +276,7 @@ def train_here(run: Run) -> int:
         run.note(note)
 
     # ---- a given checkpoint, else this run's newest, else --pretrained and --start-centres, else from scratch
-    style = STYLES[config.run.log_style]
+    style = STYLES[config.data.log_style]
     tests = face_vectors.evaluations(data, source, head, labels) if of_vectors else [style.verifications(sets)]
     return run.train(backbone, head, loader, tests, line=style.line, teacher=teacher, deliver=network.deliver,
                      **settings)  # fmt: skip

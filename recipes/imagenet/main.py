@@ -174,7 +174,8 @@ def _backbone(run: Run) -> TorchBackbone:
     from partial_fc import counter_rng
     from partial_fc.embedding.load import stored_at
     from partial_fc.foreign.state_dicts import load_state
-    from partial_fc.models import resnet
+
+    from . import resnet
 
     config, data, model = run.config, run.config.data, run.config.model
     torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))

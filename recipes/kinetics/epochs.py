@@ -18,7 +18,7 @@ from partial_fc.data.order import Order
 from partial_fc.evaluate.classification import Classification
 from partial_fc.evaluate.evaluation import Evaluation, Forward
 from partial_fc.flags import ScheduleFlags
-from partial_fc.foreign import mxnet_ndarray
+from partial_fc.foreign import ndarray_file
 from partial_fc.head import CrossEntropy
 from partial_fc.optim.backbone import load_named_state
 from partial_fc.train.backbone import TorchBackbone
@@ -163,7 +163,7 @@ class ParamsFiles(Hooks):
             names.append(f"{name}.params")
         arrays = {key: t.detach().float().cpu().contiguous() for key, t in gluoncv.arrays(self._module).items()}
         for file in names:
-            spare(str(root / file), mxnet_ndarray.write, root / file, arrays)
+            spare(str(root / file), ndarray_file.write, root / file, arrays)
 
 
 def measure(run: Run, backbone: TorchBackbone, source: Source) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from partial_fc.data import restricted_pickle
 from partial_fc.files import read_bytes
-from partial_fc.foreign import mxnet_ndarray
+from partial_fc.foreign import ndarray_file
 from partial_fc.foreign.state_dicts import check_fits
 
 _MOST_BYTES = 16 << 30
@@ -25,7 +25,7 @@ _OURS = {"gamma": "weight", "beta": "bias"}  # of a batch norm; running_mean and
 def load(model: nn.Module, path: Path, leave_out: str = "") -> list[str]:
     """Loads a file's weights and running statistics. leave_out: prefix of names to skip, such as "fc.". Returns the
     names of the model that keep their values. Raises ValueError for names or shapes that do not match."""
-    found = {_our_name(name): t for name, t in mxnet_ndarray.read(path).items()}
+    found = {_our_name(name): t for name, t in ndarray_file.read(path).items()}
     expected = {name: t for name, t in model.state_dict().items() if not name.endswith("num_batches_tracked")}
     left_out = [name for name in expected if leave_out and name.startswith(leave_out)]
     taken = {name: t for name, t in found.items() if name not in left_out}
@@ -40,7 +40,7 @@ def _our_name(name: str) -> str:
 
 
 def arrays(model: nn.Module) -> dict[str, Tensor]:
-    """Returns the same by GluonCV's names, for `mxnet_ndarray.write`."""
+    """Returns the same by GluonCV's names, for `ndarray_file.write`."""
     norms = {name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)}
     theirs = {ours: name for name, ours in _OURS.items()}
     named = {}
@@ -117,7 +117,7 @@ class _Array:
     def tensor(self, what: str) -> Tensor:
         match self.state:
             case {"handle": bytes() as content}:
-                return mxnet_ndarray.read_one(content, what)
+                return ndarray_file.read_one(content, what)
         raise ValueError(f"{what}: an array without numbers")
 
 

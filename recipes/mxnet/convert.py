@@ -60,7 +60,7 @@ class _Model:
 
 def convert(options: ConvertOptions) -> None:
     """Converts the files. Raises ValueError for another network, a damaged file, or an existing output."""
-    from partial_fc.foreign import mxnet_ndarray
+    from partial_fc.foreign import ndarray_file
     from partial_fc.models.iresnet import IResNet
 
     from . import backbone_file as mxnet_backbone
@@ -84,7 +84,7 @@ def convert(options: ConvertOptions) -> None:
         notes = before.notes
         if kinds[1] == "mxnet":
             arrays, notes = mxnet_backbone.to_mxnet(before.state, network, source)
-            mxnet_ndarray.write(written[0], arrays)
+            ndarray_file.write(written[0], arrays)
             model = network.build("meta")
             assert isinstance(model, IResNet)
             written[1].write_text(mxnet_symbol.symbol_json(model), encoding="utf-8")
@@ -125,7 +125,7 @@ def _symbol_of(path: Path) -> Path | None:
 
 def _read(path: Path, symbol: Path | None, image_size: int | None) -> _Model:
     """Reads a model from a file of either kind. Raises ValueError for another network."""
-    from partial_fc.foreign import mxnet_ndarray
+    from partial_fc.foreign import ndarray_file
     from partial_fc.foreign.state_dicts import check_fits, read_weights
 
     from . import backbone_file as mxnet_backbone
@@ -133,7 +133,7 @@ def _read(path: Path, symbol: Path | None, image_size: int | None) -> _Model:
 
     if path.suffix == ".params":
         graph = mxnet_symbol.read(symbol) if symbol else mxnet_symbol.Graph()
-        arrays = mxnet_ndarray.read(path)
+        arrays = ndarray_file.read(path)
         network = mxnet_backbone.network_of(arrays, path, image_size)
         state, notes = mxnet_backbone.from_mxnet(arrays, network, graph, path)
         if symbol is None:

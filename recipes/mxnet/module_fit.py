@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from partial_fc.files import replacing
-from partial_fc.foreign import mxnet_ndarray
+from partial_fc.foreign import ndarray_file
 from partial_fc.foreign.state_dicts import misfits
 
 from .library import mx
@@ -153,7 +153,7 @@ def load(prefix: str, epoch: int, rank: int, expected: Arrays) -> Arrays:
     path = Path(f"{own if Path(f'{own}-{epoch:04d}.params').exists() else prefix}-{epoch:04d}.params")
     if not path.exists():
         raise ValueError(f"--load-epoch {epoch}: there is no {path}; --model-prefix {prefix} says where to look")
-    arrays = {name.removeprefix("arg:"): t for name, t in mxnet_ndarray.read(path).items()}
+    arrays = {name.removeprefix("arg:"): t for name, t in ndarray_file.read(path).items()}
     if problems := misfits(arrays, {name: torch.empty(array.shape) for name, array in expected.items()}):
         raise ValueError(
             f"{path} is of another network: {problems}. --network, --num-classes and the images' size must be those "

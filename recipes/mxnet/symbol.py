@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from partial_fc.files import read_text
-from partial_fc.foreign import mxnet_ndarray
+from partial_fc.foreign import ndarray_file
 from partial_fc.foreign.state_dicts import misfits
 from partial_fc.printable import some
 
@@ -111,7 +111,7 @@ def write_network(network: SymbolNetwork, weights: Mapping[str, Tensor], prefix:
     arrays = {f"{'aux' if name in auxiliary else 'arg'}:{name}": t for name, t in weights.items()}
     symbol, params = prefix.with_name(f"{prefix.name}-symbol.json"), prefix.with_name(f"{prefix.name}-0000.params")
     network.symbol.save(str(symbol))
-    mxnet_ndarray.write(params, arrays)
+    ndarray_file.write(params, arrays)
     return [symbol, params]
 
 
@@ -178,7 +178,7 @@ def _arrays(
     path: Path, shapes: dict[str, tuple[int, ...]], auxiliary: list[str], where: str, image_size: int
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Returns (the arrays of a .params file by MXNet's names, the names that the network lacks)."""
-    given = mxnet_ndarray.read(path)
+    given = ndarray_file.read(path)
     if given and not any(name.startswith(("arg:", "aux:")) for name in given):
         raise ValueError(
             f"{path}: its names, {some(list(given))}, do not begin with arg: or aux:; expected a file of "

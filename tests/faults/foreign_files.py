@@ -31,7 +31,7 @@ from partial_fc.data.sample import BadRecord, Source
 from partial_fc.data.vectors import Vectors
 from partial_fc.embedding.load import find
 from partial_fc.files import read_bytes
-from partial_fc.foreign import arcface_torch, mxnet_ndarray
+from partial_fc.foreign import arcface_torch, ndarray_file
 from partial_fc.foreign.state_dicts import check_fits, load_weights
 from partial_fc.models.iresnet import IResNet
 from partial_fc.verbs.checkpoint.imprint import from_file
@@ -258,7 +258,7 @@ def ndarray_files() -> list[Files]:
     """Two arrays, with names and without."""
     array = torch.arange(6.0).view(3, 2)
     both = ([array, array], {"one": array, "two": array})
-    return [written(lambda folder, of=of: mxnet_ndarray.write(folder / "0_centers.param", of)) for of in both]
+    return [written(lambda folder, of=of: ndarray_file.write(folder / "0_centers.param", of)) for of in both]
 
 
 def symbol_files() -> list[Files]:
@@ -270,7 +270,7 @@ def states_files() -> list[Files]:
     """What Gluon's trainer pickles, in its own words."""
     arrays = []
     for place, shape in enumerate(((3,), (3, 2), (3,), (3,))):
-        content = b"".join(mxnet_ndarray._array_bytes(torch.ones(shape), "momentum"))
+        content = b"".join(ndarray_file._array_bytes(torch.ones(shape), "momentum"))
         state = b"}\x8c\x06handlecbuiltins\nbytearray\nB" + struct.pack("<I", len(content)) + content + b"\x85Rs"
         arrays.append(b"K" + bytes([place]) + b"cmxnet.ndarray.ndarray\nNDArray\nN\x85R" + state + b"b")
     optimizer = b"cmxnet.optimizer.optimizer\nNAG\n)\x81}\x8c\x0anum_updateK\x02sb"
@@ -358,7 +358,7 @@ READERS = {
     "old-weights": Reader(lambda: weight_files(False), lambda f: load_weights(network(), f / "model.pt"), _CALLS),
     "whole": Reader(whole_files, lambda f: load_weights(network(), f / "model.pt"), _CALLS, in_zip),
     "arcface": Reader(arcface_files, read_arcface, _CALLS, in_zip),
-    "mxnet-params": Reader(ndarray_files, lambda f: mxnet_ndarray.read(f / "0_centers.param")),
+    "mxnet-params": Reader(ndarray_files, lambda f: ndarray_file.read(f / "0_centers.param")),
     "mxnet-symbol": Reader(symbol_files, lambda f: mxnet_symbol.read(f / "model-symbol.json").batch_norm("fc1"), _JSON),
     "gluon-states": Reader(states_files, read_states, _CALLS),
     "npy": Reader(lambda: [{"x": numpys(np.save, np.ones((3, 4), "<f4"))}], lambda f: from_file(f / "x", 4), _NPY),

@@ -40,7 +40,7 @@ _PRELOADED = [
     "partial_fc.embedding.load",
     "partial_fc.evaluate.roc",
     "partial_fc.evaluate.verification",
-    "partial_fc.train.record.log_style",
+    "recipes.face.log_style",
     "partial_fc.train.run",
     "recipes.face.backbone",
     "partial_fc.flags.head",

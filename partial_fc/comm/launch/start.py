@@ -142,7 +142,7 @@ def _start_shard(rendezvous: RendezvousFlags, launch: LaunchFlags) -> int | None
     if by.backend != "single":
         _compare(rendezvous, by)
     if rendezvous.num_shards == 1 or by.backend != "single":
-        # The folder also holds the checkpoints of Caffe2's command lines, and a run id is only a name.
+        # The folder may also hold a run's checkpoints, and a run id is only a name.
         given = [name for name in ("redis_host", "redis_password_file", "redis_tls") if is_given(rendezvous, name)]
         if given:
             why = f"{by.launcher} says where the others are" if by.launcher else "one shard meets no others"

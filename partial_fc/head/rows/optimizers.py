@@ -2,7 +2,7 @@
 
 They know nothing of where rows lie or in which dtype they rest: table.py hands them working copies and puts the
 results back. Where every row takes part in every step, each is its dense namesake. A row that takes no part is moved by
-catch_up.py as that one moves it, as in arcface_torch, or rests with its state, as in InsightFace's trainer on MXNet.
+catch_up.py as that one moves it, as in arcface_torch, or rests with its state, as in InsightFace's trainer of 2020.
 """
 
 import re

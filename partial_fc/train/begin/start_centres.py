@@ -2,7 +2,7 @@
 
 imprint         the mean of each class's embeddings, by the backbone as it starts (imprint.py)
 FILE.npy        a matrix, a row for each class
-FILE or DIR     the centre files of arcface_torch or InsightFace's MXNet trainer, one for each of its ranks
+FILE or DIR     the centre files of arcface_torch or InsightFace's trainer of 2020, one for each of its ranks
 DIR             a checkpoint, or a run, of which the newest counts
 
 Each rank reads the rows of its own classes.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from partial_fc.train.run import Run
 
 _CHUNK = 1 << 22  # numbers that are read at a time
-_EXPECTED = "expected imprint, FILE.npy, a run, a checkpoint, or centre files of arcface_torch or MXNet"
+_EXPECTED = "expected imprint, FILE.npy, a run, a checkpoint, or centre files of arcface_torch or InsightFace"
 
 
 def load(run: Run, backbone: Backbone, head: Head, source: Source | None) -> None:

@@ -24,13 +24,13 @@ class ImportOptions:
     --start-centres OUT, and the backbone by --pretrained."""
 
     files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")]
-    """The files of all ranks, or their folder: R_centers.param and R_centers_mom.param (MXNet);
+    """The files of all ranks, or their folder: R_centers.param and R_centers_mom.param (its trainer of 2020);
     checkpoint_gpu_R.pt, softmax_fc_gpu_R.pt, or rank_R_softmax_weight.pt and rank_R_softmax_weight_mom.pt
     (arcface_torch)."""
     out: Path
     """The folder of the new checkpoint."""
     num_classes: Annotated[int | None, In(CLASSES)] = None
-    """Number of classes; required for MXNet's files, which may end with padding."""
+    """Number of classes; required for .param files, which may end with padding."""
     names_file: Path | None = None
     """A file with the names of the classes, one a line."""
     network: _NETWORK | None = None

@@ -1,4 +1,4 @@
-"""`partial-fc data pack`: packs images into train.rec, .idx, .lst and property, without MXNet's im2rec."""
+"""`partial-fc data pack`: packs images into train.rec, .idx, .lst and property."""
 
 import logging
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PackOptions:
-    """Packs images into a .rec folder that this trainer, InsightFace and MXNet read."""
+    """Packs images into a .rec folder that this trainer and InsightFace read."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """A folder of class folders, a list (`path label` a line, or im2rec's .lst), a .rec folder, or a database."""

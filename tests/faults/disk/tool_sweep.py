@@ -14,13 +14,13 @@ import torch
 
 from partial_fc.checkpoint.folders import MARKER
 from partial_fc.errors import describe
-from partial_fc.foreign import mxnet_ndarray
+from partial_fc.foreign import ndarray_file
 from partial_fc.foreign.centre_files import find
 from partial_fc.verbs.checkpoint import classes
-from partial_fc.verbs.checkpoint.export_centres import ExportOptions, export_centres
 from partial_fc.verbs.checkpoint.import_centres import ImportOptions, import_centres
 from partial_fc.verbs.checkpoint.reshard import MergeOptions, merge
 from partial_fc.verbs.checkpoint.verify import findings
+from recipes.mxnet.export_centres import ExportOptions, export_centres
 from tests.faults.disk import operations as op
 from tests.faults.disk.crash_states import Tree
 from tests.faults.disk.operations import Disk
@@ -132,7 +132,7 @@ def _put_input(below: Path) -> None:
     heads = heads_of(2, num_classes=len(NAMES))
     save(_one(below), heads, names=NAMES)
     save(below / "two", heads, names=NAMES, hosts=[[0], [1]])
-    mxnet_ndarray.write(below / "0_centers.param", [torch.ones(5, D)])
+    ndarray_file.write(below / "0_centers.param", [torch.ones(5, D)])
     for name in ("ada", "dov"):
         (below / "photos" / name).mkdir(parents=True)
         cv2.imwrite(str(below / "photos" / name / "0.png"), np.zeros((20, 20, 3), np.uint8))

@@ -13,9 +13,9 @@ from partial_fc import data as sources
 from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.data.sets.weighted import Shares
 from partial_fc.verbs.checkpoint.classes import ListOptions, list_classes
-from partial_fc.verbs.checkpoint.export_centres import ExportOptions, export_centres
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
 from partial_fc.verbs.model.classify import ClassifyOptions, classify
+from recipes.mxnet.export_centres import ExportOptions, export_centres
 from tests.recipes.conftest import face, losses, train_here, train_several
 from tests.recipes.launch import endings, killed
 from tests.recipes.launch import several as run_several

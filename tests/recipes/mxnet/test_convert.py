@@ -9,7 +9,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from partial_fc import models
-from partial_fc.foreign import mxnet_ndarray
+from partial_fc.foreign import ndarray_file
 from recipes.mxnet import backbone_file as mxnet_backbone
 from recipes.mxnet import symbol_file as mxnet_symbol
 from recipes.mxnet.convert import ConvertOptions, convert
@@ -37,7 +37,7 @@ def mxnet_files(folder: Path, name: str) -> tuple[Path, torch.nn.Module]:
     model = trained(name)
     arrays, _ = mxnet_backbone.to_mxnet(model.state_dict(), mxnet_backbone.Network(name, *SIZES[name]), folder)
     arrays["arg:fc1_gamma"] = torch.linspace(0.5, 1.5, SIZES[name][0])
-    mxnet_ndarray.write(folder / "model-0000.params", arrays)
+    ndarray_file.write(folder / "model-0000.params", arrays)
     (folder / "model-symbol.json").write_text(mxnet_symbol.symbol_json(model))
     return folder / "model-0000.params", model
 
@@ -104,7 +104,7 @@ def test_the_symbol_says_epsilon_scale_and_fixed_gammas(tmp_path, without_mxnet,
     (tmp_path / "other.json").write_text(text.replace('"fix_gamma": "True"', '"fix_gamma": "False"'))
     convert(ConvertOptions(params, tmp_path / "model.pt", symbol=tmp_path / "other.json"))
     assert "they are 1 already" in capsys.readouterr().out
-    arrays, state = mxnet_ndarray.read(params), torch.load(tmp_path / "model.pt")
+    arrays, state = ndarray_file.read(params), torch.load(tmp_path / "model.pt")
     assert torch.equal(state["features.weight"], arrays["arg:fc1_gamma"])
     torch.testing.assert_close(state["conv1.weight"], arrays["arg:conv0_weight"] * 1.275)
     torch.testing.assert_close(state["bn1.running_var"], arrays["aux:bn0_moving_var"] + 0.00099)
@@ -134,7 +134,7 @@ def spoilt(**changed):
 )
 def test_other_networks_and_broken_ones_are_named(tmp_path, without_mxnet, change, message):
     params, _ = mxnet_files(tmp_path, "mini")
-    mxnet_ndarray.write(tmp_path / "x-0000.params", change(mxnet_ndarray.read(params)))
+    ndarray_file.write(tmp_path / "x-0000.params", change(ndarray_file.read(params)))
     with pytest.raises(ValueError, match=rf"x-0000.params.*{message}"):
         convert(ConvertOptions(tmp_path / "x-0000.params", tmp_path / "model.pt"))
     assert not (tmp_path / "model.pt").exists()
@@ -204,8 +204,8 @@ def test_mxnet_itself_gives_the_same_embeddings(mx, tmp_path, name, capsys):
     assert sorted(f"arg:{a}" for a in embedding.list_arguments() if a != "data") == sorted(
         n for n in names if n[1] == "r"
     )
-    arg = {n[4:]: mx.nd.array(t.numpy()) for n, t in mxnet_ndarray.read(params).items() if n.startswith("arg")}
-    aux = {n[4:]: mx.nd.array(t.numpy()) for n, t in mxnet_ndarray.read(params).items() if n.startswith("aux")}
+    arg = {n[4:]: mx.nd.array(t.numpy()) for n, t in ndarray_file.read(params).items() if n.startswith("arg")}
+    aux = {n[4:]: mx.nd.array(t.numpy()) for n, t in ndarray_file.read(params).items() if n.startswith("aux")}
     both = mx.sym.Group([embedding, mx.sym.BlockGrad(mx.sym.Variable("softmax_label"))])
     mx.model.save_checkpoint(str(tmp_path / "theirs"), 0, both, arg, aux)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from partial_fc.foreign import mxnet_ndarray
+from partial_fc.foreign import ndarray_file
 from tests.recipes.conftest import LAUNCHERS, face, losses, result, run, train_here
 from tests.recipes.mxnet.mxnet_network import arrays_of, small_network
 
@@ -39,7 +39,7 @@ def network(mx, tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("network")
     symbol = small_network(mx)
     symbol.save(str(folder / "net-symbol.json"))
-    mxnet_ndarray.write(folder / "net-0000.params", arrays_of(mx, symbol, SIZE))
+    ndarray_file.write(folder / "net-0000.params", arrays_of(mx, symbol, SIZE))
     return f"--engine mxnet --symbol {folder}/net-symbol.json --params {folder}/net-0000.params --output-name fc1"
 
 
@@ -87,7 +87,7 @@ def test_the_engines_go_on_from_one_anothers_checkpoints(runs):
 def test_what_is_delivered_has_the_statistics_of_both_processes(runs):
     """... of a network of MXNet's own, under its names."""
     root, _ = runs
-    delivered = mxnet_ndarray.read(root / "symbol/model-0000.params")
+    delivered = ndarray_file.read(root / "symbol/model-0000.params")
     folder = root / "symbol/checkpoints/step-00000006"
     own = [load_file(folder / f"rank-0000{rank}-of-00002.safetensors") for rank in range(2)]
     for name in ("bn0_moving_mean", "fc1_moving_mean"):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from partial_fc import models
-from partial_fc.foreign import mxnet_ndarray
+from partial_fc.foreign import ndarray_file
 from partial_fc.models.iresnet import IResNet
 from recipes.face import backbone as face_backbone
 from recipes.face import main as face
@@ -124,7 +124,7 @@ def write(folder, symbol, arrays, text: str | None = None):
     """Paths of the two files."""
     paths = folder / "net-symbol.json", folder / "net-0000.params"
     paths[0].write_text(symbol.tojson() if text is None else text)
-    mxnet_ndarray.write(paths[1], arrays)
+    ndarray_file.write(paths[1], arrays)
     return paths
 
 

@@ -11,11 +11,12 @@ from torch import nn
 
 from partial_fc import checkpoint
 from partial_fc.comm import SingleWorld
-from partial_fc.models import resnet, vit
+from partial_fc.models import vit
 from partial_fc.models.inputs import FACE
 from partial_fc.optim.backbone import build, load_named_state, named_state, set_lr
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.precision import Precision
+from recipes.imagenet import resnet
 
 RATES = (0.1, 0.1, 0.01, 0.01)
 CARRIED = {"lr_in_momentum": True}

@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 from partial_fc import models
 from partial_fc.data import BadRecord, Sample, Source
 from partial_fc.flags import HeadFlags
-from partial_fc.foreign import mxnet_ndarray
+from partial_fc.foreign import ndarray_file
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.models.inputs import FACE
 from partial_fc.train.backbone import TorchBackbone
@@ -162,8 +162,8 @@ def test_centre_files_of_other_trainers(tmp_path, size):
         (tmp_path / folder).mkdir()
     for rank, part in enumerate(centre_CD.split(4)):
         torch.save(part.clone(), tmp_path / f"torch/softmax_fc_gpu_{rank}.pt")
-        mxnet_ndarray.write(tmp_path / f"mxnet/{rank}_centers.param", [part.clone()])
-        mxnet_ndarray.write(tmp_path / f"mxnet/{rank}_centers_mom.param", [part.clone()])
+        ndarray_file.write(tmp_path / f"mxnet/{rank}_centers.param", [part.clone()])
+        ndarray_file.write(tmp_path / f"mxnet/{rank}_centers_mom.param", [part.clone()])
     torch.save(centre_CD, tmp_path / "rank_0_softmax_weight.pt")
     for name in ("torch", "mxnet", "rank_0_softmax_weight.pt"):
         assert torch.equal(centres(size, tmp_path, str(tmp_path / name), Pictures()), centre_CD)

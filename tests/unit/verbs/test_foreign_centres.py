@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from partial_fc import checkpoint, models
-from partial_fc.foreign import mxnet_ndarray
+from partial_fc.foreign import ndarray_file
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.head.rows import RowAdamW
 from partial_fc.head.rows.table import initial_centres
 from partial_fc.head.shard import Shard
-from partial_fc.verbs.checkpoint.export_centres import ExportOptions, export_centres
 from partial_fc.verbs.checkpoint.import_centres import ImportOptions, import_centres
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
+from recipes.mxnet.export_centres import ExportOptions, export_centres
 from tests.unit.stored_checkpoints import D, OneOf, heads_of, save
 
 C = 11
@@ -79,17 +79,17 @@ def test_the_reader_reads_what_mxnet_writes_and_writes_the_same(mx, tmp_path):
     mx.nd.save(str(tmp_path / "one"), as_mx["arg:a"])
     with mx.util.np_shape(True), mx.util.np_array(True):
         mx.npx.save(str(tmp_path / "np"), {"x": mx.np.ones((2, 2))})
-    named, listed = mxnet_ndarray.read(tmp_path / "named"), mxnet_ndarray.read(tmp_path / "listed")
+    named, listed = ndarray_file.read(tmp_path / "named"), ndarray_file.read(tmp_path / "listed")
     assert list(named) == list(arrays)
     assert list(listed) == list("012345")
     for name, again in zip(named, listed.values(), strict=True):
         assert named[name].numpy().dtype == arrays[name].dtype
         assert np.array_equal(named[name], arrays[name])
         assert np.array_equal(again, arrays[name])
-    assert np.array_equal(mxnet_ndarray.read(tmp_path / "one")["0"], arrays["arg:a"])
-    assert np.array_equal(mxnet_ndarray.read(tmp_path / "np")["x"], np.ones((2, 2)))
+    assert np.array_equal(ndarray_file.read(tmp_path / "one")["0"], arrays["arg:a"])
+    assert np.array_equal(ndarray_file.read(tmp_path / "np")["x"], np.ones((2, 2)))
     for name, content in (("named", named), ("listed", list(listed.values())), ("one", [named["arg:a"]])):
-        mxnet_ndarray.write(tmp_path / "again", content)
+        ndarray_file.write(tmp_path / "again", content)
         assert (tmp_path / "again").read_bytes() == (tmp_path / name).read_bytes()
     # And this test's own writer writes the same.
     assert (tmp_path / "named").read_bytes() == ndarray_file(*arrays.values(), names=list(arrays))
@@ -99,7 +99,7 @@ def test_the_reader_reads_what_mxnet_writes_and_writes_the_same(mx, tmp_path):
 def test_sparse_and_bool_arrays_are_refused(mx, tmp_path):
     mx.nd.save(str(tmp_path / "sparse"), mx.nd.zeros((3, 2), stype="row_sparse"))
     with pytest.raises(ValueError, match=r"array 0 is sparse \(storage type 1\)"):
-        mxnet_ndarray.read(tmp_path / "sparse")
+        ndarray_file.read(tmp_path / "sparse")
 
 
 def test_the_writer_writes_the_layout_and_refuses_what_it_has_no_place_for(tmp_path):
@@ -109,13 +109,13 @@ def test_the_writer_writes_the_layout_and_refuses_what_it_has_no_place_for(tmp_p
         np.ones((1, 2, 2), np.float16),
     ]
     tensors = [torch.from_numpy(arrays[0].T.copy()).T, *map(torch.from_numpy, arrays[1:])]
-    mxnet_ndarray.write(tmp_path / "x", tensors)
+    ndarray_file.write(tmp_path / "x", tensors)
     assert (tmp_path / "x").read_bytes() == ndarray_file(*arrays)
-    mxnet_ndarray.write(tmp_path / "x", dict(zip(("arg:a", "aux:b", "c"), tensors, strict=True)))
+    ndarray_file.write(tmp_path / "x", dict(zip(("arg:a", "aux:b", "c"), tensors, strict=True)))
     assert (tmp_path / "x").read_bytes() == ndarray_file(*arrays, names=("arg:a", "aux:b", "c"))
     for bad in (torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bool), torch.ones(()), torch.ones(0, 2)):
         with pytest.raises(ValueError, match=r"array 1 is .* a file of MXNet holds arrays of float32"):
-            mxnet_ndarray.write(tmp_path / "bad", [tensors[0], bad])
+            ndarray_file.write(tmp_path / "bad", [tensors[0], bad])
     assert not (tmp_path / "bad").exists()
 
 
@@ -135,7 +135,7 @@ def test_the_writer_writes_the_layout_and_refuses_what_it_has_no_place_for(tmp_p
 def test_what_is_no_list_of_arrays_is_refused_with_the_place(tmp_path, content, message):
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(ValueError, match=rf"x, byte \d+: .*{message}"):
-        mxnet_ndarray.read(tmp_path / "x")
+        ndarray_file.read(tmp_path / "x")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])

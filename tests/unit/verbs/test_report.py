@@ -21,7 +21,7 @@ from partial_fc.train.record.log import StepLine
 from partial_fc.train.record.progress import Progress
 from partial_fc.verbs.report.page import ReportOptions, page, report
 from partial_fc.verbs.report.run_facts import read_run
-from tests.unit.train.test_log_style import opened
+from tests.recipes.face.test_log_style import opened
 
 EVIL = "<script>alert('1\" & x')</script>"
 

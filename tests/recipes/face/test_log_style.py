@@ -9,8 +9,8 @@ import pytest
 
 from partial_fc.comm import SingleWorld
 from partial_fc.train.record.log import Interval, open_files
-from partial_fc.train.record.log_style import STYLES
 from partial_fc.train.record.progress import Progress
+from recipes.face.log_style import STYLES
 from tests.unit.stored_checkpoints import OneOf
 
 OWN, THEIRS = STYLES["own"], STYLES["insightface-mxnet"]

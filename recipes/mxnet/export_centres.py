@@ -47,7 +47,7 @@ def export_centres(options: ExportOptions) -> None:
     from partial_fc.checkpoint.output import print_notes
     from partial_fc.checkpoint.read import open_with_centres
     from partial_fc.checkpoint.rows_now import rows_now
-    from partial_fc.foreign import mxnet_ndarray
+    from partial_fc.foreign import ndarray_file
 
     size, lr = options.world_size, options.momentum_lr
     stored = open_with_centres(*options.folders, table=options.table)
@@ -68,7 +68,7 @@ def export_centres(options: ExportOptions) -> None:
                 array = _rows_of_rank(facts, rows, column, unit, rank * num_local, num_local)
                 if path == paths[0][0]:
                     sync_folder(options.out)
-                mxnet_ndarray.write(path, [array], durable=True)
+                ndarray_file.write(path, [array], durable=True)
         sync_folder(options.out)
     except BaseException:
         with contextlib.suppress(OSError):  # the first error is reported
