@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from partial_fc.checkpoint.files import save_tensors
-from partial_fc.file_kind import it_is
+from partial_fc.file_kind import it_is, kind_of_file
 from partial_fc.files import check_new
 from partial_fc.flags.facts import PIXELS, In
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _PARAMS = re.compile(r"(.+)-\d{4}\.params")
 _TORCH = (".pt", ".pth", ".ckpt")
 _KINDS = "PREFIX-0000.params (MXNet), .safetensors (this trainer), .pt, .pth or .ckpt (arcface_torch, AdaFace, ...)"
+_READ = ("a file of torch.save", "a pickle", "a safetensors file", "an ONNX model")  # under any name
 _NUM_IMAGES = 4
 _SMALLEST_COSINE = 1 - 1e-8  # without fixed gammas it is .995, without scale .999998, without epsilon .9999999
 
@@ -67,7 +68,8 @@ def convert(options: ConvertOptions) -> None:
     from . import symbol_file as mxnet_symbol
 
     source, output = options.source, options.output
-    kinds = ["torch" if source.suffix == ".onnx" else _kind(source), _kind(output)]
+    is_torch = source.suffix == ".onnx" or (source.suffix != ".params" and kind_of_file(source) in _READ)
+    kinds = ["torch" if is_torch else _kind(source), _kind(output)]
     if kinds == ["mxnet", "mxnet"]:
         raise ValueError(f"{source} and {output} are both files of MXNet: there is nothing to convert")
     if options.symbol and kinds[0] != "mxnet":
@@ -105,7 +107,9 @@ def _kind(path: Path) -> str:
         return "mxnet"
     if path.suffix == ".safetensors" or path.suffix in _TORCH:
         return "torch"
-    raise ValueError(f"{path}: unknown file type; expected {_KINDS}{it_is(path)}")
+    is_mxnet = kind_of_file(path) == "a .params file of MXNet"
+    what = "; rename it PREFIX-0000.params" if is_mxnet else "; it is a folder" if path.is_dir() else ""
+    raise ValueError(f"{path}: its name tells no kind of file; expected {_KINDS}{it_is(path)}{what}")
 
 
 def _symbol_path(params: Path) -> Path:
@@ -205,8 +209,8 @@ def _compare(before: _Model, after: _Model, output: Path) -> None:
             smallest = cosine_similarity(feat_BD, again_BD, eps=0.0).min().item()
             print(f"  {_NUM_IMAGES} random images, {one} and then {other}: smallest cosine {smallest:.8f}")
             if not smallest >= _SMALLEST_COSINE:
+                graph = "; that symbol has another graph than the arrays' names tell" if "MXNet with" in one else ""
                 raise ValueError(
-                    f"the embeddings differ: smallest cosine {smallest:.8f} between {one} before and {other} after; "
-                    f"{output} is not written. Is the symbol that of these arrays (--symbol), and the image size "
-                    f"{size} right?"
+                    f"the embeddings differ: smallest cosine {smallest:.8f} between {one} before and {other} after, of "
+                    f"images of {size} pixels{graph}; {output} is not written"
                 )

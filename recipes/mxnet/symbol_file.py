@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from partial_fc.files import read_text
 from partial_fc.models.iresnet import IResNet
+from partial_fc.printable import some
 
 EMBEDDING = "fc1"  # the output layer
 # Layers and arrays with different names: of the network, of a block, of a batch norm or PReLU.
@@ -48,7 +49,10 @@ class Graph:
         if self.batch_norms is None:
             return BatchNorm(_EPS, fix_gamma=layer == EMBEDDING)
         if layer not in self.batch_norms:
-            raise ValueError(f"the symbol has no BatchNorm called {layer!r}: is it the symbol of these arrays?")
+            raise ValueError(
+                f"the symbol has no BatchNorm called {layer!r}, which the arrays have: it is another network's, with "
+                f"{some(list(self.batch_norms)) or 'no BatchNorm'}"
+            )
         return self.batch_norms[layer]
 
 

@@ -145,7 +145,7 @@ def _check_images(
         labels = "their labels"
         read = np.flatnonzero(label_n != _UNREAD)
         findings += check_range(label_n[read], num_classes, lambda i: describe(int(read[i])))
-        findings += check_class_number(num_classes)
+        findings += check_class_number(num_classes, names=source.class_names() or ())
         values = np.unique(label_n[read])
         if len(values) == 1 and num_classes > 1 and len(label_n) >= _FEW:
             findings.append(
