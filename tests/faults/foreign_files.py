@@ -42,10 +42,10 @@ from partial_fc.verbs.model.ijb import Ijb
 from recipes.face import arcface_torch as arcface_torch_config
 from recipes.imagenet.databases.leveldb_manifest import read_manifest
 from recipes.imagenet.databases.records import INT32, STRING, Datum, TensorProtos, read_record
-from recipes.kinetics.main import gluoncv_files as gluoncv
+from recipes.kinetics import gluoncv_files as gluoncv
 from recipes.kinetics.video.clip_list import ClipList
 from recipes.kinetics.video.frames import VideoFile
-from recipes.mnist.main import apex
+from recipes.mnist import apex
 from recipes.mxnet import symbol_file as mxnet_symbol
 from recipes.mxnet.launch import job
 from tests.recipes.kinetics import videos

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from partial_fc.data.sample import Sample
 from partial_fc.data.transform import ShortSideCrop
 from recipes.imagenet import main as imagenet
-from recipes.imagenet.main import resnet
+from recipes.imagenet import resnet
 from tests.recipes.conftest import losses, reported, result, same_tensors
 from tests.recipes.imagenet.databases import datum, encoded_tensors, raw_tensors, write_leveldb, write_lmdb
 from tests.recipes.imagenet.imagenet_job import BATCH, UPDATES, C, N, picture, train_here, train_several

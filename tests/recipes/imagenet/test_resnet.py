@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from recipes.imagenet.main import resnet
+from recipes.imagenet import resnet
 from tests.unit.state_shapes import digest
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from recipes.kinetics.main import gluoncv_files as gluoncv
+from recipes.kinetics import gluoncv_files as gluoncv
 
 LR = 0.5
 

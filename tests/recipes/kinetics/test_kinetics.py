@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from partial_fc.train.guards.signals import EXIT_PREEMPTED
 from recipes.kinetics.epochs import ClipLine
-from recipes.kinetics.main import gluoncv_files as gluoncv
-from recipes.kinetics.main import slowfast
+from recipes.kinetics import gluoncv_files as gluoncv
+from recipes.kinetics import slowfast
 from tests.recipes.conftest import losses, reported, result
 from tests.recipes.kinetics import videos
 from tests.recipes.kinetics.gluon_states import LR, write_states

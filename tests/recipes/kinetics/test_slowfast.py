@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from recipes.kinetics.main import gluoncv_files as gluoncv
-from recipes.kinetics.main import slowfast
+from recipes.kinetics import gluoncv_files as gluoncv
+from recipes.kinetics import slowfast
 
 R50 = "slowfast_4x16_resnet50_kinetics400"
 

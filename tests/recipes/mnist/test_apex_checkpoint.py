@@ -10,7 +10,7 @@ from torch import nn
 
 from partial_fc.foreign.state_dicts import check_fits
 from recipes.mnist.convnet import ConvNet
-from recipes.mnist.main import apex
+from recipes.mnist import apex
 
 ADVICE = r"expected \{'loss_scaler0': \{'loss_scale': x, 'unskipped': n\}\}, two numbers of the one loss"
 

@@ -16,7 +16,7 @@ from partial_fc.models.inputs import FACE
 from partial_fc.optim.backbone import build, load_named_state, named_state, set_lr
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.precision import Precision
-from recipes.imagenet.main import resnet
+from recipes.imagenet import resnet
 
 RATES = (0.1, 0.1, 0.01, 0.01)
 CARRIED = {"lr_in_momentum": True}
