@@ -12,16 +12,13 @@ results.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from partial_fc import files, flags
-from partial_fc.checkpoint.folders import MANIFEST, complete
 from partial_fc.errors import UsageError
-from partial_fc.files import read_manifest
 from partial_fc.flags import (
     ExchangeFlags,
     Flags,
@@ -37,7 +34,6 @@ from partial_fc.flags.facts import CLASSES, LABELS, PIXELS, THREADS, Basic, Befo
 from partial_fc.flags.from_file import with_file
 from partial_fc.flags.known import split
 from partial_fc.recipe import start
-from partial_fc.train.begin.start import named
 
 from . import arcface_torch, presets
 from . import heads as face_heads
@@ -386,22 +382,6 @@ def _notes(config: Config, source: Source) -> list[str]:
     return notes
 
 
-def _started(config: Config, rates: dict[str, Any]) -> tuple[Config, str]:
-    """Returns the configuration with a transformer's rates, or with those of the checkpoint that the run resumes from,
-    and a note on them."""
-    run, does = named(config, _called(config)).run, "starts with"
-    folders = reversed(complete(run.checkpoints)) if run.resume in flags.NO_CHECKPOINT else [Path(run.resume)]
-    for folder in folders if run.resume != "never" else ():
-        try:
-            then = json.loads(read_manifest(folder / MANIFEST))["configuration"]
-            rates, does = {name: then[name] for name in rates}, f"resumes from {folder} with"
-            break
-        except (OSError, ValueError, LookupError, TypeError):
-            continue  # damaged: reported where it is opened, and the one before is resumed
-    words = " ".join(f"{flags.flag(name)} {value}" for name, value in rates.items())
-    return flags.replaced(config, rates), f"--network {config.model.network}, a transformer, {does} {words}"
-
-
 @flags.told_as_usage
 def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     """Parses the command line: configuration, and notes for the user on settings of a --config file without effect."""
@@ -434,8 +414,8 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
             raise UsageError(f"{from_config}: {error}") from error
         raise
     if rates:
-        config, note = _started(config, rates)
-        notes.append(note)
+        words = " ".join(f"{flags.flag(name)} {value}" for name, value in rates.items())
+        notes.append(f"--network {config.model.network}, a transformer, starts with {words}")
     given = known.keys() & set(presets.OF_THE_DATA)
     data, more_notes = presets.give_way(config.data, given | from_file.keys())
     if "num_images" in known and not data.synthetic:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from partial_fc import flags
-from recipes.imagenet import main as imagenet
 from recipes.imagenet import caffe2_flags as caffe2
+from recipes.imagenet import main as imagenet
 
 # Theirs -> where it ends up: (flag here, value), or None where it cannot mean anything.
 FLAGS = {

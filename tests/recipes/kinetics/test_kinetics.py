@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from partial_fc.train.guards.signals import EXIT_PREEMPTED
-from recipes.kinetics.epochs import ClipLine
 from recipes.kinetics import gluoncv_files as gluoncv
 from recipes.kinetics import slowfast
+from recipes.kinetics.epochs import ClipLine
 from tests.recipes.conftest import losses, reported, result
 from tests.recipes.kinetics import videos
 from tests.recipes.kinetics.gluon_states import LR, write_states

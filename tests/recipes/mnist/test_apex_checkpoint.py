@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from partial_fc.foreign.state_dicts import check_fits
-from recipes.mnist.convnet import ConvNet
 from recipes.mnist import apex
+from recipes.mnist.convnet import ConvNet
 
 ADVICE = r"expected \{'loss_scaler0': \{'loss_scale': x, 'unskipped': n\}\}, two numbers of the one loss"
 

@@ -14,8 +14,8 @@ from torch.utils.data import DistributedSampler
 
 from partial_fc.data.idx import read_set
 from partial_fc.pictures import CAPTION_LINE, GAP, SIDE
-from recipes.mnist.convnet import ConvNet
 from recipes.mnist import apex
+from recipes.mnist.convnet import ConvNet
 from recipes.mnist.main import parse
 from tests.recipes.conftest import losses, reported, result
 from tests.recipes.mnist.mnist_job import (
