@@ -256,7 +256,7 @@ def test_a_record_that_is_new_under_the_number_of_a_stale_one_is_judged_anew(tmp
     assert records(tmp_path) == ["owner-1.json"]
 
 
-def test_a_refresh_that_has_begun_does_not_overwrite_the_next_worlds_record(tmp_path, monkeypatch):
+def test_a_refresh_that_has_begun_does_not_overwrite_the_next_runs_record(tmp_path, monkeypatch):
     begun, rewrite = threading.Event(), lock._rewrite
 
     def slow(path, record, count):
@@ -266,11 +266,11 @@ def test_a_refresh_that_has_begun_does_not_overwrite_the_next_worlds_record(tmp_
         rewrite(path, record, count)
 
     late = threading.Event()
-    first, _ = acquire(tmp_path, "elastic")
+    first, _ = acquire(tmp_path, "first")
     monkeypatch.setattr(lock, "_rewrite", slow)
     assert begun.wait(10)
-    first.stop()
-    second, _ = acquire(tmp_path, "elastic")
+    first.release()
+    second, _ = acquire(tmp_path, "second")
     late.wait(0.4)
     second.check()
     second.release()
