@@ -1,4 +1,4 @@
-"""The record that says whose a folder is: taken over from a run that is gone, kept, handed on within a run, removed."""
+"""The record that says whose a folder is: taken over from a run that is gone, kept, removed."""
 
 from pathlib import Path
 
@@ -23,28 +23,27 @@ class OwnerSweep(Sweep):
     def act(self) -> list[str]:
         self.disk.rank(0)
         said: list[str] = []
+        self.mine: lock.FolderLock | None = None
         with listening(said):
             try:
                 self._act()
             except OSError as error:
                 said.append(describe(error))
                 self.disk.heal()
+                if self.mine:
+                    self.mine.release()
                 self._act()
         self.disk.rank(-1)
         return said
 
     def _act(self) -> None:
-        mine, _ = lock.acquire(self.root, "run")
+        self.mine, _ = lock.acquire(self.root, "run")
         try:
-            mine.check()
-            lock._rewrite(mine.find(), mine.record, 1)
+            self.mine.check()
+            lock._rewrite(self.mine.find(), self.mine.record, 1)
+            self.mine.release()
         finally:
-            mine.stop()
-        again, _ = lock.acquire(self.root, "run")
-        try:
-            again.check()
-        finally:
-            again.release()
+            self.mine._ended.set()
 
     def check(self, tree: Tree, promised: bool) -> None:
         """Nothing can be promised of a record but that it is read for what it is."""
