@@ -23,27 +23,27 @@ class OwnerSweep(Sweep):
     def act(self) -> list[str]:
         self.disk.rank(0)
         said: list[str] = []
-        self.mine: lock.FolderLock | None = None
         with listening(said):
             try:
                 self._act()
             except OSError as error:
                 said.append(describe(error))
                 self.disk.heal()
-                if self.mine:
-                    self.mine.release()
+                for path in lock._records(self.root):  # a run whose start has failed ends, and its record is stale
+                    if (found := lock._read(path)) and found.run == "run":
+                        path.unlink()
                 self._act()
         self.disk.rank(-1)
         return said
 
     def _act(self) -> None:
-        self.mine, _ = lock.acquire(self.root, "run")
+        mine, _ = lock.acquire(self.root, "run")
         try:
-            self.mine.check()
-            lock._rewrite(self.mine.find(), self.mine.record, 1)
-            self.mine.release()
+            mine.check()
+            lock._rewrite(mine.find(), mine.record, 1)
+            mine.release()
         finally:
-            self.mine._ended.set()
+            mine._ended.set()
 
     def check(self, tree: Tree, promised: bool) -> None:
         """Nothing can be promised of a record but that it is read for what it is."""
