@@ -6,7 +6,6 @@ lists of hard negatives (the k nearest of its centres) load only on the same num
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -98,26 +97,6 @@ def _in_words(tables: Iterable[str]) -> str:
     return "class centres without a name" if names == [""] else f"the tables {', '.join(map(repr, names))}"
 
 
-def load_head(
-    manifest: dict[str, Any],
-    head: Head,
-    where: str,
-    load_rows: Callable[[Table, dict[str, Any]], list[str]],
-    read_lists: Callable[[str], dict[str, Tensor]],
-) -> list[str]:
-    """Loads the head of this manifest, for `Checkpoint` and `PeerCheckpoint`. Returns notes. Raises ValueError.
-
-    load_rows: loads a table's rows, with its facts in the manifest; returns notes. read_lists: reads this rank's lists
-    of hard negatives of a table, by name.
-    """
-    stored, notes = check_same_head(manifest, head, where), []
-    for name, table in head.tables().items():
-        notes += load_rows(table, stored[name])
-        notes += _load_hard_negatives(stored[name], manifest["world_size"], partial(read_lists, name), table, where)
-    head.load(manifest["head"] if manifest["format"] == NAMED_FORMAT else {})
-    return notes
-
-
 def load_table(stored: Mapping[str, Any], rows: Rows, table: Table, where: str) -> list[str]:
     """Loads facts and rows of its class range into a table. Returns notes for the user. Raises ValueError."""
     notes = []
@@ -136,7 +115,7 @@ def hard_negatives_name(table: str, rank: int, world_size: int) -> str:
     return f"{scope(table)}-{rank:05d}-of-{world_size:05d}-hard-negatives.safetensors"
 
 
-def _load_hard_negatives(
+def load_hard_negatives(
     stored: Mapping[str, Any], world_size: int, read: Callable[[], dict[str, Tensor]], table: Table, where: str
 ) -> list[str]:
     """Loads this rank's lists of hard negatives, by `read`, if number of ranks and length match. Returns notes."""

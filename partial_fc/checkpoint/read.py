@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatch
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from partial_fc.checkpoint.rows import StoredRows, part_files
 from partial_fc.checkpoint.snapshot import buffers_in, local_name
 from partial_fc.comm import World
 from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, read_manifest, read_text
-from partial_fc.head.protocol import Head, Table
+from partial_fc.head.protocol import Head
 from partial_fc.head.shard import Shard
 
 _READABLE = (OLD_FORMAT, FORMAT, NAMED_FORMAT)
@@ -206,15 +207,14 @@ class Checkpoint:
 
     def load_head(self, head: Head) -> list[str]:
         """Loads the rows of its class range into each table, file by file. Returns notes on what was not loaded."""
-
-        def load_rows(table: Table, stored: dict[str, Any]) -> list[str]:
-            rows = self.rows(table.rows.start, table.rows.stop, table.name)
-            return head_state.load_table(stored, rows, table, self.where)
-
-        def lists(name: str) -> dict[str, Tensor]:
-            return self.load(hard_negatives_name(name, head.tables()[name].world.rank, self.world_size))
-
-        return head_state.load_head(self.manifest, head, self.where, load_rows, lists)
+        stored, notes = head_state.check_same_head(self.manifest, head, self.where), []
+        for name, table in head.tables().items():
+            rows = self.rows(table.rows.start, table.rows.stop, name)
+            notes += head_state.load_table(stored[name], rows, table, self.where)
+            lists = partial(self.load, hard_negatives_name(name, table.world.rank, self.world_size))
+            notes += head_state.load_hard_negatives(stored[name], self.world_size, lists, table, self.where)
+        head.load(self.manifest["head"] if self.manifest["format"] == NAMED_FORMAT else {})
+        return notes
 
     def check_has_backbone(self) -> None:
         """Raises ValueError for a checkpoint of class centres alone: a run cannot resume from it."""

@@ -3,7 +3,7 @@
 import os
 import socket
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,17 +85,11 @@ def stated(path: Path) -> tuple[int | None, tuple[int, int] | None]:
     return len(classes) if any(image_names(path / name) for name in classes) else None, None
 
 
-def open_on_all(make: Callable[[], Source], world: "World", has_trained_W: Sequence[bool] | None = None) -> Source:
+def open_on_all(make: Callable[[], Source], world: "World") -> Source:
     """Opens a source with make() on every rank. Raises ValueError on all ranks if one cannot open it, or sees another
-    number of images or classes, or other class names. A collective.
-
-    has_trained_W: in elastic runs, the ranks that have trained on it. A new rank that lacks the set or has another one
-    raises ValueError alone, the others elastic.HostsChanged.
-    """
+    number of images or classes, or other class names. A collective."""
     # Imported here: `open_source` alone needs no torch, which takes seconds.
     import torch
-
-    from partial_fc.comm import elastic
 
     source, problem = None, None
     local = (-1, -1, -1)
@@ -106,13 +100,6 @@ def open_on_all(make: Callable[[], Source], world: "World", has_trained_W: Seque
     except (ValueError, OSError) as error:
         problem = error
     seen_W3 = world.all_gather(torch.tensor([local]), name="data/opened").tolist()
-    known_W = [has and seen[0] >= 0 for has, seen in zip(has_trained_W or [False] * world.size, seen_W3, strict=True)]
-    others = elastic.mismatched_ranks(seen_W3, known_W)
-    if others and world.rank not in others:
-        each = ", ".join(f"rank {rank} {_describe(*seen_W3[rank])}" for rank in others)
-        raise elastic.HostsChanged(
-            f"the training data differs from that of the running ranks, which continue without it: {each}"
-        )
     if problem:
         # Other hosts may have the file.
         where = f"{socket.gethostname()}: " if isinstance(problem, OSError) and world.size > 1 else ""

@@ -230,14 +230,14 @@ def train_here(run: Run) -> int:
     num_classes = data.num_classes or source.num_classes
     order = _order(run, source)
     total_steps, _ = run.lengths(order)
-    if run.data_is_new and not data.synthetic:
+    if not data.synthetic:
         for finding in check_data(source, num_classes, data.check_data, world, max_bad_records=data.max_bad_records,
                                seed=config.run.seed, num_threads=data.num_workers, embedding=True):  # fmt: skip
             run.logger.info(finding)
     batch_size = config.optim.batch_size * 2
     verified = [] if of_vectors else _verification_sets(data)
     sets = [Verification(path, data.image_size, batch_size, flip=data.mirror, name=name) for name, path in verified]
-    for one in sets if run.data_is_new and data.check_data != "off" else ():
+    for one in sets if data.check_data != "off" else ():
         one.check(world)
     transform = as_stored if of_vectors else training_square(data.image_size, data.augment, data.mirror)
     weights = read_weights(data.sample_weights, len(source)) if data.sample_weights else None

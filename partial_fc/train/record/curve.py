@@ -85,7 +85,7 @@ class Curve:
         spare(str(self._path), self._file.close)
 
     def _renew(self) -> None:
-        """Replaces the file by a copy: rank 0 of an earlier world, which was cut off, may still write to the old one
+        """Replaces the file by a copy: rank 0 of an earlier start, which was cut off, may still write to the old one
         over a network. Keeps the file if there is no room."""
         if self._path.exists() and str(self._path) != os.devnull:
             spare(str(self._path), self._copy)

@@ -101,15 +101,10 @@ def _horovod() -> dict[str, Any]:
     frameworks = [name for name in ("torch", "mxnet") if any((folder / name).glob("mpi_lib*.so"))]
     try:
         import horovod.torch as hvd
-        from horovod.runner.http import http_server
     except Exception as error:  # a missing library, another version ...: any message is the finding
         return {"error": f"{type(error).__name__}: {error}", "frameworks": frameworks}
     built = {"gloo": hvd.gloo_built(), "mpi": hvd.mpi_built(), "nccl": hvd.nccl_built()}
-    return {
-        "frameworks": frameworks,
-        "built": [name for name, is_built in built.items() if is_built],
-        "has_signed_store": hasattr(http_server, "signature"),  # patches/horovod/signed-store.patch
-    }
+    return {"frameworks": frameworks, "built": [name for name, is_built in built.items() if is_built]}
 
 
 def _torch() -> dict[str, Any]:

@@ -13,14 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 from partial_fc import checkpoint
-from partial_fc.checkpoint.peer.commits import PeerCopies, ProcessState
-from partial_fc.checkpoint.peer.restore import recover
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CrossEntropy, HardNegatives, PartialFC, Storage
 from partial_fc.verbs.checkpoint.reshard import ReshardOptions, reshard
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
 from tests.unit.stored_checkpoints import OneOf, heads_of, whole
-from tests.unit.thread_world import in_world
 
 STORED = Path(__file__).parents[1] / "checkpoint_format_4"
 CREATED = [0, 1, 3, 4, 5, 6, 7, 8, 9, 10]
@@ -89,7 +86,7 @@ NO_ROWS = CrossEntropy(3)
 
 def taken(world, step: int) -> checkpoint.Snapshot:
     return checkpoint.capture(
-        step, {"w": torch.ones(3) * step}, {}, {"buffer/n": torch.ones(1)}, NO_ROWS, {}, world=world, checksums=True
+        step, {"w": torch.ones(3) * step}, {}, {"buffer/n": torch.ones(1)}, NO_ROWS, {}, world=world
     )
 
 
@@ -106,16 +103,3 @@ def test_a_head_without_rows_has_no_part_of_a_checkpoint(tmp_path):
     assert read.load_head(NO_ROWS) == []
     assert read.buffers(world)["n"].tolist() == [1.0]
     assert verify(VerifyOptions((folder,))) == 0
-
-
-def test_a_head_without_rows_has_commits(tmp_path):
-    def act(world):
-        memory = ProcessState()
-        copies = PeerCopies(memory, world, every=4)
-        copies.begin(taken(world, 5))
-        copies.finish()
-        recovered = recover(memory if world.rank else ProcessState(), world, tmp_path)
-        assert recovered.load_head(NO_ROWS) == []
-        return recovered.step, recovered.backbone()["w"].tolist(), recovered.manifest
-
-    assert in_world(2, act) == [(5, [5.0] * 3, {"format": 4, "step": 5, "world_size": 2})] * 2
