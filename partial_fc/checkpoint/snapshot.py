@@ -239,5 +239,5 @@ def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def buffers_in(local: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the running statistics in the state of a rank alone. (Older checkpoints also have "exchange/...".)"""
+    """Returns the running statistics in the state of a rank alone."""
     return {name.removeprefix("buffer/"): t for name, t in local.items() if name.startswith("buffer/")}

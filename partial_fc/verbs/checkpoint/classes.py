@@ -320,11 +320,12 @@ def _with_new(stored: "Checkpoint", new: list[str], directions: "dict[str, Tenso
 
 def _direction(stored: "Checkpoint", path: Path, options: AddOptions) -> "Tensor":
     """Returns the direction of one class, from its embeddings or a folder of its images."""
+    from partial_fc.checkpoint.head_state import tables_in
     from partial_fc.embedding.sources import NO_CLASS, ImageFiles
     from partial_fc.verbs.checkpoint import imprint
 
     if path.suffix == ".npy":
-        return imprint.from_file(path, stored.manifest["embedding_size"])
+        return imprint.from_file(path, tables_in(stored.manifest, stored.where)[""]["embedding_size"])
     if not path.is_dir():
         raise ValueError(f"{path}: expected a folder of images, or embeddings in a .npy file")
     if not (names := image_names(path)):

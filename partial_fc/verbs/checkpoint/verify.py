@@ -70,10 +70,7 @@ def findings(folders: Sequence[Path], finite: bool) -> Iterator[tuple[str, str]]
         yield "bad", str(error)
         return
     size, ranks = checkpoint.world_size, checkpoint.ranks
-    if checkpoint.manifest["format"] == 3:
-        yield "note", "no checksums (format 3): only names, shapes and class ranges were checked"
-    else:
-        yield from _check_checksums(checkpoint, ranks)
+    yield from _check_checksums(checkpoint, ranks)
     if len(ranks) < size:
         yield ("note", f"these folders hold the files of ranks {sorted(ranks)} of {size}: the others' were not checked")
     for name, facts in tables.items():

@@ -9,6 +9,7 @@ from partial_fc.tools.bench.machine import PeakMemory
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.files import save_tensors
+from partial_fc.checkpoint.head_state import facts_of
 from partial_fc.checkpoint.output import new_checkpoint
 from partial_fc.head import PartialFC, Storage
 from partial_fc.verbs.checkpoint.inspect import InspectOptions, inspect
@@ -67,8 +68,7 @@ def test_folders_of_two_checkpoints_are_refused(tmp_path):
 
 
 def own(value: float) -> dict[str, torch.Tensor]:
-    """A rank's running statistics, and what checkpoints of earlier versions have beside them."""
-    return {"buffer/n": torch.full((1,), value), "exchange/residual/w": torch.full((3,), value)}
+    return {"buffer/n": torch.full((1,), value)}
 
 
 def test_running_statistics_of_ranks_go_to_as_many_only(tmp_path, capsys):
@@ -183,8 +183,9 @@ def test_what_checksums_cannot_see_is_found(tmp_path, capsys):
     )
     assert "1 of 12 numbers that are NaN or Inf" in problems(head(lambda t: t["centres"][0, 0].fill_(float("nan"))))
     assert "has 2 names for 11 classes" in problems(lambda folder: None, names=["a", "b"])
+    table = facts_of(heads_of(1)[0])["tables"][""]
     assert "no file holds classes 11 to 11" in problems(
-        lambda folder: rewritten(folder, folder / "manifest.json", num_classes=12)
+        lambda folder: rewritten(folder, folder / "manifest.json", tables={"": {**table, "num_classes": 12}})
     )
     assert "says 'x'; expected step 7" in problems(lambda folder: (folder / "COMPLETE").write_text("x"))
     assert "has no file COMPLETE" in problems(lambda folder: (folder / "COMPLETE").unlink())
@@ -237,7 +238,7 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path):
 
 def test_checkpoints_without_a_head_are_looked_at_too(tmp_path, capsys):
     """Those of recipe mnist."""
-    manifest = {"step": 3, "world_size": 1, "best": {"test": 0.97}, "position": 70}
+    manifest = {"step": 3, "world_size": 1, "best": {"test": 0.97}, "position": 70, "tables": {}, "head": {}}
     with new_checkpoint(tmp_path / "a", manifest, None, "made by hand") as output:
         for name in ("backbone.safetensors", "optimizer.safetensors"):
             output.tensors(name, {"w": torch.ones(3)})
