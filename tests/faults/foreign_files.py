@@ -46,6 +46,7 @@ from partial_fc.verbs.model.embed import unit_rows
 from partial_fc.verbs.model.ijb import Ijb
 from recipes.compat import arcface_torch as arcface_torch_config
 from tests.unit import videos
+from tests.unit.mxnet_network import recipe_symbol
 
 Files = Mapping[str, bytes]
 Change = Callable[[bytes], bytes]
@@ -260,7 +261,7 @@ def ndarray_files() -> list[Files]:
 
 def symbol_files() -> list[Files]:
     small = IResNet((1,), 4, 16, widths=(4,), strides=(1, 2))
-    return [{"model-symbol.json": mxnet_symbol.symbol_json(small).encode()}]
+    return [{"model-symbol.json": recipe_symbol(small).encode()}]
 
 
 def states_files() -> list[Files]:
