@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 from partial_fc import models
 from partial_fc.checkpoint.class_names import read_names
+from partial_fc.comm.launch import hosts
 from partial_fc.data.databases.leveldb_manifest import read_manifest
 from partial_fc.data.databases.records import INT32, STRING, Datum, TensorProtos, read_record
 from partial_fc.data.decode import cv2, decode
@@ -40,7 +41,6 @@ from partial_fc.foreign.state_dicts import check_fits, load_weights
 from partial_fc.models.iresnet import IResNet
 from partial_fc.verbs.checkpoint.imprint import from_file
 from partial_fc.verbs.data.pair_list import read_pair_list
-from partial_fc.verbs.doctor import hosts
 from partial_fc.verbs.launcher import job
 from partial_fc.verbs.model.embed import unit_rows
 from partial_fc.verbs.model.ijb import Ijb
