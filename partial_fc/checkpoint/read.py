@@ -63,7 +63,7 @@ class Checkpoint:
         try:
             marker = read_text(folder / MARKER, MANIFEST_BYTES, errors="replace")
         except (FileNotFoundError, NotADirectoryError):
-            raise ValueError(f"{folder} is no complete checkpoint: it has no file {MARKER}") from None
+            raise ValueError(f"{folder} is no complete checkpoint, it has no file {MARKER}: use another one") from None
         # Path.glob finds nothing in an unreadable folder.
         names = sorted(name for name in os.listdir(folder) if fnmatch(name, "rank-*.sha256"))
         lists = {name: _listed(folder / name) for name in names}

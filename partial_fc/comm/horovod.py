@@ -51,7 +51,8 @@ class HorovodWorld(World):
         if (hvd.rank(), hvd.size()) != (launch.rank, launch.size):
             raise ValueError(
                 f"the launcher says rank {launch.rank} of {launch.size}, Horovod says {hvd.rank()} of {hvd.size()}: "
-                "this Horovod was built without the controller that launched it; see `horovodrun --check-build`."
+                "this Horovod was built without the controller that launched it; see `horovodrun --check-build`, and "
+                "build it again (`make setup`)."
                 f"{left_over(launch)}"
             )
         has_trained = elastic.active() and elastic.member().recovery is not None

@@ -236,7 +236,7 @@ def _all_labels(source: Source, mode: Mode, world: World) -> NDArray[np.int64] |
     if others:
         raise ValueError(
             f"{world}: rank(s) {', '.join(others)} read other labels than rank 0: the training data "
-            "is not the same on all hosts"
+            "is not the same on all hosts; copy it to theirs again"
         )
     return label_N
 
