@@ -18,7 +18,7 @@ from partial_fc.data import ImageFolder, Source, open_source
 from partial_fc.data.databases import DatabaseSource, open_database
 from partial_fc.data.databases.write import Format, Put, encode_record, leveldb_writer, lmdb_writer
 from partial_fc.data.decode import check_proportions, decode
-from partial_fc.data.idx import IdxSource, Split
+from partial_fc.data.idx import IdxSource, Split, is_idx_folder
 from partial_fc.data.image_folder import write_names
 from partial_fc.data.open import NO_LISTS, is_database
 from partial_fc.data.sample import BadRecord, naming, still
@@ -114,7 +114,7 @@ def open_any(path: Path, root: Path | None, split: Split, leveldb_shadow: Path |
     """Opens the images at a path, of any kind. root: base of a list's paths. split: of idx files."""
     if is_database(path):
         return open_database(path, None, _MOST_LABELS, shadow_place=leveldb_shadow)
-    if path.is_dir() and any(chain(path.glob("*-idx[13]-ubyte*"), path.glob("MNIST/raw/*-idx[13]-ubyte*"))):
+    if is_idx_folder(path):
         return IdxSource(path, split)
     if path.is_file() and path.suffix not in NO_LISTS:
         return ImageFolder(root, path)

@@ -19,7 +19,8 @@ from partial_fc.data.check.images import check_images, check_vectors, scan_image
 from partial_fc.data.check.labels import UNREAD, check_folders, check_labels, labels_of
 from partial_fc.data.check.pairs import check_pairs
 from partial_fc.data.check.similar import check_similar
-from partial_fc.data.image_folder import image_names
+from partial_fc.data.idx import is_idx_folder
+from partial_fc.data.image_folder import class_folders, image_names
 from partial_fc.data.labels import NONE, first
 from partial_fc.data.open import is_database
 from partial_fc.data.recordio import RecordSource
@@ -141,18 +142,18 @@ class _Check:
             rec_path = source if source.is_file() else source / "train.rec"
             bins = sorted(rec_path.parent.glob("*.bin"))
             self._check_sets(rec_path, "RecordIO")
-        elif source.is_dir() and _has_idx(source):
+        elif is_idx_folder(source):
             self.kind, bins = "MNIST's idx files", []
             self.findings, self.num_decoded = check_digits(source, self.sheet)
             self.num_images, self.num_classes = self.num_decoded, 10
         elif is_database(source):
             self._check_sets(source, "image database")
-        elif source.is_file() or any(entry.is_dir() for entry in os.scandir(source)):
-            self._check_sets(source, "class folders" if source.is_dir() else "list")
+        elif source.is_file():
+            self._check_sets(source, "list")
+        elif class_folders(source) or (not bins and image_names(source)):
+            self._check_sets(source, "class folders")
         elif bins:
             self.kind = "pairs"
-        elif image_names(source):
-            self._check_sets(source, "class folders" if source.is_dir() else "list")
         else:
             raise CannotCheck(f"{source} holds none of these: {_EXPECTED}")
         trained_hash = np.sort(self.hash_N)
@@ -248,8 +249,3 @@ class _Check:
             embedding=True,
             unit=self.unit,
         )
-
-
-def _has_idx(folder: Path) -> bool:
-    folders = (folder, folder / "MNIST" / "raw")
-    return any(any(place.glob(f"{split}-*-ubyte*")) for place in folders for split in ("train", "t10k"))
