@@ -1,8 +1,7 @@
 """The head in a checkpoint: its facts in the manifest, and how a head loads them (files: rows.py).
 
-If a head has one unnamed table, as PartialFC has, its facts are the manifest's own keys (format 4). If tables have
-names, or the head a state of its own, they are in "tables", by name, and "head" is that state (format 5). A rank's
-lists of hard negatives (the k nearest of its centres) load only on the same number of ranks.
+The manifest has the facts of each table of class centres in "tables", by its name ("": PartialFC's), and the head's own
+state in "head". A rank's lists of hard negatives (the k nearest of its centres) load only on the same number of ranks.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +12,7 @@ from torch import Tensor
 from partial_fc.checkpoint.rows import Rows, cut, mismatch
 from partial_fc.head.protocol import Head, Table, is_table_name, scope
 
-FORMAT, NAMED_FORMAT = 4, 5
+FORMAT = 5
 _COUNTS = ("num_classes", "embedding_size", "sub_centres")
 # Keys of a manifest with class centres: numbers with their minimum, and types, required only of the table's "head".
 _LEAST = {"world_size": 1, **dict.fromkeys(_COUNTS, 1), "hard_negatives": 0, "head.num_steps": 0}
@@ -24,10 +23,8 @@ _OF_RUN = ("world_size", "configuration", "history", "best", "versions")
 
 def facts_of(head: Head) -> dict[str, Any]:
     """Returns the head's facts for the manifest, and its format."""
-    tables, state = {name: _facts_of(table) for name, table in head.tables().items()}, head.state()
-    if not state and tables.keys() <= {""}:
-        return {"format": FORMAT, **tables.get("", {})}
-    return {"format": NAMED_FORMAT, "tables": tables, "head": state}
+    tables = {name: _facts_of(table) for name, table in head.tables().items()}
+    return {"format": FORMAT, "tables": tables, "head": head.state()}
 
 
 def _facts_of(table: Table) -> dict[str, Any]:
@@ -42,13 +39,11 @@ def _facts_of(table: Table) -> dict[str, Any]:
 
 def tables_in(manifest: dict[str, Any], where: str) -> dict[str, dict[str, Any]]:
     """Returns the manifest's facts of each table of class centres, by name; {} without a head. Raises ValueError."""
-    tables: Any = {"": manifest} if "num_classes" in manifest else {}
-    if manifest.get("format") == NAMED_FORMAT:
-        tables, state = manifest.get("tables"), manifest.get("head")
-        if not isinstance(tables, dict) or not all(map(is_table_name, tables)):
-            raise ValueError(f"{where}: manifest.json says tables is {tables!r}; expected facts by the table's name")
-        if not isinstance(state, dict):
-            raise ValueError(f"{where}: manifest.json says head is {state!r}; expected the head's state by name")
+    tables, state = manifest.get("tables"), manifest.get("head")
+    if not isinstance(tables, dict) or not all(map(is_table_name, tables)):
+        raise ValueError(f"{where}: manifest.json says tables is {tables!r}; expected facts by the table's name")
+    if not isinstance(state, dict):
+        raise ValueError(f"{where}: manifest.json says head is {state!r}; expected the head's state by name")
     for name, table in tables.items():
         _check_facts(manifest, table, f"{where}: manifest.json says{f' of table {name}' if name else ''}")
     return tables

@@ -189,5 +189,5 @@ def local_name(rank: int, world_size: int) -> str:
 
 
 def buffers_in(local: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the running statistics in the state of a rank alone. (Older checkpoints also have "exchange/...".)"""
+    """Returns the running statistics in the state of a rank alone."""
     return {name.removeprefix("buffer/"): t for name, t in local.items() if name.startswith("buffer/")}

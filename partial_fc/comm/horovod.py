@@ -43,7 +43,8 @@ class HorovodWorld(World):
         if (hvd.rank(), hvd.size()) != (launch.rank, launch.size):
             raise ValueError(
                 f"the launcher says rank {launch.rank} of {launch.size}, Horovod says {hvd.rank()} of {hvd.size()}: "
-                "this Horovod was built without the controller that launched it; see `horovodrun --check-build`."
+                "this Horovod was built without the controller that launched it; see `horovodrun --check-build`, and "
+                "build it again (`make setup`)."
                 f"{left_over(launch)}"
             )
         local = torch.tensor([device == "cuda"], dtype=torch.uint8)

@@ -12,6 +12,7 @@ import io
 import math
 import struct
 import zlib
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -36,6 +37,11 @@ class ImageSet(NamedTuple):
 
     image_NHW: NDArray[np.uint8]
     label_N: NDArray[np.int64]
+
+
+def is_idx_folder(path: Path) -> bool:
+    """Tells whether it is a folder with such files, of its own or in its MNIST/raw (torchvision's layout)."""
+    return path.is_dir() and any(chain(path.glob("*-idx[13]-ubyte*"), path.glob("MNIST/raw/*-idx[13]-ubyte*")))
 
 
 def read_set(folder: Path, split: Split, num_classes: int = 10) -> ImageSet:

@@ -4,12 +4,11 @@ import os
 import socket
 import zlib
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partial_fc import rooms
-from partial_fc.data.idx import IdxSource, Split
+from partial_fc.data.idx import IdxSource, Split, is_idx_folder
 from partial_fc.data.image_folder import ImageFolder, class_folders, image_names
 from partial_fc.data.recordio import RecordSource, read_property
 from partial_fc.data.sample import Source
@@ -69,7 +68,7 @@ def open_any(path: Path, root: Path | None, split: Split, **options: Any) -> Sou
     idx files. options: of a database."""
     if is_database(path):
         return rooms.load(rooms.OPEN_DATABASE)(path, None, _ANY_LABEL, **options)
-    if path.is_dir() and any(chain(path.glob("*-idx[13]-ubyte*"), path.glob("MNIST/raw/*-idx[13]-ubyte*"))):
+    if is_idx_folder(path):
         return IdxSource(path, split)
     if path.is_file() and path.suffix not in NO_LISTS:
         return ImageFolder(root, path)

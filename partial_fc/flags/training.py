@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from partial_fc.flags.facts import BATCH, Basic, Before, Counts, In, MayChange, Refused, check_numbers, flag, may_change
+from partial_fc.flags.facts import BATCH, Basic, Counts, In, MayChange, Refused, check_numbers, flag, may_change
 
 NO_CHECKPOINT = ("auto", "same", "never")
 """What --resume may be, besides the folder of a checkpoint."""
@@ -106,7 +106,7 @@ class OptimFlags:
     accumulate: Annotated[int, In(BATCH)] = 1
     """Micro-batches of --batch-size samples that make one update: what one batch of all of them would do (batch norm
     apart), in the memory of one. Steps, schedules and --max-steps count updates."""
-    accumulate_sum: Annotated[bool, Before(False)] = False
+    accumulate_sum: bool = False
     """The gradient of an update is the sum of its micro-batches' mean gradients, as in arcface_torch, not their mean:
     SGD moves --accumulate times as far, and --clip cuts the sum."""
     optimizer: Annotated[Literal["sgd", "adamw", "muon"], Basic, Refused("its state is of no use to another one")] = (

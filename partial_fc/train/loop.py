@@ -130,7 +130,6 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
         if (is_due(at.step, settings.evaluate_every) or ends_epoch) and not stopped:
             evaluations, saved = evaluate(job, progress, saved, ends or at.step == total_steps)
             evaluated = at.step
-            curve.redraw()
         progress.pause(time.perf_counter() - paused)
 
     if not stopped and evaluated != total_steps:
@@ -139,9 +138,6 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
     if job.saver.any_lost():
         raise save_beside(job)
     spikes.sum_up(job)
-    progress.end(at.step, bool(stopped))
-    if not stopped:  # the sender does not wait: launchers end a rank whose peers have left
-        curve.redraw(at_end=True)
     traffic = world.traffic.per_step(max(1, at.step - first_step))
     saved_at_end = not job.saver.last_failed
     return Outcome(loss, progress.samples_per_s, evaluations, stopped, saved_at_end, traffic, backbone.step_bytes())

@@ -23,7 +23,7 @@ from partial_fc.comm.launch.restarts import furthest_step
 from partial_fc.data import Source
 from partial_fc.data.order import Order
 from partial_fc.data.sample import identity
-from partial_fc.flags.facts import Before, Kept, Makes, MayChange, Refused, one
+from partial_fc.flags.facts import Kept, Makes, MayChange, Refused, one
 from partial_fc.head import check_head
 from partial_fc.train.begin import start_centres
 from partial_fc.train.job import Head
@@ -107,7 +107,7 @@ def _checkpoint(run: Run, backbone: Backbone, head: Head, source: Source | None)
                 "remove the checkpoints that are not wanted"
             )
     if found is not None:
-        same_recipe = found.manifest.get("recipe", "face") == run.recipe  # of another recipe `_compare` reports it
+        same_recipe = found.manifest.get("recipe") == run.recipe  # of another recipe `_compare` reports it
         for note in check_class_names(found, source) if source is not None and same_recipe else ():
             run.note(note)
         _compare(run, found, backbone, head)
@@ -203,11 +203,9 @@ def compare(
     """Returns the differences. manifest: the checkpoint's. recipe, contract (of the network), values (of all flags):
     this run's. facts: of these flags (flags/facts.py). num_classes: of this run's head, if that has class centres."""
     found, then = Differences(), manifest.get("configuration", {})
-    then_recipe = manifest.get("recipe", "face")  # older manifests are of face, or have the recipe
-    if then_recipe != recipe:
+    if (then_recipe := manifest.get("recipe", recipe)) != recipe:
         return Differences([f"recipe {then_recipe}, this is recipe {recipe}"])
-    # Older manifests have what made the contract among their flags.
-    network = manifest.get("contract") or {name: str(value) for name, value in then.items() if name in contract}
+    network = manifest.get("contract", {})
     reported: set[str] = set()
     for name, is_now in contract.items():
         if name in network and network[name] != is_now and name not in _OF_USE:
@@ -216,8 +214,8 @@ def compare(
             reported.add(by)
             what = flags.flag(by) if by in then else f"another {name} of the network:"
             found.refused.append(f"{what} {network[name]}, this run has {is_now}: its weights do not fit")
-    stored = manifest.get("num_classes")
-    if num_classes is not None and type(stored) is int and stored != num_classes:
+    stored = manifest.get("tables", {}).get("", {}).get("num_classes")
+    if None not in (num_classes, stored) and stored != num_classes:
         reported.add("num_classes")
         found.refused.append(
             f"--num-classes {stored}, this run has {num_classes}: these are other classes (`partial-fc checkpoint "
@@ -227,8 +225,7 @@ def compare(
         marks = facts.get(name, ())
         # As in JSON.
         now = [str(one) if isinstance(one, Path) else one for one in value] if isinstance(value, tuple) else value
-        default = one(marks, Before)  # missing in older runs
-        before = then.get(name, default.value if default and then else now)
+        before = then.get(name, now)
         endless = isinstance(now, float) and not math.isfinite(now) and before is None  # which JSON lacks
         if name in reported or MayChange in marks or str(before) == str(now) or endless:
             continue

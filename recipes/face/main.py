@@ -30,7 +30,7 @@ from partial_fc.flags import (
     ScheduleFlags,
     check_numbers,
 )
-from partial_fc.flags.facts import CLASSES, LABELS, PIXELS, THREADS, Basic, Before, In, MayChange, Refused, Shows, facts
+from partial_fc.flags.facts import CLASSES, LABELS, PIXELS, THREADS, Basic, In, MayChange, Refused, Shows, facts
 from partial_fc.flags.from_file import with_file
 from partial_fc.flags.known import split
 from partial_fc.recipe import start
@@ -66,16 +66,16 @@ class DataFlags:
     """A folder with train.rec, a .rec, a folder of class folders, a list, tar shards or vectors (docs/data.md). Several
     paths are several sets, whose classes follow one another; a pattern in quotes, 'shards/*.rec', names the shards of
     one set; FILE.sets has a set a line, `name path [weight]`."""
-    heads: Annotated[tuple[str, ...], Before(())] = ()
+    heads: tuple[str, ...] = ()
     """What the head of one of several sets has otherwise than the others, if --rec names the sets, NAME=path: words
     NAME.flag=value. `--sample-rate words=0.1`, with any flag of the head, and `--batch-size image=96 words=32` mean
     the same. See docs/many-labels.md."""
-    shared_classes: Annotated[bool, Before(False)] = False
+    shared_classes: bool = False
     """Classes of several sets are one class if they have the same name or, in sets without names, the same number."""
-    labels: Annotated[int, In(LABELS), Before(1)] = 1
+    labels: Annotated[int, In(LABELS)] = 1
     """The most labels of an image: the numbers in the header of a record, `path 3,5,8` in a list, a list in a .json or
     a .parquet (docs/many-labels.md). 1: the first counts, if there are more."""
-    labels_drawn: Annotated[int, In(0), Before(0)] = 0
+    labels_drawn: Annotated[int, In(0)] = 0
     """Of an image's --labels, how many are drawn for each step, others each time; 0: all."""
     num_classes: Annotated[int | None, In(CLASSES), Basic, Refused("these are other classes")] = None
     """Classes of the last layer; none: what the data says."""
@@ -93,10 +93,10 @@ class DataFlags:
     """face: some images are cropped, of low resolution, in other light, blurred, grey, JPEG or partly erased (AdaFace's
     and CVLface's). photo: a random part of each image, in other light, some also blurred, grey or partly erased.
     glyph: small shifts, turns, blur, noise and contrast, for the characters of the demo. See docs/data.md."""
-    balance: Annotated[Literal["none", "sqrt", "class"], Before("none")] = "none"
+    balance: Literal["none", "sqrt", "class"] = "none"
     """How often classes are drawn. none: as often as they have images. class: all equally often. sqrt: by the square
     root of their images. Each class takes its images in turn; an epoch has as many images as the set."""
-    sample_weights: Annotated[Path | None, Before(None)] = None
+    sample_weights: Path | None = None
     """FILE.npy: a floating number for each record, in the order of the data (of several sets: one set after the other),
     which the loss of that record is multiplied by. The sum over a batch is divided by the number of its images, not by
     the sum of their weights, so weights with a mean of 1 keep the meaning of --lr. The log has the weighted loss."""

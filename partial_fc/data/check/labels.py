@@ -2,17 +2,19 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.image_folder import ImageFolder
-from partial_fc.data.labels import NONE
+from partial_fc.data.labels import NONE, in_array
 from partial_fc.data.recordio import MAX_CLASSES
-from partial_fc.data.sample import Source
+from partial_fc.data.sample import BadRecord, Source
 from partial_fc.findings import Describe, Finding, Severity, counted, findings_at
 
+UNREAD = -(2**62)  # marks a label that was not read
 _MOST_CLASSES = 1 << 27  # for which images are counted per class
 _FEW_CLASSES = 10
 _MANY_TIMES = 100  # a class with this many times the images of the median class is reported
@@ -171,3 +173,17 @@ def check_folders(source: Source, file: str = "") -> list[Finding]:
                     lambda i: {"folders": groups[i]}, file)
         )  # fmt: skip
     return findings
+
+
+def labels_of(source: Source) -> NDArray[np.int64] | None:
+    """Returns the labels as `Source.labels` does; UNREAD for damaged records. Raises LabelOutOfRange as that does."""
+    num_labels = source.num_labels
+    try:
+        label_N = source.labels()
+        return None if label_N is None else np.ascontiguousarray(label_N)
+    except BadRecord:
+        label_N = np.full(len(source) if num_labels == 1 else (len(source), num_labels), UNREAD)
+    for index in range(len(source)):
+        with suppress(BadRecord):  # the loader names that record and replaces it
+            label_N[index] = in_array(source.read(index), num_labels)
+    return label_N

@@ -96,14 +96,11 @@ def test_a_restart_resumes_from_the_run_s_own_checkpoints(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize(
-    "facts", [{"recipe": "face", "contract": CONTRACT, "configuration": CONTRACT}, {"configuration": CONTRACT}]
-)
-@pytest.mark.parametrize(
     ("name", "now"), [("network", "r50"), ("embedding_size", "8"), ("image_size", "32"), ("recipe", "mnist")]
 )
-def test_a_checkpoint_of_another_model_is_refused_before_a_tensor_is_read(tmp_path, monkeypatch, facts, name, now):
-    """... on all ranks, also one of an earlier release, which has no more than its flags."""
-    write(tmp_path / "checkpoints", 7, **facts)
+def test_a_checkpoint_of_another_model_is_refused_before_a_tensor_is_read(tmp_path, monkeypatch, name, now):
+    """... on all ranks."""
+    write(tmp_path / "checkpoints", 7, recipe="face", contract=CONTRACT, configuration=CONTRACT)
     for reader in ("backbone", "optimizer", "buffers", "load_head"):
         monkeypatch.setattr(checkpoint.Checkpoint, reader, lambda *_: pytest.fail("a tensor was read"))
 
