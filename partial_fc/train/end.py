@@ -53,22 +53,18 @@ def finish(
     else:
         weights, *_ = job.backbone.state()  # as evaluated: with the statistics of all ranks together
         weights = {name: t.detach().cpu() for name, t in weights.items()}
-        beside = job.backbone.not_delivered() if run.keeps else {}
+        raw = job.backbone.raw_weights() if run.keeps else {}
         if run.world.rank == 0:
             make_folders(run.root)  # it may have been removed
             if run.keeps and deliver:
                 deliver(weights, run.root / "model")
-            models = {"model": weights} | {f"model-{kind}": others for kind, others in beside.items()}
-            _write_results(run, job, outcome, models, more)
+            _write_results(run, job, outcome, {"model": weights, "model-raw": raw}, more)
         run.world.barrier(name="end")
         written = run.root / "result.json"
         # If the folder is each host's own.
         elsewhere = f"{written} is on the host of rank 0"
-        for kind in beside:
-            run.logger.info(
-                f"model.safetensors holds the {'average' if kind == 'raw' else 'raw'} weights, "
-                f"model-{kind}.safetensors the {'raw ones' if kind == 'raw' else 'average'}"
-            )
+        if raw:
+            run.logger.info("model.safetensors holds the average weights, model-raw.safetensors the raw ones")
         run.logger.info(f"Training is over! {written if written.exists() else elsewhere}")
     if not outcome.saved:
         raise OSError(f"the last state, of step {job.at.step}, is in no checkpoint below {job.saver.root}: see above")
@@ -79,15 +75,16 @@ def finish(
 def _write_results(
     run: Run, job: Job, outcome: Outcome, models: Mapping[str, dict[str, Tensor]], more: Mapping[str, Any]
 ) -> None:
-    """Writes the models, NAME.safetensors each, if the run keeps anything, and result.json."""
+    """Writes the models that have weights, NAME.safetensors each, if the run keeps anything, and result.json."""
     backbone = job.backbone
     contract = {"recipe": run.recipe, **backbone.contract, "num_classes": str(job.head.num_classes)}
     contract["step"] = str(job.at.step)
     for name, weights in models.items() if run.keeps else ():
-        checkpoint.save_tensors(weights, run.root / f"{name}.safetensors", contract)
-    for name in ("model-raw", "model-ema"):
-        if run.keeps and name not in models:  # of this run's earlier end, with another --deliver or --ema
-            (run.root / f"{name}.safetensors").unlink(missing_ok=True)
+        path = run.root / f"{name}.safetensors"
+        if weights:
+            checkpoint.save_tensors(weights, path, contract)
+        else:  # of this run's earlier end, with --ema
+            path.unlink(missing_ok=True)
     result = {
         "loss": outcome.loss,
         "evaluations": outcome.evaluations,

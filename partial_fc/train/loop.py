@@ -17,8 +17,6 @@ from partial_fc.checkpoint.lock import LostLock
 from partial_fc.comm import all_or_none
 from partial_fc.comm.launch import restarts
 from partial_fc.evaluate.evaluation import Diverged, Evaluation, Forward
-from partial_fc.head import telemetry
-from partial_fc.train.guards import loss_spikes
 from partial_fc.train.guards.policy import NonFinite, roll_back
 from partial_fc.train.guards.signals import EXIT_PREEMPTED, StepVote, StopSignals
 from partial_fc.train.job import Job, Outcome
@@ -47,7 +45,7 @@ def train(job: Job) -> Outcome:
 def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> Outcome:
     world, backbone, at, settings = job.world, job.backbone, job.at, job.settings
     total_steps, first_step = job.schedule.total_steps, at.step
-    watch, vote, spikes = Stopwatch(world, backbone.device), StepVote(world), loss_spikes.SpikeDetector()
+    watch, vote = Stopwatch(world, backbone.device), StepVote(world)
     if backbone.scaler or job.guards.on_nan == "skip":
         backbone.keep_statistics()
     job.guards.last_equal = at.step
@@ -100,9 +98,6 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
         stopped = votes.stop
         curve.add(at.step, loss, lr)
         progress.advance(loss)
-        if spike := spikes.add(loss):
-            spikes.note(job, spike, batches, lr)
-            progress.scalars(at.step, {"train/loss_spike": loss})
         if at.step == first_step + 1:
             first_batch.write(job, batches[0])
         if at.step == first_step + 1 and world.size > 1:
@@ -117,8 +112,6 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
             scale = backbone.scaler.scale if backbone.scaler else None
             of_it = job.teacher.drain() if job.teacher else None
             progress.report(at.step, at.position, batches[-1].epoch, loss, lr, watch.drain_shares(), scale, of_it)
-        if is_due(at.step, settings.telemetry_every):
-            contained(job, "the measurement of the head's rows", partial(look_at_rows, job, progress))
         if is_due(at.step, job.guards.desync_every):
             compare_replicas(job)
         paused = time.perf_counter()
@@ -137,7 +130,6 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
     job.saver.finish()
     if job.saver.any_lost():
         raise save_beside(job)
-    spikes.sum_up(job)
     traffic = world.traffic.per_step(max(1, at.step - first_step))
     saved_at_end = not job.saver.last_failed
     return Outcome(loss, progress.samples_per_s, evaluations, stopped, saved_at_end, traffic, backbone.step_bytes())
@@ -146,22 +138,6 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
 def is_due(step: int, every: int) -> bool:
     """Returns whether an action every so many steps (0: never) is due after this step."""
     return every > 0 and step % every == 0
-
-
-def look_at_rows(job: Job, progress: Progress) -> None:
-    """Measures the head's rows, and names classes whose centres almost coincide."""
-    step = job.at.step
-    for table, report in telemetry.observe_tables(job.head).items():
-        progress.scalars(step, report.scalars)
-        progress.histograms(step, report.histograms)
-        if report.similar:
-            named = ", ".join(f"{one} and {other} ({cos:.2f})" for one, other, cos in report.similar[:3])
-            job.logger.info(
-                f"step {step}: of {telemetry.NUM_QUERIES} classes examined"
-                f"{f' in table {table}' if table else ''}, {len(report.similar)} have another one's centre at a cosine "
-                f"above {telemetry.SIMILAR}: {named}. If this persists, one identity may have two numbers "
-                "(docs/data.md)."
-            )
 
 
 def contained(job: Job, what: str, do: Callable[[], T]) -> T | None:

@@ -101,9 +101,8 @@ class Run:
     length_before: dict[str, Any] = field(default_factory=dict)
     noted: set[str] = field(default_factory=set)  # what `note` has said
     unit: str = "samples"  # the noun for samples, once the backbone is built
-    total: int = 0  # updates, once `lengths` is called
     head_flags: flags.HeadFlags | None = None  # of the head, if `partial_fc` has made it
-    # Heads whose margin and sample rate may have a course.
+    # The heads that `partial_fc` has made, with their flags.
     scheduled: list[tuple[flags.HeadFlags, PartialFC]] = field(default_factory=list)
     outcome: Outcome | None = None  # once it has trained
     parts: ExitStack = field(default_factory=ExitStack)  # closed when the recipe returns
@@ -222,14 +221,9 @@ class Run:
         name: str = "",
     ) -> PartialFC:
         """Returns the head that the flags describe, for this backbone; `train` applies the rest. ignore_index: of
-        PartialFC. name: of one of several heads. Closed at the end. After `lengths`: flags may have percentages of the
-        run."""
+        PartialFC. name: of one of several heads. Closed at the end."""
         optim, seed = self.config.optim, self.config.run.seed
-        if not self.total and (given.margin_by_step or given.rate_by_step):
-            raise ValueError("margins and sample rates by step need the run's length: call lengths(order) before")
-        head = given.build(
-            num_classes, embedding_size, self.world, backbone.precision, optim, seed, ignore_index, self.total, name
-        )
+        head = given.build(num_classes, embedding_size, self.world, backbone.precision, optim, seed, ignore_index, name)
         self.parts.enter_context(head)
         self.head_flags = given
         self.scheduled.append((given, head))
@@ -279,7 +273,6 @@ class Run:
                 f"{given.warmup_epochs:g} of {steps_per_epoch:.1f} updates each), and the run ends after {total} "
                 f"({ends}); for a short try give --warmup-steps 0 --warmup-epochs 0, or else train for longer"
             )
-        self.total = total
         return total, warmup
 
     def total_steps(self, order: Order, epochs: float, max_steps: int | None = None) -> int:
@@ -327,7 +320,6 @@ class Run:
         data = resume.begin_epoch_anew(self, start, order, loader.source)
         loader.seek(start.position)
         schedule = course.schedule(self, start, order, rates)
-        course.schedule_heads(self, start, order)
         if end.is_finished(self, start, schedule):
             return 0
         lines = line(self.config.run.frequent, schedule.total_steps, order.num_samples)

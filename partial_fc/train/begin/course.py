@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from partial_fc import errors, flags
 from partial_fc.data.order import Order
-from partial_fc.head import PartialFC, Steps
 from partial_fc.optim.schedule import Continued, Schedule, continued, linear_scaling
 from partial_fc.train.seams import RunState
 
@@ -48,35 +47,6 @@ def _note_other_length(run: Run, course: Schedule, schedule: Schedule | Continue
             return
         rate += f", and was to be {then:g}"
     run.note(f"the checkpoint was trained with {words}: allowed, but {rate}")
-
-
-def schedule_heads(run: Run, start: RunState, order: Order) -> None:
-    """Gives each head the course of its margin and sample rate by its flags: percentages are of the samples, as those
-    of the learning rate's course, so they come at other steps where a run goes on with another batch size. Notes where
-    the end of the run has changed them."""
-    for given, head in run.scheduled:
-        if given.margin_by_step or given.rate_by_step:
-            _schedule_head(run, start, order, given, head)
-
-
-def _schedule_head(run: Run, start: RunState, order: Order, given: flags.HeadFlags, head: PartialFC) -> None:
-    (total, _), now = run.lengths(order), head.num_steps
-    shift = 0.0 if run.config.schedule.max_steps else _shift(run, start, order)
-    head.set_schedule(*given.margin_and_rate(total, shift))
-    words = _other_length(run)
-    for by_step in (given.margin_by_step, given.rate_by_step):
-        if by_step is None:
-            continue
-        steps = by_step.steps(total, shift)
-        run.logger.info(by_step.in_words(steps))
-        if words and any(entry.is_percent for entry in by_step.entries):
-            before = by_step.steps(run.total_steps(order, **run.length_before), shift)
-            values = [Steps(each).at(now) for each in (steps, before)]
-            if values[0] != values[1]:
-                run.note(
-                    f"the checkpoint was trained with {words}: allowed, but {by_step.as_typed} is {values[0]:g} in the "
-                    f"next step, and was to be {values[1]:g}"
-                )
 
 
 def _shift(run: Run, start: RunState, order: Order) -> float:

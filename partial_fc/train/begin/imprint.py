@@ -32,13 +32,12 @@ from partial_fc.findings import counted
 from partial_fc.head import Shard, Table
 from partial_fc.train.seams import Backbone
 
+NUM_IMAGES = 16  # of a class, at most
 _BATCH = 64  # not --batch-size, which changes with the number of ranks
 _SHORTEST = 1e-6  # mean of unit vectors that has a direction
 
 
-def imprint(
-    backbone: Backbone, table: Table, source: Source, num_images: int, logger: Logger, first_class: int = 0
-) -> None:
+def imprint(backbone: Backbone, table: Table, source: Source, logger: Logger, first_class: int = 0) -> None:
     """Writes the mean directions, of length 1, by the backbone in evaluation mode, with the flipped image where the
     model adds it. An image with several labels counts for each of their classes. Images that cannot be read do not
     count; classes without images start as without imprinting. first_class: the number that the source gives to the
@@ -52,7 +51,7 @@ def imprint(
     label_N = labels_of(source)
     assert label_N is not None, "recipe face has no source without labels"
     label_N = label_N.reshape(-1) - first_class
-    at_M = first_images(label_N, table.num_classes, num_images)
+    at_M = first_images(label_N, table.num_classes, NUM_IMAGES)
     index_M = at_M // source.num_labels
     class_M = torch.from_numpy(label_N[at_M])
     chosen = {"images": torch.from_numpy(index_M), "their classes": class_M}

@@ -72,7 +72,7 @@ def _load_table(
     path = Path(flags.start_centres or "")
     if flags.start_centres == "imprint":
         assert source is not None
-        imprint(backbone, table, source, flags.imprint_images, run.logger, first_class)
+        imprint(backbone, table, source, run.logger, first_class)
         return
 
     def read() -> None:
