@@ -1,10 +1,8 @@
 """The end of a run: what it has learned in its folder, what to do next in its log, and its exit status."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,25 +12,23 @@ from partial_fc.accessories import spare
 from partial_fc.files import make_folders
 from partial_fc.machine import peak_bytes
 from partial_fc.optim.schedule import Continued, Schedule
+from partial_fc.train.context import Context
 from partial_fc.train.job import Job, Outcome
-from partial_fc.train.seams import RunState
-
-if TYPE_CHECKING:
-    from partial_fc.train.run import Run
+from partial_fc.train.resume import Start
 
 
-def is_finished(run: Run, start: RunState, schedule: Schedule | Continued) -> bool:
+def is_finished(run: Context, start: Start, schedule: Schedule | Continued) -> bool:
     """Returns whether all is trained and rank 0, its writer, finds a result (each host may have its own folder); if
     so, logs it, and leaves the world. A collective if all is trained."""
-    if start.step != schedule.total_steps:
+    if start.state.step != schedule.total_steps:
         return False
     there = torch.tensor([int((run.root / "result.json").exists())])
     if not run.world.broadcast(there, name="run/finished").item():
         return False
-    if run.differences:
+    if start.differences.allowed:
         raise errors.RefusedByAll(
-            f"{run.root} holds a finished run, with {'; with '.join(run.differences)}: nothing would be trained. "
-            "Start from scratch with --models-root NEW, or continue with more --max-steps or --epochs"
+            f"{run.root} holds a finished run, with {'; with '.join(start.differences.allowed)}: nothing would be "
+            "trained. Start from scratch with --models-root NEW, or continue with more --max-steps or --epochs"
         )
     run.logger.info(
         f"{run.root} is finished, see result.json; to continue, raise --max-steps or --epochs; to start "
@@ -43,7 +39,7 @@ def is_finished(run: Run, start: RunState, schedule: Schedule | Continued) -> bo
 
 
 def finish(
-    run: Run, job: Job, outcome: Outcome, more: Mapping[str, Any], deliver: Callable[..., Any] | None = None
+    run: Context, job: Job, outcome: Outcome, more: Mapping[str, Any], deliver: Callable[..., Any] | None = None
 ) -> int:
     """Writes the results, leaves the world, returns the exit status. more: the recipe's additions to result.json.
     deliver: called by rank 0 with the weights and a prefix of files to write them to besides model.safetensors.
@@ -53,10 +49,11 @@ def finish(
     else:
         weights, *_ = job.backbone.state()  # as evaluated: with the statistics of all ranks together
         weights = {name: t.detach().cpu() for name, t in weights.items()}
-        raw = job.backbone.raw_weights() if run.keeps else {}
+        keeps = job.settings.keep
+        raw = job.backbone.raw_weights() if keeps else {}
         if run.world.rank == 0:
             make_folders(run.root)  # it may have been removed
-            if run.keeps and deliver:
+            if keeps and deliver:
                 deliver(weights, run.root / "model")
             _write_results(run, job, outcome, {"model": weights, "model-raw": raw}, more)
         run.world.barrier(name="end")
@@ -73,13 +70,13 @@ def finish(
 
 
 def _write_results(
-    run: Run, job: Job, outcome: Outcome, models: Mapping[str, dict[str, Tensor]], more: Mapping[str, Any]
+    run: Context, job: Job, outcome: Outcome, models: Mapping[str, dict[str, Tensor]], more: Mapping[str, Any]
 ) -> None:
     """Writes the models that have weights, NAME.safetensors each, if the run keeps anything, and result.json."""
     backbone = job.backbone
     contract = {"recipe": run.recipe, **backbone.contract, "num_classes": str(job.head.num_classes)}
     contract["step"] = str(job.at.step)
-    for name, weights in models.items() if run.keeps else ():
+    for name, weights in models.items() if job.settings.keep else ():
         path = run.root / f"{name}.safetensors"
         if weights:
             checkpoint.save_tensors(weights, path, contract)
@@ -108,8 +105,8 @@ def _write_results(
     checkpoint.write_json(result, run.root / "result.json")
 
 
-def _how_to_resume(run: Run, job: Job) -> str:
-    if not run.keeps:
+def _how_to_resume(run: Context, job: Job) -> str:
+    if not job.settings.keep:
         return "nothing is kept of synthetic data"
     newest, asked = checkpoint.newest(job.saver.root), run.config.run.resume
     if not newest:

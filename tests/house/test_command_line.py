@@ -83,7 +83,7 @@ ALSO: dict[str, dict[str, Any]] = {
     "cluster": {"classes": 100},
 }
 # Numbers that may be negative.
-SIGNED = ("margins", "input_mean", "image_mean_per_channel", "threshold")
+SIGNED = ("margins", "image_mean_per_channel", "threshold")
 
 
 @pytest.mark.parametrize("command", RIGHT)

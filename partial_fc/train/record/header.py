@@ -7,18 +7,16 @@ import textwrap
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partial_fc import checkpoint, flags
 from partial_fc.accessories import spare
-
-if TYPE_CHECKING:
-    from partial_fc.train.run import Run
+from partial_fc.train.context import Context
 
 _WIDE = 96  # with its indent it fits into 100 columns
 
 
-def begin(run: "Run", typed: Any) -> None:
+def begin(run: Context, typed: Any) -> None:
     """Logs the run's settings that are not the defaults; rank 0 writes models_root/configuration.json. typed: the
     configuration before the run's folder had a name."""
     path = run.root / "configuration.json"
@@ -63,7 +61,7 @@ def changed(config: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
-def write(run: "Run", typed: Any, path: Path) -> None:
+def write(run: Context, typed: Any, path: Path) -> None:
     """Writes the file for reports and people: how the run was started last."""
     given = {name: value for values in changed(typed).values() for name, value in values.items()}
     checkpoint.write_json(

@@ -232,7 +232,7 @@ def test_what_a_rollback_needs(world, job_of):
     job.loader = SimpleNamespace(seek=went.append)  # type: ignore[assignment]
     with pytest.raises(NonFinite, match=r"at step 10\.$"):
         roll_back(job, fault, 200)
-    job.guards.on_nan, job.guards.max_rollbacks = "rollback", 3
+    job.guards.on_nan = "rollback"
     job.guards.restore = lambda: None
     with pytest.raises(NonFinite, match="there is no checkpoint yet"):
         roll_back(job, fault, 200)
@@ -245,5 +245,5 @@ def test_what_a_rollback_needs(world, job_of):
         roll_back(job, fault, position)
         assert (job.at.step, job.at.position, went[-1], job.at.left_out) == (start[0], position, position, left_out)
         assert job.guards.last_equal == start[0]
-    with pytest.raises(NonFinite, match=r"rolled back 3 times.*--max-rollbacks"):
+    with pytest.raises(NonFinite, match="rolled back 3 times"):
         roll_back(job, fault, 600)

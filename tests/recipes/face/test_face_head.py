@@ -26,7 +26,7 @@ FAMILIES = {
     "filter": "--interclass-filtering-threshold 0.1",
     "smoothing": "--label-smoothing 0.1",
     "correction": "--sampling-correction",
-    "hard negatives": "--hard-negatives 2 --hard-negatives-every 1",
+    "hard negatives": "--hard-negatives 2",
     **{
         name: f"--loss {name} --margins None"
         for name in ("softmax", "sphereface", "adaface", "curricularface", "arcface-straight-through")
@@ -55,7 +55,7 @@ RESUMED = {
     # The others' states: tests/unit/head/rows/test_row_optimizers.py.
     "adam on disk": "--centre-place disk --centre-path PATH --head-optimizer adam --head-catch-up exact "
     "--centre-dtype bf16 --sample-rate 0.2",
-    "hard negatives, curricularface": "--hard-negatives 3 --hard-negatives-every 2 --sample-rate 0.1 "
+    "hard negatives, curricularface": "--hard-negatives 3 --sample-rate 0.1 "
     "--sampling-correction --loss curricularface --margins None --head-clip 0.5",
     "fp16-o2, sent as fp16": "--precision fp16-o2 --gradient-compression fp16 --accumulate 2 --sample-rate 0.3",
     "fp16, sent as bf16, adaface": "--precision fp16 --gradient-compression bf16 "

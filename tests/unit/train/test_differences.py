@@ -29,12 +29,12 @@ CONTRACT = {
     mnist: {},
 }  # fmt: skip
 # Besides those of the groups that say how and where a run is trained.
-HEAD = "head_impl start_centres imprint_images centre_place centre_path telemetry_every"
+HEAD = "head_impl start_centres centre_place centre_path"
 MAY_CHANGE = {
     face: f"{HEAD} config num_workers max_bad_records check_data val_targets pretrained pretrained_partial "
-    "activation_checkpointing channels_last engine params deliver trust_code compile",
+    "activation_checkpointing engine params trust_code compile",
     imagenet: f"{HEAD} num_workers max_bad_records check_data test_data load_model_path save_model_name pretrained "
-    "leveldb_shadow channels_last",
+    "leveldb_shadow",
     kinetics: "num_workers prefetch_ratio max_bad_records check_data data_dir val_data_dir val_list logging_file "
     "save_frequency resume_params resume_states resume_epoch train_only eval num_segments three_crop view_scores "
     "channels_last_3d lr_steps",

@@ -23,7 +23,7 @@ from tests.unit.thread_world import ThreadWorld, in_world
 from tests.unit.train.test_face_start import config_of, run_of
 
 C, D, SIZE = 8, 6, 16
-BAD, FEW = 4, 3  # the image that cannot be read; --imprint-images
+BAD, FEW = 4, 3  # the image that cannot be read; images of a class
 
 
 class Pictures(Source):
@@ -70,10 +70,9 @@ def started(
     precision = Precision("fp32", torch.device("cpu"))
     backbone = TorchBackbone(net, world, precision, lambda _: torch.optim.SGD(net.parameters()), FACE, facts)
     run = run_of(world, config)
-    flags = HeadFlags(start_centres=given, **({"imprint_images": FEW} if given == "imprint" else {}))
+    flags = HeadFlags(start_centres=given)
     made = PartialFC(C, D, CosFace(), world=world, **head)
-    run.scheduled.append((flags, made))
-    start_centres.load(run, backbone, made, source)
+    start_centres.load(run, [(flags, made)], backbone, made, source)
     assert net.training
     return made
 
@@ -89,6 +88,7 @@ def centres(size: int, root: Path, *args, **head) -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
     monkeypatch.setattr(imprint, "_BATCH", 2)
+    monkeypatch.setattr(imprint, "NUM_IMAGES", FEW)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
