@@ -404,9 +404,7 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     default = flags.with_defaults(Config, defaults)
     program = f"{flags.trainer()} face"
     try:
-        config = flags.parse(
-            Config, arguments, program, default=default, matter=flags.basic(Config), elsewhere=ELSEWHERE
-        )
+        config = flags.parse(Config, arguments, program, default=default, elsewhere=ELSEWHERE)
     except UsageError as error:
         if "network" in from_file and str(error).startswith(f"--network is {from_file['network']};"):
             raise UsageError(f"{from_config}: {error}") from error

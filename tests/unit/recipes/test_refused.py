@@ -110,8 +110,6 @@ IMAGENET = """
     --num_shards 2 --shard_id 2 | shards are numbered from 0 to 1
     --redis_port 65536 | is 65536
     --run_id "" | --run_id ''
-    --redis_key k --redis_tls | --redis-cert and --redis_key
-    --redis_ca c | goes with --redis-tls
     --num_layers 20 | resnet20; expected one of resnet18
     --scale 30 --sample-rate 0.5 | --scale, --sample-rate without --head partial-fc
     --db_type minidb | convert_db makes an LMDB
