@@ -133,13 +133,6 @@ def test_centres_that_rested_go_on_resting():
     assert flags.flat(changed) == values | {"head_catch_up": "none"}
 
 
-def test_all_that_is_refused_is_told_at_once():
-    values = flags.flat(parsed(face))
-    found = told(face, values, values | {"network": "r18", "optimizer": "adamw", "sub_centres": 2, "lr": 7.0})
-    assert len(found.refused) == 3
-    assert found.allowed == ["--lr 0.1, this run has 7.0"]
-
-
 def test_what_moves_the_centres_counts_not_what_it_is_called():
     values = flags.flat(parsed(face))
     assert not told(face, values, values | {"head_optimizer": "sgd"}).refused
@@ -155,16 +148,3 @@ def test_other_classes_are_refused_whoever_counts_them():
     assert not compare(manifest, "face", {}, values, {}, num_classes=60).refused
     (refused,) = compare(manifest, "face", {}, values, {}, num_classes=61).refused
     assert "--num-classes 60, this run has 61" in refused
-
-
-def test_a_run_with_a_compression_that_has_left_goes_on_without():
-    values = flags.flat(parsed(face))
-    found = told(face, values | {"gradient_compression": "powersgd", "compression_rank": 2}, values)
-    assert (found.refused, found.allowed) == ([], ["--gradient-compression powersgd, this run has none"])
-
-
-def test_a_manifest_that_says_nothing_refuses_nothing():
-    """As that of imported centres."""
-    values = flags.flat(parsed(face))
-    found = compare({}, "face", {"network": "r50"}, values, {}, num_classes=5)
-    assert found.__dict__ == {"refused": [], "allowed": [], "kept": {}}

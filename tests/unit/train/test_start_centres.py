@@ -134,15 +134,6 @@ def test_a_network_that_has_diverged_is_told_with_the_class(tmp_path):
             centres(size, tmp_path, "imprint", Pictures(), diverge)
 
 
-def test_other_data_on_another_rank_is_refused(tmp_path):
-    class Others(Pictures):
-        label_N = Pictures.label_N[::-1].copy()
-
-    config, network = config_of(tmp_path), module()
-    with pytest.raises(ValueError, match="not the same on all ranks"):
-        in_world(2, lambda world: started(world, config, network, "imprint", Others() if world.rank else Pictures()))
-
-
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize(("dtype", "subs"), [("float32", 1), ("float16", 1), (">f8", 2)])
 def test_centres_of_a_matrix(tmp_path, size, dtype, subs):
