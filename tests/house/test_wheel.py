@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 ROOT = Path(__file__).parents[2]
 ENVIRON = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-PARTS = ("partial_fc", "recipes", "tools", "setup.cfg", "setup.py", "pyproject.toml", "README.md")
+PARTS = ("partial_fc", "recipes", "setup.cfg", "setup.py", "pyproject.toml", "README.md")
 
 
 def run(*command: object, **environ: str) -> str:
