@@ -216,7 +216,6 @@ _VARIANTS = 'variants = ("avx512_bf16", "avx512", "avx2", "portable")'
         ),
         pytest.param("benchmarks.md", 1, {}, marks=pytest.mark.long),
         pytest.param("benchmarks.md", 2, _SMALLER, marks=pytest.mark.long),
-        pytest.param("head.md", 0, {}, marks=pytest.mark.long),
         ("library.md", -1, {}),
     ],
 )
