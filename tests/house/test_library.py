@@ -214,8 +214,7 @@ _VARIANTS = 'variants = ("avx512_bf16", "avx512", "avx2", "portable")'
             {_VARIANTS: 'variants = ("portable",)', **dict([*_SMALLER.items()][:1])},
             marks=pytest.mark.long,
         ),
-        pytest.param("benchmarks.md", 1, {}, marks=pytest.mark.long),
-        pytest.param("benchmarks.md", 2, _SMALLER, marks=pytest.mark.long),
+        pytest.param("benchmarks.md", 1, _SMALLER, marks=pytest.mark.long),
         ("library.md", -1, {}),
     ],
 )
