@@ -1,1 +1,1 @@
-"""Measurements, to be run again: those that docs/benchmarks.md quotes, and the head (head.py) and the loader (data.py) alone."""
+"""Measurements, to be run again: those that docs/benchmarks.md quotes, and of the head and the loader alone."""
