@@ -171,7 +171,7 @@ def hypotheses(results: Results) -> list[Hypothesis]:
 
 
 def analyse(folder: Path) -> None:
-    """Writes the tables and the picture into the pages, and prints the tables."""
+    """Writes the tables and the picture into the pages, and prints them and the table of all measures."""
     results = Results.read(folder)
     if not results.by_run:
         raise ValueError(f"{folder} has no results; python -m benchmarks.fidelity --jobs 2 makes them")
@@ -181,15 +181,12 @@ def analyse(folder: Path) -> None:
         path.write_text(between(path.read_text(), tables))
     draw(results, ROOT / "docs/pictures/fidelity.png")
     print("\n\n".join(f"{page}\n\n{tables}" for page, tables in of_pages.items()))
+    print("", *measures(results), sep="\n")
 
 
 def pages(results: Results) -> dict[str, str]:
     """Returns the tables of each page."""
-    tables = {
-        "README.md": for_users,
-        "docs/fidelity.md": for_readers,
-        "benchmarks/results/fidelity/README.md": measures,
-    }
+    tables = {"README.md": for_users, "docs/fidelity.md": for_readers}
     return {page: "\n".join(table(results)) for page, table in tables.items()}
 
 

@@ -68,7 +68,7 @@ def environments() -> list[Environment]:
     ]
 
 
-# Program -> its words for 1 process, and for 2 that resume what 1 has saved. (From the first on the page to the last.)
+# Program -> its words for 1 process, and for 2 that resume what 1 has saved. (In the page's order.)
 WORDS = {
     "one": ("",),
     "labels": ("",),
@@ -167,7 +167,7 @@ def test(environment: Environment, wheel: Future[Path], folder: Path) -> None:
     if environment.torch == OLDEST_TORCH:
         core_tests(venv, folder, settings)
     texts = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
-    page = dict(zip(WORDS, texts, strict=True))
+    page = dict(zip(WORDS, texts, strict=False))
     for name in environment.programs:
         if name == FRAMEWORKS[0]:
             venv.install(*FRAMEWORKS)

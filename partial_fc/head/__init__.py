@@ -1,5 +1,5 @@
-"""The margin softmax over class centres that are sharded over the ranks. README.md beside this file has the mathematics
-and the order of the collectives.
+"""The margin softmax over class centres that are sharded over the ranks. docs/head.md has the mathematics and
+the order of the collectives.
 
 Letters: B local batch, G global batch (the sum of B over ranks), D feature width, C all classes, L local classes,
 S sampled local classes.

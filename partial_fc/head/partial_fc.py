@@ -7,7 +7,7 @@ One step, as the data sees it, with its three collectives (per rank: B*(D*itemsi
                      with label smoothing four, 32*G bytes: also the sum of a row's logits and the number of classes;
   3. head/features   reduce-scatter of the features' gradient, under way from the forward on, awaited by the backward.
 `step` passes over the centres a second time and moves them, chunk by chunk, while the backbone's gradients travel.
-README.md has what other options send.
+docs/head.md has what other options send.
 softmax.py has the mathematics between the collectives, kernels/ the passes.
 
 (An, Zhu et al., "Partial FC: Training 10 Million Identities on a Single Machine", https://arxiv.org/abs/2010.05222.)

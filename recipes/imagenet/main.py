@@ -7,7 +7,7 @@
 
 `--batch_size` counts the images of one machine, over all its processes. Their other names are taken, too:
 --base_learning_rate (--lr), --num_epochs (--epochs), --num_gpus and `--gpus 0,2` (--gpus), --dtype (--precision).
-Results on real digits and characters, and what a Caffe2 user tries first: docs/imagenet.md.
+Results on real digits and characters, and what a Caffe2 user tries first: docs/recipes/imagenet.md.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ def test_json_can_be_read_back_as_rates(monkeypatch, capsys, tmp_path):
     assert again == found
 
 
-@pytest.mark.parametrize(("page", "number"), [("scaling.md", 1), ("head.md", 2)])
+@pytest.mark.parametrize(("page", "number"), [("benchmarks.md", 1), ("head.md", 2)])
 def test_answers_on_pages_are_those_of_the_command(page, number, capsys):
     """(those of a described machine: others measure this one)"""
     text = (Path(__file__).parents[2] / "docs" / page).read_text().replace(" \\\n        ", " ")

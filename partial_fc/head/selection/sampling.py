@@ -1,4 +1,4 @@
-"""Sampling: which classes are negatives in which step. README.md says how the blocks of classes are walked through.
+"""Sampling: which classes are negatives in which step. docs/head.md says how it walks through the blocks of classes.
 
 Where 1 / rate is whole, every class comes once in a round. The draw of any step is known without those before it, and
 costs O(sampled), in time and in memory.
