@@ -165,7 +165,7 @@ def score(options: Options, folder: Path, target: str) -> float:
     model, source = from_checkpoint(stored).model(), open_source(options.out / target / "test")
     samples = [source.read(i) for i in range(len(source))]
     feat_ND = torch.from_numpy(model.embed([still(sample) for sample in samples]))
-    centre_CD = rows_now(stored).read(torch.arange(stored.manifest["num_classes"]), ("centres",))["centres"]
+    centre_CD = rows_now(stored).read(torch.arange(stored.rows().stop), ("centres",))["centres"]
     nearest_N = (feat_ND @ normalize(centre_CD.float()).T).argmax(dim=1)
     return float((nearest_N == torch.tensor([sample.label for sample in samples])).double().mean())
 

@@ -28,7 +28,7 @@ TO_DO = {
 
 # The packages of the extra [train] (setup.cfg) by the names of their modules; protobuf comes with tensorboard.
 TRAINER = (
-    *("tyro", "cv2", "safetensors", "isal", "tensorboard", "tqdm", "psutil", "simplejpeg", "lmdb", "matplotlib"),
+    *("tyro", "cv2", "safetensors", "tensorboard", "tqdm", "psutil", "simplejpeg", "lmdb", "matplotlib"),
     *("jinja2", "PIL", "easydict"),
 )
 

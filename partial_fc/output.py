@@ -99,13 +99,6 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def queue_again() -> None:
-    """Gives a forked process that trains a queue and a thread of its own."""
-    global _writer
-    if _writer is None:
-        _writer = _Writer()
-
-
 def write(descriptor: int, data: bytes) -> None:
     """Queues the bytes for descriptor 1 or 2; never raises, never waits."""
     if _writer is None:
@@ -164,7 +157,6 @@ def detach() -> None:
     """
     open_closed()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    queue_again()
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
         if getattr(stream, "name", None) in (f"<{name}>", descriptor):  # the interpreter's, or that of open_closed

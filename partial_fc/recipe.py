@@ -49,7 +49,7 @@ _ON_DEMAND = {
     "head": "CrossEntropy PartialFC",
     "models.inputs": "FACE MNIST TORCHVISION Pixels Unchanged",
     "train.record.log": "StepLine",
-    "train.run": "Run run_in_worlds",
+    "train.run": "Run run_recipe",
     "train.seams": "Backbone Hooks RunState",
 }
 __getattr__ = on_demand("partial_fc", {name: module for module, names in _ON_DEMAND.items() for name in names.split()})
@@ -76,11 +76,11 @@ def start(
     bare: bool = False,
     hist: Callable[[], "SecondFile"] | None = None,
 ) -> int:
-    """Starts the processes of the flags, and calls train_here in each training process, again after every change of
-    hosts in elastic runs. Returns the exit status. Other arguments: see `run_in_worlds`."""
+    """Starts the processes of the flags, and calls train_here in each process that trains. Returns the exit status.
+    Other arguments: see `run_recipe`."""
     status = launch(config, called)
     if status is not None:
         return status
-    from partial_fc.train.run import run_in_worlds
+    from partial_fc.train.run import run_recipe
 
-    return run_in_worlds(name, config, notes, train_here, bare, hist and hist(), called)
+    return run_recipe(name, config, notes, train_here, bare, hist and hist(), called)

@@ -109,25 +109,33 @@ def run(
     interrupt_grace_s: float = INTERRUPT_GRACE_S,
     started: Callable[[], None] = lambda: None,
     within: Callable[[], AbstractContextManager[object]] = nullcontext,
+    again: Callable[[int, Collection[int]], Sequence[Command]] = lambda status, signals: (),
 ) -> int:
-    """Starts all commands within a context, calls `started`, and waits for their end.
+    """Starts all commands within a context, calls `started`, and waits for their end. After a failure, and no signal,
+    starts the commands that `again` returns, given the status and the list of signals that arrive meanwhile.
 
     Returns 0, or the status of the one that failed first (128 + n for signal n, as a shell has it); the others are then
     ended. Signals are passed on to all but helpers; returns PREEMPTED if all that did not end with 0 end so. Helpers
     are ended some seconds after the others. No process is left, whatever happens here, and no signal ends the context.
     """
-    processes: list[_Process] = []
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # unprintable output ends no process: output.py
     with _signals() as received, within():
-        try:
-            for command in commands:
-                time.sleep(command.pause_s)
-                processes.append(_start(command))
-            started()
-            return _Supervision(processes, received, failure_grace_s, interrupt_grace_s).run()
-        finally:
-            _end(processes)
-            output.drain()
+        while True:
+            processes: list[_Process] = []
+            try:
+                for command in commands:
+                    time.sleep(command.pause_s)
+                    processes.append(_start(command))
+                started()
+                supervision = _Supervision(processes, received, failure_grace_s, interrupt_grace_s)
+                status = supervision.run()
+            finally:
+                _end(processes)
+                output.drain()
+            failed = supervision.status and not supervision.requested
+            commands = again(status, received) if failed else ()
+            if not commands:
+                return status
 
 
 @contextmanager

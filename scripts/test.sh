@@ -47,16 +47,17 @@ horovod() { command -v horovodrun >/dev/null || return 77 && run horovodrun "$@"
 gloo() { horovod -np "$1" -H "localhost:$1" --gloo "${@:2}"; }
 mpi() { horovod -np "$1" -H "localhost:$1" --mpi "${@:2}"; }
 torch() { run torchrun --standalone --nproc_per_node="$1" --no-python "${@:2}"; }
-# One process for each core; the tests of a file stay together, with what they share. tests/conftest.py has the order. Those that often wait: two processes more.
+# One process for each core; the tests of a file stay together, with what they share. tests/conftest.py has the order.
+# Those that often wait: two processes more.
 two=(-n 2 --dist loadfile --no-loadscope-reorder) four=(-n 4 --dist loadfile --no-loadscope-reorder)
-unit=(tests/house tests/world tests/unit tests/bench tests/simulation -n 3 --dist loadfile --no-loadscope-reorder)
+unit=(tests/house tests/world tests/unit tests/bench -n 3 --dist loadfile --no-loadscope-reorder)
 
 if [ "$mode" = quick ]; then
     stage "unit" 100 python -m pytest "${unit[@]}" -m "not slow and not mxnet and not long" "$@"
     stage "transport, torchrun, 2 ranks" 10 torch 2 "${transport[@]}"
     stage "recipe face, one rank and two" 15 python -m pytest tests/recipes/face/test_face.py -k two_processes_give_the_curve_of_one "$@"
 elif [ "$mode" = long ]; then
-    stage "every failing operation, attacks, launchers killed, the wheel" 340 python -m pytest -m "long and not mxnet" $(marked long tests/{bench,house,recipes,faults,cluster,simulation,unit/{checkpoint,head,models,optim,train,verbs}}) "${four[@]}" -rs "$@"
+    stage "every failing operation, attacks, launchers killed, the wheel" 340 python -m pytest -m "long and not mxnet" $(marked long tests/{bench,house,recipes,faults,cluster,unit/{checkpoint,head,models,optim,train,verbs}}) "${four[@]}" -rs "$@"
     stage "MXNet: what takes long" 60 python -m pytest -m "mxnet and long" $(marked mxnet tests/recipes) "${two[@]}" "$@"
     stage "parallel, horovodrun Gloo, 2 ranks" 65 gloo 2 "${ranks[@]}" tests/parallel
     stage "transport, horovodrun Gloo, 3 ranks" 12 gloo 3 "${transport[@]}"

@@ -2,7 +2,7 @@
 # What tests/faults does in a minute or two, for two hours: 10,000 changed files for every reader of files, then 50 kills of
 # a training, every signal to every process of every launcher, full
 # disks, lost packets, and native code under sanitizers. Names of readers as arguments: only those get changed files; names
-# of what is checked below (kills, signals ...): only that is done. INPUTS, ROUNDS, SCHEDULES, SIGNALS ("TERM KILL";
+# of what is checked below (kills, signals ...): only that is done. INPUTS, ROUNDS, SIGNALS ("TERM KILL";
 # all six) and SEED in the environment say how much, and which. A file that is read wrongly is printed by hypothesis.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -58,17 +58,12 @@ sanitized() ( # FOLDER: where the libraries go; a shell of its own, whose enviro
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 check "kills" timeout 7200 python -m tests.faults.kills "$folder/kills" --rounds "$rounds" --seed "$seed"
-check "bits" timeout 1200 python -m tests.faults.bit_flips --flips 1000 --seed "$seed"
 # shellcheck disable=SC2086  # signals are words
 check "signals" timeout 7200 python -m tests.faults.signals.kill_matrix "$folder/signals" ${SIGNALS:+--signals $SIGNALS}
 check "disks" timeout 600 python -m pytest tests/faults/test_runs.py -k "disk or still"
 check "enumeration" timeout 1800 python -m tests.faults.disk.enumeration "$folder/enumeration"
 check "network" timeout 600 python -m pytest tests/faults/test_network.py
 check "sanitizers" sanitized "$folder/kernels"
-# Schedules of the elastic protocol in simulated time: some 15 minutes of one core.
-check "simulation" timeout 7200 python -m tests.simulation --schedules "${SCHEDULES:-10000}" --first "$((seed * 1000000))"
-# A host that dies and one that comes: the scenarios of elastic runs.
-check "elastic" timeout 1200 python -m pytest tests/cluster/test_elastic.py
 for name; do
     among "$name" "${parts[@]}" "${all_readers[@]}" || failed+=("$name is none of ${parts[*]}, and no reader")
 done

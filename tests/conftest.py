@@ -30,7 +30,6 @@ for _number in (signal.SIGHUP, signal.SIGINT):
 # Of the files that start processes those that take longest. They come first, then files with slow tests: of processes
 # that share the files none is left alone with a dear one at the end. (With --no-loadscope-reorder of xdist.)
 _DEAR = (
-    "cluster/test_elastic.py",
     "recipes/face/test_tuning.py",
     "recipes/face/test_fine_tuning.py",
     "recipes/imagenet/test_imagenet.py",

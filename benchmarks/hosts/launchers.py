@@ -27,7 +27,7 @@ import torch
 import tyro
 
 from benchmarks.demo_job import DEMO, demo_job
-from partial_fc.train.record.curve import read_history
+from partial_fc.train.record.curve import read_scalars
 
 ROOT = Path(__file__).parents[2]
 REPORT_EVERY = 10  # steps; what is before the second line of these warms up and counts for nothing
@@ -167,7 +167,7 @@ class Job:
 
     def share(self, part: str, step: int) -> float:
         """Of the time before this step's line; 0 where the part has none."""
-        return dict(read_history(self._folder).series(f"time/{part}")).get(step, 0.0)
+        return dict(read_scalars(self._folder).get(f"time/{part}", [])).get(step, 0.0)
 
     def result(self) -> dict[str, float]:
         """What it has written. Raises ValueError where it failed."""

@@ -26,7 +26,7 @@ import tyro
 
 from benchmarks.demo_job import DEMO, demo_job
 from benchmarks.hosts.two_hosts import ADDRESSES, TwoHosts, Unavailable, two_hosts
-from partial_fc.train.record.curve import read_history
+from partial_fc.train.record.curve import read_scalars
 
 ROOT = Path(__file__).parents[2]
 HOSTS = ",".join(f"{address}:1" for address in ADDRESSES)
@@ -137,7 +137,7 @@ def _train(hosts: TwoHosts, options: Options, rate: str, compression: str) -> Me
             own = lines[: lines.index(launcher_trace)] if launcher_trace in lines else lines
             raise ValueError(f"exit status {process.returncode}:\n{''.join(own[-30:])}")
         outcome = json.loads(result.read_text())
-        waiting = dict(read_history(Path(folder)).series("time/communication"))
+        waiting = dict(read_scalars(Path(folder))["time/communication"])
     (first_step, first_bytes), (last_step, last_bytes) = marks[0], marks[-1]
     return Measured(
         images_per_s=outcome["images_per_s"],

@@ -18,8 +18,8 @@ models_root/checkpoints/step-00001000/
 
 A rank's share is copied (snapshot.py), written in the background (saver.py) and read again (folders.py, consistency.py,
 read.py). One rank of each folder writes what is equal on all ranks, so that every host has it even if hosts do not
-share a folder. rows.py describes rows, their files and their reader; head_state.py the rest of the head. peer/ keeps
-replicas in the memory of other hosts; verbs/checkpoint is `partial-fc checkpoint`.
+share a folder. rows.py describes rows, their files and their reader; head_state.py the rest of the head.
+verbs/checkpoint is `partial-fc checkpoint`.
 """
 
 from typing import TYPE_CHECKING

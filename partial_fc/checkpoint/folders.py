@@ -15,7 +15,6 @@ from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, about, read_manifest,
 
 MARKER = "COMPLETE"
 MANIFEST = "manifest.json"
-OLD_FORMAT = 3  # without checksums, running statistics of the ranks, and anything in the marker
 # A quarantined folder is named step-N and one of these words, and a number if the name is taken.
 DAMAGED, LEFT = "damaged", "left"
 _QUARANTINED = re.compile(rf"step-\d+\.({DAMAGED}|{LEFT})(-\d+)?")
@@ -161,8 +160,7 @@ def _looks_whole(folder: Path) -> bool:
     try:
         marker = read_text(folder / MARKER, MANIFEST_BYTES)
         manifest = json.loads(read_manifest(folder / MANIFEST))
-        says_nothing = not marker and manifest["format"] == OLD_FORMAT
-        steps = {manifest["step"], manifest["step"] if says_nothing else json.loads(marker)["step"]}
+        steps = {manifest["step"], json.loads(marker)["step"]}
     except OSError as error:
         if error.errno not in (errno.ENOENT, *NO_SUCH_FILE):
             raise

@@ -1,12 +1,10 @@
 """The head in a checkpoint: its facts in the manifest, and how a head loads them (files: rows.py).
 
-If a head has one unnamed table, as PartialFC has, its facts are the manifest's own keys (format 4). If tables have
-names, or the head a state of its own, they are in "tables", by name, and "head" is that state (format 5). A rank's
-lists of hard negatives (the k nearest of its centres) load only on the same number of ranks.
+The manifest has the facts of each table of class centres in "tables", by its name ("": PartialFC's), and the head's own
+state in "head". A rank's lists of hard negatives (the k nearest of its centres) load only on the same number of ranks.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +12,7 @@ from torch import Tensor
 from partial_fc.checkpoint.rows import Rows, cut, mismatch
 from partial_fc.head.protocol import Head, Table, is_table_name, scope
 
-FORMAT, NAMED_FORMAT = 4, 5
+FORMAT = 5
 _COUNTS = ("num_classes", "embedding_size", "sub_centres")
 # Keys of a manifest with class centres: numbers with their minimum, and types, required only of the table's "head".
 _LEAST = {"world_size": 1, **dict.fromkeys(_COUNTS, 1), "hard_negatives": 0, "head.num_steps": 0}
@@ -25,10 +23,8 @@ _OF_RUN = ("world_size", "configuration", "history", "best", "versions")
 
 def facts_of(head: Head) -> dict[str, Any]:
     """Returns the head's facts for the manifest, and its format."""
-    tables, state = {name: _facts_of(table) for name, table in head.tables().items()}, head.state()
-    if not state and tables.keys() <= {""}:
-        return {"format": FORMAT, **tables.get("", {})}
-    return {"format": NAMED_FORMAT, "tables": tables, "head": state}
+    tables = {name: _facts_of(table) for name, table in head.tables().items()}
+    return {"format": FORMAT, "tables": tables, "head": head.state()}
 
 
 def _facts_of(table: Table) -> dict[str, Any]:
@@ -43,13 +39,11 @@ def _facts_of(table: Table) -> dict[str, Any]:
 
 def tables_in(manifest: dict[str, Any], where: str) -> dict[str, dict[str, Any]]:
     """Returns the manifest's facts of each table of class centres, by name; {} without a head. Raises ValueError."""
-    tables: Any = {"": manifest} if "num_classes" in manifest else {}
-    if manifest.get("format") == NAMED_FORMAT:
-        tables, state = manifest.get("tables"), manifest.get("head")
-        if not isinstance(tables, dict) or not all(map(is_table_name, tables)):
-            raise ValueError(f"{where}: manifest.json says tables is {tables!r}; expected facts by the table's name")
-        if not isinstance(state, dict):
-            raise ValueError(f"{where}: manifest.json says head is {state!r}; expected the head's state by name")
+    tables, state = manifest.get("tables"), manifest.get("head")
+    if not isinstance(tables, dict) or not all(map(is_table_name, tables)):
+        raise ValueError(f"{where}: manifest.json says tables is {tables!r}; expected facts by the table's name")
+    if not isinstance(state, dict):
+        raise ValueError(f"{where}: manifest.json says head is {state!r}; expected the head's state by name")
     for name, table in tables.items():
         _check_facts(manifest, table, f"{where}: manifest.json says{f' of table {name}' if name else ''}")
     return tables
@@ -98,26 +92,6 @@ def _in_words(tables: Iterable[str]) -> str:
     return "class centres without a name" if names == [""] else f"the tables {', '.join(map(repr, names))}"
 
 
-def load_head(
-    manifest: dict[str, Any],
-    head: Head,
-    where: str,
-    load_rows: Callable[[Table, dict[str, Any]], list[str]],
-    read_lists: Callable[[str], dict[str, Tensor]],
-) -> list[str]:
-    """Loads the head of this manifest, for `Checkpoint` and `PeerCheckpoint`. Returns notes. Raises ValueError.
-
-    load_rows: loads a table's rows, with its facts in the manifest; returns notes. read_lists: reads this rank's lists
-    of hard negatives of a table, by name.
-    """
-    stored, notes = check_same_head(manifest, head, where), []
-    for name, table in head.tables().items():
-        notes += load_rows(table, stored[name])
-        notes += _load_hard_negatives(stored[name], manifest["world_size"], partial(read_lists, name), table, where)
-    head.load(manifest["head"] if manifest["format"] == NAMED_FORMAT else {})
-    return notes
-
-
 def load_table(stored: Mapping[str, Any], rows: Rows, table: Table, where: str) -> list[str]:
     """Loads facts and rows of its class range into a table. Returns notes for the user. Raises ValueError."""
     notes = []
@@ -136,7 +110,7 @@ def hard_negatives_name(table: str, rank: int, world_size: int) -> str:
     return f"{scope(table)}-{rank:05d}-of-{world_size:05d}-hard-negatives.safetensors"
 
 
-def _load_hard_negatives(
+def load_hard_negatives(
     stored: Mapping[str, Any], world_size: int, read: Callable[[], dict[str, Tensor]], table: Table, where: str
 ) -> list[str]:
     """Loads this rank's lists of hard negatives, by `read`, if number of ranks and length match. Returns notes."""

@@ -6,8 +6,8 @@ File locks may be missing on network folders; instead, of several processes that
 is stale if its process has ended (seen on its own host) or its counter has not changed for ten seconds (seen from other
 hosts, without comparing clocks). To steal the folder, a run creates the record with the next number, and then removes
 the stale one. One rank refreshes the record; every rank reads it before it writes, marks or removes anything of a
-checkpoint: a rank that was stopped or cut off finds the record of another run, or of a later world. A record that was
-removed, and not replaced by another run's, is created again, so `rm -r` ends no run.
+checkpoint: a rank that was stopped or cut off finds the record of another run. A record that was removed, and not
+replaced by another run's, is created again, so `rm -r` ends no run.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from partial_fc.checkpoint.this_host import identity
@@ -55,7 +55,6 @@ class Record:
     since: str
     # The inode of the folder, 0: unknown. A copy of the folder has another one; device numbers differ between mounts.
     folder: int = 0
-    world: int = 0  # in elastic runs: how often this run has taken the record before
 
     @classmethod
     def here(cls, run: str, folder: int = 0) -> "Record":
@@ -67,7 +66,7 @@ class Record:
 
 
 class Fence:
-    """The record of a folder as known to the ranks of one world: a rank that is cut off finds another one there."""
+    """The record of a folder as the run's ranks know it: a rank that was cut off finds another one there."""
 
     lost: LostLock | None = None
     """Why the folder belongs to another run, if that was seen."""
@@ -76,7 +75,7 @@ class Fence:
         self.root, self.record = root, record
 
     def check(self) -> None:
-        """Raises LostLock if the folder has another record than this world's, OSError if none that can be read."""
+        """Raises LostLock if the folder has another record than this run's, OSError if none that can be read."""
         self.find()
 
     def find(self) -> Path:
@@ -108,14 +107,10 @@ class FolderLock(Fence):
         self._lock = threading.Lock()
         threading.Thread(target=self._beat, name="owner", daemon=True).start()
 
-    def stop(self) -> None:
-        """Stops refreshing; the record stays, for another process of this run."""
-        with self._lock:  # a refresh that has begun ends: it would overwrite the next owner's record
-            self._ended.set()
-
     def release(self) -> None:
         """Frees the folder. A record that is not this process's stays."""
-        self.stop()
+        with self._lock:  # a refresh that has begun ends: it would overwrite the next owner's record
+            self._ended.set()
         try:
             with self._lock:
                 for path in _records(self.root):
@@ -151,17 +146,12 @@ class FolderLock(Fence):
 
 
 def acquire(root: Path, run: str) -> tuple[FolderLock, str]:
-    """Returns (this process's record in root, notes for the user). A record of the same run becomes this process's.
-    Waits while records of other runs may be live. Raises InUse if one is, OSError if the folder is not writable."""
+    """Returns (this process's record in root, notes for the user). Waits while records of other runs may be
+    live. Raises InUse if one is, OSError if the folder is not writable."""
     mine = Record.here(run, root.stat().st_ino)
     while True:
         stale = {}
         for path in _records(root):
-            record = _read(path)
-            if record and record.run == run:
-                mine = replace(mine, world=record.world + 1)
-                _rewrite(path, mine, 0)
-                return FolderLock(root, mine), ""
             stale[path] = _when_stale(path, _content(path), time.monotonic(), _STALE_S)
         made = _create(root, mine)
         # Numbers are reused after all records were removed: the content must be what was judged stale.
@@ -306,5 +296,5 @@ def _parsed(content: bytes) -> Record | None:
         return None
     kinds = {field.name: int if field.type in (int, "int") else str for field in fields(Record)}
     right = all(type(getattr(record, name)) is kind for name, kind in kinds.items())
-    numbers = (record.process, record.start, record.world)
+    numbers = (record.process, record.start)
     return record if right and str(record).isprintable() and all(0 <= n < 1 << 62 for n in numbers) else None

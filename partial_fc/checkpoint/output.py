@@ -11,7 +11,7 @@ from torch import Tensor
 from partial_fc import terminal
 from partial_fc.checkpoint.files import checksums_name, save_tensors, write_checksums, write_json, write_lines
 from partial_fc.checkpoint.folders import MANIFEST, mark, unmark
-from partial_fc.checkpoint.head_state import FORMAT, NAMED_FORMAT
+from partial_fc.checkpoint.head_state import FORMAT
 from partial_fc.checkpoint.rows import Rows, cut, file_name
 from partial_fc.files import make_folders
 from partial_fc.head.shard import Shard
@@ -56,8 +56,7 @@ def new_checkpoint(
     existed = folder.exists()
     if existed and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"--out {folder} is there already; give a new folder")
-    form = NAMED_FORMAT if manifest.get("format") == NAMED_FORMAT else FORMAT
-    manifest = {**manifest, "format": form, "history": [*manifest.get("history", ()), made_by]}
+    manifest = {**manifest, "format": FORMAT, "history": [*manifest.get("history", ()), made_by]}
     size = manifest["world_size"]
     output = Output(folder, manifest, [{} for _ in range(size)])
     try:

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatch
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,17 @@ from torch import Tensor
 
 from partial_fc.checkpoint import head_state
 from partial_fc.checkpoint.files import checksums_name, load_tensors, read_checksums, sha256
-from partial_fc.checkpoint.folders import MANIFEST, MARKER, OLD_FORMAT, step_folder
-from partial_fc.checkpoint.head_state import FORMAT, NAMED_FORMAT, hard_negatives_name, tables_in
+from partial_fc.checkpoint.folders import MANIFEST, MARKER, step_folder
+from partial_fc.checkpoint.head_state import FORMAT, hard_negatives_name, tables_in
 from partial_fc.checkpoint.rows import StoredRows, part_files
 from partial_fc.checkpoint.snapshot import buffers_in, local_name
 from partial_fc.comm import World
 from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, read_manifest, read_text
-from partial_fc.head.protocol import Head, Table
+from partial_fc.head.protocol import Head
 from partial_fc.head.shard import Shard
 
-_READABLE = (OLD_FORMAT, FORMAT, NAMED_FORMAT)
 _UNNAMED = 1 << 19  # classes; more only if the files have a byte for each
-_SAME = ("step", "world_size", "num_classes", "tables", "head", "position")  # in the folders of all hosts
+_SAME = ("step", "world_size", "tables", "head", "position")  # in the folders of all hosts
 _ADDED = ("score", "best", "best_score")  # to the marker (Saver.add_score)
 _OLDER = "; resume from another checkpoint (--resume DIR)"
 
@@ -64,22 +64,17 @@ class Checkpoint:
         try:
             marker = read_text(folder / MARKER, MANIFEST_BYTES, errors="replace")
         except (FileNotFoundError, NotADirectoryError):
-            raise ValueError(f"{folder} is no complete checkpoint: it has no file {MARKER}") from None
+            raise ValueError(f"{folder} is no complete checkpoint, it has no file {MARKER}: use another one") from None
         # Path.glob finds nothing in an unreadable folder.
         names = sorted(name for name in os.listdir(folder) if fnmatch(name, "rank-*.sha256"))
         lists = {name: _listed(folder / name) for name in names}
         manifest = _manifest(folder, lists.values())
         ranks = _marked_ranks(folder / MARKER, marker, manifest)
-        if manifest["format"] == OLD_FORMAT and lists:  # without one, the manifest has changed
-            raise Damaged(
-                f"{folder / MANIFEST} says format {OLD_FORMAT}, which has no lists of checksums: here are {[*lists]}"
-            )
-        if manifest["format"] != OLD_FORMAT:
-            for name in (checksums_name(rank, manifest["world_size"]) for rank in ranks):
-                if name not in lists:
-                    raise Damaged(f"{folder / name} is missing: the files beside it cannot be checked")
-            if not any(MANIFEST in listed for listed in lists.values()):
-                raise Damaged(f"{folder / MANIFEST} is in no list of checksums beside it (rank-*.sha256)")
+        for name in (checksums_name(rank, manifest["world_size"]) for rank in ranks):
+            if name not in lists:
+                raise Damaged(f"{folder / name} is missing: the files beside it cannot be checked")
+        if not any(MANIFEST in listed for listed in lists.values()):
+            raise Damaged(f"{folder / MANIFEST} is in no list of checksums beside it (rank-*.sha256)")
         for listed in lists.values():
             self.checksums |= {folder / name: digest for name, digest in listed.items()}
         self._marked.append(ranks)
@@ -101,7 +96,7 @@ class Checkpoint:
                 ". Where each host has a folder of its own for checkpoints, copy the files of all of them into this "
                 "folder",
             )
-        if self.manifest["format"] != OLD_FORMAT and path not in self._checked:
+        if path not in self._checked:
             expected = self.checksums.get(path)
             if expected is None:
                 raise Damaged(f"{path} is in no list of checksums beside it (rank-*.sha256): not of this checkpoint")
@@ -173,7 +168,7 @@ class Checkpoint:
         """Returns the names of all classes, by default their numbers. For a head with one unnamed table."""
         if named := self.class_names:
             return named
-        num_classes = self.manifest["num_classes"]
+        num_classes = tables_in(self.manifest, self.where)[""]["num_classes"]
         num_bytes = sum(file.path.stat().st_size for file in self.rows().files)
         if num_classes > _UNNAMED + num_bytes:
             raise ValueError(
@@ -206,15 +201,14 @@ class Checkpoint:
 
     def load_head(self, head: Head) -> list[str]:
         """Loads the rows of its class range into each table, file by file. Returns notes on what was not loaded."""
-
-        def load_rows(table: Table, stored: dict[str, Any]) -> list[str]:
-            rows = self.rows(table.rows.start, table.rows.stop, table.name)
-            return head_state.load_table(stored, rows, table, self.where)
-
-        def lists(name: str) -> dict[str, Tensor]:
-            return self.load(hard_negatives_name(name, head.tables()[name].world.rank, self.world_size))
-
-        return head_state.load_head(self.manifest, head, self.where, load_rows, lists)
+        stored, notes = head_state.check_same_head(self.manifest, head, self.where), []
+        for name, table in head.tables().items():
+            rows = self.rows(table.rows.start, table.rows.stop, name)
+            notes += head_state.load_table(stored[name], rows, table, self.where)
+            lists = partial(self.load, hard_negatives_name(name, table.world.rank, self.world_size))
+            notes += head_state.load_hard_negatives(stored[name], self.world_size, lists, table, self.where)
+        head.load(self.manifest["head"])
+        return notes
 
     def check_has_backbone(self) -> None:
         """Raises ValueError for a checkpoint of class centres alone: a run cannot resume from it."""
@@ -282,8 +276,8 @@ def _manifest(folder: Path, lists: Iterable[dict[str, str]]) -> dict[str, Any]:
         form, _, _ = manifest["format"], manifest["step"], manifest["world_size"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Damaged(f"{path} is damaged: {error!r}", _OLDER) from error
-    if form not in _READABLE:
-        raise ValueError(f"{folder} has format {form!r}; this version reads {', '.join(map(str, _READABLE))}")
+    if form != FORMAT:
+        raise ValueError(f"{folder} has format {form!r}; this version reads format {FORMAT}")
     if wrong := problem(manifest):
         raise Damaged(f"{path} is damaged: {wrong}", _OLDER)
     return manifest
@@ -293,10 +287,6 @@ def _marked_ranks(path: Path, text: str, manifest: dict[str, Any]) -> Sequence[i
     """Returns the ranks whose files are in the folder, by its marker; adds to the manifest what the marker has of an
     evaluation. Raises Damaged if it contradicts the manifest."""
     step, size = manifest["step"], manifest["world_size"]
-    if manifest["format"] == OLD_FORMAT:
-        if text:
-            raise Damaged(f"{path} says {text[:80]!r}; expected nothing (format {OLD_FORMAT})")
-        return range(size)
     try:
         marker = json.loads(text)
         ranks, later = marker["ranks"], {key: marker[key] for key in _ADDED if key in marker}

@@ -1,4 +1,4 @@
-"""Rows of classes (in a head, in files, in a commit), the parts in which they are stored, and the reader of those.
+"""Rows of classes (in a head, in files), the parts in which they are stored, and the reader of those.
 
 A file holds the created classes of a class range [start, stop), which is in its name, and at most PART_BYTES of them:
 one tensor for each column (`Rows.columns`), as stored, and, if some classes of the range were never created, their
@@ -10,7 +10,7 @@ M: classes asked for; N: classes of a part that are created.
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +18,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from partial_fc.checkpoint import crc32
 from partial_fc.checkpoint.files import load_tensors
 from partial_fc.head.protocol import scope
 from partial_fc.head.rows.class_rows import Column
@@ -53,12 +52,11 @@ class Rows(Protocol):
 @dataclass
 class Part:
     """The rows of classes [start, stop) as a file holds them. tensors: the columns, and "class", the ascending numbers
-    of the created classes, if not all are. crcs: of the tensors, if asked for at the copy."""
+    of the created classes, if not all are."""
 
     start: int
     stop: int
     tensors: dict[str, Tensor]
-    crcs: dict[str, int] = field(default_factory=dict)
 
     @property
     def rows(self) -> dict[str, Tensor]:
@@ -77,10 +75,6 @@ class Part:
     @property
     def num_rows(self) -> int:
         return len(self.tensors["centres"])
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(t.nbytes for t in self.tensors.values())
 
     def created(self, start: int, stop: int) -> Tensor:
         if _CLASS not in self.tensors:
@@ -126,11 +120,9 @@ def class_bytes(rows: Rows) -> int:
     return sum(column.num_bytes for column in rows.columns.values())
 
 
-def cut(
-    rows: Rows, start: int, stop: int, most_bytes: int | None = None, copy: bool = False, checksums: bool = False
-) -> Iterator[Part]:
+def cut(rows: Rows, start: int, stop: int, most_bytes: int | None = None, copy: bool = False) -> Iterator[Part]:
     """Yields the created classes of [start, stop) in consecutive parts of at most most_bytes (None: PART_BYTES), on the
-    CPU. copy: in memory of their own; else a part may be a view, valid until the rows change. checksums: with CRCs."""
+    CPU. copy: in memory of their own; else a part may be a view, valid until the rows change."""
     if start == stop:
         return
     most = max(1, (most_bytes or PART_BYTES) // max(1, class_bytes(rows)))
@@ -143,20 +135,17 @@ def cut(
             class_M = torch.cat(held)
             # A range extends to the next created class that does not fit.
             end = int(class_M[most])
-            yield _part(rows, begin, end, class_M[:most], copy, checksums)
+            yield _part(rows, begin, end, class_M[:most], copy)
             begin, held, num_held = end, [class_M[most:]], num_held - most
-    yield _part(rows, begin, stop, torch.cat(held), copy, checksums)
+    yield _part(rows, begin, stop, torch.cat(held), copy)
 
 
-def _part(rows: Rows, start: int, stop: int, class_M: Tensor, copy: bool, checksums: bool) -> Part:
+def _part(rows: Rows, start: int, stop: int, class_M: Tensor, copy: bool) -> Part:
     if len(class_M) < stop - start:
         tensors = {name: t.cpu() for name, t in rows.read(class_M).items()} | {_CLASS: class_M}
-        return Part(start, stop, tensors, {name: crc32.crc32(t) for name, t in tensors.items()} if checksums else {})
+        return Part(start, stop, tensors)
     views = rows.read(range(start, stop))
-    if not checksums:
-        return Part(start, stop, {name: copied(t) if copy else t.cpu() for name, t in views.items()})
-    made = {name: crc32.copied(t) for name, t in views.items()}
-    return Part(start, stop, {name: t for name, (t, _) in made.items()}, {name: crc for name, (_, crc) in made.items()})
+    return Part(start, stop, {name: copied(t) if copy else t.cpu() for name, t in views.items()})
 
 
 def copied(t: Tensor) -> Tensor:

@@ -9,14 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
-from partial_fc.checkpoint import crc32
 from partial_fc.checkpoint import rows as stored
 from partial_fc.checkpoint.files import checksums_name, save_tensors, write_checksums, write_json, write_lines
 from partial_fc.checkpoint.folders import MANIFEST
 from partial_fc.checkpoint.head_state import facts_of, hard_negatives_name
 from partial_fc.checkpoint.rows import Part, class_bytes, cut
 from partial_fc.comm import World
-from partial_fc.head.protocol import Head, scope
+from partial_fc.head.protocol import Head
 from partial_fc.head.rows.class_rows import ClassRows, CopiedRows
 from partial_fc.memory import available_memory_bytes, give_back_freed, refusals
 
@@ -55,34 +54,6 @@ class Snapshot:
     class_names: list[str] | None = None
     # Else the tensors above are views.
     is_copy: bool = True
-    # CRC-32 of the tensors of `own` and `replicated`, if asked for.
-    crcs: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def own(self) -> dict[str, Tensor]:
-        """Returns the state of this rank alone, by a name for messages."""
-        found = _below("local/", self.local)
-        for table, share in self.tables.items():
-            found |= {_in_words(table, part, name): t for part in share.parts for name, t in part.tensors.items()}
-            found |= _below(f"{scope(table)}/hard_negatives/", share.hard_negatives)
-        return found
-
-    @property
-    def replicated(self) -> dict[str, Tensor]:
-        """Returns the state that is equal on all ranks, by a name for messages."""
-        return _below("backbone/", self.backbone) | _below("optimizer/", self.optimizer)
-
-    def damaged(self, tensors: Mapping[str, Tensor]) -> list[str]:
-        """Returns which of these tensors, of `own` or `replicated`, no longer match their CRCs."""
-        return [name for name, t in tensors.items() if crc32.crc32(t) != self.crcs[name]]
-
-    @property
-    def num_bytes(self) -> int:
-        """Returns the bytes of a copy."""
-        shares = self.tables.values()
-        kept = (self.backbone, self.optimizer, self.local, *(share.hard_negatives for share in shares))
-        num_bytes = sum(t.nbytes for tensors in kept for t in tensors.values())
-        return num_bytes + (sum(part.num_bytes for share in shares for part in share.parts) if self.is_copy else 0)
 
     def write(self, folder: Path, leads: bool, check: Callable[[], None] = lambda: None) -> int:
         """Writes this rank's files, the checksums last; returns their bytes. leads: also the replicated state. check:
@@ -153,13 +124,12 @@ def capture(
     class_names: list[str] | None = None,
     copy: bool | Callable[[int], bool] = True,
     behind: bool = False,
-    checksums: bool = False,
 ) -> Snapshot:
     """Captures the state. backbone, optimizer, local: as in a Snapshot, no copies. facts: for the manifest, as JSON
     (position, best scores, configuration). copy: into memory of its own, so that training may continue, or a function
     that says whether so many bytes may be; else, and if there is no memory for a copy, the snapshot must be written
     before training continues. behind: if possible, rows are copied only when the snapshot is written, with the changes
-    made since. checksums: also the copies' CRCs; the snapshot is then always a copy. Raises MemoryError."""
+    made since. Raises MemoryError."""
     tables = head.tables()
     lists = {name: table.hard_negatives.state() for name, table in tables.items() if table.hard_negatives}
     tensors = dict(backbone), dict(optimizer), dict(local)
@@ -167,11 +137,8 @@ def capture(
     for rows in (table.rows for table in tables.values()):
         num_bytes += int(rows.created(rows.start, rows.stop).sum()) * class_bytes(rows)
     is_copy = copy if isinstance(copy, bool) else copy(num_bytes)
-    if any(table.rows.on_disk for table in tables.values()) and not checksums:  # on disk, as they exceed memory
+    if any(table.rows.on_disk for table in tables.values()):  # on disk, as they exceed memory
         is_copy = False
-    if checksums and not is_copy:
-        free = available_memory_bytes()
-        raise MemoryError(f"{num_bytes / 1e6:,.1f} MB are needed for this rank's copy; {free / 1e6:,.1f} MB are free")
 
     def take(is_copy: bool) -> Snapshot:
         if not is_copy:  # memory may be short; what is written also passes through the page cache
@@ -180,7 +147,7 @@ def capture(
         weights, state, own = (copied(each) if is_copy else each for each in tensors)
         shares = {}
         for name, table in tables.items():
-            parts = _parts(table.rows, copying[name], is_copy, checksums, world.local_size)
+            parts = _parts(table.rows, copying[name], is_copy, world.local_size)
             near = lists.get(name, {})
             shares[name] = TableShare(parts, copied(near) if is_copy else near, copying[name])
         head_facts = facts_of(head)
@@ -195,27 +162,18 @@ def capture(
         problem = f"no memory for a copy of this rank's {num_bytes / 1e6:,.1f} MB: {error}"
     # (The copies so far are freed.)
     if problem is not None:
-        if checksums or not is_copy:
+        if not is_copy:
             raise MemoryError(problem)
         _log.warning(f"training pauses while the checkpoint of step {step} is written: {problem}. {REMEDY}")
         taken = take(False)
-    if checksums:
-        made = {
-            _in_words(table, part, name): crc
-            for table, share in taken.tables.items()
-            for part in share.parts
-            for name, crc in part.crcs.items()
-        }
-        rest = {name: t for name, t in (taken.own | taken.replicated).items() if name not in made}
-        taken.crcs = made | {name: crc32.crc32(t) for name, t in rest.items()}
     return taken
 
 
-def _parts(rows: ClassRows, copying: CopiedRows | None, copy: bool, checksums: bool, local_size: int) -> Iterable[Part]:
+def _parts(rows: ClassRows, copying: CopiedRows | None, copy: bool, local_size: int) -> Iterable[Part]:
     if copying is not None:
         return list(cut(copying, copying.start, copying.stop))
     if copy:
-        return list(cut(rows, rows.start, rows.stop, copy=True, checksums=checksums))
+        return list(cut(rows, rows.start, rows.stop, copy=True))
     most_bytes = max(_LEAST_PART_BYTES, int(_PART_SHARE * available_memory_bytes()) // local_size)
     return cut(rows, rows.start, rows.stop, min(stored.PART_BYTES, most_bytes))
 
@@ -230,14 +188,6 @@ def local_name(rank: int, world_size: int) -> str:
     return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
-def _in_words(table: str, part: Part, name: str) -> str:
-    return f"{name} of classes {part.start} to {part.stop - 1}{f' in table {table}' if table else ''}"
-
-
-def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{prefix}{name}": t for name, t in tensors.items()}
-
-
 def buffers_in(local: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the running statistics in the state of a rank alone. (Older checkpoints also have "exchange/...".)"""
+    """Returns the running statistics in the state of a rank alone."""
     return {name.removeprefix("buffer/"): t for name, t in local.items() if name.startswith("buffer/")}

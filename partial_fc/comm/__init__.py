@@ -10,6 +10,7 @@
 
 import json
 import math
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,7 @@ from partial_fc.comm.launch import addresses
 from partial_fc.comm.launch.detect import Launch, StartError, detect, has_agent, processes_here, started_here, unused
 from partial_fc.comm.watch.watchdog import report_failure
 from partial_fc.comm.world import CollectiveError, OtherRankFailed, SingleWorld, Work, World
-from partial_fc.errors import describe
+from partial_fc.errors import RefusedByAll, describe
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -41,8 +42,8 @@ def init(
     device: "cpu" or "cuda": the device of the tensors to exchange (torch.distributed then takes gloo or NCCL; Horovod
     decides for each tensor). Equal on all ranks.
     comm_timeout_s: seconds that a collective may take before it counts as hung; 0: no limit.
-    start_timeout_s: seconds in which all ranks must join, over torch.distributed and under elastic horovodrun. (Else
-    horovodrun has its own --start-timeout.)
+    start_timeout_s: seconds in which all ranks must join, over torch.distributed. (horovodrun has its own
+    --start-timeout.)
     network_interface: the network interface to use, where hosts have several.
     secret_file: the secret of the rendezvous over torch.distributed, a copy on each host; ranks without it are refused.
 
@@ -58,11 +59,17 @@ def init(
         addresses.choose(network_interface)
     world: World
     if launch.backend == "horovod":
+        if os.environ.get("HOROVOD_ELASTIC") == "1":
+            raise RefusedByAll(
+                "horovodrun's elastic mode (--min-np, --max-np, --host-discovery-script) is not supported; start "
+                "`torchrun --nnodes=1:2 --max-restarts=100 ...` on each host, with one --models-root that all of them "
+                'see (docs/reliability.md, "Hosts that come and go")'
+            )
         try:
             from partial_fc.comm.horovod import HorovodWorld
         except ModuleNotFoundError as error:
             raise StartError(f"{launch.launcher} needs Horovod here ({error}); or start through torchrun") from None
-        world = HorovodWorld(launch, device, comm_timeout_s, start_timeout_s)
+        world = HorovodWorld(launch, device, comm_timeout_s)
     elif launch.backend == "torch":
         from partial_fc.comm.torch_dist import TorchWorld
 

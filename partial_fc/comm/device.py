@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 from partial_fc import __version__, comm, memory
-from partial_fc.comm import World, elastic
+from partial_fc.comm import World
 from partial_fc.comm.launch import ONE_A_HOST, start
 from partial_fc.flags import LaunchFlags, is_given
 
@@ -29,18 +29,8 @@ def join(launch: LaunchFlags) -> tuple[World, torch.device]:
 
 
 def meet(launch: LaunchFlags) -> tuple[World, torch.device]:
-    """Returns this process's world and device, and shares the host's cores. With --restarts it does so in a forked
-    worker, and this process exits with the status of the last worker. All ranks call this."""
-    status = start.keep(launch)
-    if status is not None:
-        raise SystemExit(status)
+    """Returns this process's world and device, and shares the host's cores. All ranks call this."""
     if launch.deterministic:
-        if elastic.active():
-            raise ValueError(
-                "--deterministic under horovodrun with --host-discovery-script: the number of processes may change, "
-                "and Horovod 0.28 crashes when ranks rejoin with the HOROVOD_FUSION_THRESHOLD that this needs; "
-                "leave one of the two out"
-            )
         repeat_bit_by_bit()
     kind = device_type(launch.device)
     if kind == "cpu":

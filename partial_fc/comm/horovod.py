@@ -12,7 +12,6 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor
 
-from partial_fc.comm import elastic
 from partial_fc.comm.launch.detect import Launch, StartError, devices_differ, expect, left_over, mpi_settings
 from partial_fc.comm.world import Op, World, pad_rows
 
@@ -25,23 +24,16 @@ class HorovodWorld(World):
 
     backend = "horovod"
 
-    def __init__(self, launch: Launch, device: str, comm_timeout_s: float = 0.0, start_timeout_s: float = 120.0):
-        """Raises ValueError if launcher and Horovod disagree, StartError if some ranks use GPUs and some the CPU,
-        elastic.Evicted if this process is no longer part of the job; if only new processes have the wrong device, the
-        old ones raise elastic.HostsChanged instead."""
+    def __init__(self, launch: Launch, device: str, comm_timeout_s: float = 0.0):
+        """Raises ValueError if launcher and Horovod disagree, StartError if some ranks use GPUs and some the CPU."""
         if comm_timeout_s and not any(name.startswith("HOROVOD_STALL_") for name in os.environ):
             # Horovod's own warning, without step numbers, as a hint at half the watchdog's time.
             os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = str(max(60, math.ceil(comm_timeout_s / 2)))
-        if not elastic.active():
-            # Gloo's default timeout is 30 s; the watchdog is to report which ranks are missing.
-            patience_s = comm_timeout_s + _LATER_S if comm_timeout_s else _FOR_EVER_S
-            os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(math.ceil(patience_s)))
-            if port := os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT"):
-                expect(launch, "rendezvous of horovodrun", os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(port))
-        else:
-            member = elastic.member()
-            member.rendezvous(start_timeout_s)
-            launch = member.launch
+        # Gloo's default timeout is 30 s; the watchdog is to report which ranks are missing.
+        patience_s = comm_timeout_s + _LATER_S if comm_timeout_s else _FOR_EVER_S
+        os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(math.ceil(patience_s)))
+        if port := os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT"):
+            expect(launch, "rendezvous of horovodrun", os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(port))
         chosen = mpi_settings(launch, len(os.sched_getaffinity(0)), os.environ)
         if chosen and launch.rank == 0:
             added = " ".join(f"{name}={value}" for name, value in chosen.items())
@@ -51,21 +43,15 @@ class HorovodWorld(World):
         if (hvd.rank(), hvd.size()) != (launch.rank, launch.size):
             raise ValueError(
                 f"the launcher says rank {launch.rank} of {launch.size}, Horovod says {hvd.rank()} of {hvd.size()}: "
-                "this Horovod was built without the controller that launched it; see `horovodrun --check-build`."
+                "this Horovod was built without the controller that launched it; see `horovodrun --check-build`, and "
+                "build it again (`make setup`)."
                 f"{left_over(launch)}"
             )
-        has_trained = elastic.active() and elastic.member().recovery is not None
-        local = torch.tensor([[device == "cuda", has_trained]], dtype=torch.uint8)
-        on_gpu_W, trained_W = hvd.allgather(local, name="comm/devices").t().tolist()
-        problem = devices_differ(["cuda" if each else "cpu" for each in on_gpu_W])
-        if problem:
-            mismatched = elastic.mismatched_ranks(on_gpu_W, trained_W)
-            if mismatched and launch.rank not in mismatched:
-                raise elastic.HostsChanged(f"continuing without the new processes: {problem}")
+        local = torch.tensor([device == "cuda"], dtype=torch.uint8)
+        on_gpu_W = hvd.allgather(local, name="comm/devices").tolist()
+        if problem := devices_differ(["cuda" if each else "cpu" for each in on_gpu_W]):
             raise StartError(f"{launch}: {problem}")
         super().__init__(launch)
-        if elastic.active():
-            elastic.member().world = self
 
     def _all_reduce(self, t: Tensor, op: Op, name: str) -> Callable[[], Tensor]:
         handle = hvd.allreduce_async_(t, name=name, op=hvd.Sum if op == "sum" else hvd.Max)
@@ -107,6 +93,3 @@ class HorovodWorld(World):
 
     def _leave(self) -> None:
         hvd.shutdown()
-        if elastic.active():
-            # Tensors of failed collectives that nothing waited for, in a world that has ended.
-            hvd.mpi_ops._handle_map.clear()

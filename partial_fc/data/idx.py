@@ -12,6 +12,7 @@ import io
 import math
 import struct
 import zlib
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -26,6 +27,7 @@ Split = Literal["train", "t10k"]
 
 _IMAGES, _LABELS = 0x00000803, 0x00000801
 _KINDS = {_IMAGES: "images", _LABELS: "labels"}
+_DTYPES = {8: "uint8", 9: "int8", 11: "int16", 12: "int32", 13: "float32", 14: "float64"}  # by the third byte
 _GZIP = b"\x1f\x8b"
 _MOST_BYTES = 4 << 30
 
@@ -37,6 +39,11 @@ class ImageSet(NamedTuple):
     label_N: NDArray[np.int64]
 
 
+def is_idx_folder(path: Path) -> bool:
+    """Tells whether it is a folder with such files, of its own or in its MNIST/raw (torchvision's layout)."""
+    return path.is_dir() and any(chain(path.glob("*-idx[13]-ubyte*"), path.glob("MNIST/raw/*-idx[13]-ubyte*")))
+
+
 def read_set(folder: Path, split: Split, num_classes: int = 10) -> ImageSet:
     """Reads one set of a folder, from the folder itself or its MNIST/raw (torchvision's layout). Raises ValueError,
     which names the file, if one is missing, damaged, of the other kind, or does not match the other."""
@@ -45,8 +52,8 @@ def read_set(folder: Path, split: Split, num_classes: int = 10) -> ImageSet:
     label_N = read_idx(labels_path, "labels").astype(np.int64)
     if len(image_NHW) != len(label_N):
         raise ValueError(
-            f"{images_path} has {len(image_NHW)} images but {labels_path} {len(label_N)} labels; expected as many: "
-            "are they of one set?"
+            f"{images_path} has {len(image_NHW)} images but {labels_path} {len(label_N)} labels; expected as many"
+            + _of_other_set(folder, split, len(image_NHW), len(label_N))
         )
     if not len(image_NHW) or 0 in image_NHW.shape:
         raise ValueError(f"{images_path} holds images of shape {image_NHW.shape}; expected at least one pixel of one")
@@ -82,10 +89,42 @@ def names(split: Split) -> tuple[str, str]:
 
 def _file(folder: Path, split: Split, kind: Literal["images", "labels"]) -> Path | None:
     name = names(split)[0 if kind == "images" else 1]
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
-            return path
-    return None
+    paths = [folder / name, folder / f"{name}.gz", folder / name.replace("-idx", ".idx")]  # the last: Kaggle's
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _head(path: Path) -> tuple[str, int]:
+    """Returns (images or labels, their number) of a file; ("", 0) of another one."""
+    try:
+        content = _content(path)
+    except (OSError, ValueError):
+        return "", 0
+    return _KINDS.get(int.from_bytes(content[:4], "big"), ""), int.from_bytes(content[4:8], "big")
+
+
+def _of_other_set(folder: Path, split: Split, num_images: int, num_labels: int) -> str:
+    """Returns which of two files of different counts is the other set's, if the files of that tell."""
+    try:
+        others = find(folder, "train" if split == "t10k" else "t10k")
+    except ValueError:
+        return ""
+    for kind, number, other in (("images", num_images, others[1]), ("labels", num_labels, others[0])):
+        if _head(other)[1] == number:
+            return f". The {kind} are as many as {other.name} has: they are of that set"
+    return ""
+
+
+def _instead(path: Path, magic: int, expect: str) -> str:
+    """Returns what an idx file of another kind is, and whether the one beside it has been swapped with it."""
+    if magic not in _KINDS:
+        dimensions, dtype = magic & 0xFF, _DTYPES.get(magic >> 8)
+        return f", an idx file of {dtype}, {dimensions} dimensions" if dtype and dimensions else ""
+    pair = ("images-idx3", "labels-idx1")
+    theirs, ours = pair if expect == "labels" else pair[::-1]
+    beside = path.with_name(path.name.replace(ours, theirs))
+    swapped = beside != path and _head(beside)[0] == expect
+    why = f"; {beside.name} has the {expect}: the two are swapped" if swapped else " under another name"
+    return f", {_KINDS[magic]}{why}"
 
 
 def read_idx(path: Path, expect: Literal["images", "labels"]) -> NDArray[np.uint8]:
@@ -93,9 +132,7 @@ def read_idx(path: Path, expect: Literal["images", "labels"]) -> NDArray[np.uint
     content = _content(path)
     magic = int.from_bytes(content[:4], "big") if len(content) >= 4 else None
     if _KINDS.get(magic or 0) != expect:
-        got = (
-            f"{_KINDS[magic]}: are two files swapped?" if magic in _KINDS else f"0x{content[:4].hex()}{it_is(content)}"
-        )
+        got = f"0x{content[:4].hex()}{_instead(path, magic or 0, expect) or it_is(content)}"
         wanted = next(number for number, kind in _KINDS.items() if kind == expect)
         raise ValueError(f"{path}: expected {expect}, an idx file that starts with 0x{wanted:08x}; got {got}")
     assert magic is not None

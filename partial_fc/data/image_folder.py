@@ -144,6 +144,9 @@ def _scan(root: Path) -> tuple[list[str], list[str], NDArray[np.int64], dict[str
             raise ValueError(f"{root} holds {' and '.join(partial)}: its writing was interrupted. Write it again")
         others = ", ".join(f"{len(paths):,} {why}" for why, paths in left_out.items())
         found = f"no image in them{f' ({others})' if others else ''}"
+        inner = [name for name in classes if len(classes) == 1 or name.lower().startswith("train")]
+        if inner and any(why.startswith("too deep") for why in left_out):
+            expected = f"the path is one level too high: give {root / inner[0]}"
         raise ValueError(f"{root}: {counted(len(classes), 'sub-folder')}, {found}; {expected}")
     return classes, names, np.array(labels, np.int64), dict(left_out)
 

@@ -3,13 +3,12 @@
 import os
 import socket
 import zlib
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partial_fc import rooms
-from partial_fc.data.idx import IdxSource, Split
+from partial_fc.data.idx import IdxSource, Split, is_idx_folder
 from partial_fc.data.image_folder import ImageFolder, class_folders, image_names
 from partial_fc.data.recordio import RecordSource, read_property
 from partial_fc.data.sample import Source
@@ -69,7 +68,7 @@ def open_any(path: Path, root: Path | None, split: Split, **options: Any) -> Sou
     idx files. options: of a database."""
     if is_database(path):
         return rooms.load(rooms.OPEN_DATABASE)(path, None, _ANY_LABEL, **options)
-    if path.is_dir() and any(chain(path.glob("*-idx[13]-ubyte*"), path.glob("MNIST/raw/*-idx[13]-ubyte*"))):
+    if is_idx_folder(path):
         return IdxSource(path, split)
     if path.is_file() and path.suffix not in NO_LISTS:
         return ImageFolder(root, path)
@@ -85,17 +84,11 @@ def stated(path: Path) -> tuple[int | None, tuple[int, int] | None]:
     return len(classes) if any(image_names(path / name) for name in classes) else None, None
 
 
-def open_on_all(make: Callable[[], Source], world: "World", has_trained_W: Sequence[bool] | None = None) -> Source:
+def open_on_all(make: Callable[[], Source], world: "World") -> Source:
     """Opens a source with make() on every rank. Raises ValueError on all ranks if one cannot open it, or sees another
-    number of images or classes, or other class names. A collective.
-
-    has_trained_W: in elastic runs, the ranks that have trained on it. A new rank that lacks the set or has another one
-    raises ValueError alone, the others elastic.HostsChanged.
-    """
+    number of images or classes, or other class names. A collective."""
     # Imported here: `open_source` alone needs no torch, which takes seconds.
     import torch
-
-    from partial_fc.comm import elastic
 
     source, problem = None, None
     local = (-1, -1, -1)
@@ -106,13 +99,6 @@ def open_on_all(make: Callable[[], Source], world: "World", has_trained_W: Seque
     except (ValueError, OSError) as error:
         problem = error
     seen_W3 = world.all_gather(torch.tensor([local]), name="data/opened").tolist()
-    known_W = [has and seen[0] >= 0 for has, seen in zip(has_trained_W or [False] * world.size, seen_W3, strict=True)]
-    others = elastic.mismatched_ranks(seen_W3, known_W)
-    if others and world.rank not in others:
-        each = ", ".join(f"rank {rank} {_describe(*seen_W3[rank])}" for rank in others)
-        raise elastic.HostsChanged(
-            f"the training data differs from that of the running ranks, which continue without it: {each}"
-        )
     if problem:
         # Other hosts may have the file.
         where = f"{socket.gethostname()}: " if isinstance(problem, OSError) and world.size > 1 else ""

@@ -55,7 +55,10 @@ def read_pairs(path: str | os.PathLike[str]) -> Pairs:
     if not isinstance(images, (tuple, list, np.ndarray)) or not isinstance(same, (tuple, list, np.ndarray)):
         raise ValueError(f"{path}: got {type(images).__name__} and {type(same).__name__}, expected two lists")
     if len(images) != 2 * len(same) or len(same) == 0:
-        raise ValueError(f"{path}: got {len(images)} images for {len(same)} pairs, expected twice as many, not 0")
+        raise ValueError(
+            f"{path}: got {len(images)} images for {len(same)} pairs, expected twice as many, not 0: is it cut short? "
+            "Copy it again"
+        )
     values = same.ravel().tolist() if isinstance(same, np.ndarray) else same
     if len(values) != len(same) or not all(type(v) in (bool, int, float) and v in (0, 1) for v in values):
         shown = ", ".join(_shown(value) for value in values[:5])

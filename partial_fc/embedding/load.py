@@ -175,21 +175,15 @@ def _of_checkpoint(stored: Checkpoint) -> Stored:
     missing = [name for name in ("network", "embedding_size", "image_size") if name not in facts]
     if missing and facts.get("network", "mbf") in models.NAMES:
         raise ValueError(
-            f"{stored.where} does not say which network it has: its configuration lacks {', '.join(missing)}. It "
+            f"{stored.where} does not say which network it has: its manifest lacks {', '.join(missing)}. It "
             "cannot embed images (`checkpoint classes add` also takes embeddings: NAME=FILE.npy)"
         )
     return Stored(stored.folder, stored.backbone(), facts)
 
 
 def facts_of(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Returns a manifest's facts about the network, as in model.safetensors. Version 0.1 keeps them in the flags."""
-    given = manifest.get("configuration") or {}
-    facts = {name: str(given[name]) for name in ("network", "embedding_size", "image_size") if given.get(name)}
-    if type(given.get("mirror")) is bool:
-        facts["flip"] = "true" if given["mirror"] else "false"
-    contract = manifest.get("contract") or {}
-    facts |= {str(name): str(value) for name, value in contract.items()}
-    return {"recipe": str(manifest.get("recipe", "face")), **facts, "step": str(manifest["step"])}
+    """Returns a manifest's facts about the network, as in model.safetensors."""
+    return {"recipe": manifest.get("recipe", ""), **manifest.get("contract", {}), "step": str(manifest["step"])}
 
 
 def _step(folder: Path) -> Path:

@@ -66,13 +66,6 @@ class Shows(tuple[str, ...]):
     __slots__ = ()
 
 
-@dataclass(frozen=True)
-class Before:
-    """The value that runs had before this flag existed."""
-
-    value: object
-
-
 def may_change(group: type[_T]) -> type[_T]:
     """Marks a group whose flags may all change on resume: they affect how and where a run trains, not its result."""
     group.all_may_change = True  # type: ignore[attr-defined]

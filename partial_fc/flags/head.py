@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from partial_fc.flags.by_step import ByStep, parse
-from partial_fc.flags.facts import ANY, Before, In, Kept, MayChange, Refused, Values, check_numbers, flag
+from partial_fc.flags.facts import ANY, In, Kept, MayChange, Refused, Values, check_numbers, flag
 from partial_fc.flags.launch import LaunchFlags
 from partial_fc.flags.training import NO_CHECKPOINT, OptimFlags, ScheduleFlags, is_given
 
@@ -52,7 +52,7 @@ class HeadFlags:
     """What cosines are multiplied by."""
     margins: Annotated[tuple[float, float, float] | None, In(ANY)] = None
     """For `combined`: m1 m2 m3 of cos(m1 * angle + m2) - m3. (arcface is 1 0.5 0, cosface 1 0 0.4.)"""
-    margin_schedule: Annotated[str | None, Before(None)] = None
+    margin_schedule: str | None = None
     """The margin m of --loss by step: '0:0.0 10%:0.2 30%:0.4' begins without one, has 0.2 after a tenth of all steps
     and 0.4 after three. Numbers without % are steps. Not for softmax and combined."""
     sub_centres: Annotated[int, In("[1, 65536]"), Refused("the class centres do not fit")] = 1
@@ -62,18 +62,16 @@ class HeadFlags:
     may be the same person under another number. 0: none is."""
     label_smoothing: Annotated[float, In("[0, 1)")] = 0.0
     """Share of the target that is spread evenly over the active classes."""
-    rule: Annotated[Literal["mean-softmax", "own-out", "soft-target", "mlc", "mlcd"], Before("mean-softmax")] = (
-        "mean-softmax"
-    )
+    rule: Literal["mean-softmax", "own-out", "soft-target", "mlc", "mlcd"] = "mean-softmax"
     """The loss of an image with several labels (docs/many-labels.md). mean-softmax: the mean of the losses with each
     alone. own-out: the same, its other labels no negatives. soft-target: cross-entropy with all as the target. mlc:
     each above every other class. mlcd: labels and other classes apart; it is another loss with one label, too."""
     sample_rate: Annotated[float, In("(0, 1]")] = 1.0
     """Share of all class centres that are negatives in a step, 0 < rate <= 1. Worth it from millions of classes on."""
-    sample_rate_schedule: Annotated[str | None, Before(None)] = None
+    sample_rate_schedule: str | None = None
     """The rate by step, instead of --sample-rate: '0:0.3 60%:0.5 90%:1.0' is 0.3 from the first step on, 0.5 after 60 %
     of all steps, and all classes in the last tenth. Numbers without % are steps."""
-    quota: Annotated[Literal["negatives", "insightface"], Before("negatives")] = "negatives"
+    quota: Literal["negatives", "insightface"] = "negatives"
     """What --sample-rate is the share of. negatives: of them alone; the classes of the batch come on top. insightface:
     of all that take part, the classes of the batch among them, as arcface_torch counts."""
     sampling_correction: bool = False

@@ -36,12 +36,11 @@ class LaunchFlags:
     comm_timeout: float = 600.0
     """Seconds that a collective may take before it is reported as hanging and the run ends; 0: no limit."""
     start_timeout: Annotated[float, In("(0, inf)")] = 120.0
-    """Seconds in which all processes must join. (horovodrun has its own --start-timeout, except in elastic runs.)"""
+    """Seconds in which all processes must join. (horovodrun has its own --start-timeout.)"""
     restarts: Annotated[int, In("[0, 1000000]")] = 0
-    """The most restarts after a process fails or is killed: all processes are started again at once, in place, with
-    their libraries loaded, and resume from the newest checkpoint. No restart after five without a new step, or after a
-    failure before the first step. With --gpus, --nodes, `partial-fc launch`, srun, and elastic horovodrun (there from a
-    copy in memory); mpirun has `run.sh --restarts`, torchrun --max-restarts."""
+    """The most restarts after a process fails or is killed: all processes are started again at once, and resume from
+    the newest checkpoint. No restart after five without a new step, or after a failure before the first step. With
+    --gpus, --nodes, `partial-fc launch` and srun; mpirun has `run.sh --restarts`, torchrun --max-restarts."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: one GPU for each process where there is one."""
     deterministic: bool = False

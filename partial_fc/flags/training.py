@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from partial_fc.flags.facts import BATCH, Basic, Before, Counts, In, MayChange, Refused, check_numbers, flag, may_change
+from partial_fc.flags.facts import BATCH, Basic, Counts, In, MayChange, Refused, check_numbers, flag, may_change
 
 NO_CHECKPOINT = ("auto", "same", "never")
 """What --resume may be, besides the folder of a checkpoint."""
@@ -54,10 +54,6 @@ class RunFlags:
     save_best: bool = True
     """A checkpoint also whenever an evaluation was the best so far (mean accuracy of all sets); the best one is kept
     besides --keep-checkpoints."""
-    commit_every: int | None = None
-    """Steps between two copies of each process's share of the state to the memory of another host, from which a run
-    recovers that loses a host (horovodrun --min-np ... --host-discovery-script ...); 0: it resumes from its last
-    checkpoint. none: 100 under such a horovodrun if the state is in memory, else 0."""
     seed: Annotated[int, Counts] = 0
     """Seed of all random numbers: equal seeds give equal runs, for any number of ranks."""
 
@@ -110,7 +106,7 @@ class OptimFlags:
     accumulate: Annotated[int, In(BATCH)] = 1
     """Micro-batches of --batch-size samples that make one update: what one batch of all of them would do (batch norm
     apart), in the memory of one. Steps, schedules and --max-steps count updates."""
-    accumulate_sum: Annotated[bool, Before(False)] = False
+    accumulate_sum: bool = False
     """The gradient of an update is the sum of its micro-batches' mean gradients, as in arcface_torch, not their mean:
     SGD moves --accumulate times as far, and --clip cuts the sum."""
     optimizer: Annotated[Literal["sgd", "adamw", "muon"], Basic, Refused("its state is of no use to another one")] = (
@@ -171,15 +167,9 @@ class ScheduleFlags:
             raise ValueError("--lr-steps and --lr-step-epochs both say where the rate falls; give one of them")
 
 
-def notes(config: Any, world_size: int, elastic: bool) -> Iterator[str]:
-    """Yields a note for each given flag of the shared groups that has no effect. elastic: whether hosts may come and
-    go."""
+def notes(config: Any, world_size: int) -> Iterator[str]:
+    """Yields a note for each given flag of the shared groups that has no effect."""
     run, guards, kind = config.run, config.guards, config.exchange.gradient_compression
-    if run.commit_every and not elastic:
-        yield (
-            f"--commit-every {run.commit_every} without effect: there are no commits here; they are for horovodrun "
-            "with --min-np and --host-discovery-script"
-        )
     if kind != "none" and world_size == 1:
         yield f"--gradient-compression {kind}: one process sends nothing; the gradient is only rounded"
     if kind == "fp16" and config.optim.precision not in ("fp16", "fp16-o2"):

@@ -49,9 +49,24 @@ def check_fits(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor], pa
     """Checks that weights have the names and shapes of a model's state dict. Raises ValueError, with what is missing,
     unexpected or of another shape."""
     if problems := misfits(weights, expected):
-        raise ValueError(
-            f"{path} does not fit this {model}: {problems}. Is it the same network, embedding size and image size?"
-        )
+        raise ValueError(f"{path} does not fit this {model}: {problems}. {_cause(weights, expected)}")
+
+
+def _cause(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
+    """Returns what names and shapes tell: another network, or the same one of other sizes."""
+    if shared := expected.keys() & weights.keys():
+        if shared != weights.keys() | expected.keys():
+            return f"It is another network, or a part of one: {len(shared)} of {len(expected)} names are the same"
+        pairs = [(weights[name].shape, expected[name].shape) for name in shared]
+        differ = [(theirs, ours) for theirs, ours in pairs if theirs != ours]
+        if all(len(theirs) == len(ours) > 0 for theirs, ours in differ):
+            if not differ:
+                return "Its numbers are integers or complex, of 8 bits perhaps: save it as float32"
+            if all(theirs[1:] == ours[1:] for theirs, ours in differ):
+                return "It is the same network with another number of outputs (embedding size, or classes)"
+            if all(theirs[0] == ours[0] for theirs, ours in differ):
+                return "It is the same network for another image size"
+    return "It is another network"
 
 
 def misfits(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:

@@ -47,7 +47,7 @@ def check_options(
         spell("interclass_filtering_threshold"): interclass_filtering_threshold is not None,
         spell("sub_centres"): sub_centres > 1,
         spell("sampling_correction"): sampling_correction,
-        type(margin).__name__: margin.needs_target_cosines,
+        _called(margin, spell): margin.needs_target_cosines,
     }
     for name, used in smoothing_excludes.items():
         if used and label_smoothing:
@@ -68,10 +68,16 @@ def check_options(
         )
 
 
+def _called(margin: Margin, spell: Callable[[str], str]) -> str:
+    """Returns what the user calls a margin: CurricularFace, or --loss curricularface."""
+    name, loss = type(margin).__name__, spell("loss")
+    return name if loss == "loss" else f"{loss} {name.lower()}"
+
+
 def check_several_labels(margin: Margin, label_smoothing: float, what: str, spell: Callable[[str], str] = str) -> None:
     """Raises ValueError for options that have no meaning where a row has several labels, or with `what`. spell: as of
     `check_options`."""
-    excludes = {f"{type(margin).__name__}, whose hard negatives are told by one target": margin.needs_target_cosines}
+    excludes = {f"{_called(margin, spell)}, whose hard negatives are told by one target": margin.needs_target_cosines}
     excludes[f"{spell('label_smoothing')}, which gives one label its share"] = label_smoothing > 0
     for other, used in excludes.items():
         if used:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from partial_fc import checkpoint
+from partial_fc.checkpoint import Checkpoint
 from partial_fc.comm import World, all_gather_json
 from partial_fc.evaluate.evaluation import Forward
 from partial_fc.models import lora
@@ -18,7 +19,6 @@ from partial_fc.optim.gradient_sync import Compression, GradientSync, StepBytes
 from partial_fc.train.batch_norm import GlobalBatchNorm, RunningStatistics, joined_statistics
 from partial_fc.train.ema import Average
 from partial_fc.train.precision import LossScaler, Precision, Weights
-from partial_fc.train.seams import Stored
 
 
 class _Gradient(torch.autograd.Function):
@@ -226,7 +226,7 @@ class TorchBackbone:
         state |= {f"average of {name}": t for name, t in average.items() if f"weight {name}" in state}
         return state | {f"optimizer state {name}": t for name, t in named_state(self.optimizer, self.weights).items()}
 
-    def load(self, found: Stored) -> list[str]:
+    def load(self, found: Checkpoint) -> list[str]:
         delivered, optimizer, buffers = found.backbone(), dict(found.optimizer()), dict(found.buffers(self.world))
         raw, average, own_average = _taken(optimizer, "/raw"), _taken(optimizer, "/ema"), _taken(buffers, "/ema")
         self.weights.load_state_dict(lora.without_merged({**delivered, **raw}))
@@ -239,7 +239,7 @@ class TorchBackbone:
             self.scaler.load_state(found.manifest.get("loss_scaler") or LossScaler().state())
         return notes
 
-    def _load_average(self, found: Stored, stored: Mapping[str, Tensor]) -> list[str]:
+    def _load_average(self, found: Checkpoint, stored: Mapping[str, Tensor]) -> list[str]:
         """stored: the average, by name, if there is one. Returns notes for the user."""
         has_one = bool((found.manifest.get("configuration") or {}).get("ema"))
         if self.average and has_one:

@@ -13,7 +13,6 @@ from partial_fc.evaluate.evaluation import Evaluation
 from partial_fc.head import Head
 from partial_fc.optim.gradient_sync import StepBytes
 from partial_fc.optim.schedule import Continued, Schedule
-from partial_fc.train.guards.commits import Commits
 from partial_fc.train.record.boards import Wandb
 from partial_fc.train.record.log import StepLine
 from partial_fc.train.seams import Backbone, Hooks, RunState
@@ -68,7 +67,7 @@ class Job:
     settings: Settings
     guards: Guards
     saver: Saver
-    commits: Commits
+    name: str  # of the run, in the records of its folders
     at: RunState
     line: StepLine
     models_root: Path

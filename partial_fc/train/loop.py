@@ -15,7 +15,7 @@ from partial_fc.checkpoint import consistency
 from partial_fc.checkpoint.folders import folder_name
 from partial_fc.checkpoint.lock import LostLock
 from partial_fc.comm import all_or_none
-from partial_fc.comm.launch import restart_agent
+from partial_fc.comm.launch import restarts
 from partial_fc.evaluate.evaluation import Diverged, Evaluation, Forward
 from partial_fc.head import telemetry
 from partial_fc.train.guards import loss_spikes
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 def train(job: Job) -> Outcome:
     """Runs job's steps to the schedule's end, evaluates, and writes the last checkpoint; ends early, with a checkpoint,
-    after a signal to any rank (guards/signals.py). Raises elastic.HostsChanged, on all ranks, to join another world."""
+    after a signal to any rank (guards/signals.py)."""
     unit = job.backbone.to_input.unit
     progress = Progress(job.models_root, job.world, job.line, job.at.step, job.at.position, job.wandb, unit)
     curve = Curve(job.models_root, job.world, job.at.step)
@@ -56,7 +56,6 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
     loss, stopped = math.nan, 0
     job.hooks.begin(at)
     backbone.train()
-    job.commits.begin(at.step, lambda can_copy: snapshot(job, copy=can_copy, checksums=True))
 
     if at.step < settings.freeze_steps:
         job.logger.info(f"the backbone is frozen up to step {settings.freeze_steps}: only class centres move")
@@ -68,14 +67,13 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
         world.step = at.step + 1
         lr = job.schedule.lr(at.step)
         watch.restart()
-        job.commits.start_step()
 
         # ---- data: the micro-batches of this update
         batches = job.loader.next_update(settings.accumulate)
         is_last = job.loader.gone is not None and at.step + 1 < total_steps
         if is_last:
             job.logger.error(f"the training data is unreachable, ending after this step: {job.loader.gone}")
-        vote.start(signals.status or is_last * EXIT_PREEMPTED, job.saver, job.commits.hosts_changed)
+        vote.start(signals.status or is_last * EXIT_PREEMPTED, job.saver)
         report = progress.due(at.step + 1, batches[-1].position)
         watch.tell_apart(exact=report)
         watch.lap("data")
@@ -88,7 +86,6 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
             vote.result()
             job.saver.finish()  # a checkpoint under way is of an earlier step, and counts in any case
             roll_back(job, fault, batches[-1].position)
-            job.commits.go_back()
             curve.rewind(at.step)
             progress.rewind(at.step, at.position)
             continue
@@ -96,7 +93,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
         at.position = batches[-1].position
         votes = vote.result()
         signals.all_listen = True
-        restart_agent.step_done(at.step)
+        restarts.step_done(at.step)
         job.saver.poll(votes.busy, votes.failed)
         if votes.lost:
             raise save_beside(job)
@@ -133,14 +130,6 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
         if (is_due(at.step, settings.evaluate_every) or ends_epoch) and not stopped:
             evaluations, saved = evaluate(job, progress, saved, ends or at.step == total_steps)
             evaluated = at.step
-            curve.redraw()
-        job.commits.end_step(at.step)
-        if votes.hosts_changed and at.step < total_steps and not stopped:
-            job.saver.finish()
-            if not job.commits.are_kept and (saved != at.step or job.saver.last_failed):
-                save(job)
-                job.saver.finish()
-            job.commits.leave(at.step)
         progress.pause(time.perf_counter() - paused)
 
     if not stopped and evaluated != total_steps:
@@ -149,9 +138,6 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
     if job.saver.any_lost():
         raise save_beside(job)
     spikes.sum_up(job)
-    progress.end(at.step, bool(stopped))
-    if not stopped:  # the sender does not wait: launchers end a rank whose peers have left
-        curve.redraw(at_end=True)
     traffic = world.traffic.per_step(max(1, at.step - first_step))
     saved_at_end = not job.saver.last_failed
     return Outcome(loss, progress.samples_per_s, evaluations, stopped, saved_at_end, traffic, backbone.step_bytes())
@@ -267,7 +253,7 @@ def save_beside(job: Job) -> LostLock:
     why = job.saver.lost or LostLock(f"{job.saver.root} no longer belongs to this run, as another rank has found")
     if not job.settings.keep:
         return why
-    root = job.models_root.with_name(f"{job.models_root.name}.lost-{job.commits.run}")
+    root = job.models_root.with_name(f"{job.models_root.name}.lost-{job.name}")
     try:
         with closing(job.saver.elsewhere(root / "checkpoints")) as saver:
             saver.begin(snapshot(job, copy=False))

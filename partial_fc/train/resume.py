@@ -1,8 +1,7 @@
-"""The state that a run starts from: commits of an earlier world, a checkpoint, or class centres.
+"""The state that a run starts from: a checkpoint, or class centres.
 
-1. the commit that the ranks of the previous world have among them (elastic runs), unless a checkpoint is newer;
-2. the checkpoint of --resume DIR, or with --resume auto the newest one of this run that is valid on all ranks;
-3. what the recipe has built, with the class centres of --start-centres (begin/start_centres.py).
+1. the checkpoint of --resume DIR, or with --resume auto the newest one of this run that is valid on all ranks;
+2. what the recipe has built, with the class centres of --start-centres (begin/start_centres.py).
 """
 
 from __future__ import annotations
@@ -18,18 +17,17 @@ from partial_fc.checkpoint.class_names import check_class_names
 from partial_fc.checkpoint.consistency import check_replicas, newest_common, open_checkpoint
 from partial_fc.checkpoint.folders import step_of
 from partial_fc.checkpoint.lock import FolderLock
-from partial_fc.checkpoint.peer import PeerCheckpoint, recover
 from partial_fc.checkpoint.recovery import go_back_to, latest_valid
-from partial_fc.comm import all_gather_json, elastic
-from partial_fc.comm.launch.restart_agent import furthest_step
+from partial_fc.comm import all_gather_json
+from partial_fc.comm.launch.restarts import furthest_step
 from partial_fc.data import Source
 from partial_fc.data.order import Order
 from partial_fc.data.sample import identity
-from partial_fc.flags.facts import Before, Kept, Makes, MayChange, Refused, one
+from partial_fc.flags.facts import Kept, Makes, MayChange, Refused, one
 from partial_fc.head import check_head
 from partial_fc.train.begin import start_centres
 from partial_fc.train.job import Head
-from partial_fc.train.seams import Backbone, RunState, Stored
+from partial_fc.train.seams import Backbone, RunState
 
 if TYPE_CHECKING:
     from partial_fc.train.run import Run
@@ -39,19 +37,11 @@ def resume(run: Run, backbone: Backbone, head: Head, source: Source | None = Non
     """Loads the state that the run starts from into backbone and head. source: its class names must be those of the
     checkpoint. A collective. Raises ValueError, on all ranks, for the state of another recipe, network or data."""
     check_head(head)
-    found: Stored | None = None
-    on_disk: checkpoint.Checkpoint | None = None
-    if elastic.active():
-        on_disk = _newer_than_commits(run)
-        found = recover(run.process, run.world, run.config.run.checkpoints)
-    if found is None:
-        found = _checkpoint(run, backbone, head, source, on_disk)
+    found = _checkpoint(run, backbone, head, source)
     if found is None:
         start_centres.load(run, backbone, head, source)
         return RunState()
     _load(run, found, backbone, head)
-    if isinstance(found, PeerCheckpoint):
-        found.keep_alone(run.process)
     run.logger.info(f"resumed from {found.folder}")
     # Hosts' markers may differ by the last evaluation.
     best = {key: found.manifest.get(key) for key in ("best", "best_score")}
@@ -97,33 +87,14 @@ def restore(run: Run, backbone: Backbone, head: Head, saver: checkpoint.Saver) -
     return found.step, _position(found)
 
 
-def _newer_than_commits(run: Run) -> checkpoint.Checkpoint | None:
-    """Returns the newest valid checkpoint that is newer than any rank's commits; quarantines damaged ones, as a commit
-    counts more. None: there is none, or no commit. A collective."""
-    oldest_W = all_gather_json(min((c.step for c in run.process.commits), default=None), run.world, "resume/commits")
-    kept = [step for step in oldest_W if step is not None]
-    if not kept:
-        return None
-    return latest_valid(run.config.run.checkpoints, run.world, _lock(run), min(kept), "what the ranks have in memory")
-
-
-def _checkpoint(
-    run: Run, backbone: Backbone, head: Head, source: Source | None, found: checkpoint.Checkpoint | None
-) -> checkpoint.Checkpoint | None:
+def _checkpoint(run: Run, backbone: Backbone, head: Head, source: Source | None) -> checkpoint.Checkpoint | None:
     """Returns the checkpoint to start from, valid, of this recipe and network and with the classes of this source.
-    None: there is none. found: the newest valid one, if known. A collective."""
+    None: there is none. A collective."""
     asked, root, world, lock = run.config.run.resume, run.config.run.checkpoints, run.world, _lock(run)
     given = _given(run)
-    # In a later world of the run, or a restart, the run's own checkpoints come before the one that it began from.
-    recovers = (
-        asked in ("auto", "same")
-        or run.process.generation > 1
-        or any(all_gather_json(furthest_step(), world, "resume/restart"))
-    )
-    if found is not None and found.step <= _step_in(given):
-        found = None
-    if found is None and recovers:
-        found = latest_valid(root, world, lock, _step_in(given), given)
+    # After a restart the run's own checkpoints come before the one that it began from.
+    recovers = asked in ("auto", "same") or any(all_gather_json(furthest_step(), world, "resume/restart"))
+    found = latest_valid(root, world, lock, _step_in(given), given) if recovers else None
     found = found or open_checkpoint(given, world)
     newest = None if recovers else newest_common(root, world)
     goes_back = newest is not None and (found.step if found else -1) < step_of(newest)
@@ -136,7 +107,7 @@ def _checkpoint(
                 "remove the checkpoints that are not wanted"
             )
     if found is not None:
-        same_recipe = found.manifest.get("recipe", "face") == run.recipe  # of another recipe `_compare` reports it
+        same_recipe = found.manifest.get("recipe") == run.recipe  # of another recipe `_compare` reports it
         for note in check_class_names(found, source) if source is not None and same_recipe else ():
             run.note(note)
         _compare(run, found, backbone, head)
@@ -164,10 +135,10 @@ def _step_in(folder: Path | None) -> int:
 
 def _lock(run: Run) -> FolderLock | None:
     """Returns this rank's lock of the checkpoints' folder, if it is the one that holds it."""
-    return run.process.locks.get(run.config.run.checkpoints)
+    return run.folders.locks.get(run.config.run.checkpoints)
 
 
-def _compare(run: Run, found: Stored, backbone: Backbone, head: Head) -> None:
+def _compare(run: Run, found: checkpoint.Checkpoint, backbone: Backbone, head: Head) -> None:
     """Logs all differences from the saved run. Raises ValueError if they make resuming impossible."""
     values = flags.flat(run.config)
     table = head.tables().get("")
@@ -184,7 +155,7 @@ def _compare(run: Run, found: Stored, backbone: Backbone, head: Head) -> None:
     run.config = flags.replaced(run.config, differences.kept)  # the head logs it where it loads its state
 
 
-def _load(run: Run, found: Stored, backbone: Backbone, head: Head) -> None:
+def _load(run: Run, found: checkpoint.Checkpoint, backbone: Backbone, head: Head) -> None:
     """Loads the checkpoint; state that it lacks is initialised."""
     notes = backbone.load(found)
     check_replicas(backbone.replicated(), run.world)
@@ -192,7 +163,7 @@ def _load(run: Run, found: Stored, backbone: Backbone, head: Head) -> None:
         run.note(note)
 
 
-def _position(found: Stored) -> int:
+def _position(found: checkpoint.Checkpoint) -> int:
     """Returns the samples consumed by all ranks."""
     if "position" not in found.manifest:
         raise ValueError(f"{found.folder}: manifest.json has no position in the data")
@@ -232,11 +203,9 @@ def compare(
     """Returns the differences. manifest: the checkpoint's. recipe, contract (of the network), values (of all flags):
     this run's. facts: of these flags (flags/facts.py). num_classes: of this run's head, if that has class centres."""
     found, then = Differences(), manifest.get("configuration", {})
-    then_recipe = manifest.get("recipe", "face")  # older manifests are of face, or have the recipe
-    if then_recipe != recipe:
+    if (then_recipe := manifest.get("recipe", recipe)) != recipe:
         return Differences([f"recipe {then_recipe}, this is recipe {recipe}"])
-    # Older manifests have what made the contract among their flags.
-    network = manifest.get("contract") or {name: str(value) for name, value in then.items() if name in contract}
+    network = manifest.get("contract", {})
     reported: set[str] = set()
     for name, is_now in contract.items():
         if name in network and network[name] != is_now and name not in _OF_USE:
@@ -245,8 +214,8 @@ def compare(
             reported.add(by)
             what = flags.flag(by) if by in then else f"another {name} of the network:"
             found.refused.append(f"{what} {network[name]}, this run has {is_now}: its weights do not fit")
-    stored = manifest.get("num_classes")
-    if num_classes is not None and type(stored) is int and stored != num_classes:
+    stored = manifest.get("tables", {}).get("", {}).get("num_classes")
+    if None not in (num_classes, stored) and stored != num_classes:
         reported.add("num_classes")
         found.refused.append(
             f"--num-classes {stored}, this run has {num_classes}: these are other classes (`partial-fc checkpoint "
@@ -256,8 +225,7 @@ def compare(
         marks = facts.get(name, ())
         # As in JSON.
         now = [str(one) if isinstance(one, Path) else one for one in value] if isinstance(value, tuple) else value
-        default = one(marks, Before)  # missing in older runs
-        before = then.get(name, default.value if default and then else now)
+        before = then.get(name, now)
         endless = isinstance(now, float) and not math.isfinite(now) and before is None  # which JSON lacks
         if name in reported or MayChange in marks or str(before) == str(now) or endless:
             continue

@@ -1,6 +1,6 @@
 """The run around the loop, the same for every recipe. Its learning rate is begin/course.py, its end end.py.
 
-    def train_here(run):                                 # in each world of an elastic run
+    def train_here(run):
         source = run.open_data(...)                      # data
         loader = run.loader(source, transform)
         backbone, head = run.backbone(...), ...          # model
@@ -25,8 +25,7 @@ from torch import nn
 from partial_fc import accessories, checkpoint, flags
 from partial_fc.accessories import spare
 from partial_fc.checkpoint.class_names import names_of
-from partial_fc.checkpoint.peer import ProcessState
-from partial_fc.comm import World, elastic
+from partial_fc.comm import World
 from partial_fc.comm.device import meet, versions
 from partial_fc.data import Loader, Source, Synthetic, open_on_all
 from partial_fc.data.loader import Transform
@@ -41,9 +40,9 @@ from partial_fc.optim.gradient_sync import broadcast_module
 from partial_fc.train import end, loop, resume
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.batch_norm import convert
-from partial_fc.train.begin import course, run_folder
+from partial_fc.train.begin import course
+from partial_fc.train.begin.run_folder import Folders, hold_folders
 from partial_fc.train.begin.start import is_asked_for, named
-from partial_fc.train.guards.commits import Commits
 from partial_fc.train.job import Guards, Head, Job, Outcome, Settings
 from partial_fc.train.precision import Mode, Precision, choose
 from partial_fc.train.record import header
@@ -55,7 +54,7 @@ from partial_fc.train.teacher import Teacher
 S = TypeVar("S", bound=Source)
 
 
-def run_in_worlds(
+def run_recipe(
     recipe: str,
     config: Any,
     notes: Sequence[str],
@@ -64,46 +63,35 @@ def run_in_worlds(
     hist: SecondFile | None = None,
     called: tuple[str | Path, str] | None = None,
 ) -> int:
-    """Joins the other ranks, runs train_here, returns the exit status; in elastic runs anew in each world, with the
-    state of the processes. bare: the terminal's lines have no prefix. hist: of the log, see `open_files`. called:
-    data set and network, for a default --models-root."""
-    process, asked = ProcessState(), is_asked_for(config)
-    typed, config = config, named(config, called)
-
-    def in_this_world() -> int:
-        world, its_device = meet(config.launch)
-        accessories.begin_anew()
-        held = run_folder.hold_folders(config, world, process)
+    """Joins the other ranks, runs train_here, returns the exit status. bare: the terminal's lines have no prefix. hist:
+    of the log, see `open_files`. called: data set and network, for a default --models-root."""
+    asked, typed, config = is_asked_for(config), config, named(config, called)
+    world, its_device = meet(config.launch)
+    accessories.begin_anew()
+    folders, held = hold_folders(config, world)
+    try:
         logger = open_files(config.run.models_root, world, bare, hist)
-        run = Run(recipe, config, world, its_device, logger, process, keeps_synthetic=asked)
+        run = Run(recipe, config, world, its_device, logger, folders, keeps_synthetic=asked)
         header.begin(run, typed)
-        for note in (*held, *notes, *flags.notes(config, world.size, elastic.active())):
+        for note in (*held, *notes, *flags.notes(config, world.size)):
             run.note(note)
         with run.parts:
-            return train_here(run)
-
-    try:
-        return elastic.run(in_this_world) or 0
+            return train_here(run) or 0
     finally:
-        run_folder.release_folders(process)
+        folders.release()
 
 
 @dataclass
 class Run:
-    """One run in one world: its facts, and what a recipe builds it from.
-
-    config: of the recipe, with the shared flag groups. process: its state across worlds.
-    """
+    """One run: its facts, and what a recipe builds it from. config: of the recipe, with the shared flag groups."""
 
     recipe: str
     config: Any
     world: World
     device: torch.device
     logger: Logger
-    process: ProcessState
+    folders: Folders
     versions: dict[str, str] = field(default_factory=versions)
-    # Whether this is the run's first world to train: only then may a check of the data end or delay the run.
-    data_is_new: bool = True
     # Whether checkpoints and weights are written; whether also for synthetic data.
     keeps: bool = True
     keeps_synthetic: bool = True
@@ -145,9 +133,7 @@ class Run:
 
     def open_data(self, opened: Callable[[], S]) -> S:
         """Returns what every rank opens, once all opened the same. Raises ValueError, on all ranks. A collective."""
-        generation_W = self.world.all_gather(torch.tensor([self.process.generation]), name="run/generation").tolist()
-        self.data_is_new = not any(generation_W)
-        source = open_on_all(opened, self.world, [generation > 0 for generation in generation_W])
+        source = open_on_all(opened, self.world)
         if isinstance(source, Synthetic) and not self.keeps_synthetic:
             self.keeps = False
             self.note("the data is synthetic: no checkpoints or weights are written unless --models-root is given")
@@ -174,7 +160,7 @@ class Run:
     def saver(self) -> checkpoint.Saver:
         """Returns the writer of checkpoints below --checkpoint-dir. Closed at the end. A collective."""
         run = self.config.run
-        lock = self.process.fences.get(run.checkpoints)
+        lock = self.folders.fences.get(run.checkpoints)
         saver = checkpoint.Saver(run.checkpoints, self.world, run.keep_checkpoints, run.save_best, lock)
         return self.parts.enter_context(closing(saver))
 
@@ -371,7 +357,6 @@ class Run:
             **(self.head_flags.settings(config.schedule.lr) if self.head_flags else {}),
             **settings,
         }
-        on_disk = any(table.rows.on_disk for table in head.tables().values())
         restore = partial(resume.restore, self, backbone, head, saver)
         return Job(
             world=self.world,
@@ -381,7 +366,7 @@ class Run:
             settings=Settings(**settings),
             guards=Guards(**dataclasses.asdict(config.guards), restore=restore),
             saver=saver,
-            commits=Commits(self.process, self.world, self._commit_every(in_memory=not on_disk)),
+            name=self.folders.run,
             models_root=self.root,
             logger=self.logger,
             seed=config.run.seed,
@@ -395,10 +380,3 @@ class Run:
             wandb=open_wandb(config.run.wandb, self.root, flags.flat(config), self.world),
             **parts,
         )
-
-    def _commit_every(self, in_memory: bool) -> int:
-        """Returns the steps between commits; 0: none (not elastic). in_memory: the head's rows are, not on disk."""
-        asked = self.config.run.commit_every
-        if not elastic.active():
-            return 0
-        return asked if asked is not None else 100 if in_memory else 0

@@ -12,13 +12,10 @@ import torch
 from torch import Tensor
 
 from partial_fc.checkpoint import Checkpoint, Snapshot
-from partial_fc.checkpoint.peer import PeerCheckpoint
 from partial_fc.evaluate.evaluation import Forward
 from partial_fc.models.inputs import InputContract
 from partial_fc.optim.gradient_sync import StepBytes
 from partial_fc.train.precision import LossScaler
-
-Stored = Checkpoint | PeerCheckpoint  # the state of a process across worlds
 
 
 @dataclass
@@ -129,7 +126,7 @@ class Backbone(Protocol):
         """Returns the tensors that must be bit-identical on every rank, by name; weights begin with "weight "."""
         ...
 
-    def load(self, found: Stored) -> list[str]:
+    def load(self, found: Checkpoint) -> list[str]:
         """Loads a checkpoint; state that it lacks is initialised. Returns notes for the user. A collective."""
         ...
 

@@ -7,7 +7,7 @@ import torch
 from safetensors import SafetensorError
 
 from partial_fc import comm, errors
-from partial_fc.comm import World, elastic
+from partial_fc.comm import World
 from partial_fc.comm.device import join
 from partial_fc.flags import LaunchFlags
 from partial_fc.verbs.train import exit_now
@@ -15,12 +15,7 @@ from partial_fc.verbs.train import exit_now
 
 def on_ranks(program: str, launch: LaunchFlags, work: Callable[[World, torch.device], None]) -> None:
     """Starts the processes of the flags, or joins a launcher's, and calls `work` in each; with several, each ends with
-    its exit status. Raises ValueError for elastic launches."""
-    if elastic.active():
-        raise ValueError(
-            "horovodrun with --host-discovery-script is supported for training only; start this on a fixed list of "
-            "hosts (-H)"
-        )
+    its exit status."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a broken connection is an error to report, not the end
     world, device = join(launch)
     if world.size == 1:

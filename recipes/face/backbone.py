@@ -17,7 +17,7 @@ import tyro
 
 from partial_fc import rooms
 from partial_fc.flags import LaunchFlags, OptimFlags, ScheduleFlags, check_numbers, flag, is_given, near
-from partial_fc.flags.facts import ANY, Basic, Before, In, MayChange
+from partial_fc.flags.facts import ANY, Basic, In, MayChange
 
 from .insightface import ELSEWHERE
 
@@ -67,14 +67,14 @@ class ModelFlags:
     pretrained_partial: Annotated[bool, MayChange] = False
     """Load only the tensors of --pretrained that fit this network by name and shape; the others are listed and start
     fresh. By default all must fit."""
-    freeze_steps: Annotated[int, Basic, Before(0)] = 0
+    freeze_steps: Annotated[int, Basic] = 0
     """Steps at the start in which only class centres move. The backbone, its running statistics too, stays as it is and
     computes as in evaluations, without dropout."""
-    backbone_lr: Annotated[float | None, Before(None)] = None
+    backbone_lr: float | None = None
     """Learning rate of the backbone; scaled and scheduled like --lr, which it is when not given."""
     layer_decay: Annotated[float, In("(0, 1]")] = 1.0
     """For fine-tuning a transformer: each block learns at this share of the next one's rate."""
-    decay_all: Annotated[bool, Before(False)] = False
+    decay_all: bool = False
     """--weight-decay decays every parameter, as in arcface_torch. By default norms, biases and position embeddings of a
     transformer have none."""
     activation_checkpointing: Annotated[bool, MayChange] = False

@@ -12,16 +12,13 @@ results.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from partial_fc import files, flags
-from partial_fc.checkpoint.folders import MANIFEST, complete
 from partial_fc.errors import UsageError
-from partial_fc.files import read_manifest
 from partial_fc.flags import (
     ExchangeFlags,
     Flags,
@@ -33,11 +30,10 @@ from partial_fc.flags import (
     ScheduleFlags,
     check_numbers,
 )
-from partial_fc.flags.facts import CLASSES, LABELS, PIXELS, THREADS, Basic, Before, In, MayChange, Refused, Shows, facts
+from partial_fc.flags.facts import CLASSES, LABELS, PIXELS, THREADS, Basic, In, MayChange, Refused, Shows, facts
 from partial_fc.flags.from_file import with_file
 from partial_fc.flags.known import split
 from partial_fc.recipe import start
-from partial_fc.train.begin.start import named
 
 from . import arcface_torch, presets
 from . import heads as face_heads
@@ -70,16 +66,16 @@ class DataFlags:
     """A folder with train.rec, a .rec, a folder of class folders, a list, tar shards or vectors (docs/data.md). Several
     paths are several sets, whose classes follow one another; a pattern in quotes, 'shards/*.rec', names the shards of
     one set; FILE.sets has a set a line, `name path [weight]`."""
-    heads: Annotated[tuple[str, ...], Before(())] = ()
+    heads: tuple[str, ...] = ()
     """What the head of one of several sets has otherwise than the others, if --rec names the sets, NAME=path: words
     NAME.flag=value. `--sample-rate words=0.1`, with any flag of the head, and `--batch-size image=96 words=32` mean
     the same. See docs/many-labels.md."""
-    shared_classes: Annotated[bool, Before(False)] = False
+    shared_classes: bool = False
     """Classes of several sets are one class if they have the same name or, in sets without names, the same number."""
-    labels: Annotated[int, In(LABELS), Before(1)] = 1
+    labels: Annotated[int, In(LABELS)] = 1
     """The most labels of an image: the numbers in the header of a record, `path 3,5,8` in a list, a list in a .json or
     a .parquet (docs/many-labels.md). 1: the first counts, if there are more."""
-    labels_drawn: Annotated[int, In(0), Before(0)] = 0
+    labels_drawn: Annotated[int, In(0)] = 0
     """Of an image's --labels, how many are drawn for each step, others each time; 0: all."""
     num_classes: Annotated[int | None, In(CLASSES), Basic, Refused("these are other classes")] = None
     """Classes of the last layer; none: what the data says."""
@@ -97,10 +93,10 @@ class DataFlags:
     """face: some images are cropped, of low resolution, in other light, blurred, grey, JPEG or partly erased (AdaFace's
     and CVLface's). photo: a random part of each image, in other light, some also blurred, grey or partly erased.
     glyph: small shifts, turns, blur, noise and contrast, for the characters of the demo. See docs/data.md."""
-    balance: Annotated[Literal["none", "sqrt", "class"], Before("none")] = "none"
+    balance: Literal["none", "sqrt", "class"] = "none"
     """How often classes are drawn. none: as often as they have images. class: all equally often. sqrt: by the square
     root of their images. Each class takes its images in turn; an epoch has as many images as the set."""
-    sample_weights: Annotated[Path | None, Before(None)] = None
+    sample_weights: Path | None = None
     """FILE.npy: a floating number for each record, in the order of the data (of several sets: one set after the other),
     which the loss of that record is multiplied by. The sum over a batch is divided by the number of its images, not by
     the sum of their weights, so weights with a mean of 1 keep the meaning of --lr. The log has the weighted loss."""
@@ -234,14 +230,14 @@ def train_here(run: Run) -> int:
     num_classes = data.num_classes or source.num_classes
     order = _order(run, source)
     total_steps, _ = run.lengths(order)
-    if run.data_is_new and not data.synthetic:
+    if not data.synthetic:
         for finding in check_data(source, num_classes, data.check_data, world, max_bad_records=data.max_bad_records,
                                seed=config.run.seed, num_threads=data.num_workers, embedding=True):  # fmt: skip
             run.logger.info(finding)
     batch_size = config.optim.batch_size * 2
     verified = [] if of_vectors else _verification_sets(data)
     sets = [Verification(path, data.image_size, batch_size, flip=data.mirror, name=name) for name, path in verified]
-    for one in sets if run.data_is_new and data.check_data != "off" else ():
+    for one in sets if data.check_data != "off" else ():
         one.check(world)
     transform = as_stored if of_vectors else training_square(data.image_size, data.augment, data.mirror)
     weights = read_weights(data.sample_weights, len(source)) if data.sample_weights else None
@@ -386,22 +382,6 @@ def _notes(config: Config, source: Source) -> list[str]:
     return notes
 
 
-def _started(config: Config, rates: dict[str, Any]) -> tuple[Config, str]:
-    """Returns the configuration with a transformer's rates, or with those of the checkpoint that the run resumes from,
-    and a note on them."""
-    run, does = named(config, _called(config)).run, "starts with"
-    folders = reversed(complete(run.checkpoints)) if run.resume in flags.NO_CHECKPOINT else [Path(run.resume)]
-    for folder in folders if run.resume != "never" else ():
-        try:
-            then = json.loads(read_manifest(folder / MANIFEST))["configuration"]
-            rates, does = {name: then[name] for name in rates}, f"resumes from {folder} with"
-            break
-        except (OSError, ValueError, LookupError, TypeError):
-            continue  # damaged: reported where it is opened, and the one before is resumed
-    words = " ".join(f"{flags.flag(name)} {value}" for name, value in rates.items())
-    return flags.replaced(config, rates), f"--network {config.model.network}, a transformer, {does} {words}"
-
-
 @flags.told_as_usage
 def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     """Parses the command line: configuration, and notes for the user on settings of a --config file without effect."""
@@ -434,8 +414,8 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
             raise UsageError(f"{from_config}: {error}") from error
         raise
     if rates:
-        config, note = _started(config, rates)
-        notes.append(note)
+        words = " ".join(f"{flags.flag(name)} {value}" for name, value in rates.items())
+        notes.append(f"--network {config.model.network}, a transformer, starts with {words}")
     given = known.keys() & set(presets.OF_THE_DATA)
     data, more_notes = presets.give_way(config.data, given | from_file.keys())
     if "num_images" in known and not data.synthetic:

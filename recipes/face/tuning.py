@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from partial_fc.flags import check_numbers, flag, is_given
-from partial_fc.flags.facts import Before, In, MayChange, Refused
+from partial_fc.flags.facts import In, MayChange, Refused
 
 if TYPE_CHECKING:
     from partial_fc.train.backbone import TorchBackbone
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 class TuningFlags:
     """Fine-tuning (docs/encoders.md)."""
 
-    ema: Annotated[float, In("[0, 1)"), Before(0.0)] = 0.0
+    ema: Annotated[float, In("[0, 1)")] = 0.0
     """Keep an exponential moving average of the backbone's weights and running statistics with this decay, 0.999 or
     0.9999, say; 0: none."""
     deliver: Annotated[Literal["ema", "raw"], MayChange] = "ema"
     """With --ema: what is evaluated and delivered as model.safetensors; the other lies beside it, in
     model-raw.safetensors or model-ema.safetensors."""
-    lora: Annotated[int, Before(0), Refused("other parameters are trained")] = 0
+    lora: Annotated[int, Refused("other parameters are trained")] = 0
     """Train adapters of this rank, by peft, and the last layer instead of the backbone, which is frozen; 0: none. What
     is delivered is the plain network, adapters merged."""
-    teacher: Annotated[Path | None, Before(None)] = None
+    teacher: Path | None = None
     """Also pull embeddings towards those of this trained model: a run's folder, a checkpoint's, or a file of
     weights (docs/python-api.md)."""
     teacher_weight: Annotated[float, In("(0, inf)")] = 1.0

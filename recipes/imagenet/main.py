@@ -108,7 +108,7 @@ def train_here(run: Run) -> int:
     source = _open(run, data.train_data)
     order = _order(run, source)
     run.lengths(order)
-    if run.data_is_new and data.train_data != "null":
+    if data.train_data != "null":
         for finding in check_data(source, data.num_labels, data.check_data, world, seed=config.run.seed,
                                   max_bad_records=data.max_bad_records, num_threads=data.num_workers):  # fmt: skip
             run.logger.info(finding)

@@ -73,7 +73,7 @@ def read_states(model: nn.Module, path: Path) -> TrainerStates:
     masters: dict[str, Tensor] = {}
     for place, state in states.items():
         if not 0 <= place < len(order) or order[place] not in parameters:
-            raise ValueError(f"{path}: momentum at place {place}, where this network has none: is it the same network?")
+            raise ValueError(f"{path}: momentum at place {place}, where this network has none: it is another one's")
         name = order[place]
         for array, values in zip(state, (momentum, masters), strict=False):
             values[name] = array.tensor(f"{path}, place {place}")

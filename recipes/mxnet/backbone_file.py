@@ -1,4 +1,4 @@
-"""Conversion of backbones between MXNet's .params and our iresnet with equal embeddings.
+"""Conversion of backbones from MXNet's .params to our iresnet with equal embeddings.
 
 Names map one to one (mxnet_symbol.py). Three differences are folded into the arrays:
 
@@ -26,7 +26,7 @@ _FACE_STD = 127.5  # of FACE
 
 
 def network_of(arrays: Mapping[str, Tensor], path: Path, image_size: int | None = None) -> Network:
-    """Calls networks.network_of; also refuses, with the reason, networks that differ between both sides."""
+    """Calls networks.network_of; also refuses, with the reason, networks that differ between MXNet and here."""
     for name in arrays:
         if "_se_" in name:
             raise ValueError(f"{path} has squeeze-and-excitation units ({name}); the networks here have none")
@@ -59,38 +59,6 @@ def from_mxnet(arrays: Mapping[str, Tensor], network: Network, graph: Graph, pat
         f"input scale: conv0_weight times {scale:.6g}, for / {_FACE_STD} here and * {graph.input_scale:g} in the graph",
         f"batch norm's epsilon: moving_var of {num_eps} layers plus what theirs is above 1e-05",
     ]
-
-
-def to_mxnet(state: Mapping[str, Tensor], network: Network, path: Path) -> tuple[dict[str, Tensor], list[str]]:
-    """Returns (arrays under MXNet's names for the graph of InsightFace's recipe, descriptions of the changes). Raises
-    ValueError if the state dict, of `path`, does not match, or has a gamma other than 1 where that graph fixes it."""
-    graph, model = Graph(), network.build("meta")
-    check_fits(state, model.state_dict(), path, network.name)
-    names = mxnet_names(model)
-    arrays = {names[name]: t.float() for name, t in state.items() if name in names}
-    num_negative = 0
-    for layer, module in _batch_norms(model):
-        norm = graph.batch_norm(layer_name(layer))
-        gamma, variance = f"{layer}.weight", f"aux:{layer_name(layer)}_moving_var"
-        if norm.fix_gamma and not _is_one(state[gamma]):
-            raise ValueError(
-                f"{path}: {gamma} is {_range(state[gamma])}; expected 1, since MXNet's graph has fix_gamma there and "
-                "multiplies by 1"
-            )
-        arrays[variance] = _plus(arrays[variance], module.eps - norm.eps)
-        num_negative += int((arrays[variance] < 0).sum())
-    scale = 1 / (graph.input_scale * _FACE_STD)
-    arrays["arg:conv0_weight"] = _times(arrays["arg:conv0_weight"], scale)
-    notes = [
-        "fixed gammas: they are 1 already",
-        f"input scale: conv0_weight times {scale:.6g}, for * {graph.input_scale:g} in the graph and / {_FACE_STD} here",
-        "batch norm's epsilon: moving_var minus 1e-05, for 2e-05 in the graph and 1e-05 here",
-    ]
-    if num_negative:
-        notes.append(
-            f"{num_negative} moving_var were below 1e-05 and are negative now; MXNet adds 2e-05, so it is right"
-        )
-    return arrays, notes
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""`partial-fc convert`: converts backbones between MXNet's files and ours, and compares the embeddings."""
+"""`partial-fc convert`: converts backbones of MXNet and of other programs to ours, and compares the embeddings."""
 
 import re
 import tempfile
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from partial_fc.checkpoint.files import save_tensors
-from partial_fc.file_kind import it_is
+from partial_fc.file_kind import it_is, kind_of_file
 from partial_fc.files import check_new
 from partial_fc.flags.facts import PIXELS, In
 
@@ -23,22 +23,24 @@ if TYPE_CHECKING:
 
 _PARAMS = re.compile(r"(.+)-\d{4}\.params")
 _TORCH = (".pt", ".pth", ".ckpt")
-_KINDS = "PREFIX-0000.params (MXNet), .safetensors (this trainer), .pt, .pth or .ckpt (arcface_torch, AdaFace, ...)"
+_OURS = (".safetensors", *_TORCH)
+_KINDS = ".safetensors (this trainer), .pt, .pth or .ckpt (arcface_torch, AdaFace, ...)"
+_READ = ("a file of torch.save", "a pickle", "a safetensors file", "an ONNX model")  # under any name
 _NUM_IMAGES = 4
 _SMALLEST_COSINE = 1 - 1e-8  # without fixed gammas it is .995, without scale .999998, without epsilon .9999999
 
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """Moves a backbone (r18 to r200, tiny, mini) between MXNet's .params, this trainer's model.safetensors and
-    arcface_torch's model.pt; the names of the files say from where to where. Embeddings stay the same: random images
-    are embedded before and after, and nothing is written if they differ."""
+    """Makes this trainer's model.safetensors or arcface_torch's model.pt of a backbone (r18 to r200, tiny, mini) in
+    MXNet's .params, or in the other of both. Embeddings stay the same: random images are embedded before and after, and
+    nothing is written if they differ."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """PREFIX-0000.params, X.safetensors (also a checkpoint's backbone.safetensors), X.pt, X.pth or X.ckpt (also
     checkpoint_gpu_R.pt and other programs' files), or X.onnx (InsightFace's)."""
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUTPUT")]
-    """The same. Beside PREFIX-0000.params PREFIX-symbol.json is written."""
+    """X.safetensors, X.pt, X.pth or X.ckpt."""
     symbol: Path | None = None
     """The symbol of a SOURCE of MXNet, which has the input's scale, epsilons and fixed gammas; none:
     PREFIX-symbol.json beside it, else that of InsightFace's recipe."""
@@ -60,63 +62,46 @@ class _Model:
 
 def convert(options: ConvertOptions) -> None:
     """Converts the files. Raises ValueError for another network, a damaged file, or an existing output."""
-    from partial_fc.foreign import ndarray_file
-    from partial_fc.models.iresnet import IResNet
-
-    from . import backbone_file as mxnet_backbone
-    from . import symbol_file as mxnet_symbol
-
     source, output = options.source, options.output
-    kinds = ["torch" if source.suffix == ".onnx" else _kind(source), _kind(output)]
-    if kinds == ["mxnet", "mxnet"]:
-        raise ValueError(f"{source} and {output} are both files of MXNet: there is nothing to convert")
-    if options.symbol and kinds[0] != "mxnet":
+    if source.suffix not in (".onnx", *_OURS) and (source.suffix == ".params" or kind_of_file(source) not in _READ):
+        _check_is_params(source)
+    if output.suffix not in _OURS:
+        raise ValueError(f"{output}: unknown file type; expected {_KINDS}")
+    if options.symbol and source.suffix != ".params":
         raise ValueError(f"--symbol goes with a .params file; SOURCE is {source}")
-    paths = [output, *([_symbol_path(output)] if kinds[1] == "mxnet" else [])]
-    check_new(*paths)
+    check_new(output)
     before = _read(source, options.symbol or _symbol_of(source), options.image_size)
     network = before.network
     print(f"{source}: {network.name}, embedding {network.embedding_size}, images {network.image_size}")
     output.parent.mkdir(parents=True, exist_ok=True)
     # Renamed only after the comparison.
     with tempfile.TemporaryDirectory(prefix=".convert-", dir=output.parent) as folder:
-        written = [Path(folder) / path.name for path in paths]
-        notes = before.notes
-        if kinds[1] == "mxnet":
-            arrays, notes = mxnet_backbone.to_mxnet(before.state, network, source)
-            ndarray_file.write(written[0], arrays)
-            model = network.build("meta")
-            assert isinstance(model, IResNet)
-            written[1].write_text(mxnet_symbol.symbol_json(model), encoding="utf-8")
-        else:
-            _write_torch(before, written[0], source)
-        for note in notes:
+        written = Path(folder, output.name)
+        _write(before, written, source)
+        for note in before.notes:
             print(f"  {note}")
-        _compare(before, _read(written[0], _symbol_of(written[0]), network.image_size), output)
-        for path, name in zip(written, paths, strict=True):
-            path.replace(name)
-    print(f"written: {', '.join(map(str, paths))}")
+        _compare(before, _read(written, None, network.image_size), output)
+        written.replace(output)
+    print(f"written: {output}")
 
 
-def _kind(path: Path) -> str:
+def _check_is_params(path: Path) -> None:
+    """Raises ValueError for the name of a file that is none of PREFIX-NNNN.params."""
     if path.suffix == ".params":
         if not _PARAMS.fullmatch(path.name):
             raise ValueError(f"{path}: expected PREFIX-0000.params, the name that MXNet's load_checkpoint looks for")
-        return "mxnet"
-    if path.suffix == ".safetensors" or path.suffix in _TORCH:
-        return "torch"
-    raise ValueError(f"{path}: unknown file type; expected {_KINDS}{it_is(path)}")
-
-
-def _symbol_path(params: Path) -> Path:
-    match = _PARAMS.fullmatch(params.name)
-    assert match is not None
-    return params.with_name(f"{match[1]}-symbol.json")
+        return
+    is_mxnet = kind_of_file(path) == "a .params file of MXNet"
+    what = "; rename it PREFIX-0000.params" if is_mxnet else "; it is a folder" if path.is_dir() else ""
+    raise ValueError(
+        f"{path}: its name tells no kind of file; expected PREFIX-0000.params (MXNet), {_KINDS}{it_is(path)}{what}"
+    )
 
 
 def _symbol_of(path: Path) -> Path | None:
     """Returns the symbol beside a .params file, if there is one."""
-    symbol = _symbol_path(path) if path.suffix == ".params" else None
+    match = _PARAMS.fullmatch(path.name)
+    symbol = path.with_name(f"{match[1]}-symbol.json") if match else None
     return symbol if symbol and symbol.exists() else None
 
 
@@ -169,7 +154,7 @@ def _mxnet_itself(symbol: Path | None, params: Path) -> "dict[str, Callable[[Ten
 # ---- writing, and comparing
 
 
-def _write_torch(found: _Model, path: Path, source: Path) -> None:
+def _write(found: _Model, path: Path, source: Path) -> None:
     import torch
 
     from partial_fc.models.inputs import FACE
@@ -205,8 +190,8 @@ def _compare(before: _Model, after: _Model, output: Path) -> None:
             smallest = cosine_similarity(feat_BD, again_BD, eps=0.0).min().item()
             print(f"  {_NUM_IMAGES} random images, {one} and then {other}: smallest cosine {smallest:.8f}")
             if not smallest >= _SMALLEST_COSINE:
+                graph = "; that symbol has another graph than the arrays' names tell" if "MXNet with" in one else ""
                 raise ValueError(
-                    f"the embeddings differ: smallest cosine {smallest:.8f} between {one} before and {other} after; "
-                    f"{output} is not written. Is the symbol that of these arrays (--symbol), and the image size "
-                    f"{size} right?"
+                    f"the embeddings differ: smallest cosine {smallest:.8f} between {one} before and {other} after, of "
+                    f"images of {size} pixels{graph}; {output} is not written"
                 )

@@ -162,7 +162,7 @@ def compute_in_mxnet(net: IResNet) -> MxnetIResNet:
     """Converts the network in place. Raises ValueError for one with dropout, which upstream's graph lacks."""
     if net.dropout.p:
         raise ValueError(f"dropout {net.dropout.p:g} in a network for MXNet; expected 0")
-    symbol = mx.sym.load_json(symbol_json(net, as_torch=True))
+    symbol = mx.sym.load_json(symbol_json(net))
     names = {name: theirs.partition(":")[2] for name, theirs in mxnet_names(net).items()}
     graph = Graph(symbol, net, names, variances_of_torch=True)
     net.__class__ = MxnetIResNet

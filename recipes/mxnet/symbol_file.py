@@ -1,5 +1,5 @@
-"""Our iresnet in InsightFace's MXNet recipe (fresnet with unit 3, output 'FC'): names of layers and arrays, and a
-reader and writer of the graph in symbol.json, without MXNet.
+"""Our iresnet in InsightFace's MXNet recipe (fresnet with unit 3, output 'FC'): names of layers and arrays, a reader of
+the graph in symbol.json, without MXNet, and our graph for MXNet's engine.
 
 A symbol is a list of nodes; an input is [node, output of it, version]. Nodes without an operator are arrays. (Source:
 recognition/arcface_mxnet/symbol/: fresnet.py, resnet.py, symbol_utils.py.)
@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from partial_fc.files import read_text
 from partial_fc.models.iresnet import IResNet
+from partial_fc.printable import some
 
 EMBEDDING = "fc1"  # the output layer
 # Layers and arrays with different names: of the network, of a block, of a batch norm or PReLU.
@@ -48,7 +49,10 @@ class Graph:
         if self.batch_norms is None:
             return BatchNorm(_EPS, fix_gamma=layer == EMBEDDING)
         if layer not in self.batch_norms:
-            raise ValueError(f"the symbol has no BatchNorm called {layer!r}: is it the symbol of these arrays?")
+            raise ValueError(
+                f"the symbol has no BatchNorm called {layer!r}, which the arrays have: it is another network's, with "
+                f"{some(list(self.batch_norms)) or 'no BatchNorm'}"
+            )
         return self.batch_norms[layer]
 
 
@@ -131,15 +135,12 @@ def _input(nodes: Sequence[dict[str, Any]], number: int) -> tuple[float, float]:
     raise ValueError(f"{operation} {node['name']!r} lies before conv0; expected (pixel - {_MEAN}) * SCALE alone")
 
 
-# ---- writing
+# ---- our graph
 
 
-def symbol_json(model: IResNet, as_torch: bool = False) -> str:
-    """Returns a network's symbol as mxnet.sym.Symbol.tojson does: arrays under MXNet's names, pixels 0 to 255 (RGB) as
-    "data", the embedding as "fc1_output".
-
-    as_torch: describe the torch network's computation: with its input, and batch norms with its epsilon and all gammas.
-    """
+def symbol_json(model: IResNet) -> str:
+    """Returns the symbol of a network as it computes here, as mxnet.sym.Symbol.tojson does: arrays under MXNet's names,
+    the input as "data", the embedding as "fc1_output"."""
     nodes: list[dict[str, Any]] = []
 
     def add(operator: str, name: str, *inputs: int, **attrs: object) -> int:
@@ -153,14 +154,11 @@ def symbol_json(model: IResNet, as_torch: bool = False) -> str:
         """Appends layers in sequence, each with its arrays."""
         for name in names:
             module, theirs = model.get_submodule(name), layer_name(name)
-            operator, attrs = _operator(module, None if as_torch else Graph().batch_norm(theirs))
+            operator, attrs = _operator(module)
             x = add(operator, theirs, x, *[add("null", f"{theirs}_{array}") for _, array in _arrays(module)], **attrs)
         return x
 
     x = add("null", "data")
-    if not as_torch:
-        x = add("_minus_scalar", "_minusscalar0", x, scalar=_MEAN)
-        x = add("_mul_scalar", "_mulscalar0", x, scalar=_SCALE)
     x = add_layers(x, "conv1", "bn1", "prelu")
     blocks = [f"{stage}.{number}" for stage in model.stages for number in range(len(getattr(model, stage)))]
     for number, block in enumerate(blocks):
@@ -179,8 +177,8 @@ def symbol_json(model: IResNet, as_torch: bool = False) -> str:
     return json.dumps(symbol, indent=2) + "\n"
 
 
-def _operator(module: nn.Module, norm: BatchNorm | None) -> tuple[str, dict[str, object]]:
-    """Returns (MXNet's operator for a layer, its attributes). norm: a batch norm's settings; None: torch's."""
+def _operator(module: nn.Module) -> tuple[str, dict[str, object]]:
+    """Returns (MXNet's operator for a layer, its attributes)."""
     match module:
         case nn.Conv2d():
             sizes = {"kernel": module.kernel_size, "stride": module.stride, "pad": module.padding}
@@ -188,8 +186,7 @@ def _operator(module: nn.Module, norm: BatchNorm | None) -> tuple[str, dict[str,
         case nn.Linear():
             return "FullyConnected", {"no_bias": False, "num_hidden": module.out_features}
         case _BatchNorm():
-            norm = norm or BatchNorm(module.eps, fix_gamma=False)
-            return "BatchNorm", {"eps": norm.eps, "momentum": 0.9, "fix_gamma": norm.fix_gamma}
+            return "BatchNorm", {"eps": module.eps, "momentum": 0.9, "fix_gamma": False}
         case nn.PReLU():
             return "LeakyReLU", {"act_type": "prelu"}
     assert isinstance(module, nn.ReLU)

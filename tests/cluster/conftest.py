@@ -31,16 +31,12 @@ _LOCAL = "--start-timeout 300 -np 2 -H localhost:2"
 # --disable-cache: or it writes into the user's home that these addresses answer.
 _NETWORK = "--network-interfaces eth0 --disable-cache"
 _REMOTE = f"--start-timeout 300 -np 2 -H {HOSTS} {_NETWORK}"
-_ELASTIC = "--min-np 2 --max-np 2 --host-discovery-script"
 _TORCHRUN = f"torchrun --nnodes=2 --nproc_per_node=1 --master_addr={ADDRESSES[0]} --master_port=8887"
 
 
 def commands(folder: Path, recipe: str) -> dict[tuple[str, int], list[list[str]]]:
     """(launcher, hosts) -> what is typed on the first host, or on each; the job's own words follow. The environment has
     RECIPE and NETWORK_INTERFACE."""
-    for number, found in enumerate((["localhost:2"], HOSTS.split(",")), 1):
-        (folder / f"discover-{number}").write_text("#!/bin/sh\n" + "".join(f"echo {one}\n" for one in found))
-        (folder / f"discover-{number}").chmod(0o755)
     (folder / "hosts").write_text("".join(f"{address} slots=1\n" for address in ADDRESSES))
     train = f"train.py {recipe}"
     own = f"{sys.executable} {train}"
@@ -53,10 +49,6 @@ def commands(folder: Path, recipe: str) -> dict[tuple[str, int], list[list[str]]
         ("torchrun", 2): [f"{_TORCHRUN} --node_rank={host} {train}" for host in (0, 1)],
         ("horovodrun --gloo", 1): [f"horovodrun --gloo {_LOCAL} bash config.sh"],
         ("horovodrun --gloo", 2): [f"horovodrun --gloo {_REMOTE} bash config.sh"],
-        ("horovodrun, elastic", 1): [
-            f"horovodrun -np 2 {_ELASTIC} {folder}/discover-1 --network-interfaces lo bash config.sh"
-        ],
-        ("horovodrun, elastic", 2): [f"horovodrun -np 2 {_ELASTIC} {folder}/discover-2 {_NETWORK} bash config.sh"],
         ("run.sh", 1): ["bash run.sh"],
         ("run.sh", 2): [f"bash run.sh {folder}/hosts"],
     }

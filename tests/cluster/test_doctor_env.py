@@ -1,4 +1,4 @@
-"""`partial-fc doctor env` over two hosts: ssh, versions, names, network; and a host that is not there."""
+"""`partial-fc doctor env` over two hosts: ssh, versions, names; and a host that is not there."""
 
 import json
 
@@ -16,13 +16,6 @@ def test_two_hosts_are_looked_at_from_the_first(hosts, env, tmp_path):
     faults = [(line["host"], line["subject"]) for line in written["lines"] if line["status"] == "fault"]
     assert faults == [("10.77.0.9", "ssh")]
     assert set(written["hosts"]) == set(ADDRESSES)
-    for address, other in (ADDRESSES, ADDRESSES[::-1]):
-        facts = written["hosts"][address]
-        assert facts["own_address"] == address
-        assert facts["routes"][other] == {"address": other, "source": address, "interface": "eth0"}
-    (link,) = (link for link in written["links"] if link)
-    assert link["up"] > 0
-    assert link["down"] > 0
-    assert abs(link["clock_s"]) < 5  # one machine's clock
+    assert all(facts["own_address"] == address for address, facts in written["hosts"].items())
     same = {line["subject"] for line in written["lines"] if line["host"] == "all" and line["status"] == "ok"}
     assert same == {"checkout", "packages"}

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 from partial_fc import models
 from partial_fc.checkpoint.class_names import read_names
+from partial_fc.comm.launch import hosts
 from partial_fc.data.decode import cv2, decode
 from partial_fc.data.idx import read_set, write_idx
 from partial_fc.data.image_folder import ImageFolder
@@ -36,7 +37,6 @@ from partial_fc.foreign.state_dicts import check_fits, load_weights
 from partial_fc.models.iresnet import IResNet
 from partial_fc.verbs.checkpoint.imprint import from_file
 from partial_fc.verbs.data.pair_list import read_pair_list
-from partial_fc.verbs.doctor import hosts
 from partial_fc.verbs.model.embed import unit_rows
 from partial_fc.verbs.model.ijb import Ijb
 from recipes.face import arcface_torch as arcface_torch_config
@@ -49,6 +49,7 @@ from recipes.mnist import apex
 from recipes.mxnet import symbol_file as mxnet_symbol
 from recipes.mxnet.launch import job
 from tests.recipes.kinetics import videos
+from tests.recipes.mxnet.mxnet_network import recipe_symbol
 
 Files = Mapping[str, bytes]
 Change = Callable[[bytes], bytes]
@@ -263,7 +264,7 @@ def ndarray_files() -> list[Files]:
 
 def symbol_files() -> list[Files]:
     small = IResNet((1,), 4, 16, widths=(4,), strides=(1, 2))
-    return [{"model-symbol.json": mxnet_symbol.symbol_json(small).encode()}]
+    return [{"model-symbol.json": recipe_symbol(small).encode()}]
 
 
 def states_files() -> list[Files]:

@@ -1,11 +1,8 @@
 """What a command line is refused for, and how it is told: every number of every recipe and verb, near names, help."""
 
-import ast
 import dataclasses
-import errno
 import itertools
 import math
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -296,28 +293,3 @@ def test_help_shows_what_matters_and_help_all_the_rest(recipe, capsys):
     assert len(short.splitlines()) < 120
     assert "--help-all shows all" in short
     assert not re.search(r"\{None\}|<class|Error|recipes\.|partial_fc\.", short + whole)
-
-
-# ---- the index of messages
-
-
-def messages() -> list[str]:
-    """The texts in the sources, "{}" for what is put in."""
-    found = []
-    for path in [*(ROOT / "partial_fc").rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(node.value)
-            elif isinstance(node, ast.JoinedStr):
-                found.append("".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values))
-    return [*found, os.strerror(errno.ENOSPC)]
-
-
-def test_the_index_of_messages_quotes_what_is_printed():
-    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    quoted = re.findall(r"(?m)^\| `(.+?)` \|", page)
-    assert len(quoted) >= 40
-    corpus = "\n".join(messages())
-    for fragment in quoted:
-        pieces = [re.escape(piece.strip()) for piece in fragment.split("...") if piece.strip(" ;:.")]
-        assert re.search(r"[^\n]*?".join(pieces), corpus), fragment

@@ -126,7 +126,7 @@ def test_the_image_runs_as_a_user_checks_host_keys_and_names_its_base_by_digest(
 
 
 def test_what_the_image_copies_before_the_set_up_is_enough_for_it(tmp_path):
-    """Horovod imports MXNet and signs requests, the kernel is compiled; the other sources come later."""
+    """Horovod imports MXNet, the kernel is compiled; the other sources come later."""
     lines = (ROOT / "Dockerfile").read_text().partition("RUN ")[0].splitlines()
     copied = [word for line in lines if re.match("COPY (partial_fc|recipes)/", line) for word in line.split()[1:-1]]
     for name in copied:
@@ -135,7 +135,7 @@ def test_what_the_image_copies_before_the_set_up_is_enough_for_it(tmp_path):
         (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
     # MXNet itself, and torch, would be seconds.
     imported = "import sys, logging; sys.modules['mxnet'] = m = logging; m.recordio = m; m.pack = m.pack_img = m.info; "
-    imported += "import recipes.mxnet.library, partial_fc.rooms, partial_fc.signature\n"
+    imported += "import recipes.mxnet.library, partial_fc.rooms\n"
     imported += "import partial_fc.head.kernels.native.build as b; print(b.__file__)"
     environ = os.environ | {"PYTHONPATH": str(tmp_path), "DMLC_ROLE": "server"}
     found = subprocess.run([sys.executable, "-P", "-c", imported], env=environ, capture_output=True, text=True)

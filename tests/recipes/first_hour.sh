@@ -70,7 +70,7 @@ while read -r block line <&4; do
 done 4<<<"$blocks"
 
 run=runs/face-faces-tiny
-for file in faces/train.rec $run/model.safetensors $run/loss.png $run/training.log $run/evaluation/evaluation.json \
+for file in faces/train.rec $run/model.safetensors $run/loss.csv $run/training.log $run/evaluation/evaluation.json \
     $run/evaluation/roc.png $run/search/neighbours.png $run/report.html photos.npz faces.onnx; do
     [ -s $file ] || die "README.md promises $file, which is not there"
 done

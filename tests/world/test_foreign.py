@@ -127,6 +127,57 @@ def test_a_bottleneck_of_adafaces_ir152_is_named(tmp_path):
         partial_fc.load(tmp_path / "ir152.ckpt")
 
 
+@table(
+    [
+        Row(
+            "another embedding size", "insightface 2675", lambda: models.build("tiny", 2 * D, SIZE), "number of outputs"
+        ),
+        Row("another image size", "arcface_torch at 224", lambda: models.build("tiny", D, 2 * SIZE), "image size"),
+        Row(
+            "another network", "a wrong --network", lambda: models.build("mini", D, SIZE), r"another network, .* \d+ of"
+        ),
+        Row("other names", "torchvision", lambda: nn.Sequential(nn.Linear(2, 2)), "It is another network$"),
+        Row("classes", "a head for others", lambda: nn.Linear(3, 4), "another network$"),
+    ]
+)
+def test_why_weights_do_not_fit(row):
+    weights = row.given().state_dict()
+    with pytest.raises(ValueError, match=rf"a\.pt does not fit .*{row.right}"):
+        load_state(tiny(), weights, pathlib.Path("a.pt"))
+
+
+def test_weights_of_integers_are_named():
+    weights = {name: t.int() for name, t in tiny().state_dict().items()}
+    with pytest.raises(ValueError, match=r"integers.*float32"):
+        load_state(tiny(), weights, pathlib.Path("a.pt"))
+
+
+@table(
+    [
+        Row("Hugging Face's pytorch_model.bin", "transformers", "pytorch_model.bin", None),
+        Row("a .pth.tar", "torchvision's example", "best.pth.tar", None),
+        Row("a name without an ending", "mlflow", "weights", None),
+        Row("a picture", "the arguments in another order", "a.png", "it is a PNG picture"),
+        Row("a run's folder", "its path in place of its model's", "run", "it is a folder"),
+        Row("MXNet's under another name", "gluon's save_parameters", "net.bin", r"rename it PREFIX-0000\.params"),
+    ]
+)
+def test_what_convert_reads(tmp_path, row):
+    path = tmp_path / row.given
+    if row.right is None:
+        torch.save(tiny().state_dict(), path)
+    elif path.suffix == "":
+        path.mkdir()
+    else:
+        path.write_bytes({".png": b"\x89PNG\r\n\x1a\n", ".bin": b"\x12\x01" + bytes(30)}[path.suffix])
+    if row.right:
+        with pytest.raises(ValueError, match=row.right):
+            convert(ConvertOptions(path, tmp_path / "model.safetensors"))
+        return
+    convert(ConvertOptions(path, tmp_path / "model.safetensors", image_size=SIZE))
+    assert partial_fc.load(tmp_path / "model.safetensors").name == "tiny"
+
+
 # ---- files of torch.save with other objects
 
 

@@ -4,6 +4,7 @@ Each row has the variables that its program sets, as its source or manual names 
 """
 
 import json
+import re
 import socket
 import subprocess
 from pathlib import Path
@@ -506,15 +507,24 @@ def test_a_dead_torchrun_is_named_at_once(monkeypatch):
         meet_ranks.meet(detect(), 60)
 
 
-def test_a_shell_of_srun_is_named(monkeypatch):
-    """srun -n 4 --pty bash: the other tasks have ended."""
+@table(
+    [
+        Row("srun -n 4 --pty bash", "srun(1): the other tasks end", {"SLURM_PTY_PORT": "34889"}, r"srun --pty"),
+        Row("tasks that ended", "an import that fails", {}, r"why they ended"),
+    ]
+)
+def test_what_srun_has_left_is_named_with_the_first_line_of_waiting(row, monkeypatch, capsys):
     port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    for name, value in (srun(0, "4", 0, 0, 4) | port).items():
+    for name, value in (srun(0, "4", 0, 0, 4) | port | row.given).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(meet_ranks, "_LINGER_S", 0)
-    with pytest.raises(StartError, match=r"srun --pty.*unset SLURM_STEP_ID") as error:
+    monkeypatch.setattr(meet_ranks, "_SOON_S" if row.given else "_NOTICE_S", 0.1)
+    said = rf"{row.right}.*unset SLURM_STEP_ID"
+    with pytest.raises(StartError, match=said) as error:
         meet_ranks.meet(detect(), 0.3)
     assert "--nr" not in str(error.value)
+    waits = capsys.readouterr().err
+    assert re.search(rf"waits at 127\.0\.0\.1:\d+ for rank 1, rank 2, rank 3\. .*{said}", waits)
 
 
 def test_a_master_of_several_hosts_that_is_called_localhost_listens_for_them():

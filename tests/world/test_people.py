@@ -33,7 +33,7 @@ from partial_fc.flags.command_line import parse
 from partial_fc.printable import Lines
 from partial_fc.train.record import progress as progress_module
 from partial_fc.train.record.log import LogFile, StepLine
-from partial_fc.train.run import run_in_worlds
+from partial_fc.train.run import run_recipe
 from partial_fc.verbs import train
 from partial_fc.verbs.model import evaluate as evaluate_module
 from partial_fc.verbs.model.embed import EmbedOptions, embed
@@ -375,7 +375,7 @@ def test_a_folder_that_nobody_typed_is_not_other_than_by_default(home, tmp_path,
     monkeypatch.chdir(tmp_path)
     for typed in ([], ["--models-root", "runs/mine"]):
         config, _ = face.parse(["--rec", str(home / "photos"), "--network", "tiny", *typed])
-        run_in_worlds("face", config, (), lambda run: 0, called=(home / "photos", "tiny"))
+        run_recipe("face", config, (), lambda run: 0, called=(home / "photos", "tiny"))
         root = tmp_path / (typed[1] if typed else "runs/face-photos-tiny")
         written = json.loads((root / "configuration.json").read_text())
         assert written["configuration"]["models_root"] == str(root.relative_to(tmp_path))

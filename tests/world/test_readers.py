@@ -15,15 +15,14 @@ import pytest
 import torch
 
 from partial_fc.data import Loader, open_source
-from partial_fc.data.check.identities import check_identities
 from partial_fc.data.check.images import check_images, scan_images
-from partial_fc.data.check.recordio import Records
+from partial_fc.data.check.labels import check_labels
 from partial_fc.data.decode import decode
-from partial_fc.data.idx import read_idx
+from partial_fc.data.idx import read_idx, read_set
 from partial_fc.data.npy import read_npy
 from partial_fc.data.pairs import read_pairs
 from partial_fc.data.recordio import write_index
-from partial_fc.data.sample import SourceGone
+from partial_fc.data.sample import BadRecord, SourceGone
 from partial_fc.data.sets import ranges
 from partial_fc.data.sets.parquet import open_parquet
 from partial_fc.data.sets.tar_shards import write_tar_index
@@ -69,9 +68,6 @@ def test_record_0(row: Row, tmp_path):
     source = open_source(write_rec(tmp_path, row.given))
     first = source.read(0)
     assert (len(source), source.num_classes, first.key) == row.right
-    records = Records(tmp_path / "train.rec")  # what `doctor data` sees
-    assert (len(records), int(records.key_N[0])) == (row.right[0], row.right[2])
-    assert [finding.key for finding in check_identities(records)[0] if finding.severity == "error"] == []
 
 
 # ---- lists of images
@@ -557,6 +553,184 @@ def test_what_a_file_is_instead(row: Row, tmp_path):
         pytest.importorskip("pyarrow")
     with pytest.raises(ValueError, match=row.right):
         readers[path.suffix](path)
+
+
+# ---- videos
+
+
+@table(
+    [
+        Row("a picture", "the arguments in another order", image(0, 0), "is a JPEG picture; expected a list of videos"),
+        Row("UTF-16", "PowerShell", "a.mp4 30 1\n".encode("utf-16"), "UTF-16"),
+        Row("commas", "Kinetics' annotations, PySlowFast", b"a.mp4,30,1\n", "Commas"),
+        Row("two columns", "mmaction2", b"a.mp4 1\n", "data kinetics"),
+        Row("a blank in the path", "phones", b"my clip.mp4 30 1\n", "has a blank"),
+        Row("a label below 0", "sets without labels", b"a.mp4 30 -1\n", "whole numbers"),
+    ]
+)
+def test_what_is_no_list_of_videos_is_named(row: Row, tmp_path):
+    (tmp_path / "train.txt").write_bytes(row.given)
+    with pytest.raises(ValueError, match=row.right):
+        clips(tmp_path, tmp_path)
+
+
+def clips(folder: Path, data_dir: Path, videos: bool = True):
+    pytest.importorskip("av")
+    from recipes.kinetics.video import ClipList
+
+    return ClipList(folder / "train.txt", data_dir, 2, videos=videos)
+
+
+def test_a_list_of_videos_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "train.txt").write_bytes(b"\xef\xbb\xbfa.mp4 30 1\r\n")
+    assert clips(tmp_path, tmp_path).names == ["a.mp4"]
+
+
+@table(
+    [
+        Row("no such folder", "another host", ("v/a", "none", True), "no folder of this host"),
+        Row("frames", "mmaction2's rawframes", ("frames/a", "v", True), "leave out --video-loader"),
+        Row("videos", "GluonCV", ("clips/a.mp4", "v", False), "give --video-loader"),
+        Row("videos without an ending", "GluonCV", ("clips/a", "v", False), "give --video-loader"),
+        Row("the folder twice", "lists made elsewhere", ("v/clips/a", "v", True), r"begin with v.* --data-dir \S+"),
+        Row("another ending", "yt-dlp", ("other/b", "v", True), r"b\.webm is there"),
+        Row("nothing of that name", "a half copy", ("c", "v", True), "below --data-dir"),
+    ]
+)
+def test_why_videos_are_missing(row: Row, tmp_path):
+    for name in ("v/frames/a/img_00001.jpg", "v/clips/a.mp4", "v/other/b.webm"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    name, data_dir, videos = row.given
+    (tmp_path / "train.txt").write_text(f"{name} 30 1\n")
+    with pytest.raises(ValueError, match=row.right):
+        clips(tmp_path, tmp_path / data_dir, videos).check_present(3)
+
+
+def box(kind: bytes, content: bytes) -> bytes:
+    return (8 + len(content)).to_bytes(4, "big") + kind + content
+
+
+FTYP = box(b"ftyp", b"isom\0\0\2\0isom")
+
+
+@table(
+    [
+        Row("a page of a server", "videos that are gone", b"<!DOCTYPE html>" + b" " * 600, "an HTML page"),
+        Row("an error in words", "yt-dlp", b"ERROR: Video unavailable\n", "it is text"),
+        Row("nothing", "a full disk", b"", "it is empty"),
+        Row("a recording that was not ended", "ffmpeg: moov atom not found", FTYP + box(b"mdat", bytes(900)), "moov"),
+        Row("a photo of a phone", "renamed files",
+            box(b"ftyp", b"heic\0\0\0\0mif1") + box(b"meta", bytes(40)) + box(b"mdat", bytes(900)), "a HEIC or AVIF"),
+        Row("a damaged box", "bad disks", FTYP + b"\0\0\0\3moov" + bytes(600), "damaged: box moov"),
+        Row("the start of a .webm", "a cut download", b"\x1a\x45\xdf\xa3" + bytes(40), "damaged or cut short"),
+    ]
+)  # fmt: skip
+def test_what_is_no_video_is_named(row: Row, tmp_path):
+    pytest.importorskip("av")
+    from recipes.kinetics.video.frames import VideoFile
+
+    (tmp_path / "a.mp4").write_bytes(row.given)
+    with pytest.raises(BadRecord, match=row.right):
+        list(VideoFile(tmp_path / "a.mp4").read(lambda n: [0]))
+
+
+@table(
+    [
+        Row("other names", "denseflow, ffmpeg %06d", ["image_00001.jpg"], r"named as 'image_00001\.jpg'"),
+        Row("other endings", "ffmpeg", ["img_00001.png"], r"named as 'img_00001\.png'"),
+        Row("too few", "a list of other frames", ["img_00001.jpg"], r"says 2 frames, the folder has 1"),
+        Row("an empty folder", "a full disk", [], "is empty"),
+        Row("no folder", "a half copy", None, "not there"),
+    ]
+)
+def test_why_frames_are_missing(row: Row, tmp_path):
+    pytest.importorskip("av")
+    from recipes.kinetics.video.frames import FrameFolder
+
+    if row.given is not None:
+        (tmp_path / "a").mkdir()
+    for name in row.given or ():
+        (tmp_path / "a" / name).write_bytes(image(0, 0))
+    with pytest.raises(BadRecord, match=row.right):
+        list(FrameFolder(tmp_path / "a", 2).read(range))
+
+
+# ---- MNIST's files
+
+
+def idx(*shape: int, magic: int = 0) -> bytes:
+    """uint8 of a shape, (N,) or (N, H, W), or with another magic number."""
+    magic = magic or 0x800 + len(shape)
+    return b"".join(n.to_bytes(4, "big") for n in (magic, *shape)) + bytes(int(np.prod(shape)))
+
+
+TRAIN, TEST = (
+    ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+)
+WHOLE = dict(zip((*TRAIN, *TEST), (idx(6, 2, 2), idx(6), idx(4, 2, 2), idx(4)), strict=True))
+
+
+@table(
+    [
+        Row("swapped", "mv", {TRAIN[0]: idx(6), TRAIN[1]: idx(6, 2, 2)}, f"labels; {TRAIN[1]} has the images.*swapped"),
+        Row("labels twice", "cp", {TRAIN[0]: idx(6)}, "labels under another name"),
+        Row("images of the test set", "mv", {TRAIN[0]: idx(4, 2, 2)}, f"images are as many as {TEST[1]} has"),
+        Row("labels of the test set", "mv", {TRAIN[1]: idx(4)}, f"labels are as many as {TEST[0]} has"),
+        Row("labels of neither", "another copy", {TRAIN[1]: idx(5)}, "6 images but .* 5 labels; expected as many$"),
+        Row("labels of 32 bits", "QMNIST", {TRAIN[1]: idx(6, 8, magic=0xC02)}, "idx file of int32, 2 dimensions"),
+    ]
+)
+def test_files_of_mnist_that_do_not_fit(row: Row, tmp_path):
+    for name, content in (WHOLE | row.given).items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=row.right):
+        read_set(tmp_path, "train")
+
+
+def test_the_names_of_kaggles_copy(tmp_path):
+    for name, content in WHOLE.items():
+        (tmp_path / name.replace("-idx", ".idx")).write_bytes(content)
+    assert len(read_set(tmp_path, "t10k").label_N) == 4
+
+
+# ---- labels
+
+
+@table(
+    [
+        Row("from 1", "Matlab", ([1, 2, 3], 3), "they count from 1"),
+        Row("of more classes", "--num-classes of another set", ([0, 1, 5], 3), "they need 6 classes"),
+        Row("below 0", "lists with -1 for nobody", ([-1, 0, 2], 3), "leave out what has no class"),
+        Row("a huge label", "hashes as labels", ([0, 1 << 28], (1 << 28) + 1), "label is 268,435,456: it is wrong"),
+        Row("a huge number of classes", "a wrong flag", ([0, 1], 1 << 28), "number of classes is wrong"),
+        Row("all 0", "labels lost", ([0, 0], 1), "every label is 0"),
+    ]
+)  # fmt: skip
+def test_what_labels_tell(row: Row):
+    labels, num_classes = row.given
+    found = check_labels(np.array(labels), num_classes, lambda i: {})
+    assert row.right in found[0].what
+
+
+@table(
+    [
+        Row("the folder above", "ROOT of train and val", ["train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg"], "train"),
+        Row("a folder of one folder", "unzip", ["faces/a/1.jpg", "faces/b/1.jpg"], "faces"),
+        Row("folders of days", "photo archives", ["kim/monday/1.jpg", "lee/monday/1.jpg"], None),
+    ]
+)
+def test_a_path_that_is_one_level_too_high(row: Row, tmp_path):
+    for name in row.given:
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(image(0, 0))
+    with pytest.raises(ValueError, match="too deep") as error:
+        open_source(tmp_path)
+    if row.right:
+        assert str(error.value).endswith(f"one level too high: give {tmp_path / row.right}")
+    else:
+        assert str(error.value).endswith(".tiff")
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".parquet"])

@@ -26,6 +26,7 @@ _LATER_S = 10.0  # the others wait longer, as rank 0 knows which ranks are missi
 _POLL_S = 0.05
 _CHECKS_A_SECOND = 5000  # of all ranks together, as one of them hosts the store
 _NOTICE_S = 10.0  # after which the missing ones are printed
+_SOON_S = 2.0  # the same in a step of `srun --pty`
 ALL_HERE = "all here"
 _OUTCOME, _ADDRESS = "outcome", "address of rank 0"
 
@@ -89,10 +90,11 @@ class _Rank:
             waited_s = time.monotonic() - started
             if text := self._all_here() or (self._missing() if waited_s > patience_s else ""):
                 return self._decide(text)
-            if not is_noted and waited_s > _NOTICE_S:
+            if not is_noted and waited_s > (_SOON_S if self._in_pty() else _NOTICE_S):
                 is_noted = True
                 where, absent = _where(self._launch), ", ".join(self._absent())
-                print(f"{self._launch} waits at {where} for {absent}", file=sys.stderr, flush=True)
+                why = f". {self._remedy()}" if self._launch.launcher == "srun" else ""
+                print(f"{self._launch} waits at {where} for {absent}{why}", file=sys.stderr, flush=True)
             time.sleep(poll_s)
         return outcome
 
@@ -147,10 +149,14 @@ class _Rank:
             f"There are: {printable.some(present, 16)}. {self._remedy()}"
         )
 
+    def _in_pty(self) -> bool:
+        return self._launch.launcher == "srun" and bool(os.environ.get("SLURM_PTY_PORT"))
+
     def _remedy(self) -> str:
         launch = self._launch
         if launch.launcher == "srun":
-            return f"Is this a shell of `srun --pty`, where only task 0 is left?{left_over(launch)}"
+            shell, tasks = "Of a shell of `srun --pty` only task 0 is left.", "Their messages say why they ended."
+            return f"{shell if self._in_pty() else tasks}{left_over(launch)}"
         text = (
             "Was the command started on every node, each with its own --nr (--shard-id), all with the same master "
             "address and port (--run-id), and do their messages say why they ended?"

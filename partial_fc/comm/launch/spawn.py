@@ -15,7 +15,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 from partial_fc import supervisor, terminal
 from partial_fc.comm.auth.handshake import SECRET
+from partial_fc.comm.launch import Launch
 from partial_fc.comm.launch.detect import LISTENING_SOCKET, PARENT
+from partial_fc.comm.launch.restarts import FURTHEST_STEP, Restarts
 from partial_fc.supervisor import Command
 
 _FAILURE_GRACE_S = supervisor.FAILURE_GRACE_S
@@ -38,12 +40,13 @@ def run(
     environ: Mapping[str, str] = os.environ,
     blocked: Collection[signal.Signals] = (),
     within: Callable[[], AbstractContextManager[object]] = nullcontext,
+    restarts: int = 0,
 ) -> int:
     """Runs `command` as the ranks nr * gpus to nr * gpus + gpus - 1 of nodes * gpus, and waits for them.
 
     master_port: None takes a free one of this host, which is then the only node; raises ValueError if master_addr is
     not an IPv4 address of it. listening: node 0's socket that listens at the port already; it is closed. environ: their
-    variables besides those of the rank. blocked, within: see supervisor.
+    variables besides those of the rank. blocked, within: see supervisor. restarts: the most, after failures.
 
     Returns the exit status of supervisor.run. If this process is killed, `stay_with_parent` ends the others.
     """
@@ -52,29 +55,69 @@ def run(
     port = master_port or listening.getsockname()[1]  # type: ignore[union-attr]
     if nodes == 1:
         environ = {**environ, SECRET: secrets.token_hex(32)}
-    commands = []
-    for local in range(gpus):
-        rank = nr * gpus + local
-        variables = {
-            "RANK": rank,
-            "WORLD_SIZE": nodes * gpus,
-            "LOCAL_RANK": local,
-            "LOCAL_WORLD_SIZE": gpus,
-            "MASTER_ADDR": master_addr,
-            "MASTER_PORT": port,
-            PARENT: os.getpid(),
-            "PYTHONUNBUFFERED": 1,  # print lines at once
-            **terminal.told(),
+    ranks = [Launch("torch", nr * gpus + i, nodes * gpus, i, gpus, "", master_addr, port) for i in range(gpus)]
+    return _supervise(command, ranks, listening, environ, blocked, within, restarts)
+
+
+def again(command: Sequence[str], launch: Launch, blocked: Collection[signal.Signals], restarts: int) -> int:
+    """Runs `command` in place of this process, which another launcher has started as one rank, and again after
+    failures."""
+    return _supervise(command, [launch], None, os.environ, blocked, nullcontext, restarts)
+
+
+def _supervise(
+    command: Sequence[str],
+    ranks: Sequence[Launch],
+    listening: socket.socket | None,
+    environ: Mapping[str, str],
+    blocked: Collection[signal.Signals],
+    within: Callable[[], AbstractContextManager[object]],
+    num_restarts: int,
+) -> int:
+    restarts = Restarts(num_restarts) if num_restarts else None
+
+    def commands(listening: socket.socket | None = None) -> list[Command]:
+        return [_command(command, rank, environ, blocked, restarts, None if rank.rank else listening) for rank in ranks]
+
+    def started() -> None:
+        if listening:
+            listening.close()
+
+    def after(status: int, signals: Collection[int]) -> list[Command]:
+        return commands() if restarts and restarts.allows(status, signals) else []
+
+    return supervisor.run(commands(listening), _FAILURE_GRACE_S, started=started, within=within, again=after)
+
+
+def _command(
+    words: Sequence[str],
+    rank: Launch,
+    environ: Mapping[str, str],
+    blocked: Collection[signal.Signals],
+    restarts: Restarts | None,
+    listening: socket.socket | None,
+) -> Command:
+    """Returns the command of one rank. listening: rank 0's socket, at its first start."""
+    variables: dict[str, str | int] = {PARENT: os.getpid(), "PYTHONUNBUFFERED": 1, **terminal.told()}  # lines at once
+    if rank.backend == "torch":
+        variables |= {
+            "RANK": rank.rank,
+            "WORLD_SIZE": rank.size,
+            "LOCAL_RANK": rank.local_rank,
+            "LOCAL_WORLD_SIZE": rank.local_size,
+            "MASTER_ADDR": rank.master_addr,
+            "MASTER_PORT": rank.master_port,
         }
-        kept_descriptors = [listening.fileno()] if listening and rank == 0 else []
-        if kept_descriptors:
-            variables[LISTENING_SOCKET] = kept_descriptors[0]
-        given = {**environ, **variables}
-        commands.append(
-            Command(name=f"rank {rank}", words=command, environ=given, pass_fds=kept_descriptors, blocked=blocked)
-        )
-    started = listening.close if listening else lambda: None
-    return supervisor.run(commands, _FAILURE_GRACE_S, started=started, within=within)
+    shared = {FURTHEST_STEP: restarts.file} if restarts else {}
+    if listening:
+        shared[LISTENING_SOCKET] = listening.fileno()
+    return Command(
+        name=f"rank {rank.rank}",
+        words=words,
+        environ={**environ, **variables, **shared},
+        pass_fds=list(shared.values()),
+        blocked=blocked,
+    )
 
 
 def _listen(address: str) -> socket.socket:

@@ -1,13 +1,11 @@
-"""The start, restart and join of a run's processes, by its flags: all that LaunchFlags and RendezvousFlags cause.
+"""The start and join of a run's processes, by its flags: all that LaunchFlags and RendezvousFlags cause.
 
     status = start(config.launch, config.rendezvous)    # here without another launcher: the processes of this host
-    status = keep(config.launch)                        # --restarts: a restart agent above the process that trains
     world = join(config.launch, "cpu")                  # in a process that trains
 
 A process that gets a status exits with it; None: it continues.
 """
 
-import importlib
 import os
 import signal
 import socket
@@ -17,9 +15,9 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from partial_fc import comm, interrupts
-from partial_fc.comm import World, elastic
+from partial_fc.comm import World
 from partial_fc.comm.auth.handshake import SECRET
-from partial_fc.comm.launch import addresses, meet_nodes, restart_agent, spawn, stores
+from partial_fc.comm.launch import addresses, meet_nodes, spawn, stores
 from partial_fc.findings import counted
 from partial_fc.flags import LaunchFlags, RendezvousFlags, flag, is_given
 
@@ -39,26 +37,24 @@ def start(launch: LaunchFlags, rendezvous: RendezvousFlags | None = None) -> int
 
 
 def _start_node(launch: LaunchFlags) -> int | None:
-    """Starts the processes of --nodes and --gpus."""
+    """Starts the processes of --nodes and --gpus; with --restarts, also the one that another launcher has meant."""
     if comm.started_here():
-        if not launch.restarts:
-            spawn.stay_with_parent()
+        spawn.stay_with_parent()
         return None
     by = comm.detect()
     if (notes := comm.unused(by, launch.nodes)) and by.rank == 0 and launch.nodes == launch.gpus == 1:
         print(*notes, sep="\n", file=sys.stderr, flush=True)
-    static = by.backend == "horovod" and not elastic.active()
-    if launch.restarts and (static or by.launcher == "torchrun"):
+    if launch.restarts and (by.backend == "horovod" or by.launcher == "torchrun"):
         instead = "torchrun --max-restarts" if by.backend == "torch" else "bash run.sh --restarts"
         raise ValueError(
             f"--restarts {launch.restarts} under {by.launcher}, which starts processes itself: use `{instead} N`"
         )
-    if by.launcher in spawn.LEAVES_BEHIND and not launch.restarts:
+    if by.launcher in spawn.LEAVES_BEHIND:
         spawn.stay_with_parent()
     given = [name for name in ("nodes", "gpus", "nr", "master_addr", "master_port") if is_given(launch, name)]
     flags = ", ".join(f"{flag(name)} {getattr(launch, name)}" for name in given)
     if given == ["gpus"] and by.is_host:
-        return _spawn(launch.gpus, by.size, by.rank, by.master_addr, by.master_port)
+        return _spawn(launch, by.size, by.rank, by.master_addr, by.master_port)
     if given and by.backend != "single":
         raise ValueError(
             f"{by.launcher} has started this process as rank {by.rank} of {by.size}, and says itself where the others "
@@ -67,33 +63,27 @@ def _start_node(launch: LaunchFlags) -> int | None:
     if launch.nodes == launch.gpus == 1:
         if given:
             print(f"note: {flags} without effect: one process, which needs no others", file=sys.stderr)
-        return None
+        return spawn.again(_this_command(), by, _BLOCKED, launch.restarts) if launch.restarts else None
     port = launch.master_port or (8888 if launch.nodes > 1 else None)
-    return _spawn(launch.gpus, launch.nodes, launch.nr, launch.master_addr or "127.0.0.1", port)
+    return _spawn(launch, launch.nodes, launch.nr, launch.master_addr or "127.0.0.1", port)
 
 
-def _spawn(gpus: int, nodes: int, nr: int, master_addr: str, master_port: int | None) -> int:
-    print(f"starting {counted(gpus, 'process')}", file=sys.stderr, flush=True)
+def _spawn(launch: LaunchFlags, nodes: int, nr: int, master_addr: str, master_port: int | None) -> int:
+    print(f"starting {counted(launch.gpus, 'process')}", file=sys.stderr, flush=True)
     return spawn.run(
-        [sys.executable, *sys.orig_argv[1:]],
+        _this_command(),
         nodes=nodes,
-        gpus=gpus,
+        gpus=launch.gpus,
         nr=nr,
         master_addr=master_addr,
         master_port=master_port,
         blocked=_BLOCKED,
+        restarts=launch.restarts,
     )
 
 
-def keep(launch: LaunchFlags) -> int | None:
-    """With --restarts, makes this process the restart agent of the worker that trains, a fork of it. Returns None in
-    the worker, the exit status in the agent. Must be called when everything is imported."""
-    if not launch.restarts:
-        return None
-    by = comm.detect()
-    if by.backend == "horovod":
-        importlib.import_module("partial_fc.comm.horovod")
-    return restart_agent.keep(launch.restarts, by.rank, comm.started_here() or by.launcher in spawn.LEAVES_BEHIND)
+def _this_command() -> list[str]:
+    return [sys.executable, *sys.orig_argv[1:]]
 
 
 def join(launch: LaunchFlags, device_type: str) -> World:
@@ -121,7 +111,7 @@ def _print_notes(launch: LaunchFlags, world: World) -> None:
     vain = {
         "single": dict.fromkeys(names, "one process"),
         "horovod": {
-            "start_timeout": "" if elastic.active() else "Horovod's launcher has its own --start-timeout",
+            "start_timeout": "Horovod's launcher has its own --start-timeout",
             "secret_file": "horovodrun makes a token of its own, mpirun asks for none",
         },
         "torch": {"secret_file": "torchrun keeps the store, and lets anybody in" if comm.has_agent() else ""},
@@ -179,7 +169,7 @@ def _spawn_shard(
     within: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> int:
     return spawn.run(
-        [sys.executable, *sys.orig_argv[1:]],
+        _this_command(),
         nodes=rendezvous.num_shards,
         gpus=launch.gpus,
         nr=rendezvous.shard_id,
@@ -189,6 +179,7 @@ def _spawn_shard(
         environ=_environment(found, launch.network_interface),
         blocked=_BLOCKED,
         within=within,
+        restarts=launch.restarts,
     )
 
 

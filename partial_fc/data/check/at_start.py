@@ -10,7 +10,6 @@ import math
 import time
 import zlib
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -20,8 +19,8 @@ from numpy.typing import NDArray
 from partial_fc.comm import World, all_or_raise
 from partial_fc.data import Source
 from partial_fc.data.check.images import CONSTANT, CUT, REPLACED, ImageScan, check_images, scan_images
-from partial_fc.data.check.labels import check_class_number, check_folders, check_labels, check_range
-from partial_fc.data.labels import WRONG, first, in_array
+from partial_fc.data.check.labels import UNREAD, check_class_number, check_folders, check_labels, check_range, labels_of
+from partial_fc.data.labels import WRONG, first
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, still
 from partial_fc.data.sets.joined import tables_of
 from partial_fc.data.vectors import BLOCK, Vectors
@@ -35,7 +34,6 @@ _FEW = 16  # with fewer images, nothing is said about what all have in common
 _CHEAP_BYTES = 1 << 30  # of a .rec, whose labels lie beside the images
 _MESSAGES = 20  # per rank
 _SHOWN = 3
-_UNREAD = -(2**62)  # marks a label that was not read
 
 # Errors that training survives, or that do not make it pointless.
 _TOLERATED = (*REPLACED, "image-damaged", "repeated-other-class")
@@ -127,32 +125,32 @@ def _check_images(
     scan, label_n = _scan(source, mine, math.ceil(len(index_n) / world.size), num_threads, world)
     scan, label_n = _gather(scan, label_n, world)
     wrong_n = label_n == WRONG
-    label_n[wrong_n] = _UNREAD
+    label_n[wrong_n] = UNREAD
     index_n = np.concatenate([index_n[rank :: world.size] for rank in range(world.size)])
     label_N = _all_labels(source, mode, world)
     if label_N is None and mode == "full":
-        label_N = np.full(len(source), _UNREAD)
+        label_N = np.full(len(source), UNREAD)
         label_N[index_n] = label_n
 
     def describe(i: int) -> Mapping[str, Any]:
         label = int(label_n[i])
-        return {"file": source.where(int(index_n[i])), **({} if label == _UNREAD else {"class": label})}
+        return {"file": source.where(int(index_n[i])), **({} if label == UNREAD else {"class": label})}
 
     findings = check_images(scan, label_n, describe, embedding=embedding) + check_folders(source)
     what = f"samples do not have 1 to {source.num_labels} class numbers as labels (--labels)"
     findings += findings_at("error", "labels-wrong", what, wrong_n, lambda i: {"problem": scan.messages.get(i, "")})
     if label_N is None:
         labels = "their labels"
-        read = np.flatnonzero(label_n != _UNREAD)
+        read = np.flatnonzero(label_n != UNREAD)
         findings += check_range(label_n[read], num_classes, lambda i: describe(int(read[i])))
-        findings += check_class_number(num_classes)
+        findings += check_class_number(num_classes, names=source.class_names() or ())
         values = np.unique(label_n[read])
         if len(values) == 1 and num_classes > 1 and len(label_n) >= _FEW:
             findings.append(
                 Finding("error", "label-constant", f"all labels are {values[0]}: have the real ones been lost?")
             )
     else:
-        read = np.flatnonzero(first(label_N) != _UNREAD)
+        read = np.flatnonzero(first(label_N) != UNREAD)
         read_label = label_N[read]
         labels = "all labels" if len(read) == len(source) else counted(len(read), "label")
         findings += check_labels(
@@ -179,7 +177,7 @@ def _scan(
 ) -> tuple[ImageScan, NDArray[np.int64]]:
     """Scans this rank's images. longest: the most images of any rank. The ranks wait for each other after every slice:
     one with a much slower disk would otherwise time out (--comm-timeout)."""
-    label_n = np.full(len(index_n), _UNREAD)
+    label_n = np.full(len(index_n), UNREAD)
 
     def read(i: int) -> bytes | NDArray[np.uint8]:
         try:
@@ -220,7 +218,7 @@ def _gather(scan: ImageScan, label_n: NDArray[np.int64], world: World) -> tuple[
 
 
 def _all_labels(source: Source, mode: Mode, world: World) -> NDArray[np.int64] | None:
-    """Returns all labels, _UNREAD for unreadable ones; None if they are not cheap to read. Raises ValueError if they
+    """Returns all labels, UNREAD for unreadable ones; None if they are not cheap to read. Raises ValueError if they
     differ between ranks: each host may have its own copy."""
     label_N = None
     cheap = source.label_bytes() <= _CHEAP_BYTES
@@ -238,22 +236,8 @@ def _all_labels(source: Source, mode: Mode, world: World) -> NDArray[np.int64] |
     if others:
         raise ValueError(
             f"{world}: rank(s) {', '.join(others)} read other labels than rank 0: the training data "
-            "is not the same on all hosts"
+            "is not the same on all hosts; copy it to theirs again"
         )
-    return label_N
-
-
-def labels_of(source: Source) -> NDArray[np.int64] | None:
-    """Returns the labels as `Source.labels` does; _UNREAD for damaged records. Raises LabelOutOfRange as that does."""
-    num_labels = source.num_labels
-    try:
-        label_N = source.labels()
-        return None if label_N is None else np.ascontiguousarray(label_N)
-    except BadRecord:
-        label_N = np.full(len(source) if num_labels == 1 else (len(source), num_labels), _UNREAD)
-    for index in range(len(source)):
-        with suppress(BadRecord):  # the loader names that record and replaces it
-            label_N[index] = in_array(source.read(index), num_labels)
     return label_N
 
 

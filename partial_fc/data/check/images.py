@@ -239,6 +239,20 @@ def check_images(
     return findings + check_repetitions(scan, label_N, describe, file)
 
 
+def unreadable(which: NDArray[np.int64], read: Read, describe: Describe, file: str) -> list[Finding]:
+    """Returns the finding about records that could not be read, by their indices, with what is wrong with each."""
+
+    def with_problem(index: int) -> Mapping[str, Any]:
+        try:
+            read(index)
+        except BadRecord as error:
+            return {**describe(index), "problem": str(error)}
+        return describe(index)
+
+    severity, key, what = _BY_CODE[NOT_READ]
+    return findings_at(severity, key, what, which, with_problem, file)
+
+
 def _check_sizes(scan: ImageScan, describe: Describe, file: str, size: int | None) -> list[Finding]:
     sizes = scan.sizes()
     if not sizes:

@@ -2,17 +2,19 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.image_folder import ImageFolder
-from partial_fc.data.labels import NONE
+from partial_fc.data.labels import NONE, in_array
 from partial_fc.data.recordio import MAX_CLASSES
-from partial_fc.data.sample import Source
+from partial_fc.data.sample import BadRecord, Source
 from partial_fc.findings import Describe, Finding, Severity, counted, findings_at
 
+UNREAD = -(2**62)  # marks a label that was not read
 _MOST_CLASSES = 1 << 27  # for which images are counted per class
 _FEW_CLASSES = 10
 _MANY_TIMES = 100  # a class with this many times the images of the median class is reported
@@ -42,7 +44,9 @@ def check_labels(
         return _check_classes(np.zeros(0, np.int64), file, names, unit)
     findings = check_range(label_N, num_classes, describe, file, unit)
     if num_classes > _MOST_CLASSES:
-        what = f"{num_classes:,} classes for {counted(len(label_N), unit)}: is the largest label wrong?"
+        largest = int(label_N.max())
+        wrong = "it is wrong" if largest + 1 == num_classes else "the number of classes is wrong"
+        what = f"{num_classes:,} classes for {counted(len(label_N), unit)}; the largest label is {largest:,}: {wrong}"
         return [*findings, Finding("error", "class-number", what, 1, [int(label_N.argmax())], describe, file)]
     inside = (label_N >= 0) & (label_N < num_classes)
     count_C = np.bincount(label_N if inside.all() else label_N[inside], minlength=num_classes)
@@ -53,18 +57,19 @@ def check_labels(
             "poorly to others"
         )
         findings += findings_at("warning", "class-few", what, count_C > 0, _describe(count_C, names, unit), file)
-    return findings + check_class_number(num_classes, file, unit) + _check_classes(count_C, file, names, unit)
+    return findings + check_class_number(num_classes, file, unit, names) + _check_classes(count_C, file, names, unit)
 
 
-def check_class_number(num_classes: int, file: str = "", unit: str = "image") -> list[Finding]:
+def check_class_number(
+    num_classes: int, file: str = "", unit: str = "image", names: Sequence[str] = ()
+) -> list[Finding]:
     """Reports a single class as an error, without reading labels."""
     if num_classes != 1:
         return []
-    high = "is the path one level too high (expected ROOT/CLASS/IMAGE), or " if unit == "image" else ""
-    what = (
-        f"all {unit}s are of one class, so there is nothing to learn, and the loss is 0 from the start: {high}are the "
-        "labels lost?"
-    )
+    why = "every label is 0: give the real ones"
+    if names:
+        why = f"it is called {names[0]}" + (" (expected ROOT/CLASS/IMAGE)" if unit == "image" else "")
+    what = f"all {unit}s are of one class, so there is nothing to learn, and the loss is 0 from the start; {why}"
     return [Finding("error", "class-only-one", what, file=file)]
 
 
@@ -73,9 +78,11 @@ def check_range(
 ) -> list[Finding]:
     """Reports labels outside [0, num_classes); a sample of the labels suffices."""
     low, high = (int(label_N.min()), int(label_N.max())) if len(label_N) else (0, 0)
-    hint = f"; is the number of classes, {num_classes}, that of another set?"
-    if (low, high) == (1, num_classes):
-        hint = ". Do they count from 1? Classes count from 0"
+    hint = f"; they need {high + 1} classes"
+    if high < num_classes:
+        hint = "; leave out what has no class"
+    elif (low, high) == (1, num_classes):
+        hint = "; they count from 1, classes count from 0"
     what = (
         f"labels outside 0 to {num_classes - 1} (smallest {low}, largest {high}): their {unit}s would be in no "
         f"class{hint}"
@@ -166,3 +173,17 @@ def check_folders(source: Source, file: str = "") -> list[Finding]:
                     lambda i: {"folders": groups[i]}, file)
         )  # fmt: skip
     return findings
+
+
+def labels_of(source: Source) -> NDArray[np.int64] | None:
+    """Returns the labels as `Source.labels` does; UNREAD for damaged records. Raises LabelOutOfRange as that does."""
+    num_labels = source.num_labels
+    try:
+        label_N = source.labels()
+        return None if label_N is None else np.ascontiguousarray(label_N)
+    except BadRecord:
+        label_N = np.full(len(source) if num_labels == 1 else (len(source), num_labels), UNREAD)
+    for index in range(len(source)):
+        with suppress(BadRecord):  # the loader names that record and replaces it
+            label_N[index] = in_array(source.read(index), num_labels)
+    return label_N

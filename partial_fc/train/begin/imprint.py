@@ -23,7 +23,7 @@ from partial_fc import terminal
 from partial_fc.checkpoint.consistency import compare_replicas
 from partial_fc.comm import all_gather_json
 from partial_fc.data import Source
-from partial_fc.data.check.at_start import labels_of
+from partial_fc.data.check.labels import labels_of
 from partial_fc.data.decode import fit
 from partial_fc.data.sample import still
 from partial_fc.embedding.images import batches, black, pixels_of

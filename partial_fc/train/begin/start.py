@@ -8,7 +8,6 @@ from typing import Any
 
 from partial_fc import comm
 from partial_fc.checkpoint.lock import check_free
-from partial_fc.comm import elastic
 from partial_fc.comm.launch import start
 from partial_fc.flags import RunFlags
 
@@ -20,8 +19,7 @@ def launch(config: Any, called: tuple[str | Path, str] | None = None) -> int | N
     if "PARTIAL_FC_WHERE" in os.environ:  # for run.sh
         print(config.run.checkpoints)
         return 0
-    # Once per host. In elastic runs, the run found there may be the one that this process is to join.
-    if not (elastic.active() or comm.started_here()) and comm.detect().local_rank == 0:
+    if not comm.started_here() and comm.detect().local_rank == 0:  # once per host
         check_free(roots(config))
     return start.start(config.launch, getattr(config, "rendezvous", None))
 
@@ -33,9 +31,9 @@ def roots(config: Any) -> list[Path]:
 
 def is_asked_for(config: Any) -> bool:
     """Returns whether the user has said where or when to write (possibly in a configuration file): then results on
-    synthetic data are kept, too. Elastic runs always need it."""
+    synthetic data are kept, too."""
     default = _default(config)
-    return elastic.active() or any(
+    return any(
         getattr(config.run, name) != getattr(default, name)
         for name in ("models_root", "checkpoint_dir", "checkpoint_every")
     )

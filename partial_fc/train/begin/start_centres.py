@@ -53,7 +53,7 @@ def load(run: Run, backbone: Backbone, head: Head, source: Source | None) -> Non
             "of them, and to a single head FILE.npy or imprint"
         )
     stored = open_centres(Path(folders.pop()), run.world)
-    of_face = stored.manifest.get("recipe", "face") == run.recipe
+    of_face = stored.manifest.get("recipe") == run.recipe
     for note in check_class_names(stored, source) if source is not None and of_face else ():
         run.note(note)
     load_centres(stored, head)

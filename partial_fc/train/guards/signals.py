@@ -102,7 +102,6 @@ class Votes:
     busy: bool
     failed: bool
     lost: bool = False
-    hosts_changed: bool = False
 
 
 class StepVote:
@@ -113,8 +112,8 @@ class StepVote:
         self._world = world
         self._pending: Work | None = None
 
-    def start(self, stop: int, saver: Saver, hosts_changed: bool = False) -> None:
-        votes = torch.tensor([stop, saver.busy, saver.failed, saver.lost is not None, hosts_changed], dtype=torch.int32)
+    def start(self, stop: int, saver: Saver) -> None:
+        votes = torch.tensor([stop, saver.busy, saver.failed, saver.lost is not None], dtype=torch.int32)
         self._pending = self._world.start_all_reduce(votes, "max", name="train/vote")
 
     def result(self) -> Votes:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from partial_fc.accessories import spare
 from partial_fc.comm import World, all_or_raise
 from partial_fc.head.telemetry import Histogram
-from partial_fc.train.record.curve import AGAIN_S
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 _WAITING = 1000  # rows for wandb, whose service may hang
+_AGAIN_S = 600.0  # after a file could not be written
 _END_S = 60.0  # for wandb to send what is left
 
 
@@ -61,7 +61,7 @@ class TensorBoard:
 
     def _write(self, add: "Callable[[SummaryWriter], None]") -> None:
         if self._is_ours:
-            spare(f"TensorBoard's file below {self._folder}", self._add, add, again_s=AGAIN_S)
+            spare(f"TensorBoard's file below {self._folder}", self._add, add, again_s=_AGAIN_S)
 
     def _add(self, add: "Callable[[SummaryWriter], None]") -> None:
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and only one rank needs it

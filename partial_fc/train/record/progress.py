@@ -12,7 +12,6 @@ from partial_fc.accessories import spare
 from partial_fc.comm import World
 from partial_fc.head.telemetry import Histogram
 from partial_fc.train.record.boards import TensorBoard, Wandb
-from partial_fc.train.record.curve import HistoryFile
 from partial_fc.train.record.log import Interval, StepLine
 
 _WARM_STEPS = 10
@@ -38,10 +37,8 @@ class Progress:
         self._line = line
         self._unit = unit
         self._board = TensorBoard(models_root / "tensorboard", world)
-        self._history = HistoryFile(models_root, world)
         self._wandb = wandb
         self._first_step = step
-        self._history.add(step, event="start", world_size=world.size, total_steps=line.total_steps)
         watched = world.rank == 0 and terminal.is_watched()  # else by its lines
         self._bar = spare(
             _BAR, lambda: terminal.bar(total=line.total_steps, desc="train", initial=step, unit="step", shown=watched)
@@ -64,7 +61,6 @@ class Progress:
     def rewind(self, step: int, position: int) -> None:
         """Goes back to this step as the last one done."""
         self._on_bar(lambda bar: bar.update(step - bar.n))
-        self._history.add(step, event="back")
         self._restart(step, position)
 
     def due(self, step: int, position: int) -> bool:
@@ -111,7 +107,6 @@ class Progress:
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         self._board.scalars(step, values)
-        self._history.add(step, **values)
         if self._wandb:
             self._wandb.scalars(step, values)
 
@@ -121,11 +116,7 @@ class Progress:
 
     def evaluated(self, step: int, scores: Mapping[str, float]) -> None:
         """Writes the score of each evaluated set."""
-        self._history.add(step, event="evaluation", scores=dict(scores))
-
-    def end(self, step: int, stopped: bool) -> None:
-        """Ends after the last checkpoint. stopped: before the last step, as asked."""
-        self._history.add(step, event="stopped" if stopped else "end")
+        self.scalars(step, {f"score/{name}": score for name, score in scores.items()})
 
     def pause(self, seconds: float) -> None:
         """Excludes time of an evaluation or a checkpoint from the training speed."""

@@ -40,8 +40,18 @@ class _NewOptions(ListOptions):
     """The folder of the new checkpoint, for --resume."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _EmbeddingOptions(_NewOptions):
+    """Of verbs that embed images of new classes."""
+
+    max_bad_records: int = 0
+    """Unreadable images to report and skip before stopping."""
+    trust_code: bool = False
+    """Execute the FILE.py that builds the model, if it was trained with --network FILE.py:FUNCTION."""
+
+
 @dataclass(frozen=True)
-class AddOptions(_NewOptions):
+class AddOptions(_EmbeddingOptions):
     """New classes. A class with images starts at the mean direction of their embeddings by the checkpoint's network,
     with the length of trained centres; one without starts as an untrained class. Other rows are unchanged."""
 
@@ -54,10 +64,6 @@ class AddOptions(_NewOptions):
     order: Order = "auto"
     """Position of new classes: sorted by name, as in a folder of class folders, or after all others. auto: sorted if
     the present names are."""
-    max_bad_records: int = 0
-    """Unreadable images to report and skip before stopping."""
-    trust_code: bool = False
-    """Execute the FILE.py that builds the model, if it was trained with --network FILE.py:FUNCTION."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ class RenameOptions(_NewOptions):
 
 
 @dataclass(frozen=True)
-class MatchOptions(_NewOptions):
+class MatchOptions(_EmbeddingOptions):
     """Matches the classes to those of a data set, in its order: new classes start from their images there; classes that
     it lacks are removed."""
 
@@ -103,10 +109,6 @@ class MatchOptions(_NewOptions):
     """--rec of the training that continues; its classes must have names."""
     shared_classes: bool = False
     """Its --shared-classes."""
-    max_bad_records: int = 0
-    """Unreadable images to report and skip before stopping."""
-    trust_code: bool = False
-    """Execute the FILE.py that builds the model, if it was trained with --network FILE.py:FUNCTION."""
 
 
 def list_classes(options: ListOptions) -> None:
@@ -320,11 +322,12 @@ def _with_new(stored: "Checkpoint", new: list[str], directions: "dict[str, Tenso
 
 def _direction(stored: "Checkpoint", path: Path, options: AddOptions) -> "Tensor":
     """Returns the direction of one class, from its embeddings or a folder of its images."""
+    from partial_fc.checkpoint.head_state import tables_in
     from partial_fc.embedding.sources import NO_CLASS, ImageFiles
     from partial_fc.verbs.checkpoint import imprint
 
     if path.suffix == ".npy":
-        return imprint.from_file(path, stored.manifest["embedding_size"])
+        return imprint.from_file(path, tables_in(stored.manifest, stored.where)[""]["embedding_size"])
     if not path.is_dir():
         raise ValueError(f"{path}: expected a folder of images, or embeddings in a .npy file")
     if not (names := image_names(path)):

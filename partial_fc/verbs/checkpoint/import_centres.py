@@ -130,17 +130,22 @@ def _backbone(
 def _manifest(options: ImportOptions, rows: "ForeignRows", schedule: dict[str, Any]) -> dict[str, Any]:
     import torch
 
-    sizes = {"embedding_size": rows.width, "image_size": options.image_size}
-    return {
-        "step": options.step,
-        "world_size": 1,
+    contract = {"network": options.network, "embedding_size": str(rows.width), "image_size": str(options.image_size)}
+    table = {
         "num_classes": rows.stop,
         "embedding_size": rows.width,
         "sub_centres": 1,
         "hard_negatives": 0,
         "head": {"num_steps": options.step, "row_seed": 0, "margin": {}, "schedule": schedule},
+    }
+    return {
+        "step": options.step,
+        "world_size": 1,
+        "tables": {"": table},
+        "head": {},
         "position": options.position,
         "best": {},
-        "configuration": {"network": options.network, **sizes, "mirror": True} if options.network else {},
+        "recipe": "face",
+        "contract": {**contract, "flip": "true"} if options.network else {},
         "versions": {"torch": torch.__version__},
     }

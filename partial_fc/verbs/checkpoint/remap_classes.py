@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from partial_fc import printable
+from partial_fc.checkpoint.head_state import tables_in
 from partial_fc.checkpoint.output import new_checkpoint, print_notes
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.rows import StoredRows, class_numbers
@@ -109,9 +110,10 @@ def typical_length(stored: StoredRows, now: RowsNow) -> float:
 
 def write(stored: Checkpoint, plan: Plan, out: Path, made_by: str) -> None:
     """Writes the new checkpoint, for the same number of ranks, with a map of class numbers beside it."""
-    head, before = stored.manifest["head"], stored.names()
+    table, before = tables_in(stored.manifest, stored.where)[""], stored.names()
+    head = table["head"]
     rows = RemappedRows(stored.rows(), rows_now(stored), plan, head["num_steps"], head["row_seed"])
-    manifest = {**stored.manifest, "num_classes": len(plan.names)}
+    manifest = {**stored.manifest, "tables": {"": {**table, "num_classes": len(plan.names)}}}
     with new_checkpoint(out, manifest, plan.names, made_by) as output:
         output.rows(rows)
         print_notes(copy_other_files(stored, output, same_classes=False))

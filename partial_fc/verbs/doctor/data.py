@@ -15,23 +15,26 @@ from partial_fc import findings as report
 from partial_fc import pictures
 from partial_fc.data.check.contact_sheet import ContactSheet
 from partial_fc.data.check.digits import check_digits
-from partial_fc.data.check.identities import check_identities, check_layout
-from partial_fc.data.check.images import check_images, check_vectors, scan_images
-from partial_fc.data.check.labels import check_folders, check_labels
+from partial_fc.data.check.images import check_images, check_vectors, scan_images, unreadable
+from partial_fc.data.check.labels import UNREAD, check_folders, check_labels, labels_of
 from partial_fc.data.check.pairs import check_pairs
-from partial_fc.data.check.recordio import NO_LABEL, CannotCheck, Records
 from partial_fc.data.check.similar import check_similar
-from partial_fc.data.image_folder import image_names
+from partial_fc.data.idx import is_idx_folder
+from partial_fc.data.image_folder import class_folders, image_names
 from partial_fc.data.labels import NONE, first
 from partial_fc.data.open import is_database
-from partial_fc.data.recordio import read_property
+from partial_fc.data.recordio import RecordSource
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, still
-from partial_fc.data.sets.joined import find_sets, is_pattern, open_sets, tables_of
+from partial_fc.data.sets.joined import is_pattern, open_sets, tables_of
 from partial_fc.data.sets.ranges import as_url
 from partial_fc.findings import Describe, Finding, counted
 from partial_fc.flags.facts import CLASSES, THREADS, In
 
 _NOTHING_TO_CHECK = 2
+
+
+class CannotCheck(ValueError):
+    """Nothing of this set can be checked."""
 
 
 @dataclass(frozen=True)
@@ -138,19 +141,19 @@ class _Check:
         elif source.suffix == ".rec" or (source / "train.rec").exists():
             rec_path = source if source.is_file() else source / "train.rec"
             bins = sorted(rec_path.parent.glob("*.bin"))
-            self._check_records(rec_path)
-        elif source.is_dir() and _has_idx(source):
+            self._check_sets(rec_path, "RecordIO")
+        elif is_idx_folder(source):
             self.kind, bins = "MNIST's idx files", []
             self.findings, self.num_decoded = check_digits(source, self.sheet)
             self.num_images, self.num_classes = self.num_decoded, 10
         elif is_database(source):
             self._check_sets(source, "image database")
-        elif source.is_file() or any(entry.is_dir() for entry in os.scandir(source)):
-            self._check_sets(source, "class folders" if source.is_dir() else "list")
+        elif source.is_file():
+            self._check_sets(source, "list")
+        elif class_folders(source) or (not bins and image_names(source)):
+            self._check_sets(source, "class folders")
         elif bins:
             self.kind = "pairs"
-        elif image_names(source):
-            self._check_sets(source, "class folders" if source.is_dir() else "list")
         else:
             raise CannotCheck(f"{source} holds none of these: {_EXPECTED}")
         trained_hash = np.sort(self.hash_N)
@@ -161,38 +164,14 @@ class _Check:
             self.findings += findings
             self.num_decoded += num_decoded
 
-    def _check_records(self, rec_path: Path) -> None:
-        self.kind, file = "RecordIO", str(rec_path)
-        try:
-            records = Records(rec_path)
-        except CannotCheck as error:
-            self.findings.append(Finding("error", "set-unreadable", str(error), file=file))
-            return
-        about_identities, num_identities = check_identities(records)
-        stated, size, about_property = _read_property(rec_path.with_name("property"), num_identities, len(records))
-        self.findings += [*records.findings, *about_property, *about_identities, *check_layout(records)]
-        # In file order, so that a disk reads it sequentially.
-        order, label_N = records.in_file_order(), records.label_N
-        self._check_set(
-            rec_path,
-            label_N[order],
-            stated or num_identities or max(1, int(label_N.max()) + 1),
-            lambda i: records.read(int(order[i])),
-            lambda i: records.describe(int(order[i])),
-            size,
-        )
-
     def _check_sets(self, source: Path, kind: str = "sets") -> None:
-        """Checks class folders, a list, tar shards, Parquet, vectors, or the sets that a pattern or a .sets file names,
-        together; the frames of each .rec by itself."""
+        """Checks a .rec, class folders, a list, tar shards, Parquet, vectors, or the sets of a pattern or .sets file,
+        together."""
         self.kind = kind
         try:
             joined = open_sets([source], vectors=True, num_labels=self.options.labels)
-            paths = [path / "train.rec" if path.is_dir() else path for one in find_sets([source]) for path in one.paths]
-            for records in (Records(path) for path in paths if path.suffix == ".rec" and path.exists()):
-                self.findings += [*records.findings, *check_layout(records)]
-                records.close()
-            label_N = joined.labels()
+            label_N = labels_of(joined)
+            assert label_N is not None
         except (ValueError, OSError) as error:
             key = "label-range" if isinstance(error, LabelOutOfRange) else "set-unreadable"
             self.findings.append(Finding("error", key, str(error), file=str(source)))
@@ -209,11 +188,14 @@ class _Check:
                 raise BadRecord(str(error)) from error
 
         def describe(i: int) -> Mapping[str, Any]:
-            return {"file": joined.where(i), "class": int(first(label_N)[i])}
+            label = int(first(label_N)[i])
+            return {"file": joined.where(i), **({} if label == UNREAD else {"class": label})}
 
         names = joined.class_names() or ()
         if not vectors:
-            self._check_set(source, label_N, joined.num_classes, read, describe, names=names)
+            height, width = (isinstance(joined, RecordSource) and joined.image_size) or (0, 0)
+            size = height if height == width > 0 else None
+            self._check_set(source, label_N, joined.num_classes, read, describe, size, names)
             return
         self._check_labels(source, label_N, joined.num_classes, describe, names)
         if self.options.images:
@@ -231,13 +213,14 @@ class _Check:
         num_classes: int,
         read: Callable[[int], bytes | NDArray[np.uint8]],
         describe: Describe,
-        size: int | None = None,
-        names: Sequence[str] = (),
+        size: int | None,
+        names: Sequence[str],
     ) -> None:
         """Checks labels and images. num_classes, size: as stated by the set. names: of its classes."""
         options = self.options
         self._check_labels(source, label_N, num_classes, describe, names)
         if not options.images:
+            self.findings += unreadable(np.flatnonzero(first(label_N) == UNREAD), read, describe, str(source))
             return
         bar = source.name if options.bar else ""
         scan = scan_images(read, len(label_N), options.num_workers, bar=bar)
@@ -255,7 +238,7 @@ class _Check:
             count_N = (label_N != NONE).sum(axis=1)
             what = f"{count_N.min()} to {count_N.max()} labels each, {count_N.mean():.3g} on average"
             self.findings.append(Finding("info", "labels", what, int(count_N.sum()), file=str(source)))
-        has_label = first(label_N) != NO_LABEL  # the others have their own finding
+        has_label = first(label_N) != UNREAD  # the others have their own finding
         labelled: NDArray[np.int64] | range = range(len(label_N)) if has_label.all() else np.flatnonzero(has_label)
         self.findings += check_labels(
             label_N if has_label.all() else label_N[has_label],
@@ -266,32 +249,3 @@ class _Check:
             embedding=True,
             unit=self.unit,
         )
-
-
-def _has_idx(folder: Path) -> bool:
-    folders = (folder, folder / "MNIST" / "raw")
-    return any(any(place.glob(f"{split}-*-ubyte*")) for place in folders for split in ("train", "t10k"))
-
-
-def _read_property(
-    path: Path, num_identities: int | None, num_images: int
-) -> tuple[int | None, int | None, list[Finding]]:
-    """Returns (classes, image size, findings) of the property file."""
-    file = str(path)
-    if not path.exists():
-        what = "no `property` file (`num_classes,height,width`): the classes are counted instead"
-        return None, None, [Finding("info", "property", what, file=file)]
-    try:
-        num_classes, size = read_property(path)
-    except ValueError as error:
-        return None, None, [Finding("error", "property", str(error), file=file)]
-    findings = []
-    if num_identities and num_classes != num_identities:
-        what = f"it says {num_classes} classes; the .rec has {num_identities} identity records"
-        findings.append(Finding("warning", "property-classes", what, file=file))
-    fields = path.read_text(errors="replace").strip().partition("\n")[0].split(",")
-    stated_images = int(fields[3]) if len(fields) > 3 and fields[3].strip().isdecimal() else 0
-    if stated_images not in (0, num_images):
-        what = f"it says {stated_images} images; the .rec has {num_images}"
-        findings.append(Finding("warning", "property-images", what, file=file))
-    return num_classes, size[0] if size and size[0] == size[1] > 0 else None, findings

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import tyro
 
+from partial_fc.comm.launch.hosts import ROOT, Host, HostError, parse
 from partial_fc.findings import check_writable
 from partial_fc.flags.facts import PORT, In
 from partial_fc.verbs.doctor.host_findings import HostFinding, common_findings, host_findings
-from partial_fc.verbs.doctor.hosts import ROOT, Host, HostError, parse
+from partial_fc.verbs.doctor.probe import MARK
 
 _PROBE_S = 120.0  # loading the libraries, from a slow network folder
-_TRANSFER_S = 60.0
 
 # ssh's message -> remedy (docs/launching.md)
 _SSH = {
@@ -32,8 +32,8 @@ _SSH_ELSE = "see whether it is on, its address right, and no firewall between; `
 
 @dataclass(frozen=True)
 class EnvOptions:
-    """Looks at Horovod, MPI, NCCL, ssh, versions, clocks, memory, disk and network of this machine, or of all hosts of
-    a run. Exit status 0: no faults; 1: faults; 2: invalid hosts."""
+    """Looks at Horovod, MPI, NCCL, ssh, versions, memory, disk and names of this machine, or of all hosts of a run.
+    Exit status 0: no faults; 1: faults; 2: invalid hosts."""
 
     hosts: Annotated[str | None, tyro.conf.arg(aliases=["-H"])] = None
     """Hosts as for horovodrun, a:8,b:8, or a host file; by default this machine."""
@@ -43,8 +43,6 @@ class EnvOptions:
     """The port of sshd, if it is not 22."""
     ssh_timeout: Annotated[float, In("(0, 86400]")] = 10.0
     """Seconds in which a host must answer."""
-    transfer: bool = True
-    """Measure latency, bandwidth and clock differences between the hosts, about a second per pair of neighbours."""
     report: Path | None = None
     """A JSON file to write: all lines, and the answers of the hosts."""
 
@@ -69,13 +67,11 @@ def doctor_env(options: EnvOptions) -> int:
             report(finding)
     for finding in common_findings(answers):
         report(finding)
-    links = _links(answers, report) if options.transfer and len(answers) > 1 else []
     faults, warnings = (sum(finding.status == status for finding in findings) for status in ("fault", "warning"))
     print(f"\n{faults} fault(s), {warnings} warning(s) on {len(hosts)} host(s)")
     if options.report:
         content = {
             "hosts": {host.name: facts for host, facts in answers},
-            "links": links,
             "lines": [asdict(finding) for finding in findings],
         }
         options.report.write_text(json.dumps(content, indent=1) + "\n")
@@ -99,13 +95,9 @@ def _ask_all(hosts: list[Host], options: EnvOptions, report: Callable[[HostFindi
                 remedy = next((remedy for words, remedy in _SSH.items() if words in str(error)), _SSH_ELSE)
                 return HostFinding("fault", host.name, "ssh", str(error), remedy.format(host=host.name)), None
             finding = HostFinding("ok", host.name, "ssh", "works without a password")
-        arguments = {
-            "checkout": str(ROOT),
-            "models_root": str(options.models_root.absolute()),
-            "peers": [other.name for other in hosts if other is not host],
-        }
+        given = json.dumps({"checkout": str(ROOT), "models_root": str(options.models_root.absolute())})
         try:
-            return finding, host.ask("facts", arguments, _PROBE_S)
+            return finding, host.run_module("partial_fc.verbs.doctor.probe", [], MARK, _PROBE_S, given)
         except HostError as error:
             remedy = f"this checkout must also be at {ROOT} there, set up by `make setup`"
             return HostFinding("fault", host.name, "python", f"{sys.executable}: {error}", remedy), None
@@ -118,43 +110,3 @@ def _ask_all(hosts: list[Host], options: EnvOptions, report: Callable[[HostFindi
             if facts:
                 answers.append((host, facts))
     return answers
-
-
-def _links(answers: Answers, report: Callable[[HostFinding], None]) -> list[dict[str, Any]]:
-    """Connects each host to the next, and the last to the first: every host's network sends and receives. Returns the
-    results of probe.connect; reports their meaning."""
-    links = []
-    pairs = list(zip(answers, [*answers[1:], answers[0]], strict=True))
-    for (one, facts), (other, _) in pairs[:1] if len(answers) == 2 else pairs:
-        subject, link = f"network to {other.name}", {}
-        try:
-            address = facts["routes"][other.name].get("address", other.name)
-            with other.serving(_TRANSFER_S, address) as door:
-                link = one.ask("connect", {"address": address, **door}, _TRANSFER_S)
-        except HostError as error:
-            remedy = (
-                "the processes use ports chosen by the system: open all ports between the hosts; is "
-                "--network-interfaces right?"
-            )
-            report(HostFinding("fault", one.name, subject, str(error), remedy))
-        else:
-            report(_bandwidth(one, subject, link))
-            report(_clocks(one, other, link["clock_s"]))
-        links.append({"from": one.name, "to": other.name, **link})
-    return links
-
-
-def _bandwidth(one: Host, subject: str, link: dict[str, float]) -> HostFinding:
-    observed = f"{link['latency_ms']:.2f} ms round trip, {link['up']:.2f} Gbit/s there, {link['down']:.2f} back"
-    slowest = min(link["up"], link["down"])
-    seconds = 8 * 0.175 / slowest
-    remedy = (
-        f"r50's gradient (175 MB) takes {seconds:.1f} s a step: is it the right network? See --gradient-compression"
-    )
-    return HostFinding.judge(slowest >= 1, one.name, subject, observed, remedy)
-
-
-def _clocks(one: Host, other: Host, ahead_s: float) -> HostFinding:
-    observed = f"{other.name} is {abs(ahead_s):.3f} s {'ahead' if ahead_s > 0 else 'behind'}"
-    remedy = "synchronise them by NTP: times in logs are not comparable"
-    return HostFinding.judge(abs(ahead_s) <= 1, one.name, "clocks", observed, remedy)

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from partial_fc.comm.launch.addresses import VARIABLES
-from partial_fc.verbs.doctor.hosts import Host
+from partial_fc.comm.launch.hosts import Host
 
 Status = Literal["ok", "warning", "fault"]
 _GIB = 1 << 30
@@ -38,9 +37,8 @@ def host_findings(host: Host, facts: dict[str, Any], num_hosts: int) -> Iterator
     yield HostFinding.judge(bool(facts["mpirun"]), host.name, "MPI", facts["mpirun"] or "no mpirun", remedy)
     yield _gpus(host.name, facts, host.slots)
     yield from _machine(host.name, facts, host.slots)
-    yield from _interface_variables(host.name, facts)
     if num_hosts > 1:
-        yield from _network(host.name, facts)
+        yield _name(host.name, facts["name"], facts["own_address"])
 
 
 def _horovod(host: str, facts: dict[str, Any]) -> HostFinding:
@@ -57,9 +55,6 @@ def _horovod(host: str, facts: dict[str, Any]) -> HostFinding:
     if facts["gpus"] and "nccl" not in built:
         remedy = "gradients would be copied through host memory: HOROVOD_GPU_OPERATIONS=NCCL make setup"
         return HostFinding("warning", host, "Horovod", observed, remedy)
-    if not horovod["has_signed_store"]:
-        observed += "; not by `make setup`: its store executes code that anybody sends (CVE-2024-10190)"
-        return HostFinding("warning", host, "Horovod", observed, "elastic mode refuses it: run `make setup` there")
     return HostFinding("ok", host, "Horovod", observed)
 
 
@@ -106,54 +101,12 @@ def _free(num_bytes: int) -> str:
     return f"{num_bytes / _GIB:.1f} GiB free"
 
 
-def _interface_variables(host: str, facts: dict[str, Any]) -> Iterator[HostFinding]:
-    """Yields faults of variables that name interfaces this host lacks, in any of the libraries' formats."""
-    for variable in VARIABLES:
-        value = facts["environment"].get(variable, "")
-        names = [name for name in value.removeprefix("=").split(",") if name and not value.startswith("^")]
-        # NCCL treats a name without = as a prefix.
-        if names and not any(interface.startswith(name) for name in names for interface in facts["interfaces"]):
-            observed = f"{variable}={value}, there are {', '.join(facts['interfaces'])}"
-            yield HostFinding("fault", host, "interface", observed, "unset it, or set it to one of these")
-
-
-def _network(host: str, facts: dict[str, Any]) -> Iterator[HostFinding]:
-    name, address = facts["name"], facts["own_address"]
-    if not address or address.startswith("127."):
-        observed = f"its own name, {name}, is {f'the address {address}' if address else 'not known'} to itself"
-        remedy = f"Gloo would listen there: give {name} its real address in /etc/hosts"
-        yield HostFinding("fault", host, "name", observed, remedy)
-    else:
-        yield HostFinding("ok", host, "name", f"{name} is {address}")
-    used = set()
-    for peer, route in facts["routes"].items():
-        if "error" in route:
-            remedy = "put it into /etc/hosts, or write its address"
-            yield HostFinding("fault", host, "route", f"to {peer}: {route['error']}", remedy)
-        elif route["interface"] in ("", "lo"):
-            observed = f"to {peer}: {route['address']} by {route['interface'] or 'no interface'}"
-            remedy = f"{peer} must be the other host's address here, too: see /etc/hosts"
-            yield HostFinding("fault", host, "route", observed, remedy)
-        else:
-            used.add(route["interface"])
-    if used:
-        yield _interface(host, facts["interfaces"], used)
-
-
-def _interface(host: str, interfaces: dict[str, dict[str, Any]], used: set[str]) -> HostFinding:
-    def shown(name: str) -> str:
-        mbps = interfaces[name]["mbps"]
-        return f"{name} ({interfaces[name]['address']}{f', {mbps / 1000:g} Gbit/s' if mbps > 0 else ''})"
-
-    observed = f"to the others by {', '.join(map(shown, sorted(used)))}"
-    others = [shown(name) for name in interfaces if name not in used and name != "lo"]
-    more = f"; also {', '.join(others)}" if others else ""
-    name = min(used)
-    remedy = (
-        f"choose one, or a launcher may use another: --network-interfaces {name}, NETWORK_INTERFACE={name} bash "
-        "run.sh, --network-interface for the trainer's own launch"
-    )
-    return HostFinding.judge(len(used) == 1 and not others, host, "interface", observed + more, remedy)
+def _name(host: str, name: str, address: str) -> HostFinding:
+    if address and not address.startswith("127."):
+        return HostFinding("ok", host, "name", f"{name} is {address}")
+    observed = f"its own name, {name}, is {f'the address {address}' if address else 'not known'} to itself"
+    remedy = f"Gloo would listen there: give {name} its real address in /etc/hosts"
+    return HostFinding("fault", host, "name", observed, remedy)
 
 
 def common_findings(answers: list[tuple[Host, dict[str, Any]]]) -> Iterator[HostFinding]:
@@ -174,10 +127,6 @@ def common_findings(answers: list[tuple[Host, dict[str, Any]]]) -> Iterator[Host
             yield HostFinding("fault", host.name, subject, f"{_differing(theirs, expected)} as on {first.name}", remedy)
         if not others and subject in ("checkout", "packages"):
             yield HostFinding("ok", "all", subject, f"the same on {len(answers)} hosts: {expected}")
-    names = {route["interface"] for _, f in answers for route in f["routes"].values() if route.get("interface")}
-    if len(names) > 1:
-        remedy = "variables and flags with an interface apply to all hosts: give networks instead, or none"
-        yield HostFinding("warning", "all", "interface", f"named {' and '.join(sorted(names))}", remedy)
 
 
 def _packages(facts: dict[str, Any]) -> str:

@@ -5,18 +5,13 @@ I images of a batch, D feature width.
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from partial_fc.comm import SingleWorld
-from partial_fc.data.sample import still
-from partial_fc.embedding.sources import open_images
 from partial_fc.files import replacing
-from partial_fc.flags.facts import In, check_numbers
 from partial_fc.verbs.model.embed import ModelOptions
 
 if TYPE_CHECKING:
@@ -26,8 +21,8 @@ if TYPE_CHECKING:
 
 _BATCHES = (1, 5, 2)  # batch sizes that an ONNX file is tested with
 _BATCH_SIZE = 32
-# fp32: rounding of another summation order; fp16: 11 bits through a hundred layers. int8 is not limited.
-_SMALLEST_COSINE = {"onnx": 1 - 1e-5, "onnx_fp16": 0.999, "onnx_int8": -1.0}
+# fp32: rounding of another summation order; fp16: 11 bits through a hundred layers.
+_SMALLEST_COSINE = {"onnx": 1 - 1e-5, "onnx_fp16": 0.999}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,33 +38,23 @@ class ExportOptions(ModelOptions):
     """Write ONNX in fp32 here."""
     onnx_fp16: Path | None = None
     """Write ONNX with weights and arithmetic in fp16 here: half the size. Input and output stay fp32."""
-    onnx_int8: Path | None = None
-    """Write ONNX with 8-bit weights and values here: a quarter of the size; needs --calibrate."""
     torch: Path | None = None
     """Write arcface_torch's model.pt here: the weights under its names, for torch.load and load_state_dict."""
-    calibrate: Path | None = None
-    """Representative images, from which the range of each layer's 8-bit values is measured: a folder, a .rec, a
-    list."""
-    num_calibrate: Annotated[int, In(1)] = 256
-    """Number of calibration images, evenly spread over the set."""
     val: tuple[Path, ...] = ()
     """Verification sets (.bin): the accuracy of the model and of each ONNX file is printed beside each other."""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
         if not self.files():
-            raise ValueError("nothing to write: give --onnx, --onnx-fp16, --onnx-int8 or --torch, with a file's name")
+            raise ValueError("nothing to write: give --onnx, --onnx-fp16 or --torch, with a file's name")
         if len({path.absolute() for path in self.files().values()}) < len(self.files()):
             raise ValueError("two of the files to write are the same: give each a name of its own")
         for name, path in self.files().items():
             expected = (".pt", ".pth") if name == "torch" else (".onnx",)
             if path.suffix not in expected:
                 raise ValueError(f"--{name.replace('_', '-')} {path}: expected a name that ends in {expected[0]}")
-        if (self.onnx_int8 is None) != (self.calibrate is None):
-            raise ValueError("--onnx-int8 FILE and --calibrate IMAGES go together: give both, or none")
 
     def files(self) -> dict[str, Path]:
-        given = {"torch": self.torch, "onnx": self.onnx, "onnx_fp16": self.onnx_fp16, "onnx_int8": self.onnx_int8}
+        given = {"torch": self.torch, "onnx": self.onnx, "onnx_fp16": self.onnx_fp16}
         return {name: path for name, path in given.items() if path is not None}
 
 
@@ -83,7 +68,7 @@ def export(options: ExportOptions) -> None:
     if isinstance(model, VectorModel):
         if model.name == "none":
             raise ValueError(f"{model}: nothing to export: an embedding is the vector itself, scaled to length 1")
-        if options.torch or options.onnx_int8 or options.val:
+        if options.torch or options.val:
             raise ValueError(f"{model}: networks of vectors are exported by --onnx and --onnx-fp16 only, without --val")
     sets = [Verification(path, model.image_size, 2 * _BATCH_SIZE, flip=model.flip) for path in options.val]
     print(model)
@@ -98,7 +83,10 @@ def export(options: ExportOptions) -> None:
                 else:
                     if not fp32.exists():
                         onnx_model.write(model, fp32)
-                    _write_onnx(name, fp32, partial, model, options)
+                    if name == "onnx":
+                        shutil.copyfile(fp32, partial)
+                    else:
+                        onnx_model.write_fp16(fp32, partial)
                     forwards[name] = onnx_model.forward_of(partial, model.to_input)
                     difference = _compare(forwards[name], model, _SMALLEST_COSINE[name], path)
                 size = partial.stat().st_size
@@ -123,33 +111,6 @@ def _write_torch(model: "EmbeddingModel", path: Path) -> str:
     if again.keys() != weights.keys() or not all(torch.equal(again[name], t) for name, t in weights.items()):
         raise ValueError(f"{path}: reading it back gives other values: the disk or the memory is faulty")
     return f"{len(weights)} arrays under arcface_torch's names, equal when read again"
-
-
-def _write_onnx(name: str, fp32: Path, path: Path, model: "EmbeddingModel", options: ExportOptions) -> None:
-    from partial_fc.verbs.model import onnx_model
-
-    if name == "onnx":
-        shutil.copyfile(fp32, path)
-    elif name == "onnx_fp16":
-        onnx_model.write_fp16(fp32, path)
-    else:
-        assert options.calibrate is not None
-        images = _calibration(options.calibrate, options.num_calibrate, model)
-        onnx_model.write_int8(fp32, path, (onnx_model.to_array(image, model.to_input) for image in images))
-
-
-def _calibration(path: Path, count: int, model: "EmbeddingModel") -> "Iterator[Tensor]":
-    """Yields batches of images spread evenly over a set. Raises ValueError for an unusable one."""
-    from partial_fc.embedding.images import batches
-
-    source = open_images([path])
-    chosen = np.unique(np.linspace(0, len(source) - 1, count).astype(int)).tolist()
-    first = 0
-    for image_I3HW, bad in batches(chosen, lambda i: model.prepare(still(source.read(i))), model.blank, _BATCH_SIZE):
-        for i, error in bad.items():
-            raise ValueError(f"--calibrate {path}: image {source.key(chosen[first + i])}: {error}")
-        first += len(image_I3HW)
-        yield image_I3HW
 
 
 def _compare(forward: "Callable[[Tensor], Tensor]", model: "EmbeddingModel", smallest: float, path: Path) -> str:

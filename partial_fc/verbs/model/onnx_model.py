@@ -1,4 +1,4 @@
-"""A trained backbone as ONNX, by torch.onnx, also in fp16 and int8, compared in onnxruntime.
+"""A trained backbone as ONNX, by torch.onnx, also in fp16, compared in onnxruntime.
 
 I images of a batch, D feature width.
 """
@@ -123,37 +123,6 @@ def write_fp16(source: Path, path: Path) -> None:
             node.op_type = "LeakyRelu"
             node.attribute.append(onnx.helper.make_attribute("alpha", 0.0))
     _save(proto, path)
-
-
-def write_int8(source: Path, path: Path, batches: Iterator[NDArray[np.float32]]) -> None:
-    """Writes it with 8-bit weights, one scale a channel, and 8-bit activations, whose ranges are calibrated with
-    `batches` of network inputs."""
-    package("onnxruntime")
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-    from onnxruntime.quantization.shape_inference import quant_pre_process
-
-    class Reader(CalibrationDataReader):  # type: ignore[misc, unused-ignore]
-        def get_next(self) -> dict[str, NDArray[np.float32]] | None:
-            batch = next(batches, None)
-            return None if batch is None else {INPUT: batch}
-
-    prepared = path.with_name(path.name + ".prepared")
-    try:
-        with _quiet():
-            quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
-            quantize_static(
-                str(prepared),
-                str(path),
-                Reader(),
-                quant_format=QuantFormat.QDQ,
-                per_channel=True,
-                reduce_range=True,  # without VNNI, pairs of 8-bit products are summed in 16 bits, and saturate
-                activation_type=QuantType.QInt8,
-                weight_type=QuantType.QInt8,
-            )
-        _save(package("onnx").load(str(path)), path)
-    finally:
-        prepared.unlink(missing_ok=True)
 
 
 def forward_of(path: Path, contract: InputContract) -> Callable[[Tensor], Tensor]:

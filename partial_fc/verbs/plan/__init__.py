@@ -1,1 +1,1 @@
-"""Time and memory of the head: measured (`partial-fc bench`), or predicted (`partial-fc plan`)."""
+"""Time and memory of the head: measured (`partial-fc plan`), or predicted (`partial-fc plan`)."""

@@ -56,9 +56,8 @@ def page(run: RunFacts) -> str:
         "flags": _as_flags,
         "percent": lambda share: f"{100 * share:.2f} %",
         "shell": lambda words: shlex.join(map(str, words)),
-        "when": lambda time, form: datetime.fromtimestamp(time).astimezone().strftime(form),
     }
-    scores = run.history.scores()
+    scores = run.scores
     curves, num_points = _curves(run)
     unit, rates = _speed(run)
     # A single dot adds nothing to the table.
@@ -92,12 +91,7 @@ def _headline(run: RunFacts) -> str:
     data = (run.values.get(flag) for flag in ("rec", "train_data", "train_list", "data_dir", "dataset"))
     what += [str(value) for value in data if value and value != "custom"][:1]
     total = run.total_steps
-    if run.is_finished:
-        state = "finished"
-    elif run.history.ended == "stopped":
-        state = "stopped by request"
-    else:
-        state = "not finished"
+    state = "finished" if run.is_finished else "not finished"
     steps = f"step {run.last_step:,}" + (f" of {total:,}" if total else "")
     when = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
     return f"{', '.join(what)}: {state}, {steps}. Written {when}."
@@ -109,7 +103,7 @@ def _last_tenth(run: RunFacts) -> int:
 
 
 def _cards(run: RunFacts) -> dict[str, str]:
-    cards = {name: f"{100 * marks[-1][1]:.2f} %" for name, marks in run.history.scores().items()}
+    cards = {name: f"{100 * marks[-1][1]:.2f} %" for name, marks in run.scores.items()}
     if not cards:
         cards = {name: f"{100 * score:.2f} %" for name, score in run.result.get("best", {}).items()}
     if len(run.loss_N3):
@@ -153,20 +147,19 @@ def _last_values(run: RunFacts) -> dict[str, str]:
 
 def _speed(run: RunFacts) -> tuple[str, list[Any]]:
     """Returns (images or samples, their rates as (step, rate))."""
-    series = {unit: run.history.series(f"speed/{unit}_per_s") for unit in ("samples", "images")}
+    series = {unit: run.scalars.get(f"speed/{unit}_per_s", []) for unit in ("samples", "images")}
     unit = "samples" if "samples_per_s" in run.result or series["samples"] else "images"
     return unit, series[unit]
 
 
 def _time_shares(run: RunFacts) -> dict[str, float]:
     parts: dict[str, float] = {}
-    before = 0
-    for row in run.history.scalars:
-        shares = {name: share for name, share in row.items() if name.startswith("time/") and share is not None}
-        for name, share in shares.items():  # each covers the steps since the row before
-            part = name.removeprefix("time/")
-            parts[part] = parts.get(part, 0.0) + share * max(1, row["step"] - before)
-        before = row["step"] if shares else before
+    for name, rows in run.scalars.items():
+        if name.startswith("time/"):
+            steps = [0, *(step for step, _ in rows)]  # each share covers the steps since the row before
+            parts[name.removeprefix("time/")] = sum(
+                share * max(1, step - before) for before, (step, share) in zip(steps[:-1], rows, strict=True)
+            )
     return parts
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from partial_fc.checkpoint.folders import MANIFEST, complete
 from partial_fc.files import read_manifest
-from partial_fc.train.record.curve import History, read_history, read_losses
+from partial_fc.train.record.curve import read_losses, read_scalars
 
 _LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) rank (\d+) ([A-Z]) (.*)")
 # Log lines of events that a person looks for afterwards.
@@ -33,7 +33,7 @@ _TITLES = {
     "mistakes": "The most confident mistakes",
     "neighbours": "Searched images and the nearest ones",
 }
-_ELSEWHERE = ("loss", "first_batch")
+_ELSEWHERE = "first_batch"
 
 
 @dataclass
@@ -45,7 +45,7 @@ class RunFacts:
     values: dict[str, Any]
     differs: dict[str, Any] | None
     result: dict[str, Any]
-    history: History
+    scalars: dict[str, list[tuple[int, float]]]  # (step, value) by name, as TensorBoard has them
     loss_N3: NDArray[np.float64]  # step, loss, learning rate
     checkpoints: list[tuple[Path, dict[str, Any]]]  # with their manifests
     trouble: Counter[str] = field(default_factory=Counter)
@@ -63,7 +63,12 @@ class RunFacts:
 
     @property
     def total_steps(self) -> int | None:
-        return self.history.starts[-1].get("total_steps") if self.history.starts else self.result.get("steps")
+        return self.result.get("steps") or self.values.get("max_steps")
+
+    @property
+    def scores(self) -> dict[str, list[tuple[int, float]]]:
+        """(step, score) by evaluated set."""
+        return {name.removeprefix("score/"): rows for name, rows in self.scalars.items() if name.startswith("score/")}
 
     @property
     def last_step(self) -> int:
@@ -89,7 +94,7 @@ def read_run(root: Path) -> RunFacts:
             "run's --models-root"
         )
     found = RunFacts(
-        root, start, values, start.get("differs"), result, read_history(root), read_losses(root), checkpoints
+        root, start, values, start.get("differs"), result, read_scalars(root), read_losses(root), checkpoints
     )
     _read_logs(found)
     for pattern in ("non-finite/*.json", "spikes/*.jsonl"):
@@ -99,7 +104,7 @@ def read_run(root: Path) -> RunFacts:
     afterwards = sorted([*root.glob("evaluat*/*.png"), *root.glob("search*/*.png")])
     again = {path.stem for path in afterwards}  # a later evaluation replaces training's picture
     for path in [*(path for path in sorted(root.glob("*.png")) if path.stem not in again), *afterwards]:
-        if path.stem not in _ELSEWHERE:
+        if path.stem != _ELSEWHERE:
             where = "" if path.parent == root else f" ({path.parent.name})"
             title = _TITLES.get(path.stem, path.stem.replace("_", " ").capitalize())
             found.pictures.append((title + where, path.read_bytes()))

@@ -1,5 +1,6 @@
 """GluonCV's lists of videos, `path num_frames label` a line: a source, and a writer."""
 
+import glob
 import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.sample import Sample, Source
+from partial_fc.file_kind import TEXT, kind_of_file
 from partial_fc.files import regular, replacing
 
 from .frames import FrameFolder, VideoFile
@@ -30,7 +32,9 @@ class ClipList(Source):
         self.num_classes = num_classes
         self.names: list[str] = []
         numbers = []
-        with open(list_file, encoding="utf-8", errors="surrogateescape", opener=regular) as file:
+        if (kind := kind_of_file(list_file)) not in (TEXT, ""):
+            raise ValueError(f"{list_file} is {kind}; expected a list of videos, `{_COLUMNS}` a line")
+        with open(list_file, encoding="utf-8-sig", errors="surrogateescape", opener=regular) as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     name, *values = self._parse(number, line)
@@ -42,18 +46,11 @@ class ClipList(Source):
 
     def _parse(self, number: int, line: str) -> tuple[str, int, int]:
         words, where = line.split(), f"{self.list_file}, line {number}"
-        if len(words) < 3:
-            raise ValueError(
-                f"{where}: {len(words)} columns, {line.strip()[:200]!r}; expected `{_COLUMNS}`. Lists of videos that "
-                "have two, path and label, get their third from `partial-fc data kinetics`; with --video-loader any "
-                "number of frames will do"
-            )
-        name, num_frames, label = words[0], words[1], words[2]
+        name, num_frames, label = (*words, "", "", "")[:3]
         are_counts = all(word.isdecimal() and len(word) <= _MOST_DIGITS for word in (num_frames, label))
         if not are_counts or (not self.videos and int(num_frames) < 1):
-            raise ValueError(
-                f"{where}: {line.strip()[:200]!r}; expected `{_COLUMNS}`, two whole numbers after the path"
-            )
+            count = f"{len(words)} columns, " if len(words) < 3 else ""
+            raise ValueError(f"{where}: {count}{line.strip()[:200]!r}; expected `{_COLUMNS}`. {_why_not(words)}")
         if int(label) >= self.num_classes:
             raise ValueError(
                 f"{where}: label {label}; expected 0 to {self.num_classes - 1} (--num-classes {self.num_classes})"
@@ -89,12 +86,39 @@ class ClipList(Source):
         """Raises ValueError that names videos missing on this host; most: how many to check, spread over the list."""
         looked_at = np.unique(np.linspace(0, len(self) - 1, min(most, len(self))).astype(int)).tolist()
         if missing := self.missing(looked_at):
-            what, flag = ("files", "without") if self.videos else ("folders of frames", "with")
+            what = "files" if self.videos else "folders of frames"
             raise ValueError(
                 f"{socket.gethostname()}: of {len(looked_at):,} {what} of {self.list_file} that were looked for, "
-                f"{len(missing):,} are not there, such as {', '.join(missing[:3])}; expected them below --data-dir "
-                f"{self.data_dir}, at the same path on every host (or {flag} --video-loader?)"
+                f"{len(missing):,} are not there, such as {', '.join(missing[:3])}; {self._why_missing(missing[0])}"
             )
+
+    def _why_missing(self, path: str) -> str:
+        stem, first = path.removesuffix(".mp4"), self.names[0].partition("/")[0]
+        if not self.data_dir.is_dir():
+            return f"--data-dir {self.data_dir} is no folder of this host"
+        if self.videos and os.path.isdir(stem):
+            return f"{stem} is a folder: leave out --video-loader for frames"
+        if os.path.isfile(path) or os.path.isfile(f"{path}.mp4"):
+            return "videos are there: give --video-loader"
+        if first and first == self.data_dir.name:
+            return f"the list's paths begin with {first}, where --data-dir ends: give --data-dir {self.data_dir.parent}"
+        if others := sorted(Path(stem).parent.glob(f"{glob.escape(Path(stem).name)}.*")):
+            return f"{others[0].name} is there: the list has to name its ending"
+        return f"expected them below --data-dir {self.data_dir}, at the same path on every host"
+
+
+def _why_not(words: list[str]) -> str:
+    """Returns what is wrong with the words of a line."""
+    if len(words) < 3 and any("," in word for word in words):
+        return "Commas separate its columns; blanks have to"
+    if len(words) == 2:
+        return (
+            "Path and label get the number of frames from `partial-fc data kinetics`; with --video-loader any number "
+            "will do"
+        )
+    if len(words) > 3 and all(word.isdecimal() for word in words[-2:]):
+        return "The path has a blank, which separates columns: rename it"
+    return "Two whole numbers follow the path; there is at least one frame"
 
 
 def write_list(path: Path, lines: Iterable[tuple[str, int, int]]) -> None:

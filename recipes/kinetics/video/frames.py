@@ -3,6 +3,7 @@ PyAV. `read` opens files and closes them when done."""
 
 import itertools
 import os
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from partial_fc.data.decode import decode
 from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord
+from partial_fc.file_kind import TEXT, it_is, kind_of_file
 from partial_fc.files import read_bytes, regular
 
 try:
@@ -43,11 +45,19 @@ class FrameFolder:
             try:
                 image = decode(read_bytes(self.path / name, MAX_FILE_BYTES))
             except FileNotFoundError:
-                raise BadRecord(f"{name}: not found; the list says {self.num_frames} frames") from None
+                raise BadRecord(f"{name}: not found; {self._there()}") from None
             except (OSError, BadRecord) as error:
                 raise BadRecord(f"{name}: {error}") from None
             self.num_decoded += 1
             yield number, image
+
+    def _there(self) -> str:
+        if not self.path.is_dir():
+            return "its folder is not there"
+        names = sorted(entry.name for entry in os.scandir(self.path))
+        frames = [name for name in names if re.fullmatch(r"img_\d{5}\.jpg", name)]
+        others = f"files are named as {names[0]!r}" if names else "the folder is empty"
+        return f"the list says {self.num_frames} frames, the folder has {len(frames)}" if frames else others
 
 
 class _Index(NamedTuple):
@@ -90,7 +100,9 @@ class VideoFile:
         except FileNotFoundError:
             raise BadRecord("not found") from None
         except (FFmpegError, OSError) as error:
-            raise BadRecord(f"no video that FFmpeg can read: {error.strerror or error}") from None
+            kind = "; it is text" if kind_of_file(self.path) == TEXT else it_is(self.path)
+            kind = kind.replace("it is a video", "it begins as a video: damaged or cut short")
+            raise BadRecord(f"no video that FFmpeg can read: {error.strerror or error}{kind}") from None
         except UnicodeDecodeError as error:  # a title, or another text in it
             raise BadRecord(f"no video that PyAV can read: {error}") from None
 
@@ -172,8 +184,9 @@ def _index(seen: list[tuple[int | None, bool, bool]]) -> _Index:
 
 
 def _check_length(path: Path) -> None:
-    """Raises BadRecord for an MP4 or MOV whose last box exceeds the file: FFmpeg would read what there is."""
-    size = path.stat().st_size
+    """Raises BadRecord for an MP4 or MOV whose last box exceeds the file: FFmpeg would read what there is. And for one
+    without the box that recorders write last."""
+    size, kinds = path.stat().st_size, set[bytes]()
     with open(path, "rb", opener=regular) as file:
         at = 0
         while at + 8 <= size:
@@ -188,7 +201,10 @@ def _check_length(path: Path) -> None:
                 return
             if length < 8 or at + length > size:
                 raise BadRecord(
-                    f"cut short: box {kind.decode('latin-1')} at byte {at:,} says {length:,} bytes; the file has "
-                    f"{size:,} in all"
+                    f"{'damaged' if length < 8 else 'cut short'}: box {kind.decode('latin-1')} at byte {at:,} says "
+                    f"{length:,} bytes; the file has {size:,} in all"
                 )
+            kinds.add(kind)
             at += length
+    if kinds and not kinds & {b"moov", b"meta"}:  # a picture (HEIC, AVIF) has the latter
+        raise BadRecord("no moov box, which a recorder writes last: its recording has not ended")

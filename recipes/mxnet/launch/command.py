@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from partial_fc import errors, supervisor, terminal
+from partial_fc.comm.launch.hosts import Host
 from partial_fc.findings import counted
 from partial_fc.flags.command_line import parse
-from partial_fc.verbs.doctor.hosts import Host
 
 from . import queues, shell
 from .job import Plan, Task, is_secret, plan

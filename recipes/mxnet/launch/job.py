@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from partial_fc.comm.launch.hosts import COUNT, HOST_FILE_BYTES, NAME, Host
 from partial_fc.files import read_text
-from partial_fc.verbs.doctor.hosts import COUNT, HOST_FILE_BYTES, NAME, Host
 
 from . import shell
 from .options import OURS, LaunchOptions

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from partial_fc.verbs.doctor.hosts import Host
+from partial_fc.comm.launch.hosts import Host
 
 from . import shell
 from .job import Plan, Task, own_interface

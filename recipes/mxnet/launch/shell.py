@@ -10,7 +10,7 @@ import base64
 import shlex
 from collections.abc import Mapping, Sequence
 
-from partial_fc.verbs.doctor.hosts import Host
+from partial_fc.comm.launch.hosts import Host
 
 SSH_OPTIONS = (
     *("-o", "BatchMode=yes"),  # never asks

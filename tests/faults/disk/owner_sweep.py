@@ -1,4 +1,4 @@
-"""The record that says whose a folder is: taken over from a run that is gone, kept, handed on within a run, removed."""
+"""The record that says whose a folder is: taken over from a run that is gone, kept, removed."""
 
 from pathlib import Path
 
@@ -29,6 +29,9 @@ class OwnerSweep(Sweep):
             except OSError as error:
                 said.append(describe(error))
                 self.disk.heal()
+                for path in lock._records(self.root):  # a run whose start has failed ends, and its record is stale
+                    if (found := lock._read(path)) and found.run == "run":
+                        path.unlink()
                 self._act()
         self.disk.rank(-1)
         return said
@@ -38,13 +41,9 @@ class OwnerSweep(Sweep):
         try:
             mine.check()
             lock._rewrite(mine.find(), mine.record, 1)
+            mine.release()
         finally:
-            mine.stop()
-        again, _ = lock.acquire(self.root, "run")
-        try:
-            again.check()
-        finally:
-            again.release()
+            mine._ended.set()
 
     def check(self, tree: Tree, promised: bool) -> None:
         """Nothing can be promised of a record but that it is read for what it is."""

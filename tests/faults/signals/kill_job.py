@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
         def paced(run: Any) -> int:
             from partial_fc.data.loader import Loader
 
-            # Here, since what was started may be the restart agent of what trains, and with it the rank may change.
+            # Here, since what was started may be the supervisor of what trains.
             _write(here / f"rank-{run.world.rank}", f"{os.getpid()} {socket.gethostname()}")
             unpaced = Loader.__next__
             Loader.__next__ = _at_pace(unpaced, here / "pace")  # type: ignore[method-assign]

@@ -42,21 +42,14 @@ class Launch:
 
 
 _GLOO = ["horovodrun", "--gloo", "-np", "2", "-H", "localhost:2"]
-_ELASTIC = shlex.split(
-    "horovodrun -np 2 --min-np 1 --max-np 2 --host-discovery-script hosts/discover.sh --network-interfaces lo"
-)
 _LAUNCH = [sys.executable, *shlex.split("-m partial_fc launch --launcher local -n 2 -s 0")]
 _RESTARTS = ["--restarts", "99"]
 LAUNCHES = {
     "own launch": Launch([*_TRAIN, "--gpus", "2"]),
-    "own launch, --restarts": Launch([*_TRAIN, "--gpus", "2", *_RESTARTS], ("launcher", "restart agent")),
+    "own launch, --restarts": Launch([*_TRAIN, "--gpus", "2", *_RESTARTS]),
     "horovodrun --gloo": Launch([*_GLOO, *_TRAIN], ("launcher", "helper")),
     "horovodrun --mpi": Launch(
         ["horovodrun", "--mpi", "-np", "2", "-H", "localhost:2", *_TRAIN], ("launcher", "helper")
-    ),
-    "horovodrun, elastic": Launch([*_ELASTIC, *_TRAIN], ("launcher", "helper")),
-    "horovodrun, elastic, --restarts": Launch(
-        [*_ELASTIC, *_TRAIN, *_RESTARTS], ("launcher", "helper", "restart agent")
     ),
     "run.sh": Launch(["bash", "run.sh"], ("supervisor", "launcher")),
     "run.sh --restarts": Launch(["bash", "run.sh", *_RESTARTS], ("supervisor", "launcher")),

@@ -17,10 +17,10 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from partial_fc import errors
+from partial_fc.comm.launch import hosts as doctor_hosts
+from partial_fc.comm.launch.hosts import Host
 from partial_fc.flags.command_line import parse
 from partial_fc.flags.facts import PORT, In, check_numbers
-from partial_fc.verbs.doctor import hosts as doctor_hosts
-from partial_fc.verbs.doctor.hosts import Host
 
 from .compare import Comparison, compare
 from .faults import Faults

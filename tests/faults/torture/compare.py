@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from partial_fc.checkpoint.folders import MANIFEST, newest
-from partial_fc.train.record.curve import read_history, read_losses
+from partial_fc.train.record.curve import read_losses, read_scalars
 
 # loss.csv has nine digits, which limits the comparison.
 _NINE_DIGITS = 1e-8
@@ -21,7 +21,7 @@ class Comparison:
     differing: int
     """Steps whose losses differ in loss.csv's nine digits by more than the last."""
     in_full: int
-    """Steps that both runs have logged (--frequent), with all digits of the loss and the position in the data."""
+    """Steps that both runs have logged (--frequent), with the loss in fp32 and the position in the data."""
     largest_difference: float
     """Relative, of those; of the nine digits where none is logged by both."""
     problems: tuple[str, ...]
@@ -71,12 +71,10 @@ def _relative(a: Any, b: Any) -> Any:
 
 
 def _in_full(root: Path) -> dict[int, tuple[float, float]]:
-    """Returns step -> (loss, position in epochs) of the valid log lines."""
-    return {
-        row["step"]: (row["train/loss"], row["train/epoch"])
-        for row in read_history(root).scalars
-        if isinstance(row.get("train/loss"), float) and isinstance(row.get("train/epoch"), int | float)
-    }
+    """Returns step -> (loss, position in epochs), as TensorBoard has them."""
+    scalars = read_scalars(root)
+    epochs = dict(scalars.get("train/epoch", []))
+    return {step: (loss, epochs[step]) for step, loss in scalars.get("train/loss", []) if step in epochs}
 
 
 def _ends(undisturbed: Path, disturbed: Path) -> list[str]:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from random import Random
 from typing import Any, TextIO
 
-from partial_fc.verbs.doctor.hosts import Host, HostError
+from partial_fc.comm.launch.hosts import Host, HostError
 
 from . import victims
 

@@ -18,8 +18,6 @@ MARK = "python -m tests.faults.torture: "
 _RANKS = tuple(
     name.encode() for name in ("HOROVOD_RANK=", "OMPI_COMM_WORLD_RANK=", "PMI_RANK=", "SLURM_PROCID=", "RANK=")
 )
-# The name of the restart agent of a rank (--restarts) (comm/launch/restart_agent.py): a launcher, it does not train.
-_KEEPER = "partial-fc keep"
 
 
 def processes(folder: str) -> dict[int, bool]:
@@ -33,14 +31,15 @@ def processes(folder: str) -> dict[int, bool]:
             if entry.stat().st_uid == os.getuid() and _is_of(folder, words):
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
                 if state not in "ZX":
-                    is_keeper = (entry / "comm").read_text().strip() == _KEEPER
-                    found[int(entry.name)] = not is_keeper and _is_rank(words, (entry / "environ").read_bytes())
+                    found[int(entry.name)] = _is_rank(words, (entry / "environ").read_bytes())
     return found
 
 
 def _is_rank(words: list[str], environ: bytes) -> bool:
     if not os.path.basename(words[0]).startswith("python"):
         return False
+    if any(word.startswith("--restarts") for word in words):  # else it is their supervisor (comm/launch/spawn.py)
+        return any(variable.startswith(b"PARTIAL_FC_PARENT=") for variable in environ.split(b"\0"))
     if any(variable.startswith(_RANKS) for variable in environ.split(b"\0")):
         return True
     began = [os.path.basename(words[1]), *words[2:4]]

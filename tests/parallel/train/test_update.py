@@ -52,7 +52,7 @@ def job_of(world, mode="fp32", compression="none", sample_rate=0.3, clip=0.0, de
         settings=Settings(clip=clip),
         guards=Guards(),
         saver=NotImplemented,
-        commits=NotImplemented,
+        name="",
         at=RunState(),
         line=StepLine(1, 10, 40),
         models_root=Path(),

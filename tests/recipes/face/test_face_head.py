@@ -94,8 +94,8 @@ def test_resume_continues_bit_by_bit(resumed, name):
     assert rows[1] == rows[0][2:]
     folders = [root / "checkpoints/step-00000004" for root in (whole, rest)]
     manifests = [json.loads((folder / "manifest.json").read_text()) for folder in folders]
-    assert manifests[0]["head"] == manifests[1]["head"]
-    assert bool(manifests[0]["head"]["margin"]) == ("adaface" in name or "curricularface" in name)
+    assert manifests[0]["tables"] == manifests[1]["tables"]
+    assert bool(manifests[0]["tables"][""]["head"]["margin"]) == ("adaface" in name or "curricularface" in name)
     model = load_file(whole / "model.safetensors")
     assert all(t.dtype in (torch.float32, torch.int64) for t in model.values())
     assert manifests[0].get("loss_scaler") == manifests[1].get("loss_scaler")

@@ -2,17 +2,12 @@
 
 import json
 import math
-import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
-from partial_fc.checkpoint import Saver
-from partial_fc.comm.elastic import HostsChanged
-from partial_fc.train.guards.commits import Commits
-from recipes.face import main as recipe
-from tests.recipes.conftest import SMALL, change_manifest, face, losses, same_tensors, train_several
+from tests.recipes.conftest import change_manifest, face, losses, same_tensors, train_several
 from tests.recipes.launch import endings, several
 
 FLAGS = "--max-steps 14 --batch-size 8 --checkpoint-every 5 --val-targets --dropout 0.1 --image-size 24"
@@ -110,18 +105,3 @@ def test_a_spike_is_told_and_its_records_written_down(runs):
     for rank in (0, 1):
         (line,) = (root / f"spikes/rank-{rank:05d}.jsonl").read_text().splitlines()
         assert json.loads(line)["step"] == 12
-
-
-@pytest.mark.parametrize("every", [0, 1])
-def test_hosts_that_change_cost_one_checkpoint(glyphs, tmp_path, monkeypatch, every):
-    """... also at a step that has one anyway: written again it would not count for a while."""
-    begun = []
-    begin = Saver.begin
-    monkeypatch.setattr(Commits, "hosts_changed", property(lambda _: True))
-    monkeypatch.setattr(Saver, "begin", lambda *given: begun.append(given[1].step) or begin(*given))
-    words = ["--models-root", str(tmp_path), "--dataset", "glyphs", "--rec", str(glyphs), *SMALL]
-    flags = f"--max-steps 4 --batch-size 8 --val-targets --checkpoint-every {every} --commit-every 0"
-    with pytest.raises(HostsChanged, match="all ranks leave after step 1"):
-        recipe.main([*words, *shlex.split(flags)])
-    assert begun == [1]
-    assert (tmp_path / "checkpoints/step-00000001/COMPLETE").exists()

@@ -15,16 +15,7 @@ import torch
 
 from partial_fc.checkpoint import lock
 from tests.faults.ranks import steps_done
-from tests.recipes.conftest import (
-    ENCODER,
-    SMALL,
-    change_manifest,
-    losses,
-    result,
-    same_tensors,
-    train_here,
-    train_several,
-)
+from tests.recipes.conftest import ENCODER, SMALL, losses, result, same_tensors, train_here, train_several
 from tests.recipes.launch import here
 from tests.unit.models.test_arcface_torch_config import SERVER
 
@@ -42,25 +33,6 @@ def test_resume_continues_bit_by_bit(glyphs, tmp_path):
     assert result(parts)["steps"] == 8
     assert same_tensors(*(root / "checkpoints/step-00000008" for root in (whole, parts))) == 4
     assert same_tensors(whole, parts) == 1
-
-
-def test_a_checkpoint_of_version_0_1_goes_on(glyphs, tmp_path):
-    """Bit by bit. Its manifest has no more than the flags to say of which model it is."""
-    flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --lr-scheduler constant --warmup-steps 0"
-    flags += " --max-steps"
-    train_here(tmp_path / "whole", f"{flags} 4 --precision fp16")
-    train_here(tmp_path / "parts", f"{flags} 2 --precision fp16")
-
-    def old(manifest: dict) -> dict:
-        del manifest["configuration"]["lr_steps"]  # not every flag was there
-        return {name: fact for name, fact in manifest.items() if name not in ("recipe", "contract", "num_overflows")}
-
-    change_manifest(tmp_path / "parts/checkpoints/step-00000002", old)
-    with pytest.raises(ValueError, match=r"--embedding-size 32, this run has 16"):
-        train_here(tmp_path / "parts", f"{flags} 4 --precision fp16 --embedding-size 16")
-    assert "not the same run" not in train_here(tmp_path / "parts", f"{flags} 4 --precision fp16")
-    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-    same_tensors(*(tmp_path / part / "checkpoints/step-00000004" for part in ("whole", "parts")))
 
 
 def test_one_process_then_three_give_the_curve_of_one(glyphs, tmp_path):

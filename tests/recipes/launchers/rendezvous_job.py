@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
 def train(arguments: list[str]) -> int:
     # Imported here: what only adds up starts sooner without.
     from partial_fc.train.begin.start import launch
-    from partial_fc.train.run import run_in_worlds
+    from partial_fc.train.run import run_recipe
     from recipes.mnist import main as mnist
 
     @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ def train(arguments: list[str]) -> int:
 
     config = tyro.cli(Config, args=arguments)
     status = launch(config)
-    return run_in_worlds("mnist", config, [], mnist.train_here, bare=True) if status is None else status
+    return run_recipe("mnist", config, [], mnist.train_here, bare=True) if status is None else status
 
 
 if __name__ == "__main__":

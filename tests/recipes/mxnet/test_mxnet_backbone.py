@@ -60,7 +60,7 @@ def test_features_gradients_and_statistics_are_those_of_torch(mx, name):
 def test_a_symbol_has_the_arrays_of_insightface(mx, name, arguments, states):
     with torch.device("meta"):
         net = models.build(name)
-    symbol = mx.sym.load_json(symbol_json(net, as_torch=True))
+    symbol = mx.sym.load_json(symbol_json(net))
     theirs = mxnet_names(net)
     shapes, _, state_shapes = symbol.infer_shape(data=(1, 3, 112, 112))
     for kind, names, sizes, expected in (

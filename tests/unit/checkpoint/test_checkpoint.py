@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from partial_fc import checkpoint
 from partial_fc.checkpoint.folders import newest
 from partial_fc.checkpoint.read import Damaged
-from partial_fc.head import AdaFace, CosFace, CurricularFace, HardNegatives, PartialFC, Storage
+from partial_fc.head import AdaFace, CosFace, CrossEntropy, CurricularFace, HardNegatives, PartialFC, Storage
 from partial_fc.head.rows import RowAdagrad
 from partial_fc.verbs.plan.machine import PeakMemory
 from tests.unit.stored_checkpoints import D, OneOf, whole
@@ -233,3 +233,13 @@ def test_facts_come_back_and_nan_is_null(tmp_path):
     assert (found.step, found.manifest["position"]) == (4, 123)
     assert found.manifest["best"] == {"lfw": 0.5, "none": None}
     assert torch.equal(found.backbone()["w"], torch.ones(2))
+
+
+def test_a_head_without_rows_has_no_part_of_a_checkpoint(tmp_path):
+    head = CrossEntropy(3)
+    head.world = OneOf(0, 1)
+    folder = save(tmp_path, 3, [head])
+    assert not list(folder.glob("head-*"))
+    read = checkpoint.Checkpoint(folder)
+    assert read.manifest == {"format": 5, "step": 3, "world_size": 1, "tables": {}, "head": {}}
+    assert read.load_head(head) == []

@@ -129,7 +129,7 @@ def test_a_schedule_that_cannot_be_is_refused_by_name(tmp_path, facts, message):
     head = trained(tmp_path, optimizer=SGD)
     schedule = {**head.facts()["schedule"], **facts}
     stored = checkpoint.Checkpoint(tmp_path / "step-00000009")
-    stored.manifest["head"]["schedule"] = json.loads(json.dumps(schedule))
+    stored.manifest["tables"][""]["head"]["schedule"] = json.loads(json.dumps(schedule))
     with pytest.raises(ValueError, match=message) as error:
         list(rows_now(stored).parts())
     assert "step-00000009" in str(error.value)

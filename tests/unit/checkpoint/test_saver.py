@@ -212,4 +212,4 @@ def test_in_a_folder_that_is_another_run_s_nothing_is_marked_or_removed(tmp_path
             assert saver.last_failed
             assert isinstance(saver.lost, LostLock)
     assert [folder.name for folder in checkpoint.complete(tmp_path)] == ["step-00000001"]
-    owner.stop()
+    owner.release()

@@ -1,4 +1,4 @@
-"""Heads with several tables of class centres: every one is in checkpoints and commits, or the head is refused."""
+"""Heads with several tables of class centres: every one is in checkpoints, or the head is refused."""
 
 import json
 import shutil
@@ -9,8 +9,6 @@ import torch
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.folders import mark
-from partial_fc.checkpoint.peer.commits import PeerCopies, ProcessState
-from partial_fc.checkpoint.peer.restore import recover
 from partial_fc.checkpoint.read import Damaged
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, CrossEntropy, HardNegatives, PartialFC, check_head
@@ -31,7 +29,7 @@ def head_of(world) -> TwoHeads:
 
 def taken(head, world) -> checkpoint.Snapshot:
     state = {"w": torch.full((3,), float(head.num_steps))}
-    return checkpoint.capture(head.num_steps, state, {}, {}, head, {"position": 9}, world=world, checksums=True)
+    return checkpoint.capture(head.num_steps, state, {}, {}, head, {"position": 9}, world=world)
 
 
 def trained(world) -> TwoHeads:
@@ -170,33 +168,6 @@ def test_a_manifest_that_says_nonsense_of_its_tables_is_refused(stored, said):
     found.manifest |= said
     with pytest.raises(ValueError, match=r"manifest\.json says"):
         found.check_share(0, 1)
-
-
-@pytest.mark.parametrize(("size", "lost"), [(2, None), (1, 1), (3, 0)])
-def test_commits_have_every_table(tmp_path, size, lost):
-    """Copies travel while the head is trained on; then a rank of two is lost, and there are `size` ranks."""
-    memories = [ProcessState() for _ in range(2)]
-
-    def commit(world):
-        head, copies = trained(world), PeerCopies(memories[world.rank], world, every=4)
-        copies.begin(taken(head, world))
-        while copies.under_way:
-            copies.start_step()
-            one_step(head, world, C, SIZE)
-            copies.end_step()
-
-    in_world(2, commit)
-    left = [memory for rank, memory in enumerate(memories) if rank != lost]
-    left = (left + [ProcessState() for _ in range(size)])[:size]
-
-    def resume(world):
-        head, found = head_of(world), recover(left[world.rank], world, tmp_path)
-        assert found is not None
-        found.load_head(head)
-        assert head.num_steps == head.fine.num_steps == head.pairs.num_steps == STEP
-        return whole(head, world)
-
-    check_equal(in_world(size, resume)[0], size)
 
 
 # ---- heads that are refused

@@ -1,14 +1,13 @@
 """horovodrun as patches/horovod changes it: the words of the command are the command's, and it ends."""
 
-import subprocess
 import sys
-import threading
 
 import pytest
 
+from partial_fc import comm
+from partial_fc.errors import RefusedByAll
+
 launch = pytest.importorskip("horovod.runner.launch")
-from horovod.runner.elastic.driver import ElasticDriver  # noqa: E402
-from horovod.runner.elastic.registration import WorkerStateRegistry  # noqa: E402
 
 
 def parsed(words: str, monkeypatch):
@@ -37,15 +36,25 @@ def test_the_two_words_that_everybody_types_first(monkeypatch, capsys):
     assert "[X] PyTorch" in capsys.readouterr().out
 
 
-def test_an_elastic_job_on_one_host_says_what_it_waits_for(tmp_path):
-    (tmp_path / "discover").write_text("#!/bin/sh\necho localhost:2\n")
-    (tmp_path / "discover").chmod(0o755)
-    words = f"-np 2 --min-np 2 --elastic-timeout 1 --host-discovery-script {tmp_path}/discover true"
-    horovodrun = [sys.executable, "-m", "horovod.runner.launch", *words.split()]
-    done = subprocess.run(horovodrun, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert done.stderr.startswith("horovodrun waits for a second host")
-    assert "--network-interfaces NAME" in done.stderr
+@pytest.mark.parametrize("flags", ["--min-np 2", "--max-np 4", "--host-discovery-script hosts.sh"])
+def test_the_elastic_mode_is_refused_in_one_line_that_names_torchrun(monkeypatch, capsys, flags):
+    """Its store unpickles what anybody sends (CVE-2024-10190)."""
+    with pytest.raises(SystemExit) as ended:
+        parsed(f"-np 2 {flags} bash config.sh", monkeypatch)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "torchrun --nnodes=1:2 --max-restarts=100" in line
+    assert "docs/reliability.md" in line
+
+
+def test_a_released_horovodrun_s_elastic_mode_is_refused_by_its_processes(monkeypatch):
+    for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"):
+        monkeypatch.setenv(f"HOROVOD_{name}", str(int("SIZE" in name)))
+    monkeypatch.setenv("HOROVOD_CONTROLLER", "gloo")
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    with pytest.raises(RefusedByAll, match=r"torchrun --nnodes=1:2 --max-restarts=100") as refused:
+        comm.init()
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("home", ["usable", "missing", "refused"])
@@ -65,80 +74,3 @@ def test_checks_are_kept_only_where_there_is_a_home(tmp_path, monkeypatch, home)
     monkeypatch.setattr(launch.driver_service, "get_common_interfaces", look)
     with pytest.raises(Reached):
         launch._run(parsed("-np 1 -H localhost:1 true", monkeypatch))
-
-
-class NoHosts:
-    """Stands for the elastic driver and its list of hosts: none are left."""
-
-    def __init__(self):
-        self.waits, self.gives_up, self._stopped = threading.Event(), threading.Event(), threading.Event()
-
-    def finished(self):
-        return self._stopped.is_set()
-
-    def resume(self):
-        self.waits.set()
-        self.gives_up.wait()
-        raise RuntimeError("no hosts from the previous set remain")
-
-    def stop(self):
-        self._stopped.set()
-
-    def is_blacklisted(self, host):
-        return False
-
-
-def test_a_process_that_ends_while_the_driver_waits_in_vain_does_not_hold_it_up():
-    driver = NoHosts()
-    registry = WorkerStateRegistry(driver, driver)
-    registry.reset(2)
-    told = [threading.Thread(target=registry.record_ready, args=(host, 0), daemon=True) for host in "ab"]
-    told.append(threading.Thread(target=registry.record_failure, args=("b", 0), daemon=True))
-    for thread in told[:2]:
-        thread.start()
-    assert driver.waits.wait(60)
-    told[2].start()
-    driver.gives_up.set()
-    for thread in told:
-        thread.join(30)
-    assert not any(thread.is_alive() for thread in told)
-
-
-class TwoHosts:
-    """Stands for the host file, and for the store."""
-
-    def find_available_hosts_and_slots(self):
-        return {"a": 1, "b": 1}
-
-    def init(self, plan):
-        pass
-
-    def stop(self):
-        pass
-
-
-def test_a_host_whose_process_failed_gets_a_new_one_where_no_world_is_formed_without_it():
-    """As many processes are wanted as there are: the driver waits for the host to be listed again."""
-    hosts = TwoHosts()
-    driver = ElasticDriver(hosts, hosts, 2, 2, timeout=60, cooldown_range=(1, 2))
-    started, ends = [], threading.Event()
-
-    def worker(slot, events):
-        started.append(slot.hostname)
-        ends.wait(60)
-        return 0, 0.0
-
-    try:
-        driver.start(2, worker)
-        told = [
-            threading.Thread(target=driver.record_ready, args=("b", 0), daemon=True),
-            threading.Thread(target=driver._worker_registry.record_failure, args=("a", 0), daemon=True),
-        ]
-        for thread in told:
-            thread.start()
-        for thread in told:
-            thread.join(30)
-        assert sorted(started) == ["a", "a", "b"]
-    finally:
-        ends.set()
-        driver.stop()

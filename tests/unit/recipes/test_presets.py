@@ -1,10 +1,7 @@
-import json
-
 import pytest
 import torch
 
 from partial_fc import flags
-from partial_fc.checkpoint.folders import folder_name
 from recipes.face import presets
 from recipes.face.backbone import rates_of
 from recipes.face.main import parse
@@ -112,24 +109,6 @@ def test_a_transformer_starts_with_adamw_where_nothing_else_is_named(tmp_path, l
     said = [note for note in notes if "transformer" in note]
     assert len(said) == (expected[0] == "adamw")
     assert not said or ("--optimizer adamw" in said[0]) == ("--optimizer" not in line)
-
-
-def test_a_transformer_resumes_with_the_rates_of_its_checkpoint(tmp_path):
-    before = {"optimizer": "sgd", "lr": 0.02, "lr_scaling": "linear", "weight_decay": 1e-4}
-    for step, text in ((1, json.dumps({"configuration": before})), (2, "{")):
-        folder = tmp_path / "run/checkpoints" / folder_name(step)
-        folder.mkdir(parents=True)
-        (folder / "manifest.json").write_text(text)
-        (folder / "COMPLETE").touch()
-    words = ["--rec", str(tmp_path), "--network", "vit_t", "--models-root", str(tmp_path / "run")]
-    for more, optimizer, lr in (
-        ((), "sgd", 0.02),
-        (("--lr", "0.1"), "sgd", 0.1),
-        (("--resume", "never"), "adamw", 5e-4),
-    ):
-        config, notes = parse([*words, *more])
-        assert (config.optim.optimizer, config.schedule.lr) == (optimizer, lr)
-        assert ("step-00000001" in notes[0]) == ("never" not in more)
 
 
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "resnet18"])

@@ -151,17 +151,10 @@ def test_what_moves_the_centres_counts_not_what_it_is_called():
 def test_other_classes_are_refused_whoever_counts_them():
     """None of the flags says how many there are: the data does."""
     values = flags.flat(parsed(face))
-    manifest = {"recipe": "face", "configuration": values, "num_classes": 60}
+    manifest = {"recipe": "face", "configuration": values, "tables": {"": {"num_classes": 60}}}
     assert not compare(manifest, "face", {}, values, {}, num_classes=60).refused
     (refused,) = compare(manifest, "face", {}, values, {}, num_classes=61).refused
     assert "--num-classes 60, this run has 61" in refused
-
-
-def test_a_run_from_before_a_flag_did_without_it():
-    values = flags.flat(parsed(face))
-    then = {name: value for name, value in values.items() if name != "quota"}
-    found = told(face, then, values | {"quota": "insightface"})
-    assert found.allowed == ["--quota negatives, this run has insightface"]
 
 
 def test_a_run_with_a_compression_that_has_left_goes_on_without():

@@ -1,5 +1,6 @@
 """Where recipe `face` begins, and that its ranks agree."""
 
+import itertools
 import logging
 from contextlib import closing
 from functools import partial
@@ -11,14 +12,14 @@ from torch import nn
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.folders import folder_name, mark
-from partial_fc.checkpoint.peer.commits import ProcessState
-from partial_fc.comm import SingleWorld, elastic
+from partial_fc.comm import SingleWorld
 from partial_fc.data import Synthetic
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.models.inputs import FACE
 from partial_fc.optim import backbone as torch_optim
 from partial_fc.optim.schedule import Schedule
 from partial_fc.train.backbone import TorchBackbone
+from partial_fc.train.begin.run_folder import Folders
 from partial_fc.train.end import is_finished
 from partial_fc.train.job import RunState
 from partial_fc.train.precision import Precision
@@ -43,16 +44,8 @@ def config_of(root: Path, **flags: object) -> face.Config:
     return face.parse([f"--{name}={value}" for name, value in words.items()])[0]
 
 
-def run_of(world, config: face.Config, generation: int = 0, recipe: str = "face") -> Run:
-    return Run(
-        recipe,
-        config,
-        world,
-        torch.device("cpu"),
-        logging.getLogger("test"),
-        ProcessState(generation=generation),
-        versions={},
-    )
+def run_of(world, config: face.Config, recipe: str = "face") -> Run:
+    return Run(recipe, config, world, torch.device("cpu"), logging.getLogger("test"), Folders("run"), versions={})
 
 
 def write(root: Path, *steps: int, **facts: object) -> None:
@@ -72,29 +65,30 @@ def write(root: Path, *steps: int, **facts: object) -> None:
         ("given/step-00000050", (), 50),  # lost before anything of this run was whole
         ("given/step-00000050", (70,), 70),
         ("given/step-00000050", (20,), 50),  # there was an older run in the folder
-        ("gone/step-00000050", (70,), 70),  # a host that has just come need not have it
+        ("gone/step-00000050", (70,), 70),
         ("gone/any-name", (20,), 20),
         ("never", (70,), 70),
         ("never", (), 0),
         ("auto", (20, 70), 70),
     ],
 )
-def test_a_world_after_the_first_without_commits(tmp_path, monkeypatch, asked, own, expected):
-    """Two ranks, of which one has only come now."""
-    monkeypatch.setattr(elastic, "active", lambda: True)
+def test_a_restart_resumes_from_the_run_s_own_checkpoints(tmp_path, monkeypatch, asked, own, expected):
+    """Two ranks, of which one has done no step yet."""
     write(tmp_path / "given", 50)
     write(tmp_path / "run/checkpoints", *own)
     config = config_of(tmp_path / "run", resume=asked if asked in ("auto", "never") else tmp_path / asked)
 
     def begin(world):
         backbone, head = parts_of(world)
-        run = run_of(world, config, generation=1 - world.rank)
+        run = run_of(world, config)
         start = resume(run, backbone, head, Synthetic(C, 8, 10))
         with closing(checkpoint.Saver(config.run.checkpoints, world, keep=3)) as saver:
             back = restore(run, backbone, head, saver)
         numbers = {float(t) for weight in backbone.weights.state_dict().values() for t in weight.flatten()}
         return start.step, back, numbers
 
+    done = itertools.cycle((80, 0))
+    monkeypatch.setattr("partial_fc.train.resume.furthest_step", lambda: next(done))
     for step, back, numbers in in_world(2, begin):
         assert step == expected
         assert back == ((step, step) if step else None), "a rollback goes there, too"
@@ -102,14 +96,11 @@ def test_a_world_after_the_first_without_commits(tmp_path, monkeypatch, asked, o
 
 
 @pytest.mark.parametrize(
-    "facts", [{"recipe": "face", "contract": CONTRACT, "configuration": CONTRACT}, {"configuration": CONTRACT}]
-)
-@pytest.mark.parametrize(
     ("name", "now"), [("network", "r50"), ("embedding_size", "8"), ("image_size", "32"), ("recipe", "mnist")]
 )
-def test_a_checkpoint_of_another_model_is_refused_before_a_tensor_is_read(tmp_path, monkeypatch, facts, name, now):
-    """... on all ranks, also one of an earlier release, which has no more than its flags."""
-    write(tmp_path / "checkpoints", 7, **facts)
+def test_a_checkpoint_of_another_model_is_refused_before_a_tensor_is_read(tmp_path, monkeypatch, name, now):
+    """... on all ranks."""
+    write(tmp_path / "checkpoints", 7, recipe="face", contract=CONTRACT, configuration=CONTRACT)
     for reader in ("backbone", "optimizer", "buffers", "load_head"):
         monkeypatch.setattr(checkpoint.Checkpoint, reader, lambda *_: pytest.fail("a tensor was read"))
 
@@ -143,12 +134,3 @@ def test_a_run_is_finished_where_rank_0_says_so(tmp_path):
     (roots[0] / "result.json").touch()
     assert in_world(3, ask) == [True] * 3
     assert in_world(3, partial(ask, step=4)) == [False] * 3
-
-
-def test_commits_only_where_ranks_come_and_go(tmp_path, monkeypatch):
-    several = ({}, {"commit-every": 7}, {"commit-every": 0})
-    runs = [run_of(SingleWorld(), config_of(tmp_path, **flags)) for flags in several]
-    assert [run._commit_every(in_memory=True) for run in runs] == [0, 0, 0]
-    monkeypatch.setattr(elastic, "active", lambda: True)
-    assert [run._commit_every(in_memory=True) for run in runs] == [100, 7, 0]
-    assert [run._commit_every(in_memory=False) for run in runs] == [0, 7, 0]

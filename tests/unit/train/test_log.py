@@ -1,5 +1,4 @@
-"""What rank 0 writes down: loss.csv, loss.png, TensorBoard, history.jsonl, wandb. What a disk does not take ends no
-training."""
+"""What rank 0 writes down: loss.csv, TensorBoard, wandb. What a disk does not take ends no training."""
 
 import math
 import sys
@@ -7,15 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, call
 
-import cv2
-import numpy as np
 import pytest
 
 from partial_fc import accessories
 from partial_fc.comm import SingleWorld
 from partial_fc.flags import RunFlags
 from partial_fc.train.record.boards import open_wandb
-from partial_fc.train.record.curve import Curve, draw, read_history, read_losses, thinned
+from partial_fc.train.record.curve import Curve, read_losses, read_scalars, thinned
 from partial_fc.train.record.log import StepLine
 from partial_fc.train.record.progress import Progress
 from tests.unit.full_disk import full_disk
@@ -116,64 +113,34 @@ def test_tensorboard_goes_on_once_it_can(tmp_path, caplog):
     assert b"train/loss" in file.read_bytes()
 
 
-def test_history_knows_only_what_counts(tmp_path):
-    """Steps that are done again are there once; NaN is none; a line that was cut is no line."""
+def test_scalars_are_those_that_count(tmp_path):
+    """Steps that are done again are there once; NaN is none."""
     line = StepLine(2, 6, 4)
     first = Progress(tmp_path, SingleWorld(), line, 0, 0)
     for step in (2, 4):
         first.report(step, step, 0.5, 1.0 / step, 0.1, {"data": 0.25})
-        first.evaluated(step, {"lfw": step / 10, "cfp": math.nan})
+        first.evaluated(step, {"lfw": step / 8, "cfp": math.nan})
     first.rewind(2, 2)
     first.close()
-    with (tmp_path / "history.jsonl").open("a") as file:
-        file.write('{"step": 3, "ti')
-        file.write("\n")
     again = Progress(tmp_path, SingleWorld(), line, 2, 2)
-    again.report(6, 6, 1.5, 1 / 6, 0.1, {"data": 0.25})
-    again.end(6, stopped=False)
+    again.report(4, 4, 1.0, 0.125, 0.1, {"data": 0.5})
     again.close()
-    found = read_history(tmp_path)
-    assert [row["step"] for row in found.starts] == [0, 2]
-    assert found.num_backs == 1
-    assert found.series("train/loss") == [(2, 0.5), (6, 1 / 6)]
-    assert found.series("time/data") == [(2, 0.25), (6, 0.25)]
-    assert found.scores() == {"lfw": [(2, 0.2)]}
-    assert found.ended == "end"
+    found = read_scalars(tmp_path)
+    assert found["train/loss"] == [(2, 0.5), (4, 0.125)]
+    assert found["time/data"] == [(2, 0.25), (4, 0.5)]
+    assert found["score/lfw"] == [(2, 0.25), (4, 0.5)]
+    assert not found["score/cfp"]
 
 
-def test_a_full_disk_costs_history_no_training(tmp_path, caplog):
-    (tmp_path / "history.jsonl").mkdir()
-    progress = Progress(tmp_path, SingleWorld(), StepLine(1, 9, 4), 0, 0)
-    for step in (1, 2):
-        progress.report(step, step, 0.5, 1.0, 0.1, {})
-    progress.close()
-    assert caplog.text.count("history.jsonl: left out") == 1
-    assert not read_history(tmp_path / "history.jsonl").starts
-    (tmp_path / "history.jsonl").rmdir()
-    accessories.begin_anew()
-    progress.scalars(3, {"train/loss": 0.25})
-    assert read_history(tmp_path).series("train/loss") == [(3, 0.25)]
-
-
-def test_the_loss_picture(tmp_path):
-    draw(tmp_path)  # of a run without a step
-    assert not list(tmp_path.iterdir())
+def test_points_of_a_long_curve(tmp_path):
     curve = Curve(tmp_path, SingleWorld(), 0)
     add(curve, 1, 1500)
     curve.add(1501, math.nan, 0.1)
     curve.close()
-    progress = Progress(tmp_path, SingleWorld(), StepLine(1, 9, 4), 0, 0)
-    progress.evaluated(700, {"lfw <&>": 0.9})
-    progress.close()
     points = thinned(read_losses(tmp_path), 100)
     assert points.shape == (100, 5)
     assert points[0, 1:4] == pytest.approx([sum(1 / n for n in range(1, 16)) / 15, 1 / 15, 1])
     assert points[-1, 0] == 1500
-    draw(tmp_path)
-    picture = cv2.imread(str(tmp_path / "loss.png"))
-    assert picture is not None
-    assert picture.shape == (600, 900, 3)
-    assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 20
 
 
 def test_wandb_gets_what_tensorboard_gets(tmp_path, monkeypatch):

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from partial_fc.checkpoint.lock import InUse, LostLock, acquire
-from partial_fc.checkpoint.peer.commits import ProcessState
+from partial_fc.checkpoint.lock import InUse, acquire
 from partial_fc.train.begin import run_folder
-from partial_fc.train.begin.run_folder import hold_folders, release_folders
+from partial_fc.train.begin.run_folder import hold_folders
 from partial_fc.train.begin.start import is_asked_for, launch, named
 from recipes.face import main as face
 from recipes.imagenet import main as imagenet
@@ -77,10 +76,8 @@ def test_all_ranks_are_told_whose_the_folder_is(tmp_path):
     config = config_of(tmp_path / "run", checkpoint_dir=tmp_path / "shared")
 
     def begin(world) -> str:
-        memory = ProcessState()
         with pytest.raises(ValueError) as refused:
-            hold_folders(config, world, memory)
-        release_folders(memory)
+            hold_folders(config, world)
         return str(refused.value)
 
     said = in_world(3, begin)
@@ -108,27 +105,6 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-c", asked], check=True)
 
 
-def test_in_a_later_world_the_folder_is_the_run_s_own(tmp_path):
-    """With a rank that was there before, which is another one now, and one that has only come."""
-    config = config_of(tmp_path)
-    first, second, new = ProcessState(), ProcessState(), ProcessState()
-    in_world(2, lambda world: hold_folders(config, world, (first, second)[world.rank]))
-    assert first.run == second.run
-    assert first.locks
-    assert not second.locks
-    cut_off = second.fences[tmp_path]
-    cut_off.check()
-    first.locks[tmp_path].stop()  # its host is gone
-    assert in_world(2, lambda world: hold_folders(config, world, (new, second)[world.rank])) == [[], []]
-    assert new.run == second.run
-    for memory in (new, second):
-        memory.fences[tmp_path].check()
-    with pytest.raises(LostLock):
-        cut_off.check()
-    release_folders(new)
-    assert [path.name for path in tmp_path.rglob("owner-*")] == []
-
-
 def test_of_two_that_begin_at_once_one_gets_both_folders(tmp_path, monkeypatch):
     """Also where what one has for its checkpoints is the other one's for all else. Both find nobody there, and each
     asks for its first folder before anybody asks for a second one."""
@@ -145,14 +121,15 @@ def test_of_two_that_begin_at_once_one_gets_both_folders(tmp_path, monkeypatch):
     monkeypatch.setattr(run_folder, "acquire", meet)
 
     def begin(config) -> str:
-        memory = ProcessState()
+        folders = None
         try:
-            in_world(1, lambda world: hold_folders(config, world, memory))
+            [(folders, _)] = in_world(1, lambda world: hold_folders(config, world))
             said = "trains"
         except ValueError as refused:
             said = str(refused)
         meeting.wait()
-        release_folders(memory)
+        if folders:
+            folders.release()
         return said
 
     a, b = tmp_path / "a", tmp_path / "b"

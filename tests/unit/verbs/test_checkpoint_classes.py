@@ -50,9 +50,9 @@ def backbone() -> torch.nn.Module:
 
 def saved(folder: Path, size: int, backbone=None, names=NAMES, mirror=False, **options) -> list[PartialFC]:
     heads = heads_of(size, **options)
-    configuration = {"network": "tiny", "embedding_size": D, "image_size": SIZE, "mirror": mirror}
+    contract = {"network": "tiny", "embedding_size": str(D), "image_size": str(SIZE), "flip": str(mirror).lower()}
     weights = {} if backbone is None else {"backbone": backbone.state_dict()}
-    save(folder, heads, names=names, configuration=configuration, **weights)
+    save(folder, heads, names=names, contract=contract, **weights)
     return heads
 
 

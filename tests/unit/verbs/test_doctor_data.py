@@ -92,6 +92,7 @@ def test_one_class_and_a_few(tmp_path, capsys):
         (tmp_path / f"few/{seed % 2}/{seed}.jpg").write_bytes(picture(seed))
     status, found = examine(tmp_path / "one")
     assert (status, set(found)) == (1, {"class-only-one"})
+    assert "it is called a (expected ROOT/CLASS/IMAGE)" in found["class-only-one"]["what"]
     assert examine(tmp_path / "few") == (0, {})
     assert "class-few (2): classes have images, fewer than 10" in capsys.readouterr().out
 

@@ -39,7 +39,7 @@ def loaded(folder: Path, size: int, **options) -> dict[str, torch.Tensor]:
 # ---- MXNet
 
 
-def ndarray_file(*arrays: np.ndarray, names=(), magic=0xF993FAC9, numbers=None) -> bytes:
+def as_file(*arrays: np.ndarray, names=(), magic=0xF993FAC9, numbers=None) -> bytes:
     """The layout, written down once more."""
     codes = {"f4": 0, "f8": 1, "f2": 2, "u1": 3, "i4": 4, "i1": 5, "i8": 6}
     content = struct.pack("<QQQ", 0x112, 0, len(arrays))
@@ -57,9 +57,9 @@ def mx_files(folder: Path, size: int, momentum: bool = True) -> tuple[torch.Tens
     centre_CD, mom_CD = values(1, each * size), values(2, each * size)
     for rank in range(size):
         part = slice(rank * each, (rank + 1) * each)
-        (folder / f"{rank}_centers.param").write_bytes(ndarray_file(centre_CD[part].numpy()))
+        (folder / f"{rank}_centers.param").write_bytes(as_file(centre_CD[part].numpy()))
         if momentum:
-            (folder / f"{rank}_centers_mom.param").write_bytes(ndarray_file(mom_CD[part].numpy()))
+            (folder / f"{rank}_centers_mom.param").write_bytes(as_file(mom_CD[part].numpy()))
     return centre_CD[:C], mom_CD[:C]
 
 
@@ -92,7 +92,7 @@ def test_the_reader_reads_what_mxnet_writes_and_writes_the_same(mx, tmp_path):
         ndarray_file.write(tmp_path / "again", content)
         assert (tmp_path / "again").read_bytes() == (tmp_path / name).read_bytes()
     # And this test's own writer writes the same.
-    assert (tmp_path / "named").read_bytes() == ndarray_file(*arrays.values(), names=list(arrays))
+    assert (tmp_path / "named").read_bytes() == as_file(*arrays.values(), names=list(arrays))
 
 
 @pytest.mark.mxnet
@@ -110,9 +110,9 @@ def test_the_writer_writes_the_layout_and_refuses_what_it_has_no_place_for(tmp_p
     ]
     tensors = [torch.from_numpy(arrays[0].T.copy()).T, *map(torch.from_numpy, arrays[1:])]
     ndarray_file.write(tmp_path / "x", tensors)
-    assert (tmp_path / "x").read_bytes() == ndarray_file(*arrays)
+    assert (tmp_path / "x").read_bytes() == as_file(*arrays)
     ndarray_file.write(tmp_path / "x", dict(zip(("arg:a", "aux:b", "c"), tensors, strict=True)))
-    assert (tmp_path / "x").read_bytes() == ndarray_file(*arrays, names=("arg:a", "aux:b", "c"))
+    assert (tmp_path / "x").read_bytes() == as_file(*arrays, names=("arg:a", "aux:b", "c"))
     for bad in (torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bool), torch.ones(()), torch.ones(0, 2)):
         with pytest.raises(ValueError, match=r"array 1 is .* a file of MXNet holds arrays of float32"):
             ndarray_file.write(tmp_path / "bad", [tensors[0], bad])
@@ -124,12 +124,12 @@ def test_the_writer_writes_the_layout_and_refuses_what_it_has_no_place_for(tmp_p
     [
         (b"PK\x03\x04" + bytes(60), "begins with 0x.*expected 0x112"),
         (struct.pack("<QQQ", 0x112, 0, 1 << 60), "arrays in a file of 24 bytes"),
-        (ndarray_file(np.ones((2, 2), np.float32), magic=0xF993FAC8), "expected 0xf993fac9"),
-        (ndarray_file(np.ones((2, 2), np.float32), numbers=(1 << 62, 1 << 62)), "needs .* bytes; 24 are left"),
-        (ndarray_file(np.ones((2, 2), np.float32), numbers=(-1, -4)), "are left"),
-        (ndarray_file(np.ones((2, 2), np.float32)) + b"x", "1 bytes are left over"),
-        (ndarray_file(np.ones(2, np.float32), np.ones(2, np.float32), names=("a", "a")), "two arrays have one name"),
-        (ndarray_file(np.ones(2, np.float32), names=("a", "b")), "2 names for 1 arrays"),
+        (as_file(np.ones((2, 2), np.float32), magic=0xF993FAC8), "expected 0xf993fac9"),
+        (as_file(np.ones((2, 2), np.float32), numbers=(1 << 62, 1 << 62)), "needs .* bytes; 24 are left"),
+        (as_file(np.ones((2, 2), np.float32), numbers=(-1, -4)), "are left"),
+        (as_file(np.ones((2, 2), np.float32)) + b"x", "1 bytes are left over"),
+        (as_file(np.ones(2, np.float32), np.ones(2, np.float32), names=("a", "a")), "two arrays have one name"),
+        (as_file(np.ones(2, np.float32), names=("a", "b")), "2 names for 1 arrays"),
     ],
 )
 def test_what_is_no_list_of_arrays_is_refused_with_the_place(tmp_path, content, message):
@@ -200,7 +200,7 @@ def test_centres_go_back_to_the_files_that_they_came_from(tmp_path, monkeypatch,
         whole = torch.cat([rows_CD, rest])
         for rank in range(size):
             part = whole[rank * each : (rank + 1) * each].numpy()
-            assert (tmp_path / f"again/{rank}_centers{ending}.param").read_bytes() == ndarray_file(part)
+            assert (tmp_path / f"again/{rank}_centers{ending}.param").read_bytes() == as_file(part)
     assert ("--num-classes 11" in capsys.readouterr().out) == (size > 1)
     with pytest.raises(ValueError, match=r"0_centers\.param exists"):
         export_centres(ExportOptions((tmp_path / "out",), tmp_path / "again", size))

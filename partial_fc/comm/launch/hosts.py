@@ -1,4 +1,4 @@
-"""The hosts of a run, and how the doctor runs its probe on them: here directly, elsewhere over ssh."""
+"""The hosts of a run, and how our modules run on them: here directly, elsewhere over ssh."""
 
 import json
 import os
@@ -7,15 +7,13 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from partial_fc.comm.launch import addresses
 from partial_fc.files import read_text
-from partial_fc.verbs.doctor.probe import MARK
 
 ROOT = Path(__file__).parents[3]
 """The folder of the package, on all hosts."""
@@ -24,7 +22,6 @@ ROOT = Path(__file__).parents[3]
 NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,252}")
 COUNT = re.compile(r"[0-9]{1,6}")
 HOST_FILE_BYTES = 16 << 20
-_PROBE = "partial_fc.verbs.doctor.probe"
 
 
 class HostError(RuntimeError):
@@ -62,34 +59,14 @@ class Host:
         """Checks that ssh works. Raises HostError."""
         self._run(["true"], "", timeout_s, grace_s=2)  # ssh's own errors come first
 
-    def ask(self, what: str, arguments: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Returns the probe's answer there. Raises HostError."""
-        return self.run_module(_PROBE, [what], MARK, timeout_s, json.dumps(arguments))
-
     def run_module(self, module: str, words: Sequence[str], mark: str, timeout_s: float, text: str = "") -> Any:
-        """Returns the JSON that one of our modules prints there after a mark; text: its input. Raises HostError."""
-        printed = self._run(_python(module, words), text, timeout_s)
-        answer = _marked(printed.splitlines(), mark)
-        if answer is None:
-            raise HostError(f"{module} printed {printed[-200:]!r}")
-        return answer
-
-    @contextmanager
-    def serving(self, seconds: float, address: str = "127.0.0.1") -> Iterator[dict[str, Any]]:
-        """Runs the probe's server there in the block; yields port and token for one `connect`. Raises HostError."""
-        command, pipe = self.command(_python(_PROBE, ["serve"]), seconds), subprocess.PIPE
-        with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            try:
-                process.stdin.write(json.dumps({"seconds": seconds, "address": address}))
-                process.stdin.close()
-                answer = _marked(process.stdout, MARK)
-                if answer is None:
-                    raise HostError(f"its end of the transfer ended with status {process.wait()}")
-                yield answer
-            finally:
-                process.kill()
+        """Returns the JSON that one of our modules, with Python and sources at the same path on all hosts, prints there
+        after a mark (login scripts may print before it); text: its input. Raises HostError."""
+        printed = self._run(["env", "-C", str(ROOT), sys.executable, "-m", module, *words], text, timeout_s)
+        for line in printed.splitlines():
+            if line.startswith(mark):
+                return json.loads(line.removeprefix(mark))
+        raise HostError(f"{module} printed {printed[-200:]!r}")
 
     def _run(self, words: Sequence[str], text: str, timeout_s: float, grace_s: float = 0) -> str:
         command = self.command(words, timeout_s)
@@ -104,16 +81,6 @@ class Host:
             complaint = done.stderr.strip().splitlines()
             raise HostError(complaint[-1] if complaint else f"exit status {done.returncode}")
         return done.stdout
-
-
-def _python(module: str, words: Sequence[str]) -> list[str]:
-    """Returns the command for a module with the Python and sources at the same path on all hosts."""
-    return ["env", "-C", str(ROOT), sys.executable, "-m", module, *words]
-
-
-def _marked(lines: Iterable[str], mark: str) -> Any:
-    """Returns the answer after login scripts' output, or None."""
-    return next((json.loads(line.removeprefix(mark)) for line in lines if line.startswith(mark)), None)
 
 
 def parse(text: str, ssh_port: int | None = None) -> list[Host]:
