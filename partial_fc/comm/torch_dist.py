@@ -14,6 +14,7 @@ from torch import Tensor
 
 from partial_fc.comm.launch import addresses, meet_ranks
 from partial_fc.comm.launch.detect import Launch, StartError
+from partial_fc.comm.watch.board import Endpoint
 from partial_fc.comm.world import Op, World, pad_rows
 
 # torch.distributed's timeout is longer than the watchdog's, whose report says more.
@@ -35,11 +36,9 @@ class TorchWorld(World):
     asks_for_counts = True
     _group: dist.ProcessGroup | None = None  # None: all processes
 
-    def __init__(
-        self, launch: Launch, device: str, comm_timeout_s: float, start_timeout_s: float, secret: str | None = None
-    ):
+    def __init__(self, launch: Launch, device: str, comm_timeout_s: float, start_timeout_s: float):
         """Raises StartError if ranks do not find each other, or some use GPUs and some the CPU."""
-        store = meet_ranks.meet(launch, start_timeout_s, device, secret)
+        self._meeting = meet_ranks.meet(launch, start_timeout_s, device)
         if launch.local_size == launch.size and not os.environ.get("GLOO_SOCKET_IFNAME"):
             # Gloo's default is the address of the host's name, which other hosts may not reach.
             os.environ["GLOO_SOCKET_IFNAME"] = addresses.loopback()
@@ -47,7 +46,7 @@ class TorchWorld(World):
             dist.init_process_group(
                 # gloo stays beside NCCL for tensors on the host: barriers, counts, evaluation scores.
                 "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
-                store=store,
+                store=self._meeting.keys,
                 rank=launch.rank,
                 world_size=launch.size,
                 timeout=timedelta(seconds=start_timeout_s),
@@ -63,6 +62,10 @@ class TorchWorld(World):
         timeout = timedelta(seconds=comm_timeout_s + _LATER_S) if comm_timeout_s else _FOR_EVER
         dist.distributed_c10d._set_pg_timeout(timeout)
         super().__init__(launch)
+
+    def _store(self, network_interface: str | None) -> Endpoint:
+        server = self._meeting.server
+        return Endpoint([server.host], server.port, self._meeting.attempt)
 
     def _all_reduce(self, t: Tensor, op: Op, name: str) -> Callable[[], Tensor]:
         work = dist.all_reduce(t, dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX, self._group, async_op=True)
@@ -126,6 +129,9 @@ class GroupWorld(TorchWorld):
             raise ValueError("no process group: call torch.distributed.init_process_group first, or use comm.init")
         self._group = group
         World.__init__(self, Launch("torch", dist.get_rank(group), dist.get_world_size(group)))
+
+    def _store(self, network_interface: str | None) -> Endpoint:
+        return World._store(self, network_interface)
 
     def _leave(self) -> None:
         pass

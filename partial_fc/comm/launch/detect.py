@@ -18,6 +18,8 @@ PARENT = "PARTIAL_FC_PARENT"
 LISTENING_SOCKET = "PARTIAL_FC_LISTENING_SOCKET"
 # Set by `partial-fc launch`: its own name.
 LAUNCHER = "PARTIAL_FC_LAUNCHER"
+# With --num-shards, the name of this start, which rank 0 gives in its store.
+RUN = "PARTIAL_FC_RUN"
 MPI_YIELD = "OMPI_MCA_mpi_yield_when_idle"
 
 
@@ -150,7 +152,7 @@ def started_here(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def has_agent(environ: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether torchrun hosts torch.distributed's store, which has no authentication."""
+    """Returns whether torchrun hosts torch.distributed's store."""
     return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 

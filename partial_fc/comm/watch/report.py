@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 MAX_LINES = 16  # with a line each; a thousand missing ranks have one cause
@@ -31,6 +31,8 @@ class RankState:
     number: int = 0  # of the call among this rank's collectives, where known
     failed: str = ""  # a collective that its backend gave up
     code: str = ""  # the innermost lines of Python that the main thread is in
+    ended_here: list[int] = field(default_factory=list)  # ranks of its host whose process has ended
+    at_s: float = 0.0  # when it was written, since the world began
 
 
 @dataclass
@@ -47,17 +49,17 @@ class Query:
     ordered: bool = False  # torch.distributed matches collectives by their order, Horovod by name
 
 
-# never: did not reach the server; left: closed its world; lost: the connection broke without that
+# never: did not reach the store; left: closed its world; lost: its process ended without that
 Link = Literal["open", "left", "lost", "never"]
 
 
 @dataclass
 class PeerState:
-    """The status server's record of a rank, ages by the server's own clock."""
+    """What the store has of a rank."""
 
     rank: int
     link: Link
-    age_s: float = 0.0  # of its last message, or of the end of its connection
+    age_s: float = 0.0  # of its last message
     answered: bool = False
     state: RankState | None = None  # the newest one
     goodbye: str = ""  # why it left
@@ -66,7 +68,7 @@ class PeerState:
 def hang_report(query: Query, peer_states: Sequence[PeerState] | None, why_rank_0_left: str = "") -> str:
     """Returns the report: the collective, the step, the missing ranks and where they are, and what to check.
 
-    peer_states: None if the server, and so rank 0, does not answer. why_rank_0_left: its reason, if it has left.
+    peer_states: None if the store, and so rank 0, does not answer. why_rank_0_left: its reason, if it has left.
     """
     head = (
         f"collective {query.name} has not finished after {query.waited_s:.0f} s. Step {query.step}; "
@@ -95,11 +97,13 @@ def failure_report(
 
 
 def _no_server(why_rank_0_left: str) -> str:
-    state = "does not answer: it has ended, is stopped, or its host cannot be reached"
-    if why_rank_0_left:
-        state = f"has left ({why_rank_0_left})"
+    state = (
+        f"has left ({why_rank_0_left})"
+        if why_rank_0_left
+        else ("does not answer: it has ended, is stopped, or its host cannot be reached")
+    )
     return (
-        f"  missing: rank 0, whose process keeps the status server and {state}\n"
+        f"  missing: rank 0, whose process (or its torchrun) keeps the store of the run and {state}\n"
         "  nothing is known of the other ranks\n"
         "  what to check: the output of rank 0 and its host (dmesg: killed for its memory?)"
     )
@@ -126,7 +130,7 @@ def _about(query: Query, s: PeerState) -> tuple[Doing, str]:
     """Returns the rank's activity, and a description of it."""
     state = s.state
     if s.link == "never":
-        return "unknown", "has never reached the status server of rank 0, so nothing is known of it"
+        return "unknown", "has never reached the store of the run, so nothing is known of it"
     if state and state.failed:
         ended = "" if s.link == "open" else ", and it has ended"
         return "failed too", f"its backend gave up collective {state.failed}{ended}"
@@ -134,12 +138,12 @@ def _about(query: Query, s: PeerState) -> tuple[Doing, str]:
         return "left", f"left {s.age_s:.0f} s ago ({s.goodbye}). {_last_known(state)}"
     if s.link == "lost":
         return "lost", (
-            f"no longer there: its process ended, or its host went away, {s.age_s:.0f} s ago. {_last_known(state)}"
+            f"no longer there: its process ended. Its last sign of life was {s.age_s:.0f} s ago. {_last_known(state)}"
         )
     if not s.answered or state is None:
         return "silent", (
-            f"no sign of life for {s.age_s:.0f} s: its process is stopped, its host cannot be reached, or its Python "
-            f"is held up in a long call. {_last_known(state)}"
+            f"no sign of life for {s.age_s:.0f} s: its process is stopped or was killed, its host cannot be "
+            f"reached, or its Python is held up in a long call. {_last_known(state)}"
         )
     if not state.has_started and state.waits_for and state.waits_for != query.name:
         return "elsewhere", (
@@ -166,7 +170,7 @@ def _position(state: RankState) -> str:
 
 
 def _last_known(state: RankState | None) -> str:
-    """Describes the newest state that the server has received, possibly seconds old."""
+    """Describes the newest state that the store has, possibly seconds old."""
     return f"Last known: {_position(state)}." if state else "It has sent no state."
 
 
@@ -186,7 +190,7 @@ def _advice(ranks: dict[Doing, list[int]]) -> str:
             "checkpoint? If that is meant to take so long, give a longer --comm-timeout"
         )
     if ranks["unknown"]:
-        return "the ranks that never reached the status server; give --network-interface if hosts have several"
+        return "the ranks that never reached the store; give --network-interface if hosts have several"
     return (
         "every rank has called it, so the transfer is stuck: the network between the hosts (firewall, "
         "--network-interface), or tensors of different sizes on different ranks"

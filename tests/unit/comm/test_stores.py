@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from partial_fc.comm import StartError
-from partial_fc.comm.auth.handshake import Handshake
-from partial_fc.comm.launch import addresses, meet_nodes, stores
+from partial_fc.comm.launch import addresses, meet_nodes, stores, tcp_store
+from partial_fc.comm.launch.detect import RUN
 from partial_fc.comm.launch.meet_nodes import Shard0
 from partial_fc.comm.launch.stores import FileStore, RedisStore
 from tests.redis_server import redis_server, skip_without
@@ -180,9 +180,10 @@ def shard():
     """Shard 0, whose rank 0 answers."""
     listening = socket.create_server(("127.0.0.1", 0))
     shard = Shard0.here(["127.0.0.2", "127.0.0.1"], listening.getsockname()[1])
-    answers = Handshake(listening, 1234, shard.secret, 2)
+    store = tcp_store.host(listening, 2, 5.0)
+    store.set(RUN, shard.run)
     yield shard
-    answers.close()
+    del store
 
 
 def test_shard_0_is_found_where_it_answers_and_nothing_is_left(opened, shard):
@@ -192,8 +193,8 @@ def test_shard_0_is_found_where_it_answers_and_nothing_is_left(opened, shard):
     late.start()  # may come first
     with meet_nodes.announced(opened(), shard):
         late.join(30)
-        assert found == [meet_nodes.Found("127.0.0.1", shard.port, "127.0.0.1", shard.secret)]
-        assert shard.found() == meet_nodes.Found(addresses.ANY, shard.port, "", shard.secret)
+        assert found == [meet_nodes.Found("127.0.0.1", shard.port, "127.0.0.1", shard.run)]
+        assert shard.found() == meet_nodes.Found(addresses.ANY, shard.port, "", shard.run)
     store = opened()
     assert store.read() is None
     store.close()
@@ -207,7 +208,7 @@ def test_a_run_id_in_use_is_refused_with_what_removes_it(opened, shard):
         ):
             pass
         assert "redis-cli -h 127.0.0.1" in str(error.value) or "`rm " in str(error.value)
-        assert meet_nodes.find(opened(), 1, 5.0).secret == shard.secret  # it is left alone
+        assert meet_nodes.find(opened(), 1, 5.0).run == shard.run  # it is left alone
 
 
 def test_shard_0_is_missing(opened):
@@ -234,7 +235,7 @@ def test_shard_0_that_does_not_answer_is_named(opened, monkeypatch):
         "[" * 5000,
         "[1, 2]",
         '{"who": "a"}',
-        json.dumps({"who": "h", "addresses": [], "port": 65536, "secret": "s"}),
+        json.dumps({"who": "h", "addresses": [], "port": 65536, "run": "s"}),
         "\x1b[31mred\r\n",
     ],
 )
