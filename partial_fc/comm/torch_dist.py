@@ -5,7 +5,9 @@ They are matched by their order, so all ranks must start them in the same one; n
 
 import math
 import os
+import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -20,6 +22,7 @@ from partial_fc.comm.world import Op, World, pad_rows
 # torch.distributed's timeout is longer than the watchdog's, whose report says more.
 _LATER_S = 60.0
 _FOR_EVER = timedelta(days=3650)
+LOST_AFTER_S = 30
 # Dtypes that reach a backend (world.py turns the others into bytes).
 _ON_THE_WIRE = (torch.uint8, torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)
 
@@ -61,6 +64,7 @@ class TorchWorld(World):
         # Until here it was the timeout of the connection, from now on that of a collective.
         timeout = timedelta(seconds=comm_timeout_s + _LATER_S) if comm_timeout_s else _FOR_EVER
         dist.distributed_c10d._set_pg_timeout(timeout)
+        _notice_lost_hosts()
         super().__init__(launch)
 
     def _store(self, network_interface: str | None) -> Endpoint:
@@ -135,6 +139,19 @@ class GroupWorld(TorchWorld):
 
     def _leave(self) -> None:
         pass
+
+
+def _notice_lost_hosts() -> None:
+    """Has this process's connections to other hosts, Gloo's and the store's, fail when the other host's kernel has not
+    answered for LOST_AFTER_S: its collectives then fail, too. The kernel of a stopped or busy process answers."""
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(number))) as connection:  # OSError: it is none
+            if connection.getpeername()[0] in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
+                continue
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+                connection.setsockopt(socket.IPPROTO_TCP, option, LOST_AFTER_S // 6)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * LOST_AFTER_S)
 
 
 def _finish(work: dist.Work | None, result: Tensor) -> Tensor:

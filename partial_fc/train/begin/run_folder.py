@@ -1,7 +1,9 @@
 """The locks of a run's folders, so that no other run writes there."""
 
+import os
 import secrets
 import socket
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,14 +21,15 @@ def hold_folders(config: Any, world: World, process: ProcessState) -> list[str]:
     user. Raises ValueError, on all ranks, if another run writes there. A collective."""
     id_W = all_gather_json([process.run, secrets.token_hex(8)], world, "run/id")
     process.run = next((run for run, _ in id_W if run), id_W[0][1])
-    owners = {root: ranks_beside(root, world)[0] for root in roots(config)}
+    beside = {root: ranks_beside(root, world) for root in roots(config)}
+    owners = {root: ranks[0] for root, ranks in beside.items()}
     for lock in process.locks.values():  # of the previous world
         lock.stop()
     process.locks.clear()
     mine = [root for root, owner in owners.items() if owner == world.rank]
     turns = [(str(root.resolve()), socket.gethostname(), world.rank, list(owners).index(root)) for root in mine]
     turns_W = all_gather_json(turns, world, "run/wanted")
-    notes, facts_of = [], {}
+    notes, facts_of = separate(beside, world.size), {}
     # In the same order as other runs: of two that start at once one gets all folders.
     for _, _, owner, number in sorted(tuple(turn) for turns in turns_W for turn in turns):
         root = list(owners)[number]
@@ -38,6 +41,18 @@ def hold_folders(config: Any, world: World, process: ProcessState) -> list[str]:
     facts = {root: facts_of[owner, number] for number, (root, owner) in enumerate(owners.items())}
     process.fences = {root: Fence(root, Record(**of_root)) for root, of_root in facts.items()} | process.locks
     return notes
+
+
+def separate(beside: Mapping[Path, list[int]], size: int, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Returns a note, on all ranks alike, if torchrun would restart a run that can then not resume. beside: of each of
+    its folders, the ranks that have it in common with this one."""
+    folders = [str(root) for root, ranks in beside.items() if len(ranks) < size]
+    if not folders or environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
+        return []
+    return [
+        f"the hosts do not share {' and '.join(folders)}: torchrun's restarts resume only with all of these hosts. For "
+        "--nnodes=MIN:MAX give a --models-root (and --checkpoint-dir) that all of them see"
+    ]
 
 
 def _take(root: Path, world: World, process: ProcessState) -> tuple[str, str, dict[str, Any]]:

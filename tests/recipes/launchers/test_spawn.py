@@ -240,6 +240,7 @@ def test_a_job_that_runs_is_left_alone_by_a_second_one_on_its_port(monkeypatch):
     monkeypatch.setattr(meet_ranks, "_stores", {})
     with pytest.raises(StartError, match=r"have met without this one; rank 1 there is none\. .*a port of its own"):
         meet_ranks.meet(launch(1, 2, port), 0.5)
+    monkeypatch.setattr(meet_ranks, "_stores", {})
     (heard,) = outcomes([launch(0, 1, port)], 20)
     assert "cannot listen" in heard
     assert running.keys.get("outcome") == b"all here"
