@@ -46,9 +46,17 @@ class Job:
 
     def start(self, host: int) -> None:
         """Types docs/reliability.md's command there."""
-        typed = [*documented(), *shlex.split(self.rendezvous), "train.py", "face"]
         env = {**self.env, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        job = [*typed, "--models-root", str(self.root / "run"), *JOB, *FOR_EVER, *self.flags]
+        job = [
+            *documented(self.rendezvous),
+            "train.py",
+            "face",
+            "--models-root",
+            str(self.root / "run"),
+            *JOB,
+            *FOR_EVER,
+            *self.flags,
+        ]
         with (self.root / "out").open("a") as out:
             pipes = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
             self.agents[host] = self.hosts.start(host, ["timeout", "1200", *job], env=env, cwd=ROOT, **pipes)
@@ -125,12 +133,12 @@ def rows_of(root: Path) -> list[str]:
     return path.read_text().rpartition("\n")[0].splitlines()[1:] if path.exists() else []
 
 
-def documented() -> list[str]:
-    """The page's command, as far as a test has the same."""
-    return shlex.split(
-        "torchrun --nnodes=1:2 --nproc_per_node=1 --max-restarts=100 --rdzv-id=job1 --rdzv-backend=c10d "
-        "--rdzv-conf=last_call_timeout=5"
-    )
+def documented(rendezvous: str) -> list[str]:
+    """The page's command up to the recipe, with a rank for each host, and a rendezvous of this test's."""
+    page = (ROOT / "docs/reliability.md").read_text()
+    typed = page[page.index("torchrun --nnodes=1:2") :].partition("train.py face")[0].replace("\\\n", " ")
+    words = [word for word in shlex.split(typed) if not word.startswith(("--rdzv-endpoint", "--nproc"))]
+    return [*words, "--nproc_per_node=1", *shlex.split(rendezvous)]
 
 
 @contextmanager

@@ -1,13 +1,10 @@
 """What the ranks of a world tell each other of hanging collectives, as keys of a store that all of them reach.
 
-    state R           rank R's newest RankState, every few seconds
-    left R            why it has left, and when
-    processes on H    the ranks of a host, with their process numbers
-    event N           {"query": ...} {"end": r} {"rank_0_leaves": why}; numbered from 0, read by all in this order
-    answer N R        rank R's RankState, asked for by event N
-    hang              the rank that reports a hang, and so ends the job
-
-A value is JSON. The times in it are seconds since the world began, which all ranks count from the same collective on.
+state R           rank R's newest RankState as JSON, every few seconds, and soon after `asked` has changed
+processes on H    the ranks of a host, with their process numbers
+hang              the rank that reports a hang; end: it has done so, and all are to end
+rank 0 has left   why
+asked, left       counts: of questions and other news; of the ranks that read no more
 """
 
 import json
@@ -15,10 +12,9 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from partial_fc.comm.launch import addresses, tcp_store
 from partial_fc.comm.launch.tcp_store import NotAStore, dial, has_ended, read
@@ -27,7 +23,9 @@ from partial_fc.comm.watch.report import PeerState, RankState
 if TYPE_CHECKING:
     import torch.distributed as dist
 
+ANSWER_S = 3.0  # a rank that has not answered by then is unresponsive
 _CONNECT_S = 5.0
+HANG, END, RANK_0_HAS_LEFT = "hang", "end", "rank 0 has left"
 _served: list["dist.TCPStore"] = []  # until the process ends: others may ask after rank 0 has closed its world
 
 
@@ -63,70 +61,74 @@ class Endpoint:
 
 
 class Board:
-    """One rank's view of the keys, for one thread. Its methods raise dist.DistError if the store is gone."""
+    """A rank's view of the keys, for one thread. began: time.monotonic() when the world began, at about the same moment
+    on all ranks. Its methods raise torch.distributed.DistError if the store is gone."""
 
-    def __init__(self, store: "dist.Store", rank: int, size: int):
-        self._store, self._rank, self._size = store, rank, size
-        self._began = time.monotonic()
-        self._num_read = 0  # events
+    def __init__(self, store: "dist.Store", rank: int, size: int, began: float):
+        self._store, self._rank, self._size, self._began = store, rank, size, began
         self._host = f"processes on {socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
-        store.append(self._host, f"{rank} {os.getpid()}\n")
 
-    def write_state(self, state: RankState, event: int | None = None) -> None:
-        """Writes this rank's newest state; event: its answer to that one."""
-        state.at_s = time.monotonic() - self._began
-        if event is not None:
-            state.ended_here = sorted(self.ended_here())
-        key = f"state {self._rank}" if event is None else f"answer {event} {self._rank}"
-        self._store.set(key, json.dumps(asdict(state)))
+    def enter(self, state: RankState) -> None:
+        """Writes the first state."""
+        self._store.append(self._host, f"{self._rank} {os.getpid()}\n")
+        self.write(state)
 
-    def write_goodbye(self, why: str) -> None:
-        self._store.set(f"left {self._rank}", json.dumps({"why": why, "at_s": time.monotonic() - self._began}))
+    def write(self, state: RankState) -> None:
+        state.ended_here, state.at_s = sorted(self._ended_here()), time.monotonic() - self._began
+        self._store.set(f"state {self._rank}", json.dumps(asdict(state)))
 
-    def have_left(self, ranks: list[int]) -> bool:
-        return self._store.check([f"left {rank}" for rank in ranks])
+    def leave(self, state: RankState, patience_s: float) -> None:
+        """Writes the last state. On rank 0, which may serve the store, waits until the others read no more."""
+        if state.goodbye:
+            self.write(state)
+        left = self._store.add("left", 1)
+        if self._rank == 0:
+            self.tell(RANK_0_HAS_LEFT, state.goodbye)
+            deadline = time.monotonic() + patience_s
+            while left < self._size and time.monotonic() < deadline:
+                time.sleep(0.02)
+                left = self._store.add("left", 0)
 
-    def news(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yields the events that this rank has not read, with their numbers."""
-        while text := read(self._store, f"event {self._num_read}"):
-            self._num_read += 1
-            yield self._num_read - 1, json.loads(text)
+    def num_asked(self) -> int:
+        return self._store.add("asked", 0)
 
-    def post(self, event: dict[str, Any]) -> int | None:
-        """Writes the event after those that this rank has read. Returns its number; None: there is one already."""
-        text = json.dumps(event)
-        written = self._store.compare_set(f"event {self._num_read}", "", text).decode()
-        return self._num_read if written == text else None
+    def tell(self, key: str, value: str) -> str:
+        """Sets a key, unless it is set, and has all ranks look soon. Returns its value."""
+        found = self._store.compare_set(key, "", value).decode(errors="replace")
+        self._store.add("asked", 1)
+        return found
 
-    def claim_hang(self) -> int:
-        """Returns the rank that reports a hang: the first that called this."""
-        return int(self._store.compare_set("hang", "", str(self._rank)))
+    def told(self, key: str) -> str:
+        return read(self._store, key)
 
-    def answers_are_there(self, event: int) -> bool:
-        """Returns whether every rank has answered, has left or, on this host, has ended."""
-        expected = set(range(self._size)) - self.ended_here()
-        return all(self._store.check([f"answer {event} {rank}"]) or self.have_left([rank]) for rank in expected)
+    def ask(self) -> list[PeerState]:
+        """Returns what is known of all ranks, once all have answered or ANSWER_S are over."""
+        before, deadline = self._states(), time.monotonic() + ANSWER_S
+        self._store.add("asked", 1)
+        while True:
+            found = self._peer_states(before)
+            if all(s.answered or s.link in ("left", "lost") for s in found) or time.monotonic() > deadline:
+                return found
+            time.sleep(0.05)
 
-    def peer_states(self, event: int) -> list[PeerState]:
-        """Returns what is known of all ranks, their answers included."""
-        answers = [self._state(f"answer {event} {rank}") for rank in range(self._size)]
-        ended = self.ended_here().union(*(answer.ended_here for answer in answers if answer))
-        return [self._peer_state(rank, answers[rank], rank in ended) for rank in range(self._size)]
+    def _peer_states(self, before: list[RankState | None]) -> list[PeerState]:
+        states, now = self._states(), time.monotonic() - self._began
+        ended = self._ended_here().union(*(state.ended_here for state in states if state))
+        found = []
+        for rank, (earlier, state) in enumerate(zip(before, states, strict=True)):
+            if state is None:
+                found.append(PeerState(rank, "lost" if rank in ended else "never"))
+                continue
+            link = "left" if state.goodbye else "lost" if rank in ended else "open"
+            answered = earlier is None or earlier.at_s != state.at_s
+            found.append(PeerState(rank, link, max(0.0, now - state.at_s), answered, state))
+        return found
 
-    def ended_here(self) -> set[int]:
+    def _states(self) -> list[RankState | None]:
+        texts = [read(self._store, f"state {rank}") for rank in range(self._size)]
+        return [RankState(**json.loads(text)) if text else None for text in texts]
+
+    def _ended_here(self) -> set[int]:
         """Returns the ranks of this host whose process has ended."""
         pairs = [line.split() for line in read(self._store, self._host).splitlines()]
         return {int(rank) for rank, process in pairs if has_ended(int(process))}
-
-    def _peer_state(self, rank: int, answer: RankState | None, has_ended: bool) -> PeerState:
-        newest, now = self._state(f"state {rank}"), time.monotonic() - self._began
-        if goodbye := read(self._store, f"left {rank}"):
-            left = json.loads(goodbye)
-            return PeerState(rank, "left", max(0.0, now - left["at_s"]), bool(answer), answer or newest, left["why"])
-        age_s = max(0.0, now - newest.at_s) if newest else 0.0
-        link = "lost" if has_ended else "open" if newest else "never"
-        return PeerState(rank, link, age_s, bool(answer), answer or newest)
-
-    def _state(self, key: str) -> RankState | None:
-        text = read(self._store, key)
-        return RankState(**json.loads(text)) if text else None

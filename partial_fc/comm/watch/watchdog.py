@@ -1,38 +1,32 @@
 """The watchdog: ends a process whose collective does not finish, and reports which ranks are missing.
 
 It is two threads of each process. One reads from the journal which collective the process waits for, and for how long.
-The other exchanges states with the other ranks over the run's store (board.py). After `timeout_s` in one collective the
-rank asks all others for their states. The first to do so prints the report. All ranks log their Python stacks, and end.
+The other writes the rank's state into the run's store (board.py). After `timeout_s` in one collective the rank asks all
+others for their newest state. The first to do so prints the report. All ranks log their Python stacks, and end.
 """
 
 import atexit
 import logging
 import os
-import queue
 import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass
 
 from partial_fc import output
 from partial_fc.comm.launch.detect import StartError
-from partial_fc.comm.watch.board import Board, Endpoint
+from partial_fc.comm.watch.board import ANSWER_S, END, HANG, RANK_0_HAS_LEFT, Board, Endpoint
 from partial_fc.comm.watch.report import PeerState, Query, RankState, failure_report, hang_report
 from partial_fc.comm.watch.stacks import code_of_main_thread, emit, stacks
 
 EXIT_STATUS = 1
 THREAD_NAME = "comm-watch"
-_ANSWER_S = 3.0  # a rank that has not answered by then is unresponsive
-_SAME_QUERY_S = 1.0  # all ranks may ask about a collective that fails: one query is enough
 _FIRST_CONNECTION_S = 2.0  # time to connect at the start, so that the others know ranks that end at once
 _log = logging.getLogger("partial_fc")
 _open_watches: "set[Watch]" = set()
-T = TypeVar("T")
 
 
 @dataclass(eq=False, slots=True)
@@ -82,35 +76,31 @@ class Watch:
         self._journal = journal
         self._timeout_s = timeout_s
         self._tick_s = min(1.0, timeout_s / 8)
-        # Whoever serves the store answers some 5,000 looks a second, and as many states in a core's tenth.
-        self._poll_s = max(0.25, journal.size / 2000)
+        # Whoever serves the store answers at most 4,000 looks and 200 states a second.
+        self._look_every_s = max(0.25, journal.size / 4000)
         self._state_every_s = max(2.0, journal.size / 200)
         self._endpoint = endpoint
+        self._began = time.monotonic()
         self._host, self._process = socket.gethostname(), os.getpid()
-        self._board: Board | None = None
-        self._wanted: queue.SimpleQueue[tuple[Callable[[Board], Any], Future[Any]]] = queue.SimpleQueue()
-        self._asked: dict[tuple[str, int], tuple[int, float]] = {}  # collective -> the newest query about it, and when
-        self._state_sent = 0.0
         self._ending_since = 0.0
-        self._why_rank_0_left = ""
-        self._why_closed = ""
+        self._why_closed, self._why_rank_0_left = "", ""
         # The collective that the backend gave up, and how many had been started by then.
         self._failed = ("", 0)
-        self._tried_to_connect, self._closed = threading.Event(), threading.Event()
+        self._is_known, self._closed = threading.Event(), threading.Event()
+        parts = (self._measure_waits, self._tell_states)
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(part,), name=THREAD_NAME, daemon=True) for part in parts
+        ]
         try:
-            self._threads = [
-                threading.Thread(target=self._guarded, args=(part,), name=THREAD_NAME, daemon=True)
-                for part in (self._measure_waits, self._talk)
-            ]
             for thread in self._threads:
                 thread.start()
-        except Exception as error:
+        except RuntimeError as error:
             self._closed.set()
             raise StartError(
                 f"rank {journal.rank} of {journal.size}: the watch over collectives does not start: {error!r}. "
                 "--comm-timeout 0 goes without it"
             ) from error
-        self._tried_to_connect.wait(_FIRST_CONNECTION_S)
+        self._is_known.wait(_FIRST_CONNECTION_S)
         _open_watches.add(self)
         atexit.register(_on_interpreter_exit)  # after the backend's own handlers, so it is called before them
 
@@ -128,34 +118,34 @@ class Watch:
         """Returns the message for a collective that the backend gave up. Asks the others for some seconds at most."""
         if self._ending_since:
             # The backend noticed that another rank has ended, as this one will at once: nothing is left to report.
-            time.sleep(5 * _ANSWER_S)
+            time.sleep(5 * ANSWER_S)
         self._failed = call.name, self._journal.num_started
         _log.error(f"collective {call.name} failed, step {self._journal.step}: {backend_error}; asking the other ranks")
-        query = self._query(call, hangs=False)
-        return failure_report(query, self.peer_states(call), backend_error, self._why_rank_0_left)
+        return failure_report(self._query(call), self.peer_states(), backend_error, self._why_rank_0_left)
 
-    def peer_states(self, call: Call) -> list[PeerState] | None:
-        """Returns the state of all ranks with respect to a collective; None if the store does not answer."""
-        query = self._query(call, hangs=False)
-        return self._on_board(lambda board: self._ask(board, query))
+    def peer_states(self) -> list[PeerState] | None:
+        """Returns the state of all ranks; None if the store does not answer."""
+        import torch.distributed as dist
 
-    def _on_board(self, act: Callable[[Board], T]) -> T | None:
-        """Returns what act(board) returns in the thread that talks to the store; None if the store does not answer."""
-        answer: Future[T | None] = Future()
-        self._wanted.put((act, answer))
         try:
-            return answer.result(_ANSWER_S + 2.0) if self._threads[1].is_alive() else None
-        except TimeoutError:
+            board = None if self._why_rank_0_left else self._connect()
+            return board.ask() if board else None
+        except dist.DistError:
             return None
+
+    def _connect(self) -> Board | None:
+        store = self._endpoint.connect()
+        return Board(store, self._journal.rank, self._journal.size, self._began) if store else None
 
     def _guarded(self, part: Callable[[], None]) -> None:
         try:
             part()
         except Exception:
-            self._tried_to_connect.set()
             _log.exception(
                 "the watch over collectives has ended by a fault of its own; one that hangs is not reported any more"
             )
+        finally:
+            self._is_known.set()
 
     # ---- in the thread that measures
 
@@ -168,7 +158,7 @@ class Watch:
             self._count_waiting(passed)
             call = self._journal.oldest_in_flight()
             if self._ending_since:
-                if now - self._ending_since > 4 * _ANSWER_S:
+                if now - self._ending_since > 4 * ANSWER_S:
                     self._end("ends: a collective hangs, and nobody reported it in time")
             elif call and call.waited_s >= self._timeout_s:
                 self._report(call)
@@ -183,131 +173,83 @@ class Watch:
                 call.waited_s += passed_s
 
     def _report(self, call: Call) -> None:
-        query, rank = self._query(call, hangs=True), self._journal.rank
-        first = self._on_board(Board.claim_hang)
-        if first not in (None, rank):
-            self._prepare_to_exit()  # that rank ends this one, or the time does
-            return
-        peer_states = None if first is None else self._on_board(lambda board: self._ask(board, query))
+        import torch.distributed as dist
+
+        rank, board, peer_states = str(self._journal.rank), None, None
+        try:
+            if (board := self._connect()) and board.tell(HANG, rank) != rank:
+                self._prepare_to_exit()  # that rank ends this one, or the time does
+                return
+            peer_states = board.ask() if board else None
+        except dist.DistError:
+            board = None
         self._prepare_to_exit()
-        emit(rank, hang_report(query, peer_states, self._why_rank_0_left), THREAD_NAME)
-        if peer_states is not None:
-            self._on_board(lambda board: self._post(board, {"end": rank}))
-            time.sleep(3 * self._poll_s)  # the others read that; the store may be this process's
+        emit(self._journal.rank, hang_report(self._query(call), peer_states, self._why_rank_0_left), THREAD_NAME)
+        if board:
+            board.tell(END, rank)
+            time.sleep(3 * self._look_every_s)  # the others read that; the store may be this process's
         output.drain()
         os._exit(EXIT_STATUS)
 
-    # ---- in the thread that talks to the store
+    # ---- in the thread that tells
 
-    def _talk(self) -> None:
+    def _tell_states(self) -> None:
         import torch.distributed as dist
 
-        if not (store := self._endpoint.connect()):
-            self._tried_to_connect.set()
-            at = self._endpoint
-            _log.warning(
-                f"cannot reach the store of the run at {' or '.join(at.addresses)}, port {at.port}: a report of a "
-                "hanging collective would not know where this rank is; give --network-interface, or open the firewall"
-            )
-            return
         try:
-            board = Board(store, self._journal.rank, self._journal.size)
-            self._hear(board)
-            self._tried_to_connect.set()
-            while not (self._closed.is_set() or self._why_rank_0_left):
-                self._act(board)
-                self._hear(board)
-            self._leave(board)
+            if board := self._connect():
+                self._tell(board)
+                return
         except dist.DistError:  # rank 0 has ended
-            self._tried_to_connect.set()
             if self._ending_since:
                 time.sleep(1.0)
                 self._end("ends: a rank reported a collective that hangs, and rank 0 has ended")
-
-    def _act(self, board: Board) -> None:
-        """Does what the other threads want; returns after a while."""
-        try:
-            act, answer = self._wanted.get(timeout=self._poll_s)
-        except queue.Empty:
             return
-        result = None
-        try:
-            result = act(board)
-        finally:
-            answer.set_result(result)
+        at = self._endpoint
+        _log.warning(
+            f"cannot reach the store of the run at {' or '.join(at.addresses)}, port {at.port}: a report of a hanging "
+            "collective would not know where this rank is; give --network-interface, or open the firewall"
+        )
 
-    def _hear(self, board: Board) -> None:
-        if (now := time.monotonic()) - self._state_sent >= self._state_every_s:
-            self._state_sent = now
-            board.write_state(self._state())
-        for number, event in board.news():
-            if "query" in event:
-                query = Query(**event["query"])
-                self._asked[query.name, query.nth] = number, time.monotonic()
-                board.write_state(self._state(query), number)
-                if query.hangs:
-                    self._prepare_to_exit()
-            elif "end" in event and event["end"] != self._journal.rank:
-                self._end(f"ends, as rank {event['end']} reported a collective that hangs")
-            elif "rank_0_leaves" in event:
-                self._why_rank_0_left = event["rank_0_leaves"]
+    def _tell(self, board: Board) -> None:
+        board.enter(self._state())
+        self._is_known.set()
+        asked, told = 0, time.monotonic()
+        while not (self._closed.wait(self._look_every_s) or self._why_rank_0_left):
+            number = board.num_asked()
+            if number == asked and time.monotonic() - told < self._state_every_s:
+                continue
+            asked, told = number, time.monotonic()
+            board.write(self._state())
+            if board.told(HANG):
+                self._prepare_to_exit()
+            if (reporter := board.told(END)) not in ("", str(self._journal.rank)):
+                self._end(f"ends, as rank {reporter} reported a collective that hangs")
+            self._why_rank_0_left = board.told(RANK_0_HAS_LEFT)
+        board.leave(self._state(self._why_closed), 3 * self._look_every_s)
 
-    def _ask(self, board: Board, query: Query) -> list[PeerState]:
-        """Asks all ranks about a collective; returns what they answer in time."""
-        deadline = time.monotonic() + _ANSWER_S
-        number = self._post(board, {"query": asdict(query)}, None if query.hangs else (query.name, query.nth))
-        self._hear(board)
-        board.write_state(self._state(query), number)
-        while not board.answers_are_there(number) and time.monotonic() < deadline:
-            time.sleep(0.02)
-            self._hear(board)
-        return board.peer_states(number)
-
-    def _post(self, board: Board, event: dict[str, Any], same: tuple[str, int] | None = None) -> int:
-        """Writes an event, unless there is a new query about the `same` collective; returns its number."""
-        while True:
-            self._hear(board)
-            number, since = self._asked.get(same, (None, 0.0)) if same else (None, 0.0)
-            if number is not None and time.monotonic() - since < _SAME_QUERY_S:
-                return number
-            if (number := board.post(event)) is not None:
-                return number
-
-    def _leave(self, board: Board) -> None:
-        board.write_state(self._state())
-        board.write_goodbye(self._why_closed or "rank 0 has left")
-        if self._journal.rank == 0:  # the store may end with this process
-            self._post(board, {"rank_0_leaves": self._why_closed})
-            others, patience = list(range(1, self._journal.size)), time.monotonic() + 3 * self._poll_s
-            while not board.have_left(others) and time.monotonic() < patience:
-                time.sleep(0.02)
-
-    def _query(self, call: Call, hangs: bool) -> Query:
+    def _query(self, call: Call) -> Query:
         journal, waited_s = self._journal, max(0.0, call.waited_s)
-        ordered = journal.backend == "torch"
-        return Query(journal.rank, call.name, call.nth, call.number, journal.step, waited_s, hangs, ordered)
+        return Query(journal.rank, call.name, call.nth, call.number, journal.step, waited_s, journal.backend == "torch")
 
-    def _state(self, query: Query | None = None) -> RankState:
+    def _state(self, goodbye: str = "") -> RankState:
         journal = self._journal
-        waiting = journal.oldest_in_flight()
-        state = RankState(
+        waiting, newest = journal.oldest_in_flight(), journal.newest
+        return RankState(
             rank=journal.rank,
             host=self._host,
             process=self._process,
             step=journal.step,
             num_started=journal.num_started,
-            last=journal.newest.name if journal.newest else "",
+            last=newest.name if newest else "",
             waits_for=waiting.name if waiting else "",
             waited_s=max(0.0, waiting.waited_s) if waiting else 0.0,
+            started={name: [call.nth, call.number] for name, call in journal.newest_of.copy().items()},
+            in_flight=[[call.name, call.nth] for call in list(journal.in_flight)],
             failed=self._failed[0] if self._failed[1] == journal.num_started else "",
+            code=code_of_main_thread(),
+            goodbye=goodbye,
         )
-        if query is not None:
-            newest = journal.newest_of.get(query.name)
-            state.has_started = newest is not None and newest.nth >= query.nth
-            state.waits_in_it = any((c.name, c.nth) == (query.name, query.nth) for c in list(journal.in_flight))
-            state.number = newest.number if newest and newest.nth == query.nth else 0
-            state.code = code_of_main_thread()
-        return state
 
     # ---- the end
 

@@ -3,7 +3,6 @@ tests/recipes/launchers/test_hang_report.py.)"""
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -15,16 +14,19 @@ from partial_fc.comm.watch.report import MAX_LINES, PeerState, Query, RankState,
 from partial_fc.comm.watch.watchdog import Journal, Watch
 from tests.waiting import free_port, until
 
-QUERY = Query(rank=0, name="head/sum", nth=12, number=40, step=12, waited_s=600.2, hangs=True)
+QUERY = Query(rank=0, name="head/sum", nth=12, number=40, step=12, waited_s=600.2)
 
 
 def waiting(rank: int, **more) -> PeerState:
-    state = RankState(rank, "gpu1", 100 + rank, 12, 40, "head/sum", "head/sum", 599.0, True, True, 40)
+    calls = {"started": {"head/sum": [12, 40]}, "in_flight": [["head/sum", 12]]}
+    state = RankState(rank, "gpu1", 100 + rank, 12, 40, "head/sum", "head/sum", 599.0, **calls)
     return PeerState(rank, "open", 0.1, True, state, **more)
 
 
 def computing(rank: int) -> PeerState:
-    state = RankState(rank, "gpu7", 4711, 11, 39, "backbone/gradient_3", has_started=False, code="decode.py:88 read")
+    state = RankState(
+        rank, "gpu7", 4711, 11, 39, "backbone/gradient_3", started={"head/sum": [11, 31]}, code="decode.py:88 read"
+    )
     return PeerState(rank, "open", 0.1, True, state)
 
 
@@ -34,7 +36,8 @@ def silent(rank: int) -> PeerState:
 
 def test_hang_tells_a_silent_rank_from_an_ended_one():
     ended = PeerState(3, "lost", 30.0, False, RankState(3, "gpu3", 7, 12, 39, "head/max"))
-    left = PeerState(4, "left", 20.0, False, None, "its Python ended without closing the world; ValueError: key 17")
+    goodbye = "its Python ended without closing the world; ValueError: key 17"
+    left = PeerState(4, "left", 20.0, False, RankState(4, goodbye=goodbye))
     text = hang_report(QUERY, [waiting(0), silent(1), PeerState(2, "never"), ended, left])
     assert "missing: rank 1 (host gpu9, process 5): no sign of life for 597 s" in text
     assert "unknown: rank 2: has never reached the store" in text
@@ -46,7 +49,7 @@ def test_hang_tells_a_silent_rank_from_an_ended_one():
 
 def test_order_matters_only_where_the_backend_matches_by_order():
     early = waiting(1)
-    early.state.number = 39
+    early.state.started["head/sum"][1] = 39
     assert "waiting in it: ranks 0-1" in hang_report(QUERY, [waiting(0), early])
     ordered = Query(**{**vars(QUERY), "ordered": True})
     text = hang_report(ordered, [waiting(0), early])
@@ -62,7 +65,7 @@ def test_hang_with_all_ranks_there_points_at_the_network():
 
 def test_a_rank_that_is_done_with_it_and_goes_on_is_not_missing():
     done = computing(1)
-    done.state.has_started = True
+    done.state.started["head/sum"] = [12, 40]
     text = hang_report(QUERY, [waiting(0), done])
     assert "started: rank 1 (host gpu7, process 4711): has started it and computes" in text
     assert "missing" not in text
@@ -76,7 +79,7 @@ def test_a_thousand_missing_ranks_do_not_make_a_thousand_lines():
 
 
 def test_failure_names_who_ended_first_and_not_those_that_failed_with_it():
-    failed_too = PeerState(1, "left", 0.0, False, RankState(1, "gpu1", 5, failed="head/sum"), "CollectiveError")
+    failed_too = PeerState(1, "left", 0.0, False, RankState(1, "gpu1", 5, failed="head/sum", goodbye="CollectiveError"))
     killed = PeerState(2, "lost", 0.2, False, RankState(2, "gpu7", 4711, 11, 39, "backbone/gradient_3"))
     text = failure_report(QUERY, [waiting(0), failed_too, killed], "Connection closed by peer")
     assert all(words in text for words in ("head/sum failed on rank 0, step 12, call 12", "Connection closed"))
@@ -112,32 +115,31 @@ def test_every_rank_is_asked_for_its_place(watches):
     watches[1]._journal.in_flight.clear()
     watches[2]._journal.begin("t/b")
     call = watches[0]._journal.begin("t/a")
-    seen = watches[0].peer_states(call)
+    seen = watches[0].peer_states()
     assert [s.link for s in seen] == ["open", "open", "open", "never"]
     assert [s.answered for s in seen] == [True, True, True, False]
-    assert [s.state.step for s in seen[:3]] == [5, 6, 7]
-    assert [s.state.has_started for s in seen[:3]] == [True, True, False]
-    assert [s.state.waits_in_it for s in seen[:3]] == [True, False, False]
-    assert [s.state.waits_for for s in seen[:3]] == ["t/a", "", "t/b"]
+    states = [s.state for s in seen[:3]]
+    assert [state.step for state in states] == [5, 6, 7]
+    assert [state.has_started(watches[0]._query(call)) for state in states] == [True, True, False]
+    assert [state.in_flight for state in states] == [[["t/a", 1]], [], [["t/b", 1]]]
+    assert [state.waits_for for state in states] == ["t/a", "", "t/b"]
 
 
-def test_who_left_and_who_was_killed_is_told(watches, monkeypatch):
+def test_who_left_who_was_killed_and_who_is_silent_is_told(watches, monkeypatch):
     watches[2].close("it failed; ValueError: key 17")
-    monkeypatch.setattr(board.Board, "ended_here", lambda _: {1})
-    watches[1]._closed.set()  # as if killed: it says nothing any more
-    for thread in watches[1]._threads:
-        thread.join()
-    seen = watches[0].peer_states(watches[0]._journal.begin("t/a"))
-    assert [s.link for s in seen] == ["open", "left", "left", "never"] or seen[1].link == "lost"
-    assert seen[2].goodbye == "it failed; ValueError: key 17"
+    monkeypatch.setattr(board.Board, "_ended_here", lambda _: {3})
+    monkeypatch.setattr(board, "ANSWER_S", 0.6)
+    monkeypatch.setattr(watches[1], "_state", threading.Event().wait)  # for ever
+    seen = watches[0].peer_states()
+    assert [s.link for s in seen] == ["open", "open", "left", "lost"]
+    assert [s.answered for s in seen[:2]] == [True, False]
+    assert seen[2].state.goodbye == "it failed; ValueError: key 17"
 
 
-def test_who_asks_at_once_about_one_collective_shares_the_query(watches):
-    calls = [watch._journal.begin("t/a") for watch in watches]
-    with ThreadPoolExecutor(3) as threads:
-        seen = list(threads.map(lambda pair: pair[0].peer_states(pair[1]), zip(watches, calls, strict=True)))
-    assert all([s.answered for s in each] == [True, True, True, False] for each in seen)
-    assert len({number for watch in watches for number, _ in watch._asked.values()}) == 1
+def test_the_first_to_report_a_hang_is_the_only_one(watches):
+    boards = [watch._connect() for watch in watches]
+    assert [made.tell(board.HANG, str(rank)) for rank, made in enumerate(boards)] == ["0"] * 3
+    until(lambda: all(watch._ending_since for watch in watches))
 
 
 def test_rank_0_that_leaves_says_why_and_the_others_ask_no_more(watches):
