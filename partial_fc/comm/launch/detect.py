@@ -18,8 +18,6 @@ PARENT = "PARTIAL_FC_PARENT"
 LISTENING_SOCKET = "PARTIAL_FC_LISTENING_SOCKET"
 # Set by `partial-fc launch`: its own name.
 LAUNCHER = "PARTIAL_FC_LAUNCHER"
-# With --num-shards, the name of this start, which rank 0 gives in its store.
-RUN = "PARTIAL_FC_RUN"
 MPI_YIELD = "OMPI_MCA_mpi_yield_when_idle"
 
 

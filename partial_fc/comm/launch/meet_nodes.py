@@ -1,8 +1,7 @@
 """The search for shard 0, if the command was typed on several hosts, on each with its own --shard-id.
 
-1. shard 0 announces its addresses, port and a name of this start in a store (stores.py) under the run's id, and starts
-   its processes
-2. the others read that, and take the first address at which a rank 0 of that name answers (meet_ranks.py)
+1. shard 0 announces its addresses and port in a store (stores.py) under the run's id, and starts its processes
+2. the others read that, and take the first address at which somebody listens
 3. they start their processes as --nodes does, with that address as --master-addr
 
 Missing hosts, and hosts that contradict each other, are found by the ranks (meet_ranks.py).
@@ -10,7 +9,6 @@ Missing hosts, and hosts that contradict each other, are found by the ranks (mee
 
 import json
 import os
-import secrets
 import socket
 import sys
 import time
@@ -20,9 +18,8 @@ from dataclasses import asdict, dataclass
 
 from partial_fc import printable
 from partial_fc.comm.launch import addresses
-from partial_fc.comm.launch.detect import RUN, StartError
+from partial_fc.comm.launch.detect import StartError
 from partial_fc.comm.launch.stores import Store
-from partial_fc.comm.launch.tcp_store import NotAStore, dial, read
 
 _PROBE_S = 2.0  # for one address of shard 0
 _POLL_S = 0.2
@@ -30,31 +27,30 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Shard0:
-    """The announcement of shard 0. run: the name of this start, which its rank 0 gives, too."""
+    """The announcement of shard 0."""
 
     who: str
     addresses: list[str]
     port: int
-    run: str
 
     @classmethod
     def here(cls, reachable: list[str], port: int) -> "Shard0":
         """Returns the announcement of this process. reachable: addresses of this host, likely ones first."""
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         who = f"shard 0: {socket.gethostname()} (process {os.getpid()}, since {since})"
-        return cls(who, reachable, port, secrets.token_hex(8))
+        return cls(who, reachable, port)
 
     def found(self) -> "Found":
         """Returns what shard 0 itself knows of rank 0. If the host has several addresses, the others choose."""
         own = self.addresses[0] if len(self.addresses) == 1 else addresses.ANY
-        return Found(own, self.port, "", self.run)
+        return Found(own, self.port, "")
 
     @classmethod
     def parse(cls, text: bytes, where: str) -> "Shard0":
         """Returns the announcement in `text`. Raises StartError if it is none."""
         with suppress(ValueError, TypeError, RecursionError):
             found = cls(**json.loads(text))
-            right = isinstance(found.who, str) and isinstance(found.run, str) and isinstance(found.addresses, list)
+            right = isinstance(found.who, str) and isinstance(found.addresses, list)
             if right and 0 < found.port < 65536 and all(isinstance(address, str) for address in found.addresses):
                 return found
         raise StartError(f"{where} holds {text[:80]!r}, which no host of a run has written")
@@ -67,7 +63,6 @@ class Found:
     master_addr: str
     master_port: int
     own_addr: str
-    run: str
 
 
 @contextmanager
@@ -96,9 +91,9 @@ def find(store: Store, shard_id: int, timeout_s: float) -> Found:
                 shard = Shard0.parse(text, store.name)
                 for address in shard.addresses:
                     # An address may be another host's here.
-                    with suppress(OSError, ValueError, RuntimeError, NotAStore):
-                        if read(dial(address, shard.port, _PROBE_S), RUN) == shard.run:
-                            return Found(address, shard.port, addresses.towards(address), shard.run)
+                    with suppress(OSError, ValueError):
+                        socket.create_connection((address, shard.port), _PROBE_S).close()
+                        return Found(address, shard.port, addresses.towards(address))
             time.sleep(_POLL_S)
         if shard is None:
             raise StartError(

@@ -21,15 +21,7 @@ import torch.distributed as dist
 
 from partial_fc import printable
 from partial_fc.comm.launch import Launch, addresses, tcp_store
-from partial_fc.comm.launch.detect import (
-    LISTENING_SOCKET,
-    RUN,
-    StartError,
-    devices_differ,
-    expect,
-    has_agent,
-    left_over,
-)
+from partial_fc.comm.launch.detect import LISTENING_SOCKET, StartError, devices_differ, expect, has_agent, left_over
 from partial_fc.comm.launch.tcp_store import NotAStore, dial, has_ended, read
 
 _RETRY_S = 0.025  # to the second try to reach rank 0; then longer each time
@@ -84,7 +76,6 @@ def _begin(launch: Launch, timeout_s: float) -> str:
     at, attempt = (launch.master_addr, launch.master_port), secrets.token_hex(8)
     if at not in _stores:
         _stores[at] = _connect(launch, timeout_s, timeout_s) if has_agent() else _host(launch, timeout_s)
-        _stores[at].set(RUN, os.environ.get(RUN, ""))
     _stores[at].set(attempt, "")
     _stores[at].set(ATTEMPT, attempt)
     return attempt

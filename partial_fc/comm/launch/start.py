@@ -19,7 +19,6 @@ from functools import partial
 from partial_fc import comm, interrupts
 from partial_fc.comm import World, elastic
 from partial_fc.comm.launch import addresses, meet_nodes, restart_agent, spawn, stores
-from partial_fc.comm.launch.detect import RUN
 from partial_fc.findings import counted
 from partial_fc.flags import LaunchFlags, RendezvousFlags, flag, is_given
 
@@ -238,7 +237,7 @@ def _listen(address: str, port: int | None) -> socket.socket:
 def _environment(found: meet_nodes.Found, network_interface: str | None) -> dict[str, str]:
     """Returns the processes' environment. Gloo listens at the address over which this host reaches shard 0 (and there,
     see meet_ranks.py): its default is that of the host's name, on Debian 127.0.1.1."""
-    environ = {**os.environ, RUN: found.run}
+    environ = dict(os.environ)
     if network_interface is None and (interface := addresses.interface_of(found.own_addr)):
         environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     return environ
