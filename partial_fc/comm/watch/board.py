@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from partial_fc.comm.launch import addresses, tcp_store
 from partial_fc.comm.launch.tcp_store import NotAStore, dial, has_ended, read
-from partial_fc.comm.watch.report import PeerState, RankState
+from partial_fc.comm.watch.report import Link, PeerState, RankState
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -70,7 +70,7 @@ class Board:
 
     def enter(self, state: RankState) -> None:
         """Writes the first state."""
-        self._store.append(self._host, f"{self._rank} {os.getpid()}\n")
+        self._store.append(self._host, f"{self._rank} {os.getpid()}\n")  # type: ignore[attr-defined]
         self.write(state)
 
     def write(self, state: RankState) -> None:
@@ -119,7 +119,7 @@ class Board:
             if state is None:
                 found.append(PeerState(rank, "lost" if rank in ended else "never"))
                 continue
-            link = "left" if state.goodbye else "lost" if rank in ended else "open"
+            link: Link = "left" if state.goodbye else "lost" if rank in ended else "open"
             answered = earlier is None or earlier.at_s != state.at_s
             found.append(PeerState(rank, link, max(0.0, now - state.at_s), answered, state))
         return found
