@@ -125,12 +125,10 @@ class Watch:
 
     def peer_states(self) -> list[PeerState] | None:
         """Returns the state of all ranks; None if the store does not answer."""
-        import torch.distributed as dist
-
         try:
             board = None if self._why_rank_0_left else self._connect()
             return board.ask() if board else None
-        except dist.DistError:
+        except RuntimeError:  # DistError: the store is gone; or no thread can start
             return None
 
     def _connect(self) -> Board | None:
@@ -173,15 +171,13 @@ class Watch:
                 call.waited_s += passed_s
 
     def _report(self, call: Call) -> None:
-        import torch.distributed as dist
-
         rank, board, peer_states = str(self._journal.rank), None, None
         try:
             if (board := self._connect()) and board.tell(HANG, rank) != rank:
                 self._prepare_to_exit()  # that rank ends this one, or the time does
                 return
             peer_states = board.ask() if board else None
-        except dist.DistError:
+        except RuntimeError:  # as in peer_states
             board = None
         self._prepare_to_exit()
         emit(self._journal.rank, hang_report(self._query(call), peer_states, self._why_rank_0_left), THREAD_NAME)
