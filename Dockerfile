@@ -31,9 +31,9 @@ COPY scripts/setup.sh scripts/build_horovod.sh scripts/
 COPY patches patches
 COPY partial_fc/__init__.py partial_fc/on_demand.py partial_fc/files.py partial_fc/signature.py partial_fc/
 COPY partial_fc/mxnet partial_fc/mxnet
-COPY partial_fc/head/kernels/native partial_fc/head/kernels/native
+COPY partial_fc/head/native partial_fc/head/native
 RUN mkdir recipes tools && touch recipes/__init__.py tools/__init__.py && bash scripts/setup.sh \
-    && .venv/bin/python partial_fc/head/kernels/native/build.py all \
+    && .venv/bin/python partial_fc/head/native/build.py all \
     && rm -rf /root/.cache/pip /root/.cache/partial-fc/wheels /var/lib/apt/lists/*
 
 # Host keys belong to a host, not to the image. Ubuntu's bases have a user 1000 already.

@@ -20,7 +20,7 @@ import torch
 import tyro
 
 from partial_fc.checkpoint import crc32
-from partial_fc.head import CosFace, PartialFC
+from partial_fc.head import Compute, CosFace, PartialFC
 from partial_fc.head.rows import Storage
 
 
@@ -45,7 +45,7 @@ class Options:
 def measure(options: Options, classes: int) -> dict[str, float]:
     """Seconds."""
     storage = Storage(getattr(torch, options.storage))
-    head = PartialFC(classes, options.dim, CosFace(), 0.1, storage=storage, precision="auto")
+    head = PartialFC(classes, options.dim, CosFace(), 0.1, device=Compute(precision="auto"), storage=storage)
     source = crc32.as_bytes(head.centres)
     target = torch.zeros_like(source)
     num_bytes = sum(t.nbytes for t in head.row_state().values())

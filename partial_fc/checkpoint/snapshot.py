@@ -22,7 +22,7 @@ from partial_fc.memory import available_memory_bytes, give_back_freed, refusals
 
 # The fraction of free memory for a part that is read while training waits (of rows that are no views), and its minimum.
 _PART_SHARE, _LEAST_PART_BYTES = 1 / 16, 8 << 20
-REMEDY = "More processes or hosts have less each; --centre-place disk needs no copy of the centres"
+REMEDY = "More processes or hosts have less each"
 _log = logging.getLogger("partial_fc")
 
 
@@ -167,8 +167,6 @@ def capture(
     for rows in (table.rows for table in tables.values()):
         num_bytes += int(rows.created(rows.start, rows.stop).sum()) * class_bytes(rows)
     is_copy = copy if isinstance(copy, bool) else copy(num_bytes)
-    if any(table.rows.on_disk for table in tables.values()) and not checksums:  # on disk, as they exceed memory
-        is_copy = False
     if checksums and not is_copy:
         free = available_memory_bytes()
         raise MemoryError(f"{num_bytes / 1e6:,.1f} MB are needed for this rank's copy; {free / 1e6:,.1f} MB are free")

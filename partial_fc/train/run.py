@@ -38,7 +38,7 @@ from partial_fc.head import PartialFC
 from partial_fc.models.inputs import InputContract
 from partial_fc.optim import backbone as torch_optim
 from partial_fc.optim.gradient_sync import broadcast_module
-from partial_fc.train import end, loop, resume
+from partial_fc.train import end, head_from_flags, loop, resume
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.batch_norm import convert
 from partial_fc.train.begin import course, run_folder
@@ -243,8 +243,17 @@ class Run:
         optim, seed = self.config.optim, self.config.run.seed
         if not self.total and (given.margin_by_step or given.rate_by_step):
             raise ValueError("margins and sample rates by step need the run's length: call lengths(order) before")
-        head = given.build(
-            num_classes, embedding_size, self.world, backbone.precision, optim, seed, ignore_index, self.total, name
+        head = head_from_flags.build(
+            given,
+            num_classes,
+            embedding_size,
+            self.world,
+            backbone.precision,
+            optim,
+            seed,
+            ignore_index,
+            self.total,
+            name,
         )
         self.parts.enter_context(head)
         self.head_flags = given
@@ -256,7 +265,7 @@ class Run:
             f"{some if self.world.size > 1 else f'all {num_classes} classes'}; kernel "
             f"{head.kernel.name}, operands {head.kernel.precision}, {head.optimizer}"
         )
-        for note in given.notes(optim, head):
+        for note in head_from_flags.notes(given, optim, head):
             self.note(note)
         return head
 
@@ -373,7 +382,6 @@ class Run:
             **(self.head_flags.settings(config.schedule.lr) if self.head_flags else {}),
             **settings,
         }
-        on_disk = any(table.rows.on_disk for table in head.tables().values())
         restore = partial(resume.restore, self, backbone, head, saver)
         return Job(
             world=self.world,
@@ -383,7 +391,7 @@ class Run:
             settings=Settings(**settings),
             guards=Guards(**dataclasses.asdict(config.guards), restore=restore),
             saver=saver,
-            commits=Commits(self.process, self.world, self._commit_every(in_memory=not on_disk)),
+            commits=Commits(self.process, self.world, self._commit_every()),
             models_root=self.root,
             logger=self.logger,
             seed=config.run.seed,
@@ -398,9 +406,9 @@ class Run:
             **parts,
         )
 
-    def _commit_every(self, in_memory: bool) -> int:
-        """Returns the steps between commits; 0: none (not elastic). in_memory: the head's rows are, not on disk."""
+    def _commit_every(self) -> int:
+        """Returns the steps between commits; 0: none (not elastic)."""
         asked = self.config.run.commit_every
         if not elastic.active():
             return 0
-        return asked if asked is not None else 100 if in_memory else 0
+        return asked if asked is not None else 100

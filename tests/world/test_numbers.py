@@ -20,6 +20,7 @@ from partial_fc.train.precision import Precision
 from partial_fc.verbs.checkpoint import classes
 from recipes import face_heads, face_tuning, face_vectors
 from recipes.face import DataFlags
+from tests.flat import flat_head
 from tests.recipes.conftest import train_here
 from tests.unit.stored_checkpoints import D, save
 from tests.world.rows import Row, table
@@ -154,7 +155,7 @@ def test_what_names_no_set_and_has_no_columns_is_refused(folder: Path, row: Row)
 
 
 def trained(folder: Path, optimizer: Any, catch_up: Any, sub_centres: int) -> PartialFC:
-    head = PartialFC(40, D, CosFace(8.0), 0.1, optimizer=optimizer, catch_up=catch_up, sub_centres=sub_centres)
+    head = flat_head(40, D, CosFace(8.0), 0.1, optimizer=optimizer, catch_up=catch_up, sub_centres=sub_centres)
     random = torch.Generator().manual_seed(0)
     for step in range(9):
         label_B = torch.randint(40, (3,), generator=random) if step else torch.tensor([4, 6, 9])

@@ -12,6 +12,7 @@ from partial_fc.checkpoint.peer.restore import choose, recover
 from partial_fc.checkpoint.rows import Part, cut
 from partial_fc.head import CosFace, HardNegatives, PartialFC
 from partial_fc.head.rows import RowAdamW
+from tests.flat import flat_head
 from tests.unit.stored_checkpoints import one_step
 from tests.unit.thread_world import in_world
 
@@ -21,7 +22,7 @@ EVERY = 4
 
 def head_of(world) -> PartialFC:
     """Of most classes only some have been made after a few steps; rows have moments and ages."""
-    return PartialFC(
+    return flat_head(
         C,
         D,
         CosFace(scale=8.0, margin=0.1),
