@@ -49,7 +49,7 @@ def test_all_sides_train_equally_many_rows(world, rate):
     device = torch.device("cpu")
     rows = {}
     for name in (OURS, "plain", "insightface-style"):
-        head = head_worker._head(options, head_worker.Side(name, "fp32", "fp32", "fp32"), world, device, None)
+        head = head_worker._head(options, head_worker.Side(name, "fp32", "fp32", "fp32"), world, device)
         rows[name] = head_worker._time_steps(head, options, world, device).num_rows
     assert rows == pytest.approx(dict.fromkeys(rows, rows[OURS]), rel=0.1), "whose share is whose is chance"
 

@@ -10,9 +10,8 @@ from torch.nn.functional import normalize
 
 from benchmarks import fidelity
 from benchmarks.study import measure, sets
-from benchmarks.study.cells import Cell
 from benchmarks.study.run import ROOT
-from benchmarks.study.statistics import FEWEST, Hypothesis, Results, holm, interval, sign_flip, verdicts
+from benchmarks.study.statistics import Hypothesis, Results, holm, interval, sign_flip, verdicts
 from partial_fc.data.recordio import RecordReader, RecordWriter, pack
 
 

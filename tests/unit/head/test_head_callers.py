@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from partial_fc.head import AdaFace, CosFace, CurricularFace, HardNegatives, PartialFC, RowSGD, Storage
+from partial_fc.head import AdaFace, CosFace, CurricularFace, HardNegatives, PartialFC, RowSGD
 from partial_fc.head.kernels import LogitGrad, Logits
 from partial_fc.head.kernels.cpu import CpuKernel
 from partial_fc.head.kernels.plain import PlainKernel
@@ -158,11 +158,6 @@ def test_many_sub_centres_and_a_large_batch():
     """Chunks are whole classes, also where one has more centres than a chunk should have rows."""
     head = flat_head(3, 2, CosFace(), sub_centres=70, impl="plain")
     assert head(torch.ones(17_000, 2), torch.zeros(17_000, dtype=torch.int64)).isfinite()
-
-
-def test_centres_wider_than_the_computation_are_refused():
-    with pytest.raises(ValueError, match=r"stored in float64 with dtype torch\.float32"):
-        PartialFC(9, D, CosFace(), storage=Storage(torch.float64))
 
 
 def test_state_of_another_width_or_selection_is_refused():

@@ -39,8 +39,7 @@ def test_nothing_falls_beside_the_bins(edges):
     assert telemetry.pack(values[:0], edges).sum() == 0
 
 
-@pytest.mark.parametrize("corrected", [False, True])
-def test_covered_mass_estimates_the_share_of_a_full_softmax(corrected):
+def test_covered_mass_estimates_the_share_of_a_full_softmax():
     generator = torch.Generator().manual_seed(1)
     rate, num_classes = 0.1, 40_000
     logit_GC = torch.randn(16, num_classes, generator=generator).double()
@@ -48,8 +47,8 @@ def test_covered_mass_estimates_the_share_of_a_full_softmax(corrected):
     sampled = torch.randperm(num_classes, generator=generator)[: int(rate * num_classes)]
     sampled_G, all_G = logit_GC[:, sampled].exp().sum(dim=1), logit_GC.exp().sum(dim=1)
     true_G = (sampled_G + target_G.exp()) / (all_G + target_G.exp())
-    denominator_G = sampled_G / (rate if corrected else 1.0) + target_G.exp()
-    found_G = telemetry.covered_mass(denominator_G, target_G, rate, corrected)
+    denominator_G = sampled_G + target_G.exp()
+    found_G = telemetry.covered_mass(denominator_G, target_G, rate)
     torch.testing.assert_close(found_G, true_G, rtol=0.1, atol=0)
     assert found_G[0] < 0.11
     assert found_G[-1] > 0.7
@@ -57,7 +56,7 @@ def test_covered_mass_estimates_the_share_of_a_full_softmax(corrected):
 
 def test_covered_mass_with_nothing_but_the_own_class_is_one():
     target_G = torch.tensor([0.0, 600.0])
-    assert telemetry.covered_mass(target_G.double().exp(), target_G, 0.1, False).tolist() == [1.0, 1.0]
+    assert telemetry.covered_mass(target_G.double().exp(), target_G, 0.1).tolist() == [1.0, 1.0]
 
 
 def test_nearest_is_that_of_all_pairs():
