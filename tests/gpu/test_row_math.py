@@ -34,7 +34,7 @@ def problem(sub_centres: int, sampled: bool, stored: torch.dtype) -> tuple[Tenso
     """The host's, on the device."""
     feat_GD, label_G, active = on_host(D, sub_centres, sampled, stored)
     rows, table, row_S = (None if t is None else t.to(DEVICE) for t in (active.rows, active.table, active.row_S))
-    return feat_GD.to(DEVICE), label_G.to(DEVICE), ActiveRows(rows, None, table, row_S)
+    return feat_GD.to(DEVICE), label_G.to(DEVICE), ActiveRows(rows, table, row_S)
 
 
 def go(rows: RowMath, feat_GD: Tensor, label_G: Tensor, active: ActiveRows, sub_centres: int, dtype: torch.dtype):
@@ -44,11 +44,11 @@ def go(rows: RowMath, feat_GD: Tensor, label_G: Tensor, active: ActiveRows, sub_
     denominator_G = torch.rand(G, generator=generator, dtype=torch.float64) * 1e20
     denominator_G[7] = 0.0
     weighted_sum_GD = torch.randn(G, D, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
-    sums = Sums(denominator_G.to(DEVICE), weighted_sum_GD, None)
-    terms = rows.local_terms(targets, 64.0 * targets.cos_G, sums, 64.0, 50)
+    sums = Sums(denominator_G.to(DEVICE), weighted_sum_GD)
+    terms = rows.local_terms(targets, 64.0 * targets.cos_G, sums)
     terms[label_G == label_G[0], 0] += 1.0  # of another rank
     slope_G = torch.full_like(targets.cos_G, 50.0)
-    return targets, terms.clone(), rows.finish(terms, targets, slope_G, sums, 64.0, 0.0, training=True)
+    return targets, terms.clone(), rows.finish(terms, targets, slope_G, sums, 64.0, training=True)
 
 
 def same(ours: Targets | Outcome, exact: Targets | Outcome, **close: float) -> None:

@@ -128,8 +128,6 @@ class Backbone:
 class Rows:
     """A row for each class that has been met: class c after step c % 4."""
 
-    on_disk = False
-
     def __init__(self, shard: Shard):
         self.start, self.stop = shard.start, shard.stop
         self.row_L = torch.zeros(len(shard), 1, dtype=torch.int64)

@@ -42,7 +42,8 @@ def job_of(world, mode="fp32", compression="none", sample_rate=0.3, clip=0.0, de
     backbone = TorchBackbone(module, world, precision, optimizer, FACE, {}, compression=compression)
     backbone.keep_statistics()
     backbone.train()
-    head = flat_head(CLASSES, D, CosFace(16.0), sample_rate, world, 1, RowSGD(), device, precision.parameter_dtype)
+    options = {"device": device, "dtype": precision.parameter_dtype}
+    head = flat_head(CLASSES, D, CosFace(16.0), sample_rate, world, 1, RowSGD(), **options)
     return Job(
         world=world,
         loader=NotImplemented,
