@@ -118,7 +118,8 @@ class PartialFC(HeadModule):
         sampling, loss = one_sampling(sample_rate, sampling), loss or LossOptions()
         check_kinds(hard_negatives=sampling.hard_negatives, rule=loss.rule)
         compute = device if isinstance(device, Compute) else Compute(device)
-        self.compute = replace(compute, device=device_of(compute.device))
+        on = device_of(compute.device)
+        self.compute = replace(compute, device=on)
         self.num_classes = integer_of("num_classes", num_classes)  # of all ranks
         self.embedding_size = integer_of("embedding_size", embedding_size)
         self.sub_centres = integer_of("sub_centres", loss.sub_centres)
@@ -143,7 +144,7 @@ class PartialFC(HeadModule):
         self.dtype = torch.float64 if self.storage.dtype == torch.float64 else torch.float32
         self.num_steps = 0  # counts `step`; with the seed it decides the negatives
         self._margins, self.draw = self._checked(margin, sampling.rate, seed)
-        self.kernel = choose(self.compute.impl, self.compute.device, self.dtype, self.compute.precision)
+        self.kernel = choose(self.compute.impl, on, self.dtype, self.compute.precision)
         # What lies between the kernel's passes is done in few calls, too, where it has them.
         self._row_math: RowMath = self.kernel.row_math()
         self._make_rows()

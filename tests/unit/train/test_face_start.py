@@ -148,7 +148,6 @@ def test_a_run_is_finished_where_rank_0_says_so(tmp_path):
 def test_commits_only_where_ranks_come_and_go(tmp_path, monkeypatch):
     several = ({}, {"commit-every": 7}, {"commit-every": 0})
     runs = [run_of(SingleWorld(), config_of(tmp_path, **flags)) for flags in several]
-    assert [run._commit_every(in_memory=True) for run in runs] == [0, 0, 0]
+    assert [run._commit_every() for run in runs] == [0, 0, 0]
     monkeypatch.setattr(elastic, "active", lambda: True)
-    assert [run._commit_every(in_memory=True) for run in runs] == [100, 7, 0]
-    assert [run._commit_every(in_memory=False) for run in runs] == [0, 7, 0]
+    assert [run._commit_every() for run in runs] == [100, 7, 0]
