@@ -34,7 +34,7 @@ from partial_fc.head import PartialFC
 from partial_fc.models.inputs import InputContract
 from partial_fc.optim import backbone as torch_optim
 from partial_fc.optim.gradient_sync import broadcast_module
-from partial_fc.train import end, loop, resume
+from partial_fc.train import end, head_from_flags, loop, resume
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.batch_norm import convert
 from partial_fc.train.begin import course, start_centres
@@ -202,7 +202,9 @@ class Run:
         """Returns the head that the flags describe, for this backbone; `train` applies the rest. ignore_index: of
         PartialFC. name: of one of several heads. Closed at the end."""
         optim, seed = self.config.optim, self.config.run.seed
-        head = given.build(num_classes, embedding_size, self.world, backbone.precision, optim, seed, ignore_index, name)
+        head = head_from_flags.build(
+            given, num_classes, embedding_size, self.world, backbone.precision, optim, seed, ignore_index, name
+        )
         self.parts.enter_context(head)
         self._tables.append((given, head))
         first, last = head.shard.start, head.shard.stop - 1
@@ -212,7 +214,7 @@ class Run:
             f"{some if self.world.size > 1 else f'all {num_classes} classes'}; kernel "
             f"{head.kernel.name}, operands {head.kernel.precision}, {head.optimizer}"
         )
-        for note in given.notes(optim, head):
+        for note in head_from_flags.notes(given, optim, head):
             self.note(note)
         return head
 

@@ -81,7 +81,7 @@ class ModelFlags:
     Evaluated and delivered is the network itself (docs/encoders.md)."""
     engine: Annotated[Literal["torch", "mxnet"], MayChange] = "torch"
     """The engine of the backbone. mxnet: MXNet 1.9.1, in fp32 on the CPU; everything else, including checkpoints, is
-    the same (docs/mxnet_engine.md)."""
+    the same (docs/recipes/mxnet.md)."""
     symbol: Path | None = None
     """With --engine mxnet and --params, instead of --network: any MXNet network (NAME-symbol.json) of pixels, 0 to
     255, as InsightFace's are. It is also delivered as MXNet's files."""

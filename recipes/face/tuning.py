@@ -31,7 +31,7 @@ class TuningFlags:
     is delivered is the plain network, adapters merged."""
     teacher: Path | None = None
     """Also pull embeddings towards those of this trained model: a run's folder, a checkpoint's, or a file of
-    weights (docs/python-api.md)."""
+    weights (docs/library.md)."""
     teacher_weight: Annotated[float, In("(0, inf)")] = 1.0
     """With --teacher: the loss gets this times the mean of 1 - cosine to the teacher's embedding."""
     trust_code: Annotated[bool, MayChange] = False

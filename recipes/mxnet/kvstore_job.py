@@ -5,7 +5,7 @@
     partial-fc launch -n 2 -s 2 --launcher ssh -H hosts python train.py mnist --engine mxnet --kv-store dist_async
     horovodrun -np 2 -H localhost:2 python train.py mnist --engine mxnet --kv-store horovod
 
-What one sees, what differs from MXNet's own, measured accuracies: docs/mxnet_kvstore.md. MXNet is imported when the
+What one sees, what differs from MXNet's own, measured accuracies: docs/recipes/mxnet.md. MXNet is imported when the
 flags are known to be right.
 """
 

@@ -7,11 +7,14 @@ import torch
 
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC
-from partial_fc.head.kernels import auto_precision
-from partial_fc.head.margin import CombinedMargin, SphereFace
-from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
-from partial_fc.train.precision import Precision
+from partial_fc.head.kernels.choice import auto_precision
+from partial_fc.head.margin import CombinedMargin
+from partial_fc.head.margin_adaptive import AdaFace
+from partial_fc.head.margin_curricular import CurricularFace
+from partial_fc.train import head_from_flags
+from partial_fc.train.precision import Mode, Precision
 from recipes.face.main import Config, parse
+from tests.flat import flat_head
 
 
 def config(flags: str) -> Config:
@@ -19,8 +22,12 @@ def config(flags: str) -> Config:
 
 
 def head_of(flags: str) -> PartialFC:
-    given = config(f"--head-impl plain --precision fp32 {flags}")
-    return given.head.build(50, 8, SingleWorld(), Precision("fp32", torch.device("cpu")), given.optim, seed=0)
+    return build(config(f"--head-impl plain --precision fp32 {flags}"))
+
+
+def build(given: Config, mode: Mode = "fp32") -> PartialFC:
+    precision = Precision(mode, torch.device("cpu"))
+    return head_from_flags.build(given.head, 50, 8, SingleWorld(), precision, given.optim, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +37,6 @@ def head_of(flags: str) -> PartialFC:
         ("--loss arcface --scale 32", CombinedMargin(32.0, m2=0.5)),
         ("--loss softmax", CombinedMargin(64.0)),
         ("--loss combined --margins 1.2 0.1 0.2", CombinedMargin(64.0, 1.2, 0.1, 0.2)),
-        ("--loss sphereface --scale 30", SphereFace(30.0)),
         ("--loss adaface", AdaFace(64.0, m=0.4, h=0.333)),
         ("--loss curricularface", CurricularFace(64.0, m=0.5)),
     ],
@@ -42,10 +48,9 @@ def test_every_loss_has_its_margin(flags, margin):
 @pytest.mark.parametrize(
     "flags",
     [
-        "--label-smoothing 0.1 --sample-rate 0.5 --hard-negatives 2",
-        "--quota insightface --sample-rate 0.1 --label-smoothing 0.1",
+        "--quota insightface --sample-rate 0.1 --hard-negatives 2",
         "--sub-centres 3 --interclass-filtering-threshold 0.4 --loss curricularface --sample-rate 0.5",
-        "--sampling-correction --sample-rate 0.5 --hard-negatives 2 --loss adaface --sub-centres 2",
+        "--sample-rate 0.5 --hard-negatives 2 --loss adaface --sub-centres 2",
     ],
 )
 def test_what_is_not_refused_here_the_head_takes(flags):
@@ -66,12 +71,15 @@ def test_what_is_not_refused_here_the_head_takes(flags):
 def test_operands_of_the_head(mode, asked, operands):
     """Rounded to bf16 where the hardware does not multiply such numbers: only if asked for."""
     given = config(f"--precision {asked}")
-    head = given.head.build(50, 8, SingleWorld(), Precision(mode, torch.device("cpu")), given.optim, seed=0)
-    assert head.kernel.precision == PartialFC(50, 8, CosFace(), precision=operands).kernel.precision
+    head = build(given, mode)
+    assert head.kernel.precision == flat_head(50, 8, CosFace(), precision=operands).kernel.precision
     if asked == "bf16":
         assert head.kernel.precision == "bf16"
     is_emulated = asked == "bf16" and auto_precision("cpu", torch.device("cpu")) == "fp32"
-    assert any("the head only rounds to it" in note for note in given.head.notes(given.optim, head)) == is_emulated
+    assert (
+        any("the head only rounds to it" in note for note in head_from_flags.notes(given.head, given.optim, head))
+        == is_emulated
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,19 +89,19 @@ def test_operands_of_the_head(mode, asked, operands):
         ("--head-impl plain --precision bf16", "--head-impl plain multiplies fp32"),
         ("--head-catch-up none", "--head-catch-up none: without sampling"),
         ("--head-catch-up none --sample-rate 0.5 --head-optimizer adagrad --head-weight-decay 0", "Adagrad"),
-        ("--head-catch-up none --sample-rate 0.5 --optimizer muon", "with --head-catch-up exact"),
-        ("--head-catch-up none --sample-rate 0.3 --optimizer sgd", "the default"),
+        ("--head-catch-up none --sample-rate 0.5 --optimizer muon", "momentum rests"),
+        ("--head-catch-up none --sample-rate 0.3 --optimizer sgd", "docs/fidelity.md"),
     ],
 )
 def test_flags_that_make_no_difference_or_cost_much_are_noted(flags, noted):
     given = config(flags)
-    head = given.head.build(50, 8, SingleWorld(), Precision("fp32", torch.device("cpu")), given.optim, seed=0)
-    (note,) = given.head.notes(given.optim, head)
+    head = build(given)
+    (note,) = head_from_flags.notes(given.head, given.optim, head)
     assert noted in note
 
 
 @pytest.mark.parametrize("optimizer", ["sgd --momentum 0 --head-catch-up none", "adam", "sgd", "adagrad"])
 def test_sampling_without_resting_momentum_has_no_note(optimizer):
     given = config(f"--sample-rate 0.3 --head-optimizer {optimizer}")
-    head = given.head.build(50, 8, SingleWorld(), Precision("fp32", torch.device("cpu")), given.optim, seed=0)
-    assert not list(given.head.notes(given.optim, head))
+    head = build(given)
+    assert not list(head_from_flags.notes(given.head, given.optim, head))

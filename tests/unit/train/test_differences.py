@@ -29,7 +29,7 @@ CONTRACT = {
     mnist: {},
 }  # fmt: skip
 # Besides those of the groups that say how and where a run is trained.
-HEAD = "head_impl start_centres centre_place centre_path"
+HEAD = "head_impl start_centres centre_place"
 MAY_CHANGE = {
     face: f"{HEAD} config num_workers max_bad_records check_data val_targets pretrained pretrained_partial "
     "activation_checkpointing engine params trust_code compile",
