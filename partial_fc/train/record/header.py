@@ -3,7 +3,6 @@
 import dataclasses
 import shlex
 import sys
-import textwrap
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -12,8 +11,6 @@ from typing import Any
 from partial_fc import checkpoint, flags
 from partial_fc.accessories import spare
 from partial_fc.train.context import Context
-
-_WIDE = 96  # with its indent it fits into 100 columns
 
 
 def begin(run: Context, typed: Any) -> None:
@@ -32,16 +29,10 @@ def begin(run: Context, typed: Any) -> None:
 
 
 def differences(config: Any) -> Iterator[str]:
-    """Yields a line (or more) for each group of flags, with those that differ from the recipe's defaults, as typed."""
+    """Yields a line for each group of flags, with those that differ from the recipe's defaults, as typed."""
     for group, values in changed(config).items():
-        words = [_with_value(name, value) for name, value in values.items()]
-        if words:
-            # Not between a flag and its value.
-            text = textwrap.wrap(
-                " ".join(word.replace(" ", "\0") for word in words), _WIDE, break_long_words=False,
-                break_on_hyphens=False, initial_indent=f"  {group}: ", subsequent_indent="    ",
-            )  # fmt: skip
-            yield from (line.replace("\0", " ") for line in text)
+        if values:
+            yield f"  {group}: {' '.join(_with_value(name, value) for name, value in values.items())}"
 
 
 def changed(config: Any) -> dict[str, dict[str, Any]]:

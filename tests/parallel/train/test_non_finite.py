@@ -73,10 +73,6 @@ def test_the_module_whose_output_was_first_is_named(world, job_of, mode):
     assert found["micro_batches"][0]["keys"] == batches[0].key_B.tolist()
     assert found["micro_batches"][0]["labels"] == batches[0].label_B.tolist()
     assert (found["first_on_this_rank"] is not None) == (world.rank == last)
-    assert found["largest"]["outputs"]["2"]["not_finite"] == (world.rank == last)
-    assert found["largest"]["weights"]["0.weight"]["largest"] == pytest.approx(
-        job.backbone.module[0].weight.abs().max().item()
-    )
 
 
 def test_a_weight_is_named_before_what_it_spoils(world, job_of):
