@@ -261,7 +261,9 @@ class Run:
         if start is None:
             start_centres.load(self._context, self._tables, backbone, head, loader.source)
             start = resume.Start()
-        context = dataclasses.replace(self._context, config=flags.replaced(self.config, start.differences.kept))
+        context = self._context
+        if kept := start.differences.kept:
+            context = dataclasses.replace(context, config=flags.replaced(self.config, kept))
         if start_from:
             start_from(start.state)
         data = resume.begin_epoch_anew(context, start.state, order, loader.source)
