@@ -360,16 +360,9 @@ class PartialFC(HeadModule):
             outcome = rows.finish_labels(
                 terms, targets, weight_GT, self.rule, margin, self.margin_state, negatives, sums, training
             )
-        self.last_step = {
-            "target_cos": targets.cos_G,
-            "elsewhere": targets.elsewhere_G,
-            "denominator": outcome.denominator_G,
-            "target_logit": outcome.target_logit_G,
-        }
         if row_weight_G is not None:
             outcome = outcome.weighed(row_weight_G)
-        if weight_GT is not None or row_weight_G is not None:
-            self.last_step["loss"] = outcome.loss_G
+        self.last_step = {"loss": outcome.loss_G}
         loss, nearest = outcome.loss_G.mean().to(self.dtype), None
         if sums.nearest is not None:
             self._selector.renumber(sums.nearest, active)
@@ -490,8 +483,7 @@ class PartialFC(HeadModule):
     def row_losses(self, last_step: dict[str, Tensor], num_rows: int, before: int | None = None) -> Tensor:
         """Returns the losses of this rank's num_rows rows, times their weights if they have some, from the `last_step`
         of a forward pass. before: the rows of lower ranks; None: all ranks' batches are of one size."""
-        loss_G = last_step.get("loss", last_step["denominator"].log() - last_step["target_logit"])
-        return loss_G[self.world.rank * num_rows if before is None else before :][:num_rows]
+        return last_step["loss"][self.world.rank * num_rows if before is None else before :][:num_rows]
 
     def non_finite_classes(self, most: int = 5) -> list[int]:
         """Returns up to `most` classes of this rank whose centre has NaN or Inf, of those in the pending gradient."""
