@@ -1,10 +1,8 @@
 """Sends every signal to every process of every launcher's job, takes away what it prints to, and starts the same
 command again:
 
-    python -m tests.faults.signals.kill_matrix FOLDER                          all cells; compares with what is promised
-    python -m tests.faults.signals.kill_matrix FOLDER --launches torchrun --record      and keeps what was seen
+    python -m tests.faults.signals.kill_matrix FOLDER          all cells; compares with docs/reliability.md
 
-`python -m tests.faults.signals.kill_table --write` puts what is kept (kill_matrix.json) into docs/reliability.md.
 For each launcher and target there is one run that gets one signal after the other, each in the middle between two
 checkpoints, and is started again where it has ended. At the end its losses and its last checkpoint must be, bit for
 bit, those of a run that nobody disturbed.
@@ -24,7 +22,7 @@ from pathlib import Path
 
 from tests.faults.kills import complete
 from tests.faults.ranks import steps_done
-from tests.faults.signals.kill_table import OUTPUT, OUTPUT_COLUMNS, RESULTS, Cell, differences, keep
+from tests.faults.signals.kill_table import OUTPUT, OUTPUT_COLUMNS, Cell, differences
 from tests.faults.signals.launches import EVERY, LAUNCHES, Started, set_pace
 from tests.faults.signals.outputs import OUTPUTS, File
 from tests.recipes.conftest import same_tensors
@@ -126,17 +124,15 @@ def _cell(job: Started, chain: Chain, name: str) -> Cell:
         if name in ("STOP", "FULL") and steps_done(job.root) > before + 5:
             break
         time.sleep(0.05)
-    seconds = round(time.monotonic() - begin, 1)
     if left and job.process.poll() is None and _goes_on(job):
         if name == "STALL":  # nobody reads: it would wait at its end
             job.kill()
-        return Cell(chain.launch, chain.target, name, "goes on", None, 0, None, None)
+        return Cell(chain.launch, chain.target, name, "goes on", None, 0)
     status = None if job.process.pid in left else job.process.wait()
     ends = "left over" if left else "saved" if _has_saved(job.root) else "ends"
     job.kill()
-    step = steps_done(job.root)
-    lost = step - int(complete(job.root)[-1].name.removeprefix("step-"))
-    return Cell(chain.launch, chain.target, name, ends, _as_a_shell_has_it(status), len(left), seconds, lost)
+    as_a_shell_has_it = status if status is None or status >= 0 else 128 - status
+    return Cell(chain.launch, chain.target, name, ends, as_a_shell_has_it, len(left))
 
 
 def _between_checkpoints(job: Started, least: int = 0) -> None:
@@ -168,10 +164,6 @@ def check_equal(whole: Path, disturbed: Path) -> None:
     one, two = complete(whole)[-1], complete(disturbed)[-1]
     assert one.name == two.name
     same_tensors(one, two)
-
-
-def _as_a_shell_has_it(status: int | None) -> int | None:
-    return status if status is None or status >= 0 else 128 - status
 
 
 def undisturbed(folder: Path, flags: list[str]) -> Path:
@@ -208,7 +200,6 @@ def main() -> int:
     parser.add_argument("--targets", nargs="+", help=f"rank 0, launcher, ..., {OUTPUT}; all")
     parser.add_argument("--signals", nargs="+", choices=SIGNALS, default=SIGNALS, help="for processes")
     parser.add_argument("--at-once", type=int, default=2, help="runs; they wait most of the time")
-    parser.add_argument("--record", action="store_true", help=f"keep what was seen in {RESULTS.name}")
     given = parser.parse_args()
     chains = [
         Chain(name, target, OUTPUT_COLUMNS if target == OUTPUT else given.signals)
@@ -217,8 +208,6 @@ def main() -> int:
         if not given.targets or target in given.targets
     ]
     cells, wrong = play(given.folder, chains, given.at_once)
-    if given.record:
-        keep(cells)
     wrong += differences(cells)
     print("\n".join(wrong) or f"{len(cells)} cells, as promised")
     return bool(wrong)
