@@ -7,6 +7,7 @@ import enum
 import functools
 import json
 import pathlib
+import pickle
 import types
 from typing import Any
 
@@ -308,6 +309,10 @@ def content(*parts: bytes):
             ("a.pt", lambda path: torch.save(tiny().state_dict(), path, pickle_protocol=4)), "pickle_protocol"),
         Row("only a value", "torch.save(args)", ("a.pt", lambda path: torch.save(argparse.Namespace(a=1), path)),
             r"argparse\.Namespace.*torch\.save\(model\.state_dict"),
+        Row("a pickle", "pickle.dump", ("a.pt", lambda path: path.write_bytes(pickle.dumps(print, protocol=2))),
+            "a pickle, none of torch.save"),
+        Row("a checkpoint without weights", "torch.save of an emptied state",
+            ("a.pt", lambda path: torch.save({"model": {}, "epoch": 3}, path)), "a state dict"),
         Row("HDF5 as .pt", "Keras, renamed", ("a.pt", content(b"\x89HDF\r\n\x1a\n")), "HDF5"),
         Row("Keras", "model.save", ("a.h5", content(b"\x89HDF\r\n\x1a\n")), "Keras.*ONNX"),
         Row("TensorFlow Lite", "MobileFaceNet.tflite", ("a.tflite", content(b"\x1c\0\0\0TFL3")), "TensorFlow.*ONNX"),
