@@ -14,9 +14,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -51,54 +50,35 @@ class Chain:
         AssertionError: it does not go on, or its end is another one."""
         cells: list[Cell] = []
         set_pace(folder, pace_s)
-        with _started(self, folder) as job:
+        job: Started | None = None
+        try:
             for name in self.signals:
-                job.trains(name)
-                cells.append(_cell(job.now, self, name))
+                job = self._trains(folder, job, name)
+                cells.append(_cell(job, self, name))
                 print(json.dumps(asdict(cells[-1])), flush=True)
             if whole is None:
                 return cells
             set_pace(folder, 0)
-            if job.now.process.poll() is None:
-                assert job.now.process.wait(_END_S) == 0, job.now.printed[-3000:]
-            else:
-                job.trains("", to_the_end=True)
+            job = self._trains(folder, job)
+        finally:
+            if job:
+                job.kill()
         check_equal(whole, folder / "run")
         return cells
 
-
-@dataclass
-class _Job:
-    """The run of a chain: what is running now, or has ended last."""
-
-    start: Callable[[str], Started]
-    now: Started
-
-    def trains(self, name: str, to_the_end: bool = False) -> None:
-        """Started again where it has ended: from the newest checkpoint. name: what comes next."""
-        if self.now.process.poll() is not None:
-            newest = complete(self.now.root)[-1]
-            self.now = self.start(name)
-            if to_the_end:
-                assert self.now.process.wait(_END_S) == 0, self.now.printed[-3000:]
-            else:
-                self.now.wait_until_it_trains()
-            log = (self.now.root / "training.log").read_text()
-            assert f"resumed from {newest}" in log, self.now.printed[-3000:]
+    def _trains(self, folder: Path, job: Started | None, name: str = "") -> Started:
+        """The job, started again where it has ended: from the newest checkpoint. It trains; without a name of a next
+        signal it has trained to its end."""
+        newest = None
+        if not job or job.process.poll() is not None:
+            newest = complete(job.root)[-1] if job else None
+            job = Started(self.launch, folder, _FLAGS, OUTPUTS.get(name, File))
+        if name:
+            job.wait_until_it_trains()
         else:
-            self.now.wait_until_it_trains()
-
-
-@contextmanager
-def _started(chain: Chain, folder: Path) -> Iterator[_Job]:
-    def start(name: str) -> Started:
-        return Started(chain.launch, folder, _FLAGS, output=OUTPUTS.get(name, File))
-
-    job = _Job(start, start(chain.signals[0]))
-    try:
-        yield job
-    finally:
-        job.now.kill()
+            assert job.process.wait(_END_S) == 0, job.printed[-3000:]
+        assert not newest or f"resumed from {newest}" in (job.root / "training.log").read_text(), job.printed[-3000:]
+        return job
 
 
 def _cell(job: Started, chain: Chain, name: str) -> Cell:

@@ -61,21 +61,12 @@ LAUNCHES = {
 class Started:
     """A command that trains, with all processes that have come of it, and what it prints.
 
-    folder: for what this says of itself, and what kill_job.py does. root: the run's; none: FOLDER/run. start: as
-    subprocess.Popen, on another host. output: a file's, where it prints to.
+    folder: for what this says of itself, what kill_job.py does, and the run. output: a file's, where it prints to.
     """
 
-    def __init__(
-        self,
-        name: str,
-        folder: Path,
-        flags: list[str],
-        root: Path | None = None,
-        start: Callable[..., subprocess.Popen] = subprocess.Popen,
-        output: type[File] = File,
-    ) -> None:
+    def __init__(self, name: str, folder: Path, flags: list[str], output: type[File] = File) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.root, self.launch = folder, root or folder / "run", LAUNCHES[name]
+        self.folder, self.root, self.launch = folder, folder / "run", LAUNCHES[name]
         self.tag = uuid.uuid4().hex
         self.output = output(folder, f"output-{self.tag}")
         for path in folder.glob("rank-*"):
@@ -92,7 +83,7 @@ class Started:
             "OMPI_MCA_mpi_yield_when_idle": "1",
             "RESTART_PAUSE_S": "1",
         }
-        self.process = start(
+        self.process = subprocess.Popen(
             self.output.words([*self.launch.words, *JOB, "--models-root", str(self.root), *flags]),
             cwd=ROOT,
             env=env,
@@ -108,21 +99,19 @@ class Started:
 
     def wait_until_it_trains(self, num_steps: int = 3) -> None:
         """Some steps, of both ranks, since this was started. AssertionError: it does not come so far."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not all((self.folder / f"rank-{rank}").exists() for rank in (0, 1)):
-            self._may_wait(deadline)
+        self._until(lambda: all((self.folder / f"rank-{rank}").exists() for rank in (0, 1)))
         # It goes back to an older step first, so steps are counted from a new line on.
         begin = steps_done(self.root)
-        while steps_done(self.root) == begin:
-            self._may_wait(deadline)
+        self._until(lambda: steps_done(self.root) != begin)
         begin = steps_done(self.root)
-        while steps_done(self.root) < begin + num_steps:
-            self._may_wait(deadline)
+        self._until(lambda: steps_done(self.root) >= begin + num_steps)
 
-    def _may_wait(self, deadline: float) -> None:
-        assert self.process.poll() is None, f"ended with {self.process.returncode}\n{self.printed[-6000:]}"
-        assert time.monotonic() < deadline, f"no steps\n{self.printed[-6000:]}"
-        time.sleep(0.02)
+    def _until(self, happened: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not happened():
+            assert self.process.poll() is None, f"ended with {self.process.returncode}\n{self.printed[-6000:]}"
+            assert time.monotonic() < deadline, f"no steps\n{self.printed[-6000:]}"
+            time.sleep(0.02)
 
     def pid_of(self, target: str) -> int:
         """target: "rank 0", "launcher", ..."""
