@@ -51,7 +51,7 @@ sanitized() ( # FOLDER: where the libraries go; a shell of its own, whose enviro
     preload="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so)"
     export XDG_CACHE_HOME=$1 ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
     export PARTIAL_FC_KERNEL_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1"
-    timeout 900 python -m partial_fc.head.kernels.native.build &&
+    timeout 900 python -m partial_fc.head.native.build &&
         LD_PRELOAD=$preload timeout 1800 python -m pytest tests/unit/kernels/test_cpu_kernel.py tests/unit/kernels/test_cpu_rows.py &&
         LD_PRELOAD=$preload timeout 1800 python -m pytest tests/faults/test_foreign_files.py -k "changed_files and ($native)"
 )

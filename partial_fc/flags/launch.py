@@ -29,10 +29,6 @@ class LaunchFlags:
     network_interface: str | None = None
     """The network between the hosts, if they have several, for example eth0 (`ip addr` lists them). none: the
     launcher's or the environment's, else that of the host's own address."""
-    secret_file: Path | None = None
-    """A file that only you may read (mode 600), with the same 16 or more characters on all hosts: the secret without
-    which no process can join (--nodes, srun; SECURITY.md). One host, --num-shards and `partial-fc launch` have a secret
-    without it."""
     comm_timeout: float = 600.0
     """Seconds that a collective may take before it is reported as hanging and the run ends; 0: no limit."""
     start_timeout: Annotated[float, In("(0, inf)")] = 120.0

@@ -74,17 +74,15 @@ def draw(num: int, most: int, key: int) -> Tensor:
     return counter_rng.permute(torch.arange(most), num, key).sort().values
 
 
-def covered_mass(denominator_G: Tensor, target_logit_G: Tensor, rate: float, corrected: bool) -> Tensor:
+def covered_mass(denominator_G: Tensor, target_logit_G: Tensor, rate: float) -> Tensor:
     """Returns the estimated share of the full softmax's denominator that the sampled classes and the target hold: (G,).
 
     denominator_G: over the classes that took part. Their negatives are a share `rate` of all negatives, so all of
     them hold 1 / rate times as much (the other classes of the batch, which always take part, are taken for drawn
-    ones, too). corrected: the negatives' terms in it have already been divided by the rate.
+    ones, too).
     """
     target_G = target_logit_G.double().exp()
     negatives_G = (denominator_G.double() - target_G).clamp_(min=0.0)  # below 0 by rounding alone
-    if corrected:
-        negatives_G = negatives_G * rate
     return (negatives_G + target_G) / (negatives_G / rate + target_G)
 
 
@@ -124,7 +122,7 @@ def observe(head: PartialFC, similar: float = SIMILAR) -> Report:
     """
     rows, last = head.row_state(), head.last_step
     device = last["target_cos"].device
-    key = counter_rng.derive_key(head.sampling.seed, head.num_steps, head.world.rank, *b"telemetry")
+    key = counter_rng.derive_key(head.draw.seed, head.num_steps, head.world.rank, *b"telemetry")
     at_N = draw(len(head.shard), NUM_ROWS, key)
     touched_N = _of(rows["touched"], at_N).squeeze(1)
     length_N = _of(rows["centres"], at_N.to(touched_N.device)[touched_N > 0]).float().norm(dim=1)
@@ -145,9 +143,9 @@ def observe(head: PartialFC, similar: float = SIMILAR) -> Report:
     scalars = {f"{head.scope}/never_touched": (counts[1] / counts[0]).item()}
     if len(is_similar):
         scalars[f"{head.scope}/similar_classes"] = is_similar.double().mean().item()
-    rate = head.sampling.rates.at(max(0, head.num_steps - 1))  # of the step that has been made
+    rate = head.draw.rates.at(max(0, head.num_steps - 1))  # of the step that has been made
     if rate < 1.0:
-        covered_G = covered_mass(last["denominator"], last["target_logit"], rate, head.sampling_correction)
+        covered_G = covered_mass(last["denominator"], last["target_logit"], rate)
         scalars[f"{head.scope}/covered_mass"] = covered_G.mean().item()
     pairs = zip(*(x[is_similar].tolist() for x in (class_Q, near_class_Q, near_cos_Q)), strict=True)
     return Report(scalars, histograms, sorted(pairs, key=lambda pair: -pair[2]))
@@ -159,7 +157,7 @@ def _nearest_of_all(
     """(classes, the nearest other class of each, their cosine), of touched rows only; (at most NUM_QUERIES,) each."""
     world, shard = head.world, head.shard
     # The same queries on all ranks.
-    query_key = counter_rng.derive_key(head.sampling.seed, head.num_steps, *b"queries")
+    query_key = counter_rng.derive_key(head.draw.seed, head.num_steps, *b"queries")
     class_Q = draw(shard.num_classes, NUM_QUERIES, query_key)
     mine = ((class_Q >= shard.start) & (class_Q < shard.stop)).nonzero().squeeze(1)
     query_QD = torch.zeros(len(class_Q), head.embedding_size)
@@ -169,7 +167,7 @@ def _nearest_of_all(
     query_QD = world.all_reduce(query_QD.to(device), name=f"{head.scope}/telemetry_queries")
 
     def compared() -> Iterator[tuple[Tensor, Tensor]]:
-        # Whole blocks of rows, so that a disk is read piece by piece and not row by row.
+        # Whole blocks of rows, which lie together.
         for block in draw(-(-len(shard) // _BLOCK), NUM_COMPARED // _BLOCK, key).tolist():
             part = slice(block * _BLOCK, min((block + 1) * _BLOCK, len(shard)))
             lives = rows["touched"][part].flatten(1)[:, 0] > 0

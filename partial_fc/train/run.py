@@ -37,7 +37,7 @@ from partial_fc.head import PartialFC
 from partial_fc.models.inputs import InputContract
 from partial_fc.optim import backbone as torch_optim
 from partial_fc.optim.gradient_sync import broadcast_module
-from partial_fc.train import end, loop, resume
+from partial_fc.train import end, head_from_flags, loop, resume
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.batch_norm import convert
 from partial_fc.train.begin import course
@@ -227,8 +227,17 @@ class Run:
         optim, seed = self.config.optim, self.config.run.seed
         if not self.total and (given.margin_by_step or given.rate_by_step):
             raise ValueError("margins and sample rates by step need the run's length: call lengths(order) before")
-        head = given.build(
-            num_classes, embedding_size, self.world, backbone.precision, optim, seed, ignore_index, self.total, name
+        head = head_from_flags.build(
+            given,
+            num_classes,
+            embedding_size,
+            self.world,
+            backbone.precision,
+            optim,
+            seed,
+            ignore_index,
+            self.total,
+            name,
         )
         self.parts.enter_context(head)
         self.head_flags = given
@@ -240,7 +249,7 @@ class Run:
             f"{some if self.world.size > 1 else f'all {num_classes} classes'}; kernel "
             f"{head.kernel.name}, operands {head.kernel.precision}, {head.optimizer}"
         )
-        for note in given.notes(optim, head):
+        for note in head_from_flags.notes(given, optim, head):
             self.note(note)
         return head
 

@@ -176,6 +176,8 @@ class Config:
     launch: Annotated[Flags[LaunchFlags], Shows(("device",))] = LaunchFlags()
 
     def __post_init__(self) -> None:
+        from partial_fc.train import head_from_flags
+
         if not self.data.synthetic and self.data.rec is None:
             raise ValueError("--rec DIR is missing: give the folder of the images (--dataset 100w needs none)")
         if self.optim.batch_size == 1 and not self.optim.sync_bn:
@@ -186,6 +188,7 @@ class Config:
         heads = [(one.flags, one.drawn) for one in face_heads.of(self)]
         for head, drawn in heads or [(self.head, self.data.labels_drawn or self.data.labels)]:
             head.check(self.launch, self.optim, self.schedule, self.run.resume, drawn)
+            head_from_flags.check(head, self.optim)
 
 
 def main(arguments: list[str]) -> int:

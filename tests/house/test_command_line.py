@@ -268,7 +268,7 @@ def test_help_of_a_verb_leaves_flags_of_several_hosts_to_help_all(verb, capsys):
         told[words] = capsys.readouterr().out
     for name in ("--image-size", "--flip {True,False}", "--gpus", "--device"):
         assert name in told["--help"]
-    for name in ("--master-addr", "--secret-file", "--comm-timeout", "--nodes INT"):
+    for name in ("--master-addr", "--comm-timeout", "--nodes INT"):
         assert name not in told["--help"]
         assert name in told["--help-all"]
 

@@ -22,6 +22,7 @@ from recipes.face import heads as face_heads
 from recipes.face import tuning as face_tuning
 from recipes.face import vectors as face_vectors
 from recipes.face.main import DataFlags
+from tests.flat import flat_head
 from tests.recipes.conftest import train_here
 from tests.unit.stored_checkpoints import D, save
 from tests.world.rows import Row, table
@@ -156,7 +157,7 @@ def test_what_names_no_set_and_has_no_columns_is_refused(folder: Path, row: Row)
 
 
 def trained(folder: Path, optimizer: Any, catch_up: Any, sub_centres: int) -> PartialFC:
-    head = PartialFC(40, D, CosFace(8.0), 0.1, optimizer=optimizer, catch_up=catch_up, sub_centres=sub_centres)
+    head = flat_head(40, D, CosFace(8.0), 0.1, optimizer=optimizer, catch_up=catch_up, sub_centres=sub_centres)
     random = torch.Generator().manual_seed(0)
     for step in range(9):
         label_B = torch.randint(40, (3,), generator=random) if step else torch.tensor([4, 6, 9])

@@ -16,7 +16,6 @@ from functools import partial
 
 from partial_fc import comm, interrupts
 from partial_fc.comm import World
-from partial_fc.comm.auth.handshake import SECRET
 from partial_fc.comm.launch import addresses, meet_nodes, spawn, stores
 from partial_fc.findings import counted
 from partial_fc.flags import LaunchFlags, RendezvousFlags, flag, is_given
@@ -93,7 +92,6 @@ def join(launch: LaunchFlags, device_type: str) -> World:
         comm_timeout_s=launch.comm_timeout,
         start_timeout_s=launch.start_timeout,
         network_interface=launch.network_interface,
-        secret_file=launch.secret_file,
     )
     interrupts.always_raise()  # there is something to close now
     if world.rank == 0:
@@ -107,14 +105,11 @@ def _print_notes(launch: LaunchFlags, world: World) -> None:
 
     if world.backend == "torch" and world.size > 1 and not torch.cuda.is_available():
         print(f"no GPU here: {world.size} processes on the CPU, over gloo", flush=True)
-    names = ("network_interface", "comm_timeout", "start_timeout", "secret_file")
+    names = ("network_interface", "comm_timeout", "start_timeout")
     vain = {
         "single": dict.fromkeys(names, "one process"),
-        "horovod": {
-            "start_timeout": "Horovod's launcher has its own --start-timeout",
-            "secret_file": "horovodrun makes a token of its own, mpirun asks for none",
-        },
-        "torch": {"secret_file": "torchrun keeps the store, and lets anybody in" if comm.has_agent() else ""},
+        "horovod": {"start_timeout": "Horovod's launcher has its own --start-timeout"},
+        "torch": {},
     }
     for name, why in vain[world.backend].items():
         if why and is_given(launch, name):
@@ -233,7 +228,7 @@ def _listen(address: str, port: int | None) -> socket.socket:
 def _environment(found: meet_nodes.Found, network_interface: str | None) -> dict[str, str]:
     """Returns the processes' environment. Gloo listens at the address over which this host reaches shard 0 (and there,
     see meet_ranks.py): its default is that of the host's name, on Debian 127.0.1.1."""
-    environ = {**os.environ, SECRET: found.secret}
+    environ = dict(os.environ)
     if network_interface is None and (interface := addresses.interface_of(found.own_addr)):
         environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     return environ

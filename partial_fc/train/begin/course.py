@@ -9,6 +9,7 @@ from partial_fc import errors, flags
 from partial_fc.data.order import Order
 from partial_fc.head import PartialFC, Steps
 from partial_fc.optim.schedule import Continued, Schedule, continued, linear_scaling
+from partial_fc.train.head_from_flags import margin_and_rate
 from partial_fc.train.seams import RunState
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def schedule_heads(run: Run, start: RunState, order: Order) -> None:
 def _schedule_head(run: Run, start: RunState, order: Order, given: flags.HeadFlags, head: PartialFC) -> None:
     (total, _), now = run.lengths(order), head.num_steps
     shift = 0.0 if run.config.schedule.max_steps else _shift(run, start, order)
-    head.set_schedule(*given.margin_and_rate(total, shift))
+    head.set_schedule(*margin_and_rate(given, total, shift))
     words = _other_length(run)
     for by_step in (given.margin_by_step, given.rate_by_step):
         if by_step is None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from partial_fc.comm import SingleWorld
 from partial_fc.files import replacing
+from partial_fc.flags import check_numbers
 from partial_fc.verbs.model.embed import ModelOptions
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class ExportOptions(ModelOptions):
     """Verification sets (.bin): the accuracy of the model and of each ONNX file is printed beside each other."""
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if not self.files():
             raise ValueError("nothing to write: give --onnx, --onnx-fp16 or --torch, with a file's name")
         if len({path.absolute() for path in self.files().values()}) < len(self.files()):

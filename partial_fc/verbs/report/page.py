@@ -51,12 +51,13 @@ def page(run: RunFacts) -> str:
         lstrip_blocks=True,
         finalize=_printable,
     )
-    environment.filters |= {
+    filters: dict[str, Any] = {
         "base64": lambda png: base64.b64encode(png).decode(),
         "flags": _as_flags,
         "percent": lambda share: f"{100 * share:.2f} %",
         "shell": lambda words: shlex.join(map(str, words)),
     }
+    environment.filters |= filters
     scores = run.scores
     curves, num_points = _curves(run)
     unit, rates = _speed(run)

@@ -8,6 +8,7 @@ from benchmarks.head import OURS, HeadOptions
 from benchmarks.insightface_style import InsightFaceStyleHead
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.head.rows import RowSGD
+from tests.flat import flat_head
 
 
 def test_textbook_and_ours_agree_for_three_steps(world):
@@ -48,7 +49,7 @@ def test_all_sides_train_equally_many_rows(world, rate):
     device = torch.device("cpu")
     rows = {}
     for name in (OURS, "plain", "insightface-style"):
-        head = head_worker._head(options, head_worker.Side(name, "fp32", "fp32", "fp32"), world, device, None)
+        head = head_worker._head(options, head_worker.Side(name, "fp32", "fp32", "fp32"), world, device)
         rows[name] = head_worker._time_steps(head, options, world, device).num_rows
     assert rows == pytest.approx(dict.fromkeys(rows, rows[OURS]), rel=0.1), "whose share is whose is chance"
 
@@ -58,7 +59,7 @@ def test_label_by_label_computes_what_one_pass_does(world):
     feat, label = torch.randn(6, 16, generator=generator), torch.randint(0, 101, (6, 4), generator=generator)
     results = []
     for loss_of in (lambda *given: given[0](*given[1:]), head_worker._label_by_label):
-        head, leaf = PartialFC(101, 16, CosFace(16.0), 0.3, world, impl="cpu"), feat.clone().requires_grad_()
+        head, leaf = flat_head(101, 16, CosFace(16.0), 0.3, world, impl="cpu"), feat.clone().requires_grad_()
         loss = loss_of(head, leaf, label)
         loss.backward()
         head.step(0.1)

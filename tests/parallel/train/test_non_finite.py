@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from partial_fc.comm import all_gather_json
-from partial_fc.head import CosFace, HardNegatives, PartialFC
+from partial_fc.head import CosFace, HardNegatives
 from partial_fc.head.shard import Shard
 from partial_fc.train.batch_norm import convert
 from partial_fc.train.guards.policy import NonFinite, roll_back
 from partial_fc.train.job import Job
+from tests.flat import flat_head
 from tests.parallel.train.test_update import CLASSES, D, disturb, everything, make, micro_batches
 from tests.parallel.train.test_update import job_of as update_job_of
 
@@ -174,7 +175,7 @@ def test_a_skipped_update_leaves_no_trace(world, job_of, how, accumulate):
     plain, disturbed = (job_of() for _ in range(2))
     for job in (plain, disturbed):
         lists = HardNegatives(CLASSES, k=2, every=1)
-        job.head = PartialFC(CLASSES, D, CosFace(16.0), 0.3, world, seed=1, hard_negatives=lists)
+        job.head = flat_head(CLASSES, D, CosFace(16.0), 0.3, world, seed=1, hard_negatives=lists)
         job.guards.on_nan = "skip"
         make(job, micro_batches(world, 0, accumulate))
     before = [t.clone() for t in all_of(disturbed)]

@@ -27,7 +27,6 @@ SETTINGS = {
     "centre_dtype": ("fp32", "bf16"),
     "head_catch_up": ("none", "exact"),
     "hard_negatives": (0, 2),
-    "label_smoothing": (0.0, 0.1),
     "ema": (0.0, 0.9),
     "lora": (0, 2),
     "labels": (1, 3),
@@ -40,11 +39,8 @@ REFUSED = {
     (("accumulate", 2), ("loss", "adaface")): "averages over whole batches",
     (("accumulate", 2), ("loss", "curricularface")): "averages over whole batches",
     (("sample_rate", 1.0), ("hard_negatives", 2)): "without sampling",
-    (("loss", "curricularface"), ("label_smoothing", 0.1)): "not defined there",
     (("loss", "curricularface"), ("labels", 3)): "told by one target",
     (("loss", "curricularface"), ("rule", "mlcd")): "told by one target",
-    (("label_smoothing", 0.1), ("labels", 3)): "--label-smoothing",
-    (("label_smoothing", 0.1), ("rule", "mlcd")): "--label-smoothing",
 }
 PAIRS = [
     ((one, a), (other, b))

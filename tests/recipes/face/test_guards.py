@@ -16,7 +16,6 @@ RUNS = {  # name -> faults, flags
     "skip": ("nan@9 nan@10", "--on-nan skip --max-skips 2"),
     "too many skips": ("nan@9 nan@10 nan@11", "--on-nan skip --max-skips 2"),
     "rollback": ("nan@9", "--on-nan rollback --sample-rate 0.5"),
-    "rollback of files": ("nan@9", "--on-nan rollback --sample-rate 0.5 --centre-place disk --centre-path ROWS"),
     "desync": ("bit@6", "--desync-every 4"),
     "spike": ("spike@12", ""),
 }
@@ -28,12 +27,7 @@ def runs(glyphs, tmp_path_factory):
     root = tmp_path_factory.mktemp("guards")
     roots = {name: root / name.replace(" ", "-") for name in RUNS}
     common = f"--dataset glyphs --rec {glyphs} {FLAGS}"
-    printed = several(
-        [
-            face(roots[name], f"{common} {flags.replace('ROWS', str(root / 'rows'))}", faults)
-            for name, (faults, flags) in RUNS.items()
-        ]
-    )
+    printed = several([face(roots[name], f"{common} {flags}", faults) for name, (faults, flags) in RUNS.items()])
     ended = [endings(printed, rank) for rank in (0, 1)]
     return {name: (roots[name], (ended[0][i], ended[1][i])) for i, name in enumerate(RUNS)}
 
@@ -84,10 +78,6 @@ def test_rollback_goes_on_from_the_checkpoint_with_the_data_after_the_bad_batch(
     again = json.loads((by_hand / "checkpoints/step-00000014/manifest.json").read_text())
     assert again["position"] == 16 * 18
     same_tensors(*(folder / "checkpoints/step-00000014" for folder in (root, by_hand)))
-
-
-def test_centres_in_files_go_back_like_others(runs):
-    assert losses(runs["rollback of files"][0]) == losses(runs["rollback"][0])
 
 
 def test_replicas_that_part_end_the_run_on_all_ranks(runs):

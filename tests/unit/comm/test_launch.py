@@ -273,9 +273,9 @@ def test_under_a_launcher_shards_come_from_it(environ, capsys, launcher, variabl
 
 def test_gloo_listens_where_the_hosts_reach_each_other(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    found = meet_nodes.Found("127.0.0.1", 1, "127.0.0.1", "secret")
+    found = meet_nodes.Found("127.0.0.1", 1, "127.0.0.1")
     told = start._environment(found, None)
-    assert (told["GLOO_SOCKET_IFNAME"], told["PARTIAL_FC_SECRET"]) == ("lo", "secret")
+    assert told["GLOO_SOCKET_IFNAME"] == "lo"
     assert "GLOO_SOCKET_IFNAME" not in start._environment(found, "eth0")  # the processes set it
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     assert start._environment(found, None)["GLOO_SOCKET_IFNAME"] == "eth7"

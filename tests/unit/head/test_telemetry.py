@@ -8,10 +8,11 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from partial_fc.comm import SingleWorld
-from partial_fc.head import CosFace, PartialFC, Shard, Storage, telemetry
-from partial_fc.head.selection.sampling import Sampling
+from partial_fc.head import CosFace, Shard, Storage, telemetry
+from partial_fc.head.selection.sampling import Draw
 from partial_fc.train.record.log import StepLine
 from partial_fc.train.record.progress import Progress
+from tests.flat import flat_head
 
 
 def test_packed_counts_are_numpys_and_add_up():
@@ -38,8 +39,7 @@ def test_nothing_falls_beside_the_bins(edges):
     assert telemetry.pack(values[:0], edges).sum() == 0
 
 
-@pytest.mark.parametrize("corrected", [False, True])
-def test_covered_mass_estimates_the_share_of_a_full_softmax(corrected):
+def test_covered_mass_estimates_the_share_of_a_full_softmax():
     generator = torch.Generator().manual_seed(1)
     rate, num_classes = 0.1, 40_000
     logit_GC = torch.randn(16, num_classes, generator=generator).double()
@@ -47,8 +47,8 @@ def test_covered_mass_estimates_the_share_of_a_full_softmax(corrected):
     sampled = torch.randperm(num_classes, generator=generator)[: int(rate * num_classes)]
     sampled_G, all_G = logit_GC[:, sampled].exp().sum(dim=1), logit_GC.exp().sum(dim=1)
     true_G = (sampled_G + target_G.exp()) / (all_G + target_G.exp())
-    denominator_G = sampled_G / (rate if corrected else 1.0) + target_G.exp()
-    found_G = telemetry.covered_mass(denominator_G, target_G, rate, corrected)
+    denominator_G = sampled_G + target_G.exp()
+    found_G = telemetry.covered_mass(denominator_G, target_G, rate)
     torch.testing.assert_close(found_G, true_G, rtol=0.1, atol=0)
     assert found_G[0] < 0.11
     assert found_G[-1] > 0.7
@@ -56,7 +56,7 @@ def test_covered_mass_estimates_the_share_of_a_full_softmax(corrected):
 
 def test_covered_mass_with_nothing_but_the_own_class_is_one():
     target_G = torch.tensor([0.0, 600.0])
-    assert telemetry.covered_mass(target_G.double().exp(), target_G, 0.1, False).tolist() == [1.0, 1.0]
+    assert telemetry.covered_mass(target_G.double().exp(), target_G, 0.1).tolist() == [1.0, 1.0]
 
 
 def test_nearest_is_that_of_all_pairs():
@@ -100,8 +100,7 @@ def stand_in(world, num_classes=200, dim=16, rate=0.1, sub_centres=1):
         embedding_size=dim,
         num_steps=5,
         scope="head",
-        sampling=Sampling(num_classes, rate, 0),
-        sampling_correction=False,
+        draw=Draw(num_classes, rate, 0),
         row_state=lambda: {k: t[mine, 0] if sub_centres == 1 else t[mine] for k, t in rows.items()},
         last_step={
             "target_cos": torch.where(elsewhere, 0.9, 0.3),
@@ -139,12 +138,10 @@ def test_reports_repeat_and_move_on():
     assert third.histograms["head/nearest_cosine"].total != first.histograms["head/nearest_cosine"].total
 
 
-@pytest.mark.parametrize(
-    ("rate", "sub_centres", "place"), [(0.2, 1, "device"), (1.0, 1, "host"), (0.2, 2, "device"), (0.2, 1, "disk")]
-)
-def test_a_head_in_training_reports(rate, sub_centres, place, tmp_path):
-    storage = Storage(torch.bfloat16, place=place, path=tmp_path if place == "disk" else None)
-    head = PartialFC(500, 8, CosFace(16.0), rate, impl="plain", sub_centres=sub_centres, storage=storage)
+@pytest.mark.parametrize(("rate", "sub_centres", "place"), [(0.2, 1, "device"), (1.0, 1, "host"), (0.2, 2, "device")])
+def test_a_head_in_training_reports(rate, sub_centres, place):
+    storage = Storage(torch.bfloat16, place=place)
+    head = flat_head(500, 8, CosFace(16.0), rate, impl="plain", sub_centres=sub_centres, storage=storage)
     for step in range(3):
         feat = torch.randn(6, 8, generator=torch.Generator().manual_seed(step)).requires_grad_()
         head(feat, torch.arange(6) * 83).backward()
@@ -162,7 +159,7 @@ def test_a_head_in_training_reports(rate, sub_centres, place, tmp_path):
 
 
 def test_a_head_that_has_not_trained_knows_no_neighbours():
-    head = PartialFC(50, 8, CosFace(16.0), impl="plain")
+    head = flat_head(50, 8, CosFace(16.0), impl="plain")
     head(torch.randn(6, 8).requires_grad_(), torch.arange(6))
     report = telemetry.observe(head)
     assert report.scalars == {"head/never_touched": 1.0}

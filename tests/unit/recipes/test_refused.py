@@ -16,14 +16,8 @@ from recipes.mxnet import kvstore_job as mnist_kvstore
 R50 = "slowfast_4x16_resnet50_kinetics400"
 # What is right by itself -> what is added to it, and what the refusal names.
 FACE = """
-    --label-smoothing 0.1 --interclass-filtering-threshold 0.4 | --label-smoothing with --interclass
-    --label-smoothing 0.1 --sub-centres 2 | --label-smoothing with --sub-centres
-    --label-smoothing 0.1 --sampling-correction --sample-rate 0.5 | --label-smoothing with --sampling-correction
-    --sampling-correction | --sampling-correction without sampling
-    --sampling-correction --sample-rate 0.5 --quota insightface | --sampling-correction with --quota insightface
+    --hard-negatives 2 | --hard-negatives without sampling
     --hard-negatives-every 5 --sample-rate 0.5 | --hard-negatives-every without --hard-negatives
-    --centre-place disk | --centre-place disk and --centre-path DIR go together
-    --centre-place disk --centre-path setup.cfg | --centre-path setup.cfg is a file
     --centre-state-dtype bf16 --head-optimizer adagrad | with --head-optimizer adagrad
     --centre-dtype fp16 --head-optimizer adamw | AdamW with its state in fp16
     --centre-state-dtype fp16 --optimizer adamw | AdamW with its state in fp16

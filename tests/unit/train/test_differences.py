@@ -29,7 +29,7 @@ CONTRACT = {
     mnist: {},
 }  # fmt: skip
 # Besides those of the groups that say how and where a run is trained.
-HEAD = "head_impl start_centres imprint_images centre_place centre_path telemetry_every"
+HEAD = "head_impl start_centres imprint_images centre_place telemetry_every"
 MAY_CHANGE = {
     face: f"{HEAD} config num_workers max_bad_records check_data val_targets pretrained pretrained_partial "
     "activation_checkpointing channels_last engine params deliver trust_code compile",

@@ -105,6 +105,15 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-c", asked], check=True)
 
 
+def test_hosts_that_may_go_are_told_that_they_share_no_folder():
+    with_restarts = {"TORCHELASTIC_MAX_RESTARTS": "100"}
+    own, shared = {Path("/scratch/run"): [0, 1]}, {Path("/shared/run"): [0, 1, 2, 3]}
+    (note,) = run_folder.separate({**shared, **own}, 4, with_restarts)
+    assert "/scratch/run" in note
+    assert "/shared/run" not in note
+    assert run_folder.separate(shared, 4, with_restarts) == run_folder.separate(own, 4, {}) == []
+
+
 def test_of_two_that_begin_at_once_one_gets_both_folders(tmp_path, monkeypatch):
     """Also where what one has for its checkpoints is the other one's for all else. Both find nobody there, and each
     asks for its first folder before anybody asks for a second one."""

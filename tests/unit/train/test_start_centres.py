@@ -19,6 +19,7 @@ from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.begin import imprint, start_centres
 from partial_fc.train.precision import Precision
 from recipes.face.main import Config
+from tests.flat import flat_head
 from tests.unit.thread_world import ThreadWorld, in_world
 from tests.unit.train.test_face_start import config_of, run_of
 
@@ -71,7 +72,7 @@ def started(
     backbone = TorchBackbone(net, world, precision, lambda _: torch.optim.SGD(net.parameters()), FACE, facts)
     run = run_of(world, config)
     flags = HeadFlags(start_centres=given, **({"imprint_images": FEW} if given == "imprint" else {}))
-    made = PartialFC(C, D, CosFace(), world=world, **head)
+    made = flat_head(C, D, CosFace(), world=world, **head)
     run.scheduled.append((flags, made))
     start_centres.load(run, backbone, made, source)
     assert net.training
