@@ -345,13 +345,6 @@ def test_a_shard_without_classes():
     assert list(TritonKernel("bf16").centre_gradients(logits, logit_grad)) == []
 
 
-def test_only_what_is_asked_for():
-    logits, _ = problem(Case())
-    sums = TritonKernel("fp32").sums(logits, with_weighted_sum=False)
-    assert sums.weighted_sum_GD is None
-    torch.testing.assert_close(sums.denominator_G, exact_sums(logits).denominator_G, rtol=1e-4, atol=0.0)
-
-
 def dense_cosines(logits: Logits, operands: torch.dtype) -> Tensor:
     """(G, classes), float64, of operands that are rounded as a pass does."""
     centre_LD = logits.centre_LD if logits.row_S is None else logits.centre_LD[logits.row_S]

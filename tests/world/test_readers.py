@@ -28,8 +28,7 @@ from partial_fc.data.sets.parquet import open_parquet
 from partial_fc.data.sets.tar_shards import write_tar_index
 from partial_fc.data.transform import SquareImage
 from partial_fc.evaluate.verification import check_pairs
-from partial_fc.findings import findings_at, text_lines
-from partial_fc.verbs.data.draw_pairs import PairsOptions, draw_pairs
+from partial_fc.verbs.data.draw_pairs import draw_pairs
 from partial_fc.verbs.data.pack import PackOptions, pack_images
 from partial_fc.verbs.data.pair_list import read_pair_list
 from recipes.imagenet.databases import open_database
@@ -227,11 +226,6 @@ def test_folds_of_one_kind_are_told(caplog):
 def test_few_classes_need_other_folds():
     with pytest.raises(ValueError, match=r"12 classes in 10 folds: .* --folds 6 --num-pairs 360\b"):
         draw_pairs(np.repeat(np.arange(12), 6), 6000, 10, seed=0)
-
-
-def test_pairs_and_pack_have_one_size():
-    folder = Path("photos")
-    assert PairsOptions(folder, folder).image_size == PackOptions(folder, folder).image_size
 
 
 # ---- webdataset's shards
@@ -510,12 +504,6 @@ def test_packing_with_bars_keeps_all_rows(tmp_path):
 
 
 # ---- what else is said
-
-
-def test_equal_images_of_two_classes_are_named():
-    place = {"key": 26, "class": 1, "same as file": "mine/train.rec, key 37", "same as class": 2}
-    found = findings_at("error", "repeated", "images", np.array([True]), lambda i: place)
-    assert text_lines(found[0], 1)[1].strip() == "key 26, class 1, equals mine/train.rec, key 37, class 2"
 
 
 @table(

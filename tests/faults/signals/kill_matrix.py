@@ -1,5 +1,4 @@
-"""Sends every signal to every process of every launcher's job, takes away what it prints to, and starts the same
-command again:
+"""Sends every signal to every process of every launcher's job, and starts the same command again:
 
     python -m tests.faults.signals.kill_matrix FOLDER          all cells; compares with docs/reliability.md
 
@@ -19,17 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.faults.kills import complete
-from tests.faults.ranks import steps_done
-from tests.faults.signals.kill_table import OUTPUT, OUTPUT_COLUMNS, Cell, differences
+from tests.faults.ranks import complete, steps_done
+from tests.faults.signals.kill_table import Cell, differences
 from tests.faults.signals.launches import EVERY, LAUNCHES, Started, set_pace
-from tests.faults.signals.outputs import OUTPUTS, File
 from tests.recipes.conftest import same_tensors
 
 SIGNALS = ("STOP", "KILL", "TERM", "USR1", "HUP", "INT")  # STOP, which should end nothing, first
 STOPPED_S = 30.0
 GONE_S = 10.0  # after a signal nothing may be left, unless the run goes on
-_GONE_UNREAD_S = 20.0  # where what waits to be printed is waited for
 NUM_STEPS = 600
 _END_S = 900.0  # of all steps, on a machine that has much else to do
 _FLAGS = ["--checkpoint-every", str(EVERY), "--max-steps", str(NUM_STEPS)]
@@ -39,7 +35,7 @@ _PACE_STOPPED_S = 1.0  # others than a stopped one train on
 
 @dataclass(frozen=True)
 class Chain:
-    """One run, and the signals that one of its processes gets; of the target OUTPUT: what becomes of its output."""
+    """One run, and the signals that one of its processes gets."""
 
     launch: str
     target: str
@@ -72,7 +68,7 @@ class Chain:
         newest = None
         if not job or job.process.poll() is not None:
             newest = complete(job.root)[-1] if job else None
-            job = Started(self.launch, folder, _FLAGS, OUTPUTS.get(name, File))
+            job = Started(self.launch, folder, _FLAGS)
         if name:
             job.wait_until_it_trains()
         else:
@@ -86,13 +82,8 @@ def _cell(job: Started, chain: Chain, name: str) -> Cell:
     _between_checkpoints(job)
     before = steps_done(job.root)
     begin = time.monotonic()
-    target, gone_s = job.process.pid, GONE_S
-    if chain.target == OUTPUT:
-        job.output.strike(job.process, lambda: _between_checkpoints(job, before + EVERY))
-        begin, gone_s = time.monotonic(), _GONE_UNREAD_S
-    else:
-        target = job.pid_of(chain.target)
-        os.kill(target, getattr(signal, f"SIG{name}"))
+    target = job.pid_of(chain.target)
+    os.kill(target, getattr(signal, f"SIG{name}"))
     if name == "STOP":
         set_pace(job.folder, _PACE_STOPPED_S)
         time.sleep(STOPPED_S)
@@ -100,13 +91,11 @@ def _cell(job: Started, chain: Chain, name: str) -> Cell:
         if Path(f"/proc/{target}").exists():
             os.kill(target, signal.SIGCONT)
         begin = time.monotonic()
-    while (left := job.left()) and time.monotonic() < begin + gone_s:
-        if name in ("STOP", "FULL") and steps_done(job.root) > before + 5:
+    while (left := job.left()) and time.monotonic() < begin + GONE_S:
+        if name == "STOP" and steps_done(job.root) > before + 5:
             break
         time.sleep(0.05)
     if left and job.process.poll() is None and _goes_on(job):
-        if name == "STALL":  # nobody reads: it would wait at its end
-            job.kill()
         return Cell(chain.launch, chain.target, name, "goes on", None, 0)
     status = None if job.process.pid in left else job.process.wait()
     ends = "left over" if left else "saved" if _has_saved(job.root) else "ends"
@@ -115,9 +104,9 @@ def _cell(job: Started, chain: Chain, name: str) -> Cell:
     return Cell(chain.launch, chain.target, name, ends, as_a_shell_has_it, len(left))
 
 
-def _between_checkpoints(job: Started, least: int = 0) -> None:
-    """Returns in the middle between two checkpoints, after the first of this start and so many steps."""
-    while not (steps_done(job.root) >= least and steps_done(job.root) % EVERY in range(5, 10) and complete(job.root)):
+def _between_checkpoints(job: Started) -> None:
+    """Returns in the middle between two checkpoints."""
+    while not (steps_done(job.root) % EVERY in range(5, 10) and complete(job.root)):
         assert job.process.poll() is None, job.printed[-3000:]
         time.sleep(0.01)
 
@@ -177,14 +166,14 @@ def main() -> int:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--launches", nargs="+", choices=LAUNCHES, default=list(LAUNCHES))
-    parser.add_argument("--targets", nargs="+", help=f"rank 0, launcher, ..., {OUTPUT}; all")
-    parser.add_argument("--signals", nargs="+", choices=SIGNALS, default=SIGNALS, help="for processes")
+    parser.add_argument("--targets", nargs="+", help="rank 0, launcher, ...; all")
+    parser.add_argument("--signals", nargs="+", choices=SIGNALS, default=SIGNALS)
     parser.add_argument("--at-once", type=int, default=2, help="runs; they wait most of the time")
     given = parser.parse_args()
     chains = [
-        Chain(name, target, OUTPUT_COLUMNS if target == OUTPUT else given.signals)
+        Chain(name, target, given.signals)
         for name in given.launches
-        for target in ("rank 0", "rank 1", *LAUNCHES[name].above, OUTPUT)
+        for target in ("rank 0", "rank 1", *LAUNCHES[name].above)
         if not given.targets or target in given.targets
     ]
     cells, wrong = play(given.folder, chains, given.at_once)

@@ -1,4 +1,4 @@
-"""What is promised of a run whose processes get signals: the tables of docs/reliability.md, read from there."""
+"""What is promised of a run whose processes get signals: docs/reliability.md, the first table of "Signals"."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,8 +6,6 @@ from pathlib import Path
 
 _DOCS = Path(__file__).parents[3] / "docs/reliability.md"
 _COLUMNS = ("INT", "TERM", "HUP", "USR1", "KILL", "STOP")
-OUTPUT = "output"  # instead of a process: where all of them print to
-OUTPUT_COLUMNS = ("TEE", "PTY", "STALL", "FULL")
 Key = tuple[str, str, str]
 
 
@@ -38,16 +36,12 @@ def promised() -> dict[Key, tuple[str, ...]]:
     """(launch, target, signal) -> what may become of the run; of "ends or saved" timing decides."""
     found: dict[Key, tuple[str, ...]] = {}
     section = _DOCS.read_text().partition("\n## Signals\n")[2].partition("\n## ")[0]
-    for line in section.splitlines():
-        if not line.startswith("| ") or line.startswith(("| |", "| ---")):
-            continue
-        launch, *cells = line.strip("| ").split(" | ")
-        is_output = len(cells) == len(OUTPUT_COLUMNS)
-        targets = [OUTPUT] if is_output else cells.pop(0).split(", ")
-        for name, cell in zip(OUTPUT_COLUMNS if is_output else _COLUMNS, cells, strict=True):
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    for launch, targets, *cells in (row for row in rows if len(row) == 8 and row[0] != "---"):
+        for name, cell in zip(_COLUMNS, cells, strict=True):
             ends, comma, status = cell.partition(", ")
-            found |= {(launch, target, name): tuple(f"{one}{comma}{status}" for one in ends.split(" or "))
-                      for target in targets}  # fmt: skip
+            may = tuple(f"{one}{comma}{status}" for one in ends.split(" or "))
+            found |= {(launch, target, name): may for target in targets.split(", ")}
     return found
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import psutil
 
 from tests.faults.ranks import steps_done
-from tests.faults.signals.outputs import File, take_terminal
 from tests.recipes.conftest import ROOT, environment
 
 JOB = shlex.split(
@@ -59,16 +58,14 @@ LAUNCHES = {
 
 
 class Started:
-    """A command that trains, with all processes that have come of it, and what it prints.
+    """A command that trains, with all processes that have come of it, and what it prints. folder: for what this says of
+    itself, what kill_job.py does, and the run."""
 
-    folder: for what this says of itself, what kill_job.py does, and the run. output: a file's, where it prints to.
-    """
-
-    def __init__(self, name: str, folder: Path, flags: list[str], output: type[File] = File) -> None:
+    def __init__(self, name: str, folder: Path, flags: list[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.root, self.launch = folder, folder / "run", LAUNCHES[name]
         self.tag = uuid.uuid4().hex
-        self.output = output(folder, f"output-{self.tag}")
+        self._output = folder / f"output-{self.tag}"
         for path in folder.glob("rank-*"):
             path.unlink()
         host_file = folder / "hosts"
@@ -84,18 +81,19 @@ class Started:
             "RESTART_PAUSE_S": "1",
         }
         self.process = subprocess.Popen(
-            self.output.words([*self.launch.words, *JOB, "--models-root", str(self.root), *flags]),
+            [*self.launch.words, *JOB, "--models-root", str(self.root), *flags],
             cwd=ROOT,
             env=env,
             start_new_session=True,
             preexec_fn=_begin,
-            **self.output.streams(),
+            stdin=subprocess.DEVNULL,
+            stdout=self._output.open("wb"),
+            stderr=subprocess.STDOUT,
         )
-        self.output.started()
 
     @property
     def printed(self) -> str:
-        return self.output.printed()
+        return self._output.read_text(errors="replace")
 
     def wait_until_it_trains(self, num_steps: int = 3) -> None:
         """Some steps, of both ranks, since this was started. AssertionError: it does not come so far."""
@@ -139,7 +137,6 @@ class Started:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
         self.process.wait()
-        self.output.close()
 
 
 def set_pace(folder: Path, seconds: float) -> None:
@@ -155,4 +152,3 @@ def _begin() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    take_terminal()
