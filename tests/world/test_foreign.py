@@ -130,13 +130,9 @@ def test_a_bottleneck_of_adafaces_ir152_is_named(tmp_path):
 
 @table(
     [
-        Row(
-            "another embedding size", "insightface 2675", lambda: models.build("tiny", 2 * D, SIZE), "number of outputs"
-        ),
+        Row("another width", "insightface 2675", lambda: models.build("tiny", 2 * D, SIZE), "number of outputs"),
         Row("another image size", "arcface_torch at 224", lambda: models.build("tiny", D, 2 * SIZE), "image size"),
-        Row(
-            "another network", "a wrong --network", lambda: models.build("mini", D, SIZE), r"another network, .* \d+ of"
-        ),
+        Row("another network", "a wrong flag", lambda: models.build("mini", D, SIZE), r"another network, .* \d+ of"),
         Row("other names", "torchvision", lambda: nn.Sequential(nn.Linear(2, 2)), "It is another network$"),
         Row("classes", "a head for others", lambda: nn.Linear(3, 4), "another network$"),
     ]
@@ -270,9 +266,7 @@ def test_the_format_before_torch_1_6(tmp_path):
 @table(
     [
         Row("a whole module", "torch.save(model)", lambda net: net, None),
-        Row(
-            "a whole module in a checkpoint", "ultralytics: model and ema", lambda net: {"model": net, "ema": net}, None
-        ),
+        Row("a whole module in a checkpoint", "ultralytics", lambda net: {"model": net, "ema": net}, None),
         Row("a whole DataParallel", "torch.save(model)", nn.DataParallel, None),
         Row("Hugging Face's pytorch_model.bin", "transformers", lambda net: net.state_dict(), "pytorch_model.bin"),
         Row("a .pth.tar", "torchvision's example", lambda net: {"state_dict": net.state_dict()}, "best.pth.tar"),
@@ -428,9 +422,7 @@ def test_networks_published_as_onnx(tmp_path, published, row):
 
 @table(
     [
-        Row(
-            "other wiring, equal layers", "a variant of ResNet", rewired, r"pytorch.*input\.1 \(1, 3, 32, 32\).*vectors"
-        ),
+        Row("other wiring, equal layers", "a variant", rewired, r"pytorch.*input\.1 \(1, 3, 32, 32\).*vectors"),
         Row("8 bits", "onnxruntime's quantize", in_8_bits, "QLinearConv 11.*fp32"),
     ]
 )

@@ -85,16 +85,11 @@ POD = f"torch 1/2 0/1 {ONE_A_HOST}"
         Row("torchrun, two hosts", "the same", torchrun(3, 4, 1, 2), BY_TORCHRUN),
         Row(
             "accelerate launch",
-            "accelerate launch.py",
+            "its launch.py",
             torchrun(1, 2, 1, 2) | env("ACCELERATE_MIXED_PRECISION=no"),
             "torch 1/2 1/2 torchrun",
         ),
-        Row(
-            "accelerate of 1",
-            "accelerate launch.py",
-            env("ACCELERATE_MIXED_PRECISION=no ACCELERATE_USE_CPU=False"),
-            ALONE,
-        ),
+        Row("accelerate of 1", "its launch.py", env("ACCELERATE_MIXED_PRECISION=no ACCELERATE_USE_CPU=False"), ALONE),
         Row("deepspeed", "deepspeed/launcher/launch.py", DEEPSPEED | MASTER, "torch 3/4 1/2 deepspeed"),
         Row(
             "horovodrun --gloo",
@@ -102,12 +97,7 @@ POD = f"torch 1/2 0/1 {ONE_A_HOST}"
             numbered("HOROVOD_", 3, 4, 1, 2) | env("HOROVOD_CONTROLLER=gloo HOROVOD_CROSS_SIZE=2"),
             "horovod 3/4 1/2 horovodrun",
         ),
-        Row(
-            "horovodrun --mpi, mpirun of Open MPI 4 and 5",
-            "horovod mpi_run.py; Open MPI FAQ",
-            OMPI,
-            "horovod 1/2 0/1 mpirun (Open MPI)",
-        ),
+        Row("horovodrun --mpi, mpirun", "Open MPI FAQ", OMPI, "horovod 1/2 0/1 mpirun (Open MPI)"),
         Row(
             "Intel MPI, MPICH",
             "hydra: pmi_proxy",
@@ -121,17 +111,12 @@ POD = f"torch 1/2 0/1 {ONE_A_HOST}"
             "horovod 3/4 1/2 mpiexec (PALS)",
         ),
         Row("mpirun -npernode 1 torchrun", "Azure ML, LSF: tutorials", OMPI | torchrun(3, 4, 1, 2), BY_TORCHRUN),
-        Row("srun torchrun", "SLURM tutorials", srun(1, "1(x2)", 1, 0, 2) | torchrun(3, 4, 1, 2), BY_TORCHRUN),
+        Row("srun torchrun", "tutorials", srun(1, "1(x2)", 1, 0, 2) | torchrun(3, 4, 1, 2), BY_TORCHRUN),
         Row("srun", "srun(1)", SRUN, "torch 3/4 1/2 srun"),
-        Row(
-            "srun, WORLD_SIZE and MASTER_* exported before",
-            "SLURM tutorials",
-            SRUN | MASTER | env("WORLD_SIZE=4"),
-            "torch 3/4 1/2 srun",
-        ),
+        Row("srun, WORLD_SIZE exported before", "tutorials", SRUN | MASTER | env("WORLD_SIZE=4"), "torch 3/4 1/2 srun"),
         Row(
             "srun, RANK and LOCAL_RANK exported by a wrapper",
-            "SLURM tutorials",
+            "tutorials",
             SRUN | MASTER | env("RANK=3 WORLD_SIZE=4 LOCAL_RANK=1"),
             "torch 3/4 1/2 srun",
         ),
@@ -142,12 +127,7 @@ POD = f"torch 1/2 0/1 {ONE_A_HOST}"
             srun(0, "1", 0, 0, 1) | env("PMI_RANK=0 PMI_SIZE=1 ENVIRONMENT=BATCH SLURM_JOB_NUM_NODES=2"),
             ALONE,
         ),
-        Row(
-            "jsrun with MASTER_*",
-            "IBM jsrun(1)",
-            numbered("JSM_NAMESPACE_", 3, 4, 1, 2) | MASTER,
-            "torch 3/4 1/2 jsrun",
-        ),
+        Row("jsrun with MASTER_*", "jsrun(1)", numbered("JSM_NAMESPACE_", 3, 4, 1, 2) | MASTER, "torch 3/4 1/2 jsrun"),
         Row(
             "MVAPICH with MASTER_*",
             "mvapich2 mpispawn.c",
@@ -156,12 +136,7 @@ POD = f"torch 1/2 0/1 {ONE_A_HOST}"
         ),
         Row("Kubeflow v1, PyTorchJob", "training-operator envvar.go; kubeflow/trainer 1790", kubernetes(1, 2), POD),
         Row("Kubeflow v1.8, which adds PET_*", "the same, later", kubernetes(1, 2) | pet("2", "auto"), POD),
-        Row(
-            "Volcano",
-            "volcano-sh/volcano pytorch.go",
-            kubernetes(1, 3) | env("VC_TASK_INDEX=0"),
-            f"torch 1/3 0/1 {ONE_A_HOST}",
-        ),
+        Row("Volcano", "volcano pytorch.go", kubernetes(1, 3) | env("VC_TASK_INDEX=0"), f"torch 1/3 0/1 {ONE_A_HOST}"),
         Row(
             "Vertex AI",
             "Lightning 13374",
@@ -178,10 +153,8 @@ POD = f"torch 1/2 0/1 {ONE_A_HOST}"
             BY_TORCHRUN,
         ),
         Row("Azure ML, MPI", "the same", AZURE | OMPI, "horovod 1/2 0/1 mpirun (Open MPI)"),
-        Row("SageMaker with mpirun", "sagemaker-training", SAGEMAKER | OMPI, "horovod 1/2 0/1 mpirun (Open MPI)"),
-        Row(
-            "SageMaker with torchrun", "sagemaker-training", SAGEMAKER | torchrun(1, 2, 0, 1), "torch 1/2 0/1 torchrun"
-        ),
+        Row("SageMaker with mpirun", "its toolkit", SAGEMAKER | OMPI, "horovod 1/2 0/1 mpirun (Open MPI)"),
+        Row("SageMaker with torchrun", "its toolkit", SAGEMAKER | torchrun(1, 2, 0, 1), "torch 1/2 0/1 torchrun"),
         Row("SageMaker, one host", "sagemaker-training-toolkit params.py", {"SM_HOSTS": '["algo-1"]'}, ALONE),
         Row("shell of salloc", "salloc(1)", SHELL, ALONE),
         Row(
@@ -203,15 +176,8 @@ POD = f"torch 1/2 0/1 {ONE_A_HOST}"
             {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "host1 4 host2 4", "LSB_INTERACTIVE": "Y"},
             ALONE,
         ),
-        Row(
-            "qsub, file of hosts is gone", "qsub(1)", env("PBS_JOBID=7 PBS_NODEFILE=/var/spool/pbs/aux/nowhere"), ALONE
-        ),
-        Row(
-            "Ray of 1",
-            "ray job submit",
-            MASTER | env("RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1"),
-            "torch 0/1 0/1 torchrun",
-        ),
+        Row("qsub, no file of hosts", "qsub(1)", env("PBS_JOBID=7 PBS_NODEFILE=/var/spool/pbs/aux/nowhere"), ALONE),
+        Row("Ray of 1", "ray", torchrun(0, 1, 0, 1), "torch 0/1 0/1 torchrun"),
         Row(
             "Colab, Kaggle",
             "printenv there",
@@ -219,9 +185,7 @@ POD = f"torch 1/2 0/1 {ONE_A_HOST}"
             ALONE,
         ),
         Row("WORLD_SIZE=1 RANK=0 alone", "notebooks", env("RANK=0 WORLD_SIZE=1"), ALONE),
-        Row(
-            "empty strings", "docker, Helm", env("RANK= WORLD_SIZE= PET_NNODES= SM_HOSTS= OMPI_COMM_WORLD_SIZE="), ALONE
-        ),
+        Row("empty strings", "Helm", env("RANK= WORLD_SIZE= PET_NNODES= SM_HOSTS= OMPI_COMM_WORLD_SIZE="), ALONE),
         Row("TF_CONFIG of one", "tf-operator", {"TF_CONFIG": cluster(worker=1, ps=2)}, ALONE),
     ]
 )
@@ -239,10 +203,7 @@ def test_a_world_is_taken(row):
         Row("Kubeflow v2 without torchrun", "kubeflow/trainer torch.go", pet(), "PET_NNODES"),
         Row("Kubeflow, elastic", "training-operator elastic.go", pet("1:4"), "PET_NNODES"),
         Row(
-            "Kubeflow v1.8, processes for torchrun",
-            "training-operator envvar.go",
-            kubernetes(1, 4) | pet("2", "2"),
-            "LOCAL_RANK",
+            "Kubeflow v1.8, for torchrun", "training-operator envvar.go", kubernetes(1, 4) | pet("2", "2"), "LOCAL_RANK"
         ),
         Row("jsrun", "IBM jsrun(1)", numbered("JSM_NAMESPACE_", 1, 2, 0, 1), "MASTER_ADDR"),
         Row("MVAPICH", "mvapich2 mpispawn.c", numbered("MV2_COMM_WORLD_", 1, 2, 0, 1), "MASTER_ADDR"),
@@ -256,30 +217,20 @@ def test_a_world_is_taken(row):
         Row("SageMaker without a distribution", "sagemaker-training-toolkit params.py", SAGEMAKER, "SM_HOSTS"),
         Row(
             "Vertex AI, own container",
-            "cloud.google.com",
+            "its manual",
             {"CLUSTER_SPEC": cluster(workerpool0=1, workerpool1=3)},
             "CLUSTER_SPEC",
         ),
         Row("TFJob", "training-operator tensorflow.go", {"TF_CONFIG": cluster(chief=1, worker=2, ps=1)}, "TF_CONFIG"),
-        Row(
-            "WORLD_SIZE exported in a batch script, without srun",
-            "SLURM tutorials",
-            BATCH | MASTER | env("WORLD_SIZE=4"),
-            "srun",
-        ),
+        Row("WORLD_SIZE in a batch script", "tutorials", BATCH | MASTER | env("WORLD_SIZE=4"), "srun"),
         Row(
             "WORLD_SIZE exported, other than srun's",
-            "SLURM tutorials",
+            "tutorials",
             srun(1, "1(x2)", 1, 0, 2) | MASTER | env("WORLD_SIZE=16"),
             "WORLD_SIZE=16",
         ),
         Row("RANK without a master", "half of what an operator sets", env("RANK=1 WORLD_SIZE=2"), "MASTER_ADDR"),
-        Row(
-            "LOCAL_RANK by hand, number a host unknown",
-            "old scripts",
-            kubernetes(1, 2) | env("LOCAL_RANK=1"),
-            "LOCAL_WORLD_SIZE",
-        ),
+        Row("LOCAL_RANK by hand", "old scripts", kubernetes(1, 2) | env("LOCAL_RANK=1"), "LOCAL_WORLD_SIZE"),
         Row("HOROVOD_RANK alone", "left over", env("HOROVOD_RANK=1"), "HOROVOD_SIZE"),
     ]
 )
@@ -293,21 +244,17 @@ def test_a_size_that_nobody_uses_is_refused(row):
     [
         Row("sbatch without srun", "sbatch(1)", BATCH | env("SLURM_NTASKS=4 SLURM_JOB_NUM_NODES=1"), ["SLURM_NTASKS"]),
         Row("sbatch -N 2 without srun", "sbatch(1)", BATCH | env("SLURM_JOB_NUM_NODES=2"), ["SLURM_JOB_NUM_NODES"]),
-        Row(
-            "bsub on two hosts", "bsub(1)", {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "host1 4 host2 4"}, ["LSB_MCPU_HOSTS"]
-        ),
+        Row("bsub of two", "bsub(1)", {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "host1 4 host2 4"}, ["LSB_MCPU_HOSTS"]),
         Row("Grid Engine", "qsub -pe; sge_pe(5)", env("JOB_ID=7 NHOSTS=2 NSLOTS=8"), ["NHOSTS"]),
         Row("SkyPilot", "docs.skypilot.co, distributed jobs", SKY, ["SKYPILOT_NUM_NODES"]),
         Row("dstack", "dstack.ai", env("DSTACK_NODES_NUM=2 DSTACK_NODE_RANK=0"), ["DSTACK_NODES_NUM"]),
         Row("LeaderWorkerSet", "kubernetes-sigs/lws", env("LWS_GROUP_SIZE=2 LWS_WORKER_INDEX=0"), ["LWS_GROUP_SIZE"]),
         Row("Azure ML without a distribution", "learn.microsoft.com", AZURE, ["AZUREML_NODE_COUNT"]),
         Row("Kubeflow, processes of one host", "kubeflow/trainer torch.go", pet("1", "4"), ["PET_NPROC_PER_NODE"]),
+        Row("a torchrun for each mpirun", "torchrun's default", OMPI | torchrun(0, 2, 0, 2), ["OMPI_COMM_WORLD_SIZE"]),
         Row(
-            "a torchrun for each of mpirun", "torchrun's default", OMPI | torchrun(0, 2, 0, 2), ["OMPI_COMM_WORLD_SIZE"]
-        ),
-        Row(
-            "a torchrun for each of srun",
-            "the same",
+            "a torchrun for each srun",
+            "same",
             srun(1, "1(x2)", 1, 0, 2) | torchrun(0, 8, 0, 8),
             ["SLURM_STEP_NUM_TASKS"],
         ),

@@ -250,9 +250,7 @@ def test_help_ends_for_every_width(row, monkeypatch, capsys):
 # A word after no flag. right: the flag that is named.
 @table(
     [
-        Row(
-            "arcface_torch's name of a configuration", "user4 [19]", "configs/ms1mv3_r50", "--config configs/ms1mv3_r50"
-        ),
+        Row("arcface_torch's name of one", "user4 [19]", "configs/ms1mv3_r50", "--config configs/ms1mv3_r50"),
         Row("its file", "user4 [19]", "configs/ms1mv3_r50.py", "--config configs/ms1mv3_r50.py"),
         Row("a .toml", "user", "run.toml", "--config run.toml"),
         Row("a folder of photos", "user", "photos", "--rec photos"),

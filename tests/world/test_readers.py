@@ -511,7 +511,7 @@ def test_packing_with_bars_keeps_all_rows(tmp_path):
         Row("an HTML page as train.rec", "captive portals",
             ("train.rec", b"<!DOCTYPE html>" + b" " * 400), "an HTML page"),
         Row("a zip as .npz-like table", "wrong names", ("a.npy", b"PK\x03\x04" + bytes(99)), "a zip archive"),
-        Row("a pointer as .parquet", "git clone without LFS",
+        Row("a pointer as .parquet", "git clone",
             ("a.parquet", b"version https://git-lfs.github.com/spec/v1"),
             "git lfs pull"),
         Row("a .tgz called .tar", "mv a.tgz a.tar", ("a.tar", gzip.compress(bytes(2000))), "a gzip file"),
