@@ -52,6 +52,14 @@ def kill_one(root: str, share: float) -> bool:
     return bool(found)
 
 
+def kill_on(host: Host, root: str, share: float) -> bool:
+    if host.is_here:
+        return kill_one(root, share)
+    with suppress(HostError):  # it may be away for a while
+        return host.run_module("tests.faults.torture", [root, "--kill", str(share)], _MARK, _ANSWER_S)
+    return False
+
+
 def steps_done(root: Path) -> int:
     return int(rows[-1, 0]) if len(rows := read_losses(root)) else 0
 
@@ -81,12 +89,9 @@ def disturb(
                 recoveries_s.append(time.monotonic() - struck[0])
                 struck = None
             if step >= due and not struck:
-                host, share = random.choice(hosts), random.random()
-                with suppress(HostError):  # the host may be away for a while
-                    words = [str(root), "--kill", str(share)]
-                    if host.run_module("tests.faults.torture", words, _MARK, _ANSWER_S):
-                        kills, struck = kills + 1, (time.monotonic(), furthest)
-                        due = furthest + max(1, round(random.expovariate(1 / mean_steps)))
+                if kill_on(random.choice(hosts), str(root), random.random()):
+                    kills, struck = kills + 1, (time.monotonic(), furthest)
+                    due = furthest + max(1, round(random.expovariate(1 / mean_steps)))
         if process.returncode == 0:
             return kills, starts, recoveries_s
         fruitless = fruitless + 1 if furthest == begin else 0

@@ -190,8 +190,8 @@ def test_the_compiler_takes_it_with_tensor_cores_and_registers(
     ],
 )
 def test_the_compiler_takes_several_labels_and_every_rule(labels, generation, names, recorders, tmp_path):
-    """Several labels in the tiles of one: few numbers leave the registers. One, at an odd width, without row_S: all else
-    that a launch can leave out is there."""
+    """Several labels in the tiles of one: few numbers leave the registers. One, at an odd width, without row_S: all
+    else that a launch can leave out is there."""
     G, S, D, sub_centres, above = (1024, 1000, 512, 1, None) if labels > 1 else (333, 300, 500, 3, 0.4)
     target_G = torch.zeros(G, labels, dtype=torch.int64).squeeze(1)
     negatives = Negatives(above)
