@@ -88,10 +88,9 @@ def disturb(
             if struck and furthest > struck[1]:
                 recoveries_s.append(time.monotonic() - struck[0])
                 struck = None
-            if step >= due and not struck:
-                if kill_on(random.choice(hosts), str(root), random.random()):
-                    kills, struck = kills + 1, (time.monotonic(), furthest)
-                    due = furthest + max(1, round(random.expovariate(1 / mean_steps)))
+            if step >= due and not struck and kill_on(random.choice(hosts), str(root), random.random()):
+                kills, struck = kills + 1, (time.monotonic(), furthest)
+                due = furthest + max(1, round(random.expovariate(1 / mean_steps)))
         if process.returncode == 0:
             return kills, starts, recoveries_s
         fruitless = fruitless + 1 if furthest == begin else 0
