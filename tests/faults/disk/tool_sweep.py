@@ -34,7 +34,9 @@ class Tool:
 # All others write as these do (partial_fc/checkpoint/output.py).
 TOOLS = (
     Tool("merge", merge, MergeOptions),
-    Tool("export, with momentum", export_centres, lambda given, out: ExportOptions(given, out, 1, 0.1), False),
+    Tool(
+        "export, with momentum", export_centres, lambda given, out: ExportOptions(given, out, 1, momentum_lr=0.1), False
+    ),
 )
 
 
