@@ -29,9 +29,12 @@ def one_process_group(tmp_path):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("file", ["state dict", "lightning", "by hand", "safetensors"])
+WRAPPED = ("ddp", "compile", "compile in ddp", "holder", "compiled layer", "network called net")
+
+
 @pytest.mark.parametrize(
-    "wrapped", ["ddp", "compile", "compile in ddp", "holder", "compiled layer", "network called net"]
+    ("wrapped", "file"),
+    [*((one, "state dict") for one in WRAPPED), *(("holder", one) for one in ("lightning", "by hand", "safetensors"))],
 )
 def test_weights_of_a_wrapped_network_load_everywhere(one_process_group, tmp_path, wrapped, file):
     torch.manual_seed(0)
