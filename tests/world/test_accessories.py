@@ -133,12 +133,7 @@ def test_what_hangs_is_left_behind(tmp_path, monkeypatch, caplog):
 
 
 BACKENDS = [
-    Row(
-        "a notebook's",
-        "Colab, Kaggle: oobabooga 6783, deeptools 1416",
-        "module://matplotlib_inline.backend_inline",
-        None,
-    ),
+    Row("a notebook's", "oobabooga 6783, deeptools 1416", "module://matplotlib_inline.backend_inline", None),
     Row("of another version", "a shell's profile", "gtk3agg_old", None),
     Row("empty", "a container's env file", "", None),
 ]

@@ -142,10 +142,6 @@ def test_a_run_of_epochs_goes_on_by_the_data_that_is_left(caplog):
         schedule_of(RunState(step=101, position=1), order, max_steps=100)
 
 
-def test_nothing_is_left_of_data_that_all_have_seen():
-    assert schedule_of(RunState(step=30, position=1000), Keyed(500, 0), batch_size=100, epochs=1.98).total_steps == 30
-
-
 def test_epochs_that_end_in_a_smaller_batch_count_as_they_are_stepped():
     """An epoch of 500 has 21 updates of 24; at its end, and within the next, another size goes on."""
     order = PerEpoch(500, seed=0)
