@@ -46,7 +46,7 @@ class Records:
         self._file = _open(rec_path)
         idx_path = rec_path.with_suffix(".idx")
         try:
-            keys, offsets = read_index(idx_path)[:2]
+            keys, offsets = read_index(idx_path)
         except FileNotFoundError:
             raise CannotCheck(f"{idx_path} not found; rebuild it: partial-fc data index {rec_path}") from None
         except (ValueError, OSError) as error:
