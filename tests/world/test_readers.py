@@ -677,12 +677,9 @@ WHOLE = dict(zip((*TRAIN, *TEST), (idx(6, 2, 2), idx(6), idx(4, 2, 2), idx(4)), 
 
 @table(
     [
-        Row("swapped", "mv", {TRAIN[0]: idx(6), TRAIN[1]: idx(6, 2, 2)}, f"labels; {TRAIN[1]} has the images.*swapped"),
-        Row("labels twice", "cp", {TRAIN[0]: idx(6)}, "labels under another name"),
-        Row("images of the test set", "mv", {TRAIN[0]: idx(4, 2, 2)}, f"images are as many as {TEST[1]} has"),
-        Row("labels of the test set", "mv", {TRAIN[1]: idx(4)}, f"labels are as many as {TEST[0]} has"),
-        Row("labels of neither", "another copy", {TRAIN[1]: idx(5)}, "6 images but .* 5 labels; expected as many$"),
-        Row("labels of 32 bits", "QMNIST", {TRAIN[1]: idx(6, 8, magic=0xC02)}, "idx file of int32, 2 dimensions"),
+        Row("swapped", "mv", {TRAIN[0]: idx(6), TRAIN[1]: idx(6, 2, 2)}, "got 0x00000801, labels"),
+        Row("labels of the test set", "mv", {TRAIN[1]: idx(4)}, "6 images but .* 4 labels; expected as many"),
+        Row("labels of 32 bits", "QMNIST", {TRAIN[1]: idx(6, 8, magic=0xC02)}, "got 0x00000c02"),
     ]
 )
 def test_files_of_mnist_that_do_not_fit(row: Row, tmp_path):
