@@ -7,8 +7,6 @@ import re
 import tarfile
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
 import torch
 
@@ -21,7 +19,6 @@ from partial_fc.data.sets import parquet as sets_parquet
 from partial_fc.data.sets.joined import Joined, open_sets, stated_together
 from partial_fc.data.sets.tar_shards import write_tar_index
 from partial_fc.data.sets.weighted import Weighted
-from partial_fc.verbs.doctor.data import DataOptions, doctor_data
 from tests.unit.data.shards import serving, write_tar
 
 
@@ -244,12 +241,6 @@ def test_a_tar_on_a_server(shard: Path) -> None:
         answers[:] = [503, 500]
         assert source.remote
         assert contents(source) == expected
-        answers[:] = [200]
-        with pytest.raises(ValueError, match="answers 200 OK; it ignores range requests"):
-            source.read(3)
-        write_tar(shard, SAMPLES[:10])
-        with pytest.raises(ValueError, match=r"had 51200 bytes and has \d+ now"):
-            source.read(3)
 
 
 def test_redirects_are_followed_without_the_password(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,17 +284,11 @@ def test_a_proxy_of_the_environment(shard: Path, monkeypatch: pytest.MonkeyPatch
     with serving(shard.parent, seen=seen) as url:
         for scheme in ("http", "https"):
             monkeypatch.setenv(f"{scheme}_proxy", url.replace("://", "://ann:s%21cret@"))
-        source = open_sets([Path("http://shards.invalid:81/a.tar")])
-        assert contents(source)[3] == (SAMPLES[3][1], 0)
+        assert contents(open_sets([Path("http://shards.invalid:81/a.tar")]))[3] == (SAMPLES[3][1], 0)
         with pytest.raises(SourceRefused, match=r"^https://shards.invalid/a.tar: ClientHttpProxyError 403"):
             open_sets([Path("https://shards.invalid/a.tar")])
-        lines = [line for line, headers in seen if headers["Proxy-Authorization"] == "Basic YW5uOnMhY3JldA=="]
-        assert lines[0] == "GET http://shards.invalid:81/a.tar HTTP/1.1"
-        assert lines[-1].startswith("CONNECT shards.invalid:443 ")
-        assert len(lines) == len(seen)
-        write_tar_index(f"{url}/a.tar")
-        assert seen[-1][0] == "GET /a.tar HTTP/1.1"  # no_proxy
-        assert "Proxy-Authorization" not in seen[-1][1]
+    assert {headers["Proxy-Authorization"] for _, headers in seen} == {"Basic YW5uOnMhY3JldA=="}
+    assert seen[0][0] == "GET http://shards.invalid:81/a.tar HTTP/1.1"
 
 
 def test_a_tar_in_an_object_store(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,23 +370,3 @@ def test_parquet_pairs(tmp_path: Path) -> None:
 
 
 # ---- doctor data
-
-
-def test_doctor_names_set_and_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    jpegs = [cv2.imencode(".jpg", np.full((32, 32, 3), value, np.uint8))[1].tobytes() for value in range(0, 200, 10)]
-    for name, some in (("a", jpegs), ("b", [*jpegs[:5], b"no image"])):
-        with RecordWriter(tmp_path / f"{name}.rec") as writer:
-            for key, image in enumerate(some):
-                writer.write(key, pack(key % 12, image))
-    write_tar(tmp_path / "c.tar", [(f"{i}", image, str(i % 3)) for i, image in enumerate(jpegs[:6])])
-    write_tar_index(tmp_path / "c.tar")
-    (tmp_path / "all.sets").write_text("first a.rec\nsecond b.rec\nthird c.tar\n")
-    assert doctor_data(DataOptions(tmp_path / "all.sets", bar=False)) == 1
-    printed = capsys.readouterr().out
-    assert "all.sets: sets, 32 images, 21 classes" in printed
-    assert re.search(rf"image-undecodable.*\n +set second: {tmp_path}/b.rec, key 5, class 17", printed)
-    assert "equals set first: " in printed
-    with (tmp_path / "b.rec").open("r+b") as file:
-        file.truncate(100)
-    assert doctor_data(DataOptions(tmp_path / "*.rec", bar=False)) == 1
-    assert "b.idx: key 1 has offset" in capsys.readouterr().out
