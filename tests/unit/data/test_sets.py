@@ -96,9 +96,6 @@ def test_classes_of_one_set_with_the_same_name_are_one(tmp_path: Path) -> None:
         assert [label for _, label in contents(source)] == [0, 1, 0, 2, 1]
         assert source.notes(True) == ["set one: 5 images, 4 classes of 3 names"]
         assert open_sets([given]).num_classes == 4
-        (tmp_path / "one/classes.txt").write_text("alice\nbob\nzoe\ncarol\n")
-        assert "without effect" in open_sets([given], shared_classes=True).notes(True)[0]
-        (tmp_path / "one/classes.txt").write_text("alice\nbob\nalice\ncarol\n")
     with pytest.raises(ValueError, match="3 classes together"):
         open_sets([path], 2, shared_classes=True)
 
