@@ -217,7 +217,6 @@ def call(verb: Callable[..., Any], arguments: list[str], program: str) -> int | 
     try:
         make_private()
         flags = get_type_hints(verb)["options"]
-        arguments = getattr(flags, "translated", list)(arguments)
         options: Any = parse(flags, arguments, program, matter=_matter(flags))
         if not hasattr(options, "launch"):
             return verb(options)
