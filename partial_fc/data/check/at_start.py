@@ -205,7 +205,7 @@ def _gather(scan: ImageScan, label_n: NDArray[np.int64], world: World) -> tuple[
         return world.all_gather(rows, name=f"data/{name}").numpy().reshape(-1).view(array.dtype)
 
     gathered = ImageScan(0)
-    for name in ("code_N", "hash_N", "height_N", "width_N", "coloured_N", "turned_N"):
+    for name in ("code_N", "hash_N", "height_N", "width_N", "coloured_N"):
         setattr(gathered, name, all_of(getattr(scan, name), name))
     first = dict(sorted(scan.messages.items())[:_MESSAGES])
     words = np.frombuffer((json.dumps([len(scan.code_N), first]) + "\n").encode(), np.uint8).copy()

@@ -8,7 +8,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,6 @@ REPLACED = ("image-unreadable", "image-undecodable", "image-narrow", "image-cut"
 # A whole photo, probably: wider or higher than crops are (CelebA's have 1.22, most 1), and not as small.
 _PHOTO_RATIO, _PHOTO_SIDE = 1.2, 160
 _PHOTO_SHARE = 0.25  # the share of the images from which on it is reported
-_EXIF_WITHIN = 1 << 17  # bytes; the Exif segment has at most 64 KiB and is among the first
 
 Read = Callable[[int], bytes | NDArray[np.uint8]]
 _BLOCK = 64  # images that a thread scans before it takes the next ones
@@ -59,7 +58,7 @@ _PADDING = re.compile(r"Corrupt JPEG data: ([12]?\d|3[0-2]) extraneous bytes bef
 
 class ImageScan:
     """The results of a scan. code_N: a fault code from above. hash_N: of the file, 0: not decoded. height_N, width_N:
-    pixels, 0: not decoded. turned_N: Exif says rotated. messages: the errors of the first bad images, by index."""
+    pixels, 0: not decoded. messages: the errors of the first bad images, by index."""
 
     def __init__(self, num_images: int) -> None:
         self.code_N = np.zeros(num_images, np.uint8)
@@ -67,7 +66,6 @@ class ImageScan:
         self.height_N = np.zeros(num_images, np.uint16)
         self.width_N = np.zeros(num_images, np.uint16)
         self.coloured_N = np.zeros(num_images, np.bool_)
-        self.turned_N = np.zeros(num_images, np.bool_)
         self.messages: dict[int, str] = {}
 
     def set_code(self, index: int, code: int, message: str = "") -> None:
@@ -145,7 +143,6 @@ def _scan_image(scan: ImageScan, index: int, read: Read) -> None:
         return
     scan.height_N[index], scan.width_N[index] = (min(side, 65535) for side in image.shape[:2])
     scan.hash_N[index] = hash_of(content if isinstance(content, bytes) else content.tobytes())
-    scan.turned_N[index] = isinstance(content, bytes) and orientation(content) > 1
     few = image[::4, ::4].astype(np.int16)
     scan.coloured_N[index] = (np.abs(few[..., :1] - few[..., 1:2]) > _FLAT).any()  # never true of a single channel
     code, message = _check_pixels(image)
@@ -172,30 +169,12 @@ def decode_scanned(content: bytes) -> tuple[NDArray[np.uint8], str]:
             image = decode_jpeg(content, "RGB", strict=False)
         except ValueError:
             return decode(content), complaint
-    return (decode(content) if orientation(content) > 1 else image), complaint
+    return image, complaint
 
 
 def hash_of(content: bytes | memoryview) -> int:
     """Returns a hash of 64 bits, never 0."""
     return max(1, int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little"))
-
-
-def orientation(content: bytes) -> int:
-    """Returns the Exif orientation of a JPEG file: 1 (the default) is upright, 2 to 8 are rotated or mirrored."""
-    at = content.find(b"Exif\0\0", 0, _EXIF_WITHIN) if content[:2] == b"\xff\xd8" else -1
-    tiff = content[at + 6 : at + 6 + _EXIF_WITHIN]
-    if at < 0 or tiff[:2] not in (b"II", b"MM"):
-        return 1
-    order: Literal["little", "big"] = "little" if tiff[:2] == b"II" else "big"
-    first = int.from_bytes(tiff[4:8], order)
-    for number in range(int.from_bytes(tiff[first : first + 2], order)):
-        entry = tiff[first + 2 + 12 * number :][:12]
-        if len(entry) < 12:
-            break
-        if int.from_bytes(entry[:2], order) == 0x0112:
-            value = int.from_bytes(entry[8:10], order)
-            return value if 1 <= value <= 8 else 1
-    return 1
 
 
 def _check_pixels(image_HWC: NDArray[np.uint8]) -> tuple[int, str]:
@@ -234,8 +213,6 @@ def check_images(
     for code, (severity, key, what) in _BY_CODE.items():
         findings += findings_at(severity, key, what, scan.code_N == code, with_problem, file)
     findings += _check_sizes(scan, describe, file, size) + (_check_photos(scan, describe, file) if embedding else [])
-    what = "JPEG files have an Exif orientation, which is applied here; other programs may ignore it"
-    findings += findings_at("info", "image-turned", what, scan.turned_N, describe, file)
     return findings + check_repetitions(scan, label_N, describe, file)
 
 

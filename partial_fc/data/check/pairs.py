@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.data.check.contact_sheet import ContactSheet
 from partial_fc.data.check.images import check_images, scan_images
 from partial_fc.data.pairs import read_pairs
 from partial_fc.findings import Finding, Severity, counted, findings_at
@@ -19,10 +18,9 @@ _FOLDS = 10
 
 
 def check_pairs(
-    path: Path, num_threads: int, images: bool, trained_hash: NDArray[np.uint64], bar: bool, sheet: ContactSheet
+    path: Path, num_threads: int, images: bool, trained_hash: NDArray[np.uint64], bar: bool
 ) -> tuple[list[Finding], int]:
-    """Checks a verification set and adds its images to `sheet`. Returns (findings, images scanned). trained_hash: of
-    the training images, sorted."""
+    """Checks a verification set. Returns (findings, images scanned). trained_hash: of the training images, sorted."""
     file = str(path)
     try:
         pairs = read_pairs(path)
@@ -31,8 +29,7 @@ def check_pairs(
     findings = _check_answers(pairs.same, file)
     if not images:
         return findings, 0
-    read = pairs.images.__getitem__
-    scan = scan_images(read, len(pairs.images), num_threads, bar=path.name if bar else "")
+    scan = scan_images(pairs.images.__getitem__, len(pairs.images), num_threads, bar=path.name if bar else "")
 
     def describe(image: int) -> Mapping[str, Any]:
         return {"pair": image // 2, "image": image, "same": bool(pairs.same[image // 2])}
@@ -40,7 +37,6 @@ def check_pairs(
     # Pair lists repeat images: repetitions are reported by pairs only.
     hash_N, scan.hash_N = scan.hash_N, np.zeros_like(scan.hash_N)
     about_images = check_images(scan, np.zeros(len(pairs.images), np.int64), describe, file, embedding=True)
-    sheet.add(about_images, read, len(pairs.images), describe, path.name)
     findings += about_images + _check_repetitions(hash_N, pairs.same, file)
     if len(trained_hash):
         at = np.minimum(np.searchsorted(trained_hash, hash_N), len(trained_hash) - 1)
