@@ -18,7 +18,7 @@ from partial_fc.foreign import ndarray_file
 from partial_fc.foreign.centre_files import find
 from partial_fc.verbs.checkpoint import classes
 from partial_fc.verbs.checkpoint.import_centres import ImportOptions, import_centres
-from partial_fc.verbs.checkpoint.reshard import MergeOptions, merge
+from partial_fc.verbs.checkpoint.reshard import ReshardOptions, reshard
 from partial_fc.verbs.checkpoint.verify import findings
 from recipes.mxnet.export_centres import ExportOptions, export_centres
 from tests.faults.disk import operations as op
@@ -50,7 +50,7 @@ def _two(below: Path) -> tuple[Path, ...]:
 
 # All others write as these do (partial_fc/checkpoint/output.py).
 TOOLS = (
-    Tool("merge", merge, lambda d, out: MergeOptions(_two(d), out)),
+    Tool("reshard", reshard, lambda d, out: ReshardOptions(_two(d), out, 1)),
     Tool("export, with momentum", export_centres, lambda d, out: ExportOptions(_two(d), out, 1, 0.1), False),
     Tool("import", import_centres, lambda d, out: ImportOptions((d / "0_centers.param",), out, num_classes=5)),
     Tool("classes match", classes.match, lambda d, out: classes.MatchOptions(_one(d), out, (d / "photos",))),
