@@ -21,7 +21,7 @@ from partial_fc.data.vectors import BLOCK, Vectors
 from partial_fc.findings import Describe, Finding, Severity, findings_at
 
 # The fault of an image, in ascending severity. CUT and above are unusable.
-GOOD, PADDED, CONSTANT, GREY_REST, DAMAGED, CUT, NARROW, NOT_AN_IMAGE, NOT_READ = range(9)
+GOOD, PADDED, CONSTANT, DAMAGED, CUT, NARROW, NOT_AN_IMAGE, NOT_READ = range(8)
 
 # code -> (severity, key, what)
 _BY_CODE: dict[int, tuple[Severity, str, str]] = {
@@ -34,7 +34,6 @@ _BY_CODE: dict[int, tuple[Severity, str, str]] = {
         "image-damaged",
         "JPEG files are damaged: the decoder fills missing parts with grey, and training does not report it",
     ),
-    GREY_REST: ("warning", "image-grey-rest", "images end in grey rows: were truncated files saved again?"),
     CONSTANT: ("warning", "image-constant", "images are of a single colour"),
     PADDED: ("warning", "image-padded", "JPEG files have a few extra bytes: padding, or damage in the last rows"),
 }
@@ -51,7 +50,6 @@ _BLOCK = 64  # images that a thread scans before it takes the next ones
 _WINDOW = 1024  # images between two steps of the progress bar
 _MESSAGES_KEPT = 10_000
 _FLAT = 2  # grey levels by which a decoded JPEG of one colour may vary
-_GREY = (125, 131)  # libjpeg's filler decodes to about 128
 # All pixels are decoded by then: a few extra bytes are a writer's padding, many are left over from earlier damage.
 _PADDING = re.compile(r"Corrupt JPEG data: ([12]?\d|3[0-2]) extraneous bytes before marker 0xd9")
 
@@ -65,7 +63,6 @@ class ImageScan:
         self.hash_N = np.zeros(num_images, np.uint64)
         self.height_N = np.zeros(num_images, np.uint16)
         self.width_N = np.zeros(num_images, np.uint16)
-        self.coloured_N = np.zeros(num_images, np.bool_)
         self.messages: dict[int, str] = {}
 
     def set_code(self, index: int, code: int, message: str = "") -> None:
@@ -90,20 +87,11 @@ class ImageScan:
         return sorted(sizes, key=lambda size: -size[2])
 
 
-def scan_images(
-    read: Read,
-    num_images: int,
-    num_threads: int,
-    *,
-    bar: str = "",
-    window: int = _WINDOW,
-    after_window: Callable[[int], None] = lambda stop: None,
-) -> ImageScan:
+def scan_images(read: Read, num_images: int, num_threads: int, *, bar: str = "") -> ImageScan:
     """Scans images 0 to num_images - 1, roughly in order; read(i) returns an image file or pixels (H, W, 3) or (H, W,
     1), or raises BadRecord.
 
-    bar: the name of a progress bar, if any. after_window(stop) is called after every `window` images, when all images
-    below `stop` are scanned.
+    bar: the name of a progress bar, if any.
     """
     scan = ImageScan(num_images)
 
@@ -115,11 +103,10 @@ def scan_images(
         ThreadPoolExecutor(num_threads, thread_name_prefix="scan") as pool,
         terminal.bar(total=num_images, unit="image", desc=bar, shown=bool(bar)) as progress,
     ):
-        for start in range(0, num_images, window):
-            stop = min(start + window, num_images)
+        for start in range(0, num_images, _WINDOW):
+            stop = min(start + _WINDOW, num_images)
             list(pool.map(scan_block, range(start, stop, _BLOCK)))
             progress.update(stop - start)
-            after_window(stop)
     return scan
 
 
@@ -143,8 +130,6 @@ def _scan_image(scan: ImageScan, index: int, read: Read) -> None:
         return
     scan.height_N[index], scan.width_N[index] = (min(side, 65535) for side in image.shape[:2])
     scan.hash_N[index] = hash_of(content if isinstance(content, bytes) else content.tobytes())
-    few = image[::4, ::4].astype(np.int16)
-    scan.coloured_N[index] = (np.abs(few[..., :1] - few[..., 1:2]) > _FLAT).any()  # never true of a single channel
     code, message = _check_pixels(image)
     if complaint and code < (fault := PADDED if _PADDING.fullmatch(complaint) else DAMAGED):
         code, message = fault, complaint
@@ -182,15 +167,7 @@ def _check_pixels(image_HWC: NDArray[np.uint8]) -> tuple[int, str]:
     low, high = int(image_HWC.min()), int(image_HWC.max())
     if high - low <= _FLAT:
         return CONSTANT, f"every pixel is {low}" if high == low else f"every pixel is {low} to {high}"
-    height = len(image_HWC)
-    row_HX = image_HWC.reshape(height, -1)
-    if not _GREY[0] <= row_HX[-1].min() <= row_HX[-1].max() <= _GREY[1]:
-        return GOOD, ""
-    grey_H = (row_HX.min(axis=1) >= _GREY[0]) & (row_HX.max(axis=1) <= _GREY[1])
-    rows = height if grey_H.all() else int(np.argmin(grey_H[::-1]))
-    if rows < max(2, height // 8):
-        return GOOD, ""
-    return GREY_REST, f"the last {rows} of {height} rows are grey"
+    return GOOD, ""
 
 
 def check_images(
@@ -248,10 +225,6 @@ def _check_sizes(scan: ImageScan, describe: Describe, file: str, size: int | Non
         what = f"images are not {usual[0]} x {usual[1]}, as {who}: training resizes and crops them"
         other = decoded & ((scan.height_N != usual[0]) | (scan.width_N != usual[1]))
         findings += findings_at("warning", "image-other-size", what, other, with_size, file)
-    grey = int((decoded & ~scan.coloured_N).sum())
-    if grey:
-        what = f"images have no colour, of {int(decoded.sum()):,}"
-        findings.append(Finding("info", "image-grey", what, grey, file=file))
     return findings
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.peak_memory import PeakMemory
 from partial_fc import checkpoint
 from partial_fc.checkpoint.files import save_tensors
 from partial_fc.checkpoint.head_state import facts_of
@@ -14,7 +15,6 @@ from partial_fc.head import PartialFC, Storage
 from partial_fc.verbs.checkpoint.inspect import InspectOptions, inspect
 from partial_fc.verbs.checkpoint.reshard import ReshardOptions, reshard
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
-from partial_fc.verbs.plan.machine import PeakMemory
 from tests.unit.stored_checkpoints import D, OneOf, damage, heads_of, save, whole
 
 

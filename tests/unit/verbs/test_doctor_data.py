@@ -145,13 +145,7 @@ HALF = [True, False] * 10
 PAIRS = {
     "good": (pairs_of(HALF), {}, 0),
     "one answer": (pairs_of([True] * 20), {"pairs-one-answer": 0}, 1),
-    "unbalanced": (pairs_of([True] * 15 + [False] * 5), {"pairs-balance": 0, "pairs-folds": 9}, 0),
-    "in two halves": (pairs_of([True] * 10 + [False] * 10), {"pairs-folds": 10}, 0),
     "undecodable": (pairs_of(HALF, {3: b"x"}), {"image-undecodable": 1}, 1),
-    "with itself": (pairs_of(HALF, {1: picture(0)}), {"pairs-identical": 1}, 0),
-    "with itself, as two": (pairs_of(HALF, {3: picture(2)}), {"pairs-contradict": 1}, 1),
-    "twice": (pairs_of(HALF, {4: picture(1), 5: picture(0)}), {"pairs-again": 1}, 0),
-    "twice, otherwise": (pairs_of(HALF, {6: picture(0), 7: picture(1)}), {"pairs-again": 1, "pairs-two-answers": 1}, 1),
 }
 
 
