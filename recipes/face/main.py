@@ -108,9 +108,9 @@ class DataFlags:
     """Decoding threads of each process."""
     max_bad_records: Annotated[int, MayChange] = 100
     """Damaged records to log and replace by others before training stops."""
-    check_data: Annotated[Literal["quick", "full", "off"], MayChange] = "quick"
+    check_data: Annotated[Literal["quick", "off"], MayChange] = "quick"
     """Check of the data before the first step, shared by all ranks; a run on unusable data stops. quick: some hundred
-    images and, if they are cheap to read, all labels. full: every image."""
+    images and, if they are cheap to read, all labels. (`partial-fc doctor data` checks all.)"""
     val_targets: Annotated[tuple[str, ...] | None, Basic, MayChange] = None
     """Verification sets: NAME of NAME.bin in --rec, or a path. none: what the preset names, for `custom` every .bin
     there; `--val-targets` with nothing after it: no verification."""

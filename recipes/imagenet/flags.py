@@ -48,7 +48,7 @@ class DataFlags:
     """The folder for files that LevelDB writes when it opens a database; none: the temporary folder."""
     max_bad_records: Annotated[int, MayChange] = 100
     """Damaged records to log and replace by others before training stops."""
-    check_data: Annotated[Literal["quick", "full", "off"], MayChange] = "quick"
+    check_data: Annotated[Literal["quick", "off"], MayChange] = "quick"
     """Check of the data before the first step, shared by all ranks; a run on unusable data stops."""
 
     def __post_init__(self) -> None:

@@ -167,7 +167,7 @@ def _open(run: Run, path: Path, folder: Path) -> ClipList:
     def opened() -> ClipList:
         source = ClipList(path, folder, data.num_classes, videos=data.video_loader)
         if data.check_data != "off" and run.world.local_rank == 0:
-            source.check_present(len(source) if data.check_data == "full" else 512)
+            source.check_present(512)
         return source
 
     return run.open_data(opened)

@@ -114,24 +114,12 @@ def test_classify_export_merge_and_start_from_centres_use_them(tmp_path, monkeyp
     torch.testing.assert_close(fresh.centres[made], head.centres[made], atol=1e-7, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("facts", "message"),
-    [
-        ({"rates": [0.1] * 3}, "rows stand for [0-2] to 9 steps; expected 0 to 3"),
-        ({"rates": "many"}, "head.schedule.rates"),
-        ({"rates": [0.1] * 8 + [None]}, "head.schedule.rates"),
-        ({"rates": [0.1] * 8 + [float("inf")]}, "head.schedule.rates"),
-        ({"optimizer": "Sgd(lr=1)"}, "'Sgd.lr=1.'; expected one of RowSGD"),
-        ({"optimizer": "RowSGD(momentum=2)"}, "'RowSGD.momentum=2.'; expected one of RowSGD"),
-        ({"optimizer": None}, "'None'; expected one of RowSGD"),
-    ],
-)
-def test_a_schedule_that_cannot_be_is_refused_by_name(tmp_path, facts, message):
+def test_rows_of_more_steps_than_there_are_rates_are_refused(tmp_path):
     head = trained(tmp_path, optimizer=SGD)
-    schedule = {**head.facts()["schedule"], **facts}
+    schedule = {**head.facts()["schedule"], "rates": [0.1] * 3}
     stored = checkpoint.Checkpoint(tmp_path / "step-00000009")
     stored.manifest["tables"][""]["head"]["schedule"] = json.loads(json.dumps(schedule))
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(ValueError, match=r"rows stand for [0-2] to 9 steps; expected 0 to 3") as error:
         list(rows_now(stored).parts())
     assert "step-00000009" in str(error.value)
 
