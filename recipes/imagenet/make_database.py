@@ -66,8 +66,6 @@ class DatabaseOptions:
     """Threads that read, decode and encode."""
     max_bad_records: int = 0
     """Unreadable images to report and skip before stopping."""
-    leveldb_shadow: Path | None = None
-    """The folder for files that LevelDB writes when it opens a database; by default the temporary folder."""
 
     @property
     def copies(self) -> bool:
@@ -85,8 +83,7 @@ def make_leveldb(options: DatabaseOptions) -> None:
 
 def _make(options: DatabaseOptions, writer: AbstractContextManager[Put]) -> None:
     check_new(options.output)
-    shadow = {"shadow_place": options.leveldb_shadow} if options.leveldb_shadow else {}
-    source = open_any(options.source, options.root, options.split, **shadow)
+    source = open_any(options.source, options.root, options.split)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     order = np.arange(len(source))
     if options.shuffle:

@@ -3,11 +3,12 @@
 Folders appear atomically. Give keys in ascending order if possible: both libraries then write each page once.
 """
 
+import importlib
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import lmdb
 import numpy as np
@@ -15,7 +16,6 @@ from numpy.typing import NDArray
 
 from partial_fc.files import check_new
 
-from .leveldb_store import import_plyvel
 from .records import BYTE, INT32, STRING, Datum, TensorProtos
 
 Format = Literal["datum", "tensorprotos"]
@@ -66,6 +66,18 @@ def lmdb_writer(path: Path) -> Iterator[Put]:
         yield put
         transaction.commit()
         environment.sync(True)
+
+
+def import_plyvel(what: str) -> Any:
+    """Imports plyvel. Raises ValueError if it is not installed."""
+    try:
+        return importlib.import_module("plyvel")
+    except ImportError:
+        raise ValueError(
+            f"{what}, which needs the package plyvel: `pip install plyvel==1.5.1`. It has no wheel for Python 3.13: "
+            "there it needs a compiler and libleveldb-dev. Or make an LMDB of the database on a machine with an older "
+            "Python: `partial-fc data lmdb`"
+        ) from None
 
 
 @contextmanager
