@@ -60,8 +60,7 @@ class DataFlags:
     """A preset: class count, schedule and verification sets of a known data set; `custom` fixes none of them."""
     config: Annotated[Path | None, Basic, MayChange] = None
     """arcface_torch's configs/NAME.py, or NAME.toml with flags of this command line; read as data, never executed. The
-    .toml may have a table for each of several heads (docs/many-labels.md). Or the settings of partial_fc/mxnet's
-    default.py."""
+    .toml may have a table for each of several heads (docs/many-labels.md)."""
     rec: Annotated[tuple[Path, ...] | Path | None, Basic] = None
     """A folder with train.rec, a .rec, a folder of class folders, a list, tar shards or vectors (docs/data.md). Several
     paths are several sets, whose classes follow one another; a pattern in quotes, 'shards/*.rec', names the shards of

@@ -7,16 +7,18 @@ the same order, for any number of processes.
 import contextlib
 import fcntl
 import hashlib
+import importlib
 import logging
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from partial_fc import terminal
 from partial_fc.files import in_cache
 
-from .write import import_plyvel, lmdb_writer
+from .write import lmdb_writer
 
 # Of a database's files, those that are not of its contents.
 _ASIDE = ("LOCK", "LOG", "LOG.old")
@@ -62,7 +64,7 @@ def _copy(path: Path, folder: Path) -> None:
 
 def _records(path: Path) -> Iterator[tuple[bytes, bytes]]:
     """Yields (key, value) in the order of the keys."""
-    plyvel = import_plyvel(f"{path} is a LevelDB")
+    plyvel = _import_plyvel(path)
     try:
         with (
             contextlib.closing(plyvel.DB(str(path), create_if_missing=False, paranoid_checks=True)) as database,
@@ -76,3 +78,14 @@ def _records(path: Path) -> Iterator[tuple[bytes, bytes]]:
         ) from error
     except plyvel.Error as error:
         raise ValueError(f"{path} is a damaged LevelDB: {error}; copy it again") from error
+
+
+def _import_plyvel(path: Path) -> Any:
+    try:
+        return importlib.import_module("plyvel")
+    except ImportError:
+        raise ValueError(
+            f"{path} is a LevelDB, which needs the package plyvel: `pip install plyvel==1.5.1`. It has no wheel for "
+            "Python 3.13: there it needs a compiler and libleveldb-dev. Or make an LMDB of the database on a machine "
+            "with an older Python: `partial-fc data lmdb`"
+        ) from None

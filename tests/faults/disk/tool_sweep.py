@@ -20,7 +20,6 @@ from partial_fc.verbs.checkpoint import classes
 from partial_fc.verbs.checkpoint.import_centres import ImportOptions, import_centres
 from partial_fc.verbs.checkpoint.reshard import MergeOptions, merge
 from partial_fc.verbs.checkpoint.verify import findings
-from recipes.mxnet.export_centres import ExportOptions, export_centres
 from tests.faults.disk import operations as op
 from tests.faults.disk.crash_states import Tree
 from tests.faults.disk.operations import Disk
@@ -51,7 +50,6 @@ def _two(below: Path) -> tuple[Path, ...]:
 # All others write as these do (partial_fc/checkpoint/output.py).
 TOOLS = (
     Tool("merge", merge, lambda d, out: MergeOptions(_two(d), out)),
-    Tool("export, with momentum", export_centres, lambda d, out: ExportOptions(_two(d), out, 1, 0.1), False),
     Tool("import", import_centres, lambda d, out: ImportOptions((d / "0_centers.param",), out, num_classes=5)),
     Tool("classes match", classes.match, lambda d, out: classes.MatchOptions(_one(d), out, (d / "photos",))),
 )

@@ -35,7 +35,7 @@ MAY_CHANGE = {
     "activation_checkpointing channels_last engine params deliver trust_code compile",
     imagenet: f"{HEAD} num_workers max_bad_records check_data test_data load_model_path pretrained channels_last",
     kinetics: "num_workers prefetch_ratio max_bad_records check_data data_dir val_data_dir val_list logging_file "
-    "save_frequency resume_params resume_states resume_epoch train_only eval num_segments three_crop view_scores "
+    "save_frequency resume_params resume_states resume_epoch train_only eval num_segments three_crop "
     "channels_last_3d lr_steps",
     mnist: "n_workers load_amp save_amp data_dir",
 }
