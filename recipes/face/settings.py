@@ -6,6 +6,7 @@
 import math
 from collections.abc import Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from reprlib import Repr
 from typing import Any
 
@@ -113,8 +114,11 @@ def _flags(key: str, name: str, value: Any, notes: list[str]) -> dict[str, Any]:
             value = "auto" if value else "same"  # theirs loads no other run; ours resumes its own
         case "models_root" if value is None:
             return {}
+        case "rec":
+            value = Path(value)
         case "models_root":
             notes.append(f"config.output = {_shown(value)}: this is where the run writes (--models-root names another)")
+            value = Path(value)
         case "precision" if value:
             notes.append(
                 "config.fp16: 16 bits are bf16 where the hardware has them, and no loss scale is needed; the head's "

@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 
 import pytest
 
@@ -85,7 +86,7 @@ def test_server_config(tmp_path):
         "batch_size": 128,
         "lr": 0.1,
         "verbose": 2000,
-        "rec": "/train_tmp/faces",
+        "rec": Path("/train_tmp/faces"),
         "num_classes": 93431,
         "num_images": 5179510,
         "epochs": 20,
@@ -104,7 +105,7 @@ def test_cluster_config(tmp_path):
     assert flags["lr"] == 0.1 * 32 / 8
     assert flags["num_classes"] == 2059906
     assert flags["warmup_epochs"] == 2
-    assert flags["models_root"] == "work_dirs/web"
+    assert flags["models_root"] == Path("work_dirs/web")
     assert flags["resume"] == "auto"
     assert flags["precision"] == "auto"
     assert flags["val_targets"] == ()
