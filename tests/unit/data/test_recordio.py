@@ -1,7 +1,6 @@
 """RecordIO against mxnet's own reader and writer, and what a damaged file says."""
 
 import struct
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -96,19 +95,6 @@ def test_label_and_image_of_a_record_at_once(tmp_path: Path) -> None:
             reader.read_labelled(key)
 
 
-def test_threads_read_the_same_as_one(tmp_path: Path) -> None:
-    payloads = [bytes([i % 251]) * (i * 37 % 5000) + MAGIC for i in range(300)]
-    reader = RecordReader(write(tmp_path / "a.rec", payloads))
-    order = np.random.default_rng(0).permutation(np.repeat(np.arange(300), 10)).tolist()
-
-    def read(key: int) -> bytes:
-        reader.will_need(np.array([key]))
-        return reader.read(key)
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(got == payloads[key] for key, got in zip(order, pool.map(read, order), strict=True))
-
-
 def test_index_over_several_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_files, "_CHUNK_BYTES", 50)
     keys = np.random.default_rng(0).permutation(1000)
@@ -171,17 +157,6 @@ def test_index_made_anew(tmp_path: Path) -> None:
         path.write_bytes(path.read_bytes()[:-cut])
         with pytest.raises(BadRecord, match=f"after {len(PAYLOADS)} records: "):
             recordio.write_index(path)
-
-
-def test_failed_write_leaves_nothing(tmp_path: Path) -> None:
-    def fail() -> None:
-        with RecordWriter(tmp_path / "a.rec") as writer:
-            writer.write(0, b"x")
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert list(tmp_path.iterdir()) == []
 
 
 # ---- files that once gave a wrong label
