@@ -37,7 +37,7 @@ ARMS = {
     "0.3": f"--sample-rate 0.3 {NONE}",
     "0.1": f"--sample-rate 0.1 {NONE}",
     "0.03": f"--sample-rate 0.03 {NONE}",
-    "rising": f"--sample-rate-schedule '0:0.1 80%:1.0' {NONE}",
+    "rising": f"--sample-rate-schedule '0:0.1 80%:1.0' {NONE}",  # a flag that has left: 1aee0b7c has it
     "filter": "--sample-rate 1 --interclass-filtering-threshold 0.4",
     "hard": f"--sample-rate 0.1 --hard-negatives 5 {NONE}",
     "exact": "--sample-rate 0.1",
@@ -46,7 +46,7 @@ ARMS = {
     "adagrad": f"--sample-rate 0.1 {ADAGRAD}",
     "adagrad-all": f"--sample-rate 1 {ADAGRAD}",
     "adagrad-hard": f"--sample-rate 0.1 --hard-negatives 5 {ADAGRAD}",
-    "adagrad-rising": f"--sample-rate-schedule '0:0.1 80%:1.0' {ADAGRAD}",
+    "adagrad-rising": f"--sample-rate-schedule '0:0.1 80%:1.0' {ADAGRAD}",  # so is this one
 }
 OTHERS = [arm for arm in ARMS if arm != "1"]
 BEGIN, END = "<!-- begin: python -m benchmarks.fidelity --analyse -->", "<!-- end -->"

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from partial_fc.flags.by_step import ByStep, parse
 from partial_fc.flags.facts import ANY, In, Kept, MayChange, Refused, Values, check_numbers
 from partial_fc.flags.launch import LaunchFlags
 from partial_fc.flags.training import NO_CHECKPOINT, OptimFlags, ScheduleFlags, is_given
@@ -34,10 +33,8 @@ class HeadFlags:
     scale: Annotated[float, In("(0, inf)")] = 64.0
     """What cosines are multiplied by."""
     margins: Annotated[tuple[float, float, float] | None, In(ANY)] = None
-    """For `combined`: m1 m2 m3 of cos(m1 * angle + m2) - m3. (arcface is 1 0.5 0, cosface 1 0 0.4.)"""
-    margin_schedule: str | None = None
-    """The margin m of --loss by step: '0:0.0 10%:0.2 30%:0.4' begins without one, has 0.2 after a tenth of all steps
-    and 0.4 after three. Numbers without % are steps. Not for softmax and combined."""
+    """For `combined`: m1 m2 m3 of cos(m1 * angle + m2) - m3. (arcface is 1 0.5 0, cosface 1 0 0.4.) For
+    `arcface-straight-through`: 1 m2 0."""
     sub_centres: Annotated[int, In("[1, 65536]"), Refused("the class centres do not fit")] = 1
     """Centres of each class; the nearest counts. More than one make room for classes with wrong images among theirs."""
     interclass_filtering_threshold: Annotated[float, In("[0, 1)")] = 0.0
@@ -49,27 +46,19 @@ class HeadFlags:
     each above every other class. mlcd: labels and other classes apart; it is another loss with one label, too."""
     sample_rate: Annotated[float, In("(0, 1]")] = 1.0
     """Share of all class centres that are negatives in a step, 0 < rate <= 1. Worth it from millions of classes on."""
-    sample_rate_schedule: str | None = None
-    """The rate by step, instead of --sample-rate: '0:0.3 60%:0.5 90%:1.0' is 0.3 from the first step on, 0.5 after 60 %
-    of all steps, and all classes in the last tenth. Numbers without % are steps."""
     quota: Literal["negatives", "insightface"] = "negatives"
     """What --sample-rate is the share of. negatives: of them alone; the classes of the batch come on top. insightface:
     of all that take part, the classes of the batch among them, as arcface_torch counts."""
     hard_negatives: int = 0
     """Besides the sampled negatives, of each process: so many of its centres, the nearest known ones, for each class
-    of the batch."""
-    hard_negatives_every: Annotated[int, In(1)] = 10
-    """Steps from one search for nearer centres, among the active ones, to the next. One takes about a third of the
-    arithmetic of the head's step."""
+    of the batch. Nearer ones are searched every 10 steps, among the active ones."""
     head_impl: Annotated[Literal["auto", "plain", "cpu", "triton"], MayChange] = "auto"
     """What computes the last layer. auto: the Triton kernels on a GPU, the C++ kernel on a CPU, plain PyTorch for
     --precision fp64."""
     start_centres: Annotated[str | None, tyro.conf.arg(aliases=["--head-centres"]), MayChange] = None
-    """Class centres to start from, their optimizer anew. imprint: each class's mean embedding, by the backbone as it
-    starts. FILE.npy: a matrix with a row for each class. Or a run or checkpoint, or the centre files of arcface_torch
-    or InsightFace's trainer of 2020 (a file or their folder). none: random."""
-    imprint_images: Annotated[int, In(1), MayChange] = 16
-    """For --start-centres imprint: the most images of a class to embed, its first ones in the data."""
+    """Class centres to start from, their optimizer anew. imprint: the mean embedding of each class's first 16 images,
+    by the backbone as it starts. FILE.npy: a matrix with a row for each class. Or a run or checkpoint, or the
+    centre files of arcface_torch or InsightFace's trainer of 2020 (a file or their folder). none: random."""
     centre_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """How the class centres are stored; bf16 is rounded stochastically, so that small updates add up."""
     centre_state_dtype: Literal["same", "fp32", "bf16", "fp16"] = "same"
@@ -91,9 +80,6 @@ class HeadFlags:
     """With sampling. exact: before a centre is active again it gets what a dense optimizer does to it meanwhile (decay,
     momentum), as in arcface_torch. none: it rests, as in InsightFace's trainer of 2020, which costs accuracy. A resumed
     run keeps `none`: past learning rates are not known."""
-    telemetry_every: Annotated[int, MayChange] = 500
-    """Steps between two looks at the head's rows, for TensorBoard: rows never touched, their ages, cosines and
-    lengths, classes that look like one identity; 0: never."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -101,26 +87,14 @@ class HeadFlags:
             raise ValueError(f"--margins {self.margins[0]} ...: m1 multiplies the angle; expected more than 0")
         if self.loss == "combined" and self.margins is None:
             raise ValueError("--loss combined needs --margins m1 m2 m3")
-        if self.loss != "combined" and self.margins is not None:
+        if self.loss == "arcface-straight-through" and self.margins and self.margins[::2] != (1.0, 0.0):
+            m1, m2, m3 = self.margins
+            raise ValueError(
+                f"--margins {m1:g} {m2:g} {m3:g} with --loss arcface-straight-through, whose margin is added to the "
+                "angle; expected 1 m2 0"
+            )
+        if self.loss not in ("combined", "arcface-straight-through") and self.margins is not None:
             raise ValueError(f"--margins go with --loss combined; --loss {self.loss} has its own: add --margins None")
-        if self.margin_schedule is not None and self.loss in ("softmax", "combined"):
-            has = "no margin" if self.loss == "softmax" else "three numbers, --margins"
-            raise ValueError(
-                f"--margin-schedule {self.margin_schedule!r} with --loss {self.loss}, which has {has}; expected a loss "
-                "with one margin, such as cosface or arcface"
-            )
-        if self.sample_rate_schedule is not None and self.sample_rate != 1.0:
-            raise ValueError(
-                f"--sample-rate {self.sample_rate} and --sample-rate-schedule {self.sample_rate_schedule!r} both say "
-                "what is sampled; give one of them (--sample-rate 1 where a file or preset has another)"
-            )
-        _ = self.margin_by_step, self.rate_by_step  # which check themselves
-        if is_given(self, "imprint_images") and self.start_centres != "imprint":
-            raise ValueError(f"--imprint-images {self.imprint_images} goes with --start-centres imprint")
-        if is_given(self, "hard_negatives_every") and not self.hard_negatives:
-            raise ValueError(
-                "--hard-negatives-every without --hard-negatives: there is nothing to search for; give both, or none"
-            )
 
     def check(
         self, launch: LaunchFlags, optim: OptimFlags, schedule: ScheduleFlags, resume: str, num_labels: int = 1
@@ -185,26 +159,7 @@ class HeadFlags:
         """Returns the dtype of the optimizer's state."""
         return self.centre_dtype if self.centre_state_dtype == "same" else self.centre_state_dtype
 
-    @property
-    def margin_by_step(self) -> ByStep | None:
-        """Returns --margin-schedule, if it is given."""
-        allowed = {"adaface": "[0, inf)", "curricularface": "[0, 1.5707963]"}
-        given = self.margin_schedule
-        return None if given is None else parse("--margin-schedule", given, allowed.get(self.loss, ANY))
-
-    @property
-    def rate_by_step(self) -> ByStep | None:
-        """Returns --sample-rate-schedule, if it is given."""
-        given = self.sample_rate_schedule
-        return None if given is None else parse("--sample-rate-schedule", given, "(0, 1]")
-
-    @property
-    def rates(self) -> list[float]:
-        """The sample rates of the run."""
-        by_step = self.rate_by_step
-        return [entry.value for entry in by_step.entries] if by_step else [self.sample_rate]
-
     def settings(self, lr: float) -> dict[str, Any]:
         """What the training loop is to know: of train.job.Settings. lr: of --lr."""
         ratio = 1.0 if self.head_lr is None else self.head_lr / lr
-        return {"head_clip": self.head_clip, "head_lr_ratio": ratio, "telemetry_every": self.telemetry_every}
+        return {"head_clip": self.head_clip, "head_lr_ratio": ratio}

@@ -165,7 +165,7 @@ class PartialFC(HeadModule):
         self.register_buffer("centre_rows", CentreRows.of(self), persistent=False)  # the state has them by range
         self._gradient_factor = self.world.size if self.loss.backbone_gradients == "average" else 1
         self.margin_state = self.margin.state()
-        self.last_step: dict[str, Tensor] = {}  # what telemetry looks at: of the last forward
+        self.last_step: dict[str, Tensor] = {}  # of the last forward, for `row_losses`
         self.pending = Pending()  # one for each backward since `step`
         self._has_warned = self._has_stepped = self._awaits_backward = False
         self._margin_before: dict[str, Any] | None = None  # what `discard` goes back to
@@ -208,13 +208,6 @@ class PartialFC(HeadModule):
         if not self.store.can_prefetch:
             self._selector.on_device = self.kernel.selector(self.draw, self.shard, self.store.device)
         self._batches = Batches(self.num_classes, self.world, self._selector, self.scope)
-
-    def set_schedule(self, margin: Margin | str | Steps[Margin | str], sample_rate: float | Steps[float]) -> None:
-        """Replaces margin and sample rate, between two steps. The steps of `Steps` count from the start of training, as
-        those that the head is made with. What the margin remembers stays. Raises ValueError as the constructor does."""
-        self._margins, self.draw = self._checked(margin, sample_rate, self.draw.seed)
-        self.sampling = replace(self.sampling, rate=sample_rate)
-        self._make_selector()
 
     def __repr__(self) -> str:
         return (
@@ -367,16 +360,9 @@ class PartialFC(HeadModule):
             outcome = rows.finish_labels(
                 terms, targets, weight_GT, self.rule, margin, self.margin_state, negatives, sums, training
             )
-        self.last_step = {
-            "target_cos": targets.cos_G,
-            "elsewhere": targets.elsewhere_G,
-            "denominator": outcome.denominator_G,
-            "target_logit": outcome.target_logit_G,
-        }
         if row_weight_G is not None:
             outcome = outcome.weighed(row_weight_G)
-        if weight_GT is not None or row_weight_G is not None:
-            self.last_step["loss"] = outcome.loss_G
+        self.last_step = {"loss": outcome.loss_G}
         loss, nearest = outcome.loss_G.mean().to(self.dtype), None
         if sums.nearest is not None:
             self._selector.renumber(sums.nearest, active)
@@ -497,8 +483,7 @@ class PartialFC(HeadModule):
     def row_losses(self, last_step: dict[str, Tensor], num_rows: int, before: int | None = None) -> Tensor:
         """Returns the losses of this rank's num_rows rows, times their weights if they have some, from the `last_step`
         of a forward pass. before: the rows of lower ranks; None: all ranks' batches are of one size."""
-        loss_G = last_step.get("loss", last_step["denominator"].log() - last_step["target_logit"])
-        return loss_G[self.world.rank * num_rows if before is None else before :][:num_rows]
+        return last_step["loss"][self.world.rank * num_rows if before is None else before :][:num_rows]
 
     def non_finite_classes(self, most: int = 5) -> list[int]:
         """Returns up to `most` classes of this rank whose centre has NaN or Inf, of those in the pending gradient."""

@@ -22,7 +22,6 @@ from partial_fc.head import (
     RowSGD,
     Rule,
     Sampling,
-    Steps,
     Storage,
 )
 from partial_fc.head.kernels.choice import auto_precision
@@ -35,10 +34,9 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 def check(flags: HeadFlags, optim: OptimFlags) -> None:
     """Raises ValueError for flags of which no head can be made, before there is anything to make it for."""
-    by_step = flags.margin_by_step
     check_options(
-        [_margin(flags, entry.value) for entry in by_step.entries] if by_step else [_margin(flags)],
-        flags.rates,
+        [_margin(flags)],
+        [flags.sample_rate],
         interclass_filtering_threshold=flags.interclass_filtering_threshold or None,
         sub_centres=flags.sub_centres,
         hard_negatives=flags.hard_negatives > 0,
@@ -56,7 +54,6 @@ def build(
     optim: OptimFlags,
     seed: int,
     ignore_index: int | None = None,
-    total_steps: int = 0,
     name: str = "",
 ) -> PartialFC:
     """Returns the head.
@@ -64,7 +61,6 @@ def build(
     precision: with --precision fp64, for checks, centres are stored so, too.
     ignore_index: what fills the rows of a batch with several labels; None: nothing, and no wait for the device to look
         for it.
-    total_steps: of the run, for margins and rates by step.
     name: of a head that is one of several; its centres and negatives are drawn otherwise than another's.
     """
     if flags.head_weight != 1 and not name:
@@ -72,17 +68,16 @@ def build(
     check(flags, optim)
     device, lists = precision.device, None
     if flags.hard_negatives:
-        lists = HardNegatives(num_classes, flags.hard_negatives, flags.hard_negatives_every, device=device)
-    margin, rate = margin_and_rate(flags, total_steps)
+        lists = HardNegatives(num_classes, flags.hard_negatives, device=device)
     return PartialFC(
         num_classes,
         embedding_size,
-        margin,
+        _margin(flags),
         world=world,
         seed=derive_key(seed, *name.encode()) if name else seed,
         optimizer=_row_optimizer(flags, optim),
         device=Compute(device, flags.head_impl, _operands(precision.mode, optim.precision)),
-        sampling=Sampling(rate, flags.quota, lists, flags.head_catch_up),
+        sampling=Sampling(flags.sample_rate, flags.quota, lists, flags.head_catch_up),
         storage=_storage(flags, precision.parameter_dtype),
         loss=LossOptions(
             flags.sub_centres, flags.interclass_filtering_threshold or None, ignore_index, _rule(flags.rule)
@@ -101,10 +96,10 @@ def notes(flags: HeadFlags, optim: OptimFlags, made: PartialFC) -> Iterator[str]
         yield "--precision bf16: the head only rounds to it and multiplies fp32 numbers here; auto does not round"
     if optim.accumulate > 1 and flags.hard_negatives:
         yield "--hard-negatives with --accumulate: a class of several micro-batches keeps the list of the last"
-    if flags.quota == "insightface" and min(flags.rates) == 1.0:
+    if flags.quota == "insightface" and flags.sample_rate == 1.0:
         yield "--quota insightface: without sampling every class takes part in every step"
     if flags.head_catch_up == "none":
-        if min(flags.rates) == 1.0:
+        if flags.sample_rate == 1.0:
             yield "--head-catch-up none: without sampling every centre is active in every step and none rests"
         elif not made.optimizer.moves_without_gradient:
             yield f"--head-catch-up none: {made.optimizer} leaves centres alone that are not active in any case"
@@ -112,21 +107,8 @@ def notes(flags: HeadFlags, optim: OptimFlags, made: PartialFC) -> Iterator[str]
             yield "--head-catch-up none: momentum rests with the centres, which costs accuracy (docs/fidelity.md)"
 
 
-def margin_and_rate(
-    flags: HeadFlags, total_steps: int, shift: float = 0.0
-) -> tuple[Margin | Steps[Margin], float | Steps[float]]:
-    """Returns margin and sample rate, for PartialFC. total_steps, shift: of the run (`ByStep.steps`)."""
-    margin: Margin | Steps[Margin] = _margin(flags)
-    rate: float | Steps[float] = flags.sample_rate
-    if margins := flags.margin_by_step:
-        margin = Steps({step: _margin(flags, m) for step, m in margins.steps(total_steps, shift).items()})
-    if rates := flags.rate_by_step:
-        rate = Steps(rates.steps(total_steps, shift))
-    return margin, rate
-
-
-def _margin(flags: HeadFlags, *value: float) -> Margin:
-    """Returns the margin of --loss, with this value of m."""
+def _margin(flags: HeadFlags) -> Margin:
+    """Returns the margin of --loss."""
     if flags.loss == "combined":
         assert flags.margins is not None
         return head.CombinedMargin(flags.scale, *flags.margins)
@@ -138,7 +120,7 @@ def _margin(flags: HeadFlags, *value: float) -> Margin:
         "adaface": head.AdaFace,
         "curricularface": head.CurricularFace,
     }
-    return margins[flags.loss](flags.scale, *value)
+    return margins[flags.loss](flags.scale, *(flags.margins or ())[1:2])
 
 
 def _rule(name: str) -> Rule:

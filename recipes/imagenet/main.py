@@ -196,8 +196,7 @@ def _backbone(run: Run) -> TorchBackbone:
         load_state(module, weights, given)
         if model.pretrained and model.conventions != "torchvision":
             run.note("--pretrained without --conventions torchvision: torchvision's weights expect RGB and its scale")
-    if model.channels_last:
-        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     contract = {
         "network": model.network,
         "groups": str(model.resnext_num_groups),

@@ -103,7 +103,7 @@ def train_here(run: Run) -> int:
     module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, SIZE))
     backbone = run.backbone(module, FACE, {"network": "linear"})
     head = TwoHeads(source.num_classes, run.world, backbone.precision.parameter_dtype)
-    return run.train(backbone, head, loader, telemetry_every=2)
+    return run.train(backbone, head, loader)
 
 
 def main(arguments: list[str]) -> int:

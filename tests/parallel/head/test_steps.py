@@ -110,17 +110,3 @@ def test_a_run_goes_on_to_the_bit_from_every_step(world):
                 rest.load_state_dict(state)
                 assert torch.equal(torch.cat([begun, train(rest, world, range(stop, 8))]), whole)
                 assert torch.equal(rest.centres, head.centres)
-
-
-def test_a_schedule_may_be_replaced_on_the_way(world):
-    """As where a run resumes with another length. A copy has the new one."""
-    head = PartialFC(CLASSES, D, CosFace(16.0), 0.3, world, 3)
-    train(head, world, range(2))
-    head.set_schedule(MARGINS, Steps({0: 0.3, 2: 0.5}))
-    other = PartialFC(CLASSES, D, MARGINS, Steps({0: 0.3, 2: 0.5}), world, 3)
-    other.load_state_dict(head.state_dict())
-    for one in (head, other):
-        assert one.margin == MARGINS.at(2)
-    assert torch.equal(train(head, world, range(2, 3))[0], train(other, world, range(2, 3))[0])
-    with pytest.raises(ValueError, match=r"sample_rate is 1\.5"):
-        head.set_schedule(MARGINS, 1.5)

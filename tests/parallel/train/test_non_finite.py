@@ -73,10 +73,6 @@ def test_the_module_whose_output_was_first_is_named(world, job_of, mode):
     assert found["micro_batches"][0]["keys"] == batches[0].key_B.tolist()
     assert found["micro_batches"][0]["labels"] == batches[0].label_B.tolist()
     assert (found["first_on_this_rank"] is not None) == (world.rank == last)
-    assert found["largest"]["outputs"]["2"]["not_finite"] == (world.rank == last)
-    assert found["largest"]["weights"]["0.weight"]["largest"] == pytest.approx(
-        job.backbone.module[0].weight.abs().max().item()
-    )
 
 
 def test_a_weight_is_named_before_what_it_spoils(world, job_of):
@@ -222,7 +218,7 @@ def test_what_a_rollback_needs(world, job_of):
     job.loader = SimpleNamespace(seek=went.append)  # type: ignore[assignment]
     with pytest.raises(NonFinite, match=r"at step 10\.$"):
         roll_back(job, fault, 200)
-    job.guards.on_nan, job.guards.max_rollbacks = "rollback", 3
+    job.guards.on_nan = "rollback"
     job.guards.restore = lambda: None
     with pytest.raises(NonFinite, match="there is no checkpoint yet"):
         roll_back(job, fault, 200)
@@ -235,5 +231,5 @@ def test_what_a_rollback_needs(world, job_of):
         roll_back(job, fault, position)
         assert (job.at.step, job.at.position, went[-1], job.at.left_out) == (start[0], position, position, left_out)
         assert job.guards.last_equal == start[0]
-    with pytest.raises(NonFinite, match=r"rolled back 3 times.*--max-rollbacks"):
+    with pytest.raises(NonFinite, match="rolled back 3 times"):
         roll_back(job, fault, 600)

@@ -61,14 +61,12 @@ COMMON = (
 # Values of each flag. A head among several may have these for itself:
 OF_HEAD: dict[str, tuple[Any, ...]] = {
     "sample_rate": (0.3,),
-    "sample_rate_schedule": ("0:0.3 3:1.0", "0:0.2 2:0.5"),
     "quota": ("insightface",),
     "hard_negatives": (2,),
     "head_catch_up": ("none",),
     "sub_centres": (3,),
     "interclass_filtering_threshold": (0.05,),
     "loss": ("arcface", "adaface", "curricularface", "softmax"),
-    "margin_schedule": ("0:0.1 3:0.3",),
     "head_optimizer": ("nesterov", "adamw", "adam", "adagrad"),
     "head_lr": (0.2,),
     "head_weight_decay": (0.1,),

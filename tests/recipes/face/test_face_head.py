@@ -24,7 +24,7 @@ FAMILIES = {
     "catch-up": "--head-catch-up exact",
     "sub-centres": "--sub-centres 2",
     "filter": "--interclass-filtering-threshold 0.1",
-    "hard negatives": "--hard-negatives 2 --hard-negatives-every 1",
+    "hard negatives": "--hard-negatives 2",
     **{
         name: f"--loss {name} --margins None"
         for name in ("softmax", "adaface", "curricularface", "arcface-straight-through")
@@ -52,7 +52,7 @@ def test_every_flag_makes_a_difference(glyphs, tmp_path):
 RESUMED = {
     # The others' states: tests/unit/head/rows/test_row_optimizers.py.
     "adam": "--head-optimizer adam --head-catch-up exact --centre-dtype bf16 --sample-rate 0.2",
-    "hard negatives, curricularface": "--hard-negatives 3 --hard-negatives-every 2 --sample-rate 0.1 "
+    "hard negatives, curricularface": "--hard-negatives 3 --sample-rate 0.1 "
     "--loss curricularface --margins None --head-clip 0.5",
     "fp16-o2, sent as fp16": "--precision fp16-o2 --gradient-compression fp16 --accumulate 2 --sample-rate 0.3",
     "fp16, sent as bf16, adaface": "--precision fp16 --gradient-compression bf16 "

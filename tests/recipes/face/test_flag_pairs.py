@@ -16,7 +16,6 @@ SETTINGS = {
     "gradient_compression": ("none", "fp16", "bf16"),
     "accumulate": (1, 2),
     "activation_checkpointing": (True, False),
-    "channels_last": (True, False),
     "sync_bn": (True, False),
     "clip": (0.0, 1.0),
     "head_clip": (0.0, 1.0),
@@ -50,7 +49,7 @@ PAIRS = [
 ]
 FIXED = (
     "--dataset synthetic --num-classes 60 --num-images 400 --backbone tiny --image-size 16 --embedding-size 16 "
-    "--batch-size 6 --max-steps 3 --warmup-steps 0 --telemetry-every 1 --seed 3"
+    "--batch-size 6 --max-steps 3 --warmup-steps 0 --seed 3"
 )
 
 

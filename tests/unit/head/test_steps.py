@@ -10,7 +10,6 @@ import torch
 from partial_fc import linear_partial_cross_entropy
 from partial_fc.head import ArcFace, CosFace, HardNegatives, PartialFC, Softmax, Steps
 from partial_fc.head.margin_adaptive import AdaFace
-from partial_fc.head.telemetry import covered_mass, observe
 from tests.flat import flat_head
 
 
@@ -79,11 +78,3 @@ def test_copies_have_the_schedule():
     head.resize(80)
     assert head.margin == ArcFace()
     assert head.draw.rates.at(2) == 1.0
-
-
-def test_telemetry_is_of_the_rate_of_the_step_that_was_made():
-    head = PartialFC(400, 4, CosFace(16.0), Steps({0: 0.1, 2: 0.5}))
-    train(head, 2)
-    last = head.last_step
-    found = observe(head).scalars["head/covered_mass"]
-    assert found == pytest.approx(covered_mass(last["denominator"], last["target_logit"], 0.1).mean().item())

@@ -27,7 +27,7 @@ def test_the_file_of_the_documents_is_its_command_line(tmp_path: Path) -> None:
 
 def test_given_flags_count_more(tmp_path: Path) -> None:
     text = 'lr = 0.5\nrec = ["a=x", "b=y"]\nmirror = false\n[a]\nsample_rate = 0.1\nquota = "insightface"\n'
-    text += 'sample_rate_schedule = "none"\nmargins = [1, 0.5, 0]\nloss = "combined"\n'
+    text += 'margins = [1, 0.5, 0]\nloss = "combined"\n'
     config = parsed(text, tmp_path, "--lr 0.25 --sample-rate a=0.2")
     a, b = face.face_heads.of(config)
     assert (config.schedule.lr, config.data.mirror) == (0.25, False)

@@ -1,13 +1,12 @@
 """Flags of recipe `face` that shape the head: what they make."""
 
-import re
 import shlex
 
 import pytest
 import torch
 
 from partial_fc.comm import SingleWorld
-from partial_fc.head import ArcFace, CosFace, PartialFC, Steps
+from partial_fc.head import CosFace, PartialFC
 from partial_fc.head.kernels.choice import auto_precision
 from partial_fc.head.margin import CombinedMargin
 from partial_fc.head.margin_adaptive import AdaFace
@@ -106,81 +105,3 @@ def test_sampling_without_resting_momentum_has_no_note(optimizer):
     given = config(f"--sample-rate 0.3 --head-optimizer {optimizer}")
     head = build(given)
     assert not list(head_from_flags.notes(given.head, given.optim, head))
-
-
-# ---- margin and sample rate by step
-
-
-def by_step(flags: str, total_steps: int, shift: float = 0.0) -> tuple:
-    return head_from_flags.margin_and_rate(config(flags).head, total_steps, shift)
-
-
-@pytest.mark.parametrize(
-    ("given", "total", "shift", "steps"),
-    [
-        ("0:0.3 60%:0.5 90%:1.0", 1000, 0.0, {0: 0.3, 600: 0.5, 900: 1.0}),
-        ("0%:0.3 12.5%:1", 10, 0.0, {0: 0.3, 1: 1.0}),
-        ("0:0.3 4:0.5 90%:1.0", 10, 0.0, {0: 0.3, 4: 0.5, 9: 1.0}),
-        ("0:0.3 10%:0.4 30%:0.5", 2, 0.0, {0: 0.4, 1: 0.5}),  # of a short try: the last of a step counts
-        # 400 of 1,000 steps, then twice the batch.
-        ("0:0.3 60%:0.5 90%:1.0", 500, -200.0, {0: 0.3, 500: 0.5, 650: 1.0}),
-        ("0:0.3 60%:0.5 90%:1.0", 500, 400.0, {0: 0.5, 50: 1.0}),
-    ],
-)
-def test_percentages_are_of_the_run(given, total, shift, steps):
-    assert by_step(f"--sample-rate-schedule '{given}'", total, shift) == (CosFace(64.0), Steps(steps))
-
-
-@pytest.mark.parametrize(
-    ("loss", "made"),
-    [
-        ("cosface", CosFace),
-        ("arcface", ArcFace),
-        ("arcface-straight-through", lambda scale, m: ArcFace(scale, m, straight_through=True)),
-        ("adaface", lambda scale, m: AdaFace(scale, m)),
-        ("curricularface", lambda scale, m: CurricularFace(scale, m)),
-    ],
-)
-def test_the_margin_that_changes_is_that_of_the_loss(loss, made):
-    first, then = 0.0, 0.4
-    margin, rate = by_step(f"--scale 32 --loss {loss} --margin-schedule '0:{first} 50%:{then}'", 8)
-    assert margin == Steps({0: made(32.0, first), 4: made(32.0, then)})
-    assert rate == 1.0
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ("--sample-rate-schedule '0:0.3 60%:0.5 40%:1.0'", "40% comes after 60%; expected ascending"),
-        ("--sample-rate-schedule '0:0.3 60%:1.5'", "the value at 60% is 1.5; expected more than 0 and at most 1"),
-        ("--sample-rate-schedule 0:0", "the value at 0 is 0.0; expected more than 0"),
-        ("--sample-rate-schedule 0.3", "'0.3'; expected STEP:VALUE or PERCENT%:VALUE"),
-        ("--sample-rate-schedule '0:0.3 1.5:0.5'", "'1.5:0.5'; expected STEP:VALUE"),
-        ("--sample-rate-schedule '0:0.3 100%:0.5'", "100% is the end of the run"),
-        ("--sample-rate-schedule 10%:0.3", "says nothing of the first step"),
-        ("--sample-rate-schedule ''", "says nothing of the first step"),
-        ("--sample-rate 0.1 --sample-rate-schedule 0:0.3", "give one of them"),
-        ("--sample-rate-schedule '0:1 50%:1' --hard-negatives 2", "--hard-negatives without sampling"),
-        ("--margin-schedule 0:0.3 --loss softmax", "--loss softmax, which has no margin"),
-        ("--margin-schedule 0:0.3 --loss combined --margins 1 0 0.2", "--loss combined, which has three numbers"),
-        ("--margin-schedule '0:0.3 50%:inf'", "the value at 50% is inf"),
-        ("--margin-schedule 0:2 --loss curricularface", "the value at 0 is 2.0; expected at least 0 and at most"),
-        ("--margin-schedule 0:9 --scale 100", "--scale 100.0 allows logits up to 1000"),
-    ],
-)
-def test_a_schedule_that_makes_no_sense_is_refused_by_its_flag(flags, words):
-    with pytest.raises(ValueError, match=re.escape(words)) as error:
-        config(flags)
-    assert flags.split()[0] in str(error.value) or words.startswith("--")
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ("0:0.3 10:0.5", "step 10 is not in this run, which ends after 10"),
-        ("0:0.3 8:0.5 50%:1", "50%, which is step 5 of this run, comes after 8, step 8"),
-    ],
-)
-def test_a_schedule_that_does_not_fit_the_run_is_refused(given, words):
-    with pytest.raises(ValueError, match=re.escape(f"--sample-rate-schedule '{given}': {words}")):
-        by_step(f"--sample-rate-schedule '{given}'", 10)
