@@ -432,7 +432,6 @@ def test_databases_of_faces(row: Row, tmp_path):
     assert (len(source), source.num_classes) == (3, 7)
     assert source.labels().tolist() == [4, 5, 6]
     assert SquareImage(40)(source.read(1), np.random.default_rng(0)).shape == (40, 40, 3)
-    source.close()
     pack_images(PackOptions(tmp_path / "faces", tmp_path / "packed", image_size=40, num_workers=1))
     packed = open_source(tmp_path / "packed")
     assert packed.labels().tolist() == [4, 5, 6]
