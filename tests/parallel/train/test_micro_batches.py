@@ -104,15 +104,3 @@ def test_a_discarded_step_leaves_nothing_behind(world, margin):
             head.step(0.1)
     assert torch.equal(plain.centres, disturbed.centres)
     assert plain.facts() == disturbed.facts()
-
-
-def test_finite_says_what_this_rank_sees(world):
-    head = PartialFC(CLASSES, D, CosFace(), world=world)
-    assert head.finite()
-    feat, label = micro_batches(world, 0)
-    one_step(head, feat, label, together=True)
-    assert head.finite()
-    head.scale_gradient(torch.inf)
-    assert not head.finite()
-    head.discard()
-    assert head.finite()

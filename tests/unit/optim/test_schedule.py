@@ -1,4 +1,3 @@
-import logging
 import math
 from types import SimpleNamespace
 
@@ -154,25 +153,6 @@ def test_epochs_that_end_in_a_smaller_batch_count_as_they_are_stepped():
         schedule = schedule_of(start, order, batch_size=size)
         assert schedule.total_steps == total
         assert isinstance(schedule, Schedule) == (size == 24)
-
-
-def test_another_length_is_noted_with_the_rate_that_it_moves():
-    then, now = (0.05 * (1 + math.cos(math.pi / part)) for part in (8, 4))
-    notes: list[str] = []
-    given = ScheduleFlags(lr=0.1, lr_scaling="none", lr_scheduler="cosine", epochs=2.0, warmup_epochs=0.0)
-    run = SimpleNamespace(
-        config=SimpleNamespace(schedule=given, optim=SimpleNamespace(accumulate=1, batch_size=10)),
-        world=SingleWorld(), global_batch=10, logger=logging.getLogger("silent"), note=notes.append,
-    )  # fmt: skip
-    start = Start(RunState(step=5, position=50), length_before={"epochs": 4.0, "max_steps": None})
-    schedule = course.schedule(run, start, Keyed(100, seed=1), "samples")
-    assert schedule.lr(5) == pytest.approx(now)
-    (note,) = notes
-    assert "--epochs 4.0, this run has 2.0" in note
-    assert f"learning rate of the next step is {now:g}, and was to be {then:g}" in note
-    start.length_before = {"epochs": 2.0, "max_steps": None}
-    course.schedule(run, start, Keyed(100, seed=1), "samples")
-    assert len(notes) == 1
 
 
 def test_a_tenth_every_so_many_epochs_as_caffe2_counts_them(caplog):
