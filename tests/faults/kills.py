@@ -105,7 +105,7 @@ def _check_resumed(running: Ranks, before: list[Path], trained: bool) -> None:
 
 def check_whole(models_root: Path) -> None:
     for folder in complete(models_root):
-        bad = [text for kind, text in findings([folder], finite=True) if kind == "bad"]
+        bad = [text for kind, text in findings([folder]) if kind == "bad"]
         assert not bad, f"{folder} counts, but: {bad}"
 
 

@@ -126,13 +126,11 @@ def _check_classes(count_C: NDArray[np.int64], file: str, names: Sequence[str], 
         f"{unit}s are left out"
     )
     add("warning", "class-empty", what, (count_C == 0) & named)
-    what = f"class numbers below the largest label have no {unit}"
-    add("warning", "class-gap", what, (count_C == 0) & (label_C < used[-1]) & ~named)
     what = (
-        f"classes above the largest label, {used[-1]}, have no {unit}: is the number of classes, {len(count_C)}, that "
-        "of another set?"
+        f"classes have no {unit}; the largest label is {used[-1]}: is the number of classes, {len(count_C)}, that of "
+        "another set?"
     )
-    add("warning", "class-unused", what, (label_C > used[-1]) & ~named)
+    add("warning", "class-unused", what, (count_C == 0) & ~named)
     add(
         "warning",
         "class-one-image",

@@ -1,6 +1,6 @@
 """`partial-fc evaluate`: a trained model's accuracy on pairs, and the threshold to use."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -134,9 +134,6 @@ def evaluate(options: EvaluateOptions, world: World, device: Any) -> None:
         if folder:
             print("\n".join(_lines(one)), flush=True)
     report["sets"] = {one.name: _report(one) for one in judged}
-    if folder and (together := _together([one for one in judged if one.pixels])):
-        print("\n".join(("all sets of images together", _HEAD, _row("to use", together.best()))))
-        report["together"] = {"threshold": asdict(together.best())}
     if options.all_pairs:
         report["all_pairs"] = _all_pairs(options, model, world, device)
     if folder:
@@ -268,14 +265,6 @@ def _all_pairs(
 
 def _tar(curve: Roc) -> dict[str, float]:
     return {f"tar@far={far}": curve.tar_at(float(far)) for far in FALSE_ACCEPT_RATES}
-
-
-def _together(judged: Sequence[Judged]) -> Roc | None:
-    """Returns the ROC of all sets' pairs together, if there are several."""
-    if len(judged) < 2:
-        return None
-    distance_N = np.concatenate([one.distance_N for one in judged])
-    return Roc.from_distances(distance_N, np.concatenate([one.same_N for one in judged]), None)
 
 
 def _thresholds(curve: Roc) -> dict[str, roc.Threshold]:

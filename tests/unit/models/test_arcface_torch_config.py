@@ -1,4 +1,3 @@
-import math
 
 import pytest
 
@@ -8,33 +7,6 @@ from recipes.face import main as face
 from recipes.face.arcface_torch import load, read
 from recipes.face.backbone import ModelFlags
 from recipes.face.settings import translate
-
-SERVER = '''
-"""One server, ArcFace."""
-from easydict import EasyDict as edict
-
-# the records lie in memory
-config = edict()
-config.margin_list = (1.0, 0.5, 0.0)
-config.network = "r50"
-config.resume = False
-config.output = None
-config.embedding_size = 512
-config.sample_rate = 1
-config.fp16 = False
-config.momentum = 0.9
-config.weight_decay = 5e-4
-config.batch_size = 128
-config.lr = 0.1
-config.verbose = 2000
-config.dali = False
-config.rec = "/train_tmp/faces"
-config.num_classes = 93431
-config.num_image = 5179510
-config.num_epoch = 20
-config.warmup_epoch = 0
-config.val_targets = ['lfw', "cfp_fp"]
-'''
 
 CLUSTER = """
 from easydict import EasyDict
@@ -63,40 +35,6 @@ def write(tmp_path, text, name="config.py"):
     return path
 
 
-def test_server_config(tmp_path):
-    flags, notes = load(write(tmp_path, SERVER))
-    assert flags == {
-        "lr_scheduler": "arcface-torch",
-        "lr_scaling": "none",
-        "clip": 5.0,
-        "head_clip": math.inf,
-        "accumulate_sum": True,
-        "decay_all": True,
-        "head_catch_up": "exact",
-        "loss": "arcface-straight-through",
-        "scale": 64.0,
-        "network": "r50",
-        "resume": "same",
-        "embedding_size": 512,
-        "sample_rate": 1.0,
-        "precision": "fp32",
-        "momentum": 0.9,
-        "weight_decay": 5e-4,
-        "batch_size": 128,
-        "lr": 0.1,
-        "verbose": 2000,
-        "rec": "/train_tmp/faces",
-        "num_classes": 93431,
-        "num_images": 5179510,
-        "epochs": 20,
-        "warmup_epochs": 0,
-        "val_targets": ("lfw", "cfp_fp"),
-    }
-    (note,) = notes
-    assert "--loss arcface" in note
-    assert isinstance(flags["sample_rate"], float)
-
-
 def test_cluster_config(tmp_path):
     flags, notes = load(write(tmp_path, CLUSTER))
     assert (flags["loss"], flags["network"], flags["dataset"]) == ("cosface", "r100", "synthetic")
@@ -119,33 +57,10 @@ def test_cluster_config(tmp_path):
 
 
 def test_base_beside_the_file_is_read_first(tmp_path):
-    write(tmp_path, "from easydict import EasyDict as edict\nc = edict()\nc.seed = 7\nc.lr = 1.0\n", "base.py")
-    flags, _ = load(write(tmp_path, SERVER, "ms1mv3_r50.py"))
-    assert (flags["seed"], flags["lr"]) == (7, 0.1)
-    assert load(tmp_path / "base.py")[0]["lr"] == 1.0
-
-
-def test_values(tmp_path):
-    text = """
-from easydict import EasyDict as edict
-config = edict()
-config.negative = -1
-config.plus = +2.5
-config.power = 10 ** -3 % 7
-config.mixed = [1, (2, None), True]
-config.copy = config.plus - 1
-config.first = config.second = "x" "y"
-config.negative = -2
-"""
-    assert read(write(tmp_path, text)) == {
-        "negative": -2,
-        "plus": 2.5,
-        "power": 1e-3,
-        "mixed": [1, (2, None), True],
-        "copy": 1.5,
-        "first": "xy",
-        "second": "xy",
-    }
+    write(tmp_path, "from easydict import EasyDict as edict\nc = edict()\nc.seed = 7\nc.lr = 10 ** -1 % 7\n", "base.py")
+    flags, _ = load(write(tmp_path, CLUSTER, "ms1mv3_r50.py"))
+    assert (flags["seed"], flags["lr"]) == (7, 0.1 * 32 / 8)
+    assert load(tmp_path / "base.py")[0]["lr"] == 0.1
 
 
 HEAD = "from easydict import EasyDict as edict\nconfig = edict()\n"
@@ -155,19 +70,11 @@ HEAD = "from easydict import EasyDict as edict\nconfig = edict()\n"
     "line",
     [
         "import os",
-        "from .easydict import EasyDict as edict",
         "__import__('os').system('touch x')",
         "config.output = open('x', 'w')",
-        "config.output = 'a' + 'b'",
-        "config.output = [i for i in (1, 2)]",
         "config.output = 1 / 0",
         "config.output = 9 ** 9 ** 9",
-        "config.output = config.missing",
         "config.output = edict(a=1)",
-        "config.lr *= 2",
-        "lr = 0.1",
-        "other = edict()",
-        "config.nested = edict()",
         "del config",
         "if True:\n    config.lr = 0.1",
     ],
@@ -183,13 +90,7 @@ def test_anything_but_data_is_refused(tmp_path, monkeypatch, line):
     assert [entry.name for entry in tmp_path.iterdir()] == ["config.py"]
 
 
-NO_PYTHON = ["config = edict(", "x = '\0'", "# -*- coding: nonsense -*-\n"]
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [*((text, "not readable") for text in NO_PYTHON), *((text, r"edict\(\)") for text in ("", "config = edict()\n"))],
-)
+@pytest.mark.parametrize(("text", "words"), [("config = edict(", "not readable"), ("", r"edict\(\)")])
 def test_what_is_no_configuration(tmp_path, text, words):
     with pytest.raises(ValueError, match=rf"config\.py.*{words}"):
         read(write(tmp_path, text))
@@ -212,11 +113,6 @@ def test_what_would_change_the_result_is_refused():
         ("sample_rat", 0.1, "did you mean sample_rate"),
         ("zzz", 0.1, "known are .*batch_size"),
         ("batch_size", "128", "expected"),
-        ("batch_size", True, "expected"),
-        ("lr", "0.1", "expected"),
-        ("fp16", "no", "expected"),
-        ("output", 3, "expected"),
-        ("val_targets", ["lfw", 1], "expected"),
         ("margin_list", (1.0, 0.5), "expected"),
     ],
 )
@@ -340,10 +236,7 @@ def test_settings_of_partial_fc_on_mxnet(tmp_path):
         ("net_name = 'fresnext'", "no code in InsightFace either"),
         ("num_layers = 122", "expected 50 or 100"),
         ("lr_steps = '1e5'", "expected updates, as in '100000,160000'"),
-        ("lr_steps = [1]", "expected str"),
-        ("max_update = True", "expected int"),
         ("loss_m2 = 'a'", "expected three numbers"),
-        ("val_targets = [1]", "names of verification sets"),
         ("backbone_lrs = 0.1", "is not a setting of partial_fc/mxnet's default.py"),
         (
             "seed = 1\ndef generate_config(loss, dataset, network):\n    config.loss_s = 1",

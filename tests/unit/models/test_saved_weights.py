@@ -29,10 +29,13 @@ def one_process_group(tmp_path):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("file", ["state dict", "lightning", "by hand", "safetensors"])
 @pytest.mark.parametrize(
-    "wrapped", ["ddp", "compile", "compile in ddp", "holder", "compiled layer", "network called net"]
-)
+    ("wrapped", "file"),
+    [
+        ("ddp", "state dict"), ("compile", "lightning"), ("compile in ddp", "by hand"), ("holder", "safetensors"),
+        ("compiled layer", "state dict"), ("network called net", "by hand"),
+    ],
+)  # fmt: skip
 def test_weights_of_a_wrapped_network_load_everywhere(one_process_group, tmp_path, wrapped, file):
     torch.manual_seed(0)
     source = models.build("tiny", embedding_size=16, image_size=16).eval()

@@ -117,18 +117,6 @@ def test_images_without_class_folders(tmp_path):
     assert "3 of them, not in a sub-folder" in found["set-unreadable"]["what"]
 
 
-def test_lists(tmp_path):
-    (tmp_path / "0.jpg").write_bytes(picture(0))
-    (tmp_path / "list").write_text("0.jpg 0\n1.jpg 1\n")
-    status, found = examine(tmp_path / "list")
-    assert status == 1
-    assert found["image-unreadable"]["places"][0]["file"] == f"{tmp_path}/1.jpg"
-    (tmp_path / "bad").write_text("0.jpg zero\n")
-    _, found = examine(tmp_path / "bad")
-    assert set(found) == {"set-unreadable"}
-    assert "line 1" in found["set-unreadable"]["what"]
-
-
 def pairs_of(same: list[bool], replace: dict[int, bytes] | None = None) -> Callable[[Path], Path]:
     images = [picture(i) for i in range(2 * len(same))]
     for i, content in (replace or {}).items():

@@ -29,7 +29,7 @@ def objects(values: list[np.ndarray]) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("protocol", [0, 2, pickle.HIGHEST_PROTOCOL])
 @pytest.mark.parametrize(
     ("images", "same"),
     [
@@ -91,12 +91,6 @@ def test_other_content(tmp_path: Path, content: object, message: str) -> None:
     (tmp_path / "a.bin").write_bytes(content if isinstance(content, bytes) else pickle.dumps(content))
     with pytest.raises(ValueError, match=message):
         read_pairs(tmp_path / "a.bin")
-
-
-def test_wrong_counts_are_not_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="got 4 images for 3 pairs, expected 6"):
-        write_pairs(tmp_path / "a.bin", IMAGES, [True] * 3)
-    assert not list(tmp_path.iterdir())
 
 
 def test_drawn_pairs() -> None:
