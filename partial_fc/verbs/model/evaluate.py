@@ -60,10 +60,6 @@ class EvaluateOptions(ModelOptions):
     shared_classes: bool = False
     """--all-pairs: classes that have the same name in several sets, or in sets without names the same number, are one
     class."""
-    detector_score: bool = True
-    """--ijb: weight images by the score of the face detector."""
-    feature_length: bool = True
-    """--ijb: weight images by the length of their features. (Both as in InsightFace's table.)"""
     batch_size: Annotated[int, In(2)] = 128
     """Images in one forward of the network."""
     show: int = 10
@@ -212,11 +208,9 @@ def _judge_ijb(
     from partial_fc.verbs.model import ijb as janus
 
     ijb = janus.Ijb(folder, options.target, model.image_size)
-    feat_ND = embed_together(
-        model, ijb.images, world, options.batch_size, options.target, unit=not options.feature_length
-    )
-    if options.detector_score:
-        feat_ND *= ijb.score_N[:, None]
+    # Images weigh by the length of their features and the score of the detector, as in InsightFace's table.
+    feat_ND = embed_together(model, ijb.images, world, options.batch_size, options.target, unit=False)
+    feat_ND *= ijb.score_N[:, None]
     template_TD = janus.pool(feat_ND, ijb.template_N, ijb.media_N)
     distance_M = janus.verify(template_TD, ijb, world)
     curve = Roc.from_distances(distance_M, ijb.same_M, None)

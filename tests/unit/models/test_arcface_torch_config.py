@@ -1,4 +1,3 @@
-
 import pytest
 
 from partial_fc import models

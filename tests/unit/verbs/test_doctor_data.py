@@ -78,7 +78,6 @@ def test_what_is_not_read_of_a_folder_is_counted_and_named(tmp_path):
         assert why in left_out["what"]
     assert left_out["count"] == 6
     assert {"file": f"{tmp_path}/B/._3.Jpeg"} in left_out["places"]
-    assert found["class-names-alike"]["places"] == [{"folders": "B = b  = b_"}]
 
 
 def test_one_class_and_a_few(tmp_path, capsys):
