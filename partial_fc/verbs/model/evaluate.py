@@ -1,6 +1,6 @@
 """`partial-fc evaluate`: a trained model's accuracy on pairs, and the threshold to use."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -60,10 +60,6 @@ class EvaluateOptions(ModelOptions):
     shared_classes: bool = False
     """--all-pairs: classes that have the same name in several sets, or in sets without names the same number, are one
     class."""
-    detector_score: bool = True
-    """--ijb: weight images by the score of the face detector."""
-    feature_length: bool = True
-    """--ijb: weight images by the length of their features. (Both as in InsightFace's table.)"""
     batch_size: Annotated[int, In(2)] = 128
     """Images in one forward of the network."""
     show: int = 10
@@ -134,9 +130,6 @@ def evaluate(options: EvaluateOptions, world: World, device: Any) -> None:
         if folder:
             print("\n".join(_lines(one)), flush=True)
     report["sets"] = {one.name: _report(one) for one in judged}
-    if folder and (together := _together([one for one in judged if one.pixels])):
-        print("\n".join(("all sets of images together", _HEAD, _row("to use", together.best()))))
-        report["together"] = {"threshold": asdict(together.best())}
     if options.all_pairs:
         report["all_pairs"] = _all_pairs(options, model, world, device)
     if folder:
@@ -215,11 +208,9 @@ def _judge_ijb(
     from partial_fc.verbs.model import ijb as janus
 
     ijb = janus.Ijb(folder, options.target, model.image_size)
-    feat_ND = embed_together(
-        model, ijb.images, world, options.batch_size, options.target, unit=not options.feature_length
-    )
-    if options.detector_score:
-        feat_ND *= ijb.score_N[:, None]
+    # Images weigh by the length of their features and the score of the detector, as in InsightFace's table.
+    feat_ND = embed_together(model, ijb.images, world, options.batch_size, options.target, unit=False)
+    feat_ND *= ijb.score_N[:, None]
     template_TD = janus.pool(feat_ND, ijb.template_N, ijb.media_N)
     distance_M = janus.verify(template_TD, ijb, world)
     curve = Roc.from_distances(distance_M, ijb.same_M, None)
@@ -268,14 +259,6 @@ def _all_pairs(
 
 def _tar(curve: Roc) -> dict[str, float]:
     return {f"tar@far={far}": curve.tar_at(float(far)) for far in FALSE_ACCEPT_RATES}
-
-
-def _together(judged: Sequence[Judged]) -> Roc | None:
-    """Returns the ROC of all sets' pairs together, if there are several."""
-    if len(judged) < 2:
-        return None
-    distance_N = np.concatenate([one.distance_N for one in judged])
-    return Roc.from_distances(distance_N, np.concatenate([one.same_N for one in judged]), None)
 
 
 def _thresholds(curve: Roc) -> dict[str, roc.Threshold]:

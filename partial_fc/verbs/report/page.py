@@ -79,9 +79,7 @@ def page(run: RunFacts) -> str:
         defaults={name: value for name, value in run.values.items() if name not in (run.differs or {})},
         speed_chart=line_chart({f"{unit}/s": rates}, f"{unit}/s of all processes") if len(rates) > 1 else "",
         time_shares=_time_shares(run),
-        traffic=_traffic(run),
         counts=_counts(run),
-        in_python=_in_python(run),
     )
 
 
@@ -164,29 +162,11 @@ def _time_shares(run: RunFacts) -> dict[str, str]:
     return {name: f"{100 * share / total:.1f} %" for name, share in parts.items()}
 
 
-def _traffic(run: RunFacts) -> dict[str, str]:
-    traffic = run.result.get("traffic_per_step") or {}
-    return {name: f"{one['bytes']:,.0f} bytes, {one['calls']:.4g} calls" for name, one in traffic.items()}
-
-
 def _counts(run: RunFacts) -> dict[str, str]:
     counts = {what: f"{count:,}" for what, count in run.trouble.items()}
     if skipped := run.result.get("skipped_updates"):
         counts["updates skipped in all"] = f"{skipped:,}"
     return counts
-
-
-def _in_python(run: RunFacts) -> str:
-    weights = run.root / "model.safetensors"
-    if not weights.exists():
-        return ""
-    if run.recipe == "face":
-        network = str(run.values.get("network"))
-        trust = ", trust_code=True" if ".py:" in network else ""
-        of_vectors = network in ("none", "linear") or network.startswith("mlp:")
-        given = "numpy.load('new.npy')" if of_vectors else "['a.jpg', 'b.jpg']"
-        return f"import partial_fc\n\nmodel = partial_fc.load({str(run.root)!r}{trust})\nmodel.embed({given})"
-    return f"from safetensors.torch import load_file\n\nweights = load_file({str(weights)!r})"
 
 
 def _as_flags(values: Mapping[str, Any]) -> dict[str, str]:

@@ -75,7 +75,7 @@ class ToolSweep(Sweep):
         """What is written where nothing fails."""
         assert there
         if self.tool.writes_checkpoint:
-            assert [text for kind, text in findings([self.out], finite=True) if kind == "bad"] == []
+            assert [text for kind, text in findings([self.out]) if kind == "bad"] == []
         assert self._is_taken(there)
 
     def _output(self, tree: Tree) -> list[tuple[str, bytes | None]]:

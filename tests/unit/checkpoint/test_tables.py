@@ -105,15 +105,12 @@ def test_the_tools_keep_every_table(stored, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.count(f"fine: {C} classes, pairs: {(C + 1) // 2} classes") == 3
     for name, lists in (("three", 0), ("one", 0), ("two", 2)):
-        assert verify(VerifyOptions((tmp_path / name,), finite=True)) == 0
+        assert verify(VerifyOptions((tmp_path / name,))) == 0
         manifest = json.loads((tmp_path / name / "manifest.json").read_text())
         assert manifest["format"] == 5
         assert manifest["tables"]["fine"]["hard_negatives"] == lists
         assert same_files(stored, tmp_path / name) == (lists != 0)
     capsys.readouterr()
-    assert inspect(InspectOptions(stored, json=True)) == 0
-    (summary,) = json.loads(capsys.readouterr().out)
-    assert {name: table["num_classes"] for name, table in summary["head"].items()} == {"fine": C, "pairs": (C + 1) // 2}
     assert inspect(InspectOptions(stored)) == inspect(InspectOptions(stored.parent)) == 0
     printed = capsys.readouterr().out
     assert f"head.fine.num_classes {C}" in " ".join(printed.split())

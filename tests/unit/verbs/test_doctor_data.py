@@ -78,7 +78,6 @@ def test_what_is_not_read_of_a_folder_is_counted_and_named(tmp_path):
         assert why in left_out["what"]
     assert left_out["count"] == 6
     assert {"file": f"{tmp_path}/B/._3.Jpeg"} in left_out["places"]
-    assert found["class-names-alike"]["places"] == [{"folders": "B = b  = b_"}]
 
 
 def test_one_class_and_a_few(tmp_path, capsys):
@@ -115,18 +114,6 @@ def test_images_without_class_folders(tmp_path):
     status, found = examine(tmp_path)
     assert (status, set(found)) == (1, {"set-unreadable"})
     assert "3 of them, not in a sub-folder" in found["set-unreadable"]["what"]
-
-
-def test_lists(tmp_path):
-    (tmp_path / "0.jpg").write_bytes(picture(0))
-    (tmp_path / "list").write_text("0.jpg 0\n1.jpg 1\n")
-    status, found = examine(tmp_path / "list")
-    assert status == 1
-    assert found["image-unreadable"]["places"][0]["file"] == f"{tmp_path}/1.jpg"
-    (tmp_path / "bad").write_text("0.jpg zero\n")
-    _, found = examine(tmp_path / "bad")
-    assert set(found) == {"set-unreadable"}
-    assert "line 1" in found["set-unreadable"]["what"]
 
 
 def pairs_of(same: list[bool], replace: dict[int, bytes] | None = None) -> Callable[[Path], Path]:

@@ -29,7 +29,7 @@ def objects(values: list[np.ndarray]) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("protocol", [0, 2, pickle.HIGHEST_PROTOCOL])
 @pytest.mark.parametrize(
     ("images", "same"),
     [
@@ -93,12 +93,6 @@ def test_other_content(tmp_path: Path, content: object, message: str) -> None:
         read_pairs(tmp_path / "a.bin")
 
 
-def test_wrong_counts_are_not_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="got 4 images for 3 pairs, expected 6"):
-        write_pairs(tmp_path / "a.bin", IMAGES, [True] * 3)
-    assert not list(tmp_path.iterdir())
-
-
 def test_drawn_pairs() -> None:
     rng = np.random.default_rng(0)
     label_N = rng.permutation(np.repeat(np.arange(40), rng.integers(1, 9, 40)))
@@ -116,7 +110,9 @@ def test_all_pairs_of_one_class_can_be_drawn() -> None:
     label_N = np.repeat([0, 1], [5, 2])  # 10 + 1 pairs of one class, 10 of two
     pair_P2, _ = draw_pairs(label_N, 20, folds=1, seed=0)
     assert len({frozenset(pair) for pair in pair_P2.tolist()}) == 20
-    with pytest.raises(ValueError, match=r"10 pairs of one class or of two, expected 12 .*--folds 1 --num-pairs 20"):
+    with pytest.raises(
+        ValueError, match=r"10 pairs of one class or of two, expected 12 of each; give smaller --num-pairs"
+    ):
         draw_pairs(label_N, 24, folds=1, seed=0)
     with pytest.raises(ValueError, match="10 pairs of one class or of two, expected 11"):
         draw_pairs(label_N, 22, folds=1, seed=0)
