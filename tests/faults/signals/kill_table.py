@@ -89,19 +89,24 @@ def differences(cells: Iterable[Cell]) -> list[str]:
 
 
 def table(cells: Sequence[Cell]) -> str:
-    """For docs/reliability.md; processes of a launcher that fare alike share a row."""
-    rows: dict[tuple[str, ...], list[str]] = {}
-    outputs = []
+    """For docs/reliability.md; processes that fare alike share a row, and launchers whose processes do."""
+    rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    outputs: dict[tuple[str, ...], list[str]] = {}
     seen = {cell.key: cell for cell in cells}
-    for launch, target in dict.fromkeys((cell.launch, cell.target) for cell in cells):
-        columns = OUTPUT_COLUMNS if target == OUTPUT else COLUMNS
-        fates = tuple(str(seen[launch, target, name]) for name in columns)
-        if target == OUTPUT:
-            outputs.append((launch, *fates))
-        else:
-            rows.setdefault((launch, *fates), []).append(target)
-    signals = [(launch, ", ".join(targets), *fates) for (launch, *fates), targets in rows.items()]
-    return f"{_rows(('', 'to', *_HEADS), signals)}\n{_rows(('', *_OUTPUT_HEADS), outputs)}"
+    for launcher in dict.fromkeys(cell.launch for cell in cells):
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for target in dict.fromkeys(cell.target for cell in cells if cell.launch == launcher):
+            columns = OUTPUT_COLUMNS if target == OUTPUT else COLUMNS
+            fates = tuple(str(seen[launcher, target, name]) for name in columns)
+            if target == OUTPUT:
+                outputs.setdefault(fates, []).append(launcher)
+            else:
+                alike.setdefault(fates, []).append(target)
+        for fates, targets in alike.items():
+            rows.setdefault((", ".join(targets), fates), []).append(launcher)
+    signals = [("; ".join(launchers), targets, *fates) for (targets, fates), launchers in rows.items()]
+    prints = [("; ".join(launchers), *fates) for fates, launchers in outputs.items()]
+    return f"{_rows(('', 'to', *_HEADS), signals)}\n{_rows(('', *_OUTPUT_HEADS), prints)}"
 
 
 def _rows(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
