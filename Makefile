@@ -24,7 +24,7 @@ test-long: setup  ## what enumerates, attacks and kills: every failing operation
 test-quick: setup  ## two minutes, for people at work: units but the slow ones, two ranks, one recipe
 	@bash scripts/test.sh quick
 
-torture: setup  ## two hours: changed files for every reader, kills, signals, double starts, damaged checkpoints, full disks, every failing operation, lost packets, simulated hosts, sanitizers; `scripts/torture.sh bin` one reader
+torture: setup  ## two hours: changed files for every reader, kills, signals, full disks, every failing operation, lost packets, sanitizers; `scripts/torture.sh bin` one reader
 	@bash scripts/torture.sh
 
 lint: setup  ## ruff and mypy

@@ -176,16 +176,19 @@ class Config:
     launch: Annotated[Flags[LaunchFlags], Shows(("device",))] = LaunchFlags()
 
     def __post_init__(self) -> None:
+        from partial_fc.train import head_from_flags
+
         if not self.data.synthetic and self.data.rec is None:
             raise ValueError("--rec DIR is missing: give the folder of the images (--dataset 100w needs none)")
         if self.optim.batch_size == 1 and not self.optim.sync_bn:
             raise ValueError("--batch-size 1: batch norm needs 2 images a process, or --sync-bn")
         face_vectors.check(self.data, self.model, self.tuning)
-        self.model.check(self.launch, self.optim, self.schedule)
+        self.model.check(self.launch, self.optim)
         self.tuning.check(self.model.engine)
         heads = [(one.flags, one.drawn) for one in face_heads.of(self)]
         for head, drawn in heads or [(self.head, self.data.labels_drawn or self.data.labels)]:
             head.check(self.launch, self.optim, self.schedule, self.run.resume, drawn)
+            head_from_flags.check(head, self.optim)
 
 
 def main(arguments: list[str]) -> int:
@@ -253,10 +256,10 @@ def train_here(run: Run) -> int:
     backbone = run.backbone(network.module, network.to_input, network.contract, precision=network.precision,
                             compile_for=compile_for, **config.model.optimizer_options())  # fmt: skip
     if config.tuning.ema:
-        backbone.keep_average(config.tuning.ema, delivered=config.tuning.deliver == "ema")
+        backbone.keep_average(config.tuning.ema)
     teacher = face_tuning.teacher(config.tuning, network, input_size, backbone)
     ignored = NONE if several else None  # to look for it takes a wait for the device
-    settings = config.model.settings(config.schedule.lr)
+    settings: dict[str, Any] = {"freeze_steps": config.model.freeze_steps}
     if heads:
         head: Any = face_heads.build(run, heads, source, network.embedding_size, backbone, ignored)
         settings["head_lr_ratio"] = 1.0  # each head has its own
@@ -264,11 +267,9 @@ def train_here(run: Run) -> int:
         head = run.partial_fc(config.head, num_classes, network.embedding_size, backbone, ignored)
     if network.code:
         run.keep_code(network.code)
-    schedule, lr = config.schedule, config.model.backbone_lr
-    of_backbone = schedule if lr is None else dataclasses.replace(schedule, lr=lr)
-    rates = face_backbone.rate_notes(network.module, config.optim, of_backbone, run.global_batch)
+    rates = face_backbone.rate_notes(network.module, config.optim, config.schedule, run.global_batch)
     tuned = face_tuning.notes(config.tuning, total_steps)
-    for note in (*network.notes, *config.model.notes(), *_notes(config, source), *rates, *tuned):
+    for note in (*network.notes, *_notes(config, source), *rates, *tuned):
         run.note(note)
 
     # ---- a given checkpoint, else this run's newest, else --pretrained and --start-centres, else from scratch
@@ -406,9 +407,7 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     default = flags.with_defaults(Config, defaults)
     program = f"{flags.trainer()} face"
     try:
-        config = flags.parse(
-            Config, arguments, program, default=default, matter=flags.basic(Config), elsewhere=ELSEWHERE
-        )
+        config = flags.parse(Config, arguments, program, default=default, elsewhere=ELSEWHERE)
     except UsageError as error:
         if "network" in from_file and str(error).startswith(f"--network is {from_file['network']};"):
             raise UsageError(f"{from_config}: {error}") from error

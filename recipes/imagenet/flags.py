@@ -87,8 +87,6 @@ class ModelFlags:
     """Start from these weights: model.safetensors, a run's folder, a checkpoint, or a file of torch.save."""
     save_model_name: Annotated[str | None, Basic, MayChange] = None
     """Without effect: the folder --models-root holds checkpoints, and at the end model.safetensors."""
-    channels_last: Annotated[bool, MayChange] = True
-    """Store images and convolution weights channels-last, the fastest layout for tensor cores and CPUs."""
 
     def __post_init__(self) -> None:
         check_numbers(self)

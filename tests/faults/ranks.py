@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from partial_fc.verbs import train as train_command
+from partial_fc.verbs.checkpoint.verify import findings
 from tests.recipes.launch import start
 from tests.recipes.several import become_rank
 from tests.waiting import free_port
@@ -81,6 +82,17 @@ class Ranks:
         if rank is not None:
             return self.outputs[rank].read_text()
         return "\n".join(f"--- rank {r}\n{self.output(r)[-3000:]}" for r in range(len(self.outputs)))
+
+
+def complete(models_root: Path) -> list[Path]:
+    """The checkpoints that count, oldest first."""
+    return sorted(marker.parent for marker in (models_root / "checkpoints").glob("step-*/COMPLETE"))
+
+
+def check_whole(models_root: Path) -> None:
+    for folder in complete(models_root):
+        bad = [text for kind, text in findings([folder], finite=True) if kind == "bad"]
+        assert not bad, f"{folder} counts, but: {bad}"
 
 
 def steps_done(models_root: Path) -> int:

@@ -1,4 +1,5 @@
-"""Imports at the top of a file point one way, for folders and for files (those within functions are left alone)."""
+"""Imports at the top of a file point one way, for folders and for files (those within functions are left alone, but in
+the head)."""
 
 import ast
 from collections.abc import Iterator
@@ -31,6 +32,13 @@ def imports(nodes: list[ast.stmt], package: list[str]) -> Iterator[str]:
             yield from imports([*node.body, *getattr(node, "orelse", []), *getattr(node, "finalbody", [])], package)
 
 
+def all_imports(name: str, path: Path) -> Iterator[str]:
+    """Also those within functions, and of types alone."""
+    package = name.split(".")[: None if path.name == "__init__.py" else -1]
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+    yield from (to for to in imports(nodes, package) if to in FILES and to != name)
+
+
 def folder(module: str) -> str:
     top, *below = module.split(".")
     is_folder = below and ((ROOT / top / below[0]).is_dir() or below[0] == "recipe")
@@ -57,3 +65,20 @@ def test_folders_import_only_those_below_them():
 
 def test_files_form_no_circle():
     TopologicalSorter(ARROWS).prepare()  # raises CycleError, which names the files
+
+
+def test_files_of_the_head_form_no_circle_in_functions_either():
+    ours = {name: path for name, path in FILES.items() if name.startswith("partial_fc.head.")}
+    TopologicalSorter(
+        {name: {to for to in all_imports(name, path) if to in ours} for name, path in ours.items()}
+    ).prepare()
+
+
+def test_flags_import_nothing_above_them_in_functions_either():
+    up = [
+        f"{of} -> {to}"
+        for of, path in FILES.items()
+        for to in all_imports(of, path)
+        if folder(of) == "flags" and FLOOR[folder(to)] > FLOOR["flags"]
+    ]
+    assert up == []

@@ -128,7 +128,7 @@ def _start_shard(rendezvous: RendezvousFlags, launch: LaunchFlags) -> int | None
         _compare(rendezvous, by)
     if rendezvous.num_shards == 1 or by.backend != "single":
         # The folder may also hold a run's checkpoints, and a run id is only a name.
-        given = [name for name in ("redis_host", "redis_password_file", "redis_tls") if is_given(rendezvous, name)]
+        given = [name for name in ("redis_host", "redis_password_file") if is_given(rendezvous, name)]
         if given:
             why = f"{by.launcher} says where the others are" if by.launcher else "one shard meets no others"
             print(f"note: {', '.join(map(flag, given))} without effect: {why}", file=sys.stderr, flush=True)
@@ -210,10 +210,6 @@ def _open_store(flags: RendezvousFlags, run_id: str, timeout_s: float) -> stores
         timeout_s,
         username=os.environ.get("REDIS_USERNAME"),
         password=password,
-        ssl=flags.redis_tls,
-        ssl_ca_certs=flags.redis_ca,
-        ssl_certfile=flags.redis_cert,
-        ssl_keyfile=flags.redis_key,
     )
 
 

@@ -154,16 +154,12 @@ def _rows_here(workload: PlanOptions) -> dict[str, int]:
     kept = kept_bytes(workload)
     if not workload.is_elsewhere:
         return kept
-    one = sum(row_bytes(workload).values())
-    if workload.device == "cpu":
-        # Files are mapped; the system can reclaim pages, but a step's rows should stay.
-        return {"rows of a step, of the files": workload.sampled * one, "touched": kept["touched"]}
-    # On a GPU: copies of this step's rows, of the previous ones on their way back, of the next ones.
-    return {"rows of three steps": 3 * workload.sampled * one}
+    # Copies of this step's rows, of the previous ones on their way back, of the next ones.
+    return {"rows of three steps": 3 * workload.sampled * sum(row_bytes(workload).values())}
 
 
 def elsewhere_bytes(workload: PlanOptions) -> int:
-    """Returns the bytes of this rank's rows in host memory or files, in addition to `memory`."""
+    """Returns the bytes of this rank's rows in host memory, in addition to `memory`."""
     return sum(kept_bytes(workload).values()) if workload.is_elsewhere else 0
 
 
@@ -280,7 +276,7 @@ class Machine:
     share: float  # fraction of the product rate that the kernel reaches
     link_gbytes_per_s: float  # of one rank, each way
     latency_s: float  # of one message
-    place_gbytes_per_s: float = math.inf  # each way, to rows elsewhere: host, disk
+    place_gbytes_per_s: float = math.inf  # each way, to rows in host memory
 
 
 def head_seconds(workload: PlanOptions, machine: Machine) -> dict[str, float]:

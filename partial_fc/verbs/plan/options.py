@@ -38,9 +38,6 @@ class PlanOptions:
     """Labels of a row in a step: --labels of the run, or its --labels-drawn."""
     sample_rate: Annotated[float, In("(0, 1]")] = 0.1
     """Share of the classes that are negatives in a step; compared with all of them."""
-    similar_classes: Annotated[float | None, In("[0, 1]")] = None
-    """Share of the classes that are like another one (classes-similar of `doctor data`): what to do, and what sampling
-    costs then."""
     dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
     """Dtype of the centres."""
     state_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
@@ -50,7 +47,7 @@ class PlanOptions:
     that is not here does, a CPU is taken to be this one), else fp32."""
     optimizer: Literal["sgd", "adamw", "adagrad", "adam"] = "sgd"
     """Optimizer of the centres."""
-    place: Literal["device", "host", "disk"] = "device"
+    place: Literal["device", "host"] = "device"
     """Where centres and state are kept."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the head; auto: a GPU if there is one here."""
@@ -73,7 +70,7 @@ class PlanOptions:
     launch_us: Annotated[float | None, In("(0, inf)")] = None
     """Microseconds that the host takes to launch one operation, where --tflops describes the machine; none: 5."""
     place_bandwidth: Annotated[float | None, In("(0, inf)")] = None
-    """GB/s each way between --place and the device; none: 50 for the host (PCIe 5), 2 for a disk."""
+    """GB/s each way between --place and the device; none: 50 for the host (PCIe 5)."""
     link_gbps: Annotated[float, In("(0, inf)")] = 100.0
     """Gbit/s of one process's link, each way."""
     latency_us: float = 20.0
@@ -119,8 +116,8 @@ class PlanOptions:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Tells whether rows are in host memory beside a GPU, or in files."""
-        return self.place == "disk" or (self.place == "host" and self.device == "cuda")
+        """Tells whether rows are in host memory beside a GPU."""
+        return self.place == "host" and self.device == "cuda"
 
     @property
     def sampled(self) -> int:

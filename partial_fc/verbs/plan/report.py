@@ -165,15 +165,9 @@ def verdict(figures: dict[str, Any]) -> list[str]:
 
 
 def _on_accuracy(options: PlanOptions) -> list[str]:
-    """Returns what was measured about the error: of sampling, and with --similar-classes."""
-    from partial_fc.data.check import advice
-
-    similar = options.similar_classes
+    """Returns where it stands what sampling does to a trained network."""
     sampled = min(one.sample_rate for one in (options.each().values() or [options])) < 1.0
-    sentences = [advice.of_sampling(similar or 0.0)] if sampled else []
-    if similar is not None:
-        sentences.append(f"{similar:.0%} of the classes are like another one. {advice.of_similar_classes(similar)}")
-    return sentences
+    return ["What sampling does to the error of the trained network: docs/fidelity.md."] if sampled else []
 
 
 def table(figures: dict[str, Any]) -> str:
@@ -274,7 +268,7 @@ def _machine(options: PlanOptions, workload: PlanOptions) -> "plan.Machine":
         KERNEL_SHARE[workload.impl],
         options.link_gbps / 8,
         options.latency_us * 1e-6,
-        options.place_bandwidth or {"device": math.inf, "host": 50.0, "disk": 2.0}[options.place],
+        options.place_bandwidth or {"device": math.inf, "host": 50.0}[options.place],
     )
 
 

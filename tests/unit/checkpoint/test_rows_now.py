@@ -17,6 +17,7 @@ from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
 from partial_fc.verbs.checkpoint import classes, remap_classes
 from partial_fc.verbs.model import classify
 from recipes.mxnet.export_centres import ExportOptions, export_centres
+from tests.flat import flat_head
 from tests.unit.stored_checkpoints import D, save
 
 C = 40
@@ -26,7 +27,7 @@ SGD = RowSGD(momentum=0.9, weight_decay=0.05)
 
 def trained(folder: Path, steps: int = 9, label_stop: int = C, **options) -> PartialFC:
     """A head whose rows lag behind, and its checkpoint, written by one process."""
-    head = PartialFC(C, D, CosFace(8.0), 0.1, catch_up="exact", **options)
+    head = flat_head(C, D, CosFace(8.0), 0.1, catch_up="exact", **options)
     random = torch.Generator().manual_seed(0)
     for step in range(steps):
         feat_BD = torch.randn(3, D, generator=random).requires_grad_()
@@ -137,13 +138,13 @@ def test_a_schedule_that_cannot_be_is_refused_by_name(tmp_path, facts, message):
 
 def test_a_run_of_any_length_can_go_on_from_its_checkpoint(tmp_path):
     """Its learning rates, 29 bytes a step in the manifest, passed what is read of a manifest at step 72,000."""
-    head = PartialFC(C, D, CosFace(8.0), 0.1, optimizer=SGD, catch_up="exact")
+    head = flat_head(C, D, CosFace(8.0), 0.1, optimizer=SGD, catch_up="exact")
     schedule = {"optimizer": repr(SGD), "rates": [0.1 / (1 + step) for step in range(100_000)]}
     head.load_facts({**head.facts(), "num_steps": 100_000, "schedule": schedule})
     save(tmp_path / "step-00100000", [head], step=100_000, score=0.5)
     assert (tmp_path / "step-00100000/manifest.json").stat().st_size > MANIFEST_BYTES
     assert folders.newest(tmp_path) == folders.best(tmp_path) == tmp_path / "step-00100000"
-    again = PartialFC(C, D, CosFace(8.0), 0.1, optimizer=SGD, catch_up="exact")
+    again = flat_head(C, D, CosFace(8.0), 0.1, optimizer=SGD, catch_up="exact")
     assert checkpoint.Checkpoint(tmp_path / "step-00100000").load_head(again) == []
     assert again.facts() == head.facts()
 

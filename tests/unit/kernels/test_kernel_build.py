@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from partial_fc.head.kernels import choose, cpu
-from partial_fc.head.kernels.native import build as native
-from partial_fc.head.kernels.native.build import CompilerNotFoundError, build, library, runnable
+from partial_fc.head.kernels import cpu
+from partial_fc.head.kernels.choice import choose
 from partial_fc.head.kernels.plain import PlainKernel
+from partial_fc.head.native import build as native
+from partial_fc.head.native.build import CompilerNotFoundError, build, library, runnable
 
 
 @pytest.fixture

@@ -241,7 +241,7 @@ def test_other_margins_keep_their_values():
     assert (flags["loss"], flags["margins"]) == ("combined", (1.0, 0.0, 0.2)), "theirs reads the last one only"
     assert "--margins 1 0.3 0.2" in note
     flags, _ = translate({"margin_list": (1.0, 0.3, 0.0)})
-    assert (flags["loss"], flags["margin_schedule"]) == ("arcface-straight-through", "0:0.3")
+    assert (flags["loss"], flags["margins"]) == ("arcface-straight-through", (1.0, 0.3, 0.0))
 
 
 def test_what_differs_is_said():

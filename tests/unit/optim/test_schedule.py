@@ -1,6 +1,5 @@
 import logging
 import math
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,7 @@ from partial_fc.flags import OptimFlags, ScheduleFlags
 from partial_fc.optim.schedule import Schedule, continued, linear_scaling
 from partial_fc.train.begin import course
 from partial_fc.train.job import RunState
-from partial_fc.train.run import Run
+from partial_fc.train.resume import Start
 from tests.unit.train.test_face_start import run_of
 
 
@@ -121,7 +120,7 @@ def schedule_of(start: RunState, order, batch_size: int = 10, accumulate: int = 
     """Of two epochs of 500 images."""
     given = ScheduleFlags(**{"epochs": 2.0, "lr_scheduler": "constant", "lr_scaling": "none", **flags})
     config = SimpleNamespace(optim=OptimFlags(batch_size=batch_size, accumulate=accumulate), schedule=given)
-    return course.schedule(run_of(SingleWorld(), config), start, order)
+    return course.schedule(run_of(SingleWorld(), config), Start(start), order, "samples")
 
 
 def test_a_run_of_epochs_goes_on_by_the_data_that_is_left(caplog):
@@ -141,10 +140,6 @@ def test_a_run_of_epochs_goes_on_by_the_data_that_is_left(caplog):
     assert schedule_of(rolled_back, order, batch_size=20, max_steps=100).total_steps == 100
     with pytest.raises(ValueError, match="step 101, beyond this run's 100"):
         schedule_of(RunState(step=101, position=1), order, max_steps=100)
-
-
-def test_nothing_is_left_of_data_that_all_have_seen():
-    assert schedule_of(RunState(step=30, position=1000), Keyed(500, 0), batch_size=100, epochs=1.98).total_steps == 30
 
 
 def test_epochs_that_end_in_a_smaller_batch_count_as_they_are_stepped():
@@ -167,18 +162,16 @@ def test_another_length_is_noted_with_the_rate_that_it_moves():
     given = ScheduleFlags(lr=0.1, lr_scaling="none", lr_scheduler="cosine", epochs=2.0, warmup_epochs=0.0)
     run = SimpleNamespace(
         config=SimpleNamespace(schedule=given, optim=SimpleNamespace(accumulate=1, batch_size=10)),
-        world=SingleWorld(), global_batch=10, logger=logging.getLogger("silent"),
-        note=notes.append, unit="samples", length_before={"epochs": 4.0, "max_steps": None},
+        world=SingleWorld(), global_batch=10, logger=logging.getLogger("silent"), note=notes.append,
     )  # fmt: skip
-    for method in ("total_steps", "lengths"):
-        setattr(run, method, partial(getattr(Run, method), run))
-    schedule = course.schedule(run, RunState(step=5, position=50), Keyed(100, seed=1))
+    start = Start(RunState(step=5, position=50), length_before={"epochs": 4.0, "max_steps": None})
+    schedule = course.schedule(run, start, Keyed(100, seed=1), "samples")
     assert schedule.lr(5) == pytest.approx(now)
     (note,) = notes
     assert "--epochs 4.0, this run has 2.0" in note
     assert f"learning rate of the next step is {now:g}, and was to be {then:g}" in note
-    run.length_before = {"epochs": 2.0, "max_steps": None}
-    course.schedule(run, RunState(step=5, position=50), Keyed(100, seed=1))
+    start.length_before = {"epochs": 2.0, "max_steps": None}
+    course.schedule(run, start, Keyed(100, seed=1), "samples")
     assert len(notes) == 1
 
 

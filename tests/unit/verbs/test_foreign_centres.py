@@ -11,13 +11,14 @@ from torch import nn
 
 from partial_fc import checkpoint, models
 from partial_fc.foreign import ndarray_file
-from partial_fc.head import CosFace, PartialFC
+from partial_fc.head import CosFace
 from partial_fc.head.rows import RowAdamW
 from partial_fc.head.rows.table import initial_centres
 from partial_fc.head.shard import Shard
 from partial_fc.verbs.checkpoint.import_centres import ImportOptions, import_centres
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
 from recipes.mxnet.export_centres import ExportOptions, export_centres
+from tests.flat import flat_head
 from tests.unit.stored_checkpoints import D, OneOf, heads_of, save
 
 C = 11
@@ -30,7 +31,7 @@ def values(seed: int, rows: int = C, width: int = D) -> torch.Tensor:
 def loaded(folder: Path, size: int, **options) -> dict[str, torch.Tensor]:
     """All rows, as so many ranks load them."""
     assert verify(VerifyOptions((folder,), finite=True)) == 0
-    heads = [PartialFC(C, D, CosFace(), world=OneOf(rank, size), **options) for rank in range(size)]
+    heads = [flat_head(C, D, CosFace(), world=OneOf(rank, size), **options) for rank in range(size)]
     for head in heads:
         assert checkpoint.Checkpoint(folder).load_head(head) == []
     return {name: torch.cat([h.row_state()[name] for h in heads]) for name in heads[0].row_state()}

@@ -13,11 +13,8 @@ struct Job {
     void* centre;            // (L, D) of centre_dtype
     const int64_t* row;      // (S): rows of centre, ascending; null: all
     const int64_t* target;   // (G, T): position of the target centre among the S, or -1; no class twice in a row
-    const float* bias;       // (S) or null
-    const float* hard;       // (G) or null
     float scale, shift;      // exp(logit - shift) is what is added up
     float filter_above;      // infinity: nothing is filtered
-    float hard_t;
     int32_t sub_centres;
     int32_t centre_dtype;
     int32_t low_precision;   // 1: operands of the products are bfloat16
@@ -25,8 +22,7 @@ struct Job {
 
     // results of sums
     double* denominator;     // (G): sum of exp(logit - shift)
-    float* weighted_sum;     // (G, D): sum of exp(logit - shift) * f' * unit centre, or null
-    float* centre_sum;       // (D): sum of unit centres, or null
+    float* weighted_sum;     // (G, D): sum of exp(logit - shift) * unit centre, or null
 
     // results of nearest, and of sums where num_nearest is not 0: for each feature the classes (positions / sub_centres) with the
     // largest cosines, falling, targets too; -infinity and -1 where there are fewer
@@ -34,15 +30,14 @@ struct Job {
     float* nearest_cos;      // (G, num_nearest)
     int64_t* nearest_class;  // (G, num_nearest)
 
-    // exp(logit - shift) * f' of the first cached_rows positions in the operands' dtype, (cached_rows, head_cache_row(G)), or null:
+    // exp(logit - shift) of the first cached_rows positions in the operands' dtype, (cached_rows, head_cache_row(G)), or null:
     // written by sums, read by gradients and update, which then do not form those logits again.
     void* cache;
     int64_t cached_rows;
 
     // the gradient by the logits, for gradients and update
-    const float* factor;     // (G): times exp(logit - shift) * f' it is d(loss)/d(cosine)
+    const float* factor;     // (G): times exp(logit - shift) it is d(loss)/d(cosine)
     const float* target_grad;  // (G, T)
-    const float* uniform;    // (D) or null: is added to every unit centre's gradient
 
     // gradients: of positions [begin, end), into grad (end - begin, D)
     int64_t begin, end;
@@ -90,15 +85,13 @@ struct RowJob {
     float* sum;
     const float* weight;     // (G): times sum it is what the negatives give
     const float* target_grad;  // (G, T)
-    const float* uniform;    // (D) or null: is subtracted from each row
 };
 
 #define FIELDS_OF_JOB(F) \
-    F(G) F(D) F(S) F(T) F(unit) F(centre) F(row) F(target) F(bias) F(hard) F(scale) F(shift) F(filter_above) F(hard_t) F(sub_centres) \
-    F(centre_dtype) F(low_precision) F(threads) F(denominator) F(weighted_sum) F(centre_sum) F(num_nearest) F(nearest_cos) \
-    F(nearest_class) F(cache) F(cached_rows) F(factor) \
-    F(target_grad) F(uniform) F(begin) F(end) F(grad) F(optimizer) F(nesterov) F(wide) F(scalar) F(wide_dtype) F(centre_key) \
-    F(wide_key) F(lr) F(weight_decay) F(eps) F(beta1) F(beta2) F(touched) F(touched_step) F(first_row)
+    F(G) F(D) F(S) F(T) F(unit) F(centre) F(row) F(target) F(scale) F(shift) F(filter_above) F(sub_centres) F(centre_dtype) \
+    F(low_precision) F(threads) F(denominator) F(weighted_sum) F(num_nearest) F(nearest_cos) F(nearest_class) F(cache) \
+    F(cached_rows) F(factor) F(target_grad) F(begin) F(end) F(grad) F(optimizer) F(nesterov) F(wide) F(scalar) F(wide_dtype) \
+    F(centre_key) F(wide_key) F(lr) F(weight_decay) F(eps) F(beta1) F(beta2) F(touched) F(touched_step) F(first_row)
 #define FIELDS_OF_ROW_JOB(F) \
     F(G) F(D) F(S) F(T) F(label) F(start) F(num_local) F(active) F(row) F(table) F(feat) F(feat_stride) F(table_dtype) F(feat_dtype) \
-    F(sub_centres) F(threads) F(unit) F(norm) F(position) F(cos) F(elsewhere) F(sum) F(weight) F(target_grad) F(uniform)
+    F(sub_centres) F(threads) F(unit) F(norm) F(position) F(cos) F(elsewhere) F(sum) F(weight) F(target_grad)

@@ -1,6 +1,6 @@
 """Compiles head.cpp into the user's cache at first use, for one instruction set.
 
-`python -m partial_fc.head.kernels.native.build [VARIANT ...]` does it for those (`all`: for an image that many
+`python -m partial_fc.head.native.build [VARIANT ...]` does it for those (`all`: for an image that many
 machines run), or for those that this processor runs, as `make setup` does.
 Each variant is a library of its own, since a function that the linker shares between objects would be taken from one
 of them, and perhaps from one that this processor cannot run.

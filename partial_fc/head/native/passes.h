@@ -10,7 +10,7 @@ struct Projection {
 template <bool BF> class Pass : public Logits<BF> {
     using Base = Logits<BF>;
     using Base::a_word, Base::job, Base::f, Base::chunk, Base::strip, Base::several, Base::at_once, Base::block, Base::rows;
-    using Base::row_of_logits, Base::row_of_cache, Base::logit, Base::row;
+    using Base::row_of_logits, Base::row_of_cache, Base::logit;
     using Base::prepare, Base::operand_of, Base::row_of_operand, Base::inverse_at, Base::form_logits, Base::show, Base::weigh;
     using Base::store_weight, Base::keep_weight, Base::floats_of, Base::inverse_of, Base::targets_between;
     using typename Base::Cached;
@@ -18,13 +18,10 @@ template <bool BF> class Pass : public Logits<BF> {
   public:
     using Base::row_of;
 
-    Pass(const Job& job, const Features<BF>& features) : Base(job, features), uniform(f.Dp) {
-        if (job.uniform) std::memcpy(uniform, job.uniform, f.D * 4);
-    }
+    Pass(const Job& job, const Features<BF>& features) : Base(job, features) {}
 
-    // Adds the places [begin, end) to denominator (Gp), weighted_sum (Gp, Dp; may be null) and centre_sum (Dp; may be null), and shows
-    // them to nearest (may be null).
-    void sums(int64_t begin, int64_t end, double* denominator, float* weighted_sum, float* centre_sum, Nearest* nearest) {
+    // Adds the places [begin, end) to denominator (Gp) and weighted_sum (Gp, Dp; may be null), and shows them to nearest (may be null).
+    void sums(int64_t begin, int64_t end, double* denominator, float* weighted_sum, Nearest* nearest) {
         Tiles tiles;
         const bool packed = weighted_sum && (BF || several);
         const int64_t words_of_centre = f.Dp / a_word;
@@ -35,7 +32,6 @@ template <bool BF> class Pass : public Logits<BF> {
             auto packed_of = [&](int64_t at) { return packed_centre + (at - from) / chunk * words() * f.Dp; };
             prepare(from, last - from);
             for (int64_t at = from; packed && at < last; at += chunk) pack_centres(at, std::min(chunk, last - at), packed_of(at));
-            for (int64_t at = from; centre_sum && at < last; at++) add_unit(at, centre_sum);
             for (int64_t g = 0; g < f.Gp; g += MEET<BF>)
                 for (int64_t at = from; at < last; at += chunk) {
                     const int64_t n = std::min(chunk, last - at), width = std::min(MEET<BF>, f.Gp - g);
@@ -94,7 +90,7 @@ template <bool BF> class Pass : public Logits<BF> {
                     form_logits(at, n, g, width);
                     for (int64_t c = 0; c < n; c++) {
                         Cached* to = (Cached*)(float*)(BF ? half : logit) + c * row_of_logits;
-                        weigh(at, c, g, width, nullptr, [&](int64_t i, vf e) { store_weight(to + i, e); });
+                        weigh(at, c, width, nullptr, [&](int64_t i, vf e) { store_weight(to + i, e); });
                     }
                 } else if (n < round_up(n, Padding<BF>::rows)) {  // (the cache has no rows to fill tiles with)
                     for (int64_t c = 0; c < n; c++)
@@ -141,7 +137,7 @@ template <bool BF> class Pass : public Logits<BF> {
                 float* product = logit + i * row_of_logits;
                 const float inverse = inverse_at(here + i);
                 Cached* kept = job.cache && here + i < job.cached_rows ? (Cached*)job.cache + (here + i) * row_of_cache + g : nullptr;
-                weigh(here, i, g, width, sum, [&](int64_t j, vf e) {
+                weigh(here, i, width, sum, [&](int64_t j, vf e) {
                     store(product + j, e * inverse);
                     if (kept) keep_weight(kept + j, e);
                 });
@@ -181,23 +177,12 @@ template <bool BF> class Pass : public Logits<BF> {
         });
     }
 
-    void add_unit(int64_t place, float* centre_sum) {
-        const float inv = inverse_at(place);
-        read_row(job.centre, job.centre_dtype, row_of(place), f.D, row);
-        for (int64_t d = 0; d < f.Dp; d += LANES) store(centre_sum + d, load<vf>(centre_sum + d) + load<vf>(row + d) * inv);
-    }
-
-    // (of a centre; adds `uniform` to its gradient)
-    Projection projection(const float* centre, float* grad) const {
+    Projection projection(const float* centre, const float* grad) const {
         vf along[2] = {}, square[2] = {};
         for (int64_t d = 0; d < f.Dp; d += 2 * LANES)
             for (int v = 0; v < 2; v++) {
                 int64_t at = d + v * LANES;
                 vf g = load<vf>(grad + at), w = load<vf>(centre + at);
-                if (job.uniform) {
-                    g += load<vf>(uniform + at);
-                    store(grad + at, g);
-                }
                 along[v] += g * w;
                 square[v] += w * w;
             }
@@ -221,8 +206,6 @@ template <bool BF> class Pass : public Logits<BF> {
             }
         }
     }
-
-    Buffer uniform;
 };
 
 }  // namespace

@@ -7,9 +7,7 @@ namespace {
 
 class RowMath {
   public:
-    explicit RowMath(const RowJob& job) : job(job), D(job.D), Dp(round_up(D, LANES)), x(Dp), y(Dp), pulls(Dp), unit(Dp), uniform(Dp) {
-        if (job.uniform) std::memcpy(uniform, job.uniform, D * 4);
-    }
+    explicit RowMath(const RowJob& job) : job(job), D(job.D), Dp(round_up(D, LANES)), x(Dp), y(Dp), pulls(Dp), unit(Dp) {}
 
     void targets(int64_t begin, int64_t end) {
         for (int64_t i = begin * job.T; i < end * job.T; i++) find(i);
@@ -47,7 +45,7 @@ class RowMath {
             const float *target = job.T > 1 ? pulls : y, weight = job.weight[g];
             vf along{};
             for (int64_t d = 0; d < Dp; d += LANES) {
-                const vf grad = load<vf>(x + d) * weight + load<vf>(target + d) * pull - load<vf>(uniform + d);
+                const vf grad = load<vf>(x + d) * weight + load<vf>(target + d) * pull;
                 store(x + d, grad);
                 along += grad * load<vf>(unit + d);
             }
@@ -120,7 +118,7 @@ class RowMath {
 
     const RowJob& job;
     const int64_t D, Dp;
-    Buffer x, y, pulls, unit, uniform;
+    Buffer x, y, pulls, unit;
 };
 
 }  // namespace

@@ -35,7 +35,7 @@ void write_nearest(const Job& job, std::vector<Nearest>& parts) {
 
 template <bool BF> void sums(const Job& job) {
     const Features<BF> f(job, true, false);
-    struct Part { std::vector<double> denominator; Buffer weighted_sum, centre_sum; Nearest nearest; };
+    struct Part { std::vector<double> denominator; Buffer weighted_sum; Nearest nearest; };
     std::vector<Part> parts(job.threads);
     const bool direct = f.Gp == job.G && f.Dp == job.D;  // without padding, the first thread adds to the result itself
     share(0, job.S, job.threads, whole_classes(job, BLOCK), [&](int t, int64_t begin, int64_t end) {
@@ -43,9 +43,8 @@ template <bool BF> void sums(const Job& job) {
         part.denominator.resize(f.Gp);
         const bool own = job.weighted_sum && !(direct && t == 0);
         if (own) part.weighted_sum = Buffer(f.Gp * f.Dp);
-        if (job.centre_sum) part.centre_sum = Buffer(f.Dp);
         if (job.num_nearest) part.nearest = Nearest(f.Gp, job.num_nearest);
-        Pass<BF>(job, f).sums(begin, end, part.denominator.data(), own ? part.weighted_sum : job.weighted_sum, part.centre_sum,
+        Pass<BF>(job, f).sums(begin, end, part.denominator.data(), own ? part.weighted_sum : job.weighted_sum,
                               job.num_nearest ? &part.nearest : nullptr);
     });
     share(0, job.G, job.threads, 1, [&](int, int64_t begin, int64_t end) {
@@ -59,9 +58,6 @@ template <bool BF> void sums(const Job& job) {
             }
         }
     });
-    for (const Part& part : parts)
-        for (int64_t d = 0; job.centre_sum && !part.denominator.empty() && d < job.D; d++)
-            job.centre_sum[d] += part.centre_sum[d];
     if (!job.num_nearest) return;
     std::vector<Nearest> found;
     for (Part& part : parts) found.push_back(std::move(part.nearest));

@@ -6,20 +6,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
 
 class Job(ctypes.Structure):
     """The arguments of head_sums, head_nearest, head_gradients and head_update."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("G", "D", "S", "T")),
-        *((name, ctypes.c_void_p) for name in ("unit", "centre", "row", "target", "bias", "hard")),
-        *((name, ctypes.c_float) for name in ("scale", "shift", "filter_above", "hard_t")),
+        *((name, ctypes.c_void_p) for name in ("unit", "centre", "row", "target")),
+        *((name, ctypes.c_float) for name in ("scale", "shift", "filter_above")),
         *((name, ctypes.c_int32) for name in ("sub_centres", "centre_dtype", "low_precision", "threads")),
-        *((name, ctypes.c_void_p) for name in ("denominator", "weighted_sum", "centre_sum")),
+        *((name, ctypes.c_void_p) for name in ("denominator", "weighted_sum")),
         ("num_nearest", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("nearest_cos", "nearest_class", "cache")),
         ("cached_rows", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("factor", "target_grad", "uniform")),
+        *((name, ctypes.c_void_p) for name in ("factor", "target_grad")),
         *((name, ctypes.c_int64) for name in ("begin", "end")),
         ("grad", ctypes.c_void_p),
         *((name, ctypes.c_int32) for name in ("optimizer", "nesterov")),
@@ -44,7 +46,7 @@ class RowJob(ctypes.Structure):
         ("feat_stride", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("table_dtype", "feat_dtype", "sub_centres", "threads")),
         *((name, ctypes.c_void_p) for name in ("unit", "norm", "position", "cos", "elsewhere")),
-        *((name, ctypes.c_void_p) for name in ("sum", "weight", "target_grad", "uniform")),
+        *((name, ctypes.c_void_p) for name in ("sum", "weight", "target_grad")),
     ]
 
 
@@ -79,11 +81,8 @@ _READ = {
     "row": (torch.int64, "S"),
     "target": (torch.int64, "GT"),
     "unit": (torch.float32, "GD"),
-    "hard": (torch.float32, "G"),
-    "bias": (torch.float32, "S"),
     "factor": (torch.float32, "G"),
     "target_grad": (torch.float32, "GT"),
-    "uniform": (torch.float32, "D"),
     # (of RowJob)
     "label": (torch.int64, "GT"),
     "active": (torch.int64, "S"),

@@ -41,11 +41,10 @@ template <bool BF> class Logits {
           rows(round_up(std::max(chunk, block), 32)), row_of_logits(std::min(f.Gp, TILE) + GAP),
           row_of_cache(cache_row<BF>(f.G)), logit(rows * row_of_logits), row(f.Dp),
           inverse(std::max(rows, at_once)), operand(round_up(std::max(rows, at_once), 32) * row_of_operand()),
-          mask(rows * row_of_logits), masked(rows), hard(f.Gp) {
+          mask(rows * row_of_logits), masked(rows) {
         for (int64_t i = 0; i < f.G * job.T; i++)
             if (job.target[i] >= 0) owner.emplace_back(job.target[i], i);
         std::sort(owner.begin(), owner.end());
-        if (job.hard) std::memcpy(hard, job.hard, f.G * 4);
     }
 
     int64_t row_of(int64_t place) const { return job.row ? job.row[place] : place; }
@@ -228,37 +227,28 @@ template <bool BF> class Logits {
         }
     }
 
-    // Products of centre c with `width` features from first_g on -> e = exp(logit - shift), added to sum (if any); out(i, e * f')
-    // for each vector of them.
-    template <class Out> void weigh(int64_t at, int64_t c, int64_t first_g, int64_t width, float* sum, Out out) const {
+    // Products of centre c with `width` features -> e = exp(logit - shift), added to sum (if any); out(i, e) for each vector of
+    // them.
+    template <class Out> void weigh(int64_t at, int64_t c, int64_t width, float* sum, Out out) const {
         const float* product = logit + c * row_of_logits;
-        const float bias = (job.bias ? job.bias[at + c] : 0.f) - job.shift;
         const float* keep = masked[c] != 0 ? mask + c * row_of_logits : nullptr;
-        const bool plain = !job.hard && job.filter_above >= 2.f;
+        const bool plain = job.filter_above >= 2.f;
         const float scale = plain ? job.scale * inverse_at(at + c) : inverse_at(at + c);
         if (plain && !keep) {  // nearly always
             for (int64_t i = 0; i < width; i += LANES) {
-                vf e = exp(load<vf>(product + i) * scale + bias);
+                vf e = exp(load<vf>(product + i) * scale - job.shift);
                 if (sum) store(sum + i, load<vf>(sum + i) + e);
                 out(i, e);
             }
             return;
         }
         for (int64_t i = 0; i < width; i += LANES) {
-            vf x = load<vf>(product + i) * scale, gain = splat(1.f);
-            if (!plain) {
-                vf cos = x;
-                if (job.hard) {
-                    vi is_hard = cos > load<vf>(hard + first_g + i);
-                    x = select(is_hard, cos * (cos + job.hard_t), cos);
-                    gain = select(is_hard, cos * 2.f + job.hard_t, gain);
-                }
-                x = select(cos > job.filter_above, splat(-1e30f), x * job.scale);
-            }
-            vf e = exp(x + bias);
+            vf x = load<vf>(product + i) * scale;
+            if (!plain) x = select(x > job.filter_above, splat(-1e30f), x * job.scale);
+            vf e = exp(x - job.shift);
             if (keep) e *= load<vf>(keep + i);
             if (sum) store(sum + i, load<vf>(sum + i) + e);
-            out(i, plain ? e : e * gain);
+            out(i, e);
         }
     }
 
@@ -296,7 +286,7 @@ template <bool BF> class Logits {
     std::vector<std::pair<int64_t, int64_t>> owner;  // (place, number of the target), ascending
     int64_t prepared = 0;  // the first place of those that are prepared
     bool in_place = false;
-    Buffer inverse, operand, mask, masked, hard;
+    Buffer inverse, operand, mask, masked;
 };
 
 }  // namespace
