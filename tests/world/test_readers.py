@@ -365,20 +365,18 @@ HUB = "https://huggingface.co/datasets/a/b/resolve/main/0.tar"
 
 @table(
     [
-        Row("the hub", "webdataset 443", (HUB, {"HF_TOKEN": "hf_x"}), "Bearer hf_x"),
-        Row("the older variable", "huggingface_hub", (HUB, {"HUGGING_FACE_HUB_TOKEN": " hf_x\n"}), "Bearer hf_x"),
+        Row("the hub", "webdataset 443", (HUB, {"HF_TOKEN": "hf_x"}), "hf_x"),
+        Row("the older variable", "huggingface_hub", (HUB, {"HUGGING_FACE_HUB_TOKEN": " hf_x\n"}), "hf_x"),
         Row("a mirror", "HF_ENDPOINT",
-            ("http://hub.lan:81/0.tar", {"HF_TOKEN": "hf_x", "HF_ENDPOINT": "http://hub.lan:81/"}),
-            "Bearer hf_x"),
+            ("http://hub.lan:81/0.tar", {"HF_TOKEN": "hf_x", "HF_ENDPOINT": "http://hub.lan:81/"}), "hf_x"),
         Row("the mirror's other port", "HF_ENDPOINT",
-            ("http://hub.lan/0.tar", {"HF_TOKEN": "hf_x", "HF_ENDPOINT": "http://hub.lan:81"}), None),
-        Row("not encrypted", "http://", (HUB.replace("https", "http"), {"HF_TOKEN": "hf_x"}), None),
+            ("http://hub.lan/0.tar", {"HF_TOKEN": "hf_x", "HF_ENDPOINT": "http://hub.lan:81"}), ""),
+        Row("not encrypted", "http://", (HUB.replace("https", "http"), {"HF_TOKEN": "hf_x"}), ""),
         Row("a host of that name's beginning", "an attack",
-            ("https://huggingface.co.evil.net/0.tar", {"HF_TOKEN": "hf_x"}),
-            None),
-        Row("another host", "an own server", ("https://data.lan/0.tar", {"HF_TOKEN": "hf_x"}), None),
-        Row("where the hub redirects to", "its CDN", ("https://cdn-lfs.hf.co/a?sign=1", {"HF_TOKEN": "hf_x"}), None),
-        Row("an empty token", "CI without secrets", (HUB, {"HF_TOKEN": ""}), None),
+            ("https://huggingface.co.evil.net/0.tar", {"HF_TOKEN": "hf_x"}), ""),
+        Row("another host", "an own server", ("https://data.lan/0.tar", {"HF_TOKEN": "hf_x"}), ""),
+        Row("where the hub redirects to", "its CDN", ("https://cdn-lfs.hf.co/a?sign=1", {"HF_TOKEN": "hf_x"}), ""),
+        Row("an empty token", "CI without secrets", (HUB, {"HF_TOKEN": ""}), ""),
     ]
 )  # fmt: skip
 def test_who_gets_the_token(row: Row, monkeypatch, tmp_path):
@@ -387,7 +385,7 @@ def test_who_gets_the_token(row: Row, monkeypatch, tmp_path):
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     for name, value in row.given[1].items():
         monkeypatch.setenv(name, value)
-    assert ranges._Route(row.given[0]).headers.get("Authorization") == row.right
+    assert ranges.hub_token(row.given[0]) == row.right
 
 
 def test_a_token_and_a_redirect(faulty, monkeypatch):
@@ -434,7 +432,6 @@ def test_databases_of_faces(row: Row, tmp_path):
     assert (len(source), source.num_classes) == (3, 7)
     assert source.labels().tolist() == [4, 5, 6]
     assert SquareImage(40)(source.read(1), np.random.default_rng(0)).shape == (40, 40, 3)
-    source.close()
     pack_images(PackOptions(tmp_path / "faces", tmp_path / "packed", image_size=40, num_workers=1))
     packed = open_source(tmp_path / "packed")
     assert packed.labels().tolist() == [4, 5, 6]
@@ -641,12 +638,9 @@ WHOLE = dict(zip((*TRAIN, *TEST), (idx(6, 2, 2), idx(6), idx(4, 2, 2), idx(4)), 
 
 @table(
     [
-        Row("swapped", "mv", {TRAIN[0]: idx(6), TRAIN[1]: idx(6, 2, 2)}, f"labels; {TRAIN[1]} has the images.*swapped"),
-        Row("labels twice", "cp", {TRAIN[0]: idx(6)}, "labels under another name"),
-        Row("images of the test set", "mv", {TRAIN[0]: idx(4, 2, 2)}, f"images are as many as {TEST[1]} has"),
-        Row("labels of the test set", "mv", {TRAIN[1]: idx(4)}, f"labels are as many as {TEST[0]} has"),
-        Row("labels of neither", "another copy", {TRAIN[1]: idx(5)}, "6 images but .* 5 labels; expected as many$"),
-        Row("labels of 32 bits", "QMNIST", {TRAIN[1]: idx(6, 8, magic=0xC02)}, "idx file of int32, 2 dimensions"),
+        Row("swapped", "mv", {TRAIN[0]: idx(6), TRAIN[1]: idx(6, 2, 2)}, "got 0x00000801, labels"),
+        Row("labels of the test set", "mv", {TRAIN[1]: idx(4)}, "6 images but .* 4 labels; expected as many"),
+        Row("labels of 32 bits", "QMNIST", {TRAIN[1]: idx(6, 8, magic=0xC02)}, "got 0x00000c02"),
     ]
 )
 def test_files_of_mnist_that_do_not_fit(row: Row, tmp_path):

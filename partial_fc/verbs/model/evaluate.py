@@ -1,6 +1,5 @@
 """`partial-fc evaluate`: a trained model's accuracy on pairs, and the threshold to use."""
 
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from partial_fc.embedding.model import EmbeddingModel
 
 FALSE_ACCEPT_RATES = ("1e-1", "1e-2", "1e-3", "1e-4", "1e-5", "1e-6")
+_ALL_PAIRS = "more pairs, of all images with all others: --all-pairs FOLDER_OF_CLASS_FOLDERS"
 _ACROSS = 5  # pairs per row of the picture
 # With one more column of 11 it fits into 80 columns.
 _HEAD = f"  {'threshold':12}{'cosine >=':>10}{'distance² <=':>13}{'right':>8}{'same accepted':>14}{'different':>10}"
@@ -132,7 +132,7 @@ def evaluate(options: EvaluateOptions, world: World, device: Any) -> None:
     for one in _judged(options, model, world, device) if model else ():
         judged.append(one)
         if folder:
-            print("\n".join(_lines(one, _all_pairs_of(one.name, options))), flush=True)
+            print("\n".join(_lines(one)), flush=True)
     report["sets"] = {one.name: _report(one) for one in judged}
     if folder and (together := _together([one for one in judged if one.pixels])):
         print("\n".join(("all sets of images together", _HEAD, _row("to use", together.best()))))
@@ -294,15 +294,7 @@ def _report(one: Judged) -> dict[str, Any]:
     }
 
 
-def _all_pairs_of(name: str, options: EvaluateOptions) -> str:
-    """Returns the command that measures smaller FARs than a set of pairs allows."""
-    beside = [folder for path in options.sets if path.stem == name for folder in (path.with_suffix(""), Path(name))]
-    images = next((str(folder) for folder in beside if folder.is_dir()), "FOLDER_OF_CLASS_FOLDERS")
-    command = shlex.join(["partial-fc", "evaluate", str(options.model), "--all-pairs", images])
-    return f"more pairs, of all images with all others: `{command}`"
-
-
-def _lines(one: Judged, remedy: str) -> list[str]:
+def _lines(one: Judged) -> list[str]:
     values = one.values
     lines = [f"{one.name}: {len(one.same_N):,} pairs, {one.roc.num_genuine:,} of them the same"]
     if "accuracy" in values:
@@ -315,7 +307,7 @@ def _lines(one: Judged, remedy: str) -> list[str]:
     if "accuracy" in values:  # nearly all of IJB's pairs are impostors: FAR must choose there
         lines.append(_row("to use", one.roc.best()))
     lines += [_row(f"for FAR {far}", threshold) for far, threshold in thresholds.items()]
-    lines += _too_few([far for far in FALSE_ACCEPT_RATES if far not in thresholds], one.roc.num_impostors, remedy)
+    lines += _too_few([far for far in FALSE_ACCEPT_RATES if far not in thresholds], one.roc.num_impostors, _ALL_PAIRS)
     galleries = {key.partition("/")[0]: None for key in values if "/rank1" in key}
     lines += [f"  1:N, gallery {name}: {_ranks_text(values, name)}" for name in galleries]
     return lines
@@ -340,7 +332,7 @@ def _row(what: str, t: roc.Threshold) -> str:
 
 
 def _draw(judged: list[Judged], show: int, folder: Path) -> None:
-    roc.plot({one.name: one.roc for one in judged}, folder / "roc.png", marked=True)
+    roc.plot({one.name: one.roc for one in judged}, folder / "roc.png")
     roc.plot_similarities(
         {one.name: (one.distance_N, one.same_N, one.roc) for one in judged}, folder / "similarities.png"
     )

@@ -13,7 +13,7 @@ from tests.recipes.conftest import ROOT, environment
 
 _MEMORY = Path("/dev/shm")
 # "prune" and "re-save" with a folder each are as much work as all these; `make torture` has them, too.
-_SWEEPS = ("one folder", "new", "merge", "export")
+_SWEEPS = ("one folder", "new", "reshard")
 _WAYS = ("fail (EIO once)", "fail (EIO from there on", "fail (ENOSPC once)", "short", "crash")
 
 

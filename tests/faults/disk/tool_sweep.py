@@ -11,9 +11,8 @@ from typing import Any
 from partial_fc.checkpoint.folders import MARKER
 from partial_fc.errors import describe
 from partial_fc.foreign.centre_files import find
-from partial_fc.verbs.checkpoint.reshard import MergeOptions, merge
+from partial_fc.verbs.checkpoint.reshard import ReshardOptions, reshard
 from partial_fc.verbs.checkpoint.verify import findings
-from recipes.mxnet.export_centres import ExportOptions, export_centres
 from tests.faults.disk import operations as op
 from tests.faults.disk.crash_states import Tree
 from tests.faults.disk.operations import Disk
@@ -32,12 +31,7 @@ class Tool:
 
 
 # All others write as these do (partial_fc/checkpoint/output.py).
-TOOLS = (
-    Tool("merge", merge, MergeOptions),
-    Tool(
-        "export, with momentum", export_centres, lambda given, out: ExportOptions(given, out, 1, momentum_lr=0.1), False
-    ),
-)
+TOOLS = (Tool("reshard", reshard, lambda given, out: ReshardOptions(given, out, 1)),)
 
 
 class ToolSweep(Sweep):

@@ -168,14 +168,12 @@ def test_the_other_sub_centres_of_a_new_class_are_start_values(tmp_path):
     assert torch.equal(centre_RD[1:], fresh[1, 1:])
 
 
-@pytest.mark.parametrize("images", [(), (1, 5, 3)])
-def test_classes_that_become_one_share_a_direction(tmp_path, images):
-    """Which counts by images, where their numbers are given."""
+def test_classes_that_become_one_share_a_direction(tmp_path):
     rows = whole(saved(tmp_path / "a", 2))
-    options = MergeClassesOptions(tmp_path / "a", tmp_path / "b", "eve", ("kim", "bob"), images=images)
+    options = MergeClassesOptions(tmp_path / "a", tmp_path / "b", "eve", ("kim", "bob"))
     classes.merge_classes(options)
     after = rows_by_name(tmp_path / "b", 2)["eve"]
-    parts = normalize(rows["centres"][[4, 10, 1]]) * torch.tensor(images or (1, 1, 1))[:, None]
+    parts = normalize(rows["centres"][[4, 10, 1]])
     expected_D = normalize(parts.sum(dim=0), dim=0) * rows["centres"][4].norm()
     torch.testing.assert_close(after["centres"], expected_D, rtol=1e-5, atol=1e-6)
     assert torch.equal(after["momentum"], rows["momentum"][4])
@@ -257,10 +255,6 @@ def test_lists_of_hard_negatives_are_left_out(tmp_path, capsys):
         (lambda a, b: classes.add(AddOptions(a, b, ("x=nowhere",))), "nowhere: expected a folder"),
         (lambda a, b: classes.add(AddOptions(a, b, ("x=nowhere.npy",))), "nowhere.npy: no .npy file"),
         (lambda a, b: classes.merge_classes(MergeClassesOptions(a, b, "ada", ("ada",))), "not itself"),
-        (
-            lambda a, b: classes.merge_classes(MergeClassesOptions(a, b, "ada", ("bob",), images=(1,))),
-            "each of ada, bob",
-        ),
         (lambda a, b: classes.rename(RenameOptions(a, b, ("ada",))), "expected OLD=NEW"),
         (lambda a, b: classes.rename(RenameOptions(a, b, ("ada=bob",))), "would both be named 'bob'"),
         (lambda a, b: classes.rename(RenameOptions(a, b)), "no class is renamed"),

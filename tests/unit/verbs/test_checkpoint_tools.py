@@ -1,4 +1,4 @@
-"""`partial-fc checkpoint inspect | verify | merge | reshard`."""
+"""`partial-fc checkpoint inspect | verify | reshard`."""
 
 import json
 from pathlib import Path
@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.peak_memory import PeakMemory
 from partial_fc import checkpoint
 from partial_fc.checkpoint.files import save_tensors
 from partial_fc.checkpoint.head_state import facts_of
 from partial_fc.checkpoint.output import new_checkpoint
 from partial_fc.head import PartialFC, Storage
 from partial_fc.verbs.checkpoint.inspect import InspectOptions, inspect
-from partial_fc.verbs.checkpoint.reshard import MergeOptions, ReshardOptions, merge, reshard
+from partial_fc.verbs.checkpoint.reshard import ReshardOptions, reshard
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
-from partial_fc.verbs.plan.machine import PeakMemory
 from tests.unit.stored_checkpoints import D, OneOf, damage, heads_of, save, whole
 
 
@@ -50,9 +50,9 @@ def test_folders_of_several_hosts_become_one(tmp_path):
     heads = heads_of(3)
     first, second = save(tmp_path / "a", heads, hosts=[[0, 2], [1]])
     with pytest.raises(ValueError, match=r"no file holds classes 4 to 7.*folders of all of them"):
-        merge(MergeOptions((first,), tmp_path / "b"))
+        reshard(ReshardOptions((first,), tmp_path / "b", 1))
     assert not (tmp_path / "b").exists()
-    merge(MergeOptions((first, second), tmp_path / "b"))
+    reshard(ReshardOptions((first, second), tmp_path / "b", 1))
     reshard(ReshardOptions((second, first), tmp_path / "c", 3))
     for folder, size in ((tmp_path / "b", 1), (tmp_path / "c", 3)):
         for name, tensor in whole(loaded(folder, size)).items():
@@ -64,7 +64,7 @@ def test_folders_of_two_checkpoints_are_refused(tmp_path):
     save(tmp_path / "a", heads_of(2))
     save(tmp_path / "b", heads_of(2), step=8)
     with pytest.raises(ValueError, match="not of one checkpoint: step 7 and 8"):
-        merge(MergeOptions((tmp_path / "a", tmp_path / "b"), tmp_path / "c"))
+        reshard(ReshardOptions((tmp_path / "a", tmp_path / "b"), tmp_path / "c", 1))
 
 
 def own(value: float) -> dict[str, torch.Tensor]:
@@ -103,12 +103,12 @@ def test_a_damaged_file_is_not_given_a_new_checksum(tmp_path):
     path = next((tmp_path / "a").glob("head-00001-*"))
     damage(path)
     with pytest.raises(ValueError, match=rf"{path.name} is damaged"):
-        merge(MergeOptions((tmp_path / "a",), tmp_path / "b"))
+        reshard(ReshardOptions((tmp_path / "a",), tmp_path / "b", 1))
     assert not (tmp_path / "b").exists()
     (tmp_path / "b").mkdir()
     (tmp_path / "b/mine").write_text("x")
     with pytest.raises(ValueError, match="is there already"):
-        merge(MergeOptions((tmp_path / "a",), tmp_path / "b"))
+        reshard(ReshardOptions((tmp_path / "a",), tmp_path / "b", 1))
     assert (tmp_path / "b/mine").read_text() == "x"
 
 
@@ -231,7 +231,7 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path):
     with pytest.raises(ValueError, match="holds no checkpoint"):
         inspect(InspectOptions(tmp_path))
     with pytest.raises(ValueError, match="holds no complete checkpoint"):
-        merge(MergeOptions((tmp_path,), tmp_path / "b"))
+        reshard(ReshardOptions((tmp_path,), tmp_path / "b", 1))
 
 
 def test_checkpoints_without_a_head_are_looked_at_too(tmp_path, capsys):
@@ -244,4 +244,4 @@ def test_checkpoints_without_a_head_are_looked_at_too(tmp_path, capsys):
     assert inspect(InspectOptions(tmp_path / "a")) == 0
     assert ["best", "test", "0.97"] in [line.split() for line in capsys.readouterr().out.splitlines()]
     with pytest.raises(ValueError, match="has no class centres: it is not of recipe face"):
-        merge(MergeOptions((tmp_path / "a",), tmp_path / "b"))
+        reshard(ReshardOptions((tmp_path / "a",), tmp_path / "b", 1))

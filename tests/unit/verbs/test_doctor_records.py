@@ -77,16 +77,6 @@ def test_remarks_about_what_no_pixel_depends_on(tmp_path):
     assert examine(write(tmp_path / "set", good)) == (0, {})
 
 
-def test_grey_rows_at_the_end_of_a_good_file(tmp_path):
-    image = cv2.imdecode(np.frombuffer(picture(2), np.uint8), cv2.IMREAD_COLOR)
-    image[16:] = 128
-    grey = cv2.imencode(".png", image)[1].tobytes()
-    status, found = examine(write(tmp_path / "set", {**records(), 2: pack([0, 1.0], grey, id=2)}))
-    assert (status, set(found)) == (0, {"image-grey-rest"})
-    (place,) = found["image-grey-rest"]["places"]
-    assert (place["class"], place["problem"]) == (0, "the last 8 of 24 rows are grey")
-
-
 def test_labels_out_of_range_and_from_1(tmp_path):
     _, found = examine(write(tmp_path / "set", records()), num_classes=3)
     assert set(found) == {"label-range"}
