@@ -18,7 +18,7 @@ first-hour: setup  ## types every line of README.md, in an empty folder with an 
 test-old: setup  ## units with numbers in them, as on a processor that has AVX2 and no more
 	@bash scripts/test.sh old
 
-test-long: setup  ## what enumerates, attacks and kills: every failing operation of the disk, strangers at every socket, launchers killed
+test-long: setup  ## what enumerates and kills: every failing operation of the disk, every socket that listens, launchers killed
 	@bash scripts/test.sh long
 
 test-quick: setup  ## two minutes, for people at work: units but the slow ones, two ranks, one recipe

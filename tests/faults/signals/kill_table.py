@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 _DOCS = Path(__file__).parents[3] / "docs/reliability.md"
@@ -37,11 +38,12 @@ def promised() -> dict[Key, tuple[str, ...]]:
     found: dict[Key, tuple[str, ...]] = {}
     section = _DOCS.read_text().partition("\n## Signals\n")[2].partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
-    for launch, targets, *cells in (row for row in rows if len(row) == 8 and row[0] != "---"):
+    for launches, targets, *cells in (row for row in rows if len(row) == 8 and row[0] != "---"):
         for name, cell in zip(_COLUMNS, cells, strict=True):
             ends, comma, status = cell.partition(", ")
             may = tuple(f"{one}{comma}{status}" for one in ends.split(" or "))
-            found |= {(launch, target, name): may for target in targets.split(", ")}
+            keys = product(launches.split("; "), targets.split(", "))
+            found |= {(launch, target, name): may for launch, target in keys}
     return found
 
 
