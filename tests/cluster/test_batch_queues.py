@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recipes.conftest import ROOT, environment
+from tests.running import ROOT, environment
 
 pytestmark = pytest.mark.long
 LAUNCH = [sys.executable, "-m", "partial_fc", "launch", "--launcher", "sge"]

@@ -15,8 +15,8 @@ from random import Random
 from typing import Any
 
 from partial_fc.verbs.checkpoint.verify import findings
-from tests.faults.ranks import Ranks, flags, steps_done
-from tests.recipes.conftest import same_tensors
+from tests.faults.ranks import flags, train
+from tests.running import PATIENCE_S, Ranks, same_tensors, steps_done
 
 EVERY = 2  # steps between two checkpoints
 # When a rank is killed: before the first step, between steps, while files are written, when a folder got its marker.
@@ -35,13 +35,16 @@ def attack(folder: Path, rounds: int, seed: int) -> dict[str, Any]:
     random = Random(seed)
     num_steps = 8 * rounds + 16
     whole, killed = folder / "whole", folder / "killed"
-    assert Ranks(folder / "output-whole", flags(whole, num_steps, EVERY)).wait(num_steps) == [0, 0]
+    assert Ranks(folder / "output-whole", train, flags(whole, num_steps, EVERY)).wait(PATIENCE_S + 2 * num_steps) == [
+        0,
+        0,
+    ]
     counts = dict.fromkeys(MOMENTS, 0)
     lost: list[int] = []
     for number in range(rounds):
         before, losses = complete(killed), _losses(killed)
         moment = MOMENTS[number % len(MOMENTS)]
-        running = Ranks(folder / "output-killed", flags(killed, num_steps, EVERY))
+        running = Ranks(folder / "output-killed", train, flags(killed, num_steps, EVERY))
         had_ended = _wait_for(moment, running, killed, random)
         victims = random.choice(([0], [1], [0, 1]))
         for rank in victims:
@@ -55,8 +58,8 @@ def attack(folder: Path, rounds: int, seed: int) -> dict[str, Any]:
         lost.append(steps_done(killed) - (_step(newest[-1]) if newest else 0))
         assert not before or _step(newest[-1]) >= _step(before[-1]), f"round {number}: a complete checkpoint is gone"
     before, losses = complete(killed), _losses(killed)
-    last = Ranks(folder / "output-killed", flags(killed, num_steps, EVERY))
-    assert last.wait(num_steps) == [0, 0], last.output()
+    last = Ranks(folder / "output-killed", train, flags(killed, num_steps, EVERY))
+    assert last.wait(patience_s) == [0, 0], last.output()
     _check_resumed(last, before, _losses(killed) != losses)
     check_equal(whole, killed, num_steps)
     return {"rounds": rounds, "seed": seed, "killed": counts, "steps": num_steps, "most_steps_lost": max(lost)}

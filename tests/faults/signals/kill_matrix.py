@@ -23,11 +23,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.faults.kills import complete
-from tests.faults.ranks import steps_done
 from tests.faults.signals.kill_table import OUTPUT, OUTPUT_COLUMNS, RESULTS, Cell, differences, keep
 from tests.faults.signals.launches import EVERY, LAUNCHES, Started, set_pace
 from tests.faults.signals.outputs import OUTPUTS, File
-from tests.recipes.conftest import same_tensors
+from tests.running import same_tensors, steps_done
 
 SIGNALS = ("STOP", "KILL", "TERM", "USR1", "HUP", "INT")  # STOP, which should end nothing, first
 STOPPED_S = 30.0

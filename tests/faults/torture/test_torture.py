@@ -13,7 +13,7 @@ from partial_fc.train.record.boards import TensorBoard
 from partial_fc.train.record.curve import read_scalars
 from tests.faults.torture import victims
 from tests.faults.torture.compare import compare
-from tests.recipes.conftest import ROOT, SMALL, environment, train_here
+from tests.running import ROOT, SMALL, environment, train_here
 
 JOB = [
     *SMALL,

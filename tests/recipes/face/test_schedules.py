@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from partial_fc.data.open import open_source
-from tests.recipes.conftest import losses, same_tensors, train_here, train_several
+from tests.running import losses, same_tensors, train_here, train_several
 
 BY_STEP = "--loss cosface --margins None --sample-rate-schedule '0:0.3 50%:0.5 6:1.0' --margin-schedule '0:0 25%:0.2'"
 
