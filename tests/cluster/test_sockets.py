@@ -13,7 +13,7 @@ import pytest
 from benchmarks.hosts.two_hosts import ADDRESSES, TwoHosts
 from tests.cluster.conftest import commands
 from tests.cluster.stranger import listeners
-from tests.recipes.conftest import ROOT
+from tests.running import ROOT
 
 RECIPE = str(ROOT / "tests/recipes/launchers/rendezvous_job.py")
 PATIENT = ["--start-timeout", "300"]

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.faults.torture import differences
-from tests.recipes.conftest import ROOT, SMALL, environment, train_here
+from tests.running import ROOT, SMALL, environment, train_here
 
 JOB = shlex.split(
     "--dataset synthetic --num-classes 50 --num-images 64 --image-size 16 --batch-size 4 --precision fp64 "

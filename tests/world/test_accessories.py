@@ -34,7 +34,7 @@ from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.train.record import boards, header
 from partial_fc.verbs.checkpoint.inspect import summary
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
-from tests.recipes.launch import here
+from tests.running import here
 from tests.unit.thread_world import ThreadWorld, in_world
 from tests.world.made import class_folders, image, write_rec
 from tests.world.rows import Row, table

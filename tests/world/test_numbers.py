@@ -23,7 +23,7 @@ from recipes.face import tuning as face_tuning
 from recipes.face import vectors as face_vectors
 from recipes.face.main import DataFlags
 from tests.flat import flat_head
-from tests.recipes.conftest import train_here
+from tests.running import train_here
 from tests.unit.stored_checkpoints import D, save
 from tests.world.rows import Row, table
 

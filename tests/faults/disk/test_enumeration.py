@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.recipes.conftest import ROOT, environment
+from tests.running import ROOT, environment
 
 _MEMORY = Path("/dev/shm")
 # "prune" and "re-save" with a folder each are as much work as all these; `make torture` has them, too.

@@ -18,10 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.faults.ranks import complete, steps_done
+from tests.faults.ranks import complete
 from tests.faults.signals.kill_table import Cell, differences
 from tests.faults.signals.launches import EVERY, LAUNCHES, Started, set_pace
-from tests.recipes.conftest import same_tensors
+from tests.running import same_tensors, steps_done
 
 SIGNALS = ("STOP", "KILL", "TERM", "USR1", "HUP", "INT")  # STOP, which should end nothing, first
 STOPPED_S = 30.0

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.faults.ranks import steps_done
-from tests.recipes.conftest import ROOT, environment
+from tests.running import ROOT, environment, steps_done
 
 JOB = shlex.split(
     "--dataset synthetic --num-classes 200 --num-images 256 --image-size 24 --batch-size 4 --backbone tiny "

@@ -15,9 +15,8 @@ from partial_fc.data.sets.weighted import Shares
 from partial_fc.verbs.checkpoint.classes import ListOptions, list_classes
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
 from partial_fc.verbs.model.classify import ClassifyOptions, classify
-from tests.recipes.conftest import face, losses, train_here, train_several
-from tests.recipes.launch import endings, killed
-from tests.recipes.launch import several as run_several
+from tests.running import endings, face, killed, losses, train_here, train_several
+from tests.running import several as run_several
 
 COMMON = (
     "--val-targets --check-data off --image-size 24 --lr-scheduler constant --sync-bn --warmup-steps 1 "

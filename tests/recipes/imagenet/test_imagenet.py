@@ -12,9 +12,9 @@ from partial_fc.data.sample import Sample
 from partial_fc.data.transform import ShortSideCrop
 from recipes.imagenet import main as imagenet
 from recipes.imagenet import resnet
-from tests.recipes.conftest import losses, reported, result, same_tensors
 from tests.recipes.imagenet.databases import datum, encoded_tensors, raw_tensors, write_leveldb, write_lmdb
 from tests.recipes.imagenet.imagenet_job import BATCH, UPDATES, C, N, picture, train_here, train_several
+from tests.running import losses, reported, result, same_tensors
 
 HEADER = (
     "time_spent,cumulative_time_spent,input_count,cumulative_input_count,cumulative_batch_count,inputs_per_sec,"

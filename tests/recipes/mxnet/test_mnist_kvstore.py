@@ -12,9 +12,9 @@ import pytest
 from partial_fc.data.idx import read_set
 from recipes.mnist import main as mnist
 from recipes.mxnet.kvstore_job import ELSEWHERE, asked_for, parse
-from tests.recipes.conftest import run
 from tests.recipes.mnist.mnist_job import NUM_TRAIN
 from tests.recipes.mxnet import kvstore_job
+from tests.running import run
 
 # 5 updates an epoch: 2 workers x 16 images each, or 32 of one.
 FIVE = "--num-examples 150 --num-epochs 1 --backbone lenet --lr 0.02"
