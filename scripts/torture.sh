@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What tests/faults does in a minute or two, for two hours: 10,000 changed files for every reader of files, then 50 kills of
-# a training, every signal to every process of every launcher, full
+# What tests/faults does in a minute or two, for two hours: 10,000 changed files for every reader of files, then some 50 kills
+# of a training, every signal to every process of every launcher, full
 # disks, lost packets, and native code under sanitizers. Names of readers as arguments: only those get changed files; names
 # of what is checked below (kills, signals ...): only that is done. INPUTS, ROUNDS, SIGNALS ("TERM KILL";
 # all six) and SEED in the environment say how much, and which. A file that is read wrongly is printed by hypothesis.
@@ -57,7 +57,9 @@ sanitized() ( # FOLDER: where the libraries go; a shell of its own, whose enviro
 )
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-check "kills" timeout 7200 python -m tests.faults.kills "$folder/kills" --rounds "$rounds" --seed "$seed"
+check "kills" timeout 7200 python -m tests.faults.torture "$folder/kills" --mean-steps 20 --seed "$seed" -- \
+    python train.py face --dataset synthetic --num-classes 2000 --num-images 256 --image-size 24 --batch-size 4 --backbone tiny \
+    --embedding-size 32 --num-workers 1 --precision fp64 --max-steps $((20 * rounds)) --checkpoint-every 5 --gpus 2
 # shellcheck disable=SC2086  # signals are words
 check "signals" timeout 7200 python -m tests.faults.signals.kill_matrix "$folder/signals" ${SIGNALS:+--signals $SIGNALS}
 check "disks" timeout 600 python -m pytest tests/faults/test_runs.py -k "disk or still"

@@ -27,8 +27,8 @@ class Sampling:
     quota: "negatives": the batch's classes come on top of the sample; "insightface": they are part of it.
     hard_negatives: HardNegatives(num_classes, k=5): centres near the batch's classes take part, too.
     catch_up: "exact": before a row that was not sampled takes part again it is brought up to what a dense optimizer has
-        made of it, as in arcface_torch; "none": it rests, as in InsightFace's MXNet trainer, which costs accuracy if it
-        has momentum (docs/fidelity.md).
+        made of it, as in arcface_torch; "none": it rests, as in InsightFace's trainer of 2020, which costs accuracy if
+        it has momentum (docs/fidelity.md).
     """
 
     rate: float | Steps[float] = 1.0

@@ -60,8 +60,7 @@ class DataFlags:
     """A preset: class count, schedule and verification sets of a known data set; `custom` fixes none of them."""
     config: Annotated[Path | None, Basic, MayChange] = None
     """arcface_torch's configs/NAME.py, or NAME.toml with flags of this command line; read as data, never executed. The
-    .toml may have a table for each of several heads (docs/many-labels.md). Or the settings of partial_fc/mxnet's
-    default.py."""
+    .toml may have a table for each of several heads (docs/many-labels.md)."""
     rec: Annotated[tuple[Path, ...] | Path | None, Basic] = None
     """A folder with train.rec, a .rec, a folder of class folders, a list, tar shards or vectors (docs/data.md). Several
     paths are several sets, whose classes follow one another; a pattern in quotes, 'shards/*.rec', names the shards of
@@ -108,9 +107,9 @@ class DataFlags:
     """Decoding threads of each process."""
     max_bad_records: Annotated[int, MayChange] = 100
     """Damaged records to log and replace by others before training stops."""
-    check_data: Annotated[Literal["quick", "full", "off"], MayChange] = "quick"
+    check_data: Annotated[Literal["quick", "off"], MayChange] = "quick"
     """Check of the data before the first step, shared by all ranks; a run on unusable data stops. quick: some hundred
-    images and, if they are cheap to read, all labels. full: every image."""
+    images and, if they are cheap to read, all labels. (`partial-fc doctor data` checks all.)"""
     val_targets: Annotated[tuple[str, ...] | None, Basic, MayChange] = None
     """Verification sets: NAME of NAME.bin in --rec, or a path. none: what the preset names, for `custom` every .bin
     there; `--val-targets` with nothing after it: no verification."""
@@ -385,38 +384,29 @@ def _notes(config: Config, source: Source) -> list[str]:
 
 @flags.told_as_usage
 def parse(arguments: list[str]) -> tuple[Config, list[str]]:
-    """Parses the command line: configuration, and notes for the user on settings of a --config file without effect."""
+    """Returns (configuration, notes for the user). A value is the flag's, else --config's, else that which the network
+    starts with, else the preset's, else the default; of the class count and the image size the data's own go before a
+    preset's."""
     arguments = face_heads.gathered(with_file(arguments, facts(Config), face_heads.OWN))
-    # Given explicitly: these count more than what the data states.
     names = ("dataset", "config", *presets.OF_THE_DATA, "num_images", *OF_TRANSFORMERS, "network")
-    known, _ = split(arguments, names, {"network": {"short": "--backbone"}})
-    dataset, from_config = known.get("dataset", "custom"), known.get("config")
-    from_file: dict[str, Any] = {}
-    defaults: dict[str, Any] = presets.get(dataset) if dataset != "custom" else {}
-    notes: list[str] = []
-    if from_config is not None:
-        from_file, notes = arcface_torch.load(Path(from_config))
-        defaults |= from_file
-    for name in {"rec", "models_root"} & defaults.keys():
-        defaults[name] = Path(defaults[name])
-    given = known.keys() & OF_TRANSFORMERS.keys()
+    typed, _ = split(arguments, names, {"network": {"short": "--backbone"}})
+    preset = presets.get(typed.get("dataset", "custom"))
+    stated, notes = arcface_torch.load(Path(typed["config"])) if "config" in typed else ({}, [])
     rates: dict[str, Any] = {}
-    if from_config is None:  # a file states a whole run
-        rates = rates_of(known.get("network", defaults.get("network", "")), given, known.get("optimizer"))
-        defaults |= rates
-    default = flags.with_defaults(Config, defaults)
-    program = f"{flags.trainer()} face"
+    if not stated:  # a file states a whole run
+        rates = rates_of(typed.get("network", preset.get("network", "")), typed, typed.get("optimizer"))
     try:
-        config = flags.parse(Config, arguments, program, default=default, elsewhere=ELSEWHERE)
+        defaults = flags.with_defaults(Config, preset | rates | stated)
+        config = flags.parse(Config, arguments, f"{flags.trainer()} face", default=defaults, elsewhere=ELSEWHERE)
     except UsageError as error:
-        if "network" in from_file and str(error).startswith(f"--network is {from_file['network']};"):
-            raise UsageError(f"{from_config}: {error}") from error
+        if str(error).startswith(f"--network is {stated.get('network')};"):
+            raise UsageError(f"{typed['config']}: {error}") from error
         raise
     if rates:
         words = " ".join(f"{flags.flag(name)} {value}" for name, value in rates.items())
         notes.append(f"--network {config.model.network}, a transformer, starts with {words}")
-    given = known.keys() & set(presets.OF_THE_DATA)
-    data, more_notes = presets.give_way(config.data, given | from_file.keys())
-    if "num_images" in known and not data.synthetic:
-        more_notes.append("--num-images is about synthetic data; this run has images")
-    return dataclasses.replace(config, data=data), [*notes, *more_notes]
+    data, replaced = presets.give_way(config.data, {*typed, *stated})
+    notes += replaced
+    if "num_images" in typed and not data.synthetic:
+        notes.append("--num-images is about synthetic data; this run has images")
+    return dataclasses.replace(config, data=data), notes

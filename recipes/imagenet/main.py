@@ -12,7 +12,6 @@ Results on real digits and characters, and what a Caffe2 user tries first: docs/
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -116,8 +115,8 @@ def train_here(run: Run) -> int:
                                   max_bad_records=data.max_bad_records, num_threads=data.num_workers):  # fmt: skip
             run.logger.info(finding)
     test_source = _open(run, str(data.test_data)) if data.test_data else None
-    for note in _notes(config, source, test_source):
-        run.note(note)
+    if data.train_data == "null" and flags.is_given(data, "check_data"):
+        run.note(f"--check-data {data.check_data}: synthetic data has nothing to check")
     transform = ShortSideCrop(data.resize, data.image_size, random=True, mirror=data.mirror)
     loader = run.loader(source, transform, order, num_workers=data.num_workers, max_bad_records=data.max_bad_records)
 
@@ -139,7 +138,7 @@ def train_here(run: Run) -> int:
 
 
 def _open(run: Run, path: str) -> Source:
-    """Opens a source and closes it at the end: a LevelDB's shadow would outlive the process. A collective."""
+    """Opens a source. A collective."""
     from partial_fc.data import Synthetic
 
     from .databases import open_database
@@ -147,11 +146,7 @@ def _open(run: Run, path: str) -> Source:
     data = run.config.data
     if path == "null":
         return run.open_data(lambda: Synthetic(data.num_labels, data.resize, data.epoch_size))
-    source = run.open_data(
-        lambda: open_database(path, data.db_type, data.num_labels, shadow_place=data.leveldb_shadow, world=run.world)
-    )
-    run.parts.callback(source.close)
-    return source
+    return run.open_data(lambda: open_database(path, data.db_type, data.num_labels))
 
 
 def _order(run: Run, source: Source) -> Order:
@@ -220,22 +215,9 @@ def _pixels(config: Config) -> Pixels:
     return Pixels(f"float32 (N, 3, {size}), BGR, (pixel - {mean}) / {std}", mean, std, bgr=True)
 
 
-def _notes(config: Config, *opened: Source | None) -> Iterator[str]:
-    """Yields notes on flags without effect."""
-    from .databases import DatabaseSource
-
-    data = config.data
-    if name := config.model.save_model_name:
-        yield f"--save_model_name {name}: no .mdl file is written; checkpoints and model.safetensors hold the model"
-    if data.train_data == "null" and flags.is_given(data, "check_data"):
-        yield f"--check-data {data.check_data}: synthetic data has nothing to check"
-    if data.leveldb_shadow and not any(isinstance(s, DatabaseSource) and s.kind == "LevelDB" for s in opened):
-        yield "--leveldb-shadow: none of the databases is a LevelDB"
-
-
 @flags.told_as_usage
 def parse(arguments: list[str]) -> tuple[Config, list[str]]:
-    """Parses the command line: configuration, and notes on Caffe2's flags without effect. Raises ValueError for invalid
+    """Parses the command line: configuration, and notes on Caffe2's flags. Raises ValueError for invalid
     values or combinations."""
     ours, notes = caffe2.translate(arguments)
     config = flags.parse(Config, ours, f"{flags.trainer()} imagenet", typed=arguments, renamed=caffe2.RENAMED)

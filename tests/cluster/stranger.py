@@ -1,4 +1,4 @@
-"""Whoever listens of a job, and what somebody in the network who knows an address and a port may say to it."""
+"""Whoever listens of a job."""
 
 import contextlib
 import os

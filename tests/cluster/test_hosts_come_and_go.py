@@ -18,7 +18,7 @@ import pytest
 from benchmarks.hosts.two_hosts import ADDRESSES, TwoHosts
 from partial_fc.comm.torch_dist import LOST_AFTER_S
 from tests.cluster.conftest import JOB
-from tests.recipes.conftest import ROOT, train_here
+from tests.running import ROOT, train_here
 from tests.waiting import until
 
 FOR_EVER = shlex.split("--lr-scheduler constant --max-steps 1000000 --frequent 1 --keep-checkpoints 10000")

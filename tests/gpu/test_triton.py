@@ -19,7 +19,7 @@ from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.kernels.triton import TritonKernel
 from partial_fc.head.kernels.triton_pass import Tile, Tiles
 from partial_fc.head.margin import Negatives
-from tests.unit.kernels.test_cpu_kernel import some_targets
+from tests.unit.kernels.test_cpu_kernel import exact, some_targets
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -57,7 +57,6 @@ CASES = [
     Case(features=7, sampled=53, width=96, storage=torch.float16),
     Case(features=130, sampled=53, width=40, storage=torch.bfloat16, scale=300.0),
     Case(rows=True, scale=300.0, target_here=False),
-    Case(rule="filter", rows=True),
     Case(rule="filter", rows=True),
     Case(sub_centres=3, rows=True, storage=torch.bfloat16),
     Case(sub_centres=3, sampled=51, rule="filter", scale=300.0),
@@ -102,11 +101,6 @@ def problem(case: Case) -> tuple[Logits, LogitGrad]:
     factor_G[::5] = 0.0
     target_grad_G = -torch.rand(target_G.shape, generator=generator).to(DEVICE) * case.scale / G
     return logits, LogitGrad(factor_G, target_grad_G)
-
-
-def exact(logits: Logits) -> Logits:
-    """For the plain kernel, which computes in the features' dtype throughout."""
-    return replace(logits, unit_GD=logits.unit_GD.double())
 
 
 def lengths(logits: Logits) -> Tensor:
@@ -187,7 +181,7 @@ def test_bf16_products_err_at_most_twice_as_much_as_operands_rounded_once(case):
 
 
 # Chunks and products have nothing to do with each other: each precision once is enough, and three cases.
-@pytest.mark.parametrize(("case", "precision"), [(CASES[4], "bf16"), (CASES[8], "fp32"), (CASES[10], "bf16")], ids=str)
+@pytest.mark.parametrize(("case", "precision"), [(CASES[4], "bf16"), (CASES[7], "fp32"), (CASES[9], "bf16")], ids=str)
 def test_chunks_change_nothing_and_runs_repeat(case, precision, monkeypatch):
     logits, logit_grad = problem(case)
     kernel = TritonKernel(precision)
@@ -205,7 +199,7 @@ def test_chunks_change_nothing_and_runs_repeat(case, precision, monkeypatch):
     torch.testing.assert_close(gradient_of(kernel, logits, logit_grad), grad, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("case", [CASES[2], CASES[4], CASES[9]], ids=str)
+@pytest.mark.parametrize("case", [CASES[2], CASES[4], CASES[8]], ids=str)
 def test_programs_that_stay_for_all_tiles_change_no_bit(case):
     """Fewer programs than tiles, of fewer places than a tile and of more, with and without copies of the centres."""
     logits, _ = problem(case)
@@ -343,13 +337,6 @@ def test_a_shard_without_classes():
     assert sums.denominator_G.count_nonzero() == 0
     assert sums.weighted_sum_GD.count_nonzero() == 0
     assert list(TritonKernel("bf16").centre_gradients(logits, logit_grad)) == []
-
-
-def test_only_what_is_asked_for():
-    logits, _ = problem(Case())
-    sums = TritonKernel("fp32").sums(logits, with_weighted_sum=False)
-    assert sums.weighted_sum_GD is None
-    torch.testing.assert_close(sums.denominator_G, exact_sums(logits).denominator_G, rtol=1e-4, atol=0.0)
 
 
 def dense_cosines(logits: Logits, operands: torch.dtype) -> Tensor:

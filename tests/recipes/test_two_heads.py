@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
-from tests.recipes.conftest import class_folders, losses, same_tensors
-from tests.recipes.launch import killed, several
-from tests.recipes.several import Given
+from tests.recipes.conftest import class_folders
+from tests.running import Given, killed, losses, same_tensors, several
 
 STEPS, GLOBAL_BATCH = 9, 12
 

@@ -34,7 +34,7 @@ from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.train.record import boards, header
 from partial_fc.verbs.checkpoint.inspect import summary
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
-from tests.recipes.launch import here
+from tests.running import here
 from tests.unit.thread_world import ThreadWorld, in_world
 from tests.world.made import class_folders, image, write_rec
 from tests.world.rows import Row, table
@@ -133,12 +133,7 @@ def test_what_hangs_is_left_behind(tmp_path, monkeypatch, caplog):
 
 
 BACKENDS = [
-    Row(
-        "a notebook's",
-        "Colab, Kaggle: oobabooga 6783, deeptools 1416",
-        "module://matplotlib_inline.backend_inline",
-        None,
-    ),
+    Row("a notebook's", "oobabooga 6783, deeptools 1416", "module://matplotlib_inline.backend_inline", None),
     Row("of another version", "a shell's profile", "gtk3agg_old", None),
     Row("empty", "a container's env file", "", None),
 ]

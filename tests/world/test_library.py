@@ -428,12 +428,7 @@ def test_several_heads_made_before_the_process_group_are_sharded_together(monkey
 
 @table(
     [
-        Row(
-            "precision of a trainer",
-            "HF, Lightning: fp16",
-            {"precision": "fp16"},
-            "precision is 'fp16'; expected.*bf16",
-        ),
+        Row("precision of a trainer", "HF, Lightning", {"precision": "fp16"}, "precision is 'fp16'; expected.*bf16"),
         Row("storage by name", "--centre-dtype", {"storage": "bf16"}, r"storage is 'bf16'.*Storage\(torch.bfloat16"),
         Row("rule by name", "--rule mean", {"rule": "mean"}, r"rule is 'mean'.*MeanSoftmax\(\)"),
         Row("a rule's class", "", {"rule": OwnOut}, r"rule is .*OwnOut.*OwnOut\(\)"),
@@ -446,12 +441,7 @@ def test_several_heads_made_before_the_process_group_are_sharded_together(monkey
         Row("two rates", "", {"sampling": Sampling(0.1), "sample_rate": 0.2}, r"give Sampling\(rate, ...\) alone"),
         Row("loss by name", "cosface", {"loss": "cosface"}, "loss is 'cosface'; expected LossOptions"),
         Row("hard negatives by number", "--hard-negatives 5", {"hard_negatives": 5}, "is 5.*HardNegatives"),
-        Row(
-            "hard negatives of others",
-            "",
-            {"hard_negatives": HardNegatives(7, k=2), "sample_rate": 0.5},
-            "of 7 classes",
-        ),
+        Row("others' lists", "", {"hard_negatives": HardNegatives(7, k=2), "sample_rate": 0.5}, "of 7 classes"),
         Row("optimizer by name", "--head-optimizer", {"optimizer": "adamw"}, "optimizer is 'adamw'.*RowAdamW"),
         Row("device of words", "", {"device": "gpu"}, "device is 'gpu'; expected.*'cuda'"),
         Row("no device", "", {"device": None}, "device is None; expected"),

@@ -230,7 +230,7 @@ def traffic_bytes(workload: PlanOptions) -> float:
 
 def _moves_rows(workload: PlanOptions) -> bool:
     """Tells whether the kernel itself updates rows as it computes their gradients: not for rows that are copies."""
-    return workload.impl != "plain" and not (workload.is_elsewhere and workload.device == "cuda")
+    return workload.impl != "plain" and not workload.is_elsewhere
 
 
 def exponentials_bytes(workload: PlanOptions) -> float:
@@ -261,13 +261,6 @@ def _chunk_operations(workload: PlanOptions) -> int:
     return count
 
 
-def dense_update_bytes(workload: PlanOptions) -> float:
-    """Returns the traffic of a dense optimizer instead: a float32 gradient of all local rows, zeroed, written and read,
-    and every row and its state read and written."""
-    one = row_bytes(workload)
-    return workload.local_classes * (2.0 * (one["centres"] + one["optimizer state"]) + 3.0 * workload.dim * 4)
-
-
 @dataclass(frozen=True)
 class Machine:
     """Machine rates, from which times are predicted."""
@@ -275,8 +268,8 @@ class Machine:
     rates: Rates
     share: float  # fraction of the product rate that the kernel reaches
     link_gbytes_per_s: float  # of one rank, each way
-    latency_s: float  # of one message
-    place_gbytes_per_s: float = math.inf  # each way, to rows in host memory
+    latency_s: float = 20e-6  # of one message
+    host_gbytes_per_s: float = 50.0  # each way, to rows in host memory: PCIe 5
 
 
 def head_seconds(workload: PlanOptions, machine: Machine) -> dict[str, float]:
@@ -291,7 +284,7 @@ def head_seconds(workload: PlanOptions, machine: Machine) -> dict[str, float]:
         "exponentials": exponentials / (machine.rates.gexp_per_s * 1e9),
         "exponentials through memory": exponentials_bytes(workload) / (machine.rates.gbytes_per_s * 1e9),
         "rows": traffic_bytes(workload) / (machine.rates.gbytes_per_s * 1e9),
-        "rows from and to their place": moved / (machine.place_gbytes_per_s * 1e9),
+        "rows from and to their place": moved / (machine.host_gbytes_per_s * 1e9),
         "links": sum(link_bytes(workload).values()) / (machine.link_gbytes_per_s * 1e9) + messages * machine.latency_s,
     }
     in_chunks, launch_s = _chunk_operations(workload), machine.rates.launch_us * 1e-6

@@ -29,7 +29,6 @@ _MOST_LINES = 40
 _TITLES = {
     "roc": "ROC: true accept rate over false accept rate",
     "similarities": "Scores of same and different pairs",
-    "mistakes": "The most confident mistakes",
     "neighbours": "Searched images and the nearest ones",
 }
 _ELSEWHERE = "first_batch"

@@ -109,16 +109,13 @@ def _starts(options: LaunchOptions, planned: Plan, command: list[str], stack: Ex
         by_role = [[task for task in others if task.role == role] for role in ("server", "worker")]
         folder = options.sync_dst_dir or os.getcwd()
         starts += [_mpirun(kind, planned, tasks, command, folder) for tasks in by_role if tasks]
-    elif options.launcher == "sge":
+    else:
         file = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="partial-fc-launch-")), "tasks.sh")
         variables, words, script = queues.qsub(others, command, str(file))
         file.write_text(script)
         starts.append(Start("tasks", None, shell.exports(variables), words, leads_to="SGE"))
         if options.dry_run:
             print(f"# {file}\n{script}")
-    else:
-        line, missing = queues.yarn(command)
-        print(f"# YARN; missing here: {', '.join(missing) or 'nothing'}\n    {line}")
     return starts
 
 

@@ -161,7 +161,7 @@ def _own_address(options: LaunchOptions, hosts: Sequence[Host], interface: str) 
         from partial_fc.comm.launch import addresses  # the package takes long to import
 
         return addresses.address_of(interface, "DMLC_INTERFACE=")
-    if options.launcher in ("sge", "yarn"):
+    if options.launcher == "sge":
         return source_address("198.51.100.1")  # any address: that of the default route
     return own_address(hosts)
 

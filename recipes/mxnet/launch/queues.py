@@ -1,13 +1,11 @@
-"""Job systems that start the processes themselves: mpirun, qsub and YARN."""
+"""Job systems that start the processes themselves: mpirun and qsub."""
 
 import os
 import secrets
 import shlex
-import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from partial_fc.comm.launch.hosts import Host
 
@@ -142,15 +140,3 @@ def qsub(tasks: Sequence[Task], command: Sequence[str], file: str) -> tuple[dict
     array = f"1-{len(tasks)}"
     words = ["qsub", "-sync", "y", "-cwd", "-t", array, "-S", "/bin/sh", "-N", "partial-fc-launch", "-j", "y"]
     return same, [*words, "-v", ",".join(same), file], script
-
-
-def yarn(command: Sequence[str]) -> tuple[str, list[str]]:
-    """Returns (the command of dmlc-core's tracker, what it lacks here)."""
-    files = ["dmlc-yarn.jar", "launcher.py"]
-    client = f'java -cp "$(hadoop classpath):{files[0]}" org.apache.hadoop.yarn.dmlc.Client'
-    words = [word for file in files for word in ("-file", file)]
-    words += ["-jobname", "partial-fc-launch", "-tempdir", "/tmp", "-queue", "default", "./launcher.py", *command]
-    missing = [program for program in ("java", "hadoop") if shutil.which(program) is None]
-    missing += [] if "HADOOP_HOME" in os.environ else ["HADOOP_HOME (it is not set)"]
-    missing += [f"{file} in this folder (of dmlc-core's tracker)" for file in files if not Path(file).exists()]
-    return f"{client} {shlex.join(words)}", missing

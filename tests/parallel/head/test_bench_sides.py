@@ -31,16 +31,6 @@ def test_textbook_and_ours_agree_for_three_steps(world):
     torch.testing.assert_close(ours.centres, textbook.weight_LD.detach(), rtol=1e-3, atol=1e-5)
 
 
-def test_textbook_sampling_keeps_every_class_of_the_batch(world):
-    head = InsightFaceStyleHead(200, 16, CosFace(16.0), 0.05, world)
-    label_B = torch.arange(8) * 20 + world.rank
-    loss = head(torch.randn(8, 16).requires_grad_(), label_B)
-    assert torch.isfinite(loss)
-    local_G, index_S = head._sample(torch.arange(len(head.shard)))
-    assert len(index_S) == len(head.shard), "more positives than places: all stay"
-    assert torch.equal(index_S[local_G], torch.arange(len(head.shard)))
-
-
 @pytest.mark.parametrize("rate", [0.1, pytest.param(1.0, marks=pytest.mark.long)])
 def test_all_sides_train_equally_many_rows(world, rate):
     """With a batch as large as a tenth of the classes: nobody has more of its classes than its share."""

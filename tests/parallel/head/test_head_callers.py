@@ -42,20 +42,6 @@ def test_evaluation_takes_two_collectives(world):
     assert traffic.calls == {"head/gather": 1, "head/softmax": 1}
 
 
-def test_all_ranks_train_or_none_does(world):
-    head = PartialFC(CLASSES, D, CosFace(), 0.3, world)
-    feat, label = batch(world)
-    feat.requires_grad_(world.rank == 0)
-    assert head(feat, label).requires_grad
-    if world.size == 1:
-        return
-    with (
-        torch.set_grad_enabled(world.rank == 0),
-        pytest.raises(ValueError, match=r"ranks \[0\] train and ranks \[1.*do not"),
-    ):
-        head(feat, label)
-
-
 @pytest.mark.parametrize(
     ("other", "error", "words"),
     [

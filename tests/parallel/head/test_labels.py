@@ -137,21 +137,6 @@ def test_micro_batches_are_one_batch_where_their_labels_are_announced(world):
     torch.testing.assert_close(torch.cat(grads[1]), torch.cat(grads[0]), rtol=1e-12, atol=1e-15)
 
 
-def test_hard_negatives_of_every_label_take_part(world):
-    """A centre that lies beside a row's second label's class is found."""
-    hard = HardNegatives(CLASSES, k=2, every=1)
-    head = flat_head(CLASSES, D, CosFace(16.0), 0.2, world, hard_negatives=hard, seed=1)
-    feat_GD, _, _, _ = batch_of(world, MeanSoftmax())
-    near = 90
-    if head.shard.start <= near < head.shard.stop:
-        head.store.all_rows()[near - head.shard.start] = feat_GD[0]
-    for _ in range(8):
-        head(feat_GD[:2].float().requires_grad_(), torch.tensor([[7, 8], [9, 10]])).backward()
-        head.step(0.0)
-    listed = torch.tensor([near in hard.classes(torch.tensor([label]), head.shard).tolist() for label in (8, 10)])
-    assert world.all_reduce(listed.long(), name="t/listed")[0] == 1
-
-
 def test_the_nearest_come_for_rows_with_labels(world):
     feat_GD, label_GT, part, _ = batch_of(world, MeanSoftmax())
     label_GT[part][1] = FILL
@@ -163,15 +148,6 @@ def test_the_nearest_come_for_rows_with_labels(world):
     expected = head.topk(feat_GD[part].float(), 3)[1]
     kept = torch.arange(len(class_BK)) != 1
     assert torch.equal(class_BK[kept], expected[kept])
-
-
-def test_a_label_out_of_range_is_named_on_every_rank(world):
-    head = PartialFC(101, D, CosFace(), 1.0, world)
-    label_BT = torch.zeros(4, 3, dtype=torch.int64)
-    if world.rank == world.size - 1:
-        label_BT[2, 1] = 101
-    with pytest.raises(ValueError, match=rf"label 101 at index 2 of rank {world.size - 1}'s batch"):
-        head(torch.randn(4, D), label_BT)
 
 
 def test_what_does_not_fit_is_named(world):

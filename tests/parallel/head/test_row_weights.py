@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from partial_fc.comm import CollectiveError
 from partial_fc.head import MLCD, CosFace, CurricularFace, MeanSoftmax, OwnOut, PartialFC
 from tests.flat import flat_head
 from tests.parallel.head import test_head_kinds as kinds
@@ -86,14 +85,6 @@ def test_what_does_not_fit_is_named(world):
             head(feat_BD, label_B, row_weight_B=weight)
     with pytest.raises(TypeError, match="row weights are list"):
         head(feat_BD, label_B, row_weight_B=[1.0] * 4)
-
-
-def test_weights_on_some_ranks_only_are_refused(world):
-    if world.size == 1:
-        return
-    head = PartialFC(101, D, CosFace(), world=world)
-    with pytest.raises((CollectiveError, ValueError)):
-        head(torch.randn(4, D), torch.zeros(4, dtype=torch.int64), row_weight_B=None if world.rank else torch.ones(4))
 
 
 def test_averages_of_a_margin_are_over_all_rows_alike(world):

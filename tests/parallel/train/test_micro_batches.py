@@ -4,7 +4,7 @@ nothing behind."""
 import pytest
 import torch
 
-from partial_fc.head import AdaFace, CosFace, PartialFC, Storage
+from partial_fc.head import AdaFace, CosFace, PartialFC
 from partial_fc.head.margin import ArcFace
 from partial_fc.head.rows import RowAdamW, RowSGD
 from tests.flat import flat_head
@@ -69,20 +69,6 @@ def test_micro_batches_equal_one_batch(world, kind, impl):
     torch.testing.assert_close(many.centres, one.centres, rtol=0, atol=100 * allowed)
 
 
-def test_rows_of_the_host_take_micro_batches_too(world):
-    heads = [
-        PartialFC(CLASSES, D, CosFace(), 0.2, world, seed=5, storage=Storage(place=place))
-        for place in ("device", "host")
-    ]
-    for step in range(3):
-        feat, label = micro_batches(world, step)
-        for head in heads:
-            one_step(head, feat, label, together=False)
-            head.step(0.1)
-    assert torch.equal(heads[0].centres, heads[1].centres)
-    heads[1].close()
-
-
 def test_micro_batches_cost_one_collective_more(world):
     head = PartialFC(CLASSES, D, CosFace(), 0.2, world)
     feat, label = micro_batches(world, 0)
@@ -118,15 +104,3 @@ def test_a_discarded_step_leaves_nothing_behind(world, margin):
             head.step(0.1)
     assert torch.equal(plain.centres, disturbed.centres)
     assert plain.facts() == disturbed.facts()
-
-
-def test_finite_says_what_this_rank_sees(world):
-    head = PartialFC(CLASSES, D, CosFace(), world=world)
-    assert head.finite()
-    feat, label = micro_batches(world, 0)
-    one_step(head, feat, label, together=True)
-    assert head.finite()
-    head.scale_gradient(torch.inf)
-    assert not head.finite()
-    head.discard()
-    assert head.finite()

@@ -118,17 +118,6 @@ def test_a_gradient_is_named_by_rank_and_parameter(world, job_of, clip):
     assert torch.equal(job.head.centres, before[-1]) == bool(clip)
 
 
-def test_with_global_batch_norm_all_ranks_still_call_the_same_collectives(world, job_of):
-    job = job_of()
-    convert(job.backbone.module, world)
-    disturb(job, 0)
-    assert "on rank 0: the gradient of 0.weight" in message_of(job, micro_batches(world, 0, 2), world)
-    other = job_of()
-    convert(other.backbone.module, world)
-    spoil_output(other, 0, 0)
-    assert "on rank 0: the output of module 0 (Conv2d)" in message_of(other, micro_batches(world, 0, 1), world)
-
-
 def test_a_rank_with_a_broken_centre_takes_part_in_the_others_batch_norm(world, job_of):
     """In the second look, which costs collectives with a batch norm over all ranks."""
     job = job_of(sample_rate=1.0)

@@ -45,9 +45,7 @@ from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
 from partial_fc.recipe import start
 from recipes.face import main as face
 from tests.flat import flat_head
-from tests.recipes.conftest import SMALL, result
-from tests.recipes.launch import endings, here, several
-from tests.recipes.several import Given
+from tests.running import SMALL, Given, endings, here, result, several
 from tests.unit.thread_world import in_world
 from tests.world import made
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from partial_fc.verbs import train as train_command
-from tests.recipes.conftest import LAUNCHERS, SMALL, losses, result, run, train_here, train_several
+from tests.running import LAUNCHERS, SMALL, losses, result, run, train_here, train_several
 
 CURVE = "--max-steps 10 --batch-size 16 --val-targets"
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.recipes.conftest import losses, same_tensors, train_here, train_several
+from tests.running import losses, same_tensors, train_here, train_several
 
 OPTIMIZERS = ("sgd", "nesterov", "adamw", "adagrad", "adam")
 # The first run is the one without.

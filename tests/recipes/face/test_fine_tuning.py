@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.recipes.conftest import losses, same_tensors, train_here, train_several
+from tests.running import losses, same_tensors, train_here, train_several
 
 FLAGS = "--dataset glyphs --val-targets --batch-size 8 --check-data off --lr-scheduler constant --warmup-steps 0"
 

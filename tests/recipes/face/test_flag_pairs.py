@@ -9,7 +9,7 @@ import random
 import pytest
 
 from recipes.face.main import Config, parse
-from tests.recipes.conftest import losses, train_several
+from tests.running import losses, train_several
 
 SETTINGS = {
     "precision": ("fp32", "bf16", "fp16", "fp16-o2", "fp64"),

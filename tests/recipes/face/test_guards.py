@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recipes.conftest import change_manifest, face, losses, same_tensors, train_several
-from tests.recipes.launch import endings, several
+from tests.running import change_manifest, endings, face, losses, same_tensors, several, train_several
 
 FLAGS = "--max-steps 14 --batch-size 8 --checkpoint-every 5 --val-targets --image-size 24"
 RUNS = {  # name -> faults, flags

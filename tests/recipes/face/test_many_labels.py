@@ -8,8 +8,7 @@ import pytest
 from partial_fc.data import open_source
 from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.train.record import first_batch
-from tests.recipes.conftest import face, losses, result, same_tensors, train_here
-from tests.recipes.launch import endings, several
+from tests.running import endings, face, losses, result, same_tensors, several, train_here
 
 C, D, K = 40, 24, 3
 FLAGS = (

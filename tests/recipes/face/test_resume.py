@@ -14,9 +14,7 @@ import pytest
 import torch
 
 from partial_fc.checkpoint import lock
-from tests.faults.ranks import steps_done
-from tests.recipes.conftest import ENCODER, SMALL, losses, result, same_tensors, train_here, train_several
-from tests.recipes.launch import here
+from tests.running import ENCODER, SMALL, here, losses, result, same_tensors, steps_done, train_here, train_several
 from tests.unit.models.test_arcface_torch_config import SERVER
 
 

@@ -15,10 +15,8 @@ from partial_fc.data.sets.weighted import Shares
 from partial_fc.verbs.checkpoint.classes import ListOptions, list_classes
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
 from partial_fc.verbs.model.classify import ClassifyOptions, classify
-from recipes.mxnet.export_centres import ExportOptions, export_centres
-from tests.recipes.conftest import face, losses, train_here, train_several
-from tests.recipes.launch import endings, killed
-from tests.recipes.launch import several as run_several
+from tests.running import endings, face, killed, losses, train_here, train_several
+from tests.running import several as run_several
 
 COMMON = (
     "--val-targets --check-data off --image-size 24 --lr-scheduler constant --sync-bn --warmup-steps 1 "
@@ -123,7 +121,7 @@ def test_weights_of_samples_are_of_the_sets_one_after_the_other(sets, tmp_path):
 
 
 def test_a_table_of_several_is_named(sets, glyphs, tmp_path, capsys):
-    """classify and export take one by its name, and say which there are."""
+    """classify takes one by its name, and says which there are."""
     train_here(tmp_path / "run", f"{sets} {COMMON} --batch-size image=4 words=4 --max-steps 2")
     run, images = tmp_path / "run", glyphs / "train.rec"
     capsys.readouterr()
@@ -131,12 +129,9 @@ def test_a_table_of_several_is_named(sets, glyphs, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "10 classes" in printed
     assert {int(number) for number in re.findall(r"class (\d+)", printed)} == set(range(10))
-    export_centres(ExportOptions((run,), tmp_path / "out", 1, table="image"))
-    assert "80 classes of 32 features" in capsys.readouterr().out
     for act, said in [
         (lambda: classify(ClassifyOptions(checkpoint=run, images=(images,))), r"'image', 'words'; say which: --table"),
         (lambda: classify(ClassifyOptions(checkpoint=run, images=(images,), table="a")), "none is named 'a'"),
-        (lambda: export_centres(ExportOptions((run,), tmp_path / "out", 1)), "say which: --table NAME"),
         (lambda: list_classes(ListOptions(run)), "the tables 'image', 'words'; expected .* one table"),
     ]:
         with pytest.raises(ValueError, match=said):

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 import partial_fc
-from tests.recipes.conftest import losses, result, same_tensors, train_here, train_several
+from tests.running import losses, result, same_tensors, train_here, train_several
 
 needs_peft = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
 EVERY_STEP = "--checkpoint-every 1 --keep-checkpoints 99"

@@ -12,11 +12,9 @@ import pytest
 
 from partial_fc.comm import StartError
 from partial_fc.comm.launch import stores
-from tests.recipes.conftest import ROOT, environment, losses
-from tests.recipes.launch import several
 from tests.recipes.launchers import rendezvous_job
-from tests.recipes.several import Given
 from tests.redis_server import redis_server, skip_without
+from tests.running import ROOT, Given, environment, losses, several
 from tests.waiting import free_port, until
 
 JOB = [sys.executable, "-m", "partial_fc", "train", str(ROOT / "tests/recipes/launchers/rendezvous_job.py")]

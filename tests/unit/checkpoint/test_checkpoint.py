@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.peak_memory import PeakMemory
 from partial_fc import checkpoint
 from partial_fc.checkpoint.folders import newest
 from partial_fc.checkpoint.read import Damaged
 from partial_fc.head import AdaFace, CosFace, CrossEntropy, CurricularFace, HardNegatives, PartialFC, Storage
 from partial_fc.head.rows import RowAdagrad
-from partial_fc.verbs.plan.machine import PeakMemory
 from tests.flat import flat_head
 from tests.unit.stored_checkpoints import D, OneOf, whole
 

@@ -44,19 +44,7 @@ def save(saver: checkpoint.Saver, head: PartialFC, step: int, **more) -> None:
     saver.finish()
 
 
-DTYPES = [
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.uint8,
-    torch.bool,
-]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.uint8, torch.bool])
 def test_our_files_are_read_by_the_library(tmp_path, dtype):
     odd = torch.arange(15).view(3, 5).to(dtype)
     tensors = {"odd": odd, "turned": odd.T, "none": odd[:0], "scalar": odd[2, 2], "b": torch.tensor([True])}

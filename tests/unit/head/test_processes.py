@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from partial_fc.head import HardNegatives, RowSGD
 from partial_fc.verbs.train import exit_now
 from tests.flat import flat_head
-from tests.recipes.launch import ranks
+from tests.running import ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

@@ -1,6 +1,5 @@
 """The C++ mathematics of a batch's rows, beside PyTorch's operations in float64."""
 
-import ctypes
 from dataclasses import replace
 
 import pytest
@@ -9,8 +8,6 @@ from torch import Tensor
 
 from partial_fc.head.kernels import Sums
 from partial_fc.head.kernels.cpu import CpuKernel
-from partial_fc.head.native.job import Job, check_layout
-from partial_fc.head.native.library import load
 from partial_fc.head.selection.active_rows import ActiveRows
 from partial_fc.head.shard import Shard
 from partial_fc.head.softmax import RowMath
@@ -107,20 +104,3 @@ def test_a_rank_without_active_rows_adds_nothing():
     targets = CpuKernel("fp32").row_math().find_targets(feat_GD, label_G, SHARD, 1, empty, torch.float32)
     assert targets.elsewhere_G.all()
     assert (targets.position_G == -1).all()
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        (lambda fields: [*fields[:4], ("more", ctypes.c_int64), *fields[4:]], "more"),
-        (lambda fields: [field for field in fields if field[0] != "target"], "target"),
-        (lambda fields: [(name, ctypes.c_double if name == "lr" else kind) for name, kind in fields], "lr"),
-        (lambda fields: [*fields[:-2], fields[-1], fields[-2]], "first_row"),
-    ],
-)
-def test_a_field_that_is_another_one_in_c_is_named(change, field):
-    compiled = load("portable").head_job_layout().decode()
-    check_layout(Job, compiled)
-    other = type("Job", (ctypes.Structure,), {"_fields_": change(Job._fields_)})
-    with pytest.raises(AssertionError, match=rf"Job\.{field} in native/job\.py: .* in native/job\.h: "):
-        check_layout(other, compiled)

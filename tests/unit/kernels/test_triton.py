@@ -105,6 +105,14 @@ def spilled_bytes(compiled, folder: Path) -> int:
     return sum(int(number) for number in re.findall(r"\b(?:STACK|LOCAL):(\d+)", usage))
 
 
+def check_fit(recorders, names, generation: int, folder: Path, **spilled: int) -> None:
+    """Of each kernel's last launch: it has room in shared memory and registers, but for `spilled` bytes."""
+    for name in names:
+        compiled = recorders[name].compiled(recorders[name].launches[-1], 10 * generation)
+        assert compiled.metadata.shared <= SHARED_BYTES[generation], name
+        assert spilled_bytes(compiled, folder) <= spilled.get(name, 0), name
+
+
 # Shared memory that a program can have, from NVIDIA's tables: the least of all that take a generation's tiles (8.6).
 SHARED_BYTES = {10: 227 << 10, 9: 227 << 10, 8: 99 << 10}
 PRODUCT = {10: "tcgen05.mma", 9: "wgmma.mma_async", 8: "mma.sync"}
@@ -172,33 +180,26 @@ def test_the_compiler_takes_it_with_tensor_cores_and_registers(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("generation", [9, 10])
-def test_the_compiler_takes_several_labels(generation, recorders, tmp_path):
-    """In the tiles of one label: few numbers leave the registers."""
-    G, S, D = 1024, 1000, 512
-    target_G = torch.zeros(G, 8, dtype=torch.int64)
-    logits = Logits(torch.zeros(G, D), torch.zeros(S, D), None, target_G, 64.0, Negatives())
+@pytest.mark.parametrize(
+    ("labels", "generation", "names"),
+    [
+        (8, 9, ("weigh", "read_features", "finish_rows")),
+        (8, 10, ("weigh", "read_features", "finish_rows")),
+        (1, 8, PRODUCTS + OTHERS),
+        (1, 10, ("weigh", "nearest_sub_centres")),
+    ],
+)
+def test_the_compiler_takes_several_labels_and_every_rule(labels, generation, names, recorders, tmp_path):
+    """Several labels in the tiles of one: few numbers leave the registers. One, at an odd width, without row_S: all
+    else that a launch can leave out is there."""
+    G, S, D, sub_centres, above = (1024, 1000, 512, 1, None) if labels > 1 else (333, 300, 500, 3, 0.4)
+    target_G = torch.zeros(G, labels, dtype=torch.int64).squeeze(1)
+    negatives = Negatives(above)
+    logits = Logits(torch.zeros(G, D), torch.zeros(S, D), None, target_G, 64.0, negatives, sub_centres=sub_centres)
     kernel = TritonKernel("bf16", tiles_for(generation, torch.bfloat16))
-    launch_everything(logits, kernel, RowSGD(), Storage(torch.bfloat16))
-    for name, spilled in (("weigh", 160), ("read_features", 0), ("finish_rows", 0)):
-        compiled = recorders[name].compiled(recorders[name].launches[-1], 10 * generation)
-        assert compiled.metadata.shared <= SHARED_BYTES[generation], name
-        assert spilled_bytes(compiled, tmp_path) <= spilled, name
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("generation", [8, 10])
-def test_the_compiler_takes_every_rule(generation, recorders, tmp_path):
-    """At an odd width, without row_S: everything else that a launch can leave out is there."""
-    G, S, D = 333, 300, 500
-    target_G = torch.zeros(G, dtype=torch.int64)
-    logits = Logits(torch.zeros(G, D), torch.zeros(S, D), None, target_G, 64.0, Negatives(0.4), sub_centres=3)
-    kernel = TritonKernel("bf16", tiles_for(generation, torch.bfloat16))
-    launch_everything(logits, kernel, RowAdam(), Storage())
-    for name in ("weigh", "nearest_sub_centres") if generation > 8 else PRODUCTS + OTHERS:
-        compiled = recorders[name].compiled(recorders[name].launches[-1], 10 * generation)
-        assert compiled.metadata.shared <= SHARED_BYTES[generation], name
-        assert spilled_bytes(compiled, tmp_path) == 0, name
+    how = (RowSGD(), Storage(torch.bfloat16)) if labels > 1 else (RowAdam(), Storage())
+    launch_everything(logits, kernel, *how)
+    check_fit(recorders, names, generation, tmp_path, weigh=160 if labels > 1 else 0)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +219,4 @@ def test_the_compiler_takes_what_lies_between_the_passes(generation, sub_centres
     rows.with_margin(ArcFace(), targets, {})
     terms = rows.local_terms(targets, targets.cos_G, sums)
     rows.finish(terms, targets, targets.cos_G, sums, 64.0, training=True)
-    for name in ROW_MATH + CHOICE:
-        compiled = recorders[name].compiled(recorders[name].launches[-1], 10 * generation)
-        assert compiled.metadata.shared <= SHARED_BYTES[generation], name
-        assert spilled_bytes(compiled, tmp_path) == 0, name
+    check_fit(recorders, ROW_MATH + CHOICE, generation, tmp_path)

@@ -1,4 +1,3 @@
-import logging
 import math
 from types import SimpleNamespace
 
@@ -142,10 +141,6 @@ def test_a_run_of_epochs_goes_on_by_the_data_that_is_left(caplog):
         schedule_of(RunState(step=101, position=1), order, max_steps=100)
 
 
-def test_nothing_is_left_of_data_that_all_have_seen():
-    assert schedule_of(RunState(step=30, position=1000), Keyed(500, 0), batch_size=100, epochs=1.98).total_steps == 30
-
-
 def test_epochs_that_end_in_a_smaller_batch_count_as_they_are_stepped():
     """An epoch of 500 has 21 updates of 24; at its end, and within the next, another size goes on."""
     order = PerEpoch(500, seed=0)
@@ -158,25 +153,6 @@ def test_epochs_that_end_in_a_smaller_batch_count_as_they_are_stepped():
         schedule = schedule_of(start, order, batch_size=size)
         assert schedule.total_steps == total
         assert isinstance(schedule, Schedule) == (size == 24)
-
-
-def test_another_length_is_noted_with_the_rate_that_it_moves():
-    then, now = (0.05 * (1 + math.cos(math.pi / part)) for part in (8, 4))
-    notes: list[str] = []
-    given = ScheduleFlags(lr=0.1, lr_scaling="none", lr_scheduler="cosine", epochs=2.0, warmup_epochs=0.0)
-    run = SimpleNamespace(
-        config=SimpleNamespace(schedule=given, optim=SimpleNamespace(accumulate=1, batch_size=10)),
-        world=SingleWorld(), global_batch=10, logger=logging.getLogger("silent"), note=notes.append,
-    )  # fmt: skip
-    start = Start(RunState(step=5, position=50), length_before={"epochs": 4.0, "max_steps": None})
-    schedule = course.schedule(run, start, Keyed(100, seed=1), "samples")
-    assert schedule.lr(5) == pytest.approx(now)
-    (note,) = notes
-    assert "--epochs 4.0, this run has 2.0" in note
-    assert f"learning rate of the next step is {now:g}, and was to be {then:g}" in note
-    start.length_before = {"epochs": 2.0, "max_steps": None}
-    course.schedule(run, start, Keyed(100, seed=1), "samples")
-    assert len(notes) == 1
 
 
 def test_a_tenth_every_so_many_epochs_as_caffe2_counts_them(caplog):

@@ -79,7 +79,7 @@ KVSTORE = """
     --cpus 2 --work-load-list 3,1,1 | --work-load-list 3,1,1 for 2 device(s)
     --cpus 2 --work-load-list 3,0 | --work-load-list 3,0
     --cpus 3 --batch-size 2 | --batch-size 2 for 3 devices
-    --kv-store horovod --cpus 2 | one process a device
+    --kv-store horovod | makes it a store of one process
     --kv-store nccl | --kv-store nccl
     --kv-store local --gc-type 2bit | --kv-store local has no compression
     --gc-threshold 0.1 | --gc-threshold 0.1 goes with --gc-type 2bit

@@ -73,7 +73,7 @@ def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize(("made", "subs"), [(None, 1), ((0, 2, 3, 9), 1), ((0, 2, 3, 9), 3)])
 def test_all_other_rows_stay_bit_for_bit(tmp_path, size, made, subs):
     """Through an addition, a removal, a merger and a renaming; bfloat16 centres, one or three of them a class."""
@@ -92,7 +92,7 @@ def test_all_other_rows_stay_bit_for_bit(tmp_path, size, made, subs):
         classes.merge_classes(merge)
     classes.rename(RenameOptions(folders[3], folders[4], ("cyd=sid",)))
     for folder in folders:
-        assert verify(VerifyOptions((folder,), finite=True)) == 0
+        assert verify(VerifyOptions((folder,))) == 0
     after = rows_by_name(folders[-1], size, **options)
     kept = set(before) - {"bob", "jon", "ada", "dov", "cyd"}
     assert all(same(after[name], before[name]) for name in kept)
@@ -168,14 +168,12 @@ def test_the_other_sub_centres_of_a_new_class_are_start_values(tmp_path):
     assert torch.equal(centre_RD[1:], fresh[1, 1:])
 
 
-@pytest.mark.parametrize("images", [(), (1, 5, 3)])
-def test_classes_that_become_one_share_a_direction(tmp_path, images):
-    """Which counts by images, where their numbers are given."""
+def test_classes_that_become_one_share_a_direction(tmp_path):
     rows = whole(saved(tmp_path / "a", 2))
-    options = MergeClassesOptions(tmp_path / "a", tmp_path / "b", "eve", ("kim", "bob"), images=images)
+    options = MergeClassesOptions(tmp_path / "a", tmp_path / "b", "eve", ("kim", "bob"))
     classes.merge_classes(options)
     after = rows_by_name(tmp_path / "b", 2)["eve"]
-    parts = normalize(rows["centres"][[4, 10, 1]]) * torch.tensor(images or (1, 1, 1))[:, None]
+    parts = normalize(rows["centres"][[4, 10, 1]])
     expected_D = normalize(parts.sum(dim=0), dim=0) * rows["centres"][4].norm()
     torch.testing.assert_close(after["centres"], expected_D, rtol=1e-5, atol=1e-6)
     assert torch.equal(after["momentum"], rows["momentum"][4])
@@ -257,10 +255,6 @@ def test_lists_of_hard_negatives_are_left_out(tmp_path, capsys):
         (lambda a, b: classes.add(AddOptions(a, b, ("x=nowhere",))), "nowhere: expected a folder"),
         (lambda a, b: classes.add(AddOptions(a, b, ("x=nowhere.npy",))), "nowhere.npy: no .npy file"),
         (lambda a, b: classes.merge_classes(MergeClassesOptions(a, b, "ada", ("ada",))), "not itself"),
-        (
-            lambda a, b: classes.merge_classes(MergeClassesOptions(a, b, "ada", ("bob",), images=(1,))),
-            "each of ada, bob",
-        ),
         (lambda a, b: classes.rename(RenameOptions(a, b, ("ada",))), "expected OLD=NEW"),
         (lambda a, b: classes.rename(RenameOptions(a, b, ("ada=bob",))), "would both be named 'bob'"),
         (lambda a, b: classes.rename(RenameOptions(a, b)), "no class is renamed"),
@@ -290,13 +284,6 @@ def test_what_is_no_image_or_no_embedding_is_named(tmp_path, backbone):
         np.save(tmp_path / f"{name}.npy", array)
         with pytest.raises(ValueError, match=message):
             classes.add(AddOptions(tmp_path / "a", tmp_path / "c", (f"x={tmp_path / name}.npy",)))
-
-
-def test_images_need_a_network(tmp_path):
-    save(tmp_path / "a", heads_of(1), names=NAMES)
-    write_images(tmp_path / "new", bea=1)
-    with pytest.raises(ValueError, match="does not say which network it has"):
-        classes.add(AddOptions(tmp_path / "a", tmp_path / "b", images=tmp_path / "new"))
 
 
 @pytest.mark.parametrize("sub_centres", [1, 2])
