@@ -58,7 +58,7 @@ def test_each_head_has_its_flags(sets, tmp_path):
     """A head whose weight is 0 does not move the backbone. What is to be said of both is said once."""
     given = f"{sets} {COMMON} --batch-size image=4 words=4 --max-steps 2 --loss words=arcface --sample-rate 0.5 "
     given += "--head-catch-up none"
-    assert train_here(tmp_path / "a", given).count("note: --head-catch-up none: centres") == 1
+    assert train_here(tmp_path / "a", given).count("note: --head-catch-up none: momentum") == 1
     train_here(tmp_path / "b", f"{sets} {COMMON} --batch-size image=4 words=4 --max-steps 2 --head-weight words=0")
     assert losses(tmp_path / "a") != losses(tmp_path / "b")
     files = sorted(path.name for path in (tmp_path / "a/checkpoints/step-00000002").glob("head-*"))
