@@ -1,16 +1,12 @@
-"""Every operation of the tools that write checkpoints, each in every way that a disk may fail; and every state that it
+"""Every operation of a tool that writes checkpoints, each in every way that a disk may fail; and every state that it
 may leave. A tool leaves its input alone, and gives its output whole, or one that is refused."""
 
 import contextlib
 import io
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from partial_fc.checkpoint.folders import MARKER
 from partial_fc.errors import describe
-from partial_fc.foreign.centre_files import find
 from partial_fc.verbs.checkpoint.reshard import ReshardOptions, reshard
 from partial_fc.verbs.checkpoint.verify import findings
 from tests.faults.disk import operations as op
@@ -20,26 +16,11 @@ from tests.faults.disk.sweep import Sweep, Wrong
 from tests.unit.stored_checkpoints import heads_of, save
 
 
-@dataclass(frozen=True)
-class Tool:
-    """A tool and its options; given the checkpoint's folders, one a host, and where the output goes."""
-
-    name: str
-    run: Callable[[Any], None]
-    options: Callable[[tuple[Path, ...], Path], Any]
-    writes_checkpoint: bool = True
-
-
-# All others write as these do (partial_fc/checkpoint/output.py).
-TOOLS = (Tool("reshard", reshard, lambda given, out: ReshardOptions(given, out, 1)),)
-
-
 class ToolSweep(Sweep):
-    """One tool."""
+    """Resharding. All others write as it does (partial_fc/checkpoint/output.py)."""
 
-    def __init__(self, disk: Disk, tool: Tool):
-        super().__init__(disk, tool.name, 1)
-        self.tool = tool
+    def __init__(self, disk: Disk):
+        super().__init__(disk, "reshard", 1)
         self.out = disk.below / "a/b/out"
         self.ground.place({"in": None, "a": None})
         heads = heads_of(2, num_classes=5)
@@ -50,7 +31,7 @@ class ToolSweep(Sweep):
         self.disk.rank(0)
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                self.tool.run(self.tool.options(self.given, self.out))
+                reshard(ReshardOptions(self.given, self.out, 1))
             self.disk.note(op.PROMISE)
         except (OSError, ValueError) as error:
             return [describe(error)]
@@ -74,21 +55,14 @@ class ToolSweep(Sweep):
     def _check_end(self, there: Tree) -> None:
         """What is written where nothing fails."""
         assert there
-        if self.tool.writes_checkpoint:
-            assert [text for kind, text in findings([self.out]) if kind == "bad"] == []
+        assert [text for kind, text in findings([self.out]) if kind == "bad"] == []
         assert self._is_taken(there)
 
     def _output(self, tree: Tree) -> list[tuple[str, bytes | None]]:
         return [(path, content) for path, content in sorted(tree.items()) if path.startswith("a/b/out/")]
 
     def _is_taken(self, there: Tree) -> bool:
-        if self.tool.writes_checkpoint:
-            return f"a/b/out/{MARKER}" in there
-        try:
-            find([self.out])
-        except (OSError, ValueError):
-            return False
-        return True
+        return f"a/b/out/{MARKER}" in there
 
     def check_fault(self, struck: Path, said: list[str], tree: Tree) -> None:
         self.check(tree, promised=not said)

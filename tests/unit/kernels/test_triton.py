@@ -202,9 +202,8 @@ def test_the_compiler_takes_several_labels_and_every_rule(labels, generation, na
     check_fit(recorders, names, generation, tmp_path, weigh=160 if labels > 1 else 0)
 
 
-@pytest.mark.parametrize(
-    ("generation", "sub_centres", "L"), [(8, 1, 5000), pytest.param(10, 3, 2 * BLOCK, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("generation", "sub_centres", "L"), [(8, 1, 5000), (10, 3, 2 * BLOCK)])
 def test_the_compiler_takes_what_lies_between_the_passes(generation, sub_centres, L, recorders, tmp_path):
     """Of 2 * BLOCK classes the last block is as large as the others, and its positions are left out."""
     G, D = 33, 500
