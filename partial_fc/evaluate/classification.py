@@ -36,10 +36,8 @@ class Predictions:
     loss_B: Tensor  # float64
 
 
-class Classification:
+class Classification(Evaluation):
     """Evaluates labelled samples, each once and in the same batch for any number of ranks: bit-identical results."""
-
-    board = ""
 
     def __init__(
         self,
