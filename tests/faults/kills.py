@@ -59,7 +59,7 @@ def attack(folder: Path, rounds: int, seed: int) -> dict[str, Any]:
         assert not before or _step(newest[-1]) >= _step(before[-1]), f"round {number}: a complete checkpoint is gone"
     before, losses = complete(killed), _losses(killed)
     last = Ranks(folder / "output-killed", train, flags(killed, num_steps, EVERY))
-    assert last.wait(patience_s) == [0, 0], last.output()
+    assert last.wait(PATIENCE_S + 2 * num_steps) == [0, 0], last.output()
     _check_resumed(last, before, _losses(killed) != losses)
     check_equal(whole, killed, num_steps)
     return {"rounds": rounds, "seed": seed, "killed": counts, "steps": num_steps, "most_steps_lost": max(lost)}
