@@ -1,1 +1,1 @@
-"""Measurements that docs/benchmarks.md quotes, to be run again. (Those for users: `partial-fc bench`.)"""
+"""Measurements, to be run again: those that docs/benchmarks.md quotes, and of the head and the loader alone."""

@@ -1,4 +1,4 @@
-"""Whether a head takes the memory that `partial-fc plan` says, as docs/scaling.md claims: one line a case.
+"""Whether a head takes the memory that `partial-fc plan` says, as docs/benchmarks.md claims: one line a case.
 
     python -m benchmarks.plan_memory
 

@@ -62,7 +62,6 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
         {
             "checkpoint inspect": ("checkpoint.inspect:inspect", "say what is in one, or list those of a run"),
             "checkpoint verify": ("checkpoint.verify:verify", "check that no file is missing or damaged"),
-            "checkpoint merge": ("checkpoint.reshard:merge", "merge the files of all ranks into one"),
             "checkpoint reshard": ("checkpoint.reshard:reshard", "write one for another number of ranks"),
             "checkpoint import": ("checkpoint.import_centres:import_centres", "read InsightFace's class centres"),
             "checkpoint classes list": (f"{_CLASSES}:list_classes", "list the classes: number, name, last step"),
@@ -217,7 +216,6 @@ def call(verb: Callable[..., Any], arguments: list[str], program: str) -> int | 
     try:
         make_private()
         flags = get_type_hints(verb)["options"]
-        arguments = getattr(flags, "translated", list)(arguments)
         options: Any = parse(flags, arguments, program, matter=_matter(flags))
         if not hasattr(options, "launch"):
             return verb(options)

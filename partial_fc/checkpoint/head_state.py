@@ -14,11 +14,6 @@ from partial_fc.head.protocol import Head, Table, is_table_name, scope
 
 FORMAT = 5
 _COUNTS = ("num_classes", "embedding_size", "sub_centres")
-# Keys of a manifest with class centres: numbers with their minimum, and types, required only of the table's "head".
-_LEAST = {"world_size": 1, **dict.fromkeys(_COUNTS, 1), "hard_negatives": 0, "head.num_steps": 0}
-_KINDS = {"head.margin": dict, "head.schedule": dict, "head.row_seed": int}
-_KINDS |= {"configuration": dict, "history": list, "best": dict, "versions": dict}
-_OF_RUN = ("world_size", "configuration", "history", "best", "versions")
 
 
 def facts_of(head: Head) -> dict[str, Any]:
@@ -44,24 +39,7 @@ def tables_in(manifest: dict[str, Any], where: str) -> dict[str, dict[str, Any]]
         raise ValueError(f"{where}: manifest.json says tables is {tables!r}; expected facts by the table's name")
     if not isinstance(state, dict):
         raise ValueError(f"{where}: manifest.json says head is {state!r}; expected the head's state by name")
-    for name, table in tables.items():
-        _check_facts(manifest, table, f"{where}: manifest.json says{f' of table {name}' if name else ''}")
     return tables
-
-
-def _check_facts(manifest: dict[str, Any], table: Any, begin: str) -> None:
-    if not isinstance(table, dict):
-        raise ValueError(f"{begin} {table!r}; expected its facts by name")
-    facts, head = {name: manifest[name] for name in _OF_RUN if name in manifest} | table, table.get("head")
-    facts |= {f"head.{name}": value for name, value in (head.items() if isinstance(head, dict) else ())}
-    for name, least in _LEAST.items():
-        value = facts.get(name)
-        if type(value) is not int or not least <= value < 1 << 62:
-            raise ValueError(f"{begin} {name} is {value!r}; expected a whole number from {least}")
-    for name, kind in _KINDS.items():
-        value = facts.get(name)
-        if type(value) is not kind and (name in facts or name.startswith("head.")):
-            raise ValueError(f"{begin} {name} is {value!r}; expected {kind.__name__}")
 
 
 def check_same_head(manifest: dict[str, Any], head: Head, where: str) -> dict[str, dict[str, Any]]:

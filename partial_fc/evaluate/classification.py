@@ -1,20 +1,19 @@
-"""Top-1 and top-5 accuracy of a classifier, a confusion matrix, and a picture of its most confident mistakes; and
-rank-1 and rank-5 of vectors against the class centres.
+"""Top-1 and top-5 accuracy of a classifier and its confusion matrix; rank-1 and rank-5 of vectors against the class
+centres.
 
-N samples, B of one batch, C classes, M mistakes.
+N samples, B of one batch, C classes.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from partial_fc import pictures, terminal
+from partial_fc import terminal
 from partial_fc.comm import World
 from partial_fc.data.sample import Sample, Source, naming
 from partial_fc.data.transform import channels_first
@@ -23,7 +22,6 @@ from partial_fc.evaluate.evaluation import Evaluation, Forward, read_ahead
 from partial_fc.head import PartialFC
 
 _MOST_CLASSES = 1000  # of a confusion matrix
-_MOST_MISTAKES = 60  # of the picture
 # Losses are summed as integer multiples of this: integer sums do not depend on the order.
 _LOSS_UNIT, _LARGEST_LOSS = 2.0**-24, 2.0**12
 
@@ -34,7 +32,6 @@ class Predictions:
 
     finite_B: Tensor  # bool: the output has neither NaN nor Inf
     prediction_B: Tensor  # int64: class numbers
-    certainty_B: Tensor  # float64: sorts mistakes
     top_BK: Tensor  # int64: the `top` most likely classes
     loss_B: Tensor  # float64
 
@@ -58,34 +55,28 @@ class Classification:
         self.top = min(top, source.num_classes)
         self.num_samples = self.num_items = min(len(source), limit or len(source))  # an item is read as a whole
         # Results of the latest run, equal on every rank. confusion_CC: int64 counts by (label, prediction), of up to
-        # 1,000 classes. mistakes_M3: float64 (sample, prediction, certainty), the most confident first, at most 60.
+        # 1,000 classes.
         self.confusion_CC: Tensor | None = None
-        self.mistakes_M3 = torch.zeros(0, 3, dtype=torch.float64)
         self.num_correct = 0
         self.loss = math.nan  # mean cross-entropy
         self._problem: Exception | None = None  # the first unreadable batch of this rank
 
     def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
-        """Yields NAME/accuracy and NAME/topK. Two collectives. Raises ValueError for an unusable sample,
+        """Yields NAME/accuracy and NAME/topK. One collective. Raises ValueError for an unusable sample,
         FloatingPointError for a NaN or Inf output, both on all ranks alike."""
         num_classes = self.source.num_classes
         cells = num_classes**2 if num_classes <= _MOST_CLASSES else 0
         counts = torch.zeros(cells + 5, dtype=torch.int64)  # then: loss, correct, among the top, NaN or Inf, unusable
-        mistakes = [torch.zeros(0, 3, dtype=torch.float64)]
-        for index_B, input_B, label_B in self._batches(world, counts):
+        for _, input_B, label_B in self._batches(world, counts):
             seen = self._predict(forward, input_B, label_B)
             counts[-2] += int((~seen.finite_B).sum())
             counts[-5] += (seen.loss_B.nan_to_num(0).clamp(max=_LARGEST_LOSS) / _LOSS_UNIT).round().long().sum()
-            right_B = seen.prediction_B == label_B
-            counts[-4] += int(right_B.sum())
+            counts[-4] += int((seen.prediction_B == label_B).sum())
             counts[-3] += int((seen.top_BK == label_B[:, None]).any(dim=1).sum())
             if cells:
                 counts[:cells] += (label_B * num_classes + seen.prediction_B).bincount(minlength=cells)
-            rows = torch.stack((index_B.double(), seen.prediction_B.double(), seen.certainty_B), dim=1)[~right_B]
-            mistakes = [surest(torch.cat((*mistakes, rows)))]
         counts = world.all_reduce(counts, name=f"evaluate/{self.name}/counts")
         self._check(counts)
-        self.mistakes_M3 = surest(world.all_gather(mistakes[0], name=f"evaluate/{self.name}/mistakes"))
         self.confusion_CC = counts[:cells].view(num_classes, num_classes) if cells else None
         self.num_correct, self.loss = int(counts[-4]), int(counts[-5]) * _LOSS_UNIT / self.num_samples
         yield f"{self.name}/accuracy", self.num_correct / self.num_samples
@@ -95,10 +86,9 @@ class Classification:
         """From logits (B, C)."""
         logit_BC = forward(input_B).double().cpu()
         log_p_BC = logit_BC.log_softmax(1)
-        probability_B, prediction_B = log_p_BC.exp().max(1)
         loss_B = -log_p_BC.gather(1, label_B[:, None]).squeeze(1)
         top_BK = logit_BC.topk(self.top).indices
-        return Predictions(logit_BC.isfinite().all(dim=1), prediction_B, probability_B, top_BK, loss_B)
+        return Predictions(logit_BC.isfinite().all(dim=1), log_p_BC.exp().max(1).indices, top_BK, loss_B)
 
     def scores(self, values: Mapping[str, float]) -> dict[str, float]:
         return {self.name: values[f"{self.name}/accuracy"]}
@@ -108,18 +98,6 @@ class Classification:
             f"[{self.name}][{step}] accuracy {values[f'{self.name}/accuracy']:.5f} highest {best[self.name]:.5f} "
             f"top-{self.top} {values[f'{self.name}/top{self.top}']:.5f} ({self.num_correct:,} of {self.num_samples:,})"
         ]
-
-    def draw(self, folder: Path) -> None:
-        """Draws mistakes.png: the most confident mistakes, with label and prediction; nothing without mistakes, or for
-        samples that are no pictures."""
-        path = folder / "mistakes.png"
-        path.unlink(missing_ok=True)
-        if self._load(0)[0].ndim < 3:
-            return
-        tiles = [self._tile(int(index), int(prediction)) for index, prediction, _ in self.mistakes_M3.tolist()]
-        if not tiles:
-            return
-        pictures.write(path, pictures.sheet([pictures.Row("", tiles)]))
 
     def _batches(self, world: World, counts: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yields (sample numbers, inputs, labels) of this rank's batches; counts unusable ones in `counts[-1]`."""
@@ -157,17 +135,6 @@ class Classification:
             raise FloatingPointError(
                 f"evaluation {self.name}: the output has NaN or Inf for {counts[-2]} of {self.num_samples} samples"
             )
-
-    def _tile(self, index: int, prediction: int) -> pictures.Tile:
-        image, label = self._load(index)
-        image = image[-1] if image.ndim == 5 else image  # the last of several crops
-        image = image[image.shape[0] // 2] if image.ndim == 4 else image  # the middle frame of a clip
-        return pictures.Tile(pictures.fit(image), [f"{label} as {prediction}"])
-
-
-def surest(row_M3: Tensor) -> Tensor:
-    """Returns the rows with the highest probabilities, in descending order; ties keep their order."""
-    return row_M3[(-row_M3[:, 2]).argsort(stable=True)][:_MOST_MISTAKES]
 
 
 _BATCH = 1024  # vectors that share one pass over the centres

@@ -6,7 +6,6 @@ N pairs, K distinct distances.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,11 +93,10 @@ class Roc:
         return Threshold(distance, 1 - distance / 2, right / (self.num_genuine + self.num_impostors), tar, far)
 
 
-def plot(curves: Mapping[str, Roc], path: Path, marked: bool = False) -> None:
+def plot(curves: Mapping[str, Roc], path: Path) -> None:
     """Draws the ROCs of several sets, by name, into one PNG, with their accuracies in the legend.
 
-    A curve starts at FAR = 1 / num_impostors, the smallest that its set can measure. marked: annotate the TAR at each
-    power of ten, and the best threshold with a star.
+    A curve starts at FAR = 1 / num_impostors, the smallest that its set can measure.
     """
     if not curves:
         raise ValueError("no ROC to plot: expected at least one verification set")
@@ -123,28 +121,8 @@ def plot(curves: Mapping[str, Roc], path: Path, marked: bool = False) -> None:
     )
     axes.grid(which="major", color="0.8")
     axes.grid(which="minor", color="0.93")
-    if marked:
-        _mark(axes, curves, smallest_far)
     axes.legend(loc="lower right")
     figure.savefig(path, format="png")
-
-
-def _mark(axes: Any, curves: Mapping[str, Roc], smallest_far: float) -> None:
-    """Marks the curves, in drawing order: TAR at FAR 0.1, 0.01 ... if measurable; a star at the best threshold."""
-    bottom, top = axes.get_ylim()
-    apart = (top - bottom) / 40  # distance between two texts
-    colours = [line.get_color() for line in axes.get_lines()]
-    for far in (10.0**-n for n in range(1, 10)):
-        tars = [(roc.tar_at(far), colour) for roc, colour in zip(curves.values(), colours, strict=True)]
-        place = top + apart
-        for tar, colour in sorted((pair for pair in tars if not np.isnan(pair[0])), key=lambda pair: -pair[0]):
-            axes.plot(far, tar, "o", color=colour, markersize=5)
-            place = min(tar, place) - apart
-            axes.text(far * 1.06, place, f"{tar:.2%}", fontsize=8, color=colour, va="center")
-    for roc, colour in zip(curves.values(), colours, strict=True):
-        best = roc.best()
-        axes.plot(max(best.far, smallest_far), best.tar, "*", color=colour, markersize=12, clip_on=False)
-    axes.plot([], [], "*", color="0.3", markersize=12, label="threshold with the best accuracy")
 
 
 def plot_similarities(curves: Mapping[str, tuple[NDArray[np.float64], NDArray[np.bool_], Roc]], path: Path) -> None:

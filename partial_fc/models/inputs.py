@@ -99,19 +99,13 @@ _IMAGENET = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 TORCHVISION = Pixels("float32 (N, 3, H, W), RGB, (pixel - mean) / std of ImageNet", *_IMAGENET)
 # Of video networks.
 CLIPS = Pixels("float32 (N, 3, T, H, W), RGB, (pixel - mean) / std of ImageNet", *_IMAGENET)
-_KNOWN = {contract.description: contract for contract in (FACE, MNIST, TORCHVISION, CLIPS)}
 
 
 def contract_of(facts: Mapping[str, str]) -> Pixels | None:
-    """Returns the contract in a file's strings; None if they have none. Files of version 0.1 have the description
-    alone. Raises ValueError for one that is not understood."""
-    description = facts.get("input")
-    if "mean" not in facts and "std" not in facts:
-        if description is None:
-            return None
-        if description not in _KNOWN:
-            raise ValueError(f"its input is {description!r}, without mean and std as numbers: not known here")
-        return _KNOWN[description]
+    """Returns the contract in a file's strings; None if they have none. Raises ValueError for one that is
+    not understood."""
+    if not {"input", "mean", "std"} & facts.keys():
+        return None
     try:
         mean, std = (_numbers(facts[name]) for name in ("mean", "std"))
         bgr = {"true": True, "false": False}[facts.get("bgr", "false")]
@@ -123,7 +117,7 @@ def contract_of(facts: Mapping[str, str]) -> Pixels | None:
     if not all(value > 0 for value in ([std] if isinstance(std, float) else std)):
         raise ValueError(f"its std is {facts['std']}; expected above 0")
     order = "BGR" if bgr else "RGB"
-    return Pixels(description or f"float32, {order}, (pixel - {mean}) / {std}", mean, std, bgr)
+    return Pixels(facts.get("input") or f"float32, {order}, (pixel - {mean}) / {std}", mean, std, bgr)
 
 
 def _numbers(text: str) -> float | tuple[float, ...]:

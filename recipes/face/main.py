@@ -107,9 +107,9 @@ class DataFlags:
     """Decoding threads of each process."""
     max_bad_records: Annotated[int, MayChange] = 100
     """Damaged records to log and replace by others before training stops."""
-    check_data: Annotated[Literal["quick", "full", "off"], MayChange] = "quick"
+    check_data: Annotated[Literal["quick", "off"], MayChange] = "quick"
     """Check of the data before the first step, shared by all ranks; a run on unusable data stops. quick: some hundred
-    images and, if they are cheap to read, all labels. full: every image."""
+    images and, if they are cheap to read, all labels. (`partial-fc doctor data` checks all.)"""
     val_targets: Annotated[tuple[str, ...] | None, Basic, MayChange] = None
     """Verification sets: NAME of NAME.bin in --rec, or a path. none: what the preset names, for `custom` every .bin
     there; `--val-targets` with nothing after it: no verification."""
@@ -175,16 +175,19 @@ class Config:
     launch: Annotated[Flags[LaunchFlags], Shows(("device",))] = LaunchFlags()
 
     def __post_init__(self) -> None:
+        from partial_fc.train import head_from_flags
+
         if not self.data.synthetic and self.data.rec is None:
             raise ValueError("--rec DIR is missing: give the folder of the images (--dataset 100w needs none)")
         if self.optim.batch_size == 1 and not self.optim.sync_bn:
             raise ValueError("--batch-size 1: batch norm needs 2 images a process, or --sync-bn")
         face_vectors.check(self.data, self.model, self.tuning)
-        self.model.check(self.launch, self.optim, self.schedule)
+        self.model.check(self.launch, self.optim)
         self.tuning.check(self.model.engine)
         heads = [(one.flags, one.drawn) for one in face_heads.of(self)]
         for head, drawn in heads or [(self.head, self.data.labels_drawn or self.data.labels)]:
             head.check(self.launch, self.optim, self.schedule, self.run.resume, drawn)
+            head_from_flags.check(head, self.optim)
 
 
 def main(arguments: list[str]) -> int:
@@ -252,10 +255,10 @@ def train_here(run: Run) -> int:
     backbone = run.backbone(network.module, network.to_input, network.contract, precision=network.precision,
                             compile_for=compile_for, **config.model.optimizer_options())  # fmt: skip
     if config.tuning.ema:
-        backbone.keep_average(config.tuning.ema, delivered=config.tuning.deliver == "ema")
+        backbone.keep_average(config.tuning.ema)
     teacher = face_tuning.teacher(config.tuning, network, input_size, backbone)
     ignored = NONE if several else None  # to look for it takes a wait for the device
-    settings = config.model.settings(config.schedule.lr)
+    settings: dict[str, Any] = {"freeze_steps": config.model.freeze_steps}
     if heads:
         head: Any = face_heads.build(run, heads, source, network.embedding_size, backbone, ignored)
         settings["head_lr_ratio"] = 1.0  # each head has its own
@@ -263,11 +266,9 @@ def train_here(run: Run) -> int:
         head = run.partial_fc(config.head, num_classes, network.embedding_size, backbone, ignored)
     if network.code:
         run.keep_code(network.code)
-    schedule, lr = config.schedule, config.model.backbone_lr
-    of_backbone = schedule if lr is None else dataclasses.replace(schedule, lr=lr)
-    rates = face_backbone.rate_notes(network.module, config.optim, of_backbone, run.global_batch)
+    rates = face_backbone.rate_notes(network.module, config.optim, config.schedule, run.global_batch)
     tuned = face_tuning.notes(config.tuning, total_steps)
-    for note in (*network.notes, *config.model.notes(), *_notes(config, source), *rates, *tuned):
+    for note in (*network.notes, *_notes(config, source), *rates, *tuned):
         run.note(note)
 
     # ---- a given checkpoint, else this run's newest, else --pretrained and --start-centres, else from scratch
@@ -395,10 +396,8 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     if not stated:  # a file states a whole run
         rates = rates_of(typed.get("network", preset.get("network", "")), typed, typed.get("optimizer"))
     try:
-        config = flags.parse(
-            Config, arguments, f"{flags.trainer()} face", default=flags.with_defaults(Config, preset | rates | stated),
-            matter=flags.basic(Config), elsewhere=ELSEWHERE,
-        )  # fmt: skip
+        defaults = flags.with_defaults(Config, preset | rates | stated)
+        config = flags.parse(Config, arguments, f"{flags.trainer()} face", default=defaults, elsewhere=ELSEWHERE)
     except UsageError as error:
         if str(error).startswith(f"--network is {stated.get('network')};"):
             raise UsageError(f"{typed['config']}: {error}") from error

@@ -148,7 +148,7 @@ def _arcface_torch_margins(margins: Any, notes: list[str]) -> dict[str, Any]:
     flags = _margins(f"config.margin_list = {_shown(margins)}", margins)
     m1, m2, m3 = (float(m) for m in margins)
     if (m1, m3) == (1.0, 0.0) and m2:
-        flags = {"loss": "arcface-straight-through"} | ({} if m2 == 0.5 else {"margin_schedule": f"0:{m2:g}"})
+        flags = {"loss": "arcface-straight-through"} | ({} if m2 == 0.5 else {"margins": (m1, m2, m3)})
         notes.append(
             f"config.margin_list = {margins!r}: arcface_torch leaves the slope of this margin out, and so does this "
             "run; --loss arcface has it"

@@ -29,7 +29,7 @@ _EXPLODED = 40.0  # the loss at which Caffe2's trainers stop
 
 class PartialFCTest(Classification):
     """A test that predicts the nearest class centre over all ranks, by `PartialFC.topk`. There are no logits: `loss` is
-    NaN, and mistakes are sorted by their cosines."""
+    NaN."""
 
     def __init__(self, *arguments: Any, head: PartialFC, **more: Any):
         super().__init__(*arguments, **more)
@@ -52,7 +52,7 @@ class PartialFCTest(Classification):
         cosine_BK, class_BK = self._head.topk(forward(input_B).float(), self.top)
         cosine_BK, class_BK = cosine_BK.double().cpu(), class_BK.cpu()
         no_loss_B = torch.zeros_like(cosine_BK[:, 0])
-        return Predictions(cosine_BK.isfinite().all(dim=1), class_BK[:, 0], cosine_BK[:, 0], class_BK, no_loss_B)
+        return Predictions(cosine_BK.isfinite().all(dim=1), class_BK[:, 0], class_BK, no_loss_B)
 
 
 def epoch_test(config: Any, source: Source, head: Any) -> Classification:

@@ -46,7 +46,7 @@ class DataFlags:
     """Decoding threads of each process."""
     max_bad_records: Annotated[int, MayChange] = 100
     """Damaged records to log and replace by others before training stops."""
-    check_data: Annotated[Literal["quick", "full", "off"], MayChange] = "quick"
+    check_data: Annotated[Literal["quick", "off"], MayChange] = "quick"
     """Check of the data before the first step, shared by all ranks; a run on unusable data stops."""
 
     def __post_init__(self) -> None:
@@ -83,8 +83,6 @@ class ModelFlags:
     """Start from these weights: torchvision's file of this network."""
     load_model_path: Annotated[Path | None, Basic, MayChange] = None
     """Start from these weights: model.safetensors, a run's folder, a checkpoint, or a file of torch.save."""
-    channels_last: Annotated[bool, MayChange] = True
-    """Store images and convolution weights channels-last, the fastest layout for tensor cores and CPUs."""
 
     def __post_init__(self) -> None:
         check_numbers(self)

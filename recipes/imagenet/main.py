@@ -7,7 +7,7 @@
 
 `--batch_size` counts the images of one machine, over all its processes. Their other names are taken, too:
 --base_learning_rate (--lr), --num_epochs (--epochs), --num_gpus and `--gpus 0,2` (--gpus), --dtype (--precision).
-Results on real digits and characters, and what a Caffe2 user tries first: docs/imagenet.md.
+Results on real digits and characters, and what a Caffe2 user tries first: docs/recipes/imagenet.md.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ class Config:
         if self.optim.batch_size == 1 and not self.optim.sync_bn:
             raise ValueError("one image a process: batch norm needs 2, or --sync-bn")
         if self.model.head == "partial-fc":
+            from partial_fc.train import head_from_flags
+
             self.partial_fc.check(self.launch, self.optim, self.schedule, self.run.resume)
+            head_from_flags.check(self.partial_fc, self.optim)
         elif given := [flags.flag(name) for name, value in vars(self.partial_fc).items()
                        if value != getattr(_SOFTMAX, name)]:  # fmt: skip
             raise ValueError(
@@ -188,8 +191,7 @@ def _backbone(run: Run) -> TorchBackbone:
         load_state(module, weights, given)
         if model.pretrained and model.conventions != "torchvision":
             run.note("--pretrained without --conventions torchvision: torchvision's weights expect RGB and its scale")
-    if model.channels_last:
-        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     contract = {
         "network": model.network,
         "groups": str(model.resnext_num_groups),

@@ -167,7 +167,7 @@ class ParamsFiles(Hooks):
 
 
 def measure(run: Run, backbone: TorchBackbone, source: Source) -> int:
-    """Runs --eval: one line, and the picture of the most confident mistakes. A collective."""
+    """Runs --eval: one line. A collective."""
     config = run.config
     views = VideoViews(
         "test",
@@ -181,8 +181,6 @@ def measure(run: Run, backbone: TorchBackbone, source: Source) -> int:
         values = dict(views.run(forward, run.world))
     for line in views.lines(0, 0.0, values, views.scores(values)):
         run.logger.info(line)
-    if run.world.rank == 0:
-        views.draw(run.root)
     run.world.close()
     return 0
 

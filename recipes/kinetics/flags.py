@@ -62,8 +62,8 @@ class DataFlags:
     """Prefetched batches per thread."""
     max_bad_records: Annotated[int, MayChange] = 100
     """Unreadable videos to log and replace by others before training stops."""
-    check_data: Annotated[Literal["quick", "full", "off"], MayChange] = "quick"
-    """Check on every host that the listed files exist: some hundred of them, or all."""
+    check_data: Annotated[Literal["quick", "off"], MayChange] = "quick"
+    """Check on every host that listed files exist: some hundred of them."""
 
     def __post_init__(self) -> None:
         flags.check_numbers(self)

@@ -9,7 +9,7 @@
 `--batch-size` counts the clips of one process (GPU), `--num-data-workers` the threads of a machine. Their other names
 are taken, too: --num-epochs (--epochs), --wd, --log-interval (--frequent), --save-dir (--models-root), --lr-mode
 (--lr-scheduler), --lr-decay (--lr-factor), --num-gpus (--gpus), --dtype (--precision). What a GluonCV user tries first,
-and results on clips that can be made here: docs/video.md.
+and results on clips that can be made here: docs/recipes/kinetics.md.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _open(run: Run, path: Path, folder: Path) -> ClipList:
     def opened() -> ClipList:
         source = ClipList(path, folder, data.num_classes, videos=data.video_loader)
         if data.check_data != "off" and run.world.local_rank == 0:
-            source.check_present(len(source) if data.check_data == "full" else 512)
+            source.check_present(512)
         return source
 
     return run.open_data(opened)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from partial_fc.comm import World
 from partial_fc.data.sample import Source, naming
-from partial_fc.evaluate.classification import Classification, surest
+from partial_fc.evaluate.classification import Classification
 from partial_fc.evaluate.evaluation import Forward
 
 from .video.transforms import ClipTransform
@@ -63,11 +63,7 @@ class VideoViews(Classification):
     def _measure(self, score_NC: torch.Tensor) -> Iterator[tuple[str, float]]:
         label_N = torch.tensor([self.source.read(index).label for index in range(self.num_samples)])
         mean_NC = score_NC.double() * (_UNIT / (self.num_segments * self.num_crops))
-        probability_N, prediction_N = mean_NC.softmax(1).max(1)
-        wrong_N = prediction_N != label_N
-        item_N = torch.arange(self.num_samples) * self.num_segments + self.num_segments // 2
-        rows_N3 = torch.stack((item_N.double(), prediction_N.double(), probability_N), dim=1)
-        self.mistakes_M3 = surest(rows_N3[wrong_N])
+        wrong_N = mean_NC.max(1).indices != label_N
         self.num_correct = int((~wrong_N).sum())
         among_top = (score_NC.topk(self.top).indices == label_N[:, None]).any(dim=1)
         yield f"{self.name}/accuracy", self.num_correct / self.num_samples

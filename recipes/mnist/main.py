@@ -6,7 +6,7 @@
     horovodrun -np 2 -H localhost:2 python train.py mnist --precision fp16-o2      the tutorial's Apex folder
     python train.py mnist --engine mxnet --network lenet                           MXNet's job: recipes/mxnet
 
-No MNIST here? `python -m demo digits --out data` writes real digits to train on. Results: docs/mnist.md.
+No MNIST here? `python -m demo digits --out data` writes real digits to train on. Results: docs/recipes/mnist.md.
 """
 
 from __future__ import annotations

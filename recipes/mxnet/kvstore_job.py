@@ -4,7 +4,7 @@
     partial-fc launch -n 2 -s 2 --launcher local python train.py mnist --engine mxnet --kv-store dist_sync
     partial-fc launch -n 2 -s 2 --launcher ssh -H hosts python train.py mnist --engine mxnet --kv-store dist_async
 
-What one sees, what differs from MXNet's own, measured accuracies: docs/mxnet_kvstore.md. MXNet is imported when the
+What one sees, what differs from MXNet's own, measured accuracies: docs/recipes/mxnet.md. MXNet is imported when the
 flags are known to be right.
 """
 

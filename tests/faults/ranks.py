@@ -4,6 +4,7 @@ import shlex
 from pathlib import Path
 
 from partial_fc.verbs import train as train_command
+from partial_fc.verbs.checkpoint.verify import findings
 
 # 20,000 classes: a checkpoint is some megabytes in each rank's file, so that there is time to be killed in the middle.
 JOB = shlex.split(
@@ -22,3 +23,14 @@ def flags(models_root: Path, num_steps: int, every: int) -> list[str]:
 
 def train(flags: list[str]) -> None:
     train_command.exit_now(train_command.main(["face", *flags], "train.py"))
+
+
+def complete(models_root: Path) -> list[Path]:
+    """The checkpoints that count, oldest first."""
+    return sorted(marker.parent for marker in (models_root / "checkpoints").glob("step-*/COMPLETE"))
+
+
+def check_whole(models_root: Path) -> None:
+    for folder in complete(models_root):
+        bad = [text for kind, text in findings([folder]) if kind == "bad"]
+        assert not bad, f"{folder} counts, but: {bad}"

@@ -1,6 +1,5 @@
 """What --check-data makes of good and bad data: the same on all ranks, whoever sees it."""
 
-import math
 from pathlib import Path
 
 import cv2
@@ -33,10 +32,9 @@ def check(source, world, mode="quick", max_bad_records=100) -> list[str]:
     return check_data(source, NUM_CLASSES, mode, world, max_bad_records=max_bad_records)
 
 
-@pytest.mark.parametrize("mode", ["quick", "full"])
-def test_good_data(world, tmp_path, mode):
-    (line,) = check(source(tmp_path), world, mode)
-    assert f"{mode}: {N} of {N} images" in line
+def test_good_data(world, tmp_path):
+    (line,) = check(source(tmp_path), world)
+    assert f"quick: {N} of {N} images" in line
     assert line.endswith("nothing wrong")
 
 
@@ -44,11 +42,10 @@ def test_off_looks_at_nothing(world, tmp_path):
     assert check(source(tmp_path, {key: b"rubbish" for key in range(N)}), world, "off") == []
 
 
-@pytest.mark.parametrize("mode", ["quick", "full"])
 @pytest.mark.parametrize("labels", [{5: 7}, {0: -1}, dict.fromkeys(range(N), 3), {60: 1e6}])
-def test_labels_of_another_number_of_classes_or_of_one(world, tmp_path, mode, labels):
+def test_labels_of_another_number_of_classes_or_of_one(world, tmp_path, labels):
     with pytest.raises(ValueError, match="--check-data") as error:
-        check(source(tmp_path, labels=labels), world, mode)
+        check(source(tmp_path, labels=labels), world)
     key, label = next(iter(labels.items()))
     assert f"key {key}, class {label:.0f}" in str(error.value) or f"class {label}, images {N}" in str(error.value)
 
@@ -63,15 +60,10 @@ def test_labels_where_they_are_not_cheap(world, tmp_path, monkeypatch):
         check(source(tmp_path, labels=dict.fromkeys(range(N), 3)), world)
 
 
-@pytest.mark.parametrize("slice_size", [3, 4096])
-def test_damaged_records_up_to_what_the_loader_replaces(world, tmp_path, monkeypatch, slice_size):
-    """However many images a rank looks at before it waits for the others."""
-    monkeypatch.setattr("partial_fc.data.check.at_start._SLICE", slice_size)
-    waited = world.traffic.calls["data/looking"]
+def test_damaged_records_up_to_what_the_loader_replaces(world, tmp_path):
     narrow = cv2.imencode(".png", np.zeros((4, 400), np.uint8))[1].tobytes()
     bad = {3: b"rubbish", 20: narrow, 40: b"rubbish"}
     said = check(source(tmp_path, bad), world, max_bad_records=3)
-    assert world.traffic.calls["data/looking"] == waited + math.ceil(N / world.size / slice_size) - 1
     assert ": 2 findings" in said[0]
     assert sorted(line.split(", ")[1] for line in said[2:4]) == ["key 3", "key 40"]
     assert "no image that OpenCV can read" in said[2]
@@ -81,14 +73,13 @@ def test_damaged_records_up_to_what_the_loader_replaces(world, tmp_path, monkeyp
         check(source(tmp_path, bad), world, max_bad_records=2)
 
 
-@pytest.mark.parametrize("mode", ["quick", "full"])
-def test_a_label_that_cannot_be_read_is_a_damaged_record(world, tmp_path, mode):
-    said = check(source(tmp_path, labels={4: 0.5}), world, mode)
+def test_a_label_that_cannot_be_read_is_a_damaged_record(world, tmp_path):
+    said = check(source(tmp_path, labels={4: 0.5}), world)
     assert f"61 of 61 images and {N - 1} labels" in said[0]
     assert "image-unreadable (1)" in said[1]
     assert "key 4: label 0.5" in said[2]
     with pytest.raises(ValueError, match=r"label-range \(1\): .*\n.*key 5, class 7"):  # the others are judged
-        check(source(tmp_path, labels={4: 0.5, 5: 7}), world, mode)
+        check(source(tmp_path, labels={4: 0.5, 5: 7}), world)
 
 
 def test_images_that_show_nothing(world, tmp_path):
@@ -110,13 +101,13 @@ def test_a_sample_of_a_large_set(world, tmp_path, monkeypatch):
     assert check(bad, world, max_bad_records=20)[0].endswith(": 1 finding")
 
 
-@pytest.mark.parametrize(("mode", "bad"), [("quick", {}), ("quick", {4: 0.5}), ("full", {})])
-def test_labels_that_differ_between_ranks(world, tmp_path, mode, bad):
+@pytest.mark.parametrize("bad", [{}, {4: 0.5}])
+def test_labels_that_differ_between_ranks(world, tmp_path, bad):
     if world.size == 1:
         pytest.skip("needs two ranks")
     last = world.rank == world.size - 1
     with pytest.raises(ValueError, match=r"other labels.*not the same on all hosts"):
-        check(source(tmp_path, labels={**bad, 5: 6} if last else bad), world, mode)
+        check(source(tmp_path, labels={**bad, 5: 6} if last else bad), world)
 
 
 def test_data_that_differs_between_ranks(world, tmp_path):

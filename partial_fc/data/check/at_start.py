@@ -6,7 +6,6 @@ the set, n of them scanned.
 
 import itertools
 import json
-import math
 import time
 import zlib
 from collections.abc import Mapping
@@ -26,10 +25,9 @@ from partial_fc.data.sets.joined import tables_of
 from partial_fc.data.vectors import BLOCK, Vectors
 from partial_fc.findings import Finding, counted, findings_at, text_lines
 
-Mode = Literal["quick", "full", "off"]
+Mode = Literal["quick", "off"]
 
 _SAMPLE = 512
-_SLICE = 4096  # images that a rank scans before it waits for the others
 _FEW = 16  # with fewer images, nothing is said about what all have in common
 _CHEAP_BYTES = 1 << 30  # of a .rec, whose labels lie beside the images
 _MESSAGES = 20  # per rank
@@ -53,17 +51,16 @@ def check_data(
     """Checks the data and returns lines for the log. Raises ValueError, on all ranks alike, if training on it would be
     pointless or would fail. A collective.
 
-    quick: some hundred images spread over the set, and all labels if they are cheap to read. full: every image and
-    label. max_bad_records: how many the loader replaces on each rank. embedding: the run trains an embedding, which
-    needs crops and many classes.
+    quick: some hundred images spread over the set, and all labels if they are cheap to read. max_bad_records: how many
+    the loader replaces on each rank. embedding: the run trains an embedding, which needs crops and many classes.
     """
     if mode == "off":
         return []
     started = time.perf_counter()
     if tables := tables_of(source):
-        findings, what = _check_vectors(source, tables, num_classes, mode, world, max_bad_records)
+        findings, what = _check_vectors(source, tables, num_classes, world, max_bad_records)
     else:
-        findings, what = _check_images(source, num_classes, mode, world, max_bad_records, seed, num_threads, embedding)
+        findings, what = _check_images(source, num_classes, world, max_bad_records, seed, num_threads, embedding)
     errors = [finding for finding in findings if finding.severity == "error" and finding.key not in _TOLERATED]
     if errors:
         listed = "\n".join(f"  {line}" for finding in errors for line in text_lines(finding, _SHOWN))
@@ -81,19 +78,19 @@ def check_data(
 
 
 def _check_vectors(
-    source: Source, tables: list[Vectors], num_classes: int, mode: Mode, world: World, max_bad_records: int
+    source: Source, tables: list[Vectors], num_classes: int, world: World, max_bad_records: int
 ) -> tuple[list[Finding], str]:
-    """Returns (findings, the words for what was checked). tables: the files of the source. quick: all vectors of up to
-    1 GB, else 64 blocks of them."""
+    """Returns (findings, the words for what was checked). tables: the files of the source; all vectors of up to 1 GB
+    are read, else 64 blocks of them."""
     starts = itertools.accumulate(map(len, tables), initial=0)
     blocks = [(table, start, first) for table, start in zip(tables, starts, strict=False)
               for first in range(0, len(table), BLOCK)]  # fmt: skip
-    if mode == "quick" and sum(table.row_ND.nbytes for table in tables) > _CHEAP_BYTES:
+    if sum(table.row_ND.nbytes for table in tables) > _CHEAP_BYTES:
         blocks = [blocks[at] for at in np.unique(np.linspace(0, len(blocks) - 1, 64).astype(np.int64)).tolist()]
     found = [start + table.unusable([first]) for table, start, first in blocks[world.rank :: world.size]]
     mine = np.concatenate([np.empty(0, np.int64), *found])
     bad = np.sort(world.all_gather(torch.from_numpy(mine), name="data/vectors").numpy())
-    label_N = _all_labels(source, mode, world)
+    label_N = _all_labels(source, world)
     assert label_N is not None
 
     def describe(i: int) -> Mapping[str, Any]:
@@ -110,27 +107,17 @@ def _check_vectors(
 
 
 def _check_images(
-    source: Source,
-    num_classes: int,
-    mode: Mode,
-    world: World,
-    max_bad_records: int,
-    seed: int,
-    num_threads: int,
-    embedding: bool,
+    source: Source, num_classes: int, world: World, max_bad_records: int, seed: int, num_threads: int, embedding: bool
 ) -> tuple[list[Finding], str]:
     """Returns (findings, the words for what was checked)."""
-    index_n = _choose_indices(len(source), mode, seed)
+    index_n = _choose_indices(len(source), seed)
     mine = index_n[world.rank :: world.size]
-    scan, label_n = _scan(source, mine, math.ceil(len(index_n) / world.size), num_threads, world)
+    scan, label_n = _scan(source, mine, num_threads)
     scan, label_n = _gather(scan, label_n, world)
     wrong_n = label_n == WRONG
     label_n[wrong_n] = UNREAD
     index_n = np.concatenate([index_n[rank :: world.size] for rank in range(world.size)])
-    label_N = _all_labels(source, mode, world)
-    if label_N is None and mode == "full":
-        label_N = np.full(len(source), UNREAD)
-        label_N[index_n] = label_n
+    label_N = _all_labels(source, world)
 
     def describe(i: int) -> Mapping[str, Any]:
         label = int(label_n[i])
@@ -164,19 +151,16 @@ def _check_images(
     return findings, f"{len(index_n):,} of {counted(len(source), 'image')} and {labels}"
 
 
-def _choose_indices(num_samples: int, mode: Mode, seed: int) -> NDArray[np.int64]:
+def _choose_indices(num_samples: int, seed: int) -> NDArray[np.int64]:
     """Returns one sample from each of n equal stretches of the set, or all samples; the same on all ranks."""
-    if mode == "full" or num_samples <= _SAMPLE:
+    if num_samples <= _SAMPLE:
         return np.arange(num_samples)
     edges = np.linspace(0, num_samples, _SAMPLE + 1).astype(np.int64)
     return np.random.default_rng(seed).integers(edges[:-1], edges[1:])
 
 
-def _scan(
-    source: Source, index_n: NDArray[np.int64], longest: int, num_threads: int, world: World
-) -> tuple[ImageScan, NDArray[np.int64]]:
-    """Scans this rank's images. longest: the most images of any rank. The ranks wait for each other after every slice:
-    one with a much slower disk would otherwise time out (--comm-timeout)."""
+def _scan(source: Source, index_n: NDArray[np.int64], num_threads: int) -> tuple[ImageScan, NDArray[np.int64]]:
+    """Scans this rank's images."""
     label_n = np.full(len(index_n), UNREAD)
 
     def read(i: int) -> bytes | NDArray[np.uint8]:
@@ -188,13 +172,8 @@ def _scan(
         label_n[i] = sample.label
         return still(sample)
 
-    def wait_for_others(stop: int) -> None:
-        if stop % _SLICE == 0 and stop < longest:
-            world.barrier(name="data/looking")
-            source.will_need(index_n[stop : stop + _SAMPLE].tolist())
-
-    source.will_need(index_n[:_SAMPLE].tolist())
-    return scan_images(read, len(index_n), num_threads, window=_SLICE, after_window=wait_for_others), label_n
+    source.will_need(index_n.tolist())
+    return scan_images(read, len(index_n), num_threads), label_n
 
 
 def _gather(scan: ImageScan, label_n: NDArray[np.int64], world: World) -> tuple[ImageScan, NDArray[np.int64]]:
@@ -205,7 +184,7 @@ def _gather(scan: ImageScan, label_n: NDArray[np.int64], world: World) -> tuple[
         return world.all_gather(rows, name=f"data/{name}").numpy().reshape(-1).view(array.dtype)
 
     gathered = ImageScan(0)
-    for name in ("code_N", "hash_N", "height_N", "width_N", "coloured_N", "turned_N"):
+    for name in ("code_N", "hash_N", "height_N", "width_N"):
         setattr(gathered, name, all_of(getattr(scan, name), name))
     first = dict(sorted(scan.messages.items())[:_MESSAGES])
     words = np.frombuffer((json.dumps([len(scan.code_N), first]) + "\n").encode(), np.uint8).copy()
@@ -217,15 +196,13 @@ def _gather(scan: ImageScan, label_n: NDArray[np.int64], world: World) -> tuple[
     return gathered, all_of(label_n, "labels")
 
 
-def _all_labels(source: Source, mode: Mode, world: World) -> NDArray[np.int64] | None:
+def _all_labels(source: Source, world: World) -> NDArray[np.int64] | None:
     """Returns all labels, UNREAD for unreadable ones; None if they are not cheap to read. Raises ValueError if they
     differ between ranks: each host may have its own copy."""
     label_N = None
-    cheap = source.label_bytes() <= _CHEAP_BYTES
-    if mode == "quick" and cheap:
+    if source.label_bytes() <= _CHEAP_BYTES:
         # A disk then reads them in sequence, and training finds them in memory.
         source.will_need(range(len(source)))
-    if mode == "full" or cheap:
         several = source.num_labels > 1  # a copy on one host may have wrong ones
         label_N = all_or_raise(lambda: labels_of(source), world, "data/several") if several else labels_of(source)
     digest = -1 if label_N is None else zlib.crc32(label_N.tobytes())

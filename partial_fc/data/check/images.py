@@ -8,7 +8,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from partial_fc.data.vectors import BLOCK, Vectors
 from partial_fc.findings import Describe, Finding, Severity, findings_at
 
 # The fault of an image, in ascending severity. CUT and above are unusable.
-GOOD, PADDED, CONSTANT, GREY_REST, DAMAGED, CUT, NARROW, NOT_AN_IMAGE, NOT_READ = range(9)
+GOOD, PADDED, CONSTANT, DAMAGED, CUT, NARROW, NOT_AN_IMAGE, NOT_READ = range(8)
 
 # code -> (severity, key, what)
 _BY_CODE: dict[int, tuple[Severity, str, str]] = {
@@ -34,7 +34,6 @@ _BY_CODE: dict[int, tuple[Severity, str, str]] = {
         "image-damaged",
         "JPEG files are damaged: the decoder fills missing parts with grey, and training does not report it",
     ),
-    GREY_REST: ("warning", "image-grey-rest", "images end in grey rows: were truncated files saved again?"),
     CONSTANT: ("warning", "image-constant", "images are of a single colour"),
     PADDED: ("warning", "image-padded", "JPEG files have a few extra bytes: padding, or damage in the last rows"),
 }
@@ -45,29 +44,25 @@ REPLACED = ("image-unreadable", "image-undecodable", "image-narrow", "image-cut"
 # A whole photo, probably: wider or higher than crops are (CelebA's have 1.22, most 1), and not as small.
 _PHOTO_RATIO, _PHOTO_SIDE = 1.2, 160
 _PHOTO_SHARE = 0.25  # the share of the images from which on it is reported
-_EXIF_WITHIN = 1 << 17  # bytes; the Exif segment has at most 64 KiB and is among the first
 
 Read = Callable[[int], bytes | NDArray[np.uint8]]
 _BLOCK = 64  # images that a thread scans before it takes the next ones
 _WINDOW = 1024  # images between two steps of the progress bar
 _MESSAGES_KEPT = 10_000
 _FLAT = 2  # grey levels by which a decoded JPEG of one colour may vary
-_GREY = (125, 131)  # libjpeg's filler decodes to about 128
 # All pixels are decoded by then: a few extra bytes are a writer's padding, many are left over from earlier damage.
 _PADDING = re.compile(r"Corrupt JPEG data: ([12]?\d|3[0-2]) extraneous bytes before marker 0xd9")
 
 
 class ImageScan:
     """The results of a scan. code_N: a fault code from above. hash_N: of the file, 0: not decoded. height_N, width_N:
-    pixels, 0: not decoded. turned_N: Exif says rotated. messages: the errors of the first bad images, by index."""
+    pixels, 0: not decoded. messages: the errors of the first bad images, by index."""
 
     def __init__(self, num_images: int) -> None:
         self.code_N = np.zeros(num_images, np.uint8)
         self.hash_N = np.zeros(num_images, np.uint64)
         self.height_N = np.zeros(num_images, np.uint16)
         self.width_N = np.zeros(num_images, np.uint16)
-        self.coloured_N = np.zeros(num_images, np.bool_)
-        self.turned_N = np.zeros(num_images, np.bool_)
         self.messages: dict[int, str] = {}
 
     def set_code(self, index: int, code: int, message: str = "") -> None:
@@ -92,20 +87,11 @@ class ImageScan:
         return sorted(sizes, key=lambda size: -size[2])
 
 
-def scan_images(
-    read: Read,
-    num_images: int,
-    num_threads: int,
-    *,
-    bar: str = "",
-    window: int = _WINDOW,
-    after_window: Callable[[int], None] = lambda stop: None,
-) -> ImageScan:
+def scan_images(read: Read, num_images: int, num_threads: int, *, bar: str = "") -> ImageScan:
     """Scans images 0 to num_images - 1, roughly in order; read(i) returns an image file or pixels (H, W, 3) or (H, W,
     1), or raises BadRecord.
 
-    bar: the name of a progress bar, if any. after_window(stop) is called after every `window` images, when all images
-    below `stop` are scanned.
+    bar: the name of a progress bar, if any.
     """
     scan = ImageScan(num_images)
 
@@ -117,11 +103,10 @@ def scan_images(
         ThreadPoolExecutor(num_threads, thread_name_prefix="scan") as pool,
         terminal.bar(total=num_images, unit="image", desc=bar, shown=bool(bar)) as progress,
     ):
-        for start in range(0, num_images, window):
-            stop = min(start + window, num_images)
+        for start in range(0, num_images, _WINDOW):
+            stop = min(start + _WINDOW, num_images)
             list(pool.map(scan_block, range(start, stop, _BLOCK)))
             progress.update(stop - start)
-            after_window(stop)
     return scan
 
 
@@ -145,9 +130,6 @@ def _scan_image(scan: ImageScan, index: int, read: Read) -> None:
         return
     scan.height_N[index], scan.width_N[index] = (min(side, 65535) for side in image.shape[:2])
     scan.hash_N[index] = hash_of(content if isinstance(content, bytes) else content.tobytes())
-    scan.turned_N[index] = isinstance(content, bytes) and orientation(content) > 1
-    few = image[::4, ::4].astype(np.int16)
-    scan.coloured_N[index] = (np.abs(few[..., :1] - few[..., 1:2]) > _FLAT).any()  # never true of a single channel
     code, message = _check_pixels(image)
     if complaint and code < (fault := PADDED if _PADDING.fullmatch(complaint) else DAMAGED):
         code, message = fault, complaint
@@ -172,7 +154,7 @@ def decode_scanned(content: bytes) -> tuple[NDArray[np.uint8], str]:
             image = decode_jpeg(content, "RGB", strict=False)
         except ValueError:
             return decode(content), complaint
-    return (decode(content) if orientation(content) > 1 else image), complaint
+    return image, complaint
 
 
 def hash_of(content: bytes | memoryview) -> int:
@@ -180,38 +162,12 @@ def hash_of(content: bytes | memoryview) -> int:
     return max(1, int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little"))
 
 
-def orientation(content: bytes) -> int:
-    """Returns the Exif orientation of a JPEG file: 1 (the default) is upright, 2 to 8 are rotated or mirrored."""
-    at = content.find(b"Exif\0\0", 0, _EXIF_WITHIN) if content[:2] == b"\xff\xd8" else -1
-    tiff = content[at + 6 : at + 6 + _EXIF_WITHIN]
-    if at < 0 or tiff[:2] not in (b"II", b"MM"):
-        return 1
-    order: Literal["little", "big"] = "little" if tiff[:2] == b"II" else "big"
-    first = int.from_bytes(tiff[4:8], order)
-    for number in range(int.from_bytes(tiff[first : first + 2], order)):
-        entry = tiff[first + 2 + 12 * number :][:12]
-        if len(entry) < 12:
-            break
-        if int.from_bytes(entry[:2], order) == 0x0112:
-            value = int.from_bytes(entry[8:10], order)
-            return value if 1 <= value <= 8 else 1
-    return 1
-
-
 def _check_pixels(image_HWC: NDArray[np.uint8]) -> tuple[int, str]:
     """Returns (fault code, message) for decoded pixels."""
     low, high = int(image_HWC.min()), int(image_HWC.max())
     if high - low <= _FLAT:
         return CONSTANT, f"every pixel is {low}" if high == low else f"every pixel is {low} to {high}"
-    height = len(image_HWC)
-    row_HX = image_HWC.reshape(height, -1)
-    if not _GREY[0] <= row_HX[-1].min() <= row_HX[-1].max() <= _GREY[1]:
-        return GOOD, ""
-    grey_H = (row_HX.min(axis=1) >= _GREY[0]) & (row_HX.max(axis=1) <= _GREY[1])
-    rows = height if grey_H.all() else int(np.argmin(grey_H[::-1]))
-    if rows < max(2, height // 8):
-        return GOOD, ""
-    return GREY_REST, f"the last {rows} of {height} rows are grey"
+    return GOOD, ""
 
 
 def check_images(
@@ -234,8 +190,6 @@ def check_images(
     for code, (severity, key, what) in _BY_CODE.items():
         findings += findings_at(severity, key, what, scan.code_N == code, with_problem, file)
     findings += _check_sizes(scan, describe, file, size) + (_check_photos(scan, describe, file) if embedding else [])
-    what = "JPEG files have an Exif orientation, which is applied here; other programs may ignore it"
-    findings += findings_at("info", "image-turned", what, scan.turned_N, describe, file)
     return findings + check_repetitions(scan, label_N, describe, file)
 
 
@@ -271,10 +225,6 @@ def _check_sizes(scan: ImageScan, describe: Describe, file: str, size: int | Non
         what = f"images are not {usual[0]} x {usual[1]}, as {who}: training resizes and crops them"
         other = decoded & ((scan.height_N != usual[0]) | (scan.width_N != usual[1]))
         findings += findings_at("warning", "image-other-size", what, other, with_size, file)
-    grey = int((decoded & ~scan.coloured_N).sum())
-    if grey:
-        what = f"images have no colour, of {int(decoded.sum()):,}"
-        findings.append(Finding("info", "image-grey", what, grey, file=file))
     return findings
 
 

@@ -1,6 +1,5 @@
 """Checks of labels and class folders: out of range, gaps, class sizes. N samples, C classes."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -126,13 +125,11 @@ def _check_classes(count_C: NDArray[np.int64], file: str, names: Sequence[str], 
         f"{unit}s are left out"
     )
     add("warning", "class-empty", what, (count_C == 0) & named)
-    what = f"class numbers below the largest label have no {unit}"
-    add("warning", "class-gap", what, (count_C == 0) & (label_C < used[-1]) & ~named)
     what = (
-        f"classes above the largest label, {used[-1]}, have no {unit}: is the number of classes, {len(count_C)}, that "
-        "of another set?"
+        f"classes have no {unit}; the largest label is {used[-1]}: is the number of classes, {len(count_C)}, that of "
+        "another set?"
     )
-    add("warning", "class-unused", what, (label_C > used[-1]) & ~named)
+    add("warning", "class-unused", what, (count_C == 0) & ~named)
     add(
         "warning",
         "class-one-image",
@@ -151,7 +148,7 @@ def _check_classes(count_C: NDArray[np.int64], file: str, names: Sequence[str], 
 
 
 def check_folders(source: Source, file: str = "") -> list[Finding]:
-    """Reports ignored files of a class-folder set, and folder names that may be the same class; else nothing."""
+    """Reports ignored files of a class-folder set; else nothing."""
     if not isinstance(source, ImageFolder):
         return []
     findings = []
@@ -161,16 +158,6 @@ def check_folders(source: Source, file: str = "") -> list[Finding]:
         findings.append(
             Finding("warning", "files-left-out", what, len(paths), np.arange(len(paths)),
                     lambda i: {"file": str(source.root / paths[i])}, file)
-        )  # fmt: skip
-    alike: defaultdict[str, list[str]] = defaultdict(list)
-    for name in source.classes:
-        alike[" ".join(name.casefold().replace("_", " ").split())].append(name)
-    groups = [" = ".join(names) for names in alike.values() if len(names) > 1]
-    if groups:
-        what = "names of class folders differ only in case, blanks or `_`: are they the same class?"
-        findings.append(
-            Finding("warning", "class-names-alike", what, len(groups), np.arange(len(groups)),
-                    lambda i: {"folders": groups[i]}, file)
         )  # fmt: skip
     return findings
 

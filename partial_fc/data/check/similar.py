@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc import terminal
-from partial_fc.data.check import advice
 from partial_fc.data.vectors import BLOCK, Vectors
 from partial_fc.findings import Describe, Finding, Severity, findings_at
 
@@ -19,6 +18,7 @@ MOST = 2048  # classes looked at, or as many as PRODUCTS allow
 PRODUCTS = 1 << 38  # multiplications: some seconds, and all of 16,000 classes of 1,024 numbers
 FAR = 75  # degrees from the mean of the class: what Sub-center ArcFace (Deng et al., 2020) drops
 MANY_FAR = 0.01  # of the vectors: a warning
+FEW = 0.05  # of the classes: of characters that were all different 3 % look alike; more are a warning
 ALIKE = 0.95  # docs/data.md: of classes that are one over 99 % are above it, of others 3 %
 _COSINES = 1 << 24  # at once
 _PAIRS = 10  # of images, with the mean cosine of all classes, that each class has beside its own
@@ -96,9 +96,14 @@ def _similar_classes(
     share = len(similar) / max(1, len(looked_Q))
     what = (
         f"{share:.1%} of {len(looked_Q):,} classes looked at are like another one: images of the two are as alike as "
-        f"images of one. {advice.of_similar_classes(share)}"
+        "images of one"
     )
-    severity: Severity = "info" if share < advice.FEW else "warning"
+    severity: Severity = "info" if share < FEW else "warning"
+    if severity == "warning":
+        what += (
+            ". Look at some of them, and give two that are one the same name, or set --interclass-filtering-threshold "
+            "0.4 (docs/data.md)"
+        )
     return [Finding(severity, "classes-similar", what, len(similar), similar, describe, file)]
 
 

@@ -1,4 +1,4 @@
-"""Sampling: which classes are negatives in which step. README.md says how the blocks of classes are walked through.
+"""Sampling: which classes are negatives in which step. docs/head.md says how it walks through the blocks of classes.
 
 Where 1 / rate is whole, every class comes once in a round. The draw of any step is known without those before it, and
 costs O(sampled), in time and in memory.
@@ -25,7 +25,7 @@ _NONE = torch.iinfo(torch.int32).max
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Draw:
     """Negative classes as a function of (seed, step, class). rate: the share of all classes in a step, in (0, 1]: the
     draw of a step is that of the step's rate alone, whatever others have. quota: whether the classes of the batch come
     on top of it, or are part of it ("insightface", quota.py)."""

@@ -13,7 +13,6 @@ from partial_fc import printable
 from partial_fc.data import ImageFolder
 from partial_fc.data.image_folder import image_names
 from partial_fc.data.sets.joined import open_sets
-from partial_fc.flags.facts import In
 from partial_fc.printable import some
 
 if TYPE_CHECKING:
@@ -85,9 +84,6 @@ class MergeClassesOptions(_NewOptions):
     """The class to keep."""
     names: Names = ()
     """The classes to merge into it."""
-    images: Annotated[tuple[float, ...], In("(0, 1e18)")] = ()
-    """Number of images of each class, --into first, then the NAMEs, as weights of the directions. By default all
-    weights are equal, which suits classes of about the same size."""
 
 
 @dataclass(frozen=True)
@@ -173,10 +169,6 @@ def merge_classes(options: MergeClassesOptions) -> None:
     if not parts or into in parts:
         raise ValueError(f"name the classes that become part of {options.into!r}: at least one, and not itself")
     names = stored.names()
-    words = options.into, *options.names
-    if options.images and len(options.images) != len(words):
-        raise ValueError(f"--images {options.images}: expected a number for each of {', '.join(words)}")
-    weights = dict(zip(words, options.images or (1.0,) * len(words), strict=True))
     kept = _all_but(parts, len(names))
     now = kept.index(into)
     plan = remap_classes.Plan([names[number] for number in kept], kept, joined=dict.fromkeys(parts, now))
@@ -189,8 +181,7 @@ def merge_classes(options: MergeClassesOptions) -> None:
         )
     if created:
         centre_MD = rows.read(torch.tensor(created), ["centres"])["centres"].double()
-        weight_M1 = torch.tensor([[weights[names[number]]] for number in created], dtype=torch.float64)
-        plan.directions[now] = normalize((normalize(centre_MD) * weight_M1).sum(dim=0), dim=0).float()
+        plan.directions[now] = normalize(normalize(centre_MD).sum(dim=0), dim=0).float()
     made_by = f"classes {some([names[n] for n in parts])} of {stored.where} joined with {names[into]}"
     remap_classes.write(stored, plan, options.out, made_by)
 

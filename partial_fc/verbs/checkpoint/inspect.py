@@ -1,26 +1,22 @@
 """`partial-fc checkpoint inspect`: prints a checkpoint's contents without loading it."""
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
 from partial_fc.checkpoint.folders import MARKER, best, is_quarantined, is_step, newest, steps_below
-from partial_fc.files import check_regular
 
 if TYPE_CHECKING:
     from partial_fc.checkpoint.read import Checkpoint
 
 _HIGHLIGHTS = (
-    *("dataset", "rec", "network", "embedding_size", "image_size", "loss", "scale", "margins", "margin_schedule"),
-    *("sample_rate", "sample_rate_schedule"),
+    *("dataset", "rec", "network", "embedding_size", "image_size", "loss", "scale", "margins"),
+    *("sample_rate",),
     *("optimizer", "head_optimizer", "lr", "lr_scheduler", "epochs", "max_steps", "batch_size", "accumulate"),
     *("precision", "centre_dtype", "centre_state_dtype", "head_catch_up", "gradient_compression", "sync_bn", "seed"),
 )
@@ -34,8 +30,6 @@ class InspectOptions:
 
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
     """A checkpoint, a folder of checkpoints, or a run's --models-root."""
-    json: bool = False
-    """Print JSON: a list with an object for each checkpoint."""
 
 
 def inspect(options: InspectOptions) -> int:
@@ -46,9 +40,7 @@ def inspect(options: InspectOptions) -> int:
     summaries = [
         summary(folder) | {"marks": [mark for mark, marked in marks.items() if marked == folder]} for folder in folders
     ]
-    if options.json:
-        print(json.dumps(summaries, indent=2, default=str))
-    elif alone:
+    if alone:
         facts = summaries[0]
         shown = ("folder", "problem") if "problem" in facts else facts.keys()
         for name, value in _lines({key: facts[key] for key in shown}):
@@ -61,7 +53,7 @@ def inspect(options: InspectOptions) -> int:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """Describes one folder, as JSON. "problem": why it is incomplete."""
+    """Describes one folder. "problem": why it is incomplete."""
     from partial_fc.checkpoint.head_state import tables_in
     from partial_fc.checkpoint.read import Checkpoint
 
@@ -89,27 +81,12 @@ def summary(folder: Path) -> dict[str, Any]:
             raise ValueError(f"{folder}: manifest.json says configuration is {facts['configuration']!r}")
         names = checkpoint.class_names
         facts["class_names"] = len(names) if names is not None else None
-        facts["backbone"] = _tensors(folder / "backbone.safetensors")
-        facts["optimizer"] = _tensors(folder / "optimizer.safetensors")
         tables = {name: _table(checkpoint, name, said) for name, said in tables_in(manifest, str(folder)).items()}
         if tables:
             facts["head"] = tables[""] if [*tables] == [""] else tables
     except (ValueError, OSError) as error:
         facts["problem"] = str(error) if marker.exists() else _GONE
     return facts
-
-
-def _tensors(path: Path) -> dict[str, Any]:
-    """Returns counts from a file's header."""
-    check_regular(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path} is no safetensors file, or cut short: {error}") from error
-    dtypes = sorted({t.get_dtype() for t in tensors})
-    numbers = sum(prod(t.get_shape()) for t in tensors)
-    return {"tensors": len(tensors), "numbers": numbers, "dtypes": dtypes, "bytes": path.stat().st_size}
 
 
 def _table(checkpoint: "Checkpoint", name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:

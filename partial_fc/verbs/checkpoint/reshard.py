@@ -1,4 +1,4 @@
-"""`partial-fc checkpoint merge` and `reshard`: convert the files of W ranks to another number of ranks."""
+"""`partial-fc checkpoint reshard`: converts the files of W ranks to another number of ranks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,28 +15,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class MergeOptions:
-    """Writes one set of files, as one process would. (Training does not need it: any number of ranks loads the files of
-    any other.)"""
+class ReshardOptions:
+    """Writes the files of another number of ranks, with bit-identical rows: for hosts that each have their own folder,
+    or to join such folders. (Training does not need it: any number of ranks loads the files of any other.)"""
 
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR...")]
     """A checkpoint, or a folder of checkpoints, of which the newest is used; several if each host has its own
     folder."""
     out: Path
     """The folder of the new checkpoint, for --resume."""
-
-
-@dataclass(frozen=True)
-class ReshardOptions(MergeOptions):
-    """Writes the files of another number of ranks, with bit-identical rows: for hosts that each have their own folder,
-    or to join such folders (with their own number of ranks)."""
-
     world_size: Annotated[int, In(PROCESSES)]
     """Number of ranks of the new files."""
-
-
-def merge(options: MergeOptions) -> None:
-    reshard(ReshardOptions(options.folders, options.out, world_size=1))
 
 
 def reshard(options: ReshardOptions) -> None:

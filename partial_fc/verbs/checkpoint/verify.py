@@ -8,7 +8,6 @@ from typing import Annotated
 import tyro
 
 from partial_fc import terminal
-from partial_fc.checkpoint.files import load_tensors
 from partial_fc.checkpoint.folders import MARKER, is_quarantined, is_step, steps_below
 
 
@@ -19,8 +18,6 @@ class VerifyOptions:
 
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR...")]
     """One checkpoint, or its folders if each host has its own; or a folder of checkpoints, which are all checked."""
-    finite: bool = False
-    """Also check all tensors for NaN and Inf."""
 
 
 def verify(options: VerifyOptions) -> int:
@@ -38,7 +35,7 @@ def verify(options: VerifyOptions) -> int:
             continue
         num_problems = 0
         try:
-            found = list(findings(group, options.finite))
+            found = list(findings(group))
         except FileNotFoundError as error:
             found = [("bad", f"{error.filename} is missing")]
         if not alone and not (group[0] / MARKER).exists():  # a run writes it last, and removes it first
@@ -53,7 +50,7 @@ def verify(options: VerifyOptions) -> int:
     return int(num_bad > 0 or not num_checked)
 
 
-def findings(folders: Sequence[Path], finite: bool) -> Iterator[tuple[str, str]]:
+def findings(folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
     """Yields ("bad" or "note", what) for the folders of one checkpoint: what a run that loads it would be told."""
     from partial_fc.checkpoint.head_state import tables_in
     from partial_fc.checkpoint.read import Checkpoint
@@ -83,21 +80,3 @@ def findings(folders: Sequence[Path], finite: bool) -> Iterator[tuple[str, str]]
             except (ValueError, OSError) as error:
                 if str(error) not in told:
                     yield "bad", str(error)
-    if finite:
-        yield from _check_finite(folders)
-
-
-def _check_finite(folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
-    import torch
-
-    paths = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
-    for path in terminal.bar(paths, desc="finite", unit="file", leave=False):
-        try:
-            tensors = load_tensors(path)
-        except (ValueError, OSError) as error:
-            yield "bad", str(error)
-            continue
-        for name, t in tensors.items():
-            num_bad = int((~torch.isfinite(t)).sum())
-            if num_bad:
-                yield "bad", f"{path}: {name} has {num_bad} of {t.numel()} numbers that are NaN or Inf"

@@ -19,6 +19,7 @@ from partial_fc.files import replacing
 from partial_fc.findings import check_writable, counted
 from partial_fc.flags import Flags, LaunchFlags, check_numbers
 from partial_fc.flags.facts import BATCH, In
+from partial_fc.verbs.model.embed import CentresOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,14 +28,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DropOptions:
+class DropOptions(CentresOptions):
     """Writes a weight for each image of a training set, for --sample-weights: 0 if the image is more than --angle away
     from the main centre of its class, else 1. The main one of several sub-centres is that to which most images of the
     class are nearest. Deng et al. (2020, Sub-center ArcFace) train with --sub-centres 3, drop what is more than 75
     degrees away, and train again with one centre. On all ranks of horovodrun, torchrun and so on, or of --gpus."""
 
-    checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
-    """The folder of a run on this set, whose newest checkpoint counts, or a checkpoint's."""
     images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SETS...")]
     """The training set, as in its --rec: a .rec (or its folder), class folders, a list, ...; or several."""
     shared_classes: bool = False
@@ -43,12 +42,6 @@ class DropOptions:
     """The weights, an .npy."""
     angle: Annotated[float, In("(0, 180)")] = 75.0
     """The largest angle between an image and the main centre of its class that stays, in degrees."""
-    table: str = ""
-    """The head whose classes the labels are, of a run with several."""
-    flip: bool | None = None
-    """Add the embedding of the mirrored image; none: as the checkpoint says."""
-    trust_code: bool = False
-    """Execute the FILE.py that builds the model, if it was trained with --network FILE.py:FUNCTION."""
     batch_size: Annotated[int, In(BATCH)] = 64
     """Images in one forward of the network."""
     launch: Flags[LaunchFlags] = field(default_factory=LaunchFlags)
@@ -65,14 +58,10 @@ class DropOptions:
 def drop(options: DropOptions, world: World, device: Any) -> None:
     import torch
 
-    from partial_fc.checkpoint.read import open_with_centres
     from partial_fc.checkpoint.rows_now import rows_now
-    from partial_fc.embedding.load import from_checkpoint
     from partial_fc.embedding.on_ranks import embedded, why_bad
 
-    stored = open_with_centres(options.checkpoint, table=options.table)
-    model = from_checkpoint(stored, options.flip, options.trust_code).model()
-    model.to(device)
+    stored, model = options.load(device)
     rows = rows_now(stored, table=options.table)
     created_C = rows.created(rows.start, rows.stop)
     source = open_on_all(lambda: open_images(options.images, options.shared_classes), world)

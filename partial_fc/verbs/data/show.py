@@ -9,23 +9,19 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
-from partial_fc import pictures, rooms
-from partial_fc.data import ImageFolder, RecordSource, Source
+from partial_fc import pictures
+from partial_fc.data import ImageFolder, Source
 from partial_fc.data.decode import decode
-from partial_fc.data.idx import IdxSource, Split
 from partial_fc.data.image_folder import class_folders
 from partial_fc.data.open import open_any
 from partial_fc.data.pairs import read_pairs
-from partial_fc.data.sample import BadRecord, Frames, Sample
-from partial_fc.data.transform import AugmentName, ShortSideCrop, training_square
-from partial_fc.files import regular
+from partial_fc.data.sample import BadRecord, Sample, still
+from partial_fc.data.transform import AugmentName, training_square
 from partial_fc.findings import counted
 from partial_fc.flags.facts import PIXELS, In, check_numbers
 from partial_fc.pictures import Pixels, Row, Tile
 
 _LOOKED_AT = 4096  # records, if their labels are inside them
-_ANY_LABEL = 2**31
-_IMAGE_SIZE = {"face": 112, "imagenet": 227, "kinetics": 224}  # the recipes' own defaults
 
 
 @dataclass(frozen=True)
@@ -34,8 +30,8 @@ class ShowOptions:
     (.bin, also those beside a .rec): the first image above the second, one class, then two."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """A folder with train.rec, a .rec, a folder of class folders, a list of images, a .bin, a database of images, idx
-    files; with --data-dir a list of videos."""
+    """A folder with train.rec, a .rec, a folder of class folders, a list of images, a .bin, a database of images, or
+    idx files."""
     out: Path
     """The picture to write, like sheet.png."""
     classes: Annotated[int, In(1)] = 10
@@ -45,31 +41,20 @@ class ShowOptions:
     seed: int = 0
     """Seed of the choice."""
     augmented: bool = False
-    """Each row is one image and several augmentations of it: by the transform of recipe face; for image databases of
-    imagenet, for videos of kinetics."""
+    """Each row is one image and several augmentations of it, by the transform of recipe face."""
     image_size: Annotated[int | None, In(PIXELS)] = None
-    """With --augmented: pixels of a side. none: the recipe's default, 112, 227 or 224."""
+    """With --augmented: pixels of a side. none: 112."""
     mirror: bool = True
     """With --augmented: mirror half of the images."""
     augment: AugmentName = "none"
-    """With --augmented: recipe face's --augment."""
-    resize: Annotated[int | None, In(PIXELS)] = None
-    """With --augmented, of image databases and videos: the shorter side before the crop (of videos the height, the
-    width is 340/256 times that). none: the recipes' 256."""
+    """With --augmented: the run's --augment."""
     root: Path | None = None
     """The folder that paths of a list of images are relative to; by default the list's own."""
-    data_dir: Path | None = None
-    """The folder that paths of a list of videos are relative to. SOURCE is such a list if this is given: `path
-    num_frames label` a line."""
-    split: Split = "train"
-    """The set to read from a folder of idx files."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        if not self.augmented and (self.image_size or self.resize or not self.mirror or self.augment != "none"):
-            raise ValueError(
-                "--image-size, --resize, --mirror and --augment set the transform of training: add --augmented"
-            )
+        if not self.augmented and (self.image_size or not self.mirror or self.augment != "none"):
+            raise ValueError("--image-size, --mirror and --augment set the transform of training: add --augmented")
         if self.augment == "glyph" and self.mirror:
             raise ValueError("--augment glyph with --mirror: a mirrored character is another one; add --no-mirror")
 
@@ -85,9 +70,14 @@ def show(options: ShowOptions) -> None:
     problems: list[str] = []
     seen = ""
     if not bins or (path.is_dir() and ((path / "train.rec").exists() or class_folders(path))):
-        source = _open(options)
-        _check_used(options, source)
-        transform, seen = _transform(options, source) if options.augmented else (None, "")
+        source = open_any(path, options.root, "train")
+        if options.root and not (isinstance(source, ImageFolder) and path.is_file()):
+            raise ValueError(f"--root {options.root} is for a list of images; {path} is none")
+        transform = None
+        if options.augmented:
+            size = options.image_size or 112
+            transform = training_square(size, options.augment, options.mirror)
+            seen = f"; each as recipe face sees it, {size} x {size} pixels"
         rows += _class_rows(source, options, transform, problems)
     elif options.augmented:
         raise ValueError(f"--augmented: {path} has pairs only, which are not trained on")
@@ -100,46 +90,7 @@ def show(options: ShowOptions) -> None:
         print(f"{counted(len(problems), 'sample')} cannot be used, drawn as crosses; the first: {problems[0]}")
 
 
-def _open(options: ShowOptions) -> Source:
-    if options.data_dir is None:
-        return open_any(options.source, options.root, options.split)
-    with open(options.source, encoding="utf-8", errors="surrogateescape", opener=regular) as file:
-        first = next((line.split()[0] for line in file if line.strip()), "")
-    return rooms.load(rooms.CLIP_LIST)(
-        options.source, options.data_dir, _ANY_LABEL, videos=not (options.data_dir / first).is_dir()
-    )
-
-
-def _check_used(options: ShowOptions, source: Source) -> None:
-    """Raises ValueError for flags that do not apply to this source."""
-    if options.root and not (isinstance(source, ImageFolder) and options.source.is_file()):
-        raise ValueError(f"--root {options.root} is for a list of images; {options.source} is none")
-    if options.split != "train" and not isinstance(source, IdxSource):
-        raise ValueError(f"--split {options.split} is for MNIST's idx files; {options.source} has none")
-
-
 Transform = Callable[[Sample, np.random.Generator], Pixels]
-
-
-def _transform(options: ShowOptions, source: Source) -> tuple[Transform, str]:
-    """Returns (training's transform, its description)."""
-    is_image = isinstance(source, RecordSource | ImageFolder)
-    recipe = "kinetics" if options.data_dir else "face" if is_image else "imagenet"
-    size, resize = options.image_size or _IMAGE_SIZE[recipe], options.resize or 256
-    said = f"; each as recipe {recipe} sees it, {size} x {size} pixels"
-    if isinstance(source, IdxSource):
-        raise ValueError(f"--augmented: {options.source} are idx files, and recipe mnist takes digits as they are")
-    if recipe != "face" and options.augment != "none":
-        raise ValueError(f"--augment {options.augment} is recipe face's; {options.source} is for recipe {recipe}")
-    if recipe == "face":
-        if options.resize:
-            raise ValueError(f"--resize {resize}: recipe face makes the shorter side --image-size; leave it out")
-        return training_square(size, options.augment, options.mirror), said
-    if resize < size:
-        raise ValueError(f"--resize {resize} is smaller than the crop, --image-size {size}; give a larger one")
-    if recipe == "imagenet":
-        return ShortSideCrop(resize, size, random=True, mirror=options.mirror), said
-    return rooms.load(rooms.MIDDLE_FRAME)(size, resize, options.mirror), f"{said}; the middle frame of a clip"
 
 
 def _class_rows(
@@ -150,7 +101,6 @@ def _class_rows(
     label_N, index_N = _labels(source, rng)
     names = source.class_names() or []
     whose = "" if len(index_N) == len(source) else f" among {len(index_N):,} of {len(source):,} records"
-    noun = "video" if options.data_dir else "image"
     values = np.unique(label_N)
     for label in sorted(rng.choice(values, min(options.classes, len(values)), replace=False).tolist()):
         of_class = index_N[label_N == label]
@@ -158,7 +108,7 @@ def _class_rows(
         number = 1 if transform else min(options.images, len(of_class))
         chosen = sorted(rng.choice(of_class, number, replace=False).tolist())
         name = f" ({names[label]})" if 0 <= label < len(names) else ""
-        title = f"class {label}{name}: {counted(len(of_class), noun)}{whose}"
+        title = f"class {label}{name}: {counted(len(of_class), 'image')}{whose}"
         wanted: list[tuple[int, Transform, str]] = [(index, _as_it_is, "") for index in chosen]
         if transform:
             wanted += [(chosen[0], transform, f"as seen, {n}") for n in range(1, options.images)]
@@ -201,12 +151,8 @@ def _name(source: Source, index: int) -> str:
 
 
 def _as_it_is(sample: Sample, _rng: np.random.Generator) -> Pixels:
-    if isinstance(sample.image, bytes):
-        return decode(sample.image)
-    if isinstance(sample.image, Frames):
-        ((_, frame),) = sample.image.read(lambda num_frames: [num_frames // 2])
-        return frame
-    return sample.image
+    image = still(sample)
+    return decode(image) if isinstance(image, bytes) else image
 
 
 def _pair_rows(path: Path, options: ShowOptions, problems: list[str]) -> Iterator[Row]:

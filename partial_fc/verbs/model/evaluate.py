@@ -1,7 +1,6 @@
 """`partial-fc evaluate`: a trained model's accuracy on pairs, and the threshold to use."""
 
-import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from partial_fc.embedding.model import EmbeddingModel
 
 FALSE_ACCEPT_RATES = ("1e-1", "1e-2", "1e-3", "1e-4", "1e-5", "1e-6")
+_ALL_PAIRS = "more pairs, of all images with all others: --all-pairs FOLDER_OF_CLASS_FOLDERS"
 _ACROSS = 5  # pairs per row of the picture
 # With one more column of 11 it fits into 80 columns.
 _HEAD = f"  {'threshold':12}{'cosine >=':>10}{'distance² <=':>13}{'right':>8}{'same accepted':>14}{'different':>10}"
@@ -60,10 +60,6 @@ class EvaluateOptions(ModelOptions):
     shared_classes: bool = False
     """--all-pairs: classes that have the same name in several sets, or in sets without names the same number, are one
     class."""
-    detector_score: bool = True
-    """--ijb: weight images by the score of the face detector."""
-    feature_length: bool = True
-    """--ijb: weight images by the length of their features. (Both as in InsightFace's table.)"""
     batch_size: Annotated[int, In(2)] = 128
     """Images in one forward of the network."""
     show: int = 10
@@ -132,11 +128,8 @@ def evaluate(options: EvaluateOptions, world: World, device: Any) -> None:
     for one in _judged(options, model, world, device) if model else ():
         judged.append(one)
         if folder:
-            print("\n".join(_lines(one, _all_pairs_of(one.name, options))), flush=True)
+            print("\n".join(_lines(one)), flush=True)
     report["sets"] = {one.name: _report(one) for one in judged}
-    if folder and (together := _together([one for one in judged if one.pixels])):
-        print("\n".join(("all sets of images together", _HEAD, _row("to use", together.best()))))
-        report["together"] = {"threshold": asdict(together.best())}
     if options.all_pairs:
         report["all_pairs"] = _all_pairs(options, model, world, device)
     if folder:
@@ -215,11 +208,9 @@ def _judge_ijb(
     from partial_fc.verbs.model import ijb as janus
 
     ijb = janus.Ijb(folder, options.target, model.image_size)
-    feat_ND = embed_together(
-        model, ijb.images, world, options.batch_size, options.target, unit=not options.feature_length
-    )
-    if options.detector_score:
-        feat_ND *= ijb.score_N[:, None]
+    # Images weigh by the length of their features and the score of the detector, as in InsightFace's table.
+    feat_ND = embed_together(model, ijb.images, world, options.batch_size, options.target, unit=False)
+    feat_ND *= ijb.score_N[:, None]
     template_TD = janus.pool(feat_ND, ijb.template_N, ijb.media_N)
     distance_M = janus.verify(template_TD, ijb, world)
     curve = Roc.from_distances(distance_M, ijb.same_M, None)
@@ -270,14 +261,6 @@ def _tar(curve: Roc) -> dict[str, float]:
     return {f"tar@far={far}": curve.tar_at(float(far)) for far in FALSE_ACCEPT_RATES}
 
 
-def _together(judged: Sequence[Judged]) -> Roc | None:
-    """Returns the ROC of all sets' pairs together, if there are several."""
-    if len(judged) < 2:
-        return None
-    distance_N = np.concatenate([one.distance_N for one in judged])
-    return Roc.from_distances(distance_N, np.concatenate([one.same_N for one in judged]), None)
-
-
 def _thresholds(curve: Roc) -> dict[str, roc.Threshold]:
     """Returns the threshold at each FAR for which the set is large enough."""
     found = {far: curve.threshold_at(float(far)) for far in FALSE_ACCEPT_RATES}
@@ -294,15 +277,7 @@ def _report(one: Judged) -> dict[str, Any]:
     }
 
 
-def _all_pairs_of(name: str, options: EvaluateOptions) -> str:
-    """Returns the command that measures smaller FARs than a set of pairs allows."""
-    beside = [folder for path in options.sets if path.stem == name for folder in (path.with_suffix(""), Path(name))]
-    images = next((str(folder) for folder in beside if folder.is_dir()), "FOLDER_OF_CLASS_FOLDERS")
-    command = shlex.join(["partial-fc", "evaluate", str(options.model), "--all-pairs", images])
-    return f"more pairs, of all images with all others: `{command}`"
-
-
-def _lines(one: Judged, remedy: str) -> list[str]:
+def _lines(one: Judged) -> list[str]:
     values = one.values
     lines = [f"{one.name}: {len(one.same_N):,} pairs, {one.roc.num_genuine:,} of them the same"]
     if "accuracy" in values:
@@ -315,7 +290,7 @@ def _lines(one: Judged, remedy: str) -> list[str]:
     if "accuracy" in values:  # nearly all of IJB's pairs are impostors: FAR must choose there
         lines.append(_row("to use", one.roc.best()))
     lines += [_row(f"for FAR {far}", threshold) for far, threshold in thresholds.items()]
-    lines += _too_few([far for far in FALSE_ACCEPT_RATES if far not in thresholds], one.roc.num_impostors, remedy)
+    lines += _too_few([far for far in FALSE_ACCEPT_RATES if far not in thresholds], one.roc.num_impostors, _ALL_PAIRS)
     galleries = {key.partition("/")[0]: None for key in values if "/rank1" in key}
     lines += [f"  1:N, gallery {name}: {_ranks_text(values, name)}" for name in galleries]
     return lines
@@ -340,7 +315,7 @@ def _row(what: str, t: roc.Threshold) -> str:
 
 
 def _draw(judged: list[Judged], show: int, folder: Path) -> None:
-    roc.plot({one.name: one.roc for one in judged}, folder / "roc.png", marked=True)
+    roc.plot({one.name: one.roc for one in judged}, folder / "roc.png")
     roc.plot_similarities(
         {one.name: (one.distance_N, one.same_N, one.roc) for one in judged}, folder / "similarities.png"
     )

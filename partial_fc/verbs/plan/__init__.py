@@ -1,1 +1,1 @@
-"""Time and memory of the head: measured (`partial-fc plan`), or predicted (`partial-fc plan`)."""
+"""`partial-fc plan`: time, memory and traffic of the head, predicted."""

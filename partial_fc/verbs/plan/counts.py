@@ -154,16 +154,12 @@ def _rows_here(workload: PlanOptions) -> dict[str, int]:
     kept = kept_bytes(workload)
     if not workload.is_elsewhere:
         return kept
-    one = sum(row_bytes(workload).values())
-    if workload.device == "cpu":
-        # Files are mapped; the system can reclaim pages, but a step's rows should stay.
-        return {"rows of a step, of the files": workload.sampled * one, "touched": kept["touched"]}
-    # On a GPU: copies of this step's rows, of the previous ones on their way back, of the next ones.
-    return {"rows of three steps": 3 * workload.sampled * one}
+    # Copies of this step's rows, of the previous ones on their way back, of the next ones.
+    return {"rows of three steps": 3 * workload.sampled * sum(row_bytes(workload).values())}
 
 
 def elsewhere_bytes(workload: PlanOptions) -> int:
-    """Returns the bytes of this rank's rows in host memory or files, in addition to `memory`."""
+    """Returns the bytes of this rank's rows in host memory, in addition to `memory`."""
     return sum(kept_bytes(workload).values()) if workload.is_elsewhere else 0
 
 
@@ -234,7 +230,7 @@ def traffic_bytes(workload: PlanOptions) -> float:
 
 def _moves_rows(workload: PlanOptions) -> bool:
     """Tells whether the kernel itself updates rows as it computes their gradients: not for rows that are copies."""
-    return workload.impl != "plain" and not (workload.is_elsewhere and workload.device == "cuda")
+    return workload.impl != "plain" and not workload.is_elsewhere
 
 
 def exponentials_bytes(workload: PlanOptions) -> float:
@@ -265,13 +261,6 @@ def _chunk_operations(workload: PlanOptions) -> int:
     return count
 
 
-def dense_update_bytes(workload: PlanOptions) -> float:
-    """Returns the traffic of a dense optimizer instead: a float32 gradient of all local rows, zeroed, written and read,
-    and every row and its state read and written."""
-    one = row_bytes(workload)
-    return workload.local_classes * (2.0 * (one["centres"] + one["optimizer state"]) + 3.0 * workload.dim * 4)
-
-
 @dataclass(frozen=True)
 class Machine:
     """Machine rates, from which times are predicted."""
@@ -279,8 +268,8 @@ class Machine:
     rates: Rates
     share: float  # fraction of the product rate that the kernel reaches
     link_gbytes_per_s: float  # of one rank, each way
-    latency_s: float  # of one message
-    place_gbytes_per_s: float = math.inf  # each way, to rows elsewhere: host, disk
+    latency_s: float = 20e-6  # of one message
+    host_gbytes_per_s: float = 50.0  # each way, to rows in host memory: PCIe 5
 
 
 def head_seconds(workload: PlanOptions, machine: Machine) -> dict[str, float]:
@@ -295,7 +284,7 @@ def head_seconds(workload: PlanOptions, machine: Machine) -> dict[str, float]:
         "exponentials": exponentials / (machine.rates.gexp_per_s * 1e9),
         "exponentials through memory": exponentials_bytes(workload) / (machine.rates.gbytes_per_s * 1e9),
         "rows": traffic_bytes(workload) / (machine.rates.gbytes_per_s * 1e9),
-        "rows from and to their place": moved / (machine.place_gbytes_per_s * 1e9),
+        "rows from and to their place": moved / (machine.host_gbytes_per_s * 1e9),
         "links": sum(link_bytes(workload).values()) / (machine.link_gbytes_per_s * 1e9) + messages * machine.latency_s,
     }
     in_chunks, launch_s = _chunk_operations(workload), machine.rates.launch_us * 1e-6

@@ -1,26 +1,17 @@
 """The flags of `partial-fc plan`."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from partial_fc.errors import UsageError
-from partial_fc.flags import by_name
-from partial_fc.flags.command_line import parse, told_as_usage
 from partial_fc.flags.facts import CLASSES, PROCESSES, THREADS, In
-
-# What each of several heads has for itself.
-_OWN = dict.fromkeys(
-    ("classes", "batch", "labels", "sample_rate", "dtype", "state_dtype", "optimizer", "place", "impl"), False
-)
 
 
 @dataclass(frozen=True)
 class PlanOptions:
     """Memory, traffic and time of a head, before anything is allocated. Rates are measured here (on one process, within
-    a second) unless they are given. `--classes image=2000000 words=365187 --sample-rate words=0.1` is about several
-    heads; --batch, --labels, --sample-rate, --place, --impl, --optimizer and the dtypes take NAME=value then, too."""
+    a second) unless they are given. Of several heads each is planned by itself."""
 
     classes: Annotated[int, In(CLASSES)]
     """Classes over all processes."""
@@ -38,9 +29,6 @@ class PlanOptions:
     """Labels of a row in a step: --labels of the run, or its --labels-drawn."""
     sample_rate: Annotated[float, In("(0, 1]")] = 0.1
     """Share of the classes that are negatives in a step; compared with all of them."""
-    similar_classes: Annotated[float | None, In("[0, 1]")] = None
-    """Share of the classes that are like another one (classes-similar of `doctor data`): what to do, and what sampling
-    costs then."""
     dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
     """Dtype of the centres."""
     state_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
@@ -50,7 +38,7 @@ class PlanOptions:
     that is not here does, a CPU is taken to be this one), else fp32."""
     optimizer: Literal["sgd", "adamw", "adagrad", "adam"] = "sgd"
     """Optimizer of the centres."""
-    place: Literal["device", "host", "disk"] = "device"
+    place: Literal["device", "host"] = "device"
     """Where centres and state are kept."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the head; auto: a GPU if there is one here."""
@@ -70,46 +58,10 @@ class PlanOptions:
     """Matrix products of --precision on one GPU, instead of what is measured."""
     bandwidth: Annotated[float | None, In("(0, inf)")] = None
     """GB/s of its memory, read plus written."""
-    launch_us: Annotated[float | None, In("(0, inf)")] = None
-    """Microseconds that the host takes to launch one operation, where --tflops describes the machine; none: 5."""
-    place_bandwidth: Annotated[float | None, In("(0, inf)")] = None
-    """GB/s each way between --place and the device; none: 50 for the host (PCIe 5), 2 for a disk."""
     link_gbps: Annotated[float, In("(0, inf)")] = 100.0
     """Gbit/s of one process's link, each way."""
-    latency_us: float = 20.0
-    """Microseconds that one message takes beside its bytes."""
-    heads: tuple[str, ...] = ()
-    """What each of several heads has for itself: words NAME.flag=value."""
     json: bool = False
     """One JSON object instead of the table."""
-
-    @classmethod
-    @told_as_usage
-    def translated(cls, arguments: list[str]) -> list[str]:
-        """Returns the command line with `--sample-rate words=0.1` as `--heads words.sample_rate=0.1`. Raises ValueError
-        for names that --classes does not have."""
-        values = [value.partition("=") for value in by_name.values_of(arguments, "--classes")]
-        names = [name for name, equals, _ in values if equals]
-        if not names:
-            return arguments
-        if len({*names}) < len(values):
-            raise ValueError("--classes: expected a number, or NAME=number of each head, every name once")
-        kept, own = by_name.gathered(arguments, names, _OWN)
-        return [*kept, "--classes", "1", "--heads", *own]
-
-    def each(self) -> "dict[str, PlanOptions]":
-        """Returns the options of each of several heads by its name; {}: there is one. Raises ValueError for options
-        that are no head's."""
-        names = list(dict.fromkeys(one.partition(".")[0] for one in self.heads))
-        common = replace(self, heads=())
-        words = by_name.of_each(self.heads, names, _OWN)
-        each = {}
-        for name in names:
-            try:
-                each[name] = parse(PlanOptions, words[name], "--heads", default=common)
-            except UsageError as error:
-                raise ValueError(f"head {name}: {error}") from error
-        return each
 
     @property
     def local_classes(self) -> int:
@@ -119,8 +71,8 @@ class PlanOptions:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Tells whether rows are in host memory beside a GPU, or in files."""
-        return self.place == "disk" or (self.place == "host" and self.device == "cuda")
+        """Tells whether rows are in host memory beside a GPU."""
+        return self.place == "host" and self.device == "cuda"
 
     @property
     def sampled(self) -> int:

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,70 +21,8 @@ _SHOWN = ("classes", "local_classes", "sampled", "dim", "gpus", "batch", "sample
 
 def report(options: PlanOptions) -> None:
     """Prints the plan. Raises ValueError for invalid options."""
-    figures = make_all(options) if options.heads else make(options)
-    text = table_of_heads if options.heads else table
-    print(json.dumps(figures) if options.json else text(figures))
-
-
-def make_all(options: PlanOptions) -> dict[str, Any]:
-    """Returns the figures of several heads, as `make` those of one, and what they are together: their memory is added,
-    as are their times. The backbone counts once."""
-    from . import counts as plan
-
-    alone: dict[str, Any] = {"backbone_parameters": 0, "memory": None, "step_ms": None, "images_per_s": None}
-    each = {name: make(replace(one, **alone)) for name, one in options.each().items()}
-    backbone = plan.backbone_bytes(options.backbone_parameters, options.optimizer)
-    sent = 2 * (options.gpus - 1) * 4 * options.backbone_parameters // options.gpus
-    limit = None if options.memory is None else num_bytes(options.memory) - num_bytes(options.reserve)
-    seconds = {
-        rate: sum(sum(figures["seconds"][rate].values()) for figures in each.values()) for rate in ("all", "sampled")
-    }
-    memory_total = sum(figures["memory_total"] for figures in each.values()) + sum(backbone.values())
-    verdict = []
-    if limit is not None:
-        fits = "Fits" if memory_total <= limit else "Does not fit"
-        verdict.append(f"{fits}: {_size(memory_total)} of {_size(limit)}.")
-    beside = _backbone_seconds(options)
-    share = "" if beside is None else f", {seconds['sampled'] / (beside + seconds['sampled']):.0%} of it"
-    sampled, full = _time(seconds["sampled"]), _time(seconds["all"])
-    verdict += [f"The heads take {sampled} of a step{share}; {full} with all classes.", *_on_accuracy(options)]
-    return {
-        "heads": each, "backbone": backbone, "backbone_sent": sent, "memory_total": memory_total, "limit": limit,
-        "seconds": seconds, "verdict": verdict,
-    }  # fmt: skip
-
-
-def table_of_heads(figures: dict[str, Any]) -> str:
-    """Formats the plan of several heads as a table with a column for each."""
-    each = list(figures["heads"].values())
-    lines = [_row("", *figures["heads"], "together")]
-
-    def add(name: str, values: list[float], text: Callable[[float], str] = "{:,}".format) -> None:
-        lines.append(_row(name, *map(text, values), text(sum(values))))
-
-    for name, key in {"classes": "classes", "  of a process": "local_classes", "  in a step": "sampled"}.items():
-        add(name, [one[key] for one in each])
-    lines += ["", "memory of a process"]
-    for part in dict.fromkeys(part for one in each for part in one["memory"]):
-        add(f"  {part}", [one["memory"].get(part, 0) for one in each], _size)
-    for part, size in figures["backbone"].items():
-        if size:
-            lines.append(_row(f"  {part}", *[""] * len(each), _size(size)))
-    totals = [one["memory_total"] for one in each]
-    lines.append(_row("  together", *map(_size, totals), _size(figures["memory_total"])))
-    if any(one["elsewhere"] for one in each):
-        add("  beside it, elsewhere", [one["elsewhere"] for one in each], _size)
-    lines += ["", "sent in a step"]
-    for part in each[0]["collectives"]:
-        add(f"  {part}", [one["collectives"][part]["sent"] for one in each], _size)
-    if figures["backbone_sent"]:
-        lines.append(_row("  backbone", *[""] * len(each), _size(figures["backbone_sent"])))
-    lines += ["", "time of a step"]
-    for part in each[0]["seconds"]["sampled"]:
-        add(f"  {part}", [one["seconds"]["sampled"][part] for one in each], _time)
-    add("  together", [sum(one["seconds"]["sampled"].values()) for one in each], _time)
-    add("  with all classes", [sum(one["seconds"]["all"].values()) for one in each], _time)
-    return "\n".join([*lines, "", *figures["verdict"]])
+    figures = make(options)
+    print(json.dumps(figures) if options.json else table(figures))
 
 
 def make(options: PlanOptions) -> dict[str, Any]:
@@ -117,12 +54,11 @@ def make(options: PlanOptions) -> dict[str, Any]:
         "operations": operations,
         "seconds": seconds,
         "backbone_seconds": _backbone_seconds(options),
-        "dense_update_seconds": plan.dense_update_bytes(workload) / (machine.rates.gbytes_per_s * 1e9),
     }
     if limit is not None:
         others = figures["memory_total"] - sum(plan.memory(workload).values())
         figures["largest_classes"] = plan.largest_classes(workload, limit - others)
-    figures["verdict"] = verdict(figures) + _on_accuracy(options)
+    figures["verdict"] = verdict(figures)
     return figures
 
 
@@ -153,26 +89,7 @@ def verdict(figures: dict[str, Any]) -> list[str]:
         else:
             sentences.append(f"Sampling makes a step {gain:.2f} times as fast: {shares}.")
     if rate < 1.0:
-        rows = figures["seconds"]["sampled"]["rows"]
-        sentences.append(
-            f"Rows that take part are moved in {_time(rows)}; a dense optimizer would pass over all rows and a "
-            f"gradient of their size in {_time(figures['dense_update_seconds'])}. What exact catch-up adds is not "
-            "counted (docs/head.md)."
-        )
-        if not figures["elsewhere"]:
-            sentences.append("Sampling saves time, no memory: every class keeps its row.")
-    return sentences
-
-
-def _on_accuracy(options: PlanOptions) -> list[str]:
-    """Returns what was measured about the error: of sampling, and with --similar-classes."""
-    from partial_fc.data.check import advice
-
-    similar = options.similar_classes
-    sampled = min(one.sample_rate for one in (options.each().values() or [options])) < 1.0
-    sentences = [advice.of_sampling(similar or 0.0)] if sampled else []
-    if similar is not None:
-        sentences.append(f"{similar:.0%} of the classes are like another one. {advice.of_similar_classes(similar)}")
+        sentences.append("What sampling does to the error of the trained network: docs/fidelity.md.")
     return sentences
 
 
@@ -189,8 +106,7 @@ def table(figures: dict[str, Any]) -> str:
         _row("  together", _size(figures["memory_total"])),
     ]
     if figures["elsewhere"]:
-        where = "the host's memory" if figures["place"] == "host" else "files"
-        lines.append(_row(f"  beside it, in {where}", _size(figures["elsewhere"])))
+        lines.append(_row("  beside it, in the host's memory", _size(figures["elsewhere"])))
     lines += ["", _row("collectives of a step", "handed in", "sent")]
     for name, size in figures["collectives"].items():
         lines.append(_row(f"  {name}", _size(size["handed_in"]), _size(size["sent"])))
@@ -250,10 +166,6 @@ def _machine(options: PlanOptions, workload: PlanOptions) -> "plan.Machine":
     from . import counts as plan
     from .machine import Rates, measure_rates
 
-    if options.launch_us and not options.tflops:
-        raise ValueError(
-            "--launch-us describes another machine, as --tflops and --bandwidth do: give all three, or none"
-        )
     if options.rates:
         given = json.loads(options.rates.read_text())
         rates = Rates(**given.get("rates", given))
@@ -261,7 +173,6 @@ def _machine(options: PlanOptions, workload: PlanOptions) -> "plan.Machine":
     elif options.tflops and options.bandwidth:
         # The rate of exponentials on another machine is unknown: they are not counted.
         rates = Rates({workload.precision: options.tflops * 1e3}, options.bandwidth, math.inf)
-        rates = replace(rates, launch_us=options.launch_us or rates.launch_us)
     elif options.tflops or options.bandwidth:
         raise ValueError("--tflops and --bandwidth describe another machine: give both, or none to measure this one")
     else:
@@ -269,13 +180,7 @@ def _machine(options: PlanOptions, workload: PlanOptions) -> "plan.Machine":
         rates = measure_rates(torch.device(workload.device), options.batch, options.dim)
     if workload.precision not in rates.gflops:
         raise ValueError(f"the rates know {', '.join(rates.gflops)}, not --precision {workload.precision}")
-    return plan.Machine(
-        rates,
-        KERNEL_SHARE[workload.impl],
-        options.link_gbps / 8,
-        options.latency_us * 1e-6,
-        options.place_bandwidth or {"device": math.inf, "host": 50.0, "disk": 2.0}[options.place],
-    )
+    return plan.Machine(rates, KERNEL_SHARE[workload.impl], options.link_gbps / 8)
 
 
 def _backbone_seconds(options: PlanOptions) -> float | None:

@@ -16,7 +16,7 @@ from partial_fc.files import replacing
 from partial_fc.findings import counted
 from partial_fc.flags import flag
 from partial_fc.train.record.curve import thinned
-from partial_fc.verbs.report.charts import line_chart, share_bar
+from partial_fc.verbs.report.charts import line_chart
 from partial_fc.verbs.report.run_facts import RunFacts, read_run
 
 _LOG_FROM = 20.0  # ratio of largest to smallest loss from which on the axis is logarithmic
@@ -51,19 +51,19 @@ def page(run: RunFacts) -> str:
         lstrip_blocks=True,
         finalize=_printable,
     )
-    environment.filters |= {
+    filters: dict[str, Any] = {
         "base64": lambda png: base64.b64encode(png).decode(),
         "flags": _as_flags,
         "percent": lambda share: f"{100 * share:.2f} %",
         "shell": lambda words: shlex.join(map(str, words)),
     }
+    environment.filters |= filters
     scores = run.scores
     curves, num_points = _curves(run)
     unit, rates = _speed(run)
     # A single dot adds nothing to the table.
     several = any(len(marks) > 1 for marks in scores.values())
-    score_chart = line_chart(scores, "score", marks=True, percent=True, until=run.last_step) if several else ""
-    shares = _time_shares(run)
+    score_chart = line_chart(scores, "score", marks=True, percent=True) if several else ""
     return environment.get_template("page.html").render(
         run=run,
         name=run.root.resolve().name,
@@ -71,17 +71,15 @@ def page(run: RunFacts) -> str:
         cards=_cards(run),
         last_steps=counted(_last_tenth(run), "step"),
         interval=lambda name: _interval(run, name),
-        curves=list(map(Markup, curves)),
+        curves=curves,
         num_points=num_points,
         scores=scores,
-        score_chart=Markup(score_chart),
+        score_chart=score_chart,
         last_values=_last_values(run),
         defaults={name: value for name, value in run.values.items() if name not in (run.differs or {})},
-        speed_chart=Markup(line_chart({f"{unit}/s": rates}, f"{unit}/s of all processes")) if len(rates) > 1 else "",
-        time_bar=Markup(share_bar(shares)) if shares else "",
-        traffic=_traffic(run),
+        speed_chart=line_chart({f"{unit}/s": rates}, f"{unit}/s of all processes") if len(rates) > 1 else "",
+        time_shares=_time_shares(run),
         counts=_counts(run),
-        in_python=_in_python(run),
     )
 
 
@@ -127,7 +125,7 @@ def _interval(run: RunFacts, name: str) -> str:
     return "" if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f} %"
 
 
-def _curves(run: RunFacts) -> tuple[list[str], int]:
+def _curves(run: RunFacts) -> tuple[list[Markup], int]:
     """Returns (charts of loss and learning rate, their number of points)."""
     point_P5 = thinned(run.loss_N3)
     if not len(point_P5):
@@ -152,7 +150,7 @@ def _speed(run: RunFacts) -> tuple[str, list[Any]]:
     return unit, series[unit]
 
 
-def _time_shares(run: RunFacts) -> dict[str, float]:
+def _time_shares(run: RunFacts) -> dict[str, str]:
     parts: dict[str, float] = {}
     for name, rows in run.scalars.items():
         if name.startswith("time/"):
@@ -160,12 +158,8 @@ def _time_shares(run: RunFacts) -> dict[str, float]:
             parts[name.removeprefix("time/")] = sum(
                 share * max(1, step - before) for before, (step, share) in zip(steps[:-1], rows, strict=True)
             )
-    return parts
-
-
-def _traffic(run: RunFacts) -> dict[str, str]:
-    traffic = run.result.get("traffic_per_step") or {}
-    return {name: f"{one['bytes']:,.0f} bytes, {one['calls']:.4g} calls" for name, one in traffic.items()}
+    total = sum(parts.values()) or 1.0
+    return {name: f"{100 * share / total:.1f} %" for name, share in parts.items()}
 
 
 def _counts(run: RunFacts) -> dict[str, str]:
@@ -173,19 +167,6 @@ def _counts(run: RunFacts) -> dict[str, str]:
     if skipped := run.result.get("skipped_updates"):
         counts["updates skipped in all"] = f"{skipped:,}"
     return counts
-
-
-def _in_python(run: RunFacts) -> str:
-    weights = run.root / "model.safetensors"
-    if not weights.exists():
-        return ""
-    if run.recipe == "face":
-        network = str(run.values.get("network"))
-        trust = ", trust_code=True" if ".py:" in network else ""
-        of_vectors = network in ("none", "linear") or network.startswith("mlp:")
-        given = "numpy.load('new.npy')" if of_vectors else "['a.jpg', 'b.jpg']"
-        return f"import partial_fc\n\nmodel = partial_fc.load({str(run.root)!r}{trust})\nmodel.embed({given})"
-    return f"from safetensors.torch import load_file\n\nweights = load_file({str(weights)!r})"
 
 
 def _as_flags(values: Mapping[str, Any]) -> dict[str, str]:

@@ -259,11 +259,3 @@ def _square(frame: Pixels, cut: _Cut, side: int) -> Pixels:
     if part.shape[:2] != (side, side):
         part = np.asarray(cv2.resize(part, (side, side), interpolation=cv2.INTER_LINEAR), np.uint8)
     return part[:, ::-1] if cut.mirrored else part
-
-
-def middle_frame(input_size: int, height: int, mirror: bool) -> Callable[[Sample, np.random.Generator], Pixels]:
-    """Returns what draws a training clip and gives its middle frame. height: of the frames before the crop; they are
-    340/256 times as wide."""
-    clip = ClipTransform(window=Window(), input_size=input_size, new_width=height * 340 // 256, new_height=height,
-                         random=True, mirror=mirror)  # fmt: skip
-    return lambda sample, rng: clip(sample, rng)[clip.window.num_fast // 2]

@@ -36,7 +36,7 @@ class LaunchOptions:
     A line of the host file is `host`, `host:port` (sshd's) or `host slots=N` (workers there, at most). Servers come
     first, then workers, round robin; the scheduler runs here. With -s 0 there are no servers: COMMAND is a torch job,
     and its processes get RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as from torchrun.
-    Ctrl-C and SIGTERM reach the workers, wherever they are. docs/mxnet_launch.md has more."""
+    Ctrl-C and SIGTERM reach the workers, wherever they are. docs/recipes/mxnet.md has more."""
 
     num_workers: Annotated[int, In(PROCESSES), tyro.conf.arg(aliases=["-n"])]
     """Number of workers."""

@@ -88,9 +88,6 @@ def test_every_kind_of_path(run, model, tmp_path):
     torch.save(weights, tmp_path / "backbone.pth")
     torch.save({"epoch": 1, "state_dict_backbone": weights}, tmp_path / "checkpoint_gpu_0.pt")
     checkpoint.save_tensors(weights, tmp_path / "bare.safetensors")
-    # As version 0.1 wrote it: the contract in words only.
-    old = {"network": "tiny", "embedding_size": str(D), "image_size": str(SIZE), "input": model.to_input.description}
-    checkpoint.save_tensors(weights, tmp_path / "old.safetensors", old)
     assert (model.source, model.step, model.flip, model.image_size) == (root / "model.safetensors", 3, False, SIZE)
     expected = model.embed(picture(7))
     own = [root / "model.safetensors", step, step.parent, step / "backbone.safetensors"]

@@ -51,9 +51,9 @@ def ended(*processes: subprocess.Popen[str]) -> list[tuple[int, str]]:
 
 def documented() -> tuple[str, list[list[str]]]:
     """The docs' command for a server, and those for hosts, from --num_shards on."""
-    lines = (ROOT / "docs/rendezvous.md").read_text().splitlines()
+    lines = (ROOT / "docs/recipes/imagenet.md").read_text().splitlines()
     (server,) = (line.partition("#")[0] for line in lines if "| redis-server -" in line)
-    return server, [line.partition("--num_gpus 8")[2].split() for line in lines if line.startswith("    python")]
+    return server, [line.partition("--num_gpus 8")[2].split() for line in lines if "--num_gpus 8" in line]
 
 
 @pytest.mark.long
@@ -109,15 +109,15 @@ def test_over_tls(started, tmp_path, monkeypatch):
     port = str(free_port())
     server = ["--tls-port", port, "--tls-cert-file", crt, "--tls-key-file", key, "--tls-ca-cert-file", crt]
     with redis_server(*server) as plain:
-        tls = ["--redis_tls", "--redis_ca", crt, "--redis_cert", crt, "--redis_key", key]
-        flags = ["--run_id", "tls", "--redis_host", "localhost", "--redis_port"]
-        for status, printed in ended(*(started(*words, *flags, port, *tls) for words in shards(2))):
+        tls = f"rediss://localhost?ssl_ca_certs={crt}&ssl_certfile={crt}&ssl_keyfile={key}"
+        flags = ["--run_id", "tls", "--redis_port"]
+        for status, printed in ended(*(started(*words, *flags, port, "--redis_host", tls) for words in shards(2))):
             assert status == 0, printed
         monkeypatch.setattr(stores, "_ANSWER_S", 1.0)
-        wrong = ((port, []), (str(plain), tls), (port, ["--redis_tls"]))
-        for p, more in wrong:
-            with pytest.raises(StartError, match=r"Redis at localhost:\d+ does not answer after 1 s: .*--redis-tls"):
-                rendezvous_job.main([*shards(2)[0], *flags, p, *more, "--start-timeout", "1"])
+        wrong = ((port, "localhost"), (str(plain), tls), (port, "rediss://localhost"))
+        for p, host in wrong:
+            with pytest.raises(StartError, match=r"Redis at localhost:\d+ does not answer after 1 s: .*rediss://HOST"):
+                rendezvous_job.main([*shards(2)[0], *flags, p, "--redis_host", host, "--start-timeout", "1"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

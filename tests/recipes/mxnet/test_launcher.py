@@ -161,7 +161,7 @@ exit "$status"
 
 
 def test_what_sge_gets(programs, capfd):
-    """Against a stand-in that runs the tasks one after the other. (A real one: tests/cluster/test_batch_queues.py.)"""
+    """Against a stand-in that runs the tasks one after the other."""
     program(programs, "qsub", QSUB)
     given = ["--launcher", "sge", "-n", "3", "-s", "1", "--env-worker", "A:b c"]
     assert launch([*given, "sh", "-c", 'echo "$DMLC_ROLE $DMLC_TASK_ID $A"']) == 0

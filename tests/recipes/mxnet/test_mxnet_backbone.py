@@ -82,7 +82,7 @@ def features_and_gradient(net: nn.Module, image_B: torch.Tensor, slope_B: torch.
 @pytest.mark.mxnet
 @pytest.mark.parametrize(("bends", "features_off", "gradient_off"), [(False, 1e-5, 1e-5), (True, 1e-4, 1e-2)])
 def test_one_update_is_as_near_to_fp64_as_that_of_torch_channels_last(mx, bends, features_off, gradient_off):
-    """docs/mxnet_engine.md: both add up in fp32 in batch norms, which moves values over the kinks of ReLU."""
+    """docs/recipes/mxnet.md: both add up in fp32 in batch norms, which moves values over the kinks of ReLU."""
     torch.manual_seed(0)
     activation = (lambda _: nn.ReLU()) if bends else partial(nn.PReLU, init=1.0)
     net = IResNet((2, 1, 1), 128, 40, widths=(32, 64, 128), strides=(2, 1, 2, 2), activation=activation)

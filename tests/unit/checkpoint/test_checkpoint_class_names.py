@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from partial_fc.checkpoint.class_names import check_class_names, names_of, read_names
-from partial_fc.data import ImageFolder, Synthetic, open_source
+from partial_fc.data import open_source
 from partial_fc.verbs.data.pack import PackOptions, pack_images
 from tests.unit.verbs.test_pack import make_images
 
@@ -36,13 +36,6 @@ def test_folders_and_what_is_packed_from_them_have_the_same_names(tmp_path):
         packed.class_names()
     (tmp_path / "out/classes.txt").unlink()
     assert packed.class_names() is None
-
-
-def test_lists_and_synthetic_data_have_none(tmp_path):
-    make_images(tmp_path, [1, 1])
-    (tmp_path / "list.txt").write_text("class0/0.png 0\nclass1/0.png 1\n")
-    assert ImageFolder(list_file=tmp_path / "list.txt").class_names() is None
-    assert Synthetic(5).class_names() is None
 
 
 def test_classes_beyond_the_sources_are_called_by_number():

@@ -15,6 +15,7 @@ from partial_fc.head import CosFace, PartialFC, Storage
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
 from partial_fc.verbs.checkpoint import classes, remap_classes
 from partial_fc.verbs.model import classify
+from tests.flat import flat_head
 from tests.unit.stored_checkpoints import D, save
 
 C = 40
@@ -24,7 +25,7 @@ SGD = RowSGD(momentum=0.9, weight_decay=0.05)
 
 def trained(folder: Path, steps: int = 9, label_stop: int = C, **options) -> PartialFC:
     """A head whose rows lag behind, and its checkpoint, written by one process."""
-    head = PartialFC(C, D, CosFace(8.0), 0.1, catch_up="exact", **options)
+    head = flat_head(C, D, CosFace(8.0), 0.1, catch_up="exact", **options)
     random = torch.Generator().manual_seed(0)
     for step in range(steps):
         feat_BD = torch.randn(3, D, generator=random).requires_grad_()
@@ -105,37 +106,25 @@ def test_classify_export_merge_and_start_from_centres_use_them(tmp_path, monkeyp
     torch.testing.assert_close(fresh.centres[made], head.centres[made], atol=1e-7, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("facts", "message"),
-    [
-        ({"rates": [0.1] * 3}, "rows stand for [0-2] to 9 steps; expected 0 to 3"),
-        ({"rates": "many"}, "head.schedule.rates"),
-        ({"rates": [0.1] * 8 + [None]}, "head.schedule.rates"),
-        ({"rates": [0.1] * 8 + [float("inf")]}, "head.schedule.rates"),
-        ({"optimizer": "Sgd(lr=1)"}, "'Sgd.lr=1.'; expected one of RowSGD"),
-        ({"optimizer": "RowSGD(momentum=2)"}, "'RowSGD.momentum=2.'; expected one of RowSGD"),
-        ({"optimizer": None}, "'None'; expected one of RowSGD"),
-    ],
-)
-def test_a_schedule_that_cannot_be_is_refused_by_name(tmp_path, facts, message):
+def test_rows_of_more_steps_than_there_are_rates_are_refused(tmp_path):
     head = trained(tmp_path, optimizer=SGD)
-    schedule = {**head.facts()["schedule"], **facts}
+    schedule = {**head.facts()["schedule"], "rates": [0.1] * 3}
     stored = checkpoint.Checkpoint(tmp_path / "step-00000009")
     stored.manifest["tables"][""]["head"]["schedule"] = json.loads(json.dumps(schedule))
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(ValueError, match=r"rows stand for [0-2] to 9 steps; expected 0 to 3") as error:
         list(rows_now(stored).parts())
     assert "step-00000009" in str(error.value)
 
 
 def test_a_run_of_any_length_can_go_on_from_its_checkpoint(tmp_path):
     """Its learning rates, 29 bytes a step in the manifest, passed what is read of a manifest at step 72,000."""
-    head = PartialFC(C, D, CosFace(8.0), 0.1, optimizer=SGD, catch_up="exact")
+    head = flat_head(C, D, CosFace(8.0), 0.1, optimizer=SGD, catch_up="exact")
     schedule = {"optimizer": repr(SGD), "rates": [0.1 / (1 + step) for step in range(100_000)]}
     head.load_facts({**head.facts(), "num_steps": 100_000, "schedule": schedule})
     save(tmp_path / "step-00100000", [head], step=100_000, score=0.5)
     assert (tmp_path / "step-00100000/manifest.json").stat().st_size > MANIFEST_BYTES
     assert folders.newest(tmp_path) == folders.best(tmp_path) == tmp_path / "step-00100000"
-    again = PartialFC(C, D, CosFace(8.0), 0.1, optimizer=SGD, catch_up="exact")
+    again = flat_head(C, D, CosFace(8.0), 0.1, optimizer=SGD, catch_up="exact")
     assert checkpoint.Checkpoint(tmp_path / "step-00100000").load_head(again) == []
     assert again.facts() == head.facts()
 

@@ -198,7 +198,7 @@ def test_doctor_names_vectors_without_a_direction_and_repeated_ones(suffix, tmp_
     doctor(
         1,
         "63 vectors, 20 classes",
-        r"class-gap \(\d\): class numbers below the largest label have no vector",
+        r"class-unused \(\d+\): classes have no vector",
         r"repeated-other-class \(4\).*\n.*\n.*set b: ",
         source=tmp_path / "two.sets",
     )

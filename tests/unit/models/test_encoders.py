@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-import sys
 
 import pytest
 import torch
@@ -115,13 +114,6 @@ def test_a_file_that_cannot_be_run_is_named(tmp_path):
         models.build(f"{tmp_path}/bad.py:make", WIDTH, SIZE)
 
 
-def test_a_name_that_leaves_the_folder_is_not_followed(code, tmp_path):
-    (tmp_path / "run").mkdir()
-    delivered(tmp_path / "run/model.safetensors", models.build(f"{code}:make", WIDTH, SIZE), "../enc.py:make")
-    with pytest.raises(ValueError, match=r"expected enc.py beside it"):
-        partial_fc.load(tmp_path / "run", trust_code=True)
-
-
 # ---- timm
 
 
@@ -164,34 +156,6 @@ def test_the_input_of_a_convolutional_network_of_timm(timm):
 def test_what_timm_cannot_build_is_named(timm, name, size, says):
     with pytest.raises(ValueError, match=says):
         models.build(f"timm:{name}", WIDTH, size)
-
-
-def test_without_timm_the_command_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ValueError, match=r"pip install 'partial-fc\[timm\]'"):
-        encoders.import_timm()
-    monkeypatch.setattr("recipes.face.backbone.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"--network timm:x needs timm: `pip install"):
-        ModelFlags(network="timm:x")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["timm:vit_tiny_patch16_224", "enc.py:make", "vit_t"])
-def test_onnx_takes_any_batch(timm, code, tmp_path, name):
-    pytest.importorskip("onnxscript")
-    pytest.importorskip("onnxruntime")
-    from partial_fc.verbs.model import onnx_model
-
-    torch.manual_seed(0)
-    module = models.build(str(tmp_path / name) if name.startswith("enc.py") else name, WIDTH, SIZE)
-    delivered(tmp_path / "model.safetensors", module, name)
-    model = partial_fc.load(tmp_path / "model.safetensors", trust_code=True)
-    onnx_model.write(model, tmp_path / "m.onnx")
-    forward = onnx_model.forward_of(tmp_path / "m.onnx", model.to_input)
-    for count in (1, 5):
-        image = torch.randint(0, 256, (count, 3, SIZE, SIZE), dtype=torch.uint8)
-        ours = model.forward(image)
-        assert (forward(image) - ours).abs().max() < 1e-5 * ours.abs().max()
 
 
 def test_a_model_of_a_file_starts_the_same_network_without_trust_and_no_other(code, tmp_path):

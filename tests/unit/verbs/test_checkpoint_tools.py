@@ -1,4 +1,4 @@
-"""`partial-fc checkpoint inspect | verify | merge | reshard`."""
+"""`partial-fc checkpoint inspect | verify | reshard`."""
 
 import json
 from pathlib import Path
@@ -12,9 +12,8 @@ from partial_fc.checkpoint.head_state import facts_of
 from partial_fc.checkpoint.output import new_checkpoint
 from partial_fc.head import PartialFC, Storage
 from partial_fc.verbs.checkpoint.inspect import InspectOptions, inspect
-from partial_fc.verbs.checkpoint.reshard import MergeOptions, ReshardOptions, merge, reshard
+from partial_fc.verbs.checkpoint.reshard import ReshardOptions, reshard
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
-from partial_fc.verbs.plan.machine import PeakMemory
 from tests.unit.stored_checkpoints import D, OneOf, damage, heads_of, save, whole
 
 
@@ -26,8 +25,8 @@ def loaded(folder: Path, size: int, **options) -> list[PartialFC]:
     return heads
 
 
-@pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 3), (8, 3), (2, 13)])
-@pytest.mark.parametrize("made", [None, (), (0, 5, 10), range(3, 9)])
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (8, 3), (2, 13)])
+@pytest.mark.parametrize("made", [None, (), (0, 5, 10)])
 def test_resharded_rows_are_the_same_bit_for_bit(tmp_path, monkeypatch, before, after, made):
     """In files of at most two classes, with three centres each, of mixed dtypes."""
     options = {"storage": Storage(torch.bfloat16, torch.float32), "sub_centres": 3}
@@ -42,7 +41,7 @@ def test_resharded_rows_are_the_same_bit_for_bit(tmp_path, monkeypatch, before, 
         assert torch.equal(tensor, whole(heads)[name]), name
     # Classes that were never made still are not.
     assert torch.equal(*(torch.cat([h.rows.created(h.rows.start, h.rows.stop) for h in hs]) for hs in (heads, again)))
-    assert verify(VerifyOptions((tmp_path / "b",), finite=True)) == 0
+    assert verify(VerifyOptions((tmp_path / "b",))) == 0
     assert checkpoint.Checkpoint(tmp_path / "b").class_names == [f"n{i}" for i in range(11)]
 
 
@@ -50,9 +49,9 @@ def test_folders_of_several_hosts_become_one(tmp_path):
     heads = heads_of(3)
     first, second = save(tmp_path / "a", heads, hosts=[[0, 2], [1]])
     with pytest.raises(ValueError, match=r"no file holds classes 4 to 7.*folders of all of them"):
-        merge(MergeOptions((first,), tmp_path / "b"))
+        reshard(ReshardOptions((first,), tmp_path / "b", 1))
     assert not (tmp_path / "b").exists()
-    merge(MergeOptions((first, second), tmp_path / "b"))
+    reshard(ReshardOptions((first, second), tmp_path / "b", 1))
     reshard(ReshardOptions((second, first), tmp_path / "c", 3))
     for folder, size in ((tmp_path / "b", 1), (tmp_path / "c", 3)):
         for name, tensor in whole(loaded(folder, size)).items():
@@ -64,7 +63,7 @@ def test_folders_of_two_checkpoints_are_refused(tmp_path):
     save(tmp_path / "a", heads_of(2))
     save(tmp_path / "b", heads_of(2), step=8)
     with pytest.raises(ValueError, match="not of one checkpoint: step 7 and 8"):
-        merge(MergeOptions((tmp_path / "a", tmp_path / "b"), tmp_path / "c"))
+        reshard(ReshardOptions((tmp_path / "a", tmp_path / "b"), tmp_path / "c", 1))
 
 
 def own(value: float) -> dict[str, torch.Tensor]:
@@ -82,33 +81,17 @@ def test_running_statistics_of_ranks_go_to_as_many_only(tmp_path, capsys):
     assert {name: t.tolist() for name, t in again.items()} == {"n": [6.0]}
 
 
-def test_memory_of_resharding_is_that_of_a_file(tmp_path, monkeypatch):
-    """100 MB of rows, in files of 2 MB."""
-    monkeypatch.setattr("partial_fc.checkpoint.rows.PART_BYTES", 2 << 20)
-    head = PartialFC(50_000, 256, heads_of(1)[0].margin)
-    for class_M in torch.arange(50_000).split(10_000):
-        rows = {name: torch.ones(len(class_M), t.shape[1]) for name, t in head.row_state().items()}
-        head.rows.write(int(class_M[0]), int(class_M[-1]) + 1, class_M, rows)
-    save(tmp_path / "a", [head], step=1)
-    del head, rows
-    memory = PeakMemory(torch.device("cpu"))
-    reshard(ReshardOptions((tmp_path / "a",), tmp_path / "b", 3))
-    # What is mapped from files counts as memory while the system has no other use for it.
-    mapped = sum(path.stat().st_size for path in (tmp_path / "a").glob("head-*"))
-    assert memory.added_bytes() < mapped + (40 << 20)
-
-
 def test_a_damaged_file_is_not_given_a_new_checksum(tmp_path):
     save(tmp_path / "a", heads_of(2))
     path = next((tmp_path / "a").glob("head-00001-*"))
     damage(path)
     with pytest.raises(ValueError, match=rf"{path.name} is damaged"):
-        merge(MergeOptions((tmp_path / "a",), tmp_path / "b"))
+        reshard(ReshardOptions((tmp_path / "a",), tmp_path / "b", 1))
     assert not (tmp_path / "b").exists()
     (tmp_path / "b").mkdir()
     (tmp_path / "b/mine").write_text("x")
     with pytest.raises(ValueError, match="is there already"):
-        merge(MergeOptions((tmp_path / "a",), tmp_path / "b"))
+        reshard(ReshardOptions((tmp_path / "a",), tmp_path / "b", 1))
     assert (tmp_path / "b/mine").read_text() == "x"
 
 
@@ -154,7 +137,7 @@ def test_what_checksums_cannot_see_is_found(tmp_path, capsys):
         folder = tmp_path / f"a{len(list(tmp_path.iterdir()))}"
         save(folder, heads_of(2, made=(0, 3, 6)))
         change(folder)
-        assert verify(VerifyOptions((folder,), finite=True)) == 1
+        assert verify(VerifyOptions((folder,))) == 1
         return capsys.readouterr().out
 
     def head(change):
@@ -180,7 +163,6 @@ def test_what_checksums_cannot_see_is_found(tmp_path, capsys):
             {name: t for name, t in load_file(path).items() if name != "momentum"},
         )
     )
-    assert "1 of 12 numbers that are NaN or Inf" in problems(head(lambda t: t["centres"][0, 0].fill_(float("nan"))))
     table = facts_of(heads_of(1)[0])["tables"][""]
     assert "no file holds classes 11 to 11" in problems(
         lambda folder: rewritten(folder, folder / "manifest.json", tables={"": {**table, "num_classes": 12}})
@@ -216,8 +198,8 @@ def test_inspect_says_what_there_is(tmp_path, capsys):
     assert second.endswith("score 0.50000  newest")
     assert "incomplete" in third
     damage(tmp_path / "step-00000008/manifest.json")
-    inspect(InspectOptions(tmp_path, json=True))
-    assert "damaged" in json.loads(capsys.readouterr().out)[1]["problem"]
+    inspect(InspectOptions(tmp_path))
+    assert "damaged" in capsys.readouterr().out.splitlines()[1]
     assert inspect(InspectOptions(tmp_path / "step-00000007")) == 0
     printed = capsys.readouterr().out
     words = dict(line.split(maxsplit=1) for line in printed.splitlines())
@@ -231,7 +213,7 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path):
     with pytest.raises(ValueError, match="holds no checkpoint"):
         inspect(InspectOptions(tmp_path))
     with pytest.raises(ValueError, match="holds no complete checkpoint"):
-        merge(MergeOptions((tmp_path,), tmp_path / "b"))
+        reshard(ReshardOptions((tmp_path,), tmp_path / "b", 1))
 
 
 def test_checkpoints_without_a_head_are_looked_at_too(tmp_path, capsys):
@@ -240,8 +222,8 @@ def test_checkpoints_without_a_head_are_looked_at_too(tmp_path, capsys):
     with new_checkpoint(tmp_path / "a", manifest, None, "made by hand") as output:
         for name in ("backbone.safetensors", "optimizer.safetensors"):
             output.tensors(name, {"w": torch.ones(3)})
-    assert verify(VerifyOptions((tmp_path / "a",), finite=True)) == 0
+    assert verify(VerifyOptions((tmp_path / "a",))) == 0
     assert inspect(InspectOptions(tmp_path / "a")) == 0
     assert ["best", "test", "0.97"] in [line.split() for line in capsys.readouterr().out.splitlines()]
     with pytest.raises(ValueError, match="has no class centres: it is not of recipe face"):
-        merge(MergeOptions((tmp_path / "a",), tmp_path / "b"))
+        reshard(ReshardOptions((tmp_path / "a",), tmp_path / "b", 1))

@@ -14,7 +14,7 @@ import pytest
 from safetensors import SafetensorError
 
 import partial_fc
-from partial_fc import cli, errors
+from partial_fc import cli
 from partial_fc.flags.command_line import parse
 from partial_fc.verbs import train as train_command
 from partial_fc.verbs.data.pack import IndexOptions
@@ -138,18 +138,6 @@ assert "torch" not in sys.modules, "what reads or writes data alone"
     assert len(data) == 10
     done = subprocess.run([sys.executable, "-c", code, *data], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_torchrun_quotes_what_failed(tmp_path, monkeypatch, capsys):
-    """... in its summary, from the file that it names."""
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-
-    path = tmp_path / "error.json"
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
-    errors.report("partial-fc train face", ValueError("no images in photos"))
-    assert capsys.readouterr().err == "partial-fc train face: no images in photos\n"
-    summary = str(ChildFailedError("train.py", {0: ProcessFailure(0, 1, 1, str(path))}))
-    assert re.search(r"traceback : no images in photos$", summary, re.MULTILINE)
 
 
 def test_an_error_of_the_system_is_told_with_what_to_do(command, monkeypatch):

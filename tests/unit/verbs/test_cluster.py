@@ -172,8 +172,6 @@ def test_resumed_equals_uninterrupted(command, tmp_path, monkeypatch):
         ("x.npy --classes 3 --labels 4", 2, "--labels 4 with --classes 3"),
         ("nan.npy --classes 3", 1, "nan.npy, row 600: NaN or Inf"),
         ("zero.npz --classes 3", 1, "zero.npz, row 5: only zeros"),
-        ("whole.npy --classes 3", 1, "whole.npy: embeddings are int64"),
-        ("x.txt --classes 3", 1, "x.txt not found"),
         ("x.npy --classes 3 --start-centres x.npy", 1, "x.npy: float32 (700, 19); expected floating (3, 19)"),
         ("x.npy --classes 3 --start-centres bad.npy", 1, "bad.npy, row 2: NaN or Inf, or only zeros"),
         ("x.npy --classes 3 --out .", 1, "--out . holds something else"),
@@ -185,7 +183,6 @@ def test_bad_input(command, tmp_path, words, status, error):
     row_ND = rows()
     np.save(tmp_path / "x.npy", row_ND)
     np.save(tmp_path / "other.npy", rows(seed=1))
-    np.save(tmp_path / "whole.npy", np.ones((9, 2), np.int64))
     np.save(tmp_path / "bad.npy", row_ND[:3] * [[1], [1], [0]])
     if "done" in words:
         assert command("x.npy --classes 3 --out done --iterations 1")[0] == 0

@@ -1,11 +1,9 @@
 """`partial-fc doctor data` on a .rec: each thing that can be wrong is found, where it is, and nothing else is."""
 
-import random
 import zlib
 
 import cv2
 import numpy as np
-import pytest
 
 from partial_fc.data.recordio import pack
 from tests.unit.doctor_sets import examine, picture, records, write
@@ -77,16 +75,6 @@ def test_remarks_about_what_no_pixel_depends_on(tmp_path):
     assert examine(write(tmp_path / "set", good)) == (0, {})
 
 
-def test_grey_rows_at_the_end_of_a_good_file(tmp_path):
-    image = cv2.imdecode(np.frombuffer(picture(2), np.uint8), cv2.IMREAD_COLOR)
-    image[16:] = 128
-    grey = cv2.imencode(".png", image)[1].tobytes()
-    status, found = examine(write(tmp_path / "set", {**records(), 2: pack([0, 1.0], grey, id=2)}))
-    assert (status, set(found)) == (0, {"image-grey-rest"})
-    (place,) = found["image-grey-rest"]["places"]
-    assert (place["class"], place["problem"]) == (0, "the last 8 of 24 rows are grey")
-
-
 def test_labels_out_of_range_and_from_1(tmp_path):
     _, found = examine(write(tmp_path / "set", records()), num_classes=3)
     assert set(found) == {"label-range"}
@@ -103,7 +91,7 @@ def test_classes_without_one_and_nearly_all_images(tmp_path):
     status, found = examine(write(tmp_path / "set", plain, "7,8,8\n"), images=False)
     assert status == 0
     classes = {key: [place["class"] for place in f["places"]] for key, f in found.items()}
-    assert classes == {"class-gap": [1], "class-unused": [5, 6], "class-one-image": [0], "class-huge": [3]}
+    assert classes == {"class-unused": [1, 5, 6], "class-one-image": [0], "class-huge": [3]}
 
 
 def test_a_label_without_measure_is_an_error_and_allocates_nothing(tmp_path):
@@ -148,38 +136,11 @@ def test_the_index_against_the_file(tmp_path):
     assert "key 18" in examined()["set-unreadable"]["what"]
 
 
-@pytest.mark.parametrize("num_bytes", [0, 8, 31])
-def test_a_file_too_short_for_a_record_is_an_error(tmp_path, num_bytes):
-    folder = write(tmp_path / "set", records())
-    (folder / "train.rec").write_bytes((folder / "train.rec").read_bytes()[:num_bytes])
-    status, found = examine(folder)
-    assert (status, set(found)) == (1, {"set-unreadable"})
-
-
-@pytest.mark.parametrize("text", [None, "0\tx\n", "", "1\t0\n1\t0\n"])
-def test_an_index_that_is_missing_or_none_is_an_error(tmp_path, text):
-    folder = write(tmp_path / "set", records())
-    (folder / "train.idx").unlink()
-    if text is not None:
-        (folder / "train.idx").write_text(text)
-    status, found = examine(folder)
-    assert (status, set(found)) == (1, {"set-unreadable"})
-    assert "train.idx" in found["set-unreadable"]["what"]
-
-
 def test_property_against_the_records(tmp_path):
     _, found = examine(write(tmp_path / "a", records(), "5,24,24,15\n"))
     assert set(found) == {"class-unused"}
     _, found = examine(write(tmp_path / "b", records(), "four\n"))
     assert set(found) == {"set-unreadable"}
-
-
-def test_record_0_that_lies(tmp_path):
-    _, found = examine(write(tmp_path / "set", {**records(), 0: pack([14, 19], b"")}))
-    assert set(found) == {"set-unreadable"}
-    late = {**records(), 19: pack([0, 1.0], picture(19), id=19)}
-    _, found = examine(write(tmp_path / "late", late))
-    assert "key 0" in found["set-unreadable"]["what"]
 
 
 def test_more_places_than_are_shown(tmp_path, capsys):
@@ -190,22 +151,3 @@ def test_more_places_than_are_shown(tmp_path, capsys):
     _, found = examine(write(tmp_path / "b", {k: pack(9, picture(k), id=k) for k in range(1, 9)}), show=2)
     assert len(found["label-range"]["places"]) == 8  # all of them, for a program
     assert "train.rec, key 2, class 9\n    ... and 6 more\n" in capsys.readouterr().out
-
-
-def damaged(content: bytes, rng: random.Random) -> bytes:
-    """Cut off, or with some bytes replaced by as many others, or by more or fewer."""
-    at = rng.randrange(len(content))
-    put = rng.choice([MAGIC, b"9" * 25, b"\t5\n", rng.randbytes(rng.randrange(1, 8))])
-    return content[:at] + rng.choice([b"", put + content[at + rng.choice([1, len(put), 60]) :]])
-
-
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.filterwarnings("error")
-def test_whatever_is_damaged_the_doctor_comes_to_an_end(tmp_path, seed):
-    rng = random.Random(seed)
-    folder = write(tmp_path / "set", records())
-    for name in rng.choices(["train.rec", "train.idx", "property"], [6, 3, 1], k=2):
-        content = (folder / name).read_bytes()
-        if content:
-            (folder / name).write_bytes(damaged(content, rng))
-    examine(folder, images=seed % 4 == 0)

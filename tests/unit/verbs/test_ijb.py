@@ -76,7 +76,7 @@ def umeyama(points):
     return np.concatenate((scale * rotation, (wanted.mean(0) - scale * rotation @ points.mean(0))[:, None]), 1)
 
 
-def template_features(folder, model, detector_score, feature_length):
+def template_features(folder, model):
     """By template number; image after image."""
     lines = (folder / "meta" / "ijbc_name_5pts_score.txt").read_text().split("\n")[:-1]
     tids = (folder / "meta" / "ijbc_face_tid_mid.txt").read_text().split("\n")[:-1]
@@ -87,29 +87,18 @@ def template_features(folder, model, detector_score, feature_length):
         image = cv2.warpAffine(image, umeyama(np.array(numbers[:10], float).reshape(5, 2)), (SIZE, SIZE))
         pixels = torch.from_numpy(image.copy()).permute(2, 0, 1)[None]
         feat = sum(model.forward(view)[0].double().numpy() for view in (pixels, pixels.flip(3)))
-        if not feature_length:
-            feat = feat / np.linalg.norm(feat)
-        if detector_score:
-            feat = feat * float(numbers[10])
+        feat = feat * float(numbers[10])
         _, template, medium = tid.split()
         media.setdefault(int(template), {}).setdefault(int(medium), []).append(feat)
     pooled = {t: sum(np.mean(feats, axis=0) for feats in of.values()) for t, of in media.items()}
     return {template: feat / np.linalg.norm(feat) for template, feat in pooled.items()}
 
 
-@pytest.mark.parametrize(
-    ("detector_score", "feature_length"), [(True, True), pytest.param(False, False, marks=pytest.mark.long)]
-)
-def test_equals_an_independent_computation(ijb_folder, model_file, tmp_path, detector_score, feature_length):
-    evaluate(
-        EvaluateOptions(
-            model=model_file, ijb=ijb_folder, out=tmp_path, batch_size=7,
-            detector_score=detector_score, feature_length=feature_length,
-        ), *ALONE,
-    )  # fmt: skip
+def test_equals_an_independent_computation(ijb_folder, model_file, tmp_path):
+    evaluate(EvaluateOptions(model=model_file, ijb=ijb_folder, out=tmp_path, batch_size=7), *ALONE)
     report = read_report(tmp_path)["sets"]["IJBC"]
     values = report["values"]
-    feats = template_features(ijb_folder, load(model_file), detector_score, feature_length)
+    feats = template_features(ijb_folder, load(model_file))
     cosines = {(a, b): float(feats[a] @ feats[b]) for a, b in combinations(sorted(feats), 2)}
     impostors = sorted((c for (a, b), c in cosines.items() if a % 100 != b % 100), reverse=True)
     genuine = np.array([c for (a, b), c in cosines.items() if a % 100 == b % 100])

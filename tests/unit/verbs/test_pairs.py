@@ -29,7 +29,7 @@ def objects(values: list[np.ndarray]) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("protocol", [0, 2, pickle.HIGHEST_PROTOCOL])
 @pytest.mark.parametrize(
     ("images", "same"),
     [
@@ -76,7 +76,7 @@ def test_code_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [
         ((IMAGES, [True]), "got 4 images for 1 pairs"),
         (([], []), "got 0 images for 0 pairs"),
-        ({"images": []}, "EMPTY_DICT"),
+        ({"images": []}, "got a dict"),
         ("images", "got a str"),
         ((IMAGES, 3), "expected two lists"),
         ((IMAGES, [0, 2]), r"issame holds \[0, 2\]"),
@@ -91,12 +91,6 @@ def test_other_content(tmp_path: Path, content: object, message: str) -> None:
     (tmp_path / "a.bin").write_bytes(content if isinstance(content, bytes) else pickle.dumps(content))
     with pytest.raises(ValueError, match=message):
         read_pairs(tmp_path / "a.bin")
-
-
-def test_wrong_counts_are_not_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="got 4 images for 3 pairs, expected 6"):
-        write_pairs(tmp_path / "a.bin", IMAGES, [True] * 3)
-    assert not list(tmp_path.iterdir())
 
 
 def test_drawn_pairs() -> None:
@@ -116,7 +110,9 @@ def test_all_pairs_of_one_class_can_be_drawn() -> None:
     label_N = np.repeat([0, 1], [5, 2])  # 10 + 1 pairs of one class, 10 of two
     pair_P2, _ = draw_pairs(label_N, 20, folds=1, seed=0)
     assert len({frozenset(pair) for pair in pair_P2.tolist()}) == 20
-    with pytest.raises(ValueError, match=r"10 pairs of one class or of two, expected 12 .*--folds 1 --num-pairs 20"):
+    with pytest.raises(
+        ValueError, match=r"10 pairs of one class or of two, expected 12 of each; give smaller --num-pairs"
+    ):
         draw_pairs(label_N, 24, folds=1, seed=0)
     with pytest.raises(ValueError, match="10 pairs of one class or of two, expected 11"):
         draw_pairs(label_N, 22, folds=1, seed=0)
@@ -159,5 +155,5 @@ def test_a_key_that_is_nested_without_end_is_refused(tmp_path):
     """To hash it would take C's stack and end the process."""
     nested = b"\x80\x02}q\x00" + b")" + b"\x85" * 1_000_000 + b"K\x01s."  # {((((...),),),): 1}
     (tmp_path / "set.bin").write_bytes(nested)
-    with pytest.raises(ValueError, match=r"set\.bin.*EMPTY_DICT"):
+    with pytest.raises(ValueError, match=r"set\.bin.*100000. tuples and dictionaries"):
         read_pairs(tmp_path / "set.bin")

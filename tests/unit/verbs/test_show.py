@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import cv2
-import numpy as np
 import pytest
 
 from partial_fc import pictures
@@ -11,7 +10,6 @@ from partial_fc.data.pairs import write_pairs
 from partial_fc.verbs.data import show
 from partial_fc.verbs.data.pack import PackOptions, pack_images
 from recipes.imagenet.make_database import DatabaseOptions, make_lmdb
-from recipes.kinetics.video.clip_list import write_list
 from tests.unit.doctor_sets import picture
 
 
@@ -77,26 +75,6 @@ def test_records_databases_lists_and_pairs(photos, shown, tmp_path):
     assert names(shown(tmp_path / "list")) == [["1.jpg"]]
 
 
-def test_videos(shown, tmp_path):
-    for video in range(2):
-        (tmp_path / f"v{video}").mkdir()
-        for number in range(1, 4):
-            content = cv2.imencode(".jpg", np.full((32, 48, 3), 60 * number, np.uint8))[1].tobytes()
-            (tmp_path / f"v{video}/img_{number:05}.jpg").write_bytes(content)
-    write_list(tmp_path / "list", [("v0", 3, 0), ("v1", 3, 1)])
-    rows = shown(tmp_path / "list", data_dir=tmp_path)
-    assert [row.title for row in rows] == ["class 0: 1 video", "class 1: 1 video"]
-    assert abs(int(rows[0].tiles[0].image[56, 56, 0]) - 120) < 3  # the frame in the middle
-    rows = shown(tmp_path / "list", data_dir=tmp_path, augmented=True, image_size=24, resize=24)
-    assert rows[0].tiles[1].caption == ["as seen, 1", "24 x 24"]
-
-
-def test_nothing_to_show(shown, tmp_path):
-    write_list(tmp_path / "list", [("v0.mp4", 3, 0)])
-    with pytest.raises(ValueError, match=r"not one of 1 sample can be used; the first: .*v0.mp4"):
-        shown(tmp_path / "list", data_dir=tmp_path)
-
-
 def test_as_training_sees_them(photos, shown):
     """One image a class, then what recipe face makes of it: mirrored or not."""
     rows = shown(photos, classes=1, images=8, augmented=True, image_size=16)
@@ -114,10 +92,8 @@ def test_as_training_sees_them(photos, shown):
         ({"image_size": 40}, "--augmented"),
         ({"mirror": False}, "--augmented"),
         ({"augmented": True, "augment": "glyph"}, "add --no-mirror"),
-        ({"augmented": True, "resize": 256}, "leave it out"),
         ({"classes": 0}, "--classes is 0"),
         ({"root": Path(".")}, "--root . is for a list"),
-        ({"split": "t10k"}, "--split t10k is for"),
     ],
 )
 def test_what_would_be_in_vain_is_refused(photos, shown, options, words):
