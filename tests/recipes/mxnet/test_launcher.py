@@ -183,14 +183,3 @@ def test_a_task_of_sge_that_fails_takes_the_others_with_it(programs, capfd):
     assert launch(["--launcher", "sge", "-n", "3", "-s", "1", "sh", "-c", script]) == 1
     assert (programs / "qsub.deleted").read_text() == "7 -t 1-1\n7 -t 3-4\n"
     assert f"tasks: worker 1 on {socket.gethostname()} ended with exit status 3\n" in capfd.readouterr().err
-
-
-def test_what_mpich_would_get(programs, hosts, capsys):
-    program(programs, "mpirun", "echo 'HYDRA build details:'")
-    path = hosts("198.51.100.1\n198.51.100.2\n")
-    assert launch(["--launcher", "mpi", "-n", "3", "-s", "1", "-H", str(path), "--dry-run", *ECHO]) == 0
-    servers, workers = re.findall(r"mpirun -np (.*)", capsys.readouterr().out)
-    assert servers.startswith("1 -hosts 198.51.100.1:1 -envlist ")
-    assert workers.startswith("3 -hosts 198.51.100.2:2,198.51.100.1:1 -envlist ")
-    assert "DMLC_PS_ROOT_PORT" in workers
-    assert f"-wdir {os.getcwd()} sh -c" in workers
