@@ -149,6 +149,34 @@ def test_bfloat16_operands_cost_less_than_bfloat16_throughout(variant, case):
         assert mine <= other + 2**-7
 
 
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize(
+    ("G", "S", "D"), [(1, 1, 1), (7, 50, 25), (33, 193, 33), (65, 401, 70), (32, 192, 64), (5, 17, 512)]
+)
+def test_operands_that_bfloat16_holds_cost_nothing(variant, G, S, D):
+    """Small integers, centres of length 1 or 2, factors that are powers of 2, scale 0 where exponentials become
+    operands: products of bfloat16 are then exact, and what is left is float32 rounding."""
+    torch.manual_seed(0)
+    unit_GD = torch.randint(-4, 5, (G, D)) / 64
+    centre_SD = torch.zeros(S, D)
+    places = torch.rand(S, D).argsort(1)[:, : 4 if D >= 4 else 1]
+    centre_SD.scatter_(1, places, torch.randint(0, 2, places.shape) * 2.0 - 1)
+    target_G = torch.randint(-1, S, (G,))
+    logit_grad = LogitGrad(2.0 ** torch.randint(-3, 3, (G,)).double(), torch.randn(G))
+    for scale in (0.0, 8.0):
+        logits = Logits(unit_GD, centre_SD, None, target_G, scale, Negatives())
+        kernel = CpuKernel("bf16", variant)
+        found, wanted = kernel.sums(logits), PlainKernel().sums(exact(logits))
+        torch.testing.assert_close(found.denominator_G, wanted.denominator_G, rtol=1e-6, atol=0)
+        if scale == 0:
+            torch.testing.assert_close(found.weighted_sum_GD.double(), wanted.weighted_sum_GD, rtol=1e-6, atol=1e-7)
+            plain = gradient(
+                PlainKernel(), exact(logits), replace(logit_grad, target_grad_G=logit_grad.target_grad_G.double())
+            )
+            ours = gradient(kernel, logits, logit_grad).double()
+            torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
+
+
 def dense_cosines(logits: Logits) -> torch.Tensor:
     centre_LD = logits.centre_LD if logits.row_S is None else logits.centre_LD[logits.row_S]
     cos_GS = logits.unit_GD.double() @ unit(centre_LD.double())[0].T
@@ -212,6 +240,16 @@ def test_repeats_bit_by_bit_and_threads_change_rounding_only(precision, variant)
         assert torch.equal(first, second)
         torch.testing.assert_close(alone, first, rtol=1e-5, atol=1e-5)
     assert torch.equal(results[0][1], results[1][1])  # every row's gradient is one thread's work
+
+
+def test_denominators_that_float32_cannot_hold_are_still_exact():
+    """Every cosine is -1 at scale 300: exp(-600) against the shift."""
+    feat_GD = torch.tensor([[1.0, 0.0]])
+    centre_LD = torch.tensor([[-1.0, 0.0], [-2.0, 0.0]])
+    logits = Logits(feat_GD, centre_LD, None, torch.tensor([-1]), 300.0, Negatives())
+    sums = CpuKernel("fp32").sums(logits)
+    assert abs(sums.denominator_G.log().item() - (torch.tensor(2.0).log().item() - 300)) < 1e-4
+    assert torch.allclose(sums.weighted_sum_GD, torch.tensor([[-1.0, 0.0]]))
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
