@@ -32,9 +32,9 @@ COPY patches patches
 COPY partial_fc/__init__.py partial_fc/on_demand.py partial_fc/files.py partial_fc/rooms.py partial_fc/
 COPY recipes/__init__.py recipes/
 COPY recipes/mxnet/__init__.py recipes/mxnet/library.py recipes/mxnet/
-COPY partial_fc/head/kernels/native partial_fc/head/kernels/native
+COPY partial_fc/head/native partial_fc/head/native
 RUN bash scripts/setup.sh \
-    && .venv/bin/python partial_fc/head/kernels/native/build.py all \
+    && .venv/bin/python partial_fc/head/native/build.py all \
     && rm -rf /root/.cache/pip /root/.cache/partial-fc/wheels /var/lib/apt/lists/*
 
 # Host keys belong to a host, not to the image. Ubuntu's bases have a user 1000 already.

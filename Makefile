@@ -18,13 +18,13 @@ first-hour: setup  ## types every line of README.md, in an empty folder with an 
 test-old: setup  ## units with numbers in them, as on a processor that has AVX2 and no more
 	@bash scripts/test.sh old
 
-test-long: setup  ## what enumerates, attacks and kills: every failing operation of the disk, strangers at every socket, launchers killed
+test-long: setup  ## what enumerates and kills: every failing operation of the disk, every socket that listens, launchers killed
 	@bash scripts/test.sh long
 
 test-quick: setup  ## two minutes, for people at work: units but the slow ones, two ranks, one recipe
 	@bash scripts/test.sh quick
 
-torture: setup  ## two hours: changed files for every reader, kills, signals, double starts, damaged checkpoints, full disks, every failing operation, lost packets, simulated hosts, sanitizers; `scripts/torture.sh bin` one reader
+torture: setup  ## two hours: changed files for every reader, kills, signals, full disks, every failing operation, lost packets, sanitizers; `scripts/torture.sh bin` one reader
 	@bash scripts/torture.sh
 
 lint: setup  ## ruff and mypy

@@ -23,7 +23,7 @@ import tyro
 from torch import Tensor, nn
 from torch.nn import functional
 
-from partial_fc.head import CosFace, PartialFC, RowSGD, Storage
+from partial_fc.head import Compute, CosFace, PartialFC, RowSGD, Storage
 
 MOMENTUM, WEIGHT_DECAY, SCALE, LR = 0.9, 5e-4, 64.0, 0.01
 MATMUL_SIZE = {"cuda": 8192, "cpu": 512}
@@ -89,8 +89,7 @@ def _sides(options: VersusOptions, dim: int) -> list[Side]:
         dim,
         CosFace(SCALE),
         optimizer=RowSGD(MOMENTUM, WEIGHT_DECAY),
-        device=options.device,
-        precision="bf16" if dtype == torch.bfloat16 else "fp32",
+        device=Compute(options.device, precision="bf16" if dtype == torch.bfloat16 else "fp32"),
         storage=Storage(dtype),
     )
     start_CD = head.centres.clone()

@@ -61,10 +61,8 @@ class HeadOptions:
     """Dtype of this head's optimizer state; same: as the centres'."""
     optimizer: Literal["sgd", "adamw", "adagrad", "adam"] = "sgd"
     """Optimizer of the centres, on the active rows; adagrad and adam have one second moment a row."""
-    place: Literal["device", "host", "disk"] = "device"
+    place: Literal["device", "host"] = "device"
     """Where this head's centres and state are kept."""
-    path: Path | None = None
-    """Folder of the files of --place disk; none: a temporary one."""
     fresh: bool = False
     """Rows are created when they first take part, as in the first steps of a run. Else all of them are created before,
     as later on: then every row takes memory."""

@@ -16,8 +16,9 @@ from partial_fc import comm
 from partial_fc.comm import World
 from partial_fc.comm.launch import spawn
 from partial_fc.comm.world import Traffic
-from partial_fc.head import CosFace, PartialFC, Shard, Storage
-from partial_fc.head.kernels import AutoPrecision, Precision, choose
+from partial_fc.head import Compute, CosFace, PartialFC, Sampling, Shard, Storage
+from partial_fc.head.kernels import AutoPrecision, Precision
+from partial_fc.head.kernels.choice import choose
 from partial_fc.head.kernels.cpu import CpuKernel
 from partial_fc.verbs.plan.counts import DTYPES, OPTIMIZERS
 from partial_fc.verbs.plan.machine import Rates, measure_rates, synchronise
@@ -53,15 +54,15 @@ class Side:
 
 def _worker(options: HeadOptions, side: Side, world: World, device: torch.device, folder: Path) -> None:
     """Measures a side; rank 0 writes the line. folder: temporary."""
-    scratch, by_label = folder / "rows", side.name == LABEL_BY_LABEL
+    by_label = side.name == LABEL_BY_LABEL
     # Libraries loaded by a first step (torch.optim alone brings 200 MB) count as idle memory.
-    tiny = replace(options, classes=64 * world.size, batch=8 * world.size, dim=16, steps=1, path=None)
-    head = _head(tiny, side, world, device, scratch / "tiny")
+    tiny = replace(options, classes=64 * world.size, batch=8 * world.size, dim=16, steps=1)
+    head = _head(tiny, side, world, device)
     _time_steps(head, tiny, world, device, by_label)
     if isinstance(head, PartialFC):
         head.close()
     memory = PeakMemory(device)
-    head = _head(options, side, world, device, scratch)
+    head = _head(options, side, world, device)
     if isinstance(head, PartialFC) and not options.fresh:
         _create_all_rows(head)
     steps = _time_steps(head, options, world, device, by_label)
@@ -126,7 +127,7 @@ def _bound(head: Head, side: Side, options: HeadOptions, rows: int, step_s: floa
     }
 
 
-def _head(options: HeadOptions, side: Side, world: World, device: torch.device, scratch: Path) -> Head:
+def _head(options: HeadOptions, side: Side, world: World, device: torch.device) -> Head:
     if side.name not in (OURS, LABEL_BY_LABEL):
         dtypes: dict[str, Any] = {"precision": side.precision, "dtype": DTYPES[side.dtype]}
         if side.name == "insightface-style":
@@ -136,24 +137,17 @@ def _head(options: HeadOptions, side: Side, world: World, device: torch.device, 
         kind = {"plain": PlainHead, "torch": TorchHead}[side.name]
         num_local = len(Shard.of(options.classes, world.rank, world.size))
         return kind(num_local, options.dim, CosFace(), options.sample_rate, device, **dtypes)
-    storage = Storage(
-        DTYPES[side.dtype],
-        DTYPES[side.state_dtype],
-        options.place,
-        (options.path or scratch) if options.place == "disk" else None,
-    )
+    storage = Storage(DTYPES[side.dtype], DTYPES[side.state_dtype], options.place)
     return PartialFC(
         options.classes,
         options.dim,
         CosFace(),
-        options.sample_rate,
-        world,
+        world=world,
         optimizer=OPTIMIZERS[options.optimizer](),
-        device=device,
-        impl=options.impl,
-        precision=side.precision,
+        device=Compute(device, options.impl, side.precision),
+        # Rows rest, as on the plain sides, which move the rows of the step alone.
+        sampling=Sampling(options.sample_rate, catch_up="none"),
         storage=storage,
-        catch_up="none",  # as the plain sides, which move the rows of the step alone
     )
 
 
@@ -226,7 +220,6 @@ def _now(world: World, device: torch.device) -> tuple[float, float]:
 def _main(job: dict[str, Any]) -> None:
     spawn.stay_with_parent()
     name, precision, folder = job.pop("side"), job.pop("side_precision"), Path(job.pop("folder"))
-    job["path"] = job["path"] and Path(job["path"])
     options = HeadOptions(**job)
     world = comm.init(options.device)
     try:

@@ -61,7 +61,7 @@ class Options:
     """Of a fine-tuning run, of 32 images each."""
     every: int = 10
     """Steps between two scores in the first fifth of a run; later four times as many."""
-    flags: str = "--lr 0.006 --backbone-lr 0.0015 --warmup-epochs 0 --warmup-steps 20"
+    flags: str = "--lr 0.0015 --head-lr 0.006 --warmup-epochs 0 --warmup-steps 20"
     """Of all fine-tuning runs."""
     threads: int = 1
     """Of every process."""

@@ -25,10 +25,8 @@ RECIPES = {
 VERBS = {
     "Train": {"launch": ("mxnet.launch.command:launch", "start a command on several hosts, over ssh for example")},
     "Use a model": {"convert": ("mxnet.convert:convert", "convert weights to or from MXNet or arcface_torch")},
-    "Checkpoints": {"checkpoint export": ("mxnet.export_centres:export_centres", "write InsightFace's class centres")},
     "Data": {
         "data lmdb": ("imagenet.make_database:make_lmdb", "write images as an LMDB, for recipe imagenet"),
-        "data leveldb": ("imagenet.make_database:make_leveldb", "the same as a LevelDB"),
         "data kinetics": ("kinetics.make_lists:make_lists", "check a folder of videos and list them"),
     },
 }

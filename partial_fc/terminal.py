@@ -1,7 +1,7 @@
 """Progress bars on a terminal, and lines above them: the only module for moving output.
 
-A bar is drawn if stderr is a terminal, or if a launcher passes our output on to one. In a pipe or a file it is a line
-every 30 s, and nothing for short tasks.
+A bar is drawn if stderr is a terminal, or if one of our launchers passes our output on to one. In a pipe (that of
+horovodrun and mpirun, too) or a file it is a line every 30 s, and nothing for short tasks.
 
 Under a launcher everything goes through one pipe, our stdout, which keeps the order of bar and lines, and each drawing
 ends with a carriage return: launchers pass on whole lines and what ends so, and the next line erases the bar.
@@ -13,8 +13,7 @@ import re
 import stat
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ _EVERY_S = 30.0  # between the lines in a pipe
 _NARROW = 20  # columns; for fewer no line is broken
 _AS_LINE = "{desc}: {n_fmt} of {total_fmt}, {remaining} left"
 _ERASE = "\033[K"
-_OTHER_LAUNCHERS = (b"horovodrun", b"mpirun", b"mpiexec", b"mpiexec.hydra", b"orterun")
-_BEFORE_LINES = "[1,12345]<stdout>:"  # the launcher's
 
 
 def told(prefix: str = "") -> dict[str, str]:
@@ -113,43 +110,15 @@ class _AsLines(_Through):
 
 @functools.cache
 def _behind() -> int:
-    """Returns the columns of the terminal that a launcher passes our stdout on to; 0: there is none."""
+    """Returns the columns of the terminal that one of our launchers passes our stdout on to; 0: there is none."""
     try:
         mode = os.fstat(1).st_mode
     except OSError:
         return 0
-    if stat.S_ISREG(mode):  # redirected by the command; Open MPI's is a terminal of its own, others' a pipe
+    columns = os.environ.get(WIDTH, "")
+    if stat.S_ISREG(mode) or not columns.isdecimal():  # redirected by the command, or no launcher of ours
         return 0
-    if (columns := os.environ.get(WIDTH)) is not None:
-        return max(0, int(columns)) if columns.isdecimal() else 0
-    return _of_mpirun(os.environ)
-
-
-def _of_mpirun(environ: Mapping[str, str]) -> int:
-    """Returns the columns of horovodrun's or mpirun's terminal, from their descriptors, if they are on this host."""
-    if "HOROVOD_RANK" not in environ and "OMPI_COMM_WORLD_RANK" not in environ:
-        return 0
-    process = os.getppid()
-    while process > 1:
-        folder = Path("/proc", str(process))
-        try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-            if any(word.rpartition(b"/")[2] in _OTHER_LAUNCHERS for word in words[:2]):
-                return _of_descriptors(folder / "fd")
-            process = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError):
-            return 0  # another user's, or just ended
-    return 0
-
-
-def _of_descriptors(folder: Path) -> int:
-    if not all(os.readlink(folder / name).startswith("/dev/pts/") for name in "12"):
-        return 0
-    descriptor = os.open(folder / "1", os.O_RDONLY | os.O_NOCTTY)
-    try:
-        return _columns(descriptor) - len(_BEFORE_LINES)
-    finally:
-        os.close(descriptor)
+    return int(columns)
 
 
 def _columns(descriptor: int) -> int:

@@ -203,7 +203,7 @@ env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null "${pip[@]}" install --quiet --no
 # The head's CPU kernels, for the instruction sets of this processor; another one compiles its own at first use.
 if have "${CXX:-g++}" >/dev/null; then
     say "compiling the head's CPU kernels"
-    .venv/bin/python partial_fc/head/kernels/native/build.py || die "see above"
+    .venv/bin/python partial_fc/head/native/build.py || die "see above"
 else
     say "no g++: the head's CPU kernels are not compiled; the head takes the plain one, which is slower, and says so"
 fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All tests, by cost; `scripts/test.sh quick`: those for people at work; `scripts/test.sh long`: what enumerates, attacks and
+# All tests, by cost; `scripts/test.sh quick`: those for people at work; `scripts/test.sh long`: what enumerates and
 # kills, which the first leaves out; `scripts/test.sh old`: units with numbers in them, with the instructions of a processor
 # that has AVX2 and no more. Every stage runs, also after one that failed.
 # The end lists what each took beside what it may cost on two idle cores, and names those that failed.
@@ -57,7 +57,7 @@ if [ "$mode" = quick ]; then
     stage "transport, torchrun, 2 ranks" 10 torch 2 "${transport[@]}"
     stage "recipe face, one rank and two" 15 python -m pytest tests/recipes/face/test_face.py -k two_processes_give_the_curve_of_one "$@"
 elif [ "$mode" = long ]; then
-    stage "every failing operation, attacks, launchers killed, the wheel" 340 python -m pytest -m "long and not mxnet" $(marked long tests/{bench,house,recipes,faults,cluster,unit/{checkpoint,head,models,optim,train,verbs}}) "${four[@]}" -rs "$@"
+    stage "every failing operation, who listens, launchers killed, the wheel" 340 python -m pytest -m "long and not mxnet" $(marked long tests/{bench,house,recipes,faults,cluster,unit/{checkpoint,head,models,optim,train,verbs}}) "${four[@]}" -rs "$@"
     stage "MXNet: what takes long" 60 python -m pytest -m "mxnet and long" $(marked mxnet tests/recipes) "${two[@]}" "$@"
     stage "parallel, horovodrun Gloo, 2 ranks" 65 gloo 2 "${ranks[@]}" tests/parallel
     stage "transport, horovodrun Gloo, 3 ranks" 12 gloo 3 "${transport[@]}"

@@ -38,7 +38,7 @@ from importlib.util import find_spec
 from partial_fc.errors import TRAINER
 found = [name for name in TRAINER if name != "jinja2" and find_spec(name)]  # jinja2 is torch's, too
 assert not found, f"installed, but not needed: {found}"
-head = PartialFC(300, 32, "cosface", impl="cpu")  # compiled here where the cache is empty
+head = PartialFC(300, 32, "cosface", device=Compute(impl="cpu"))  # compiled here where the cache is empty
 head(torch.randn(4, 32, requires_grad=True), torch.arange(4)).backward()
 head.step(lr=0.1)
 print(f"Python {sys.version.split()[0]}, torch {torch.__version__}: importing PartialFC after torch takes {took:.2f} s")

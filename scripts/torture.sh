@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What tests/faults does in a minute or two, for two hours: 10,000 changed files for every reader of files, then 50 kills of
-# a training, every signal to every process of every launcher, full
+# What tests/faults does in a minute or two, for two hours: 10,000 changed files for every reader of files, then some 50 kills
+# of a training, every signal to every process of every launcher, full
 # disks, lost packets, and native code under sanitizers. Names of readers as arguments: only those get changed files; names
 # of what is checked below (kills, signals ...): only that is done. INPUTS, ROUNDS, SIGNALS ("TERM KILL";
 # all six) and SEED in the environment say how much, and which. A file that is read wrongly is printed by hypothesis.
@@ -51,13 +51,15 @@ sanitized() ( # FOLDER: where the libraries go; a shell of its own, whose enviro
     preload="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so)"
     export XDG_CACHE_HOME=$1 ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
     export PARTIAL_FC_KERNEL_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1"
-    timeout 900 python -m partial_fc.head.kernels.native.build &&
+    timeout 900 python -m partial_fc.head.native.build &&
         LD_PRELOAD=$preload timeout 1800 python -m pytest tests/unit/kernels/test_cpu_kernel.py tests/unit/kernels/test_cpu_rows.py &&
         LD_PRELOAD=$preload timeout 1800 python -m pytest tests/faults/test_foreign_files.py -k "changed_files and ($native)"
 )
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-check "kills" timeout 7200 python -m tests.faults.kills "$folder/kills" --rounds "$rounds" --seed "$seed"
+check "kills" timeout 7200 python -m tests.faults.torture "$folder/kills" --mean-steps 20 --seed "$seed" -- \
+    python train.py face --dataset synthetic --num-classes 2000 --num-images 256 --image-size 24 --batch-size 4 --backbone tiny \
+    --embedding-size 32 --num-workers 1 --precision fp64 --max-steps $((20 * rounds)) --checkpoint-every 5 --gpus 2
 # shellcheck disable=SC2086  # signals are words
 check "signals" timeout 7200 python -m tests.faults.signals.kill_matrix "$folder/signals" ${SIGNALS:+--signals $SIGNALS}
 check "disks" timeout 600 python -m pytest tests/faults/test_runs.py -k "disk or still"

@@ -34,6 +34,7 @@ _DEAR = (
     "recipes/face/test_fine_tuning.py",
     "recipes/imagenet/test_imagenet.py",
     "faults/disk/test_enumeration.py",
+    "cluster/test_hosts_come_and_go.py",
     "cluster/test_two_hosts.py",
     "cluster/test_sockets.py",
     "recipes/face/test_face_head.py",

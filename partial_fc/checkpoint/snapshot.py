@@ -21,7 +21,7 @@ from partial_fc.memory import available_memory_bytes, give_back_freed, refusals
 
 # The fraction of free memory for a part that is read while training waits (of rows that are no views), and its minimum.
 _PART_SHARE, _LEAST_PART_BYTES = 1 / 16, 8 << 20
-REMEDY = "More processes or hosts have less each; --centre-place disk needs no copy of the centres"
+REMEDY = "More processes or hosts have less each"
 _log = logging.getLogger("partial_fc")
 
 
@@ -137,8 +137,6 @@ def capture(
     for rows in (table.rows for table in tables.values()):
         num_bytes += int(rows.created(rows.start, rows.stop).sum()) * class_bytes(rows)
     is_copy = copy if isinstance(copy, bool) else copy(num_bytes)
-    if any(table.rows.on_disk for table in tables.values()):  # on disk, as they exceed memory
-        is_copy = False
 
     def take(is_copy: bool) -> Snapshot:
         if not is_copy:  # memory may be short; what is written also passes through the page cache

@@ -13,10 +13,8 @@ import math
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from partial_fc.comm.auth.handshake import read_secret
 from partial_fc.comm.launch import addresses
 from partial_fc.comm.launch.detect import Launch, StartError, detect, has_agent, processes_here, started_here, unused
 from partial_fc.comm.watch.watchdog import report_failure
@@ -35,7 +33,6 @@ def init(
     comm_timeout_s: float = 600.0,
     start_timeout_s: float = 120.0,
     network_interface: str | None = None,
-    secret_file: Path | None = None,
 ) -> World:
     """Joins the other processes of this launch.
 
@@ -45,10 +42,9 @@ def init(
     start_timeout_s: seconds in which all ranks must join, over torch.distributed. (horovodrun has its own
     --start-timeout.)
     network_interface: the network interface to use, where hosts have several.
-    secret_file: the secret of the rendezvous over torch.distributed, a copy on each host; ranks without it are refused.
 
-    Raises ValueError for an incomplete launch environment, or a secret file that others may read; StartError if ranks
-    do not find each other or have different kinds of device.
+    Raises ValueError for an incomplete launch environment; StartError if ranks do not find each other or have different
+    kinds of device.
     """
     if not (comm_timeout_s >= 0 and math.isfinite(comm_timeout_s)):
         raise ValueError(f"comm_timeout_s is {comm_timeout_s}; expected seconds, or 0 for ever")
@@ -73,8 +69,7 @@ def init(
     elif launch.backend == "torch":
         from partial_fc.comm.torch_dist import TorchWorld
 
-        secret = read_secret(secret_file) if secret_file else None
-        world = TorchWorld(launch, device, comm_timeout_s, start_timeout_s, secret)
+        world = TorchWorld(launch, device, comm_timeout_s, start_timeout_s)
     else:
         unused(launch)
         world = SingleWorld()

@@ -5,7 +5,9 @@ They are matched by their order, so all ranks must start them in the same one; n
 
 import math
 import os
+import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -14,11 +16,13 @@ from torch import Tensor
 
 from partial_fc.comm.launch import addresses, meet_ranks
 from partial_fc.comm.launch.detect import Launch, StartError
+from partial_fc.comm.watch.board import Endpoint
 from partial_fc.comm.world import Op, World, pad_rows
 
 # torch.distributed's timeout is longer than the watchdog's, whose report says more.
 _LATER_S = 60.0
 _FOR_EVER = timedelta(days=3650)
+LOST_AFTER_S = 30
 # Dtypes that reach a backend (world.py turns the others into bytes).
 _ON_THE_WIRE = (torch.uint8, torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)
 
@@ -35,11 +39,9 @@ class TorchWorld(World):
     asks_for_counts = True
     _group: dist.ProcessGroup | None = None  # None: all processes
 
-    def __init__(
-        self, launch: Launch, device: str, comm_timeout_s: float, start_timeout_s: float, secret: str | None = None
-    ):
+    def __init__(self, launch: Launch, device: str, comm_timeout_s: float, start_timeout_s: float):
         """Raises StartError if ranks do not find each other, or some use GPUs and some the CPU."""
-        store = meet_ranks.meet(launch, start_timeout_s, device, secret)
+        self._meeting = meet_ranks.meet(launch, start_timeout_s, device)
         if launch.local_size == launch.size and not os.environ.get("GLOO_SOCKET_IFNAME"):
             # Gloo's default is the address of the host's name, which other hosts may not reach.
             os.environ["GLOO_SOCKET_IFNAME"] = addresses.loopback()
@@ -47,7 +49,7 @@ class TorchWorld(World):
             dist.init_process_group(
                 # gloo stays beside NCCL for tensors on the host: barriers, counts, evaluation scores.
                 "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
-                store=store,
+                store=self._meeting.keys,
                 rank=launch.rank,
                 world_size=launch.size,
                 timeout=timedelta(seconds=start_timeout_s),
@@ -62,7 +64,12 @@ class TorchWorld(World):
         # Until here it was the timeout of the connection, from now on that of a collective.
         timeout = timedelta(seconds=comm_timeout_s + _LATER_S) if comm_timeout_s else _FOR_EVER
         dist.distributed_c10d._set_pg_timeout(timeout)
+        _notice_lost_hosts()
         super().__init__(launch)
+
+    def _store(self, network_interface: str | None) -> Endpoint:
+        server = self._meeting.server
+        return Endpoint([server.host], server.port, self._meeting.attempt)
 
     def _all_reduce(self, t: Tensor, op: Op, name: str) -> Callable[[], Tensor]:
         work = dist.all_reduce(t, dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX, self._group, async_op=True)
@@ -127,8 +134,24 @@ class GroupWorld(TorchWorld):
         self._group = group
         World.__init__(self, Launch("torch", dist.get_rank(group), dist.get_world_size(group)))
 
+    def _store(self, network_interface: str | None) -> Endpoint:
+        return World._store(self, network_interface)
+
     def _leave(self) -> None:
         pass
+
+
+def _notice_lost_hosts() -> None:
+    """Has this process's connections to other hosts, Gloo's and the store's, fail when the other host's kernel has not
+    answered for LOST_AFTER_S: its collectives then fail, too. The kernel of a stopped or busy process answers."""
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(number))) as connection:  # OSError: it is none
+            if connection.getpeername()[0] in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
+                continue
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+                connection.setsockopt(socket.IPPROTO_TCP, option, LOST_AFTER_S // 6)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * LOST_AFTER_S)
 
 
 def _finish(work: dist.Work | None, result: Tensor) -> Tensor:

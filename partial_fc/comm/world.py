@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from partial_fc.comm.launch.detect import Launch
-from partial_fc.comm.watch.status_server import Endpoint, StatusServer
+from partial_fc.comm.watch.board import Endpoint
 from partial_fc.comm.watch.watchdog import Call, Journal, Watch
 
 if TYPE_CHECKING:
@@ -131,13 +131,18 @@ class World(ABC):
             raise ValueError(f"a collective's timeout of {timeout_s} s; expected seconds, or 0 for no timeout")
         if self.size == 1 or timeout_s == 0:
             return
-        server = StatusServer(self.size, self.local_size == self.size, network_interface) if self.rank == 0 else None
-        text = json.dumps(asdict(server.endpoint)) if server else ""
+        self._watch = Watch(self.journal, timeout_s, self._store(network_interface))
+
+    def _store(self, network_interface: str | None) -> Endpoint:
+        """Returns the store of the run, by which the watchdogs reach each other; here one that rank 0 serves."""
         import torch
 
+        one_host = self.local_size == self.size
+        served = Endpoint.served(self.size, one_host, network_interface) if self.rank == 0 else None
+        text = json.dumps(asdict(served)) if served else ""
         data = torch.tensor(list(text.encode()), dtype=torch.uint8)
-        received = self._all_gather(data, None, "comm/status_server")()
-        self._watch = Watch(self.journal, timeout_s, Endpoint(**json.loads(bytes(received.tolist()))), server)
+        received = self._all_gather(data, None, "comm/store")()
+        return Endpoint(**json.loads(bytes(received.tolist())))
 
     def failure(self, call: Call, error: RuntimeError) -> CollectiveError:
         """Returns the error to raise instead of the backend's, with the other ranks' states."""

@@ -27,7 +27,6 @@ Split = Literal["train", "t10k"]
 
 _IMAGES, _LABELS = 0x00000803, 0x00000801
 _KINDS = {_IMAGES: "images", _LABELS: "labels"}
-_DTYPES = {8: "uint8", 9: "int8", 11: "int16", 12: "int32", 13: "float32", 14: "float64"}  # by the third byte
 _GZIP = b"\x1f\x8b"
 _MOST_BYTES = 4 << 30
 
@@ -53,7 +52,6 @@ def read_set(folder: Path, split: Split, num_classes: int = 10) -> ImageSet:
     if len(image_NHW) != len(label_N):
         raise ValueError(
             f"{images_path} has {len(image_NHW)} images but {labels_path} {len(label_N)} labels; expected as many"
-            + _of_other_set(folder, split, len(image_NHW), len(label_N))
         )
     if not len(image_NHW) or 0 in image_NHW.shape:
         raise ValueError(f"{images_path} holds images of shape {image_NHW.shape}; expected at least one pixel of one")
@@ -93,46 +91,13 @@ def _file(folder: Path, split: Split, kind: Literal["images", "labels"]) -> Path
     return next((path for path in paths if path.is_file()), None)
 
 
-def _head(path: Path) -> tuple[str, int]:
-    """Returns (images or labels, their number) of a file; ("", 0) of another one."""
-    try:
-        content = _content(path)
-    except (OSError, ValueError):
-        return "", 0
-    return _KINDS.get(int.from_bytes(content[:4], "big"), ""), int.from_bytes(content[4:8], "big")
-
-
-def _of_other_set(folder: Path, split: Split, num_images: int, num_labels: int) -> str:
-    """Returns which of two files of different counts is the other set's, if the files of that tell."""
-    try:
-        others = find(folder, "train" if split == "t10k" else "t10k")
-    except ValueError:
-        return ""
-    for kind, number, other in (("images", num_images, others[1]), ("labels", num_labels, others[0])):
-        if _head(other)[1] == number:
-            return f". The {kind} are as many as {other.name} has: they are of that set"
-    return ""
-
-
-def _instead(path: Path, magic: int, expect: str) -> str:
-    """Returns what an idx file of another kind is, and whether the one beside it has been swapped with it."""
-    if magic not in _KINDS:
-        dimensions, dtype = magic & 0xFF, _DTYPES.get(magic >> 8)
-        return f", an idx file of {dtype}, {dimensions} dimensions" if dtype and dimensions else ""
-    pair = ("images-idx3", "labels-idx1")
-    theirs, ours = pair if expect == "labels" else pair[::-1]
-    beside = path.with_name(path.name.replace(ours, theirs))
-    swapped = beside != path and _head(beside)[0] == expect
-    why = f"; {beside.name} has the {expect}: the two are swapped" if swapped else " under another name"
-    return f", {_KINDS[magic]}{why}"
-
-
 def read_idx(path: Path, expect: Literal["images", "labels"]) -> NDArray[np.uint8]:
     """Reads uint8, (N, H, W) for images, (N,) for labels. Raises ValueError for any other file."""
     content = _content(path)
     magic = int.from_bytes(content[:4], "big") if len(content) >= 4 else None
     if _KINDS.get(magic or 0) != expect:
-        got = f"0x{content[:4].hex()}{_instead(path, magic or 0, expect) or it_is(content)}"
+        kind = f", {_KINDS[magic]}" if magic in _KINDS else it_is(content)
+        got = f"0x{content[:4].hex()}{kind}"
         wanted = next(number for number, kind in _KINDS.items() if kind == expect)
         raise ValueError(f"{path}: expected {expect}, an idx file that starts with 0x{wanted:08x}; got {got}")
     assert magic is not None

@@ -81,9 +81,6 @@ class ImageFolder(Source):
         yield self._labels
         yield from map(os.fsencode, self.names)
 
-    def close(self) -> None:
-        """Does nothing: no file is kept open."""
-
     def class_names(self) -> list[str] | None:
         """Returns the folder names; None for a list."""
         return self.classes or None

@@ -103,15 +103,6 @@ class Loader:
         labels_drawn: int | Sequence[int] = 0,
         weights: NDArray | None = None,
     ) -> None:
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("world_size", world_size, 1),
-            ("num_workers", num_workers, 0),
-        ):
-            if value < least:
-                raise ValueError(f"{name} is {value}, expected at least {least}")
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} of {world_size}: expected 0 <= rank < world_size")
         self.source = source
         self.transform = transform
         self._staged = transform if isinstance(transform, Staged) else None

@@ -53,8 +53,9 @@ def map_npz(path: Path) -> dict[str, NDArray[Any]]:
 
     def read() -> dict[str, NDArray[Any]]:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-            _check_stored(archive)
             parts = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            if any(info.compress_type != zipfile.ZIP_STORED for info in parts.values()):
+                raise ValueError("it is compressed; expected what numpy.savez and `partial-fc embed` write")
             return {name: _numbers(_map_part(path, file, info)) for name, info in parts.items()}
 
     return _read(path, read)
@@ -73,11 +74,6 @@ def _map_part(path: Path, file: IO[bytes], info: zipfile.ZipInfo) -> NDArray[Any
     if file.tell() + array.nbytes > end:
         raise ValueError(f"{info.filename} says {dtype} {shape}, more than is there")
     return array
-
-
-def _check_stored(archive: zipfile.ZipFile) -> None:
-    if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
-        raise ValueError("it is compressed; expected what numpy.savez and `partial-fc embed` write")
 
 
 def _read(path: Path, read: Callable[[], Read]) -> Read:

@@ -5,7 +5,7 @@ import socket
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from partial_fc import rooms
 from partial_fc.data.idx import IdxSource, Split, is_idx_folder
@@ -63,11 +63,11 @@ def is_database(path: Path) -> bool:
     return (path / "data.mdb").exists() or (path / "CURRENT").exists() or kind_of_file(path) == LMDB
 
 
-def open_any(path: Path, root: Path | None, split: Split, **options: Any) -> Source:
+def open_any(path: Path, root: Path | None, split: Split) -> Source:
     """Opens the images at a path, of any kind, also those of a set for tests. root: base of a list's paths. split: of
-    idx files. options: of a database."""
+    idx files."""
     if is_database(path):
-        return rooms.load(rooms.OPEN_DATABASE)(path, None, _ANY_LABEL, **options)
+        return rooms.load(rooms.OPEN_DATABASE)(path, None, _ANY_LABEL)
     if is_idx_folder(path):
         return IdxSource(path, split)
     if path.is_file() and path.suffix not in NO_LISTS:

@@ -6,21 +6,16 @@ part is 0 for a whole record. A payload with the magic number at a multiple of 4
 splits it there and omits those 4 bytes: parts 1, 2, ..., 2, 3, which the reader joins with the magic number between
 them. Source of the format: dmlc-core `recordio.h`, `recordio.cc`.
 
-NAME.idx is text, one line a record: `key<TAB>offset of its first frame`. A large one gets a binary copy that is mapped,
-NAME.idx.cache, written once the offsets are checked, and again when the size or time of NAME.idx or NAME.rec changes:
-    8 bytes "PFCIDX02" | six i64: sizes of NAME.idx and NAME.rec, their times in ns, R, largest label (-1: unknown)
-    CRC-32 of that as u64 | int64 offset (R,) | int64 key (R,), omitted if the keys are 0, 1, ..., R - 1
+NAME.idx is text, one line a record: `key<TAB>offset of its first frame`.
 
 F frames, R records.
 """
 
-import logging
 import mmap
 import os
 import re
 import struct
 import warnings
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +25,7 @@ from numpy.typing import NDArray
 
 from partial_fc.data.sample import BadRecord
 from partial_fc.file_kind import HEAD_BYTES, it_is
-from partial_fc.files import check_regular, regular, replacing
+from partial_fc.files import regular
 
 MAGIC = 0xCED7230A
 MAGIC_BYTES = struct.pack("<I", MAGIC)
@@ -38,13 +33,8 @@ FRAME = struct.Struct("<II")
 MAX_RECORD_BYTES = 2**29 - 1
 WHOLE, FIRST, MIDDLE, LAST = range(4)
 _CHUNK_BYTES = 2**26
-_CACHED_FROM_BYTES = 2**24  # a million records, which take a quarter of a second to parse
-_COPY_HEAD = struct.Struct("<8s6qQ")  # the last: CRC-32 of what is before it
-_COPY_MAGIC = b"PFCIDX02"
 
 Keys = NDArray[np.int64] | range
-
-_log = logging.getLogger(__name__)
 
 
 class FrameHeads(NamedTuple):
@@ -156,24 +146,10 @@ def aligned(offset: int) -> int:
 # ---- the index
 
 
-class Index(NamedTuple):
-    """An index, sorted by key. keys: a range if they are 0, 1, 2, ... checked: the offsets start frames of the .rec as
-    it is now. largest_label: of the records, if known."""
-
-    keys: Keys
-    offset_R: NDArray[np.int64]
-    checked: bool = False
-    largest_label: int | None = None
-
-
-def read_index(path: str | os.PathLike[str]) -> Index:
-    """Maps the binary copy of a .idx file, which costs nothing per record, or parses the text, which takes 16 bytes a
-    record and a chunk of text."""
+def read_index(path: str | os.PathLike[str]) -> tuple[Keys, NDArray[np.int64]]:
+    """Parses a .idx file, a million records in a quarter of a second: (keys, offsets), sorted by key; keys 0, 1, 2, ...
+    as a range. Takes 16 bytes a record and a chunk of text."""
     path = Path(path)
-    return _read_cache(path) or Index(*_parse(path))
-
-
-def _parse(path: Path) -> tuple[Keys, NDArray[np.int64]]:
     num_records = sum(_lines(text) for text in _read_lines(path))
     if num_records == 0:
         raise ValueError(f"{path} has no lines; expected `key<TAB>offset` for each record")
@@ -218,55 +194,3 @@ def _parse_chunk(path: Path, text: bytes) -> NDArray[np.int64]:
         bad = next((line for line in text.splitlines() if not pattern.fullmatch(line)), text[:80])
         raise ValueError(f"{path}: expected `key<TAB>offset` on each line, got {bad[:80]!r}{it_is(path)}")
     return table.reshape(-1, 2)
-
-
-def write_cache(path: Path, index: Index) -> None:
-    """Writes the binary copy of a large .idx file. Its offsets must have been checked."""
-    if path.stat().st_size < _CACHED_FROM_BYTES:
-        return
-    keys, offset_R = index.keys, index.offset_R
-    label = -1 if index.largest_label is None else index.largest_label
-    head = _COPY_HEAD.pack(_COPY_MAGIC, *_stamp(path), len(offset_R), label, 0)[:-8]
-    try:
-        # Durable: after a power cut a file of zeros would give wrong images.
-        with replacing(_cache(path), durable=True, shared=True) as partial, partial.open("wb") as file:
-            file.write(head + struct.pack("<Q", zlib.crc32(head)))
-            for column in [offset_R] if isinstance(keys, range) else [offset_R, keys]:
-                column.astype("<i8", copy=False).tofile(file)
-    except OSError as error:
-        _log.info("%s is parsed at every start: no room for its binary copy (%s)", path, error)
-
-
-def _read_cache(path: Path) -> Index | None:
-    """Maps the binary copy; None if there is no valid one of these files. Trusts its offsets as little as those of any
-    file: whoever reads a record checks them."""
-    cache = _cache(path)
-    try:
-        check_regular(cache)
-        content = np.memmap(cache, np.uint8, "r")
-    except (OSError, ValueError):  # missing or empty
-        return None
-    if len(content) < _COPY_HEAD.size:
-        return None
-    head, body = content[: _COPY_HEAD.size].tobytes(), content[_COPY_HEAD.size :]
-    magic, *stamp, num_records, label, crc = _COPY_HEAD.unpack(head)
-    if magic != _COPY_MAGIC or crc != zlib.crc32(head[:-8]) or tuple(stamp) != _stamp(path) or num_records < 1:
-        return None
-    if len(body) not in (8 * num_records, 16 * num_records):
-        return None
-    offset_R, *keys = body.view("<i8").reshape(-1, num_records)
-    return Index(keys[0] if keys else range(num_records), offset_R, True, None if label < 0 else label)
-
-
-def _cache(path: Path) -> Path:
-    return path.with_name(f"{path.name}.cache")
-
-
-def _stamp(path: Path) -> tuple[int, ...]:
-    """Returns sizes and times of an index and its records."""
-    idx = os.stat(path)
-    try:
-        rec = os.stat(path.with_suffix(".rec"))
-    except OSError:  # opening it reports the error
-        return idx.st_size, -1, idx.st_mtime_ns, -1
-    return idx.st_size, rec.st_size, idx.st_mtime_ns, rec.st_mtime_ns

@@ -31,11 +31,9 @@ from partial_fc.data.record_files import (
     MAX_RECORD_BYTES,
     MIDDLE,
     WHOLE,
-    Keys,
     RecordFile,
     aligned,
     read_index,
-    write_cache,
 )
 from partial_fc.data.sample import BadRecord, Sample, Source
 from partial_fc.files import read_bytes, read_text, replacing
@@ -134,8 +132,8 @@ class RecordWriter:
 class RecordReader:
     """Random access to the records of one .rec file by key. Any number of threads may read at once.
 
-    Maps the file, and a large index, too: opening reads neither, and processes of one machine share the pages. An index
-    that is not mapped takes 8 bytes a record if the keys are 0, 1, 2, ..., else 16.
+    Maps the file: opening does not read it, and processes of one machine share the pages. The index takes 8 bytes a
+    record if the keys are 0, 1, 2, ..., else 16.
     """
 
     def __init__(self, rec_path: str | os.PathLike[str]) -> None:
@@ -149,20 +147,14 @@ class RecordReader:
         self._file = RecordFile(self.rec_path)
         # Records are read in random order: read-ahead would fetch many times what is used.
         self._file.map.madvise(mmap.MADV_RANDOM)
-        self.index = read_index(self.idx_path)
-        self.keys, self._offsets = self.index.keys, self.index.offset_R
-        if not self.index.checked:
-            self._check_offsets(self.keys)
-            write_cache(self.idx_path, self.index)
+        self.keys, self.offset_R = read_index(self.idx_path)
         self._mean_bytes = self._file.size // len(self.keys)
-
-    def _check_offsets(self, keys: Keys) -> None:
-        bad = ~self._file.have_room(self._offsets)
+        bad = ~self._file.have_room(self.offset_R)
         if bad.any():
             row = int(bad.argmax())
             raise ValueError(
-                f"{self.idx_path}: key {keys[row]} has offset {self._offsets[row]}; expected a multiple of 4 "
-                f"below {self._file.size}, the size of {self.rec_path}. {int(bad.sum())} of {len(keys)} are "
+                f"{self.idx_path}: key {self.keys[row]} has offset {self.offset_R[row]}; expected a multiple of 4 "
+                f"below {self._file.size}, the size of {self.rec_path}. {int(bad.sum())} of {len(self.keys)} are "
                 f"wrong: the record file is cut short, or the index belongs to another one"
             )
 
@@ -200,8 +192,7 @@ class RecordReader:
 
     def will_need(self, keys: NDArray[np.int64]) -> None:
         """Asks the kernel to fetch records and returns at once, so that a disk can sort many reads."""
-        offsets = self._offsets[self._rows_of(keys)]
-        starts = offsets[self._file.have_room(offsets)] // mmap.PAGESIZE * mmap.PAGESIZE
+        starts = self.offset_R[self._rows_of(keys)] // mmap.PAGESIZE * mmap.PAGESIZE
         # The lengths are unknown before reading. Twice the mean covers nearly all records.
         num_bytes = np.minimum(2 * self._mean_bytes + mmap.PAGESIZE, self._file.size - starts)
         for start, count in zip(starts.tolist(), num_bytes.tolist(), strict=True):
@@ -209,7 +200,7 @@ class RecordReader:
 
     def read_ahead(self, keys: NDArray[np.int64]) -> None:
         """Reads the range from the first to the last of these records, in large pieces, into the page cache."""
-        offsets = self._offsets[self._rows_of(keys)]
+        offsets = self.offset_R[self._rows_of(keys)]
         with open(self.rec_path, "rb", buffering=0) as file:
             at, stop = int(offsets.min()), int(offsets.max()) + 2 * self._mean_bytes
             while at < stop and (count := len(os.pread(file.fileno(), min(_PIECE_BYTES, stop - at), at))):
@@ -219,7 +210,7 @@ class RecordReader:
         """Returns how many labels each record has, and the first `most` of them, float32 (len(keys), most), undefined
         where there are fewer, from the headers and without a Python loop. Raises BadRecord for the first record whose
         frame or header is cut short before these labels."""
-        offset_R = self._offsets[self._rows_of(keys)]
+        offset_R = self.offset_R[self._rows_of(keys)]
         heads = self._file.heads(offset_R)
         flag_R, label_RK = first_labels(self._file, np.where(heads.is_frame, offset_R, 0), most)
         count_R = np.maximum(flag_R, 1)
@@ -252,10 +243,7 @@ class RecordReader:
             row = row if row < len(self.keys) and self.keys[row] == key else -1
         if row < 0:
             raise KeyError(f"{self.idx_path}: no record has key {key}; keys are {self.keys[0]} to {self.keys[-1]}")
-        offset = int(self._offsets[row])
-        if offset < 0:
-            raise BadRecord(f"{self.idx_path}: key {key} has offset {offset}; expected 0 or more")
-        return offset
+        return int(self.offset_R[row])
 
     def _rows_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         return keys if isinstance(self.keys, range) else np.searchsorted(self.keys, keys)
@@ -384,7 +372,7 @@ class RecordSource(Source):
         self.reader.read_ahead(np.array([self._keys[index] for index in range(first, stop)], np.int64))
 
     def layout(self) -> Iterator[NDArray[np.int64]]:
-        yield self.reader.index.offset_R  # also of identity records; a range's keys follow from their number
+        yield self.reader.offset_R  # also of identity records; a range's keys follow from their number
         if not isinstance(self._keys, range):
             yield self._keys
 
@@ -416,17 +404,11 @@ class RecordSource(Source):
         return label_RK
 
     def _largest_label(self) -> int:
-        """Reads the labels, and keeps the largest beside a large index, if each sample has one."""
-        index = self.reader.index
-        if index.largest_label is None or self.num_labels > 1:
-            largest = -1
-            for start in range(0, len(self._keys), _LABELS_AT_ONCE):
-                largest = max(largest, int(self._labels(start, start + _LABELS_AT_ONCE).max()))
-                self.reader.unmap()
-            if largest >= 0 and self.num_labels == 1:
-                write_cache(self.reader.idx_path, index._replace(largest_label=largest))
-            return largest
-        return index.largest_label
+        largest = -1
+        for start in range(0, len(self._keys), _LABELS_AT_ONCE):
+            largest = max(largest, int(self._labels(start, start + _LABELS_AT_ONCE).max()))
+            self.reader.unmap()
+        return largest
 
     def label_bytes(self) -> int:
         return self.reader.rec_path.stat().st_size

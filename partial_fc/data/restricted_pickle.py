@@ -1,13 +1,13 @@
 """Unpickler of plain values: lists, tuples, dictionaries, bytes, text, numbers, NumPy arrays of them. Executes no code
-in a file: our own classes replace the few functions that such values name, and check NumPy's arguments."""
+in a file: functions and classes of our own stand for the few that such values name, and check NumPy's arguments."""
 
-import functools
 import io
 import math
 import pickle
 import pickletools
 import re
 import struct
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -16,48 +16,50 @@ from numpy.typing import NDArray
 
 _DTYPES: dict[str, np.dtype[Any] | None] = {d.str[1:]: d for d in map(np.dtype, "?bBhHiIqQefd")} | {"O8": None}
 _MOST_TUPLES = 10_000  # in a file with dictionaries
-_DAMAGED = (pickle.UnpicklingError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, struct.error)
+_DAMAGED = (
+    *(pickle.UnpicklingError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, struct.error),
+    *(EOFError, MemoryError, ValueError),
+)
 
 
 def loads(content: bytes, kind: "type[Unpickler] | None" = None) -> Any:
     """Unpickles a value; its arrays are `Array`s. kind: an Unpickler that accepts more than plain values. Raises
     ValueError for a file that is damaged or has other values."""
-    unpickler = kind or Unpickler
     try:
-        _check_hashed(content, unpickler.has_dictionaries)
-        return unpickler(io.BytesIO(content), encoding="bytes").load()  # Python 2's str are image files
-    except (EOFError, MemoryError) as error:
-        raise ValueError("cut off or damaged: it ends within a value") from error
+        _check_hashed(content)
+        return (kind or Unpickler)(io.BytesIO(content), encoding="bytes").load()  # Python 2's str are image files
+    except _Refused:
+        raise
     except _DAMAGED as error:
-        raise ValueError(f"damaged: {error}") from error
+        raise ValueError(f"cut off or damaged: {error}") from error
 
 
-def _check_hashed(content: bytes, has_dictionaries: bool) -> None:
-    """Raises UnpicklingError for possibly deeply nested hashed tuples, which overflow C's stack: a crash."""
-    refused = {"EMPTY_SET", "FROZENSET"} if has_dictionaries else {"EMPTY_SET", "FROZENSET", "DICT", "EMPTY_DICT"}
-    num_tuples = 0
+def _check_hashed(content: bytes) -> None:
+    """Refuses tuples that may be nested deeply and hashed, which overflows C's stack: a crash."""
     try:
-        for operation, _, _ in pickletools.genops(content):
-            num_tuples += operation.name.startswith("TUPLE")
-            if operation.name in refused or (has_dictionaries and num_tuples > _MOST_TUPLES):
-                raise pickle.UnpicklingError(f"{operation.name} is nothing that such a file has, or not so often")
+        count = Counter(operation.name.split("_")[-1].rstrip("123") for operation, _, _ in pickletools.genops(content))
     except UnicodeDecodeError:  # Python 2's protocol 0: quoted str of any bytes
-        without, number = re.subn(rb"S'[^\n]*'\n", b"S''\n", content)
-        if not number or without == content:
+        without = re.sub(rb"S'[^\n]+'\n", b"S''\n", content)
+        if without == content:
             raise
-        _check_hashed(without, has_dictionaries)
+        _check_hashed(without)
+        return
+    if count["TUPLE"] > _MOST_TUPLES and (count["DICT"] or count["SET"] or count["FROZENSET"]):
+        raise _Refused(f"it has {count['TUPLE']} tuples and dictionaries or sets, which no such file has")
+
+
+class _Refused(ValueError):
+    """A file that asks for what is not plain."""
 
 
 class Unpickler(pickle.Unpickler):
-    has_dictionaries = False  # whether its files may have dictionaries
-
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
-        if (module, name) not in _CLASSES:
-            raise ValueError(
+        if (module, name) not in _KNOWN:
+            raise _Refused(
                 f"it asks for {module:.99}.{name:.99}; such files hold lists, bytes, booleans and uint8 arrays only. "
                 "Plain pickle would run it: use that only if you trust the author"
             )
-        return _CLASSES[module, name]
+        return _KNOWN[module, name]
 
 
 class Array:
@@ -67,80 +69,47 @@ class Array:
         self.value: NDArray[Any] | list[Any] | None = None
 
     def __setstate__(self, state: Any) -> None:
-        match state:
-            case (_, tuple() as shape, _Dtype(dtype=None), False | 0, list() as content):
-                fits = shape == (len(content),)
-            case (_, tuple() as shape, _Dtype(dtype=np.dtype() as dtype), False | 0, bytes() | bytearray() as content):
-                fits = len(shape) in (1, 2) and all(type(n) is int and 0 <= n <= len(content) for n in shape)
-                fits = fits and math.prod(shape) * dtype.itemsize == len(content)
-            case _:
-                raise ValueError("an array whose state is not that of plain numbers")
-        if not fits:
-            raise ValueError(f"an array whose shape is not that of its {len(content)} bytes or objects")
-        self.value = content if isinstance(content, list) else np.frombuffer(content, dtype).reshape(shape)
+        _, shape, dtype, is_fortran, content = state
+        if isinstance(content, list) and dtype.dtype is None:
+            self.value = content
+        elif is_fortran or math.prod(shape) * dtype.dtype.itemsize != len(content):
+            raise ValueError(f"an array of shape {shape} of {len(content)} bytes")
+        else:
+            self.value = np.frombuffer(content, dtype.dtype).reshape(shape)
 
 
 class _Dtype:
-    """A dtype of the file. dtype: None for objects."""
+    """A little-endian dtype of the file. dtype: None for objects."""
 
     def __init__(self, code: str | bytes, *_: Any) -> None:
-        name = code.decode("latin1") if isinstance(code, bytes) else code
-        if not isinstance(name, str) or name not in _DTYPES:
-            shown = name[:20] if isinstance(name, str) else type(name).__name__
-            raise ValueError(f"arrays of dtype {shown}; expected booleans or numbers")
-        self.dtype = _DTYPES[name]
+        self.dtype = _DTYPES[code.decode("latin1") if isinstance(code, bytes) else code]
 
     def __setstate__(self, state: Any) -> None:
-        match state:
-            case (_, "|" | "<" | b"|" | b"<", None, None, None, *_):
-                return
-        raise ValueError("a dtype whose state is not that of plain little-endian numbers")
+        if state[1] not in ("|", "<", b"|", b"<"):
+            raise ValueError("an array of big-endian numbers")
 
 
-class _Function:
-    """A class that replaces a function: with a __setstate__, so that a file cannot change it."""
-
-    def __setstate__(self, state: Any) -> None:
-        raise ValueError("it changes a function")
+def _bytes(content: bytes | str = b"", encoding: str = "latin1") -> bytes:
+    """Does what bytes(), bytearray() and codecs.encode() do in protocols below 3, and nothing more."""
+    return content.encode("latin1") if isinstance(content, str) else bytes(memoryview(content))
 
 
-@functools.lru_cache(maxsize=8)
-def _encoded(text: str) -> bytes:
-    """Encodes a text, once: a file may name it often."""
-    return text.encode("latin1")
+def _scalar(dtype: _Dtype, content: bytes) -> Any:
+    return np.frombuffer(content, dtype.dtype or "V", 1)[0].item()
 
 
-class _Bytes(_Function):
-    """bytes(), bytearray() and codecs.encode(), which Python 3 uses for bytes in protocols below 3."""
-
-    def __new__(cls, content: Any = b"", encoding: Any = None) -> Any:
-        if isinstance(content, bytes) and encoding is None:
-            return content
-        if isinstance(content, str) and encoding in ("latin1", "latin-1"):
-            return _encoded(content)
-        raise ValueError("bytes with arguments that are not those of plain values")
+def _from_buffer(content: Any, dtype: _Dtype, shape: Any, order: str) -> Array:
+    array = Array()
+    array.__setstate__((1, shape, dtype, order != "C", content))
+    return array
 
 
-class _Scalar(_Function):
-    def __new__(cls, dtype: Any, content: Any) -> Any:
-        if not isinstance(dtype, _Dtype) or dtype.dtype is None or not isinstance(content, bytes):
-            raise ValueError("a number whose dtype or bytes are missing")
-        return np.frombuffer(content, dtype.dtype, 1)[0].item()
-
-
-class _FromBuffer(_Function):
-    def __new__(cls, content: Any, dtype: Any, shape: Any, order: Any) -> Any:
-        array = Array()
-        array.__setstate__((1, shape, dtype, order != "C", content))
-        return array
-
-
-_CLASSES: dict[tuple[str, str], type] = {
-    **{(module, name): _Bytes for module in ("builtins", "__builtin__") for name in ("bytes", "bytearray")},
-    ("_codecs", "encode"): _Bytes,
+_KNOWN: dict[tuple[str, str], Callable[..., Any]] = {
+    **{(module, name): _bytes for module in ("builtins", "__builtin__") for name in ("bytes", "bytearray")},
+    ("_codecs", "encode"): _bytes,
     ("numpy", "dtype"): _Dtype,
     ("numpy", "ndarray"): Array,
     **{(f"numpy.{core}.multiarray", "_reconstruct"): Array for core in ("core", "_core")},
-    **{(f"numpy.{core}.multiarray", "scalar"): _Scalar for core in ("core", "_core")},
-    **{(f"numpy.{core}.numeric", "_frombuffer"): _FromBuffer for core in ("core", "_core")},
+    **{(f"numpy.{core}.multiarray", "scalar"): _scalar for core in ("core", "_core")},
+    **{(f"numpy.{core}.numeric", "_frombuffer"): _from_buffer for core in ("core", "_core")},
 }

@@ -121,6 +121,9 @@ class Source(Protocol):
         """Returns the class names by label, perhaps of the first classes only; None: classes are numbers."""
         return None
 
+    def close(self) -> None:
+        return
+
 
 def identity(source: Source) -> dict[str, int]:
     """Returns the number of samples, and a CRC-32 of `layout`, which no image is read for: of 42 million records of a

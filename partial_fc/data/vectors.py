@@ -104,9 +104,6 @@ class Vectors(Source):
     def class_names(self) -> list[str] | None:
         return self._names
 
-    def close(self) -> None:
-        """Does nothing: the arrays are mapped."""
-
 
 def holds_vectors(path: Path) -> bool:
     """Tells files of vectors by their ending; a .parquet by its columns."""

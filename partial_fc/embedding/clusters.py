@@ -23,7 +23,8 @@ from torch import Tensor
 from partial_fc import terminal
 from partial_fc.comm import World
 from partial_fc.counter_rng import derive_key, permute, uniform
-from partial_fc.head.kernels import Kernel, Logits, choose
+from partial_fc.head.kernels import Kernel, Logits
+from partial_fc.head.kernels.choice import choose
 from partial_fc.head.margin import Negatives
 from partial_fc.head.shard import Shard
 

@@ -9,7 +9,7 @@ from dataclasses import fields
 from partial_fc.flags.facts import flag, switch
 
 _NAMED = re.compile(r"([A-Za-z]\w*)=(.+)", re.ASCII)
-_PATHS = ("centre_path", "start_centres")  # may have an equals sign of their own
+_PATHS = ("start_centres",)  # may have an equals sign of their own
 
 
 def own_flags(*groups: type, common: Collection[str] = ()) -> dict[str, bool]:

@@ -1,8 +1,7 @@
 """The parser of command lines into dataclasses, whose fields are the flags.
 
 It calls tyro, and adds: `--help` shows the basic flags and `--help-all` all of them; an error is one line that names
-the flag as it was typed, or the nearest existing one. tyro prints its own errors and exits, so an invalid value is
-replaced by a `_Mistake` until tyro has returned.
+the flag as it was typed, or the nearest existing one.
 """
 
 import dataclasses
@@ -36,6 +35,7 @@ _KINDS = {
     str: ("STR", "a word"),
     Path: ("PATH", "a path"),
 }
+_BY_TYRO = object()  # marks what tyro's own rule is asked for
 # Flags of other programs with exactly the same meaning: theirs -> ours.
 _ALIASES = {"bs": "batch_size", "learning_rate": "lr", "wd": "weight_decay", "workers": "num_workers"}
 
@@ -77,22 +77,23 @@ def parse(
     )
     words = [_translated(word, aliases) for word in given]
     line.check(words)
-    with warnings.catch_warnings():
-        # About a default that is invalid for its flag: it is refused here, unless the flag replaces it.
-        warnings.filterwarnings("ignore", message="The field .* is annotated", module="tyro")
-        found, unknown = tyro.cli(
-            flags,
-            args=words,
-            prog=program,
-            description=description,
-            default=tyro.MISSING_NONPROP if default is None else default,
-            return_unknown_args=True,
-            registry=_rules(basic, elsewhere or {}),
-        )
+    try:
+        with warnings.catch_warnings():
+            # About a default that is invalid for its flag: it is refused here, unless the flag replaces it.
+            warnings.filterwarnings("ignore", message="The field .* is annotated", module="tyro")
+            found, unknown = tyro.cli(
+                flags,
+                args=words,
+                prog=program,
+                description=description,
+                default=tyro.MISSING_NONPROP if default is None else default,
+                return_unknown_args=True,
+                registry=_rules(basic, elsewhere or {}),
+            )
+    except _Refused as error:
+        raise UsageError(line.as_typed(str(error))) from error
     if unknown:
         raise UsageError(f"{unknown[0]!r} belongs to no flag; every value follows its --flag{_of(unknown[0], fields)}")
-    if isinstance(found, _Mistake):
-        raise UsageError(line.as_typed(found.message))
     return found
 
 
@@ -138,11 +139,15 @@ def _translated(word: str, aliases: Mapping[str, str]) -> str:
     return "--help" if theirs == "help_all" else word
 
 
-class _Mistake(NamedTuple):
-    """Takes the place of an invalid value. flag: the name of a required flag that is missing."""
+class _Refused(Exception):
+    """What a value, or a group of flags, is refused for. No ValueError: tyro would print that, and exit."""
 
-    message: str
-    flag: str = ""
+
+class _Missing(NamedTuple):
+    """The default of a required flag."""
+
+    flag: str
+    what: str
 
 
 class _Line:
@@ -224,21 +229,21 @@ class _Values(NamedTuple):
         )
 
     def read(self, name: str, elsewhere: Mapping[str, str], words: list[str]) -> Any:
-        """Returns the value, or a _Mistake."""
+        """Returns the value. Raises _Refused."""
         if self.optional and words in (["none"], ["None"]):
             return None
         wrong = [word for word in words if word not in self.choices]
         if self.choices and wrong:
             hint = elsewhere.get(f"{name} {wrong[0].lower()}")
             hint = f"; {hint}" if hint else near(wrong[0], self.choices)
-            return _Mistake(f"{flag(name)} is {wrong[0]}; expected one of {', '.join(self.choices)}{hint}")
+            raise _Refused(f"{flag(name)} is {wrong[0]}; expected one of {', '.join(self.choices)}{hint}")
         try:
             values = [self.choices[word] if self.choices else self.kind(word) for word in words]
         except ValueError:
             values = []
         if len(values) != len(words) or self.number not in (-1, len(words)):
             times = {-1: " or more", 1: ""}.get(self.number, f" {self.number} times")
-            return _Mistake(f"{flag(name)} is {' '.join(words)}; expected {_KINDS[self.kind][1]}{times}")
+            raise _Refused(f"{flag(name)} is {' '.join(words)}; expected {_KINDS[self.kind][1]}{times}")
         return values[0] if self.number == 1 else tuple(values)
 
 
@@ -246,18 +251,12 @@ def _rules(basic: Collection[str], elsewhere: Mapping[str, str]) -> ConstructorR
     """Returns the rules by which tyro reads and shows fields: docstrings as paragraphs, `none` for None. basic: show
     only these fields, in short."""
     registry = ConstructorRegistry()
-    asking = False  # tyro's own rule, which is behind this one
 
     @registry.struct_rule
     def rule(info: StructTypeInfo) -> StructConstructorSpec | None:
-        nonlocal asking
-        if asking or not dataclasses.is_dataclass(info.type):
+        if _BY_TYRO in info.markers or not dataclasses.is_dataclass(info.type):
             return None
-        asking = True
-        try:
-            spec = ConstructorRegistry.get_struct_spec(info)
-        finally:
-            asking = False
+        spec = ConstructorRegistry.get_struct_spec(dataclasses.replace(info, markers=(*info.markers, _BY_TYRO)))
         assert isinstance(spec, StructConstructorSpec)
         fields = [field if dataclasses.is_dataclass(_bare(field.type)) else shown(field) for field in spec.fields]
 
@@ -277,7 +276,7 @@ def _rules(basic: Collection[str], elsewhere: Mapping[str, str]) -> ConstructorR
                 own = next((extra.metavar for extra in metadata if getattr(extra, "metavar", None)), field.name.upper())
                 name = own if tyro.conf.Positional in metadata else flag(field.name)
                 what = _sentences(whole, 0).partition(": ")[0].rstrip(".")
-                default, hint = _Mistake(f"missing: {what}", name), "(required)"
+                default, hint = _Missing(name, what), "(required)"
             hint = "(default: none)" if default == () else hint
             spec = [] if tyro.conf.UseAppendAction in metadata else [values.spec(field.name, elsewhere)]
             kind = Annotated[kind, *spec, tyro.conf.arg(help_behavior_hint=hint)]
@@ -290,19 +289,16 @@ def _rules(basic: Collection[str], elsewhere: Mapping[str, str]) -> ConstructorR
 
 
 def _instantiated(make: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-    """Returns the dataclass, or a _Mistake."""
-    mistakes = [value for value in values.values() if isinstance(value, _Mistake)]
-    if mistake := next((mistake for mistake in mistakes if not mistake.flag), None):
-        return mistake
-    if mistakes:
-        are = "is" if len(mistakes) == 1 else "are"
-        return _Mistake(f"{', '.join(mistake.flag for mistake in mistakes)} {are} {mistakes[0].message}")
+    """Returns the dataclass. Raises _Refused."""
+    if missing := [value for value in values.values() if isinstance(value, _Missing)]:
+        are = "is" if len(missing) == 1 else "are"
+        raise _Refused(f"{', '.join(each.flag for each in missing)} {are} missing: {missing[0].what}")
     try:
         made = make(**values)
         if not hasattr(made, "__post_init__"):
             check_numbers(made)
     except ValueError as error:
-        return _Mistake(str(error))
+        raise _Refused(str(error)) from error
     return made
 
 

@@ -6,7 +6,7 @@ optimizer = "adamw"
 [words]
 rec = "captions/*.rec"
 loss = "softmax"
-sample_rate_schedule = "0:0.3 60%:1.0"
+scale = 32
 """
 
 import tomllib

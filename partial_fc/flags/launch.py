@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from partial_fc.flags.facts import PORT, PROCESSES, THREADS, Basic, Counts, In, check_numbers, flag, may_change
+from partial_fc.flags.facts import PORT, PROCESSES, THREADS, Basic, Counts, In, check_numbers, may_change
 
 
 @may_change
@@ -29,10 +29,6 @@ class LaunchFlags:
     network_interface: str | None = None
     """The network between the hosts, if they have several, for example eth0 (`ip addr` lists them). none: the
     launcher's or the environment's, else that of the host's own address."""
-    secret_file: Path | None = None
-    """A file that only you may read (mode 600), with the same 16 or more characters on all hosts: the secret without
-    which no process can join (--nodes, srun; SECURITY.md). One host, --num-shards and `partial-fc launch` have a secret
-    without it."""
     comm_timeout: float = 600.0
     """Seconds that a collective may take before it is reported as hanging and the run ends; 0: no limit."""
     start_timeout: Annotated[float, In("(0, inf)")] = 120.0
@@ -73,17 +69,10 @@ class RendezvousFlags:
     """A name for this run, the same on all hosts, and of no other run at the same time."""
     redis_host: str | None = None
     """Host of the Redis server. Its password comes from REDIS_PASSWORD in the environment, or a file; a user's name
-    from REDIS_USERNAME."""
+    from REDIS_USERNAME. rediss://HOST?ssl_ca_certs=FILE&ssl_certfile=FILE&ssl_keyfile=FILE for one that speaks TLS."""
     redis_port: Annotated[int, In(PORT)] = 6379
     redis_password_file: Path | None = None
     """A file that contains only the password."""
-    redis_tls: bool = False
-    """Speak TLS to the server, and check its certificate."""
-    redis_ca: Path | None = None
-    """Authorities that may have signed the server's certificate. none: the system's."""
-    redis_cert: Path | None = None
-    """Our certificate, if the server asks for one (`tls-auth-clients`), with --redis_key."""
-    redis_key: Path | None = None
     file_store_path: Annotated[Path, Basic] = Path("/tmp")
     """Without --redis-host: a folder that all hosts see (NFS). /tmp serves shards of one host only."""
 
@@ -96,8 +85,3 @@ class RendezvousFlags:
             )
         if self.run_id is not None and not 0 < len(self.run_id.encode()) <= 64:
             raise ValueError(f"--run-id {self.run_id!r}: expected 1 to 64 bytes")
-        if (self.redis_cert is None) != (self.redis_key is None):
-            raise ValueError("--redis-cert and --redis-key go together")
-        for name in ("redis_ca", "redis_cert", "redis_key"):
-            if getattr(self, name) is not None and not self.redis_tls:
-                raise ValueError(f"{flag(name)} goes with --redis-tls")

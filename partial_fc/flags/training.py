@@ -79,12 +79,9 @@ class GuardFlags:
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
     """After NaN or Inf in the loss or a gradient; the first such tensor is named, and the batch is written below
     --models-root. stop: the run ends; the last checkpoint remains. skip: no rank makes the update, and the run
-    continues; class centres then wait for the backbone's gradient in every step. rollback: the run returns to the last
-    checkpoint, and continues with the data after the bad batch."""
-    max_skips: Annotated[int, In(1)] = 10
-    """For skip: the most consecutive updates to skip before the run ends."""
-    max_rollbacks: Annotated[int, In(1)] = 3
-    """For rollback: the most rollbacks before the run ends."""
+    continues, unless ten in a row had to be skipped; class centres then wait for the backbone's gradient in
+    every step. rollback: the run returns to the last checkpoint, and continues with the data after the bad batch, three
+    times at most."""
     desync_every: int = 500
     """Steps between two checks that the backbone and its optimizer are the same bits on all ranks; 0: never."""
 
@@ -185,9 +182,6 @@ def notes(config: Any, world_size: int) -> Iterator[str]:
             yield f"{flag(name)} goes with --lr-scheduler {needed}; this run's is {schedule.lr_scheduler}"
     if schedule.warmup_lr and not (schedule.warmup_steps or schedule.warmup_epochs):
         yield "--warmup-lr without effect: there is no warm-up (--warmup-steps, --warmup-epochs)"
-    for name, needed in (("max_skips", "skip"), ("max_rollbacks", "rollback")):
-        if is_given(guards, name) and guards.on_nan != needed:
-            yield f"{flag(name)} goes with --on-nan {needed}; this run's is {guards.on_nan}"
     if guards.on_nan == "rollback" and not run.checkpoint_every and not (run.save_best and run.verbose):
         yield "--on-nan rollback without --checkpoint-every: there will be no checkpoint to go back to before the end"
     if is_given(guards, "desync_every") and world_size == 1:

@@ -8,8 +8,10 @@ S sampled local classes.
 from partial_fc.head.cross_entropy import CrossEntropy
 from partial_fc.head.heads import Heads
 from partial_fc.head.interop.optimizer import HeadOptimizer, JointOptimizer
-from partial_fc.head.margin import ArcFace, CombinedMargin, CosFace, Margin, Softmax, SphereFace
-from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
+from partial_fc.head.margin import ArcFace, CombinedMargin, CosFace, Margin, Softmax
+from partial_fc.head.margin_adaptive import AdaFace
+from partial_fc.head.margin_curricular import CurricularFace
+from partial_fc.head.options import Compute, LossOptions, Sampling
 from partial_fc.head.partial_fc import PartialFC
 from partial_fc.head.protocol import Head, Table, check_head
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD, Storage
@@ -25,6 +27,7 @@ __all__ = [
     "AdaFace",
     "ArcFace",
     "CombinedMargin",
+    "Compute",
     "CosFace",
     "CrossEntropy",
     "CurricularFace",
@@ -33,6 +36,7 @@ __all__ = [
     "HeadOptimizer",
     "Heads",
     "JointOptimizer",
+    "LossOptions",
     "Margin",
     "MeanSoftmax",
     "OwnOut",
@@ -42,10 +46,10 @@ __all__ = [
     "RowAdamW",
     "RowSGD",
     "Rule",
+    "Sampling",
     "Shard",
     "SoftTarget",
     "Softmax",
-    "SphereFace",
     "Steps",
     "Storage",
     "Table",

@@ -12,19 +12,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from partial_fc.comm import SingleWorld
-from partial_fc.head import kernels
 from partial_fc.head.gather import FEATURE_DTYPES
 from partial_fc.head.interop.compiling import outside_graphs
 from partial_fc.head.interop.inputs import margin_of, rows_of
-from partial_fc.head.kernels import Logits
+from partial_fc.head.kernels import AutoPrecision, Impl, Logits
+from partial_fc.head.kernels.choice import choose
 from partial_fc.head.margin import Margin
 from partial_fc.head.options import check_options
 from partial_fc.head.pending import DeferredGradient
 from partial_fc.head.selection.active_rows import RowSelector
-from partial_fc.head.selection.sampling import Sampling
+from partial_fc.head.selection.sampling import Draw
 from partial_fc.head.selection.steps import Steps
 from partial_fc.head.shard import Shard
-from partial_fc.head.softmax import own_arithmetic, row_math_of
+from partial_fc.head.softmax import own_arithmetic
 
 
 def linear_partial_cross_entropy(
@@ -37,11 +37,9 @@ def linear_partial_cross_entropy(
     generator: torch.Generator | None = None,
     sparse: bool = False,
     interclass_filtering_threshold: float | None = None,
-    label_smoothing: float = 0.0,
-    sampling_correction: bool = False,
     ignore_index: int | None = -100,
-    impl: kernels.Impl = "auto",
-    precision: kernels.AutoPrecision = "fp32",
+    impl: Impl = "auto",
+    precision: AutoPrecision = "fp32",
 ) -> Tensor:
     """Returns the margin softmax loss of features against class centres, a scalar: the mean over the features.
 
@@ -81,8 +79,6 @@ def linear_partial_cross_entropy(
         [sample_rate],
         interclass_filtering_threshold=interclass_filtering_threshold,
         sub_centres=_sub_centres(centre_CD),
-        label_smoothing=label_smoothing,
-        sampling_correction=sampling_correction,
         hard_negatives=False,
     )
     if margin.state():
@@ -93,11 +89,9 @@ def linear_partial_cross_entropy(
     _check_batch(feat_BD, centre_CD, label_B)
     options = _Options(
         margin,
-        Sampling(len(centre_CD), sample_rate, 0 if sample_rate == 1 else _seed(generator)),
+        Draw(len(centre_CD), sample_rate, 0 if sample_rate == 1 else _seed(generator)),
         sparse,
         interclass_filtering_threshold,
-        label_smoothing,
-        sampling_correction,
         impl,
         precision,
     )
@@ -107,13 +101,11 @@ def linear_partial_cross_entropy(
 @dataclass(frozen=True)
 class _Options:
     margin: Margin
-    sampling: Sampling
+    sampling: Draw
     sparse: bool
     filter_above: float | None
-    label_smoothing: float
-    correction: bool
-    impl: kernels.Impl
-    precision: kernels.AutoPrecision
+    impl: Impl
+    precision: AutoPrecision
 
 
 @dataclass(frozen=True)
@@ -150,29 +142,21 @@ class _Loss(torch.autograd.Function):
         margin, sub_centres, device = options.margin, _sub_centres(centre_CD), centre_CD.device
         shard = Shard.of(len(centre_CD), 0, 1)
         with own_arithmetic(device):
-            kernel = kernels.choose(options.impl, device, dtype, options.precision)
-            rows = row_math_of(kernel)
+            kernel = choose(options.impl, device, dtype, options.precision)
+            rows = kernel.row_math()
             given = _Given(centre_CD.detach().reshape(-1, centre_CD.shape[-1]).contiguous())
-            selector = RowSelector(options.sampling, shard, sub_centres, given, None, options.correction, dtype)
+            selector = RowSelector(options.sampling, shard, sub_centres, given, None)
             active = selector.fetch(selector.choose(label_B, 0), 0)
             targets = rows.find_targets(feat_BD.detach(), label_B, shard, sub_centres, active, dtype)
             target_logit_B, target_slope_B = rows.with_margin(margin, targets, {})
             target_cos_B = targets.cos_G.double() if margin.needs_target_cosines else None
             negatives = replace(margin.negatives(target_cos_B, {}), filter_above=options.filter_above)
             logits = Logits(
-                targets.unit_GD,
-                active.table,
-                active.row_S,
-                targets.position_G,
-                margin.scale,
-                negatives,
-                active.bias_S,
-                sub_centres,
+                targets.unit_GD, active.table, active.row_S, targets.position_G, margin.scale, negatives, sub_centres
             )
-            smoothing = options.label_smoothing
-            sums = kernel.sums(logits, learns, smoothing > 0)
-            terms = rows.local_terms(targets, target_logit_B, sums, margin.scale, logits.num_sampled)
-            outcome = rows.finish(terms, targets, target_slope_B, sums, margin.scale, smoothing, learns)
+            sums = kernel.sums(logits, learns)
+            terms = rows.local_terms(targets, target_logit_B, sums)
+            outcome = rows.finish(terms, targets, target_slope_B, sums, margin.scale, learns)
             if outcome.logit_grad is not None:
                 ctx.save_for_backward(centre_CD)  # so that autograd sees when they have changed
                 ctx.deferred = DeferredGradient(logits, outcome.logit_grad, active.rows)

@@ -223,7 +223,7 @@ class Heads(nn.Module):
             )
 
     def close(self) -> None:
-        """Stops the heads' threads and closes their files. `with heads:` calls it."""
+        """Stops the heads' threads. `with heads:` calls it."""
         for _, head in self._each():
             head.close()
 

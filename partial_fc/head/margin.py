@@ -6,7 +6,6 @@ value and slope from here. margin_adaptive.py has those that remember something 
 Letters: N rows, G rows of the global batch, K classes.
 """
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -26,23 +25,22 @@ class Negatives:
     """The rule f of the classes that are not a row's target: their logit is scale * f(cos). By default f(cos) = cos.
 
     filter_above: a class with a larger cosine is left out of the row's softmax (it may be the same person again).
-    hard_G, hard_t: where cos > hard_G[g], f(cos) = cos * (hard_t + cos) (CurricularFace).
     """
 
     filter_above: float | None = None
-    hard_G: Tensor | None = None
-    hard_t: float = 0.0
+
+    # Whether f is the cosine but for the filter: of another f only the plain kernel forms logits.
+    is_cosine: ClassVar[bool] = True
 
     def __call__(self, cos_GK: Tensor) -> tuple[Tensor, Tensor | None]:
         """(f(cos), f'(cos), None where that is 1 everywhere); -inf where the class is left out."""
-        value, slope = cos_GK, None
-        if self.hard_G is not None:
-            hard = cos_GK > self.hard_G[:, None]
-            value = torch.where(hard, cos_GK * (self.hard_t + cos_GK), cos_GK)
-            slope = torch.where(hard, self.hard_t + 2 * cos_GK, 1.0)
-        if self.filter_above is not None:
-            value = value.masked_fill(cos_GK > self.filter_above, -torch.inf)
-        return value, slope
+        return self.filtered(cos_GK, cos_GK), None
+
+    def filtered(self, value_GK: Tensor, cos_GK: Tensor) -> Tensor:
+        """Returns -inf where the class is left out."""
+        if self.filter_above is None:
+            return value_GK
+        return value_GK.masked_fill(cos_GK > self.filter_above, -torch.inf)
 
 
 @dataclass(frozen=True)
@@ -131,38 +129,6 @@ def CosFace(scale: float = 64.0, margin: float = 0.4) -> CombinedMargin:
 def Softmax(scale: float = 64.0) -> CombinedMargin:
     """Returns the rule without a margin: the normalised softmax (NormFace, https://arxiv.org/abs/1704.06369)."""
     return CombinedMargin(scale)
-
-
-@dataclass(frozen=True)
-class SphereFace(Margin):
-    """The margin (relax * cos(theta) + psi(theta)) / (relax + 1), with psi(theta) = (-1)^k cos(m * theta) - 2k and k =
-    floor(m * theta / pi) (https://arxiv.org/abs/1704.08063): cos(m * theta), continued so that it keeps falling.
-
-    psi alone is too steep to learn from the start; the paper mixes it with the cosine and lowers the cosine's weight
-    to 5 while training. Here the weight is constant and 5 from the start (0: psi alone). m need not be a whole number.
-    Features are normalised and scaled like those of every margin here; the paper's own keep their length.
-    """
-
-    m: float = 4.0
-    relax: float = 5.0
-
-    def __post_init__(self) -> None:
-        if self.scale <= 0 or self.m < 1 or self.relax < 0:
-            raise ValueError(
-                f"SphereFace takes scale > 0, m >= 1 and relax >= 0; got scale={self.scale}, m={self.m}, "
-                f"relax={self.relax}"
-            )
-
-    @property
-    def bound(self) -> float:
-        k = math.floor(self.m)
-        return (self.relax - (-1) ** k * math.cos(self.m * math.pi) + 2 * k) / (self.relax + 1)
-
-    def target(self, cos_N: Tensor, norm_N: Tensor, state: State) -> Tensor:
-        theta_N = self.m * angle(cos_N)
-        k_N = (theta_N.detach() / math.pi).floor()
-        psi_N = (1 - 2 * (k_N % 2)) * torch.cos(theta_N) - 2 * k_N
-        return (self.relax * cos_N + psi_N) / (self.relax + 1)
 
 
 def angle(cos: Tensor) -> Tensor:

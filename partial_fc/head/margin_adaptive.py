@@ -5,12 +5,11 @@ Their state is a few numbers, equal on all ranks, since every rank sees the glob
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from partial_fc.head.margin import Margin, Negatives, State, angle
+from partial_fc.head.margin import Margin, State, angle
 
 # Lengths of features count as AdaFace's authors let them: not below and not above these.
 _SHORTEST, _LONGEST = 1e-3, 100.0
@@ -48,8 +47,8 @@ class AdaFace(Margin):
         length_G = norm_G.double().clamp(_SHORTEST, _LONGEST)
         deviation = length_G.std().item() if len(length_G) > 1 else state["deviation"]
         return {
-            "mean": _moved(state["mean"], length_G.mean().item(), self.weight),
-            "deviation": _moved(state["deviation"], deviation, self.weight),
+            "mean": moved(state["mean"], length_G.mean().item(), self.weight),
+            "deviation": moved(state["deviation"], deviation, self.weight),
         }
 
     def target(self, cos_N: Tensor, norm_N: Tensor, state: State) -> Tensor:
@@ -60,46 +59,6 @@ class AdaFace(Margin):
         return torch.cos(theta_N) - (self.m + shift_N)
 
 
-@dataclass(frozen=True)
-class CurricularFace(Margin):
-    """Target class: cos(theta + m). Other classes that are nearer than that, the hard ones: cos * (t + cos), where t is
-    the running mean of the target cosine, so they count more as training succeeds (https://arxiv.org/abs/2004.00288).
-
-    momentum: what t keeps in a step; it starts as 0 and takes in the step's own mean before it is used. As the authors
-    published it, theta > pi - m gives cos - m * sin(m), which falls on where cos(theta + m) would rise again (there
-    is a jump), while the hard ones are told by cos(theta + m) everywhere.
-    """
-
-    m: float = 0.5
-    momentum: float = 0.99
-    needs_target_cosines: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.scale <= 0 or not 0 <= self.m <= math.pi / 2 or not 0 <= self.momentum < 1:
-            raise ValueError(
-                "CurricularFace takes scale > 0, 0 <= m <= pi / 2 and 0 <= momentum < 1; "
-                f"got scale={self.scale}, m={self.m}, momentum={self.momentum}"
-            )
-
-    @property
-    def bound(self) -> float:
-        return max(2.0, 1.0 + self.m * math.sin(self.m))
-
-    def state(self) -> State:
-        return {"t": 0.0}
-
-    def advance(self, state: State, norm_G: Tensor, target_cos_G: Tensor | None) -> State:
-        assert target_cos_G is not None
-        return {"t": _moved(state["t"], target_cos_G.double().mean().item(), 1.0 - self.momentum)}
-
-    def target(self, cos_N: Tensor, norm_N: Tensor, state: State) -> Tensor:
-        far_N = cos_N <= math.cos(math.pi - self.m)
-        return torch.where(far_N, cos_N - self.m * math.sin(self.m), torch.cos(angle(cos_N) + self.m))
-
-    def negatives(self, target_cos_G: Tensor | None, state: State) -> Negatives:
-        assert target_cos_G is not None
-        return Negatives(hard_G=torch.cos(angle(target_cos_G.detach()) + self.m), hard_t=state["t"])
-
-
-def _moved(mean: float, new: float, weight: float) -> float:
+def moved(mean: float, new: float, weight: float) -> float:
+    """Returns the running mean after one more value. weight: of that value."""
     return (1.0 - weight) * mean + weight * new

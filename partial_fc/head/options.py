@@ -1,14 +1,83 @@
-"""Checks the options of PartialFC: their values and their combinations."""
+"""The options of PartialFC that go together, and checks of their values and combinations."""
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from numbers import Real
+from typing import Literal
 
+import torch
+
+from partial_fc.head.kernels import AutoPrecision, Impl
 from partial_fc.head.margin import Margin
+from partial_fc.head.rule import Rule
+from partial_fc.head.selection.hard_negatives import HardNegatives
 from partial_fc.head.selection.sampling import Quota
+from partial_fc.head.selection.steps import Steps
 
 # The denominators of the ranks are added as sums of exp(logit) in float64, whose range ends at exp(709): with logits
 # bounded by this, no maximum has to be agreed upon first, and no row can under- or overflow.
 _LARGEST_LOGIT = 600.0
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Which classes take part in a step, and what becomes of the others.
+
+    rate: the share of all classes that are negatives, in (0, 1], or Steps of it.
+    quota: "negatives": the batch's classes come on top of the sample; "insightface": they are part of it.
+    hard_negatives: HardNegatives(num_classes, k=5): centres near the batch's classes take part, too.
+    catch_up: "exact": before a row that was not sampled takes part again it is brought up to what a dense optimizer has
+        made of it, as in arcface_torch; "none": it rests, as in InsightFace's trainer of 2020, which costs accuracy if
+        it has momentum (docs/fidelity.md).
+    """
+
+    rate: float | Steps[float] = 1.0
+    quota: Quota = "negatives"
+    hard_negatives: HardNegatives | None = None
+    catch_up: Literal["exact", "none"] = "exact"
+
+
+@dataclass(frozen=True)
+class Compute:
+    """What computes a head.
+
+    device: it also holds the centres, unless the storage says otherwise.
+    impl: the kernel: plain, cpu or triton (kernels/); auto: the fastest on this device.
+    precision: of the operands of matrix products, "fp32" or "bf16"; "auto": bf16 where the hardware multiplies it.
+        Sums are float32 or wider.
+    """
+
+    device: torch.device | str = "cpu"
+    impl: Impl = "auto"
+    precision: AutoPrecision = "fp32"
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """What the loss is of, besides the margin.
+
+    sub_centres: centres of a class; its logit is that of the nearest.
+    interclass_filtering_threshold: a negative with a larger cosine is left out of the row's softmax; None: none is.
+    ignore_index: the label that stands for none: rows without labels take no part; None: every label is a class.
+    rule: the loss of rows with several labels (rule.py); None: MeanSoftmax().
+    backbone_gradients: how the caller combines the ranks' gradients of the backbone: "sum" (GradientSync), or "average"
+        (DistributedDataParallel, horovod.DistributedOptimizer): features then get W times their gradient. None: "sum".
+    """
+
+    sub_centres: int = 1
+    interclass_filtering_threshold: float | None = None
+    ignore_index: int | None = -100
+    rule: Rule | None = None
+    backbone_gradients: Literal["sum", "average"] | None = None
+
+
+def one_sampling(sample_rate: float | Steps[float], sampling: Sampling | None) -> Sampling:
+    """Returns the sampling, of which a rate is the short form. Raises ValueError if both are given."""
+    if sampling is None:
+        return Sampling(sample_rate)
+    if sample_rate != 1.0:
+        raise ValueError(f"sample_rate is {sample_rate} and sampling {sampling}: give Sampling(rate, ...) alone")
+    return sampling
 
 
 def check_options(
@@ -17,18 +86,13 @@ def check_options(
     *,
     interclass_filtering_threshold: float | None,
     sub_centres: int,
-    label_smoothing: float,
-    sampling_correction: bool,
     hard_negatives: bool,
-    quota: Quota = "negatives",
     spell: Callable[[str], str] = str,
 ) -> None:
     """Raises ValueError for options of PartialFC that do not go together. margins, sample_rates: of all steps. spell:
     what the user calls an option."""
     if sub_centres < 1:
         raise ValueError(f"{spell('sub_centres')} is {sub_centres}; expected at least 1")
-    if not isinstance(label_smoothing, Real) or not 0.0 <= label_smoothing < 1.0:
-        raise ValueError(f"{spell('label_smoothing')} is {label_smoothing!r}; expected 0 <= label_smoothing < 1")
     above = interclass_filtering_threshold
     if above is not None and not (isinstance(above, Real) and -1.0 <= above <= 1.0):
         raise ValueError(f"{spell('interclass_filtering_threshold')} is {above!r}; expected a cosine, -1 to 1, or none")
@@ -43,42 +107,17 @@ def check_options(
             f"{spell('scale')} {margin.scale} allows logits up to {margin.scale * margin.bound:.0f}; "
             f"expected at most {_LARGEST_LOGIT:.0f}: choose a smaller scale"
         )
-    smoothing_excludes = {
-        spell("interclass_filtering_threshold"): interclass_filtering_threshold is not None,
-        spell("sub_centres"): sub_centres > 1,
-        spell("sampling_correction"): sampling_correction,
-        _called(margin, spell): margin.needs_target_cosines,
-    }
-    for name, used in smoothing_excludes.items():
-        if used and label_smoothing:
-            raise ValueError(
-                f"{spell('label_smoothing')} with {name}: which classes share the smoothed part, and with which "
-                "logits, is not defined there; leave one of the two out"
-            )
-    for name, used in {"sampling_correction": sampling_correction, "hard_negatives": hard_negatives}.items():
-        if used and min(sample_rates) == 1.0:
-            raise ValueError(
-                f"{spell(name)} without sampling: every class is active in every step; leave it out, or give a "
-                f"{spell('sample_rate')} below 1"
-            )
-    if sampling_correction and quota == "insightface":
+    if hard_negatives and min(sample_rates) == 1.0:
         raise ValueError(
-            f"{spell('sampling_correction')} with {spell('quota')} insightface: how likely a class is to take part "
-            "depends on the batch there, and may be 0; leave one of the two out"
+            f"{spell('hard_negatives')} without sampling: every class is active in every step; leave it out, or give a "
+            f"{spell('sample_rate')} below 1"
         )
 
 
-def _called(margin: Margin, spell: Callable[[str], str]) -> str:
-    """Returns what the user calls a margin: CurricularFace, or --loss curricularface."""
-    name, loss = type(margin).__name__, spell("loss")
-    return name if loss == "loss" else f"{loss} {name.lower()}"
-
-
-def check_several_labels(margin: Margin, label_smoothing: float, what: str, spell: Callable[[str], str] = str) -> None:
-    """Raises ValueError for options that have no meaning where a row has several labels, or with `what`. spell: as of
+def check_several_labels(margin: Margin, what: str, spell: Callable[[str], str] = str) -> None:
+    """Raises ValueError for a margin that has no meaning where a row has several labels, or with `what`. spell: as of
     `check_options`."""
-    excludes = {f"{_called(margin, spell)}, whose hard negatives are told by one target": margin.needs_target_cosines}
-    excludes[f"{spell('label_smoothing')}, which gives one label its share"] = label_smoothing > 0
-    for other, used in excludes.items():
-        if used:
-            raise ValueError(f"{what} with {other}; leave one of the two out")
+    if margin.needs_target_cosines:
+        name, loss = type(margin).__name__, spell("loss")
+        called = name if loss == "loss" else f"{loss} {name.lower()}"
+        raise ValueError(f"{what} with {called}, whose hard negatives are told by one target; leave one of the two out")

@@ -4,7 +4,6 @@ One step, as the data sees it, with its three collectives (per rank: B*(D*itemsi
   1. head/gather     all-gather of (feature, label, rank) rows: every rank holds feat_GD and label_G;
                      one pass over the active centres: denominators, and the features' gradient up to their division;
   2. head/softmax    all-reduce of (denominator, target's logit), two float64 a row: every rank has the loss;
-                     with label smoothing four, 32*G bytes: also the sum of a row's logits and the number of classes;
   3. head/features   reduce-scatter of the features' gradient, under way from the forward on, awaited by the backward.
 `step` passes over the centres a second time and moves them, chunk by chunk, while the backbone's gradients travel.
 docs/head.md has what other options send.
@@ -13,23 +12,23 @@ softmax.py has the mathematics between the collectives, kernels/ the passes.
 (An, Zhu et al., "Partial FC: Training 10 Million Identities on a Single Machine", https://arxiv.org/abs/2010.05222.)
 """
 
+import copy
 import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from partial_fc.comm import SingleWorld, World
-from partial_fc.head import kernels, predict
+from partial_fc.head import predict
 from partial_fc.head.interop.compiling import outside_graphs
 from partial_fc.head.interop.inputs import (
     Rows,
     check_kinds,
     device_of,
-    dtype_of,
     integer_of,
     margins_of,
     num_processes,
@@ -38,27 +37,27 @@ from partial_fc.head.interop.inputs import (
     world_of,
 )
 from partial_fc.head.interop.module import HeadModule
+from partial_fc.head.interop.optimizer import HeadOptimizer
 from partial_fc.head.interop.visible import CentreRows
 from partial_fc.head.kernels import Logits
+from partial_fc.head.kernels.choice import choose
 from partial_fc.head.margin import Margin
-from partial_fc.head.options import check_options, check_several_labels
+from partial_fc.head.options import Compute, LossOptions, Sampling, check_options, check_several_labels, one_sampling
 from partial_fc.head.pending import Backward, DeferredGradient, Loss, Pending
 from partial_fc.head.protocol import is_table_name, scope
 from partial_fc.head.rows import RowOptimizer, RowSGD, RowTable, Storage
 from partial_fc.head.rows.class_rows import ClassRows
-from partial_fc.head.rule import MeanSoftmax, Rule
+from partial_fc.head.rule import MeanSoftmax
 from partial_fc.head.selection.active_rows import ActiveRows, RowSelector
 from partial_fc.head.selection.batches import Batches, class_numbers
-from partial_fc.head.selection.hard_negatives import HardNegatives
-from partial_fc.head.selection.sampling import Quota, Sampling
+from partial_fc.head.selection.sampling import Draw
 from partial_fc.head.selection.steps import Steps
 from partial_fc.head.shard import Shard
-from partial_fc.head.softmax import own_arithmetic, row_math_of
+from partial_fc.head.softmax import RowMath, own_arithmetic
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from partial_fc.head.interop.optimizer import HeadOptimizer
     from partial_fc.head.interop.sharded import ShardedState
 
 _log = logging.getLogger(__name__)
@@ -81,35 +80,21 @@ class PartialFC(HeadModule):
     Arguments, with their defaults:
     num_classes, embedding_size: classes of all ranks, and numbers of a feature.
     margin ("cosface"): a Margin, such as ArcFace(scale=64.0, margin=0.5), or the name of one with its own defaults:
-        arcface, cosface, softmax, sphereface, adaface or curricularface. It may change during training, by `num_steps`:
+        arcface, cosface, softmax, adaface or curricularface. It may change during training, by `num_steps`:
         Steps({0: CosFace(margin=0.2), 6000: CosFace()}).
     sample_rate (1.0): the share of all classes that are negatives in a step, or Steps of it. The classes of the batch
-        always take part.
-    quota ("negatives"): they come on top of the sample; "insightface": they are part of it.
+        always take part. Short for Sampling(sample_rate).
     world (None: this process has all classes): comm.init(), or a process group of torch.distributed. A head without one
         that is made before torch.distributed has several processes is sharded over them at its first training step.
     seed (0): decides the start value of each class, N(0, 0.01), and the negatives of each step.
     optimizer (None: RowSGD()): RowSGD, RowAdamW, RowAdam or RowAdagrad, with momentum and decay; the rate is step's.
-    device ("cpu"): what computes, and holds the centres unless `storage` says otherwise.
-    dtype (torch.float32): what is computed in; float64 is for checks.
-    impl ("auto"): the kernel: plain, cpu or triton (kernels/).
-    precision ("fp32"): of the operands of matrix products, "bf16", or "auto": bf16 where the hardware multiplies it.
-        Sums are float32 or wider.
-    storage (None: Storage(dtype)): dtype and place of centres and their state.
-    catch_up ("exact"): before a row that was not sampled takes part again it is brought up to what a dense optimizer
-        has made of it, as in arcface_torch; "none": it rests, as in InsightFace's MXNet trainer, which costs accuracy
-        if it has momentum (docs/fidelity.md).
-    backbone_gradients (None: "sum"): how the caller combines the ranks' gradients of the backbone: "sum"
-        (GradientSync), or "average" (DistributedDataParallel, horovod.DistributedOptimizer): features then get W times
-        their gradient.
-    interclass_filtering_threshold (None): a negative with a larger cosine is left out of the row's softmax.
-    sub_centres (1): centres of a class; its logit is that of the nearest.
-    label_smoothing (0.0): the share of the target that is spread evenly over the classes that take part.
-    sampling_correction (False): logits of negatives get -log(sample_rate), so that the loss estimates that over all.
-    hard_negatives (None): HardNegatives(num_classes, k=5): centres near the batch's classes take part, too.
-    ignore_index (-100): this label is none, and rows without labels take no part; None: there is no such label.
+    device ("cpu"): what computes, or Compute(device, impl, precision).
+    sampling (None: Sampling(sample_rate)): Sampling(rate, quota, hard_negatives, catch_up).
+    storage (None: Storage()): dtype and place of centres and their state. A step computes in float32; with
+        Storage(torch.float64), for checks, in float64.
+    loss (None: LossOptions()): LossOptions(sub_centres, interclass_filtering_threshold, ignore_index, rule,
+        backbone_gradients).
     name (""): of a head that is one of several, for its files and collectives.
-    rule (None: MeanSoftmax()): the loss of rows with several labels (rule.py).
     """
 
     def __init__(
@@ -121,121 +106,113 @@ class PartialFC(HeadModule):
         world: "World | ProcessGroup | None" = None,
         seed: int = 0,
         optimizer: RowOptimizer | None = None,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | Compute = "cpu",
         *,
-        impl: kernels.Impl = "auto",
-        precision: kernels.AutoPrecision = "fp32",
+        sampling: Sampling | None = None,
         storage: Storage | None = None,
-        catch_up: Literal["none", "exact"] = "exact",
-        backbone_gradients: Literal["sum", "average"] | None = None,
-        interclass_filtering_threshold: float | None = None,
-        sub_centres: int = 1,
-        label_smoothing: float = 0.0,
-        sampling_correction: bool = False,
-        hard_negatives: HardNegatives | None = None,
-        quota: Quota = "negatives",
-        ignore_index: int | None = -100,
+        loss: LossOptions | None = None,
         name: str = "",
-        rule: Rule | None = None,
     ):
-        super().__init__({key: value for key, value in locals().items() if key not in ("self", "__class__")})
-        device, dtype = device_of(device), dtype_of(dtype)
-        num_classes = integer_of("num_classes", num_classes)
-        embedding_size = integer_of("embedding_size", embedding_size)
-        sub_centres, seed = integer_of("sub_centres", sub_centres), integer_of("seed", seed, least=None)
-        if backbone_gradients not in (None, "sum", "average"):
-            raise ValueError(f"backbone_gradients is {backbone_gradients!r}; expected sum or average")
-        check_kinds(self._made_with)
-        if hard_negatives is not None and hard_negatives.num_classes != num_classes:
-            raise ValueError(f"hard_negatives are of {hard_negatives.num_classes} classes, the head of {num_classes}")
+        super().__init__()
+        check_kinds(optimizer=optimizer, sampling=sampling, storage=storage, loss=loss)
+        sampling, loss = one_sampling(sample_rate, sampling), loss or LossOptions()
+        check_kinds(hard_negatives=sampling.hard_negatives, rule=loss.rule)
+        compute = device if isinstance(device, Compute) else Compute(device)
+        on = device_of(compute.device)
+        self.compute = replace(compute, device=on)
+        self.num_classes = integer_of("num_classes", num_classes)  # of all ranks
+        self.embedding_size = integer_of("embedding_size", embedding_size)
+        self.sub_centres = integer_of("sub_centres", loss.sub_centres)
+        seed = integer_of("seed", seed, least=None)
+        if loss.backbone_gradients not in (None, "sum", "average"):
+            raise ValueError(f"backbone_gradients is {loss.backbone_gradients!r}; expected sum or average")
+        lists = sampling.hard_negatives
+        if lists is not None and lists.num_classes != self.num_classes:
+            raise ValueError(f"hard_negatives are of {lists.num_classes} classes, the head of {self.num_classes}")
         if not isinstance(name, str) or not is_table_name(name):
             raise ValueError(f"name is {name!r}; expected a letter and then letters, digits and _, or '' for none")
-        storage = storage or Storage(dtype)
-        if storage.dtype == torch.float64 != dtype:
-            raise ValueError(f"centres stored in float64 with dtype {dtype}: give dtype float64, too, or store less")
         self.name, self.scope = name, scope(name)
         self.world = world_of(world) or SingleWorld()
         self._may_join = world is None and num_processes() == 1  # until torch.distributed has several
-        self.num_classes = num_classes  # of all ranks
-        self.rule = rule or MeanSoftmax()
-        self.embedding_size = embedding_size
-        self.dtype = dtype
-        self.shard = Shard.of(num_classes, self.world.rank, self.world.size)
+        self.sampling, self.storage, self.loss = sampling, storage or Storage(), loss
+        self.hard_negatives = lists
+        self.rule = loss.rule or MeanSoftmax()
+        given = loss.ignore_index
+        self.ignore_index = None if given is None else integer_of("ignore_index", given, least=None)
+        self.filter_above = loss.interclass_filtering_threshold
         self.optimizer = optimizer or RowSGD()
+        self.dtype = torch.float64 if self.storage.dtype == torch.float64 else torch.float32
         self.num_steps = 0  # counts `step`; with the seed it decides the negatives
-        self.ignore_index = None if ignore_index is None else integer_of("ignore_index", ignore_index, least=None)
-        self.filter_above = interclass_filtering_threshold
-        self.sub_centres = sub_centres
-        self.label_smoothing = label_smoothing
-        self.sampling_correction = sampling_correction
-        self.hard_negatives = hard_negatives
-        self._margins, self.sampling = self._checked(margin, sample_rate, seed, quota)
-        self._gradient_factor = self.world.size if backbone_gradients == "average" else 1
-        self.kernel = kernels.choose(impl, device, dtype, precision)
+        self._margins, self.draw = self._checked(margin, sampling.rate, seed)
+        self.kernel = choose(self.compute.impl, on, self.dtype, self.compute.precision)
+        # What lies between the kernel's passes is done in few calls, too, where it has them.
+        self._row_math: RowMath = self.kernel.row_math()
+        self._make_rows()
+
+    def _make_rows(self) -> None:
+        """Makes this rank's rows, which are not created yet, for the classes and the ranks that there are."""
+        self.shard = Shard.of(self.num_classes, self.world.rank, self.world.size)
         self.store = RowTable(
-            self.shard.start * sub_centres,
-            len(self.shard) * sub_centres,
-            embedding_size,
-            seed,
+            self.shard.start * self.sub_centres,
+            len(self.shard) * self.sub_centres,
+            self.embedding_size,
+            self.draw.seed,
             self.optimizer,
-            storage,
-            device,
-            catch_up,
+            self.storage,
+            self.compute.device,
+            self.sampling.catch_up,
         )
         self.register_buffer("centre_rows", CentreRows.of(self), persistent=False)  # the state has them by range
+        self._gradient_factor = self.world.size if self.loss.backbone_gradients == "average" else 1
         self.margin_state = self.margin.state()
-        self.last_step: dict[str, Tensor] = {}  # what telemetry looks at: of the last forward
+        self.last_step: dict[str, Tensor] = {}  # of the last forward, for `row_losses`
         self.pending = Pending()  # one for each backward since `step`
-        # What lies between the kernel's passes is done in few calls, too, where it has them.
-        self._row_math = row_math_of(self.kernel)
         self._has_warned = self._has_stepped = self._awaits_backward = False
         self._margin_before: dict[str, Any] | None = None  # what `discard` goes back to
         self._make_selector()
 
     def _checked(
-        self, margin: Margin | str | Steps[Margin | str], sample_rate: float | Steps[float], seed: int, quota: Quota
-    ) -> tuple[Steps[Margin], Sampling]:
-        """Returns the margins and the sampling, which go together with the other options."""
-        margins, sampling = margins_of(margin), Sampling(self.num_classes, sample_rate, seed, quota)
+        self, margin: Margin | str | Steps[Margin | str], sample_rate: float | Steps[float], seed: int
+    ) -> tuple[Steps[Margin], Draw]:
+        """Returns the margins and the draw of negatives, which go together with the other options."""
+        margins, draw = margins_of(margin), Draw(self.num_classes, sample_rate, seed, self.sampling.quota)
         check_options(
             margins.by_step.values(),
-            sampling.rates.by_step.values(),
+            draw.rates.by_step.values(),
             interclass_filtering_threshold=self.filter_above,
             sub_centres=self.sub_centres,
-            label_smoothing=self.label_smoothing,
-            sampling_correction=self.sampling_correction,
             hard_negatives=self.hard_negatives is not None,
-            quota=quota,
         )
         if not self.rule.one_label_is_softmax:
-            check_several_labels(margins.at(0), self.label_smoothing, type(self.rule).__name__)
-        return margins, sampling
+            check_several_labels(margins.at(0), type(self.rule).__name__)
+        return margins, draw
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns what another head like this one is made with."""
+        return {
+            "num_classes": self.num_classes,
+            "embedding_size": self.embedding_size,
+            "margin": self._margins,
+            "world": self.world,
+            "seed": self.draw.seed,
+            "optimizer": self.optimizer,
+            "device": self.compute,
+            "sampling": replace(self.sampling, hard_negatives=copy.deepcopy(self.hard_negatives)),
+            "storage": self.storage,
+            "loss": self.loss,
+            "name": self.name,
+        }
 
     def _make_selector(self) -> None:
-        self._selector = RowSelector(
-            *(self.sampling, self.shard, self.sub_centres, self.store),
-            *(self.hard_negatives, self.sampling_correction, self.dtype),
-        )
-        if self.kernel.name == "triton" and not self.store.can_prefetch and self.sampling.quota == "negatives":
-            from partial_fc.head.kernels.triton_choice import DeviceChoice
-
-            device, correction = self.store.device, self.sampling_correction
-            self._selector.on_device = DeviceChoice(self.sampling, self.shard, device, correction)
+        self._selector = RowSelector(self.draw, self.shard, self.sub_centres, self.store, self.hard_negatives)
+        if not self.store.can_prefetch:
+            self._selector.on_device = self.kernel.selector(self.draw, self.shard, self.store.device)
         self._batches = Batches(self.num_classes, self.world, self._selector, self.scope)
 
-    def set_schedule(self, margin: Margin | str | Steps[Margin | str], sample_rate: float | Steps[float]) -> None:
-        """Replaces margin and sample rate, between two steps. The steps of `Steps` count from the start of training, as
-        those that the head is made with. What the margin remembers stays. Raises ValueError as the constructor does."""
-        self._margins, self.sampling = self._checked(margin, sample_rate, self.sampling.seed, self.sampling.quota)
-        self._made_with |= {"margin": margin, "sample_rate": sample_rate}
-        self._make_selector()
-
     def __repr__(self) -> str:
-        storage = self.store.storage
         return (
             f"PartialFC({self.num_classes} classes, {self.embedding_size} wide, {self.margin}, sample rate "
-            f"{self.sampling.rate}, {self.optimizer}, rows in {storage.dtype} on {storage.place}, kernel "
+            f"{self.draw.rate}, {self.optimizer}, rows in {self.storage.dtype} on {self.storage.place}, kernel "
             f"{self.kernel.name}; {self.world}: classes [{self.shard.start}, {self.shard.stop}))"
         )
 
@@ -311,7 +288,7 @@ class PartialFC(HeadModule):
         )
         rows = rows._replace(row_weight_B=row_weights(row_weight_B, rows, feat_BD.shape, self.world))
         if rows.weight_BT is not None:
-            check_several_labels(self.margin, self.label_smoothing, f"{self.world}: several labels a row")
+            check_several_labels(self.margin, f"{self.world}: several labels a row")
         feat_BD = rows.feat_BD
         training = self.training and torch.is_grad_enabled()
         with own_arithmetic(self.store.device):
@@ -331,7 +308,7 @@ class PartialFC(HeadModule):
         """Once: a second batch before `step` is a mistake, or wants `prepare`."""
         if not self._has_warned:
             self._has_warned = True
-            every = self.sampling.rates.at(self.num_steps) == 1
+            every = self.draw.rates.at(self.num_steps) == 1
             sampled = "" if every else ", and each micro-batch now lacks the others' classes"
             warnings.warn(
                 f"{self.world}: a second batch before head.step(): without it the centres stay as they are. If several "
@@ -368,33 +345,24 @@ class PartialFC(HeadModule):
         if self.filter_above is not None:
             negatives = replace(negatives, filter_above=self.filter_above)
         unit_GD, table, row_S = targets.unit_GD, active.table, active.row_S
-        logits = Logits(
-            unit_GD, table, row_S, targets.position_G, margin.scale, negatives, active.bias_S, self.sub_centres
-        )
-        sums = self.kernel.sums(logits, training, self.label_smoothing > 0, num_nearest)
+        logits = Logits(unit_GD, table, row_S, targets.position_G, margin.scale, negatives, self.sub_centres)
+        sums = self.kernel.sums(logits, training, num_nearest)
 
         def summed(terms: Tensor) -> Tensor:
             return world.start_all_reduce(terms, name=f"{self.scope}/softmax", in_place=True).wait()
 
         if weight_GT is None:
             target_logit_G, target_slope_G = rows.with_margin(margin, targets, self.margin_state)
-            terms = summed(rows.local_terms(targets, target_logit_G, sums, margin.scale, logits.num_sampled))
-            outcome = rows.finish(terms, targets, target_slope_G, sums, margin.scale, self.label_smoothing, training)
+            terms = summed(rows.local_terms(targets, target_logit_G, sums))
+            outcome = rows.finish(terms, targets, target_slope_G, sums, margin.scale, training)
         else:
             terms = summed(rows.label_terms(targets, sums))
             outcome = rows.finish_labels(
                 terms, targets, weight_GT, self.rule, margin, self.margin_state, negatives, sums, training
             )
-        self.last_step = {
-            "target_cos": targets.cos_G,
-            "elsewhere": targets.elsewhere_G,
-            "denominator": outcome.denominator_G,
-            "target_logit": outcome.target_logit_G,
-        }
         if row_weight_G is not None:
-            outcome = outcome.weighed(row_weight_G, unit_GD)
-        if weight_GT is not None or row_weight_G is not None:
-            self.last_step["loss"] = outcome.loss_G
+            outcome = outcome.weighed(row_weight_G)
+        self.last_step = {"loss": outcome.loss_G}
         loss, nearest = outcome.loss_G.mean().to(self.dtype), None
         if sums.nearest is not None:
             self._selector.renumber(sums.nearest, active)
@@ -454,11 +422,9 @@ class PartialFC(HeadModule):
 
         return ShardedState(self)
 
-    def as_optimizer(self, lr: float) -> "HeadOptimizer":
+    def as_optimizer(self, lr: float) -> HeadOptimizer:
         """Returns a torch.optim.Optimizer whose `step` updates the centres, for schedulers, GradScaler and
         frameworks."""
-        from partial_fc.head.interop.optimizer import HeadOptimizer
-
         return HeadOptimizer(self, lr)
 
     def finite(self) -> Tensor:
@@ -498,7 +464,7 @@ class PartialFC(HeadModule):
             self.hard_negatives.keep()
         self.num_steps += 1
         self._has_stepped = True
-        self._log_change("sample rate", self.sampling.rates)
+        self._log_change("sample rate", self.draw.rates)
         self._log_change("margin", self._margins)
 
     def _log_change(self, what: str, values: Steps[Any]) -> None:
@@ -516,10 +482,8 @@ class PartialFC(HeadModule):
 
     def row_losses(self, last_step: dict[str, Tensor], num_rows: int, before: int | None = None) -> Tensor:
         """Returns the losses of this rank's num_rows rows, times their weights if they have some, from the `last_step`
-        of a forward pass. before: the rows of lower ranks; None: all ranks' batches are of one size. Label smoothing's
-        part only with weights."""
-        loss_G = last_step.get("loss", last_step["denominator"].log() - last_step["target_logit"])
-        return loss_G[self.world.rank * num_rows if before is None else before :][:num_rows]
+        of a forward pass. before: the rows of lower ranks; None: all ranks' batches are of one size."""
+        return last_step["loss"][self.world.rank * num_rows if before is None else before :][:num_rows]
 
     def non_finite_classes(self, most: int = 5) -> list[int]:
         """Returns up to `most` classes of this rank whose centre has NaN or Inf, of those in the pending gradient."""
@@ -531,7 +495,7 @@ class PartialFC(HeadModule):
         return sorted(classes)[:most]
 
     def close(self) -> None:
-        """Stops threads and closes files; the head cannot be used afterwards. `with head:` calls it."""
+        """Stops threads; the head cannot be used afterwards. `with head:` calls it."""
         self.store.close()
 
     def __enter__(self) -> "PartialFC":

@@ -26,17 +26,11 @@ class DeferredGradient:
     def tensors(self) -> list[Tensor]:
         """Returns the tensors that the gradient is computed from, without the centres."""
         grad = self.logit_grad
-        made_of = (self.logits.unit_GD, grad.factor_G, grad.target_grad_G, grad.uniform_D)
-        return [t for t in made_of if t is not None]
+        return [self.logits.unit_GD, grad.factor_G, grad.target_grad_G]
 
     def scale(self, factor: float | Tensor) -> None:
         grad = self.logit_grad
-        self.logit_grad = replace(
-            grad,
-            factor_G=grad.factor_G * factor,
-            target_grad_G=grad.target_grad_G * factor,
-            uniform_D=None if grad.uniform_D is None else grad.uniform_D * factor,
-        )
+        self.logit_grad = replace(grad, factor_G=grad.factor_G * factor, target_grad_G=grad.target_grad_G * factor)
 
 
 class Pending(list[DeferredGradient]):
@@ -139,25 +133,22 @@ def concatenate(parts: list[DeferredGradient]) -> list[DeferredGradient]:
     if len(parts) < 2 or not all(_same_rule(part.logits, parts[0].logits) for part in parts):
         return parts
     logits, grads = [part.logits for part in parts], [part.logit_grad for part in parts]
-    uniform_D = [grad.uniform_D for grad in grads if grad.uniform_D is not None]
     joined_logits = replace(
         logits[0],
         unit_GD=torch.cat([part.unit_GD for part in logits]),
         target_G=torch.cat([part.target_G for part in logits]),
     )
     joined_grad = LogitGrad(
-        torch.cat([grad.factor_G for grad in grads]),
-        torch.cat([grad.target_grad_G for grad in grads]),
-        torch.stack(uniform_D).sum(dim=0) if uniform_D else None,
+        torch.cat([grad.factor_G for grad in grads]), torch.cat([grad.target_grad_G for grad in grads])
     )
     return [DeferredGradient(joined_logits, joined_grad, parts[0].rows)]
 
 
 def _same_rule(a: Logits, b: Logits) -> bool:
     """Whether the logits differ in nothing but features and targets."""
-    if a.negatives.hard_G is not None or b.negatives.hard_G is not None:  # one number for each feature
+    if not (a.negatives.is_cosine and b.negatives.is_cosine):  # one number for each feature
         return False
-    same_rows = a.row_S is b.row_S and a.centre_LD is b.centre_LD and a.bias_S is b.bias_S
+    same_rows = a.row_S is b.row_S and a.centre_LD is b.centre_LD
     same_rows &= a.target_G.shape[1:] == b.target_G.shape[1:]
     return same_rows and (a.scale, a.negatives, a.sub_centres) == (b.scale, b.negatives, b.sub_centres)
 

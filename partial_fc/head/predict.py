@@ -6,27 +6,23 @@ Letters: B features of this rank, G of all ranks, K nearest classes, N classes a
 D feature width.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from partial_fc.comm import World
 from partial_fc.head.gather import FEATURE_DTYPES
+from partial_fc.head.interop.module import HeadModule
 from partial_fc.head.kernels import Logits
 from partial_fc.head.kernels.nearest import Nearest
-from partial_fc.head.kernels.plain import unit
+from partial_fc.head.kernels.unit import unit
 from partial_fc.head.margin import Negatives
 from partial_fc.head.selection.batches import class_numbers
 from partial_fc.head.softmax import own_arithmetic
 
-if TYPE_CHECKING:
-    from partial_fc.head.partial_fc import PartialFC
-
 MOST = 100  # nearest classes
 
 
-def topk(head: "PartialFC", feat_BD: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def topk(head: HeadModule, feat_BD: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Returns the k nearest classes of each feature: (cosine_BK in the head's dtype, falling; class_BK int64).
 
     Exact over all classes, sampled in training or not, with products of float32 (float64 where the head computes in
@@ -47,7 +43,7 @@ def topk(head: "PartialFC", feat_BD: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return of_own_rows(head.world, nearest, rows_W, "head/predict/nearest")
 
 
-def check_k(head: "PartialFC", k: int) -> None:
+def check_k(head: HeadModule, k: int) -> None:
     """Raises ValueError for a number of nearest classes that `topk` does not take."""
     most = min(MOST, head.num_classes)
     if not 1 <= k <= most:
@@ -77,7 +73,7 @@ def among_all(nearest: tuple[Tensor, Tensor], kept_B: Tensor) -> tuple[Tensor, T
     return cosine_BK.masked_scatter_(kept_B[:, None], nearest[0]), class_BK.masked_scatter_(kept_B[:, None], nearest[1])
 
 
-def logits(head: "PartialFC", feat_BD: Tensor, class_N: Tensor) -> Tensor:
+def logits(head: HeadModule, feat_BD: Tensor, class_N: Tensor) -> Tensor:
     """Returns the logits of some classes without margin: scale * cosine, (B, N) in the head's dtype. class_N: int64,
     any classes, this rank's own choice. A collective (`centres_of`)."""
     _check_features(head, feat_BD)
@@ -89,7 +85,7 @@ def logits(head: "PartialFC", feat_BD: Tensor, class_N: Tensor) -> Tensor:
         return cosine_BN * head.margin.scale
 
 
-def centres_of(head: "PartialFC", class_N: Tensor) -> Tensor:
+def centres_of(head: HeadModule, class_N: Tensor) -> Tensor:
     """Returns the centres of some classes after all steps so far, (N, D) or (N, sub_centres, D), in the dtype that they
     are stored in. class_N: int64, this rank's own choice, in any order. Two collectives: head/predict/classes, an
     all-gather of 8*N bytes, and head/predict/centres. Raises ValueError, on all ranks alike, for a class outside of [0,
@@ -122,13 +118,13 @@ def classes_of(class_N: Tensor) -> Tensor:
     return class_numbers(class_N)
 
 
-def _rows(head: "PartialFC", t: Tensor) -> list[int]:
+def _rows(head: HeadModule, t: Tensor) -> list[int]:
     """How many rows every rank has."""
     count = torch.tensor([len(t)], device=head.store.device)
     return head.world.all_gather(count, name="head/predict/rows").tolist()
 
 
-def _check_features(head: "PartialFC", feat_BD: Tensor) -> None:
+def _check_features(head: HeadModule, feat_BD: Tensor) -> None:
     if not isinstance(feat_BD, Tensor):
         raise TypeError(f"{head.world}: features are {type(feat_BD).__name__}; expected a tensor")
     if feat_BD.dim() != 2 or feat_BD.shape[1] != head.embedding_size or feat_BD.dtype not in FEATURE_DTYPES:
@@ -138,7 +134,7 @@ def _check_features(head: "PartialFC", feat_BD: Tensor) -> None:
         )
 
 
-def _gathered(head: "PartialFC", feat_BD: Tensor) -> tuple[Tensor, list[int]]:
+def _gathered(head: HeadModule, feat_BD: Tensor) -> tuple[Tensor, list[int]]:
     """(all ranks' features, of length 1 in the head's dtype; how many each rank has)."""
     _check_features(head, feat_BD)
     rows_W = _rows(head, feat_BD)

@@ -32,8 +32,6 @@ def loss(
     state: State | None = None,
     filter_above: float | None = None,
     sub_centres: int = 1,
-    label_smoothing: float = 0.0,
-    inclusion_C: Tensor | None = None,
     row_weight_G: Tensor | None = None,
 ) -> Tensor:
     """Returns the mean over the global batch of -log softmax(logit)[label], a scalar of feat_GD's dtype.
@@ -42,9 +40,6 @@ def loss(
     state: the margin's, already advanced to this step; that of the start when None.
     filter_above: other classes with a larger cosine are left out of the row's softmax.
     sub_centres: rows j*k to j*k + k-1 of centre_CD are class j, whose cosine is the largest of theirs.
-    label_smoothing: this share of a row's target is spread over all classes that take part, the target too.
-    inclusion_C: the probability with which each class takes part; other classes' logits get -log of it, so that the
-    expected denominator is that of all classes.
     row_weight_G: what each row's loss is multiplied by before the mean; 1 when None.
     Forms the (G, C) logits, so it is for sizes at which that is no trouble; exact in float64.
     """
@@ -58,11 +53,9 @@ def loss(
 
     negatives = replace(margin.negatives(cos_GC[target_GC].detach(), state), filter_above=filter_above)
     logit_GC = margin.scale * negatives(cos_GC)[0]
-    if inclusion_C is not None:
-        logit_GC = logit_GC - (inclusion_C if sampled_S is None else inclusion_C[sampled_S]).log()
     target_G = margin.scale * margin.target(cos_GC[target_GC], feat_GD.detach().norm(dim=1), state)
     logit_GC = torch.where(target_GC, target_G[:, None], logit_GC)
-    loss_G = cross_entropy(logit_GC, label_G, label_smoothing=label_smoothing, reduction="none")
+    loss_G = cross_entropy(logit_GC, label_G, reduction="none")
     return (loss_G if row_weight_G is None else loss_G * row_weight_G).mean()
 
 
@@ -78,7 +71,6 @@ def loss_of_labels(
     state: State | None = None,
     filter_above: float | None = None,
     sub_centres: int = 1,
-    inclusion_C: Tensor | None = None,
     row_weight_G: Tensor | None = None,
 ) -> Tensor:
     """Returns the mean over the global batch of the rule's loss of rows with several labels.
@@ -97,8 +89,6 @@ def loss_of_labels(
     own_GC = weight_GC > 0
     cos_GC = cosines(feat_GD, centre_CD, sub_centres)
     plain_GC = margin.scale * replace(margin.negatives(None, state), filter_above=filter_above)(cos_GC)[0]
-    if inclusion_C is not None:
-        plain_GC = plain_GC - (inclusion_C if sampled_S is None else inclusion_C[sampled_S]).log()
     norm_GC = feat_GD.detach().norm(dim=1)[:, None].expand_as(cos_GC)
     margin_GC = (margin.scale * margin.target(cos_GC.flatten(), norm_GC.flatten(), state)).view_as(cos_GC)
 

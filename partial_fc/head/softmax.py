@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from partial_fc.head.kernels import Kernel, LogitGrad, Sums, by_label
-from partial_fc.head.kernels.plain import row_dots, unit, unit_backward
+from partial_fc.head.kernels import LogitGrad, Sums, by_label
+from partial_fc.head.kernels.unit import row_dots, unit, unit_backward
 from partial_fc.head.margin import Margin, Negatives, State, value_and_slope
 from partial_fc.head.rule import Labels, Rule
 from partial_fc.head.selection.active_rows import ActiveRows
@@ -63,18 +63,15 @@ class Outcome:
     target_logit_G: Tensor
     logit_grad: LogitGrad | None = None
     grad_feat_GD: Tensor | None = None  # this rank's part of d(loss)/d(features), in unit_GD's dtype
-    smoothing: Tensor | None = None  # of no dimension: times the sum of unit_GD it is LogitGrad.uniform_D
 
-    def weighed(self, weight_G: Tensor, unit_GD: Tensor) -> "Outcome":
+    def weighed(self, weight_G: Tensor) -> "Outcome":
         """Returns it with each row's loss times its weight, float64. Overwrites the gradients."""
         loss_G, grad, feat = self.loss_G * weight_G, self.logit_grad, self.grad_feat_GD
         if grad is None or feat is None:
             return replace(self, loss_G=loss_G)
         feat.mul_(weight_G[:, None])
         by_label(grad.target_grad_G).mul_(weight_G[:, None])
-        uniform_D = None if self.smoothing is None else self.smoothing * (weight_G.to(unit_GD.dtype) @ unit_GD)
-        grad = replace(grad, factor_G=grad.factor_G * weight_G, uniform_D=uniform_D)
-        return replace(self, loss_G=loss_G, logit_grad=grad)
+        return replace(self, loss_G=loss_G, logit_grad=replace(grad, factor_G=grad.factor_G * weight_G))
 
 
 class RowMath:
@@ -116,48 +113,33 @@ class RowMath:
         """Returns the targets' logits and their derivatives by the cosines."""
         return value_and_slope(margin, targets.cos_G, targets.norm_G1[:, 0], state)
 
-    def local_terms(
-        self, targets: Targets, target_logit_G: Tensor, sums: Sums, scale: float, num_active: int
-    ) -> Tensor:
+    def local_terms(self, targets: Targets, target_logit_G: Tensor, sums: Sums) -> Tensor:
         """Returns this rank's terms, to be summed over the ranks for `finish`: float64 (G, 2), the sum of exp(logit)
-        and the target's logit; with label smoothing (G, 4), also the sum of a row's logits and the number of rows."""
+        and the target's logit."""
         logit_G = target_logit_G.double()
-        columns = [logit_G.exp(), logit_G]
-        if sums.centre_sum_D is not None:
-            margin_G = logit_G - scale * targets.cos_G.double()
-            columns += [margin_G, torch.zeros_like(margin_G)]
-        terms = torch.stack(columns, dim=1).masked_fill_(targets.elsewhere_G[:, None], 0.0)
+        terms = torch.stack([logit_G.exp(), logit_G], dim=1).masked_fill_(targets.elsewhere_G[:, None], 0.0)
         terms[:, 0].add_(sums.denominator_G)
-        if sums.centre_sum_D is not None:
-            terms[:, 2].add_(scale * (targets.unit_GD @ sums.centre_sum_D).double())
-            terms[:, 3].fill_(num_active)
         return terms
 
     def finish(
-        self,
-        terms: Tensor,
-        targets: Targets,
-        target_slope_G: Tensor,
-        sums: Sums,
-        scale: float,
-        label_smoothing: float,
-        training: bool,
+        self, terms: Tensor, targets: Targets, target_slope_G: Tensor, sums: Sums, scale: float, training: bool
     ) -> Outcome:
         """Computes loss and gradients. terms: `local_terms`, summed over the ranks. Overwrites sums.weighted_sum_GD
         where `training`."""
-        softmax = _global_softmax(terms, label_smoothing)
-        known = softmax.loss_G, softmax.denominator_G, softmax.target_logit_G
+        denominator_G, target_logit_G = terms.unbind(dim=1)
+        log_denominator_G = denominator_G.log()
+        known = log_denominator_G - target_logit_G, denominator_G, target_logit_G
         if not training:
             return Outcome(*known)
-        logit_grad = _logit_gradient(softmax, targets, target_slope_G, sums, scale)
+        num_rows = len(terms)
+        factor_G = scale / (num_rows * denominator_G)
+        # expm1, not exp - 1: near the end of training p is close to 1 and the difference is what is left to learn.
+        slope_G = torch.expm1(target_logit_G - log_denominator_G).mul_(target_slope_G)
+        target_grad_G = slope_G.div_(num_rows).to(targets.unit_GD.dtype).masked_fill_(targets.elsewhere_G, 0.0)
         assert sums.weighted_sum_GD is not None
-        weight_G = (logit_grad.factor_G * sums.denominator_G).to(sums.weighted_sum_GD.dtype)
-        uniform_D = smoothing = None
-        if sums.centre_sum_D is not None and softmax.share is not None:
-            smoothing = -softmax.share * scale / len(softmax.loss_G)
-            uniform_D = sums.centre_sum_D * (softmax.share * scale / len(softmax.loss_G))
-        grad_GD = self.feature_gradient(sums.weighted_sum_GD, weight_G, logit_grad.target_grad_G, uniform_D, targets)
-        return Outcome(*known, logit_grad, grad_GD, smoothing)
+        weight_G = (factor_G * sums.denominator_G).to(sums.weighted_sum_GD.dtype)
+        grad_GD = self.feature_gradient(sums.weighted_sum_GD, weight_G, target_grad_G, targets)
+        return Outcome(*known, LogitGrad(factor_G, target_grad_G, sums.cache), grad_GD)
 
     def label_terms(self, targets: Targets, sums: Sums) -> Tensor:
         """Returns this rank's terms by a rule, to be summed over the ranks for `finish_labels`: float64 (G, 1 + T), the
@@ -196,82 +178,19 @@ class RowMath:
         # A factor beyond float32, times nothing, would be no number.
         factor_G = (grad[:, 0] * (margin.scale / num_rows)).masked_fill(sums.denominator_G == 0.0, 0.0)
         target_grad_GT = targets.spread(grad[:, 1:] / num_rows).to(dtype)
-        logit_grad = LogitGrad(factor_G, target_grad_GT, None, sums.cache)
+        logit_grad = LogitGrad(factor_G, target_grad_GT, sums.cache)
         weight_G = (factor_G * sums.denominator_G).to(dtype)
-        grad_GD = self.feature_gradient(sums.weighted_sum_GD, weight_G, target_grad_GT, None, targets)
+        grad_GD = self.feature_gradient(sums.weighted_sum_GD, weight_G, target_grad_GT, targets)
         return Outcome(*known, logit_grad, grad_GD)
 
     def feature_gradient(
-        self,
-        weighted_sum_GD: Tensor,
-        weight_G: Tensor,
-        target_grad_G: Tensor,
-        uniform_D: Tensor | None,
-        targets: Targets,
+        self, weighted_sum_GD: Tensor, weight_G: Tensor, target_grad_G: Tensor, targets: Targets
     ) -> Tensor:
         """Returns this rank's part of d(loss)/d(features), (G, D): that of the negatives is weight_G times
-        weighted_sum_GD, less uniform_D. Overwrites weighted_sum_GD."""
+        weighted_sum_GD. Overwrites weighted_sum_GD."""
         assert targets.centre_GD is not None
         grad_GD = weighted_sum_GD.mul_(weight_G[:, None])
-        if uniform_D is not None:
-            grad_GD -= uniform_D
         centre_GTD = targets.centre_GD.view(len(grad_GD), -1, grad_GD.shape[1])
         for label, own_G in enumerate(by_label(target_grad_G).unbind(dim=1)):
             grad_GD.addcmul_(centre_GTD[:, label], own_G[:, None])
         return unit_backward(grad_GD, targets.unit_GD, targets.norm_G1)
-
-
-def row_math_of(kernel: Kernel) -> RowMath:
-    """Returns the RowMath that belongs to a kernel."""
-    if kernel.name == "cpu":
-        from partial_fc.head.kernels.cpu_rows import CpuRowMath
-
-        return CpuRowMath(kernel)
-    if kernel.name == "triton":
-        from partial_fc.head.kernels.triton_rows import FusedRowMath
-
-        return FusedRowMath()
-    return RowMath()
-
-
-@dataclass(frozen=True)
-class _GlobalSoftmax:
-    """What only all ranks together know, float64."""
-
-    denominator_G: Tensor
-    log_denominator_G: Tensor
-    target_logit_G: Tensor
-    loss_G: Tensor
-    smoothing: float  # the share of the target distribution that label smoothing gives to all classes
-    share: Tensor | None  # and to each of them, of no dimension; None: 0
-
-
-def _global_softmax(terms: Tensor, label_smoothing: float) -> _GlobalSoftmax:
-    denominator_G, target_logit_G, *smoothed = terms.unbind(dim=1)
-    log_denominator_G = denominator_G.log()
-    if not smoothed:
-        loss_G = log_denominator_G - target_logit_G
-        return _GlobalSoftmax(denominator_G, log_denominator_G, target_logit_G, loss_G, 0.0, None)
-    logit_sum_G, count_G = smoothed
-    share = label_smoothing / count_G[0]
-    loss_G = log_denominator_G - (1 - label_smoothing) * target_logit_G - share * logit_sum_G
-    return _GlobalSoftmax(denominator_G, log_denominator_G, target_logit_G, loss_G, label_smoothing, share)
-
-
-def _logit_gradient(
-    softmax: _GlobalSoftmax, targets: Targets, target_slope_G: Tensor, sums: Sums, scale: float
-) -> LogitGrad:
-    """d(loss)/d(cosine). target_slope_G: d(target's logit)/d(its cosine)."""
-    share, num_rows, unit_GD = softmax.share, len(softmax.loss_G), targets.unit_GD
-    factor_G = scale / (num_rows * softmax.denominator_G)
-    # expm1, not exp - 1: near the end of training p is close to 1 and the difference is what is left to learn.
-    missing_G = torch.expm1(softmax.target_logit_G - softmax.log_denominator_G)
-    uniform_D = None
-    if share is None:
-        slope_G = missing_G.mul_(target_slope_G)
-    else:
-        # uniform_D counts the target like the others.
-        slope_G = (missing_G + (softmax.smoothing - share)) * target_slope_G + share * scale
-        uniform_D = unit_GD.sum(dim=0).mul_(-share * scale / num_rows)
-    target_grad_G = slope_G.div_(num_rows).to(unit_GD.dtype).masked_fill_(targets.elsewhere_G, 0.0)
-    return LogitGrad(factor_G, target_grad_G, uniform_D, sums.cache)

@@ -65,7 +65,6 @@ class TorchBackbone:
         self.sync = GradientSync(module, world, compression=compression)
         self.weights.bind_gradients(self.sync.gradient_of)
         self.average: Average | None = None
-        self._delivers_average = False
         self._random, self._seed = SampleRandom.of(module), seed
         self._trained: nn.Module = module  # what the forward of training calls: the module, or its compiled form
         self._output_B: Tensor | None = None  # of the last forward, until its backward
@@ -91,9 +90,9 @@ class TorchBackbone:
     def keep_statistics(self) -> None:
         self._statistics = RunningStatistics(self.module)
 
-    def keep_average(self, decay: float, delivered: bool) -> None:
-        """Keeps a moving average of the weights (ema.py). delivered: it is what is evaluated and delivered."""
-        self.average, self._delivers_average = Average(self.weights, decay), delivered
+    def keep_average(self, decay: float) -> None:
+        """Keeps a moving average of the weights (ema.py), which is what is evaluated and delivered."""
+        self.average = Average(self.weights, decay)
 
     def zero(self, num_samples: int) -> None:
         self._statistics.keep()
@@ -177,7 +176,7 @@ class TorchBackbone:
     @contextmanager
     def evaluating(self) -> Iterator[Forward]:
         self.module.eval()
-        average = self.average.in_network() if self.average and self._delivers_average else nullcontext()
+        average = self.average.in_network() if self.average else nullcontext()
         with average, joined_statistics(self.module, self.world), torch.no_grad():
             yield lambda input_B: self._forward(input_B).to(self.precision.parameter_dtype)
         self.train()
@@ -191,7 +190,7 @@ class TorchBackbone:
         else resuming needs, as NAME/raw and NAME/ema; an average's own statistics are buffer/NAME/ema.
         """
         forms = self._forms()
-        delivered = _network(forms, self._delivers_average)
+        delivered = lora.merged({**forms["raw"], **forms.get("ema", {})})
         kept = {
             f"{name}/{form}": t for form, found in forms.items() for name, t in found.items()
             if delivered.get(name) is not t
@@ -201,10 +200,8 @@ class TorchBackbone:
         own |= {f"{name}/ema": average[key] for name in own if (key := name.removeprefix("buffer/")) in average}
         return delivered, named_state(self.optimizer, self.weights) | kept, own
 
-    def not_delivered(self) -> dict[str, dict[str, Tensor]]:
-        if not self.average:
-            return {}
-        return {"raw" if self._delivers_average else "ema": _network(self._forms(), not self._delivers_average)}
+    def raw_weights(self) -> dict[str, Tensor]:
+        return lora.merged(self._forms()["raw"]) if self.average else {}
 
     def _forms(self) -> dict[str, dict[str, Tensor]]:
         """Returns the weights in training, and their average, with the statistics of all ranks. A collective."""
@@ -290,11 +287,6 @@ class TorchBackbone:
             yield
         finally:
             statistics.restore()
-
-
-def _network(forms: Mapping[str, Mapping[str, Tensor]], average: bool) -> dict[str, Tensor]:
-    """Returns the network's state, without adapters, of the weights in training or their average."""
-    return lora.merged({**forms["raw"], **(forms["ema"] if average else {})})
 
 
 def _taken(tensors: dict[str, Tensor], suffix: str) -> dict[str, Tensor]:

@@ -1,10 +1,8 @@
 """The end of a run: what it has learned in its folder, what to do next in its log, and its exit status."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,25 +12,23 @@ from partial_fc.accessories import spare
 from partial_fc.files import make_folders
 from partial_fc.machine import peak_bytes
 from partial_fc.optim.schedule import Continued, Schedule
+from partial_fc.train.context import Context
 from partial_fc.train.job import Job, Outcome
-from partial_fc.train.seams import RunState
-
-if TYPE_CHECKING:
-    from partial_fc.train.run import Run
+from partial_fc.train.resume import Start
 
 
-def is_finished(run: Run, start: RunState, schedule: Schedule | Continued) -> bool:
+def is_finished(run: Context, start: Start, schedule: Schedule | Continued) -> bool:
     """Returns whether all is trained and rank 0, its writer, finds a result (each host may have its own folder); if
     so, logs it, and leaves the world. A collective if all is trained."""
-    if start.step != schedule.total_steps:
+    if start.state.step != schedule.total_steps:
         return False
     there = torch.tensor([int((run.root / "result.json").exists())])
     if not run.world.broadcast(there, name="run/finished").item():
         return False
-    if run.differences:
+    if start.differences.allowed:
         raise errors.RefusedByAll(
-            f"{run.root} holds a finished run, with {'; with '.join(run.differences)}: nothing would be trained. "
-            "Start from scratch with --models-root NEW, or continue with more --max-steps or --epochs"
+            f"{run.root} holds a finished run, with {'; with '.join(start.differences.allowed)}: nothing would be "
+            "trained. Start from scratch with --models-root NEW, or continue with more --max-steps or --epochs"
         )
     run.logger.info(
         f"{run.root} is finished, see result.json; to continue, raise --max-steps or --epochs; to start "
@@ -43,7 +39,7 @@ def is_finished(run: Run, start: RunState, schedule: Schedule | Continued) -> bo
 
 
 def finish(
-    run: Run, job: Job, outcome: Outcome, more: Mapping[str, Any], deliver: Callable[..., Any] | None = None
+    run: Context, job: Job, outcome: Outcome, more: Mapping[str, Any], deliver: Callable[..., Any] | None = None
 ) -> int:
     """Writes the results, leaves the world, returns the exit status. more: the recipe's additions to result.json.
     deliver: called by rank 0 with the weights and a prefix of files to write them to besides model.safetensors.
@@ -53,22 +49,19 @@ def finish(
     else:
         weights, *_ = job.backbone.state()  # as evaluated: with the statistics of all ranks together
         weights = {name: t.detach().cpu() for name, t in weights.items()}
-        beside = job.backbone.not_delivered() if run.keeps else {}
+        keeps = job.settings.keep
+        raw = job.backbone.raw_weights() if keeps else {}
         if run.world.rank == 0:
             make_folders(run.root)  # it may have been removed
-            if run.keeps and deliver:
+            if keeps and deliver:
                 deliver(weights, run.root / "model")
-            models = {"model": weights} | {f"model-{kind}": others for kind, others in beside.items()}
-            _write_results(run, job, outcome, models, more)
+            _write_results(run, job, outcome, {"model": weights, "model-raw": raw}, more)
         run.world.barrier(name="end")
         written = run.root / "result.json"
         # If the folder is each host's own.
         elsewhere = f"{written} is on the host of rank 0"
-        for kind in beside:
-            run.logger.info(
-                f"model.safetensors holds the {'average' if kind == 'raw' else 'raw'} weights, "
-                f"model-{kind}.safetensors the {'raw ones' if kind == 'raw' else 'average'}"
-            )
+        if raw:
+            run.logger.info("model.safetensors holds the average weights, model-raw.safetensors the raw ones")
         run.logger.info(f"Training is over! {written if written.exists() else elsewhere}")
     if not outcome.saved:
         raise OSError(f"the last state, of step {job.at.step}, is in no checkpoint below {job.saver.root}: see above")
@@ -77,17 +70,18 @@ def finish(
 
 
 def _write_results(
-    run: Run, job: Job, outcome: Outcome, models: Mapping[str, dict[str, Tensor]], more: Mapping[str, Any]
+    run: Context, job: Job, outcome: Outcome, models: Mapping[str, dict[str, Tensor]], more: Mapping[str, Any]
 ) -> None:
-    """Writes the models, NAME.safetensors each, if the run keeps anything, and result.json."""
+    """Writes the models that have weights, NAME.safetensors each, if the run keeps anything, and result.json."""
     backbone = job.backbone
     contract = {"recipe": run.recipe, **backbone.contract, "num_classes": str(job.head.num_classes)}
     contract["step"] = str(job.at.step)
-    for name, weights in models.items() if run.keeps else ():
-        checkpoint.save_tensors(weights, run.root / f"{name}.safetensors", contract)
-    for name in ("model-raw", "model-ema"):
-        if run.keeps and name not in models:  # of this run's earlier end, with another --deliver or --ema
-            (run.root / f"{name}.safetensors").unlink(missing_ok=True)
+    for name, weights in models.items() if job.settings.keep else ():
+        path = run.root / f"{name}.safetensors"
+        if weights:
+            checkpoint.save_tensors(weights, path, contract)
+        else:  # of this run's earlier end, with --ema
+            path.unlink(missing_ok=True)
     result = {
         "loss": outcome.loss,
         "evaluations": outcome.evaluations,
@@ -111,8 +105,8 @@ def _write_results(
     checkpoint.write_json(result, run.root / "result.json")
 
 
-def _how_to_resume(run: Run, job: Job) -> str:
-    if not run.keeps:
+def _how_to_resume(run: Context, job: Job) -> str:
+    if not job.settings.keep:
         return "nothing is kept of synthetic data"
     newest, asked = checkpoint.newest(job.saver.root), run.config.run.resume
     if not newest:

@@ -28,14 +28,12 @@ class Settings:
     clip: float = 0.0  # largest norm of the whole gradient (with head_clip of the backbone's); 0: any
     head_clip: float = 0.0  # largest norm of the class centres' gradient; 0: see clip
     head_lr_ratio: float = 1.0  # learning rate of the class centres over the schedule's
-    backbone_lr_ratio: float = 1.0  # the same of the backbone
     freeze_steps: int = 0  # first steps that leave the backbone as it is
     evaluate_every: int = 0  # besides the end
     checkpoint_every: int = 0  # besides the end
     each_epoch: bool = False  # evaluate and save where an epoch ends, too
     keep: bool = True  # checkpoints are written
     save_best: bool = False  # save when an evaluation was the best so far, too
-    telemetry_every: int = 0  # measures the head's rows
 
 
 @dataclass
@@ -43,8 +41,6 @@ class Guards:
     """The guards against NaN, Inf and diverged replicas: settings and counts, equal on all ranks. 0 steps: never."""
 
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
-    max_skips: int = 10  # consecutive updates left out
-    max_rollbacks: int = 3
     desync_every: int = 500
     # Restores the last complete checkpoint; returns its step and position in the data, or None. A collective.
     restore: Callable[[], tuple[int, int] | None] | None = None
@@ -78,7 +74,7 @@ class Job:
     class_names: list[str] | None = None
     wandb: Wandb | None = None  # of rank 0, with --wandb
     teacher: Teacher | None = None  # adds its part to the loss
-    problems: list[str] = field(default_factory=list)  # of evaluations and measurements, equal on all ranks
+    problems: list[str] = field(default_factory=list)  # of evaluations, equal on all ranks
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from partial_fc.checkpoint.folders import folder_name
 from partial_fc.checkpoint.lock import LostLock
 from partial_fc.comm import all_or_none
 from partial_fc.comm.launch import restarts
+from partial_fc.data import Batch
 from partial_fc.evaluate.evaluation import Diverged, Evaluation, Forward
-from partial_fc.head import telemetry
-from partial_fc.train.guards import loss_spikes
 from partial_fc.train.guards.policy import NonFinite, roll_back
 from partial_fc.train.guards.signals import EXIT_PREEMPTED, StepVote, StopSignals
 from partial_fc.train.job import Job, Outcome
@@ -41,127 +40,140 @@ def train(job: Job) -> Outcome:
         closing(curve),
         closing(progress),
     ):
-        return _train(job, signals, progress, curve)
+        return _Training(job, signals, progress, curve).run()
 
 
-def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> Outcome:
-    world, backbone, at, settings = job.world, job.backbone, job.at, job.settings
-    total_steps, first_step = job.schedule.total_steps, at.step
-    watch, vote, spikes = Stopwatch(world, backbone.device), StepVote(world), loss_spikes.SpikeDetector()
-    if backbone.scaler or job.guards.on_nan == "skip":
-        backbone.keep_statistics()
-    job.guards.last_equal = at.step
-    evaluations: dict[str, float] = {}
-    evaluated, saved = -1, at.step if at.step == total_steps else -1
-    loss, stopped = math.nan, 0
-    job.hooks.begin(at)
-    backbone.train()
+class _Training:
+    """A job under way: what a step leaves to the next ones."""
 
-    if at.step < settings.freeze_steps:
-        job.logger.info(f"the backbone is frozen up to step {settings.freeze_steps}: only class centres move")
+    def __init__(self, job: Job, signals: StopSignals, progress: Progress, curve: Curve):
+        self.job, self.signals, self.progress, self.curve = job, signals, progress, curve
+        self.watch, self.vote = Stopwatch(job.world, job.backbone.device), StepVote(job.world)
+        self.first_step, self.total_steps = job.at.step, job.schedule.total_steps
+        self.loss = math.nan
+        self.stopped = 0  # the exit status, once a rank has been asked to stop
+        self.saved = self.first_step if self.first_step == self.total_steps else -1  # the step of the last checkpoint
+        self.evaluated, self.evaluations = -1, dict[str, float]()  # the last step that was evaluated, and its values
 
-    while at.step < total_steps and not stopped:
+    def run(self) -> Outcome:
+        job, at, freeze_steps = self.job, self.job.at, self.job.settings.freeze_steps
+        if job.backbone.scaler or job.guards.on_nan == "skip":
+            job.backbone.keep_statistics()
+        job.guards.last_equal = at.step
+        job.hooks.begin(at)
+        job.backbone.train()
+        if at.step < freeze_steps:
+            job.logger.info(f"the backbone is frozen up to step {freeze_steps}: only class centres move")
+        while at.step < self.total_steps and not self.stopped:
+            self.step()
+        return self.end()
+
+    def step(self) -> None:
+        job, at, watch, settings = self.job, self.job.at, self.watch, self.job.settings
         # Random numbers of other people's modules depend on (seed, step, rank), so that resuming is exact; those of the
         # networks here on (seed, position of the sample), so that the number of ranks changes nothing, either.
-        torch.manual_seed(counter_rng.derive_key(job.seed, at.step, world.rank))
-        world.step = at.step + 1
+        torch.manual_seed(counter_rng.derive_key(job.seed, at.step, job.world.rank))
+        job.world.step = at.step + 1
         lr = job.schedule.lr(at.step)
         watch.restart()
 
         # ---- data: the micro-batches of this update
         batches = job.loader.next_update(settings.accumulate)
-        is_last = job.loader.gone is not None and at.step + 1 < total_steps
+        is_last = job.loader.gone is not None and at.step + 1 < self.total_steps
         if is_last:
             job.logger.error(f"the training data is unreachable, ending after this step: {job.loader.gone}")
-        vote.start(signals.status or is_last * EXIT_PREEMPTED, job.saver)
-        report = progress.due(at.step + 1, batches[-1].position)
+        self.vote.start(self.signals.status or is_last * EXIT_PREEMPTED, job.saver)
+        report = self.progress.due(at.step + 1, batches[-1].position)
         watch.tell_apart(exact=report)
         watch.lap("data")
 
         # ---- forward, backward, update
-        backbone.freeze(at.step < settings.freeze_steps)
+        job.backbone.freeze(at.step < settings.freeze_steps)
         try:
-            loss = update(job, batches, lr, watch)
+            self.loss = update(job, batches, lr, watch)
         except NonFinite as fault:
-            vote.result()
-            job.saver.finish()  # a checkpoint under way is of an earlier step, and counts in any case
-            roll_back(job, fault, batches[-1].position)
-            curve.rewind(at.step)
-            progress.rewind(at.step, at.position)
-            continue
-        at.step, at.lr = at.step + 1, lr
-        at.position = batches[-1].position
-        votes = vote.result()
-        signals.all_listen = True
-        restarts.step_done(at.step)
-        job.saver.poll(votes.busy, votes.failed)
+            self.go_back(fault, batches[-1].position)
+            return
+        at.step, at.lr, at.position = at.step + 1, lr, batches[-1].position
+        self.count_votes()
+
+        # ---- log, evaluate, save
+        self.curve.add(at.step, self.loss, lr)
+        self.progress.advance(self.loss)
+        if at.step == self.first_step + 1:
+            self.show_first(batches[0])
+        if report:
+            scale = job.backbone.scaler.scale if job.backbone.scaler else None
+            of_it = job.teacher.drain() if job.teacher else None
+            epoch, shares = batches[-1].epoch, watch.drain_shares()
+            self.progress.report(at.step, at.position, epoch, self.loss, lr, shares, scale, of_it)
+        if is_due(at.step, job.guards.desync_every):
+            compare_replicas(job)
+        paused = time.perf_counter()
+        self.save_and_evaluate(batches[-1].ends_epoch)
+        self.progress.pause(time.perf_counter() - paused)
+
+    def go_back(self, fault: NonFinite, position: int) -> None:
+        """Rolls back after NaN or Inf in the batch that ends at this position, if --on-nan asks for it. A
+        collective."""
+        self.vote.result()
+        self.job.saver.finish()  # a checkpoint under way is of an earlier step, and counts in any case
+        roll_back(self.job, fault, position)
+        self.curve.rewind(self.job.at.step)
+        self.progress.rewind(self.job.at.step, self.job.at.position)
+
+    def count_votes(self) -> None:
+        """Takes the decisions of all ranks on the step that was made. Raises LostLock."""
+        votes = self.vote.result()
+        self.signals.all_listen = True
+        restarts.step_done(self.job.at.step)
+        self.job.saver.poll(votes.busy, votes.failed)
         if votes.lost:
-            raise save_beside(job)
-        stopped = votes.stop
-        curve.add(at.step, loss, lr)
-        progress.advance(loss)
-        if spike := spikes.add(loss):
-            spikes.note(job, spike, batches, lr)
-            progress.scalars(at.step, {"train/loss_spike": loss})
-        if at.step == first_step + 1:
-            first_batch.write(job, batches[0])
-        if at.step == first_step + 1 and world.size > 1:
-            exchanged = backbone.step_bytes()
-            job.logger.info(
+            raise save_beside(self.job)
+        self.stopped = votes.stop
+
+    def show_first(self, batch: Batch) -> None:
+        """Shows what only a step that was made can: the inputs of this process's first one, and the bytes sent."""
+        first_batch.write(self.job, batch)
+        if self.job.world.size > 1:
+            exchanged = self.job.backbone.step_bytes()
+            self.job.logger.info(
                 f"the backbone's gradient is {exchanged.gradient:,} bytes a step; {exchanged.handed_in:,.0f} are "
                 "given to the collectives"
             )
 
-        # ---- log, evaluate, save
-        if report:
-            scale = backbone.scaler.scale if backbone.scaler else None
-            of_it = job.teacher.drain() if job.teacher else None
-            progress.report(at.step, at.position, batches[-1].epoch, loss, lr, watch.drain_shares(), scale, of_it)
-        if is_due(at.step, settings.telemetry_every):
-            contained(job, "the measurement of the head's rows", partial(look_at_rows, job, progress))
-        if is_due(at.step, job.guards.desync_every):
-            compare_replicas(job)
-        paused = time.perf_counter()
-        ends = batches[-1].ends_epoch
-        ends_epoch = settings.each_epoch and ends
-        if is_due(at.step, settings.checkpoint_every) or ends_epoch or stopped or at.step == total_steps:
+    def save_and_evaluate(self, ends: bool) -> None:
+        """Does what is due after this step. ends: whether an epoch ends with it. A collective."""
+        job, step, settings = self.job, self.job.at.step, self.job.settings
+        ends_epoch, is_last = settings.each_epoch and ends, step == self.total_steps
+        if is_due(step, settings.checkpoint_every) or ends_epoch or self.stopped or is_last:
             save(job)
-            saved = at.step
-        if (is_due(at.step, settings.evaluate_every) or ends_epoch) and not stopped:
-            evaluations, saved = evaluate(job, progress, saved, ends or at.step == total_steps)
-            evaluated = at.step
-        progress.pause(time.perf_counter() - paused)
+            self.saved = step
+        if (is_due(step, settings.evaluate_every) or ends_epoch) and not self.stopped:
+            self.evaluations, self.saved = evaluate(job, self.progress, self.saved, ends or is_last)
+            self.evaluated = step
 
-    if not stopped and evaluated != total_steps:
-        evaluations, _ = evaluate(job, progress, saved, ends=True)
-    job.saver.finish()
-    if job.saver.any_lost():
-        raise save_beside(job)
-    spikes.sum_up(job)
-    traffic = world.traffic.per_step(max(1, at.step - first_step))
-    saved_at_end = not job.saver.last_failed
-    return Outcome(loss, progress.samples_per_s, evaluations, stopped, saved_at_end, traffic, backbone.step_bytes())
+    def end(self) -> Outcome:
+        job, steps = self.job, max(1, self.job.at.step - self.first_step)
+        if not self.stopped and self.evaluated != self.total_steps:
+            self.evaluations, _ = evaluate(job, self.progress, self.saved, ends=True)
+        job.saver.finish()
+        if job.saver.any_lost():
+            raise save_beside(job)
+        return Outcome(
+            loss=self.loss,
+            samples_per_s=self.progress.samples_per_s,
+            evaluations=self.evaluations,
+            stopped=self.stopped,
+            saved=not job.saver.last_failed,
+            traffic=job.world.traffic.per_step(steps),
+            exchanged=job.backbone.step_bytes(),
+        )
 
 
 def is_due(step: int, every: int) -> bool:
     """Returns whether an action every so many steps (0: never) is due after this step."""
     return every > 0 and step % every == 0
-
-
-def look_at_rows(job: Job, progress: Progress) -> None:
-    """Measures the head's rows, and names classes whose centres almost coincide."""
-    step = job.at.step
-    for table, report in telemetry.observe_tables(job.head).items():
-        progress.scalars(step, report.scalars)
-        progress.histograms(step, report.histograms)
-        if report.similar:
-            named = ", ".join(f"{one} and {other} ({cos:.2f})" for one, other, cos in report.similar[:3])
-            job.logger.info(
-                f"step {step}: of {telemetry.NUM_QUERIES} classes examined"
-                f"{f' in table {table}' if table else ''}, {len(report.similar)} have another one's centre at a cosine "
-                f"above {telemetry.SIMILAR}: {named}. If this persists, one identity may have two numbers "
-                "(docs/data.md)."
-            )
 
 
 def contained(job: Job, what: str, do: Callable[[], T]) -> T | None:

@@ -1,16 +1,12 @@
-"""The state that a run starts from: a checkpoint, or class centres.
-
-1. the checkpoint of --resume DIR, or with --resume auto the newest one of this run that is valid on all ranks;
-2. what the recipe has built, with the class centres of --start-centres (begin/start_centres.py).
+"""The checkpoint that a run starts from: that of --resume DIR, or with --resume auto the newest one of this run that is
+valid on all ranks. Without one it starts with what the recipe has built, and --start-centres (begin/start_centres.py).
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partial_fc import checkpoint, errors, flags
 from partial_fc.checkpoint.class_names import check_class_names
@@ -25,28 +21,57 @@ from partial_fc.data.order import Order
 from partial_fc.data.sample import identity
 from partial_fc.flags.facts import Kept, Makes, MayChange, Refused, one
 from partial_fc.head import check_head
-from partial_fc.train.begin import start_centres
+from partial_fc.train.context import Context
 from partial_fc.train.job import Head
 from partial_fc.train.seams import Backbone, RunState
 
-if TYPE_CHECKING:
-    from partial_fc.train.run import Run
+# Parts of the contract about a network's use; the flags that they depend on may change.
+_OF_USE = ("flip",)
 
 
-def resume(run: Run, backbone: Backbone, head: Head, source: Source | None = None) -> RunState:
-    """Loads the state that the run starts from into backbone and head. source: its class names must be those of the
-    checkpoint. A collective. Raises ValueError, on all ranks, for the state of another recipe, network or data."""
+@dataclass
+class Differences:
+    """The differences from the run that this one resumes, by flag. refused: makes resuming impossible; allowed:
+    possible, but not the same run; kept: the checkpoint's values, which the run takes over."""
+
+    refused: list[str] = field(default_factory=list)
+    allowed: list[str] = field(default_factory=list)
+    kept: dict[str, Any] = field(default_factory=dict)
+
+    def check(self, folder: object) -> None:
+        """Raises ValueError if any is refused."""
+        if self.refused:
+            raise errors.RefusedByAll(
+                f"{folder} was trained with {'; with '.join(self.refused)}. Resume with the same flags, or "
+                "start from scratch with --models-root NEW"
+            )
+
+
+@dataclass
+class Start:
+    """Where a run starts. length_before: --epochs and --max-steps of the run that it resumes."""
+
+    state: RunState = field(default_factory=RunState)
+    differences: Differences = field(default_factory=Differences)
+    length_before: dict[str, Any] = field(default_factory=dict)
+
+
+def resume(run: Context, backbone: Backbone, head: Head, source: Source | None = None) -> Start | None:
+    """Loads the checkpoint that the run starts from into backbone and head; None: there is none. source: its class
+    names must be those of the checkpoint. A collective. Raises ValueError, on all ranks, for the state of another
+    recipe, network or data."""
     check_head(head)
-    found = _checkpoint(run, backbone, head, source)
+    found, differences = _checkpoint(run, backbone, head, source)
     if found is None:
-        start_centres.load(run, backbone, head, source)
-        return RunState()
+        return None
     _load(run, found, backbone, head)
     run.logger.info(f"resumed from {found.folder}")
     # Hosts' markers may differ by the last evaluation.
     best = {key: found.manifest.get(key) for key in ("best", "best_score")}
     manifest = found.manifest | all_gather_json(best, run.world, "resume/best")[0]
-    return RunState(
+    then = manifest.get("configuration", {})
+    length_before = {name: then[name] for name in ("epochs", "max_steps") if name in then and "epochs" in then}
+    state = RunState(
         step=found.step,
         position=_position(found),
         num_overflows=manifest.get("num_overflows", 0),
@@ -55,9 +80,10 @@ def resume(run: Run, backbone: Backbone, head: Head, source: Source | None = Non
         best_score=manifest.get("best_score") or 0.0,
         data=manifest.get("data"),
     )
+    return Start(state, differences, length_before)
 
 
-def begin_epoch_anew(run: Run, start: RunState, order: Order, source: Source) -> dict[str, int]:
+def begin_epoch_anew(run: Context, start: RunState, order: Order, source: Source) -> dict[str, int]:
     """Returns the identity of the data, of rank 0's copy, for the checkpoints. If the checkpoint has another, moves the
     position to the beginning of the next epoch, which has each sample of now once. A collective."""
     data = all_gather_json(identity(source) if run.world.rank == 0 else None, run.world, "resume/data")[0]
@@ -67,14 +93,14 @@ def begin_epoch_anew(run: Run, start: RunState, order: Order, source: Source) ->
         if start.position > before:
             start.left_out.append((before, start.position))
         run.note(
-            f"the data has changed since the checkpoint ({start.data.get('samples')} {run.unit} then, "
+            f"the data has changed since the checkpoint ({start.data.get('samples')} samples then, "
             f"{data['samples']} now; other keys, labels or order): a new epoch begins, with each of them once, in "
             "place of the rest of the old one"
         )
     return data
 
 
-def restore(run: Run, backbone: Backbone, head: Head, saver: checkpoint.Saver) -> tuple[int, int] | None:
+def restore(run: Context, backbone: Backbone, head: Head, saver: checkpoint.Saver) -> tuple[int, int] | None:
     """Restores the newest valid checkpoint of this run, or the one that it started from, during the run. Returns (step,
     position in the data); None if there is neither. A collective."""
     saver.drain()
@@ -87,9 +113,11 @@ def restore(run: Run, backbone: Backbone, head: Head, saver: checkpoint.Saver) -
     return found.step, _position(found)
 
 
-def _checkpoint(run: Run, backbone: Backbone, head: Head, source: Source | None) -> checkpoint.Checkpoint | None:
-    """Returns the checkpoint to start from, valid, of this recipe and network and with the classes of this source.
-    None: there is none. A collective."""
+def _checkpoint(
+    run: Context, backbone: Backbone, head: Head, source: Source | None
+) -> tuple[checkpoint.Checkpoint | None, Differences]:
+    """Returns the checkpoint to start from, valid, of this recipe and network and with the classes of this source; and
+    the differences from its run. None: there is none. A collective."""
     asked, root, world, lock = run.config.run.resume, run.config.run.checkpoints, run.world, _lock(run)
     given = _given(run)
     # After a restart the run's own checkpoints come before the one that it began from.
@@ -106,23 +134,25 @@ def _checkpoint(run: Run, backbone: Backbone, head: Head, source: Source | None)
                 f"{newest} is ahead of where this run would start (--resume {asked}); use another --models-root, or "
                 "remove the checkpoints that are not wanted"
             )
+    differences = Differences()
     if found is not None:
         same_recipe = found.manifest.get("recipe") == run.recipe  # of another recipe `_compare` reports it
         for note in check_class_names(found, source) if source is not None and same_recipe else ():
             run.note(note)
-        _compare(run, found, backbone, head)
-        if asked == "same" and run.differences:
+        differences = _compare(run, found, backbone, head)
+        if asked == "same" and differences.allowed:
             raise errors.RefusedByAll(
                 f"{found.folder} is of another run (--resume same): it was trained with "
-                f"{'; with '.join(run.differences)}. Use another --models-root, or resume from it with --resume auto"
+                f"{'; with '.join(differences.allowed)}. Use another --models-root, or resume from it with --resume "
+                "auto"
             )
         found.check_has_backbone()
         if goes_back:
             go_back_to(found, root, world, lock)
-    return found
+    return found, differences
 
 
-def _given(run: Run) -> Path | None:
+def _given(run: Context) -> Path | None:
     """Returns the checkpoint that the user has named."""
     asked = run.config.run.resume
     return None if asked in flags.NO_CHECKPOINT else Path(asked)
@@ -133,13 +163,14 @@ def _step_in(folder: Path | None) -> int:
     return step_of(folder) if folder and folder.name.removeprefix("step-").isdecimal() else -1
 
 
-def _lock(run: Run) -> FolderLock | None:
+def _lock(run: Context) -> FolderLock | None:
     """Returns this rank's lock of the checkpoints' folder, if it is the one that holds it."""
     return run.folders.locks.get(run.config.run.checkpoints)
 
 
-def _compare(run: Run, found: checkpoint.Checkpoint, backbone: Backbone, head: Head) -> None:
-    """Logs all differences from the saved run. Raises ValueError if they make resuming impossible."""
+def _compare(run: Context, found: checkpoint.Checkpoint, backbone: Backbone, head: Head) -> Differences:
+    """Returns all differences from the saved run, after a note on each that is allowed. Raises ValueError if they
+    make resuming impossible."""
     values = flags.flat(run.config)
     table = head.tables().get("")
     num_classes = table.num_classes if table else None
@@ -147,15 +178,12 @@ def _compare(run: Run, found: checkpoint.Checkpoint, backbone: Backbone, head: H
         found.manifest, run.recipe, backbone.contract, values, flags.facts(type(run.config)), num_classes
     )
     differences.check(found.folder)
-    run.differences = differences.allowed
-    then = found.manifest.get("configuration", {})
-    run.length_before = {name: then[name] for name in ("epochs", "max_steps") if name in then and "epochs" in then}
     for change in differences.allowed:
         run.note(f"{found.folder} was trained with {change}: allowed, but not the same run")
-    run.config = flags.replaced(run.config, differences.kept)  # the head logs it where it loads its state
+    return differences
 
 
-def _load(run: Run, found: checkpoint.Checkpoint, backbone: Backbone, head: Head) -> None:
+def _load(run: Context, found: checkpoint.Checkpoint, backbone: Backbone, head: Head) -> None:
     """Loads the checkpoint; state that it lacks is initialised."""
     notes = backbone.load(found)
     check_replicas(backbone.replicated(), run.world)
@@ -168,28 +196,6 @@ def _position(found: checkpoint.Checkpoint) -> int:
     if "position" not in found.manifest:
         raise ValueError(f"{found.folder}: manifest.json has no position in the data")
     return found.manifest["position"]
-
-
-# Parts of the contract about a network's use; the flags that they depend on may change.
-_OF_USE = ("flip",)
-
-
-@dataclass
-class Differences:
-    """The differences, by flag. refused: makes resuming impossible; allowed: possible, but not the same run; kept: the
-    checkpoint's values, which the run takes over."""
-
-    refused: list[str] = field(default_factory=list)
-    allowed: list[str] = field(default_factory=list)
-    kept: dict[str, Any] = field(default_factory=dict)
-
-    def check(self, folder: object) -> None:
-        """Raises ValueError if any is refused."""
-        if self.refused:
-            raise errors.RefusedByAll(
-                f"{folder} was trained with {'; with '.join(self.refused)}. Resume with the same flags, or "
-                "start from scratch with --models-root NEW"
-            )
 
 
 def compare(

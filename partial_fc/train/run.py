@@ -13,9 +13,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
 from functools import partial
-from logging import Logger
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,8 +23,7 @@ from torch import nn
 from partial_fc import accessories, checkpoint, flags
 from partial_fc.accessories import spare
 from partial_fc.checkpoint.class_names import names_of
-from partial_fc.comm import World
-from partial_fc.comm.device import meet, versions
+from partial_fc.comm.device import meet
 from partial_fc.data import Loader, Source, Synthetic, open_on_all
 from partial_fc.data.loader import Transform
 from partial_fc.data.order import Order
@@ -37,12 +34,13 @@ from partial_fc.head import PartialFC
 from partial_fc.models.inputs import InputContract
 from partial_fc.optim import backbone as torch_optim
 from partial_fc.optim.gradient_sync import broadcast_module
-from partial_fc.train import end, loop, resume
+from partial_fc.train import end, head_from_flags, loop, resume
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.batch_norm import convert
-from partial_fc.train.begin import course
-from partial_fc.train.begin.run_folder import Folders, hold_folders
+from partial_fc.train.begin import course, start_centres
+from partial_fc.train.begin.run_folder import hold_folders
 from partial_fc.train.begin.start import is_asked_for, named
+from partial_fc.train.context import Context
 from partial_fc.train.job import Guards, Head, Job, Outcome, Settings
 from partial_fc.train.precision import Mode, Precision, choose
 from partial_fc.train.record import header
@@ -71,8 +69,9 @@ def run_recipe(
     folders, held = hold_folders(config, world)
     try:
         logger = open_files(config.run.models_root, world, bare, hist)
-        run = Run(recipe, config, world, its_device, logger, folders, keeps_synthetic=asked)
-        header.begin(run, typed)
+        context = Context(recipe, config, world, its_device, logger, folders)
+        header.begin(context, typed)
+        run = Run(context, keeps_synthetic=asked)
         for note in (*held, *notes, *flags.notes(config, world.size)):
             run.note(note)
         with run.parts:
@@ -81,61 +80,41 @@ def run_recipe(
         folders.release()
 
 
-@dataclass
 class Run:
-    """One run: its facts, and what a recipe builds it from. config: of the recipe, with the shared flag groups."""
+    """What a recipe builds a run from. config, world, device, root, logger and note are those of its facts."""
 
-    recipe: str
-    config: Any
-    world: World
-    device: torch.device
-    logger: Logger
-    folders: Folders
-    versions: dict[str, str] = field(default_factory=versions)
-    # Whether checkpoints and weights are written; whether also for synthetic data.
-    keeps: bool = True
-    keeps_synthetic: bool = True
-    # The differences from the run that this one resumes, by flag.
-    differences: list[str] = field(default_factory=list)
-    # --epochs and --max-steps of that run.
-    length_before: dict[str, Any] = field(default_factory=dict)
-    noted: set[str] = field(default_factory=set)  # what `note` has said
-    unit: str = "samples"  # the noun for samples, once the backbone is built
-    total: int = 0  # updates, once `lengths` is called
-    head_flags: flags.HeadFlags | None = None  # of the head, if `partial_fc` has made it
-    # Heads whose margin and sample rate may have a course.
-    scheduled: list[tuple[flags.HeadFlags, PartialFC]] = field(default_factory=list)
-    outcome: Outcome | None = None  # once it has trained
-    parts: ExitStack = field(default_factory=ExitStack)  # closed when the recipe returns
-    began: float = field(default_factory=time.perf_counter)
-
-    @property
-    def root(self) -> Path:
-        return self.config.run.models_root
+    def __init__(self, context: Context, keeps_synthetic: bool = True):
+        """keeps_synthetic: checkpoints and weights are written also of synthetic data."""
+        self._context = context
+        self.config, self.world, self.device, self.root = context.config, context.world, context.device, context.root
+        self.logger, self.note = context.logger, context.note
+        self._keeps, self._keeps_synthetic = True, keeps_synthetic
+        self._tables: list[tuple[flags.HeadFlags, PartialFC]] = []  # that `partial_fc` has made
+        self.outcome: Outcome | None = None  # once it has trained
+        self.parts = ExitStack()  # closed when the recipe returns
 
     @property
     def seconds(self) -> float:
         """Returns seconds since this process joined the world."""
-        return time.perf_counter() - self.began
+        return self._context.seconds
 
     @property
     def global_batch(self) -> int:
         """Returns the samples of one update, of all ranks."""
-        return self.config.optim.batch_size * self.world.size * self.config.optim.accumulate
+        return self._context.global_batch
 
-    def note(self, text: str) -> None:
-        """Says it once: several heads may have the same flags."""
-        if text not in self.noted:
-            self.noted.add(text)
-            self.logger.info(f"note: {text}")
+    def lengths(self, order: Order) -> tuple[int, float]:
+        """Returns (updates of the run, updates of its warm-up). Raises ValueError if the warm-up is longer, so recipes
+        call this as soon as the data is open."""
+        return course.lengths(self._context, order)
 
     # ---- data
 
     def open_data(self, opened: Callable[[], S]) -> S:
         """Returns what every rank opens, once all opened the same. Raises ValueError, on all ranks. A collective."""
         source = open_on_all(opened, self.world)
-        if isinstance(source, Synthetic) and not self.keeps_synthetic:
-            self.keeps = False
+        if isinstance(source, Synthetic) and not self._keeps_synthetic:
+            self._keeps = False
             self.note("the data is synthetic: no checkpoints or weights are written unless --models-root is given")
         return source  # type: ignore[return-value]
 
@@ -160,7 +139,7 @@ class Run:
     def saver(self) -> checkpoint.Saver:
         """Returns the writer of checkpoints below --checkpoint-dir. Closed at the end. A collective."""
         run = self.config.run
-        lock = self.folders.fences.get(run.checkpoints)
+        lock = self._context.folders.fences.get(run.checkpoints)
         saver = checkpoint.Saver(run.checkpoints, self.world, run.keep_checkpoints, run.save_best, lock)
         return self.parts.enter_context(closing(saver))
 
@@ -183,7 +162,6 @@ class Run:
             no_decay: Any = module.no_weight_decay
             optimizer = {"decay_biases": False, "decay_norms": False, "no_decay": no_decay(), **optimizer}
         chosen = Precision(precision or choose(optim.precision, self.device, world), self.device)
-        self.unit = to_input.unit
         module.to(self.device, chosen.parameter_dtype)
         if module.state_dict():
             broadcast_module(module, world)
@@ -222,17 +200,13 @@ class Run:
         name: str = "",
     ) -> PartialFC:
         """Returns the head that the flags describe, for this backbone; `train` applies the rest. ignore_index: of
-        PartialFC. name: of one of several heads. Closed at the end. After `lengths`: flags may have percentages of the
-        run."""
+        PartialFC. name: of one of several heads. Closed at the end."""
         optim, seed = self.config.optim, self.config.run.seed
-        if not self.total and (given.margin_by_step or given.rate_by_step):
-            raise ValueError("margins and sample rates by step need the run's length: call lengths(order) before")
-        head = given.build(
-            num_classes, embedding_size, self.world, backbone.precision, optim, seed, ignore_index, self.total, name
+        head = head_from_flags.build(
+            given, num_classes, embedding_size, self.world, backbone.precision, optim, seed, ignore_index, name
         )
         self.parts.enter_context(head)
-        self.head_flags = given
-        self.scheduled.append((given, head))
+        self._tables.append((given, head))
         first, last = head.shard.start, head.shard.stop - 1
         some = f"{last - first + 1} of {num_classes} classes" + (f", {first} to {last}" if last >= first else "")
         self.logger.info(
@@ -240,7 +214,7 @@ class Run:
             f"{some if self.world.size > 1 else f'all {num_classes} classes'}; kernel "
             f"{head.kernel.name}, operands {head.kernel.precision}, {head.optimizer}"
         )
-        for note in given.notes(optim, head):
+        for note in head_from_flags.notes(given, optim, head):
             self.note(note)
         return head
 
@@ -255,44 +229,6 @@ class Run:
         make_folders(self.root)
         with replacing(copy) as partial_copy:
             partial_copy.write_bytes(code)
-
-    def lengths(self, order: Order) -> tuple[int, float]:
-        """Returns (updates of the run, updates of its warm-up). Raises ValueError if the warm-up is longer, so recipes
-        call this as soon as the data is open."""
-        given, steps_per_epoch = self.config.schedule, order.num_samples / self.global_batch
-        total = self.total_steps(order, given.epochs, given.max_steps)
-        if given.lr_scheduler == "arcface-torch":
-            warmup = given.warmup_steps + self._whole_batches(order, given.warmup_epochs)
-        else:
-            warmup = given.warmup_steps + round(given.warmup_epochs * steps_per_epoch)
-        if total == 0 and given.lr_scheduler == "arcface-torch":
-            raise ValueError(
-                f"--lr-scheduler arcface-torch counts whole batches: {order.num_samples:,} {self.unit} make no update "
-                f"of {self.global_batch:,} ({self.world.size} processes x --batch-size {self.config.optim.batch_size} "
-                f"x --accumulate {self.config.optim.accumulate}); give a smaller --batch-size, or --lr-scheduler "
-                "polynomial"
-            )
-        if 0 < total <= warmup:
-            ends = f"--max-steps {given.max_steps}" if given.max_steps else f"--epochs {given.epochs:g}"
-            raise ValueError(
-                f"the warm-up takes {warmup} updates (--warmup-steps {given.warmup_steps}, --warmup-epochs "
-                f"{given.warmup_epochs:g} of {steps_per_epoch:.1f} updates each), and the run ends after {total} "
-                f"({ends}); for a short try give --warmup-steps 0 --warmup-epochs 0, or else train for longer"
-            )
-        self.total = total
-        return total, warmup
-
-    def total_steps(self, order: Order, epochs: float, max_steps: int | None = None) -> int:
-        """Returns the updates of a run of this length."""
-        if self.config.schedule.lr_scheduler == "arcface-torch" and not max_steps:
-            return int(self._whole_batches(order, epochs))
-        return max_steps or order.updates_to(0, epochs * order.num_samples, self.global_batch)
-
-    def _whole_batches(self, order: Order, epochs: float) -> float:
-        """Returns the updates of so many epochs as arcface_torch counts them: by the whole batches of all processes in
-        an epoch."""
-        accumulate = self.config.optim.accumulate
-        return epochs * (order.num_samples // (self.global_batch // accumulate)) / accumulate
 
     # ---- train
 
@@ -321,31 +257,36 @@ class Run:
         the loss. settings: of job.Settings, such as each_epoch=True: evaluate and save at the end of an epoch.
         """
         saver, order = self.saver(), loader.order
-        start = resume.resume(self, backbone, head, loader.source)
+        start = resume.resume(self._context, backbone, head, loader.source)
+        if start is None:
+            start_centres.load(self._context, self._tables, backbone, head, loader.source)
+            start = resume.Start()
+        context = self._context
+        if kept := start.differences.kept:
+            context = dataclasses.replace(context, config=flags.replaced(self.config, kept))
         if start_from:
-            start_from(start)
-        data = resume.begin_epoch_anew(self, start, order, loader.source)
-        loader.seek(start.position)
-        schedule = course.schedule(self, start, order, rates)
-        course.schedule_heads(self, start, order)
-        if end.is_finished(self, start, schedule):
+            start_from(start.state)
+        data = resume.begin_epoch_anew(context, start.state, order, loader.source)
+        loader.seek(start.state.position)
+        schedule = course.schedule(context, start, order, backbone.to_input.unit, rates)
+        if end.is_finished(context, start, schedule):
             return 0
         lines = line(self.config.run.frequent, schedule.total_steps, order.num_samples)
         job = self._job(
-            settings, data, loader=loader, backbone=backbone, head=head, saver=saver, schedule=schedule, at=start,
-            evaluations=evaluations, line=lines, hooks=hooks or Hooks(),
+            context, settings, data, loader=loader, backbone=backbone, head=head, saver=saver, schedule=schedule,
+            at=start.state, evaluations=evaluations, line=lines, hooks=hooks or Hooks(),
             class_names=names_of(loader.source, head.num_classes), teacher=teacher,
         )  # fmt: skip
         self.outcome = loop.train(job)
         more: Mapping[str, Any] | None = None
         if results and not self.outcome.stopped:
             more = spare("the recipe's part of result.json", results, self.outcome)
-        return end.finish(self, job, self.outcome, more or {}, deliver)
+        return end.finish(context, job, self.outcome, more or {}, deliver)
 
-    def _job(self, settings: Mapping[str, Any], data: Mapping[str, int], *, loader: Loader, backbone: Backbone,
-             head: Head, saver: checkpoint.Saver, **parts: Any) -> Job:  # fmt: skip
+    def _job(self, context: Context, settings: Mapping[str, Any], data: Mapping[str, int], *, loader: Loader,
+             backbone: Backbone, head: Head, saver: checkpoint.Saver, **parts: Any) -> Job:  # fmt: skip
         """Builds the job from the parts and the flags. A collective."""
-        config = self.config
+        config = context.config
         settings = {
             "accumulate": config.optim.accumulate,
             "accumulate_sum": config.optim.accumulate_sum,
@@ -353,11 +294,11 @@ class Run:
             "evaluate_every": config.run.verbose,
             "checkpoint_every": config.run.checkpoint_every,
             "save_best": config.run.save_best,
-            "keep": self.keeps,
-            **(self.head_flags.settings(config.schedule.lr) if self.head_flags else {}),
+            "keep": self._keeps,
+            **(self._tables[-1][0].settings(config.schedule.lr) if self._tables else {}),
             **settings,
         }
-        restore = partial(resume.restore, self, backbone, head, saver)
+        restore = partial(resume.restore, context, backbone, head, saver)
         return Job(
             world=self.world,
             loader=loader,
@@ -366,15 +307,15 @@ class Run:
             settings=Settings(**settings),
             guards=Guards(**dataclasses.asdict(config.guards), restore=restore),
             saver=saver,
-            name=self.folders.run,
+            name=context.folders.run,
             models_root=self.root,
             logger=self.logger,
             seed=config.run.seed,
             facts={
-                "recipe": self.recipe,
+                "recipe": context.recipe,
                 "contract": backbone.contract,
                 "configuration": flags.flat(config),
-                "versions": self.versions,
+                "versions": context.versions,
                 "data": data,
             },
             wandb=open_wandb(config.run.wandb, self.root, flags.flat(config), self.world),

@@ -117,9 +117,8 @@ class Backbone(Protocol):
         by name; the first two equal on all ranks; no copies, except for the statistics. A collective."""
         ...
 
-    def not_delivered(self) -> dict[str, dict[str, Tensor]]:
-        """Returns what `state` does not deliver of weights ("raw") and their average ("ema"); {}: no average is kept.
-        A collective."""
+    def raw_weights(self) -> dict[str, Tensor]:
+        """Returns the weights, where `state` delivers their average; {}: no average is kept. A collective."""
         ...
 
     def replicated(self) -> dict[str, Tensor]:

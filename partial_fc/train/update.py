@@ -112,7 +112,7 @@ def _update(job: Job, attempt: Attempt, lr: float, watch: Stopwatch) -> None:
     if not known_first:
         backbone.wait()
         check_gradient(job)
-    backbone.step(lr * settings.backbone_lr_ratio)
+    backbone.step(lr)
     watch.lap("backbone")
 
 

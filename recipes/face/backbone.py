@@ -17,7 +17,7 @@ import tyro
 
 from partial_fc import rooms
 from partial_fc.flags import LaunchFlags, OptimFlags, ScheduleFlags, check_numbers, flag, is_given, near
-from partial_fc.flags.facts import ANY, Basic, In, MayChange
+from partial_fc.flags.facts import Basic, In, MayChange
 
 from .insightface import ELSEWHERE
 
@@ -59,8 +59,6 @@ class ModelFlags:
     --models-root (docs/encoders.md)."""
     embedding_size: Annotated[int, In("[1, 65536]"), Basic] = 512
     """Width of the embedding."""
-    dropout: Annotated[float, In("[0, 1)")] = 0.0
-    """Dropout probability before the last linear layer."""
     pretrained: Annotated[Path | None, Basic, MayChange] = None
     """Start from this backbone, of the same network and size: the folder of another run, a checkpoint's, its
     model.safetensors, or arcface_torch's model.pt, backbone.pth or checkpoint_gpu_0.pt."""
@@ -70,8 +68,6 @@ class ModelFlags:
     freeze_steps: Annotated[int, Basic] = 0
     """Steps at the start in which only class centres move. The backbone, its running statistics too, stays as it is and
     computes as in evaluations, without dropout."""
-    backbone_lr: float | None = None
-    """Learning rate of the backbone; scaled and scheduled like --lr, which it is when not given."""
     layer_decay: Annotated[float, In("(0, 1]")] = 1.0
     """For fine-tuning a transformer: each block learns at this share of the next one's rate."""
     decay_all: bool = False
@@ -83,24 +79,17 @@ class ModelFlags:
     compile: Annotated[bool, MayChange] = False
     """Compile the training of the backbone (torch.compile; needs a C++ compiler); where that fails a note says why.
     Evaluated and delivered is the network itself (docs/encoders.md)."""
-    channels_last: Annotated[bool, MayChange] = True
-    """Store images and convolution weights channels-last, the fastest layout for tensor cores and CPUs."""
     engine: Annotated[Literal["torch", "mxnet"], MayChange] = "torch"
     """The engine of the backbone. mxnet: MXNet 1.9.1, in fp32 on the CPU; everything else, including checkpoints, is
     the same (docs/recipes/mxnet.md)."""
     symbol: Path | None = None
-    """With --engine mxnet and --params, instead of --network: any MXNet network (NAME-symbol.json). It is also
-    delivered as MXNet's files."""
+    """With --engine mxnet and --params, instead of --network: any MXNet network (NAME-symbol.json) of pixels, 0 to
+    255, as InsightFace's are. It is also delivered as MXNet's files."""
     params: Annotated[Path | None, MayChange] = None
     """The weights that --symbol starts from (NAME-0000.params)."""
     output_name: str | None = None
     """The layer of --symbol whose output is the embedding. none: its only output, or the input of a final loss
     layer."""
-    input_mean: Annotated[float, In(ANY)] = 0.0
-    """The input of --symbol is (pixel - input mean) / input std. InsightFace's networks take pixels, 0 to 255, and
-    scale them themselves."""
-    input_std: Annotated[float, In("(0, inf)")] = 1.0
-    """See --input-mean."""
 
     def __post_init__(self) -> None:
         if self.network.startswith("timm:"):
@@ -109,10 +98,8 @@ class ModelFlags:
         elif ".py:" in self.network:
             if not (file := Path(self.network.rpartition(":")[0])).is_file():
                 raise ValueError(f"--network {self.network}: there is no file {file}")
-            if self.dropout:
-                raise ValueError(f"--dropout {self.dropout:g}: {file} makes its network as it likes; leave it out")
         elif self.takes_vectors:
-            for name in ("dropout", "layer_decay", "activation_checkpointing", "compile"):
+            for name in ("layer_decay", "activation_checkpointing", "compile"):
                 if is_given(self, name):
                     raise ValueError(f"{flag(name)} with --network {self.network}: it has no such layers; leave it out")
         elif self.network not in NETWORKS:
@@ -126,10 +113,8 @@ class ModelFlags:
             raise ValueError("--symbol is a network of MXNet's: add --engine mxnet")
         if self.pretrained_partial and self.pretrained is None:
             raise ValueError("--pretrained-partial requires --pretrained")
-        if self.symbol is None:
-            for name in ("output_name", "input_mean", "input_std"):
-                if is_given(self, name):
-                    raise ValueError(f"{flag(name)} requires --symbol")
+        if self.symbol is None and self.output_name is not None:
+            raise ValueError("--output-name requires --symbol")
         if self.engine == "mxnet":
             self._check_mxnet()
 
@@ -141,13 +126,6 @@ class ModelFlags:
         if self.network not in ("r18", "r34", "r50", "r100", "r200", "tiny", "mini") and self.symbol is None:
             remedy = "there is no symbol of it; take r18, r34, r50, r100, r200, tiny or mini"
             raise _refused(f"--network {self.network}", remedy)
-        if self.dropout:
-            raise _refused(
-                f"--dropout {self.dropout:g}",
-                "leave it out; a --symbol has the dropout that is in it"
-                if self.symbol
-                else "the graph of InsightFace's recipe has none; leave it out",
-            )
         if self.activation_checkpointing:
             raise _refused("--activation-checkpointing", "MXNet keeps all inner values; leave it out")
         if self.compile:
@@ -155,13 +133,8 @@ class ModelFlags:
         if self.symbol is not None and self.pretrained is not None:
             raise ValueError("--pretrained with --symbol: its weights are those of --params; leave one of the two out")
 
-    def check(self, launch: LaunchFlags, optim: OptimFlags, schedule: ScheduleFlags) -> None:
-        """Raises ValueError for flags of other groups that the engine, or a rate of the backbone's own, excludes."""
-        if self.backbone_lr is not None and not schedule.lr > 0:
-            raise ValueError(
-                f"--backbone-lr {self.backbone_lr:g} with --lr {schedule.lr:g}: the backbone's rate follows the "
-                "schedule of --lr, as a multiple of it; give an --lr above 0"
-            )
+    def check(self, launch: LaunchFlags, optim: OptimFlags) -> None:
+        """Raises ValueError for flags of other groups that the engine excludes."""
         if self.engine != "mxnet":
             return
         if optim.precision not in ("auto", "fp32"):
@@ -173,20 +146,10 @@ class ModelFlags:
         if launch.device == "cuda":
             raise _refused("--device cuda", "MXNet's last wheels for GPUs are older than today's GPUs; leave it out")
 
-    def settings(self, lr: float) -> dict[str, Any]:
-        """Returns what the training loop is to know, of train.job.Settings. lr: of --lr."""
-        ratio = 1.0 if self.backbone_lr is None else self.backbone_lr / lr
-        return {"freeze_steps": self.freeze_steps, "backbone_lr_ratio": ratio}
-
     def optimizer_options(self) -> dict[str, Any]:
         """Returns what the backbone's optimizer is to know besides the shared flags, of optim.backbone.build."""
         everything = {"decay_biases": True, "decay_norms": True, "no_decay": ()} if self.decay_all else {}
         return {"layer_decay": self.layer_decay, **everything}
-
-    def notes(self) -> Iterator[str]:
-        """Yields notes on flags without effect."""
-        if self.engine == "mxnet" and is_given(self, "channels_last"):
-            yield "--no-channels-last has no effect: MXNet chooses its own memory layout"
 
 
 def _refused(what: str, remedy: str) -> ValueError:
@@ -228,7 +191,7 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
     width = image_size if model.network == "none" else model.embedding_size
     if is_given(model, "embedding_size") and width != model.embedding_size:
         raise ValueError(f"--embedding-size {model.embedding_size}: with --network none it is the vectors' {width}")
-    module = models.build(model.network, width, image_size, dropout=model.dropout)
+    module = models.build(model.network, width, image_size)
     is_encoder, to_input = encoders.is_encoder(model.network), encoders.input_of(module)
     file = Path(model.network.rpartition(":")[0]) if ".py:" in model.network else None
     name = model.network if file is None else f"{file.name}:{model.network.rpartition(':')[2]}"
@@ -256,7 +219,7 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
         assert isinstance(module, IResNet)
         _need_mxnet()
         module = rooms.load("mxnet.graph:compute_in_mxnet")(module)
-    elif model.channels_last:
+    else:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if model.activation_checkpointing:
         activation_checkpointing.enable(module)
@@ -292,9 +255,7 @@ def _symbol_network(model: ModelFlags, image_size: int, flip: bool) -> Network:
         "output_name": module.output_name,
         **_facts(width, image_size, flip),
     }
-    mean, std = model.input_mean, model.input_std
-    pixels = "pixel, 0 to 255" if (mean, std) == (0.0, 1.0) else f"(pixel - {mean:g}) / {std:g}"
-    to_input = Pixels(f"float32 (N, 3, H, W), RGB, {pixels}", mean, std)
+    to_input = Pixels("float32 (N, 3, H, W), RGB, pixel, 0 to 255", 0.0, 1.0)
     notes.append(f"{model.symbol}: the embedding is {module.output_name}, {width} wide; input {to_input.description}")
     if is_given(model, "embedding_size") and model.embedding_size != width:
         notes.append(f"--embedding-size {model.embedding_size} without effect: --symbol says {width}")

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from partial_fc.train.run import Run
 
 _BATCH = "batch_size"  # of a process: the sum of the sets'
-# What all heads have in common: the norm of the whole gradient, and the looks at the rows.
-_COMMON = {"head_clip", "telemetry_every"}
+# What all heads have in common: the norm of the whole gradient.
+_COMMON = {"head_clip"}
 
 
 @dataclass(frozen=True, kw_only=True)

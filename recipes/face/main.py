@@ -60,8 +60,7 @@ class DataFlags:
     """A preset: class count, schedule and verification sets of a known data set; `custom` fixes none of them."""
     config: Annotated[Path | None, Basic, MayChange] = None
     """arcface_torch's configs/NAME.py, or NAME.toml with flags of this command line; read as data, never executed. The
-    .toml may have a table for each of several heads (docs/many-labels.md). Or the settings of partial_fc/mxnet's
-    default.py."""
+    .toml may have a table for each of several heads (docs/many-labels.md)."""
     rec: Annotated[tuple[Path, ...] | Path | None, Basic] = None
     """A folder with train.rec, a .rec, a folder of class folders, a list, tar shards or vectors (docs/data.md). Several
     paths are several sets, whose classes follow one another; a pattern in quotes, 'shards/*.rec', names the shards of
@@ -176,16 +175,19 @@ class Config:
     launch: Annotated[Flags[LaunchFlags], Shows(("device",))] = LaunchFlags()
 
     def __post_init__(self) -> None:
+        from partial_fc.train import head_from_flags
+
         if not self.data.synthetic and self.data.rec is None:
             raise ValueError("--rec DIR is missing: give the folder of the images (--dataset 100w needs none)")
         if self.optim.batch_size == 1 and not self.optim.sync_bn:
             raise ValueError("--batch-size 1: batch norm needs 2 images a process, or --sync-bn")
         face_vectors.check(self.data, self.model, self.tuning)
-        self.model.check(self.launch, self.optim, self.schedule)
+        self.model.check(self.launch, self.optim)
         self.tuning.check(self.model.engine)
         heads = [(one.flags, one.drawn) for one in face_heads.of(self)]
         for head, drawn in heads or [(self.head, self.data.labels_drawn or self.data.labels)]:
             head.check(self.launch, self.optim, self.schedule, self.run.resume, drawn)
+            head_from_flags.check(head, self.optim)
 
 
 def main(arguments: list[str]) -> int:
@@ -253,10 +255,10 @@ def train_here(run: Run) -> int:
     backbone = run.backbone(network.module, network.to_input, network.contract, precision=network.precision,
                             compile_for=compile_for, **config.model.optimizer_options())  # fmt: skip
     if config.tuning.ema:
-        backbone.keep_average(config.tuning.ema, delivered=config.tuning.deliver == "ema")
+        backbone.keep_average(config.tuning.ema)
     teacher = face_tuning.teacher(config.tuning, network, input_size, backbone)
     ignored = NONE if several else None  # to look for it takes a wait for the device
-    settings = config.model.settings(config.schedule.lr)
+    settings: dict[str, Any] = {"freeze_steps": config.model.freeze_steps}
     if heads:
         head: Any = face_heads.build(run, heads, source, network.embedding_size, backbone, ignored)
         settings["head_lr_ratio"] = 1.0  # each head has its own
@@ -264,11 +266,9 @@ def train_here(run: Run) -> int:
         head = run.partial_fc(config.head, num_classes, network.embedding_size, backbone, ignored)
     if network.code:
         run.keep_code(network.code)
-    schedule, lr = config.schedule, config.model.backbone_lr
-    of_backbone = schedule if lr is None else dataclasses.replace(schedule, lr=lr)
-    rates = face_backbone.rate_notes(network.module, config.optim, of_backbone, run.global_batch)
+    rates = face_backbone.rate_notes(network.module, config.optim, config.schedule, run.global_batch)
     tuned = face_tuning.notes(config.tuning, total_steps)
-    for note in (*network.notes, *config.model.notes(), *_notes(config, source), *rates, *tuned):
+    for note in (*network.notes, *_notes(config, source), *rates, *tuned):
         run.note(note)
 
     # ---- a given checkpoint, else this run's newest, else --pretrained and --start-centres, else from scratch
@@ -384,40 +384,29 @@ def _notes(config: Config, source: Source) -> list[str]:
 
 @flags.told_as_usage
 def parse(arguments: list[str]) -> tuple[Config, list[str]]:
-    """Parses the command line: configuration, and notes for the user on settings of a --config file without effect."""
+    """Returns (configuration, notes for the user). A value is the flag's, else --config's, else that which the network
+    starts with, else the preset's, else the default; of the class count and the image size the data's own go before a
+    preset's."""
     arguments = face_heads.gathered(with_file(arguments, facts(Config), face_heads.OWN))
-    # Given explicitly: these count more than what the data states.
     names = ("dataset", "config", *presets.OF_THE_DATA, "num_images", *OF_TRANSFORMERS, "network")
-    known, _ = split(arguments, names, {"network": {"short": "--backbone"}})
-    dataset, from_config = known.get("dataset", "custom"), known.get("config")
-    from_file: dict[str, Any] = {}
-    defaults: dict[str, Any] = presets.get(dataset) if dataset != "custom" else {}
-    notes: list[str] = []
-    if from_config is not None:
-        from_file, notes = arcface_torch.load(Path(from_config))
-        defaults |= from_file
-    for name in {"rec", "models_root"} & defaults.keys():
-        defaults[name] = Path(defaults[name])
-    given = known.keys() & OF_TRANSFORMERS.keys()
+    typed, _ = split(arguments, names, {"network": {"short": "--backbone"}})
+    preset = presets.get(typed.get("dataset", "custom"))
+    stated, notes = arcface_torch.load(Path(typed["config"])) if "config" in typed else ({}, [])
     rates: dict[str, Any] = {}
-    if from_config is None:  # a file states a whole run
-        rates = rates_of(known.get("network", defaults.get("network", "")), given, known.get("optimizer"))
-        defaults |= rates
-    default = flags.with_defaults(Config, defaults)
-    program = f"{flags.trainer()} face"
+    if not stated:  # a file states a whole run
+        rates = rates_of(typed.get("network", preset.get("network", "")), typed, typed.get("optimizer"))
     try:
-        config = flags.parse(
-            Config, arguments, program, default=default, matter=flags.basic(Config), elsewhere=ELSEWHERE
-        )
+        defaults = flags.with_defaults(Config, preset | rates | stated)
+        config = flags.parse(Config, arguments, f"{flags.trainer()} face", default=defaults, elsewhere=ELSEWHERE)
     except UsageError as error:
-        if "network" in from_file and str(error).startswith(f"--network is {from_file['network']};"):
-            raise UsageError(f"{from_config}: {error}") from error
+        if str(error).startswith(f"--network is {stated.get('network')};"):
+            raise UsageError(f"{typed['config']}: {error}") from error
         raise
     if rates:
         words = " ".join(f"{flags.flag(name)} {value}" for name, value in rates.items())
         notes.append(f"--network {config.model.network}, a transformer, starts with {words}")
-    given = known.keys() & set(presets.OF_THE_DATA)
-    data, more_notes = presets.give_way(config.data, given | from_file.keys())
-    if "num_images" in known and not data.synthetic:
-        more_notes.append("--num-images is about synthetic data; this run has images")
-    return dataclasses.replace(config, data=data), [*notes, *more_notes]
+    data, replaced = presets.give_way(config.data, {*typed, *stated})
+    notes += replaced
+    if "num_images" in typed and not data.synthetic:
+        notes.append("--num-images is about synthetic data; this run has images")
+    return dataclasses.replace(config, data=data), notes

@@ -1,16 +1,12 @@
-"""Settings of InsightFace's trainers as flags of recipe `face`: arcface_torch's, and those of Partial FC on MXNet
-(default.py, an EasyDict with other names).
+"""Settings of arcface_torch as flags of recipe `face`.
 
-    config.lr = 0.1                         arcface_torch
-    config.backbone_lr = 0.1                partial_fc/mxnet's default.py
-
-(Names and values: InsightFace's recognition/arcface_torch/configs and recognition/partial_fc/mxnet/default.py.)
+(Names and values: InsightFace's recognition/arcface_torch/configs.)
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from reprlib import Repr
 from typing import Any
 
@@ -23,120 +19,70 @@ _INT, _TEXT, _BOOL, _LIST = (int,), (str,), (bool,), (list, tuple)
 _NUMBER: _Types = (int, float)
 
 
-@dataclass(frozen=True)
-class Trainer:
-    """One trainer's settings, by name. always: flags for its fixed behaviour. taken: (our name, types of its value).
-    refused: (the only supported value, why others are not). without_effect: (the value that needs no note, why it has
-    no effect); `silent` ones are never mentioned."""
-
-    name: str
-    always: Mapping[str, Any]
-    taken: Mapping[str, tuple[str, _Types]]
-    refused: Mapping[str, tuple[Any, str]]
-    without_effect: Mapping[str, tuple[Any, str]]
-    silent: Iterable[str] = ()
-
-    @property
-    def known(self) -> set[str]:
-        return {*self.taken, *self.refused, *self.without_effect, *self.silent}
-
-
-def _same(names: str, types: _Types) -> dict[str, tuple[str, _Types]]:
-    """Maps settings with the same name here."""
-    return {name: (name, types) for name in names.split()}
-
-
-ARCFACE_TORCH = Trainer(
-    "arcface_torch",
-    # train_v2.py: PolynomialLRWarmup, a rate independent of the number of processes, clipping of the backbone's
-    # gradient, not the centres', at norm 5; torch.optim with momentum 0.9 and one decay moves all parameters and all
-    # centres in every update, by the sum of the micro-batches' gradients.
-    {
-        **{"lr_scheduler": "arcface-torch", "lr_scaling": "none", "clip": 5.0, "head_clip": math.inf},
-        **{"momentum": 0.9, "decay_all": True, "head_catch_up": "exact", "accumulate_sum": True},
-    },
-    {
-        **_same("network loss rec optimizer", _TEXT),
-        **_same("image_size embedding_size num_classes batch_size seed num_workers verbose frequent", _INT),
-        **_same("sample_rate lr weight_decay interclass_filtering_threshold", _NUMBER),
-        "num_image": ("num_images", _INT),
-        "gradient_acc": ("accumulate", _INT),
-        "num_epoch": ("epochs", _INT),
-        "warmup_epoch": ("warmup_epochs", _INT),
-        "fp16": ("precision", _BOOL),
-        "resume": ("resume", _BOOL),
-        "margin_list": ("margins", _LIST),
-        "val_targets": ("val_targets", _LIST),
-        "output": ("models_root", (str, type(None))),
-    },
-    {"dali_aug": (False, "DALI's augmentations are not implemented; set it to False")},
-    {
-        "momentum": (0.9, "arcface_torch's SGD has 0.9, whatever the file says; --momentum is another one"),
-        "dali": (False, "DALI is not used; OpenCV threads decode the records"),
-        "using_wandb": (False, "curves go to TensorBoard; --wandb PROJECT sends them to Weights & Biases, too"),
-    },
-    # Checkpoints always hold all states; the others are used only with using_wandb, and one is a key.
-    ("save_all_states", "wandb_key", "wandb_entity", "wandb_project", "wandb_resume", "wandb_log_all",
-     "suffix_run_name", "save_artifacts", "notes"),
+# train_v2.py: PolynomialLRWarmup, a rate independent of the number of processes, clipping of the backbone's gradient,
+# not the centres', at norm 5; torch.optim with momentum 0.9 and one decay moves all parameters and all centres in every
+# update, by the sum of the micro-batches' gradients.
+_ALWAYS = {
+    **{"lr_scheduler": "arcface-torch", "lr_scaling": "none", "clip": 5.0, "head_clip": math.inf},
+    **{"momentum": 0.9, "decay_all": True, "head_catch_up": "exact", "accumulate_sum": True},
+}
+_SAME = {
+    **dict.fromkeys(("network", "loss", "rec", "optimizer"), _TEXT),
+    **dict.fromkeys(("image_size", "embedding_size", "num_classes", "batch_size"), _INT),
+    **dict.fromkeys(("seed", "num_workers", "verbose", "frequent"), _INT),
+    **dict.fromkeys(("sample_rate", "lr", "weight_decay", "interclass_filtering_threshold"), _NUMBER),
+    **{"resume": _BOOL, "val_targets": _LIST},
+}
+# Setting -> (flag, types of its value).
+_TAKEN: dict[str, tuple[str, _Types]] = {
+    **{name: (name, types) for name, types in _SAME.items()},
+    "num_image": ("num_images", _INT),
+    "gradient_acc": ("accumulate", _INT),
+    "num_epoch": ("epochs", _INT),
+    "warmup_epoch": ("warmup_epochs", _INT),
+    "fp16": ("precision", _BOOL),
+    "margin_list": ("margins", _LIST),
+    "output": ("models_root", (str, type(None))),
+}
+# Setting -> (the value that needs no note, why another has no effect).
+_WITHOUT_EFFECT = {
+    "momentum": (0.9, "arcface_torch's SGD has 0.9, whatever the file says; --momentum is another one"),
+    "dali": (False, "DALI is not used; OpenCV threads decode the records"),
+    "using_wandb": (False, "curves go to TensorBoard; --wandb PROJECT sends them to Weights & Biases, too"),
+}
+# Checkpoints always hold all states; the others are used only with using_wandb, and one is a key.
+_SILENT = (
+    "save_all_states", "wandb_key", "wandb_entity", "wandb_project", "wandb_resume", "wandb_log_all",
+    "suffix_run_name", "save_artifacts", "notes",
 )  # fmt: skip
-_MARGINS = ("loss_m1", "loss_m2", "loss_m3")
-_FIXED = {"bn_mom": 0.9, "net_se": 0, "net_act": "prelu", "net_unit": 3, "net_input": 1, "net_output": "FC"}
-DEFAULT_PY = Trainer(
-    "partial_fc/mxnet's default.py",
-    # Its memory bank gathers the rows of weight and momentum that take part, and writes them back: the others rest.
-    {"lr_scaling": "none", "head_catch_up": "none"},
-    {
-        **_same("embedding_size image_size batch_size num_classes frequent verbose", _INT),
-        **_same("rec", _TEXT),
-        **_same("val_targets", _LIST),
-        "backbone_lr": ("lr", _NUMBER),
-        "memory_bank_lr": ("head_lr", _NUMBER),
-        "sample_ratio": ("sample_rate", _NUMBER),
-        "loss_s": ("scale", _NUMBER),
-        "max_update": ("max_steps", _INT),
-        "num_layers": ("network", _INT),
-        "lr_steps": ("lr_steps", _TEXT),
-        "fp16": ("precision", _BOOL),
-        "debug": ("dataset", (bool, int)),
-    },
-    {
-        **{name: (value, f"the networks here have {value!r}") for name, value in _FIXED.items()},
-        "net_name": ("resnet", "the networks here have 'resnet' (of fresnext there is no code in InsightFace either)"),
-    },
-    {"workspace": (None, "it is cuDNN's, under MXNet"), "memonger": (None, "--activation-checkpointing is like it")},
-    _MARGINS,  # translated together
-)
 OF_A_FUNCTION = (
-    "a function is not run, and it has no values of its own: what it sets are presets here, `--dataset emore --rec DIR "
-    "--network r100 --loss cosface` (webface, glint360k_8GPU, 100w ...). Leave --config out, or leave the function out "
-    "of the file"
+    "a function is not run; what that of partial_fc/mxnet's default.py sets are presets here: `--dataset emore --rec "
+    "DIR --network r100 --loss cosface` (webface, glint360k_8GPU, 100w ...), without --config"
 )
 
 
 def translate(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Detects the trainer by the settings' names and returns (flags of recipe `face` by name, notes for the user).
-    Raises ValueError for an unknown setting, with similar names, for a value of another type, and for an unsupported
-    one that changes what is learned."""
-    trainer = DEFAULT_PY if DEFAULT_PY.known.intersection(config) - ARCFACE_TORCH.known else ARCFACE_TORCH
-    known = sorted(trainer.known)
-    flags, notes = dict(trainer.always), list[str]()
+    """Returns (flags of recipe `face` by name, notes for the user). Raises ValueError for an unknown setting, with
+    similar names, for a value of another type, and for an unsupported one that changes what is learned."""
+    known = sorted({*_TAKEN, *_WITHOUT_EFFECT, *_SILENT, "dali_aug"})
+    flags, notes = dict[str, Any](_ALWAYS), list[str]()
     for key, value in config.items():
         if key not in known:
             near = get_close_matches(key, known)
             hint = f"; did you mean {' or '.join(near)}?" if near else f"; known are {', '.join(known)}"
-            raise ValueError(f"config.{key} is not a setting of {trainer.name} that is known here{hint}")
-        neutral, words = {**trainer.refused, **trainer.without_effect}.get(key, (value, ""))
-        if value != neutral and key in trainer.refused:
-            raise ValueError(f"config.{key} = {_shown(value)}: {words}")
+            raise ValueError(f"config.{key} is not a setting of arcface_torch that is known here{hint}")
+        if key == "dali_aug" and value:
+            raise ValueError(
+                f"config.dali_aug = {_shown(value)}: DALI's augmentations are not implemented; set it to False"
+            )
+        neutral, why = _WITHOUT_EFFECT.get(key, (value, ""))
         if value != neutral:
-            notes.append(f"config.{key} has no effect: {words}")
-        if key in trainer.taken:
-            name, types = trainer.taken[key]
+            notes.append(f"config.{key} has no effect: {why}")
+        if key in _TAKEN:
+            name, types = _TAKEN[key]
             if not _is_a(value, types):
                 raise ValueError(f"config.{key} = {_shown(value)}; expected {' or '.join(t.__name__ for t in types)}")
-            flags |= _flags(trainer, key, name, float(value) if types == _NUMBER else value, notes)
-    if given := [config[name] for name in _MARGINS if name in config]:
-        flags |= _margins("config.loss_m1, loss_m2, loss_m3", given)
+            flags |= _flags(key, name, float(value) if types == _NUMBER else value, notes)
     return flags, notes
 
 
@@ -145,14 +91,14 @@ def _is_a(value: Any, types: _Types) -> bool:
     return isinstance(value, types) and (bool in types or not isinstance(value, bool))
 
 
-def _flags(trainer: Trainer, key: str, name: str, value: Any, notes: list[str]) -> dict[str, Any]:
+def _flags(key: str, name: str, value: Any, notes: list[str]) -> dict[str, Any]:
     """Returns the flags of one setting. name: ours."""
     match name:
         case "margins":
             return _arcface_torch_margins(value, notes)
         case "sample_rate" if value < 1:
             notes.append(
-                f"config.{key} = {value:g}: of all classes that take part, the batch's among them, as {trainer.name} "
+                f"config.{key} = {value:g}: of all classes that take part, the batch's among them, as arcface_torch "
                 "counts (--quota insightface), but over the classes of all processes at once; --quota negatives, "
                 "otherwise the default here, has the batch's classes on top"
             )
@@ -164,15 +110,16 @@ def _flags(trainer: Trainer, key: str, name: str, value: Any, notes: list[str]) 
             )
         case "rec" if value == "synthetic":
             return {"dataset": value}
-        case "dataset":
-            return {name: "synthetic"} if value else {}
         case "resume":
             value = "auto" if value else "same"  # theirs loads no other run; ours resumes its own
         case "models_root" if value is None:
             return {}
+        case "rec":
+            value = Path(value)
         case "models_root":
             notes.append(f"config.output = {_shown(value)}: this is where the run writes (--models-root names another)")
-        case "precision" if value and trainer is ARCFACE_TORCH:
+            value = Path(value)
+        case "precision" if value:
             notes.append(
                 "config.fp16: 16 bits are bf16 where the hardware has them, and no loss scale is needed; the head's "
                 "products are of bf16 numbers then, where arcface_torch's are of fp32, some 0.03 of a logit apart; "
@@ -180,7 +127,7 @@ def _flags(trainer: Trainer, key: str, name: str, value: Any, notes: list[str]) 
             )
             value = "auto"
         case "precision":
-            value = "fp16" if value else "fp32"
+            value = "fp32"
         case "accumulate" if value > 1:
             notes.append(
                 f"config.{key} = {value}: gradients of the micro-batches are added up, as in arcface_torch: {value} "
@@ -189,18 +136,6 @@ def _flags(trainer: Trainer, key: str, name: str, value: Any, notes: list[str]) 
             )
         case "warmup_epochs":
             value = max(0, value)  # some published configs use -1 for none
-        case "lr_steps":
-            words = value.split(",")
-            if not all(word.strip().isdecimal() for word in words):
-                raise ValueError(f"config.{key} = {_shown(value)}; expected updates, as in '100000,160000'")
-            return {"lr_scheduler": "step", name: tuple(int(word) for word in words)}
-        case "network" if key == "num_layers":
-            if value not in (50, 100):
-                raise ValueError(
-                    f"config.{key} = {value}: expected 50 or 100 (r122 has no code in InsightFace either; r18, r34 and "
-                    "r200 are --network's)"
-                )
-            value = f"r{value}"
         case "val_targets":
             if not all(isinstance(target, str) for target in value):
                 raise ValueError(f"config.{key} = {_shown(value)}; expected names of verification sets")
@@ -213,7 +148,7 @@ def _arcface_torch_margins(margins: Any, notes: list[str]) -> dict[str, Any]:
     flags = _margins(f"config.margin_list = {_shown(margins)}", margins)
     m1, m2, m3 = (float(m) for m in margins)
     if (m1, m3) == (1.0, 0.0) and m2:
-        flags = {"loss": "arcface-straight-through"} | ({} if m2 == 0.5 else {"margin_schedule": f"0:{m2:g}"})
+        flags = {"loss": "arcface-straight-through"} | ({} if m2 == 0.5 else {"margins": (m1, m2, m3)})
         notes.append(
             f"config.margin_list = {margins!r}: arcface_torch leaves the slope of this margin out, and so does this "
             "run; --loss arcface has it"

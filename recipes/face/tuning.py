@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from partial_fc.flags import check_numbers, flag, is_given
 from partial_fc.flags.facts import In, MayChange, Refused
@@ -24,10 +24,8 @@ class TuningFlags:
 
     ema: Annotated[float, In("[0, 1)")] = 0.0
     """Keep an exponential moving average of the backbone's weights and running statistics with this decay, 0.999 or
-    0.9999, say; 0: none."""
-    deliver: Annotated[Literal["ema", "raw"], MayChange] = "ema"
-    """With --ema: what is evaluated and delivered as model.safetensors; the other lies beside it, in
-    model-raw.safetensors or model-ema.safetensors."""
+    0.9999, say; 0: none. The average is evaluated and delivered as model.safetensors; the weights themselves lie beside
+    it, in model-raw.safetensors."""
     lora: Annotated[int, Refused("other parameters are trained")] = 0
     """Train adapters of this rank, by peft, and the last layer instead of the backbone, which is frozen; 0: none. What
     is delivered is the plain network, adapters merged."""
@@ -41,9 +39,9 @@ class TuningFlags:
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        for name, needed in (("deliver", "ema"), ("teacher_weight", "teacher"), ("trust_code", "teacher")):
-            if is_given(self, name) and not getattr(self, needed):
-                raise ValueError(f"{flag(name)} requires {flag(needed)}")
+        for name in ("teacher_weight", "trust_code"):
+            if is_given(self, name) and self.teacher is None:
+                raise ValueError(f"{flag(name)} requires --teacher")
         if self.lora and find_spec("peft") is None:
             raise ValueError(f"--lora {self.lora} needs peft: `pip install 'partial-fc[lora]'`")
 

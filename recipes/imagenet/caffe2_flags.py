@@ -1,5 +1,5 @@
-"""Command lines of Caffe2's resnet50_trainer and imagenet_trainer: flags with another name here, flags without effect
-here, and the first line of their log.
+"""Command lines of Caffe2's resnet50_trainer and imagenet_trainer: flags with another name here, and the first line
+of their log.
 
     python resnet50_trainer.py --train_data DIR --gpus 0,2 --batch_size 64 --base_learning_rate 0.1 --num_epochs 90
     python train.py imagenet   the same
@@ -21,38 +21,22 @@ RENAMED = {
     "first_iter_timeout": "start-timeout",
     "distributed_interfaces": "network-interface",
 }
-_WITHOUT_EFFECT = {
-    "cudnn_workspace_limit_mb": "PyTorch manages cuDNN's workspace",
-    "float16_compute": "updates are made in fp32, on fp32 weights",
-    "enable_tensor_core": "PyTorch uses tensor cores by itself",
-    "use_nccl": "GPUs always exchange over NCCL",
-    "distributed_transport": "the launcher's backend chooses it",
-    "model_parallel": "the last layer is shared out with --head partial-fc",
-    "use_ideep": "PyTorch uses oneDNN by itself",
-    "use_caffe_datum": "each record says itself whether it is a Datum",
-}
-# Without a value in one trainer, followed by True or False in another.
-_SWITCHES = (
-    "use_cpu", "float16_compute", "enable_tensor_core", "use_nccl", "model_parallel", "use_ideep", "use_caffe_datum",
-)  # fmt: skip
 _OFF = ("false", "0", "no")
 _BATCH_SIZE = "32"  # default per machine
 _LOGGED = (
     "train_data", "test_data", "db_type", "num_channels", "image_size", "num_labels", "epoch_size", "weight_decay",
-    "num_shards", "shard_id", "run_id", "redis_host", "redis_port", "file_store_path", "save_model_name",
-    "load_model_path",
+    "num_shards", "shard_id", "run_id", "redis_host", "redis_port", "file_store_path", "load_model_path",
 )  # fmt: skip
 
 
 def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Returns (our arguments, notes for the user). Converts the batch size of this machine to that of a process. Raises
     ValueError for invalid values."""
-    options: dict[str, dict[str, Any]] = {name: {"nargs": "?", "const": "True"} for name in _SWITCHES}
-    options["model"] = {"nargs": "?", "const": "resnext"}
-    names = (*RENAMED, *_WITHOUT_EFFECT, "use_cpu", "gpus", "batch_size", "dtype", "model", "num_layers", "db_type")
+    # use_cpu is without a value in one trainer, followed by True or False in another.
+    options = {"use_cpu": {"nargs": "?", "const": "True"}, "model": {"nargs": "?", "const": "resnext"}}
+    names = (*RENAMED, "use_cpu", "gpus", "batch_size", "dtype", "model", "num_layers", "db_type")
     given, ours = split(arguments, names, options)
-    given = {name: v for name, v in given.items() if name not in _SWITCHES or v.lower() not in _OFF}
-    notes = [f"--{name} without effect: {why}" for name, why in _WITHOUT_EFFECT.items() if name in given]
+    notes: list[str] = []
     gpus = count(given, "num_gpus") if "num_gpus" in given else 1
     if "gpus" in given:
         gpus = given["num_gpus"] = _choose_gpus(str(given["gpus"]), notes)
@@ -60,7 +44,7 @@ def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
         value = given[name].split(",")[0] if name == "distributed_interfaces" else given[name]
         if value:
             ours += [f"--{RENAMED[name]}", str(value)]
-    if "use_cpu" in given:
+    if given.get("use_cpu", "no").lower() not in _OFF:
         ours += ["--device", "cpu"]
     if given.get("db_type") == "minidb":
         raise ValueError("--db_type minidb: Caffe2's convert_db makes an LMDB of a minidb file")

@@ -78,10 +78,9 @@ class Caffe2Log:
             self._append(f"# {arguments}")
 
     def add(
-        self, epoch: int, num_updates: int, *, accuracy: float, loss: float, learning_rate: float, **tests: float
+        self, epoch: int, num_updates: int, *, accuracy: float, loss: float, learning_rate: float, test_accuracy: float
     ) -> None:
-        """Adds the row of an epoch, counted from 0. tests: the same names in every row: test_accuracy, or
-        imagenet_trainer's top1_test_accuracy and top5_test_accuracy; -1 without test data."""
+        """Adds the row of an epoch, counted from 0. test_accuracy: -1 without test data."""
         now, count = self._clock(), epoch * num_updates * self._batch_size
         time_spent, input_count = now - self._last_time, count - self._last_count
         speed = input_count / time_spent if time_spent > 0 else 0.0
@@ -91,7 +90,7 @@ class Caffe2Log:
             "loss": np.float32(loss),
             "learning_rate": np.float32(learning_rate),
             "epoch": epoch,
-            **tests,
+            "test_accuracy": test_accuracy,
         }
         first = (time_spent, now - self._start_time, input_count, count, (epoch + 1) * num_updates - 1, speed)
         if not self._has_header:

@@ -44,8 +44,6 @@ class DataFlags:
     built. shuffled: all machines read all of it in an order that is random in every epoch."""
     num_workers: Annotated[int, In(THREADS), MayChange] = 2
     """Decoding threads of each process."""
-    leveldb_shadow: Annotated[Path | None, MayChange] = None
-    """The folder for files that LevelDB writes when it opens a database; none: the temporary folder."""
     max_bad_records: Annotated[int, MayChange] = 100
     """Damaged records to log and replace by others before training stops."""
     check_data: Annotated[Literal["quick", "off"], MayChange] = "quick"
@@ -85,10 +83,6 @@ class ModelFlags:
     """Start from these weights: torchvision's file of this network."""
     load_model_path: Annotated[Path | None, Basic, MayChange] = None
     """Start from these weights: model.safetensors, a run's folder, a checkpoint, or a file of torch.save."""
-    save_model_name: Annotated[str | None, Basic, MayChange] = None
-    """Without effect: the folder --models-root holds checkpoints, and at the end model.safetensors."""
-    channels_last: Annotated[bool, MayChange] = True
-    """Store images and convolution weights channels-last, the fastest layout for tensor cores and CPUs."""
 
     def __post_init__(self) -> None:
         check_numbers(self)

@@ -12,7 +12,6 @@ Results on real digits and characters, and what a Caffe2 user tries first: docs/
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -78,7 +77,10 @@ class Config:
         if self.optim.batch_size == 1 and not self.optim.sync_bn:
             raise ValueError("one image a process: batch norm needs 2, or --sync-bn")
         if self.model.head == "partial-fc":
+            from partial_fc.train import head_from_flags
+
             self.partial_fc.check(self.launch, self.optim, self.schedule, self.run.resume)
+            head_from_flags.check(self.partial_fc, self.optim)
         elif given := [flags.flag(name) for name, value in vars(self.partial_fc).items()
                        if value != getattr(_SOFTMAX, name)]:  # fmt: skip
             raise ValueError(
@@ -113,8 +115,8 @@ def train_here(run: Run) -> int:
                                   max_bad_records=data.max_bad_records, num_threads=data.num_workers):  # fmt: skip
             run.logger.info(finding)
     test_source = _open(run, str(data.test_data)) if data.test_data else None
-    for note in _notes(config, source, test_source):
-        run.note(note)
+    if data.train_data == "null" and flags.is_given(data, "check_data"):
+        run.note(f"--check-data {data.check_data}: synthetic data has nothing to check")
     transform = ShortSideCrop(data.resize, data.image_size, random=True, mirror=data.mirror)
     loader = run.loader(source, transform, order, num_workers=data.num_workers, max_bad_records=data.max_bad_records)
 
@@ -136,7 +138,7 @@ def train_here(run: Run) -> int:
 
 
 def _open(run: Run, path: str) -> Source:
-    """Opens a source and closes it at the end: a LevelDB's shadow would outlive the process. A collective."""
+    """Opens a source. A collective."""
     from partial_fc.data import Synthetic
 
     from .databases import open_database
@@ -144,11 +146,7 @@ def _open(run: Run, path: str) -> Source:
     data = run.config.data
     if path == "null":
         return run.open_data(lambda: Synthetic(data.num_labels, data.resize, data.epoch_size))
-    source = run.open_data(
-        lambda: open_database(path, data.db_type, data.num_labels, shadow_place=data.leveldb_shadow, world=run.world)
-    )
-    run.parts.callback(source.close)
-    return source
+    return run.open_data(lambda: open_database(path, data.db_type, data.num_labels))
 
 
 def _order(run: Run, source: Source) -> Order:
@@ -193,8 +191,7 @@ def _backbone(run: Run) -> TorchBackbone:
         load_state(module, weights, given)
         if model.pretrained and model.conventions != "torchvision":
             run.note("--pretrained without --conventions torchvision: torchvision's weights expect RGB and its scale")
-    if model.channels_last:
-        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     contract = {
         "network": model.network,
         "groups": str(model.resnext_num_groups),
@@ -218,22 +215,9 @@ def _pixels(config: Config) -> Pixels:
     return Pixels(f"float32 (N, 3, {size}), BGR, (pixel - {mean}) / {std}", mean, std, bgr=True)
 
 
-def _notes(config: Config, *opened: Source | None) -> Iterator[str]:
-    """Yields notes on flags without effect."""
-    from .databases import DatabaseSource
-
-    data = config.data
-    if name := config.model.save_model_name:
-        yield f"--save_model_name {name}: no .mdl file is written; checkpoints and model.safetensors hold the model"
-    if data.train_data == "null" and flags.is_given(data, "check_data"):
-        yield f"--check-data {data.check_data}: synthetic data has nothing to check"
-    if data.leveldb_shadow and not any(isinstance(s, DatabaseSource) and s.kind == "LevelDB" for s in opened):
-        yield "--leveldb-shadow: none of the databases is a LevelDB"
-
-
 @flags.told_as_usage
 def parse(arguments: list[str]) -> tuple[Config, list[str]]:
-    """Parses the command line: configuration, and notes on Caffe2's flags without effect. Raises ValueError for invalid
+    """Parses the command line: configuration, and notes on Caffe2's flags. Raises ValueError for invalid
     values or combinations."""
     ours, notes = caffe2.translate(arguments)
     config = flags.parse(Config, ours, f"{flags.trainer()} imagenet", typed=arguments, renamed=caffe2.RENAMED)

@@ -1,9 +1,8 @@
-"""`partial-fc data lmdb`, `partial-fc data leveldb`: write images to a database of Caffe's and Caffe2's."""
+"""`partial-fc data lmdb`: writes images to a database of Caffe's and Caffe2's."""
 
 import logging
 import os
 import shutil
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -26,7 +25,7 @@ from partial_fc.flags.facts import PERCENT, PIXELS, THREADS, In
 from partial_fc.verbs.data.left_out import usable
 
 from .databases import DatabaseSource
-from .databases.write import Format, Put, encode_record, leveldb_writer, lmdb_writer
+from .databases.write import Format, encode_record, lmdb_writer
 
 _JUDGED = 512  # images from which the total size is estimated
 _MOST_LABELS = 2**31  # int32
@@ -37,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DatabaseOptions:
-    """Writes images into an image database of Caffe's or Caffe2's."""
+    """Writes images into an image database (LMDB) of Caffe's or Caffe2's."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """A folder of class folders, a list (`path label` a line, or im2rec's .lst), a .rec or its folder, a folder of
@@ -66,8 +65,6 @@ class DatabaseOptions:
     """Threads that read, decode and encode."""
     max_bad_records: int = 0
     """Unreadable images to report and skip before stopping."""
-    leveldb_shadow: Path | None = None
-    """The folder for files that LevelDB writes when it opens a database; by default the temporary folder."""
 
     @property
     def copies(self) -> bool:
@@ -76,17 +73,9 @@ class DatabaseOptions:
 
 
 def make_lmdb(options: DatabaseOptions) -> None:
-    _make(options, lmdb_writer(options.output))
-
-
-def make_leveldb(options: DatabaseOptions) -> None:
-    _make(options, leveldb_writer(options.output))
-
-
-def _make(options: DatabaseOptions, writer: AbstractContextManager[Put]) -> None:
+    """Writes it. Raises ValueError for unusable images, and for too little space."""
     check_new(options.output)
-    shadow = {"shadow_place": options.leveldb_shadow} if options.leveldb_shadow else {}
-    source = open_any(options.source, options.root, options.split, **shadow)
+    source = open_any(options.source, options.root, options.split)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     order = np.arange(len(source))
     if options.shuffle:
@@ -100,7 +89,7 @@ def _make(options: DatabaseOptions, writer: AbstractContextManager[Put]) -> None
     if not first:
         raise ValueError(f"{options.source}: not one image could be read")
     _check_room(options.output, [len(value) for _, value in first], len(source))
-    with writer as put:
+    with lmdb_writer(options.output) as put:
         total = 0
         for key, value in chain(first, records):
             put(key, value)

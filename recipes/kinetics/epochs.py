@@ -176,7 +176,6 @@ def measure(run: Run, backbone: TorchBackbone, source: Source) -> int:
         config.optim.batch_size,
         num_segments=config.model.num_segments,
         three_crop=config.model.three_crop,
-        scores=config.model.view_scores,
     )
     with backbone.evaluating() as forward:
         values = dict(views.run(forward, run.world))

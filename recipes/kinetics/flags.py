@@ -96,8 +96,6 @@ class ModelFlags:
     """4x16: 4 slow frames, --slow-temporal-stride 16; 8x8: 8, with stride 8. All take any --num-classes."""
     width: Annotated[int, In("[8, 65536]")] = 64
     """Channels of the slow network's first layer, a multiple of 8; 64 are the published networks."""
-    fast_alone: bool = False
-    """Train the fast network alone (the paper's "Fast-only")."""
     dropout: Annotated[float, In("[0, 1)")] = 0.5
     partial_bn: bool = False
     """All batch norms but the first ones use their running statistics and do not update them."""
@@ -132,8 +130,6 @@ class ModelFlags:
     """For --eval: windows of a video; 10 in the papers' 30 views."""
     three_crop: Annotated[bool, Basic, MayChange] = False
     """For --eval: three crops along the longer side instead of the middle; --input-size is then the shorter side."""
-    view_scores: Annotated[Literal["outputs", "probabilities"], MayChange] = "outputs"
-    """For --eval: the values that are summed over the clips of a video. GluonCV sums outputs."""
 
     def __post_init__(self) -> None:
         flags.check_numbers(self)

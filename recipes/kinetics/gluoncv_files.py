@@ -150,8 +150,6 @@ def _is_state(state: tuple[Any, ...]) -> bool:
 class _Unpickler(restricted_pickle.Unpickler):
     """Unpickles plain values and arrays; other objects only as their contents."""
 
-    has_dictionaries = True
-
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         if (module, name) == ("mxnet.ndarray.ndarray", "NDArray"):
             return _Array

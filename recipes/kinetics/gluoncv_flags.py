@@ -19,26 +19,14 @@ RENAMED = {
     "lr-decay": "lr-factor",
 }
 _MODES = {"step": ["step"], "cosine": ["cosine"], "poly": ["polynomial", "--lr-power", "2"]}
-_UNUSED = (
-    "mixup", "mixup-alpha", "mixup-off-epoch", "label-smoothing", "teacher", "temperature", "hard-weight", "use_se",
-    "use-gn", "crop-ratio",
-)  # fmt: skip
+# Of the tutorial's command.
 _WITHOUT_EFFECT = {
-    **dict.fromkeys(_UNUSED, "GluonCV's trainer does not use it"),
     "mode": "there is one way to run a network here",
-    "last-gamma": "the last batch norm of each block begins with 0 anyway, as in GluonCV's SlowFast",
-    "batch-norm": "the networks have batch norms anyway",
     "use-decord": "videos are read by a reader of our own, which gives the same frames",
-    "input-5d": "SlowFast's clips have five dimensions anyway",
     "slowfast": "all networks here are SlowFast ones, trained with NAG",
-    "num-crop": "--three-crop is for testing",
 }
-_SWITCHES = (
-    "mixup", "label-smoothing", "last-gamma", "use_se", "use-gn", "batch-norm", "use-decord", "input-5d", "slowfast",
-    "use-amp", "use-tsn", "use-pretrained", "more-fix-crop",
-)  # fmt: skip
+_SWITCHES = ("use-decord", "slowfast", "use-amp", "use-pretrained", "more-fix-crop")
 _REFUSED = {
-    "use-tsn": "there are no temporal segment networks here; leave it out",
     "use-pretrained": "nothing is downloaded; give the published file with --resume-params",
     "hashtag": "nothing is downloaded; give the published file with --resume-params",
 }

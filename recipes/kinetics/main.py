@@ -184,15 +184,14 @@ def _backbone(run: Run) -> TorchBackbone:
 
     config, model = run.config, run.config.model
     torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
-    module = slowfast.build(model.model, config.data.num_classes, model.width, model.dropout, model.fast_alone)
+    module = slowfast.build(model.model, config.data.num_classes, model.width, model.dropout)
     if model.partial_bn:
         module.freeze_batch_norms("partial")
     if model.freeze_bn:
         module.freeze_batch_norms("scales")
     if model.channels_last_3d:
         module.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
-    network = f"{model.model}, the fast network alone" if model.fast_alone else model.model
-    contract = {"network": network, "width": str(model.width), "output": "float32 (N, num_classes), logits"}
+    contract = {"network": model.model, "width": str(model.width), "output": "float32 (N, num_classes), logits"}
     more: dict[str, Any] = {"decay_biases": not model.no_wd, "decay_norms": not model.no_wd}
     if config.optim.optimizer == "sgd":
         more |= {"nesterov": True, "lr_in_momentum": True, "clip_value": model.clip_grad}

@@ -82,34 +82,30 @@ class Bottleneck(nn.Module):
 
 class SlowFast(nn.Module):
     """Normalised clip_B3THW (float), H = W of at least 32 -> logit_BC; with num_classes 0 the pooled feat_BD, for a
-    Partial-FC head. feature_width: D. fast_alone: without the slow network and the lateral connections."""
+    Partial-FC head. feature_width: D."""
 
-    def __init__(self, shape: Shape, num_classes: int, dropout: float = _DROPOUT, fast_alone: bool = False):
+    def __init__(self, shape: Shape, num_classes: int, dropout: float = _DROPOUT):
         super().__init__()
         self.shape = shape
-        self.fast_alone = fast_alone
         self.fixed_statistics = False  # see freeze_batch_norms
         slow, fast = shape.width, shape.width // _FAST_SHARE
         self.fast_conv1 = _conv(3, fast, (5, 7, 7), (1, 2, 2))
         self.fast_bn1 = _batch_norm(fast)
-        if not fast_alone:
-            self.slow_conv1 = _conv(3, slow, (1, 7, 7), (1, 2, 2))
-            self.slow_bn1 = _batch_norm(slow)
+        self.slow_conv1 = _conv(3, slow, (1, 7, 7), (1, 2, 2))
+        self.slow_bn1 = _batch_norm(slow)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool3d((1, 3, 3), (1, 2, 2), (0, 1, 1))
         fast_in, slow_in = fast, slow
         for number, stage in enumerate(_STAGES):
             stride, depth = 1 if number == 0 else 2, shape.depths[number]
-            if not fast_alone:
-                before = _STAGES[number - 1] if number else "p1"  # input of the lateral connection
-                setattr(self, f"lateral_{before}", _lateral(fast_in, shape))
+            before = _STAGES[number - 1] if number else "p1"  # input of the lateral connection
+            setattr(self, f"lateral_{before}", _lateral(fast_in, shape))
             setattr(self, f"fast_{stage}", _stage(fast_in, fast << number, depth, stride, 3))
-            if not fast_alone:
-                time_kernel = 3 if number >= 2 else 1  # the slow network convolves in time from res4 on
-                slow_in += fast_in * _FUSED
-                setattr(self, f"slow_{stage}", _stage(slow_in, slow << number, depth, stride, time_kernel))
+            time_kernel = 3 if number >= 2 else 1  # the slow network convolves in time from res4 on
+            slow_in += fast_in * _FUSED
+            setattr(self, f"slow_{stage}", _stage(slow_in, slow << number, depth, stride, time_kernel))
             fast_in, slow_in = (fast << number) * _EXPANSION, (slow << number) * _EXPANSION
-        self.feature_width = fast_in if fast_alone else slow_in + fast_in
+        self.feature_width = slow_in + fast_in
         self.dp = nn.Dropout(dropout)
         self.fc = nn.Linear(self.feature_width, num_classes) if num_classes else nn.Identity()
         self._initialize()
@@ -155,20 +151,15 @@ class SlowFast(nn.Module):
             clip_B3THW = clip_B3THW.contiguous()
         fast, slow = clip_B3THW.split((self.shape.fast_frames, self.shape.slow_frames), dim=2)
         fast = self.maxpool(self.relu(self.fast_bn1(self.fast_conv1(fast))))
-        if not self.fast_alone:
-            slow = self.maxpool(self.relu(self.slow_bn1(self.slow_conv1(slow))))
+        slow = self.maxpool(self.relu(self.slow_bn1(self.slow_conv1(slow))))
         for before, stage in zip(("p1", *_STAGES), _STAGES, strict=False):
-            if not self.fast_alone:
-                slow = torch.cat((slow, getattr(self, f"lateral_{before}")(fast)), dim=1)
-                slow = getattr(self, f"slow_{stage}")(slow)
+            slow = torch.cat((slow, getattr(self, f"lateral_{before}")(fast)), dim=1)
+            slow = getattr(self, f"slow_{stage}")(slow)
             fast = getattr(self, f"fast_{stage}")(fast)
-        maps = [fast] if self.fast_alone else [slow, fast]
-        return self.fc(self.dp(torch.cat([x.mean((2, 3, 4)) for x in maps], dim=1)))
+        return self.fc(self.dp(torch.cat([x.mean((2, 3, 4)) for x in (slow, fast)], dim=1)))
 
 
-def build(
-    name: str, num_classes: int = 400, width: int = 64, dropout: float = _DROPOUT, fast_alone: bool = False
-) -> SlowFast:
+def build(name: str, num_classes: int = 400, width: int = 64, dropout: float = _DROPOUT) -> SlowFast:
     """Builds a fresh network by GluonCV's name (`SHAPES`), with weights from torch's global generator. width: channels
     of the slow stem, a multiple of 8. Raises ValueError for invalid values."""
     if name not in SHAPES:
@@ -178,7 +169,7 @@ def build(
             f"width {width}, classes {num_classes}, dropout {dropout}: expected a multiple of {_FAST_SHARE}, 0 or "
             "more, and from 0 to below 1"
         )
-    return SlowFast(replace(SHAPES[name], width=width), num_classes, dropout, fast_alone)
+    return SlowFast(replace(SHAPES[name], width=width), num_classes, dropout)
 
 
 def _stage(width_in: int, width: int, depth: int, stride: int, time_kernel: int) -> nn.Sequential:

@@ -4,7 +4,6 @@ N videos, S segments of each, V crops of a segment, C classes.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Literal
 
 import numpy as np
 import torch
@@ -24,9 +23,8 @@ _LARGEST = 2.0**24  # of an output; S x V of them fit into int64
 
 class VideoViews(Classification):
     """Multi-view testing, such as ten clips with three crops. Reads and computes a segment's crops together; a whole
-    video of 30 clips would be 162 MB of pixels.
-
-    scores: what is summed over the clips of a video: outputs, as GluonCV's test_recognizer does, or probabilities.
+    video of 30 clips would be 162 MB of pixels. The outputs of the clips of a video are summed, as in GluonCV's
+    test_recognizer.
     """
 
     def __init__(
@@ -38,12 +36,11 @@ class VideoViews(Classification):
         *,
         num_segments: int = 10,
         three_crop: bool = True,
-        scores: Literal["outputs", "probabilities"] = "outputs",
     ):
         """batch_size: clips in one forward, roughly."""
         self.num_crops = 3 if three_crop else 1
         super().__init__(name, source, lambda *_: np.empty(0), max(1, batch_size // self.num_crops))
-        self._clips, self._three_crop, self._scores = transform, three_crop, scores
+        self._clips, self._three_crop = transform, three_crop
         self.num_segments = num_segments
         self.num_items = self.num_samples * num_segments
 
@@ -56,8 +53,6 @@ class VideoViews(Classification):
             # (B, C, V, T, H, W), as Classification moves the last axis to the second place.
             clip_BV = input_B.movedim(1, 2).flatten(0, 1)
             output_BC = forward(clip_BV).double().cpu()
-            if self._scores == "probabilities":
-                output_BC = output_BC.softmax(1)
             counts[0] += int((~(output_BC.abs() < _LARGEST)).any(dim=1).sum())
             whole_BC = (output_BC.nan_to_num(0).clamp(-_LARGEST, _LARGEST) / _UNIT).round().long()
             score_NC.index_add_(0, (index_B // self.num_segments).repeat_interleave(self.num_crops), whole_BC)
@@ -68,8 +63,7 @@ class VideoViews(Classification):
     def _measure(self, score_NC: torch.Tensor) -> Iterator[tuple[str, float]]:
         label_N = torch.tensor([self.source.read(index).label for index in range(self.num_samples)])
         mean_NC = score_NC.double() * (_UNIT / (self.num_segments * self.num_crops))
-        probability_NC = mean_NC.softmax(1) if self._scores == "outputs" else mean_NC
-        wrong_N = probability_NC.max(1).indices != label_N
+        wrong_N = mean_NC.max(1).indices != label_N
         self.num_correct = int((~wrong_N).sum())
         among_top = (score_NC.topk(self.top).indices == label_N[:, None]).any(dim=1)
         yield f"{self.name}/accuracy", self.num_correct / self.num_samples

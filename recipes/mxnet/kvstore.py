@@ -4,7 +4,7 @@ Behaviour of 1.9.1, and the remedy here:
 
 - Freeing a distributed store waits for all other processes: only a worker that has finished calls `close`.
 - `kvstore.create` waits forever for a missing server. Here it has a deadline.
-- An unknown name, "horovod" among them, gives a store of one process: the caller of `joined` checks it.
+- An unknown name gives a store of one process: the caller of `joined` checks it.
 - A distributed store with compression refuses `pushpull`, which Module calls. Here it is a push and a pull.
 - Operations queued when Python ends are dropped, and the other workers wait for them: `joined` waits before it returns.
 """
@@ -24,7 +24,6 @@ from .library import mx
 
 _ADDRESS = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
 _COUNTS = ("DMLC_NUM_WORKER", "DMLC_NUM_SERVER")
-HOROVOD = "horovod"
 
 
 class Store(mx.kv.KVStore):
@@ -61,8 +60,7 @@ class Job:
     """The kind of store."""
     rank: int
     num_workers: int
-    store: Store | None
-    """None: Horovod adds the gradients up, and each worker updates its own weights."""
+    store: Store
 
     @property
     def asynchronous(self) -> bool:
@@ -72,19 +70,13 @@ class Job:
 
 @contextmanager
 def joined(name: str, start_timeout_s: float) -> Iterator[Job]:
-    """Joins this worker to its job. name: of a store, or HOROVOD. Raises ValueError if the process was not started for
+    """Joins this worker to its job. name: of a store. Raises ValueError if the process was not started for
     such a store. After an error inside the block the process must end by os._exit: only that informs the others."""
     check_started_for(name)
-    job = _with_horovod() if name == HOROVOD else _with_store(name, start_timeout_s)
+    job = _with_store(name, start_timeout_s)
     yield job
     mx.nd.waitall()
-    if job.store is not None:
-        job.store.close()
-    else:
-        import horovod.mxnet as hvd
-
-        # Waits for the others: an end without it looks to them like a broken connection.
-        hvd.shutdown()
+    job.store.close()
 
 
 def check_started_for(name: str, environ: Mapping[str, str] = os.environ) -> None:
@@ -111,10 +103,10 @@ def check_started_for(name: str, environ: Mapping[str, str] = os.environ) -> Non
             "launcher"
         )
     launch = comm.detect(environ)
-    if name != HOROVOD and launch.size > 1:
+    if launch.size > 1:
         raise ValueError(
             f"{launch.launcher} started {launch.size} processes, but --kv-store {name} is for one: each would train "
-            "for itself; give --kv-store horovod, or start with `partial-fc launch` and --kv-store dist_sync"
+            "for itself; start with `partial-fc launch` and give --kv-store dist_sync"
         )
 
 
@@ -157,15 +149,3 @@ def absent(after_s: float, environ: Mapping[str, str] = os.environ) -> str:
         who = f"the scheduler at {host}:{port} does not answer ({error.strerror or error}): did it start, and is that "
         who += "address right?"
     return f"{number} on {socket.gethostname()} waited {after_s:g} s (--start-timeout) for the rest of the job: {who}"
-
-
-def _with_horovod() -> Job:
-    try:
-        import horovod.mxnet as hvd
-    except ImportError as error:
-        raise ValueError(
-            f"--kv-store horovod needs Horovod, built with MXNet (docs/install.md): {error}; or start with "
-            "`partial-fc launch` and give --kv-store dist_sync, which needs none"
-        ) from None
-    hvd.init()
-    return Job(HOROVOD, hvd.rank(), hvd.size(), None)

@@ -3,7 +3,6 @@
     python train.py mnist --engine mxnet --network lenet                                     one process
     partial-fc launch -n 2 -s 2 --launcher local python train.py mnist --engine mxnet --kv-store dist_sync
     partial-fc launch -n 2 -s 2 --launcher ssh -H hosts python train.py mnist --engine mxnet --kv-store dist_async
-    horovodrun -np 2 -H localhost:2 python train.py mnist --engine mxnet --kv-store horovod
 
 What one sees, what differs from MXNet's own, measured accuracies: docs/recipes/mxnet.md. MXNet is imported when the
 flags are known to be right.
@@ -20,7 +19,6 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from partial_fc import comm
 from partial_fc.data.idx import ImageSet, read_set
 from partial_fc.flags import check_numbers, flag, is_given, told_as_usage
 from partial_fc.flags import parse as read
@@ -57,18 +55,18 @@ class Config:
 
     # ---- devices and workers
     gpus: Annotated[str, Basic] = ""
-    """GPUs of each worker, for example 0,2. none: the CPU. (Over Horovod the n-th is of a host's n-th process.)"""
+    """GPUs of each worker, for example 0,2. none: the CPU."""
     cpus: Annotated[int, In(THREADS)] = 1
     """Devices on the CPU that share a batch like GPUs, to try out --work-load-list or --kv-store device."""
     work_load_list: str = ""
     """Relative shares of a batch on the devices, for example 3,1. none: equal shares."""
     kv_store: Annotated[Literal[
         "local", "device", "nccl", "dist_sync", "dist_device_sync", "dist_sync_device", "dist_async",
-        "dist_device_async", "dist_async_device", "horovod",
+        "dist_device_async", "dist_async_device",
     ], Basic] = "device"  # fmt: skip
     """The store that sums gradients and updates weights. local, device, nccl: in one process, on the CPU, or its GPUs.
     dist_sync: on servers, which wait for all workers; dist_async: for none. ..._device: GPUs of a worker sum
-    theirs first. horovod: allreduce, without servers."""
+    theirs first."""
     gc_type: Annotated[Literal["none", "2bit"], Basic] = "none"
     """Compression of the gradient: 2bit."""
     gc_threshold: Annotated[float, In("(0, inf)")] = 0.5
@@ -109,7 +107,7 @@ class Config:
     def __post_init__(self) -> None:
         check_numbers(self)
         self._check_devices()
-        if self.gc_type != "none" and self.kv_store in ("local", "nccl", "horovod"):
+        if self.gc_type != "none" and self.kv_store in ("local", "nccl"):
             raise ValueError(
                 f"--gc-type {self.gc_type}: --kv-store {self.kv_store} has no compression; device and dist_* have"
             )
@@ -133,8 +131,6 @@ class Config:
         if len(set(self.gpu_list)) < len(self.gpu_list):
             raise ValueError(f"--gpus {self.gpus} names a GPU twice")
         num_devices = len(self.gpu_list) or self.cpus
-        if self.kv_store == "horovod" and (self.cpus > 1 or self.work_load_list):
-            raise ValueError("--kv-store horovod: one process a device; --cpus and --work-load-list are the stores'")
         if self.kv_store == "nccl" and not self.gpu_list:
             raise ValueError("--kv-store nccl adds up on GPUs; give --gpus, or --kv-store device")
         if len(self.loads(num_devices)) != num_devices:
@@ -213,7 +209,7 @@ def train(config: Config, job: Any) -> None:
             weights = module_fit.load(str(config.model_prefix), config.load_epoch, job.rank, weights)
 
         # ---- devices, store, optimizer
-        devices = module_fit.contexts(_own_gpus(config), config.cpus)
+        devices = module_fit.contexts(config.gpu_list, config.cpus)
         loads = config.loads(len(devices))
         if len(devices) > 1:
             parts = module_fit.shares(config.batch_size, loads)
@@ -225,9 +221,6 @@ def train(config: Config, job: Any) -> None:
         options = module_fit.optimizer_options(
             config.optimizer, config.lr, config.mom, config.wd, schedule, begin * updates
         )
-        optimizer: Any = config.optimizer
-        if job.store is None:
-            optimizer, options = module_fit.over_horovod(optimizer, options, weights, config.batch_size), {}
         compression = {"type": config.gc_type, "threshold": config.gc_threshold} if config.gc_type != "none" else None
         module = mx.mod.Module(symbol, context=devices, work_load_list=loads, compression_params=compression)
         metric = module_fit.metrics(config.top_k, config.losses)
@@ -244,7 +237,7 @@ def train(config: Config, job: Any) -> None:
             train_batches,
             eval_metric=metric,
             kvstore=job.store,
-            optimizer=optimizer,
+            optimizer=config.optimizer,
             optimizer_params=options,
             arg_params=weights,
             begin_epoch=begin,
@@ -272,16 +265,6 @@ def _order(config: Config, job: Any, num_images: int) -> tuple[Callable[[int], A
         return digits.shuffled(num_images, num_batches, batch_size, rank, num_workers, config.seed, epoch, *key)
 
     return order, num_batches
-
-
-def _own_gpus(config: Config) -> list[int]:
-    """Returns this process's GPUs: over Horovod one, by its local rank."""
-    if config.kv_store != "horovod" or not config.gpu_list:
-        return config.gpu_list
-    launch = comm.detect()
-    if launch.local_size > len(config.gpu_list):
-        raise ValueError(f"--gpus {config.gpus} for {launch.local_size} processes of this host; expected one for each")
-    return [config.gpu_list[launch.local_rank]]
 
 
 def _check_sizes(config: Config, images: dict[str, ImageSet], smallest: int) -> None:
@@ -312,6 +295,7 @@ def parse(arguments: list[str]) -> Config:
 
 # Rejected flags or values: reason and remedy.
 ELSEWHERE = {
+    "kv_store horovod": "MXNet 1.9.1 makes it a store of one process; give dist_sync, with `partial-fc launch`",
     "kv_store dist": "MXNet takes it for dist_sync and forgets to divide by the number of workers; give dist_sync",
     "dtype float16": "MXNet 1.9.1 has no float16 products on CPUs; recipe mnist on PyTorch has --precision fp16",
     "optimizer lbsgd": "it is left out; give sgd, and more workers for larger batches",

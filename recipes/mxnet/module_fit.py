@@ -3,7 +3,6 @@
 import logging
 import math
 import re
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,18 +74,6 @@ def optimizer_options(
     if optimizer in _WITH_MOMENTUM:
         options["momentum"] = momentum
     return options
-
-
-def over_horovod(optimizer: str, options: dict[str, Any], weights: Arrays, batch_size: int) -> Any:
-    """Wraps the optimizer to average gradients by Horovod; broadcasts rank 0's weights, in argument order."""
-    import horovod.mxnet as hvd
-
-    hvd.broadcast_parameters(weights, root_rank=0)
-    # By names, which tell what does not decay. Module expects 1 / batch_size, which Horovod turns into its average.
-    warnings.filterwarnings("ignore", "Optimizer created manually outside Module")
-    names = dict(enumerate(weights))
-    local = mx.optimizer.create(optimizer, param_idx2name=names, rescale_grad=1 / batch_size, **options)
-    return hvd.DistributedOptimizer(local)
 
 
 def learning_rates(lr: float, factor: float, step_epochs: str, num_epochs: int, updates: int) -> Any:

@@ -19,6 +19,7 @@ from partial_fc.verbs.plan import report as plan_report
 from partial_fc.verbs.plan.counts import OPTIMIZERS, Machine
 from partial_fc.verbs.plan.machine import Rates
 from partial_fc.verbs.plan.options import PlanOptions
+from tests.flat import flat_head
 
 
 def workload(**changed):
@@ -30,7 +31,7 @@ def workload(**changed):
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adagrad"])
 def test_a_row_takes_what_the_head_keeps_for_it(optimizer):
     storage = Storage(torch.bfloat16, torch.float32)
-    head = PartialFC(103, 16, CosFace(), optimizer=OPTIMIZERS[optimizer](), storage=storage, impl="plain")
+    head = flat_head(103, 16, CosFace(), optimizer=OPTIMIZERS[optimizer](), storage=storage, impl="plain")
     sizes = {name: rows.numel() * rows.element_size() for name, rows in head.row_state().items()}
     planned = plan.kept_bytes(workload(classes=103, dim=16, gpus=1, optimizer=optimizer))
     assert planned["centres"] == sizes.pop("centres")
@@ -60,7 +61,7 @@ def test_rings_send_what_others_need():
 
 
 def test_sampled_rows_are_those_that_take_part():
-    head = PartialFC(10_007, 8, CosFace(), sample_rate=0.07, impl="plain")
+    head = flat_head(10_007, 8, CosFace(), sample_rate=0.07, impl="plain")
     label = torch.arange(0, 10_007, 500)
     rows = head.active_rows(label).rows
     planned = workload(classes=10_007, dim=8, gpus=1, batch=len(label), sample_rate=0.07).sampled

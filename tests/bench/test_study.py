@@ -10,10 +10,8 @@ from torch.nn.functional import normalize
 
 from benchmarks import fidelity
 from benchmarks.study import measure, sets
-from benchmarks.study.cells import Cell
 from benchmarks.study.run import ROOT
-from benchmarks.study.statistics import FEWEST, Hypothesis, Results, holm, interval, sign_flip, verdicts
-from partial_fc.data.check import advice
+from benchmarks.study.statistics import Hypothesis, Results, holm, interval, sign_flip, verdicts
 from partial_fc.data.recordio import RecordReader, RecordWriter, pack
 
 
@@ -125,27 +123,9 @@ def test_the_table_for_users_has_what_three_seeds_have(tmp_path):
     ]
 
 
-def test_pages_and_advice_are_those_of_the_results():
-    """python -m benchmarks.fidelity --analyse writes the pages; advice.py is written by hand."""
+def test_pages_are_those_of_the_results():
+    """python -m benchmarks.fidelity --analyse writes the pages."""
     results = Results.read(ROOT / "benchmarks/results/fidelity")
     for page, tables in fidelity.pages(results).items():
         text = (ROOT / page).read_text()
         assert fidelity.between(text, tables) == text
-    measured = {
-        name: {
-            arm: round(float(np.exp(value.mean())), 2)
-            for arm in fidelity.SHOWN
-            if len(value := results.difference(Cell(name, arm), Cell(name, "1"))) >= FEWEST
-        }
-        for name in advice.ERRORS
-    }
-    assert measured == advice.ERRORS
-    for name, errors in advice.ERRORS.items():
-        bounds = {arm: interval(results.difference(Cell(name, arm), Cell(name, "1"))) for arm in errors}
-        shown = {
-            arm: f"{np.exp(low):.2f} to {np.exp(high):.2f}" for arm, (low, high) in bounds.items() if low < 0 < high
-        }
-        assert shown == advice.HOLD_1[name]
-    joined = results.difference(Cell("clean", "1"), Cell("split", "1"))
-    assert round(float(np.exp(joined.mean())), 2) == advice.JOINED
-    assert f"--interclass-filtering-threshold {advice.FILTER}" in fidelity.ARMS["filter"]

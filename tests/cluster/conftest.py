@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.hosts.two_hosts import ADDRESSES, TwoHosts, Unavailable, two_hosts
-from tests.recipes.conftest import SMALL, environment, glyphs  # noqa: F401 (a fixture)
+from tests.recipes.conftest import glyphs  # noqa: F401 (a fixture)
+from tests.running import SMALL, environment
 
 # Made-up images, since all that counts is who computes what with whom.
 JOB = [*SMALL, *shlex.split("--dataset synthetic --num-classes 100 --image-size 32 --batch-size 8")]

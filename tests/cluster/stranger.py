@@ -1,34 +1,12 @@
-"""Whoever listens of a job, and what somebody in the network who knows an address and a port may say to it."""
+"""Whoever listens of a job."""
 
 import contextlib
 import os
-import random
 import socket
 import struct
 from pathlib import Path
 
 import psutil
-
-# What is said to sockets of every kind; each is closed at once, or held.
-HOSTILE = (
-    b"",
-    b"\n",
-    b"[" * 100_000 + b"\n",
-    b'{"token": "0", "state": {"rank": 0}}\n',
-    b'{"token": ["0"], "state": 1}\n',
-    b'{"nonce": "\\u001b[31m", "proof": "\xff"}\n',
-    b'"\\ud800"\n',
-    b"1e999999\n",
-    b"NaN\n",
-    b"\x1b[31mred\x1b]0;title\x07\n",
-    b"PUT /worker_addresses/x:0 HTTP/1.1\r\nContent-Length: 999999999999\r\n\r\n" + bytes(4096),
-    b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
-    b"\x00" * 8192,  # Gloo's sequence numbers; torch's store: keys of no length
-    struct.pack("<Q", 1 << 62) * 512,
-    b"\x02\x00\x00\x00" + struct.pack("<Q", 1 << 40),
-    struct.pack("=32si", bytes(32), 2**31 - 1) + bytes(8192),  # a message of Horovod's services, of 2 GB
-    random.Random(0).randbytes(8192),
-)
 
 
 def listeners(host: int, of: str) -> set[tuple[str, str, int]]:

@@ -50,6 +50,7 @@ def said(printed: str, host: int) -> list[str]:
     return [line.removeprefix(prefix) for line in printed.splitlines() if line.startswith(prefix)]
 
 
+@pytest.mark.long
 def test_the_command_of_the_tutorial(hosts, env, disk):
     before = [hosts.sent_bytes(host) for host in (0, 1)]
     words = shlex.split(f"{LAUNCH} {TUTORIAL}".format(disk=disk))

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.hosts.two_hosts import ADDRESSES
 from tests.cluster.test_two_hosts import ended, start_on
-from tests.recipes.conftest import ROOT
 from tests.redis_server import command, skip_without
+from tests.running import ROOT
 from tests.waiting import free_port
 
 RECIPE = str(ROOT / "tests/recipes/launchers/rendezvous_job.py")

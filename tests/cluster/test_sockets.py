@@ -13,7 +13,7 @@ import pytest
 from benchmarks.hosts.two_hosts import ADDRESSES, TwoHosts
 from tests.cluster.conftest import commands
 from tests.cluster.stranger import listeners
-from tests.recipes.conftest import ROOT
+from tests.running import ROOT
 
 RECIPE = str(ROOT / "tests/recipes/launchers/rendezvous_job.py")
 PATIENT = ["--start-timeout", "300"]
@@ -24,7 +24,7 @@ def table() -> dict[tuple[str, int], set[tuple[str, str]]]:
     found: dict[tuple[str, int], set[tuple[str, str]]] = {}
     rows = re.findall(r"^\| (.*) \|$", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)
     cells = [[cell.strip(" `") for cell in row.split(" | ")] for row in rows]
-    for launcher, who, _, *places, _ in (row for row in cells if len(row) == 6):
+    for launcher, who, _, *places in (row for row in cells if len(row) == 5):
         for hosts, cell in enumerate(places, 1):
             entries = found.setdefault((launcher, hosts), set())
             entries |= {(who, place) for place in cell.split(", ") if place != "none"}

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.hosts.two_hosts import TwoHosts
 from tests.cluster.conftest import JOB, commands
-from tests.recipes.conftest import losses, result, train_several
+from tests.running import losses, result, train_several
 
 STEPS = 25
 FLAGS = [*JOB, "--max-steps", str(STEPS)]

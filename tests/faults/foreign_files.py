@@ -40,7 +40,6 @@ from partial_fc.verbs.data.pair_list import read_pair_list
 from partial_fc.verbs.model.embed import unit_rows
 from partial_fc.verbs.model.ijb import Ijb
 from recipes.face import arcface_torch as arcface_torch_config
-from recipes.imagenet.databases.leveldb_manifest import read_manifest
 from recipes.imagenet.databases.records import INT32, STRING, Datum, TensorProtos, read_record
 from recipes.kinetics import gluoncv_files as gluoncv
 from recipes.kinetics.video.clip_list import ClipList
@@ -168,17 +167,6 @@ def database_files() -> list[Files]:
     both.protos.add(data_type=INT32, int32_data=[2])
     boxed = Datum(channels=3, height=4, width=5, data=bytes(60), label=1)
     return [{"record": record.SerializeToString()} for record in (boxed, both)]
-
-
-def leveldb_files() -> list[Files]:
-    """A MANIFEST as LevelDB writes it: comparator, log, next file, last sequence; then a table."""
-    key = b"\x0a%b\x01" + bytes(7)
-    edits = (
-        b"\x01\x1aleveldb.BytewiseComparator\x02\x04\x03\x06\x04\x09",
-        b"\x07\x00\x05\x03" + key % b"aa" + key % b"zz",
-    )
-    manifest = b"".join(bytes(4) + len(edit).to_bytes(2, "little") + b"\x01" + edit for edit in edits)
-    return [{"CURRENT": b"MANIFEST-000004\n", "MANIFEST-000004": manifest, "000005.ldb": b"abc", "000004.log": b"x"}]
 
 
 @cache
@@ -348,7 +336,6 @@ READERS = {
         named(lambda f: decode(read_bytes(f / "image", 1 << 30))), _SEGMENTS,
     ),
     "record": Reader(database_files, named(lambda f: read_record(read_bytes(f / "record", 1 << 30)))),
-    "leveldb": Reader(leveldb_files, read_manifest, (b"MANIFEST-", b"../", b"/dev/zero")),
     "video": Reader(
         video_files, named(lambda f: [*VideoFile(f / "a.mp4").read(lambda count: [0, count // 2, count - 1])]), _BOXES
     ),

@@ -9,8 +9,7 @@ import pytest
 from benchmarks.hosts.two_hosts import Unavailable, two_hosts
 from tests.cluster.conftest import JOB
 from tests.cluster.test_two_hosts import ended, on_both, start_on
-from tests.faults.ranks import steps_done
-from tests.recipes.conftest import environment, train_several
+from tests.running import environment, steps_done, train_several
 
 STEPS = 30
 FLAGS = [*JOB, "--num-images", "64", "--max-steps", str(STEPS)]

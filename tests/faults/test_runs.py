@@ -1,4 +1,4 @@
-"""Runs that are killed, stopped and left without a disk. `make torture` kills fifty times."""
+"""Runs that are stopped and left without a disk."""
 
 import re
 import signal
@@ -10,14 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.kills import attack, check_whole, complete
-from tests.faults.ranks import Ranks, flags, steps_done
-
-
-@pytest.mark.long
-def test_kills_at_random_moments_leave_no_trace(tmp_path: Path) -> None:
-    killed = attack(tmp_path, rounds=4, seed=1)["killed"]
-    assert sum(killed.values()) >= 3  # a run can be faster than its killer, but not always
+from tests.faults.ranks import check_whole, complete, flags, train
+from tests.running import Ranks, steps_done
 
 
 @contextmanager
@@ -39,7 +33,7 @@ def test_a_disk_fills_up(tmp_path: Path) -> None:
     root, output = tmp_path / "full", tmp_path / "output-full"
     with mounted(root, "size=100m"):
         endless = [*flags(root, 1_000_000, 4), "--lr-scheduler", "constant"]
-        running = Ranks(output, endless)
+        running = Ranks(output, train, endless)
         assert running.until(lambda: len(complete(root)) >= 2), running.output()
         filler = (root / "filler").open("wb", buffering=0)
         _fill(filler)
@@ -64,7 +58,7 @@ def test_a_disk_fills_up(tmp_path: Path) -> None:
         rows = (root / "loss.csv").read_text().splitlines()[1:]
         assert [int(row.partition(",")[0]) for row in rows] == list(range(1, steps_done(root) + 1))
         last = complete(root)[-1]
-        again = Ranks(output, [*flags(root, steps_done(root) + 2, 4), "--lr-scheduler", "constant"])
+        again = Ranks(output, train, [*flags(root, steps_done(root) + 2, 4), "--lr-scheduler", "constant"])
         assert again.wait() == [0, 0], again.output()
         assert f"resumed from {last}" in again.output(0)
         filler.close()
@@ -88,7 +82,7 @@ def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
     """An error at the start, on both ranks, and not after hours."""
     root, output = tmp_path / "read-only", tmp_path / "output-read-only"
     with mounted(root / "checkpoints", "size=1m,ro"):
-        running = Ranks(output, flags(root, 10, 2))
+        running = Ranks(output, train, flags(root, 10, 2))
         assert running.wait() == [1, 1], running.output()
         assert all(f"{root / 'checkpoints'}" in running.output(rank) for rank in (0, 1)), running.output()
         assert steps_done(root) == 0
@@ -98,8 +92,8 @@ def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
 def test_a_rank_stands_still(tmp_path: Path) -> None:
     """For some seconds (SIGSTOP, SIGCONT): the other waits, and the run ends as one that nobody stopped."""
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    assert Ranks(tmp_path / "output-whole", flags(whole, 20, 10)).wait() == [0, 0]
-    running = Ranks(tmp_path / "output-stopped", flags(stopped, 20, 10))
+    assert Ranks(tmp_path / "output-whole", train, flags(whole, 20, 10)).wait() == [0, 0]
+    running = Ranks(tmp_path / "output-stopped", train, flags(stopped, 20, 10))
     assert running.until(lambda: steps_done(stopped) >= 5), running.output()
     running.signal(1, signal.SIGSTOP)
     time.sleep(1)  # it stands; the other is at most in the next step

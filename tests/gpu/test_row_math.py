@@ -18,7 +18,7 @@ from partial_fc.head.kernels.triton_rows import FusedRowMath
 from partial_fc.head.margin import EDGE
 from partial_fc.head.rows import RowSGD, RowTable, Storage
 from partial_fc.head.selection.active_rows import ActiveRows, RowSelector
-from partial_fc.head.selection.sampling import BLOCK, Sampling
+from partial_fc.head.selection.sampling import BLOCK, Draw
 from partial_fc.head.selection.steps import Steps
 from partial_fc.head.shard import Shard
 from partial_fc.head.softmax import Outcome, RowMath, Targets
@@ -34,7 +34,7 @@ def problem(sub_centres: int, sampled: bool, stored: torch.dtype) -> tuple[Tenso
     """The host's, on the device."""
     feat_GD, label_G, active = on_host(D, sub_centres, sampled, stored)
     rows, table, row_S = (None if t is None else t.to(DEVICE) for t in (active.rows, active.table, active.row_S))
-    return feat_GD.to(DEVICE), label_G.to(DEVICE), ActiveRows(rows, None, table, row_S)
+    return feat_GD.to(DEVICE), label_G.to(DEVICE), ActiveRows(rows, table, row_S)
 
 
 def go(rows: RowMath, feat_GD: Tensor, label_G: Tensor, active: ActiveRows, sub_centres: int, dtype: torch.dtype):
@@ -44,11 +44,11 @@ def go(rows: RowMath, feat_GD: Tensor, label_G: Tensor, active: ActiveRows, sub_
     denominator_G = torch.rand(G, generator=generator, dtype=torch.float64) * 1e20
     denominator_G[7] = 0.0
     weighted_sum_GD = torch.randn(G, D, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
-    sums = Sums(denominator_G.to(DEVICE), weighted_sum_GD, None)
-    terms = rows.local_terms(targets, 64.0 * targets.cos_G, sums, 64.0, 50)
+    sums = Sums(denominator_G.to(DEVICE), weighted_sum_GD)
+    terms = rows.local_terms(targets, 64.0 * targets.cos_G, sums)
     terms[label_G == label_G[0], 0] += 1.0  # of another rank
     slope_G = torch.full_like(targets.cos_G, 50.0)
-    return targets, terms.clone(), rows.finish(terms, targets, slope_G, sums, 64.0, 0.0, training=True)
+    return targets, terms.clone(), rows.finish(terms, targets, slope_G, sums, 64.0, training=True)
 
 
 def same(ours: Targets | Outcome, exact: Targets | Outcome, **close: float) -> None:
@@ -114,8 +114,8 @@ def test_what_is_left_to_learn_is_exact(log_probability):
     targets = rows.find_targets(feat_GD, label_G, SHARD, 1, active, torch.float32)
     target_logit_G = torch.full((G,), log_probability, dtype=torch.float64, device=DEVICE)
     terms = torch.stack((torch.ones_like(target_logit_G), target_logit_G), dim=1)
-    sums = Sums(torch.ones_like(target_logit_G), torch.zeros_like(targets.unit_GD), None)
-    grad_G = rows.finish(terms, targets, torch.ones_like(targets.cos_G), sums, 64.0, 0.0, True).logit_grad.target_grad_G
+    sums = Sums(torch.ones_like(target_logit_G), torch.zeros_like(targets.unit_GD))
+    grad_G = rows.finish(terms, targets, torch.ones_like(targets.cos_G), sums, 64.0, True).logit_grad.target_grad_G
     expected = torch.expm1(target_logit_G[0]) / G
     torch.testing.assert_close(grad_G[~targets.elsewhere_G].double().unique(), expected[None], rtol=1e-7, atol=0.0)
 
@@ -126,15 +126,15 @@ def test_what_is_left_to_learn_is_exact(log_probability):
     [(2 * BLOCK + 50, 0.1), (2, 0.5), (3 * BLOCK, 0.37), (BLOCK + 50, Steps({0: 0.1, 7: 0.3, 31: 1.0, 32: 0.05}))],
 )
 def test_the_classes_chosen_are_those_of_the_host(num_classes, rate, rank):
-    """With lists of hard negatives, and the correction; also where prepared walks begin and end."""
-    shard, sampling = Shard.of(num_classes, rank, 3), Sampling(num_classes, rate, 5)
+    """With lists of hard negatives; also where prepared walks begin and end."""
+    shard, sampling = Shard.of(num_classes, rank, 3), Draw(num_classes, rate, 5)
     generator = torch.Generator().manual_seed(1)
     lists = HardNegatives(num_classes, k=2, device=DEVICE)
     near = torch.randint(-1, num_classes, (num_classes, 2), generator=generator, dtype=torch.int32)
     lists.load_state({"owner": torch.arange(num_classes, dtype=torch.int32), "near": near})
     table = RowTable(shard.start, len(shard), 4, 0, RowSGD(), Storage(), DEVICE)
-    host = RowSelector(sampling, shard, 1, table, lists, True, torch.float32)
-    choice = DeviceChoice(sampling, shard, DEVICE, correction=True)
+    host = RowSelector(sampling, shard, 1, table, lists)
+    choice = DeviceChoice(sampling, shard, DEVICE)
     for step in (0, 1, 31, 32, 7):  # back, as after a restart
         label_G = torch.randint(0, num_classes, (37,), generator=generator).to(DEVICE)
         origin_G = torch.zeros(37, 2, dtype=torch.int32, device=DEVICE)
@@ -149,7 +149,6 @@ def test_the_classes_chosen_are_those_of_the_host(num_classes, rate, rank):
             continue
         ours, expected = host.fetch(chosen, step, count), host.fetch(host.choose(label_G, step), step)
         if sampling.rates.at(step) == 1.0:
-            assert ours.rows is expected.rows is ours.bias_S is None
+            assert ours.rows is expected.rows is None
             continue
         assert torch.equal(ours.rows, expected.rows)
-        assert torch.equal(ours.bias_S, expected.bias_S)

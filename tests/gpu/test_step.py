@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 from partial_fc.head import CosFace, PartialFC, Steps, Storage
 from partial_fc.head.kernels import triton_kernels, triton_pass
 from partial_fc.verbs.plan import counts as plan
+from tests.flat import flat_head
 from tests.gpu.test_triton import DEVICE, INTERPRETED, on_gpu, pytestmark  # noqa: F401
 from tests.unit.operations import Operations
 
@@ -20,7 +21,7 @@ D = 32
 
 
 def head_of(num_classes: int, rate: float | Steps[float]) -> PartialFC:
-    head = PartialFC(
+    head = flat_head(
         num_classes,
         D,
         CosFace(),
@@ -107,7 +108,7 @@ def test_the_host_waits_once(rate):
 @pytest.mark.parametrize("rate", [1.0, 0.3, Steps({0: 0.3, 1: 1.0, 2: 0.5})])
 def test_it_trains_like_the_plain_kernel_on_the_host(rate):
     """The same rows, chosen in another way, and the same losses but for bf16's rounding."""
-    ours, plain = head_of(600, rate), PartialFC(600, D, CosFace(), rate, impl="plain")
+    ours, plain = head_of(600, rate), flat_head(600, D, CosFace(), rate, impl="plain")
     for number in range(3):
         rows = [each.active_rows(torch.arange(7, device=each.store.device)).rows for each in (ours, plain)]
         assert rows[0] is rows[1] or torch.equal(rows[0].cpu(), rows[1])

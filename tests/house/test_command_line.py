@@ -83,7 +83,7 @@ ALSO: dict[str, dict[str, Any]] = {
     "cluster": {"classes": 100},
 }
 # Numbers that may be negative.
-SIGNED = ("margins", "input_mean", "image_mean_per_channel", "threshold")
+SIGNED = ("margins", "image_mean_per_channel", "threshold")
 
 
 @pytest.mark.parametrize("command", RIGHT)
@@ -248,14 +248,6 @@ def test_images_are_taken_at_the_size_that_the_set_says(tmp_path, says, typed, s
     assert bool(told) == noted
 
 
-def test_the_number_of_images_is_about_synthetic_data_only_where_it_was_typed(tmp_path):
-    config = write(tmp_path, f"{HEAD}config.rec = '/data'\nconfig.num_image = 9\n")
-    assert face.parse(["--config", str(config)])[1] == []
-    assert face.parse(["--dataset", "emore", "--rec", "/data"])[1] == []
-    (note,) = face.parse(["--rec", "/data", "--num_images", "9"])[1]
-    assert "about synthetic data" in note
-
-
 # ---- help
 
 
@@ -268,7 +260,7 @@ def test_help_of_a_verb_leaves_flags_of_several_hosts_to_help_all(verb, capsys):
         told[words] = capsys.readouterr().out
     for name in ("--image-size", "--flip {True,False}", "--gpus", "--device"):
         assert name in told["--help"]
-    for name in ("--master-addr", "--secret-file", "--comm-timeout", "--nodes INT"):
+    for name in ("--master-addr", "--comm-timeout", "--nodes INT"):
         assert name not in told["--help"]
         assert name in told["--help-all"]
 

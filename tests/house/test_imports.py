@@ -1,4 +1,4 @@
-"""Imports at the top of a file point one way, for folders and for files (those within functions are left alone)."""
+"""Imports point one way, for folders and for files, those within functions too; not those of types alone."""
 
 import ast
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 GROUND = ""  # the modules directly in partial_fc
 ORDER = (
     *({GROUND}, {"flags", "models"}, {"comm"}, {"head", "optim"}, {"checkpoint", "data"}, {"foreign"}, {"embedding"}),
-    *({"evaluate"}, {"train"}, {"verbs"}, {"recipe"}, {"recipes"}),
+    *({"evaluate"}, {"train"}, {"verbs"}, {"recipe", "cli"}, {"recipes", "__main__"}),
 )
 FLOOR = {folder: number for number, folders in enumerate(ORDER) for folder in folders}
 FILES = {
@@ -27,13 +27,17 @@ def imports(nodes: list[ast.stmt], package: list[str]) -> Iterator[str]:
             above = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*above, *([node.module] if node.module else [])])
             yield from (each if (each := f"{module}.{name.name}") in FILES else module for name in node.names)
-        elif isinstance(node, ast.If | ast.Try | ast.With) and "TYPE_CHECKING" not in ast.unparse(node)[:40]:
-            yield from imports([*node.body, *getattr(node, "orelse", []), *getattr(node, "finalbody", [])], package)
+        elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+            yield from imports([child for child in ast.walk(node) if child is not node and _is_import(child)], package)
+
+
+def _is_import(node: ast.AST) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom)
 
 
 def folder(module: str) -> str:
     top, *below = module.split(".")
-    is_folder = below and ((ROOT / top / below[0]).is_dir() or below[0] == "recipe")
+    is_folder = below and ((ROOT / top / below[0]).is_dir() or below[0] in FLOOR)
     return top if top != "partial_fc" else below[0] if is_folder else GROUND
 
 

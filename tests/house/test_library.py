@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import FileSystemWriter
 
 from partial_fc.head import CosFace, PartialFC, reference
 from partial_fc.verbs.train import exit_now
-from tests.recipes.launch import ranks
+from tests.running import ranks
 
 pytestmark = pytest.mark.slow
 

@@ -112,26 +112,6 @@ def test_a_terminal_that_is_closed_is_a_signal_and_no_error(command):
     assert saved() == {str(signal.SIGHUP.value)}
 
 
-def test_ctrl_c_with_tee(command):
-    line = shlex.join(command(10**9, 5, 0.01))
-    job = subprocess.Popen(
-        ["bash", "-c", f"set -o pipefail; {line} 2>&1 | tee log"], start_new_session=True, stdout=subprocess.DEVNULL
-    )
-    both("started")
-    os.killpg(job.pid, signal.SIGINT)
-    job.wait(60)
-    assert saved() == {str(signal.SIGINT.value)}
-
-
-def test_what_has_no_line_ends_is_passed_on_in_pieces(command):
-    """... none of it is lost: less than what may wait for a slow reader (output._ROOM_BYTES)."""
-    Path("child.py").write_text("import os\nfor _ in range(7): os.write(1, b'.' * 65536)")
-    job = subprocess.Popen(command(), stdout=subprocess.PIPE)
-    assert job.stdout is not None
-    assert job.stdout.read().count(b".") == 2 * 7 * 65536
-    assert job.wait(60) == 0
-
-
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_closed_descriptor_is_nobody_elses(closed, tmp_path):
     """What is opened next is not what print writes to."""
@@ -150,13 +130,6 @@ with open(sys.argv[1], "w") as file:
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "file").read_text()
     assert done.stdout == (b"" if ">&-" in closed.replace("2>&-", "") else b"out\n")
-
-
-@pytest.mark.parametrize("closed", [">&-", "2>&-"])
-def test_commands_that_train_nothing_do_without_a_terminal(closed):
-    words = shlex.join([sys.executable, "-m", "partial_fc", "--version"])
-    done = subprocess.run(["bash", "-c", f"{words} {closed}"], capture_output=True, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (0, b"")
 
 
 # What a signal ends has its default action for it; the others go on, as a connection that breaks must not end them.
@@ -182,10 +155,3 @@ def test_help_ends_quietly_where_nobody_reads_on(words, status):
     done = subprocess.run([*command, *words.split()], stdout=write, stderr=subprocess.PIPE, cwd=ROOT, env=environ)
     os.close(write)
     assert (done.returncode, done.stderr) == (status, b"")
-
-
-def test_what_a_terminal_cannot_show_is_shown_as_escapes():
-    program = "from partial_fc import output; output.detach(); print('caf\\u00e9')"
-    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, cwd=ROOT, env=environ)
-    assert (done.returncode, done.stdout) == (0, b"caf\\xe9\n")

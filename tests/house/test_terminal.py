@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 
 from partial_fc import terminal
-from partial_fc.evaluate.evaluation import read_ahead
-from tests.unit.stored_checkpoints import OneOf
 
 PACKAGE = Path(__file__).parents[2] / "partial_fc"
 WORK = """
@@ -104,14 +102,6 @@ def test_a_pipe_gets_lines(launched):
     assert [line for line in printed.stdout.decode().splitlines() if line.startswith("step")] == [
         f"step {n}" for n in range(4)
     ]
-
-
-def test_an_evaluation_has_a_bar_on_rank_0_alone(capsys, monkeypatch):
-    monkeypatch.setattr(terminal, "_EVERY_S", 0.0)
-    for rank, said in ((0, "lfw: 2 of 3, "), (1, "")):
-        assert list(read_ahead(lambda batch: batch, 6, OneOf(rank, 2), "lfw")) == [3 * rank + n for n in range(3)]
-        assert said in (err := capsys.readouterr().err)
-        assert bool(said) == bool(err)
 
 
 def test_what_a_launcher_tells_holds_only_where_it_passes_lines_on(tmp_path, monkeypatch):

@@ -59,8 +59,9 @@ def test_one_wheel_serves_every_python_and_holds_one_package(wheel):
 STEP = """
 import torch
 from partial_fc import comm
-from partial_fc.head import ArcFace, PartialFC
-head = PartialFC(num_classes=300, embedding_size=32, margin=ArcFace(), sample_rate=0.5, impl="cpu", world=comm.init())
+from partial_fc.head import ArcFace, Compute, PartialFC
+head = PartialFC(num_classes=300, embedding_size=32, margin=ArcFace(), sample_rate=0.5, world=comm.init(),
+                 device=Compute(impl="cpu"))
 feat_BD = torch.randn(4, 32, requires_grad=True)
 before = head.centres.clone()
 head(feat_BD, torch.arange(4)).backward()

@@ -3,7 +3,6 @@
 FAULTS, separated by spaces:
     nan@STEP[,TIMES]     its features are NaN in that step, the first TIMES (1) times that the step is made
     bit@STEP             after that step a weight of its backbone has another last bit
-    spike@STEP           the loss of that step is 100 more, on all ranks
     stall@STEP           it never makes that step
     impatient            every rank asks a server that is gone three times within 10 ms
 """
@@ -22,7 +21,7 @@ forward_backward, update, WAITS_S = updates.forward_backward, loop.update, range
 
 def put_in(faults: str, is_last: bool) -> None:
     """From now on, in place of those of the run before."""
-    left: dict[str, Counter[int]] = {kind: Counter() for kind in ("nan", "bit", "spike", "stall")}
+    left: dict[str, Counter[int]] = {kind: Counter() for kind in ("nan", "bit", "stall")}
     ranges.WAITS_S = (0.0, 0.01) if "impatient" in faults else WAITS_S
     for fault in set(faults.split()) - {"impatient"}:
         kind, _, where = fault.partition("@")
@@ -50,6 +49,6 @@ def put_in(faults: str, is_last: bool) -> None:
         if due("bit", job.at.step + 1) and is_last:
             weight = next(job.backbone.module.parameters()).data
             weight[(0,) * weight.dim()].view(torch.int32).bitwise_xor_(1)
-        return loss + 100 * due("spike", job.at.step + 1)
+        return loss
 
     updates.forward_backward, loop.update = faulty_forward_backward, faulty_update

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from partial_fc import comm
-from tests.recipes.several import become_rank
+from tests.running import become_rank
 from tests.waiting import free_port
 
 SIZE = 3

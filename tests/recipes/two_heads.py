@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from partial_fc.comm import World
-from partial_fc.head import CosFace
+from partial_fc.head import CosFace, Storage
 from partial_fc.recipe import (
     FACE,
     Flags,
@@ -34,10 +34,11 @@ class TwoHeads:
     """The sum of two losses. It remembers how many steps it made, besides its tables."""
 
     def __init__(self, num_classes: int, world: World, dtype: torch.dtype = torch.float32, **of_fine: Any):
-        options: dict[str, Any] = {"sample_rate": 0.5, "world": world, "dtype": dtype}
+        options: dict[str, Any] = {"world": world, "storage": Storage(dtype)}
+        of_fine = of_fine or {"sample_rate": 0.5}
         self.num_classes, self.num_steps = num_classes, 0
         self.fine = PartialFC(num_classes, SIZE, CosFace(8.0, 0.1), name="fine", **options, **of_fine)
-        self.pairs = PartialFC(-(-num_classes // 2), SIZE, CosFace(8.0, 0.1), name="pairs", **options)
+        self.pairs = PartialFC(-(-num_classes // 2), SIZE, CosFace(8.0, 0.1), 0.5, name="pairs", **options)
         self.both = (self.fine, self.pairs)
 
     def __call__(self, feat_BD: Tensor, label_B: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ def train_here(run: Run) -> int:
     module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, SIZE))
     backbone = run.backbone(module, FACE, {"network": "linear"})
     head = TwoHeads(source.num_classes, run.world, backbone.precision.parameter_dtype)
-    return run.train(backbone, head, loader, telemetry_every=2)
+    return run.train(backbone, head, loader)
 
 
 def main(arguments: list[str]) -> int:

@@ -8,6 +8,7 @@ from partial_fc.checkpoint import capture
 from partial_fc.checkpoint.folders import mark
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC
+from tests.flat import flat_head
 
 D = 6
 
@@ -33,7 +34,7 @@ def heads_of(size: int, num_classes: int = 11, made=None, num_steps: int = 7, **
     """Those of all ranks. made: the classes that have rows (None: all), random by class, alike for any size. Without
     catch-up by default: nobody knows the rates of steps that were not made."""
     options = {"catch_up": "none", **options}
-    heads = [PartialFC(num_classes, D, CosFace(), world=OneOf(rank, size), **options) for rank in range(size)]
+    heads = [flat_head(num_classes, D, CosFace(), world=OneOf(rank, size), **options) for rank in range(size)]
     for head in heads:
         head.num_steps = num_steps
         classes = range(num_classes) if made is None else made

@@ -28,12 +28,13 @@ from partial_fc.data import ImageFolder, RecordSource
 from partial_fc.data.pairs import write_pairs
 from partial_fc.data.sample import identity
 from partial_fc.evaluate import verification
-from partial_fc.head.kernels import choose, cpu
+from partial_fc.head.kernels import cpu
+from partial_fc.head.kernels.choice import choose
 from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.train.record import boards, header
 from partial_fc.verbs.checkpoint.inspect import summary
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
-from tests.recipes.launch import here
+from tests.running import here
 from tests.unit.thread_world import ThreadWorld, in_world
 from tests.world.made import class_folders, image, write_rec
 from tests.world.rows import Row, table
@@ -132,12 +133,7 @@ def test_what_hangs_is_left_behind(tmp_path, monkeypatch, caplog):
 
 
 BACKENDS = [
-    Row(
-        "a notebook's",
-        "Colab, Kaggle: oobabooga 6783, deeptools 1416",
-        "module://matplotlib_inline.backend_inline",
-        None,
-    ),
+    Row("a notebook's", "oobabooga 6783, deeptools 1416", "module://matplotlib_inline.backend_inline", None),
     Row("of another version", "a shell's profile", "gtk3agg_old", None),
     Row("empty", "a container's env file", "", None),
 ]
@@ -305,7 +301,7 @@ COMPILERS = [
 def test_a_compiler_that_fails_ends_no_run(row, tmp_path, monkeypatch):
     import torch
 
-    from partial_fc.head.kernels.native import build as native
+    from partial_fc.head.native import build as native
 
     compiled = {variant: native.library(variant) for variant in native.VARIANTS}
     native.build(["portable", cpu.variant_here()])

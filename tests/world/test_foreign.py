@@ -7,6 +7,7 @@ import enum
 import functools
 import json
 import pathlib
+import pickle
 import types
 from typing import Any
 
@@ -129,13 +130,9 @@ def test_a_bottleneck_of_adafaces_ir152_is_named(tmp_path):
 
 @table(
     [
-        Row(
-            "another embedding size", "insightface 2675", lambda: models.build("tiny", 2 * D, SIZE), "number of outputs"
-        ),
+        Row("another width", "insightface 2675", lambda: models.build("tiny", 2 * D, SIZE), "number of outputs"),
         Row("another image size", "arcface_torch at 224", lambda: models.build("tiny", D, 2 * SIZE), "image size"),
-        Row(
-            "another network", "a wrong --network", lambda: models.build("mini", D, SIZE), r"another network, .* \d+ of"
-        ),
+        Row("another network", "a wrong flag", lambda: models.build("mini", D, SIZE), r"another network, .* \d+ of"),
         Row("other names", "torchvision", lambda: nn.Sequential(nn.Linear(2, 2)), "It is another network$"),
         Row("classes", "a head for others", lambda: nn.Linear(3, 4), "another network$"),
     ]
@@ -269,9 +266,7 @@ def test_the_format_before_torch_1_6(tmp_path):
 @table(
     [
         Row("a whole module", "torch.save(model)", lambda net: net, None),
-        Row(
-            "a whole module in a checkpoint", "ultralytics: model and ema", lambda net: {"model": net, "ema": net}, None
-        ),
+        Row("a whole module in a checkpoint", "ultralytics", lambda net: {"model": net, "ema": net}, None),
         Row("a whole DataParallel", "torch.save(model)", nn.DataParallel, None),
         Row("Hugging Face's pytorch_model.bin", "transformers", lambda net: net.state_dict(), "pytorch_model.bin"),
         Row("a .pth.tar", "torchvision's example", lambda net: {"state_dict": net.state_dict()}, "best.pth.tar"),
@@ -308,6 +303,10 @@ def content(*parts: bytes):
             ("a.pt", lambda path: torch.save(tiny().state_dict(), path, pickle_protocol=4)), "pickle_protocol"),
         Row("only a value", "torch.save(args)", ("a.pt", lambda path: torch.save(argparse.Namespace(a=1), path)),
             r"argparse\.Namespace.*torch\.save\(model\.state_dict"),
+        Row("a pickle", "pickle.dump", ("a.pt", lambda path: path.write_bytes(pickle.dumps(print, protocol=2))),
+            "a pickle, none of torch.save"),
+        Row("a checkpoint without weights", "torch.save of an emptied state",
+            ("a.pt", lambda path: torch.save({"model": {}, "epoch": 3}, path)), "a state dict"),
         Row("HDF5 as .pt", "Keras, renamed", ("a.pt", content(b"\x89HDF\r\n\x1a\n")), "HDF5"),
         Row("Keras", "model.save", ("a.h5", content(b"\x89HDF\r\n\x1a\n")), "Keras.*ONNX"),
         Row("TensorFlow Lite", "MobileFaceNet.tflite", ("a.tflite", content(b"\x1c\0\0\0TFL3")), "TensorFlow.*ONNX"),
@@ -423,9 +422,7 @@ def test_networks_published_as_onnx(tmp_path, published, row):
 
 @table(
     [
-        Row(
-            "other wiring, equal layers", "a variant of ResNet", rewired, r"pytorch.*input\.1 \(1, 3, 32, 32\).*vectors"
-        ),
+        Row("other wiring, equal layers", "a variant", rewired, r"pytorch.*input\.1 \(1, 3, 32, 32\).*vectors"),
         Row("8 bits", "onnxruntime's quantize", in_8_bits, "QLinearConv 11.*fp32"),
     ]
 )

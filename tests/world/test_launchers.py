@@ -19,7 +19,13 @@ from partial_fc.verbs.train import without_local_rank
 from tests.waiting import free_port
 from tests.world.rows import Row, table
 
-MASTER = {"MASTER_ADDR": "host-0", "MASTER_PORT": "29500"}
+
+def env(words: str) -> dict[str, str]:
+    """Returns the variables that a shell would set by these words."""
+    return dict(word.split("=", 1) for word in words.split())
+
+
+MASTER = env("MASTER_ADDR=host-0 MASTER_PORT=29500")
 
 
 def numbered(prefix: str, rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
@@ -46,7 +52,7 @@ def kubernetes(rank: int, size: int) -> dict[str, str]:
 
 def pet(nodes: str = "2", processes: str = "1") -> dict[str, str]:
     said = {"PET_NNODES": nodes, "PET_NPROC_PER_NODE": processes, "PET_NODE_RANK": "1"}
-    return said | {"PET_MASTER_ADDR": "host-0", "PET_MASTER_PORT": "29500"}
+    return said | env("PET_MASTER_ADDR=host-0 PET_MASTER_PORT=29500")
 
 
 def cluster(**tasks: int) -> str:
@@ -54,200 +60,110 @@ def cluster(**tasks: int) -> str:
     return json.dumps({"cluster": named, "task": {"type": next(iter(tasks)), "index": 0}})
 
 
-OMPI = numbered("OMPI_COMM_WORLD_", 1, 2, 0, 1) | {"PMIX_RANK": "1", "PMIX_NAMESPACE": "4711"}
-BATCH = {"SLURM_JOB_ID": "7", "ENVIRONMENT": "BATCH", "SLURM_PROCID": "0", "SLURM_TASK_PID": "99"}
-RAY = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0", **MASTER}
-AZURE = {"AZUREML_NODE_COUNT": "2", "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"}
+OMPI = numbered("OMPI_COMM_WORLD_", 1, 2, 0, 1) | env("PMIX_RANK=1 PMIX_NAMESPACE=4711")
+BATCH = env("SLURM_JOB_ID=7 ENVIRONMENT=BATCH SLURM_PROCID=0 SLURM_TASK_PID=99")
+RAY = MASTER | env("RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 NODE_RANK=0")
+AZURE = env("AZUREML_NODE_COUNT=2 AZ_BATCH_MASTER_NODE=10.0.0.4:6000")
 SAGEMAKER = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2", "SM_NUM_GPUS": "1"}
 SKY = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
-SHELL = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_JOB_NUM_NODES": "2"}
-DEEPSPEED = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CROSS_RANK": "1", "CROSS_SIZE": "2"}
+SHELL = env("SLURM_JOB_ID=7 SLURM_NTASKS=4 SLURM_JOB_NUM_NODES=2")
+DEEPSPEED = env("RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_SIZE=2 CROSS_RANK=1 CROSS_SIZE=2")
 
 
-def world(backend: str, *numbers: int, by: str) -> tuple[object, ...]:
-    return (backend, *numbers, by)
+SRUN = srun(3, "2(x2)", 1, 1, 4)
 
-
-ALONE = world("single", 0, 1, 0, 1, by="")
+# Backend, rank of all, rank of the host's, and who started the process.
+ALONE = "single 0/1 0/1 "
+BY_TORCHRUN = "torch 3/4 1/2 torchrun"
+POD = f"torch 1/2 0/1 {ONE_A_HOST}"
 
 
 @table(
     [
         # ---- taken
-        Row(
-            "torchrun, one host",
-            "torch/distributed/elastic/agent/server/local_elastic_agent.py",
-            torchrun(1, 2, 1, 2),
-            world("torch", 1, 2, 1, 2, by="torchrun"),
-        ),
-        Row("torchrun, two hosts", "the same", torchrun(3, 4, 1, 2), world("torch", 3, 4, 1, 2, by="torchrun")),
+        Row("torchrun, one host", "torch.distributed.elastic", torchrun(1, 2, 1, 2), "torch 1/2 1/2 torchrun"),
+        Row("torchrun, two hosts", "the same", torchrun(3, 4, 1, 2), BY_TORCHRUN),
         Row(
             "accelerate launch",
-            "accelerate/commands/launch.py: torchrun, and ACCELERATE_*",
-            torchrun(1, 2, 1, 2) | {"ACCELERATE_MIXED_PRECISION": "no"},
-            world("torch", 1, 2, 1, 2, by="torchrun"),
+            "its launch.py",
+            torchrun(1, 2, 1, 2) | env("ACCELERATE_MIXED_PRECISION=no"),
+            "torch 1/2 1/2 torchrun",
         ),
-        Row(
-            "accelerate of 1",
-            "accelerate/utils/launch.py",
-            {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "False"},
-            ALONE,
-        ),
-        Row(
-            "deepspeed", "deepspeed/launcher/launch.py", DEEPSPEED | MASTER, world("torch", 3, 4, 1, 2, by="deepspeed")
-        ),
+        Row("accelerate of 1", "its launch.py", env("ACCELERATE_MIXED_PRECISION=no ACCELERATE_USE_CPU=False"), ALONE),
+        Row("deepspeed", "deepspeed/launcher/launch.py", DEEPSPEED | MASTER, "torch 3/4 1/2 deepspeed"),
         Row(
             "horovodrun --gloo",
             "horovod/runner/gloo_run.py",
-            numbered("HOROVOD_", 3, 4, 1, 2) | {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CROSS_SIZE": "2"},
-            world("horovod", 3, 4, 1, 2, by="horovodrun"),
+            numbered("HOROVOD_", 3, 4, 1, 2) | env("HOROVOD_CONTROLLER=gloo HOROVOD_CROSS_SIZE=2"),
+            "horovod 3/4 1/2 horovodrun",
         ),
-        Row(
-            "horovodrun --mpi, mpirun of Open MPI 4 and 5",
-            "horovod/runner/mpi_run.py; Open MPI FAQ, environment",
-            OMPI,
-            world("horovod", 1, 2, 0, 1, by="mpirun (Open MPI)"),
-        ),
+        Row("horovodrun --mpi, mpirun", "Open MPI FAQ", OMPI, "horovod 1/2 0/1 mpirun (Open MPI)"),
         Row(
             "Intel MPI, MPICH",
             "hydra: pmi_proxy",
-            {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
-            world("horovod", 1, 2, 1, 2, by="mpirun (MPICH, Intel MPI)"),
+            env("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2"),
+            "horovod 1/2 1/2 mpirun (MPICH, Intel MPI)",
         ),
         Row(
             "PALS",
             "Cray mpiexec(1)",
-            {"PMI_RANK": "3", "PMI_SIZE": "4", "PALS_RANKID": "3", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "2"},
-            world("horovod", 3, 4, 1, 2, by="mpiexec (PALS)"),
+            env("PMI_RANK=3 PMI_SIZE=4 PALS_RANKID=3 PALS_LOCAL_RANKID=1 PALS_LOCAL_SIZE=2"),
+            "horovod 3/4 1/2 mpiexec (PALS)",
         ),
-        Row(
-            "mpirun -npernode 1 torchrun",
-            "Azure ML, LSF: tutorials",
-            OMPI | torchrun(3, 4, 1, 2),
-            world("torch", 3, 4, 1, 2, by="torchrun"),
-        ),
-        Row(
-            "srun torchrun",
-            "SLURM tutorials of torchrun",
-            srun(1, "1(x2)", 1, 0, 2) | torchrun(3, 4, 1, 2),
-            world("torch", 3, 4, 1, 2, by="torchrun"),
-        ),
-        Row(
-            "srun",
-            "srun(1), output environment variables",
-            srun(3, "2(x2)", 1, 1, 4),
-            world("torch", 3, 4, 1, 2, by="srun"),
-        ),
-        Row(
-            "srun, WORLD_SIZE and MASTER_* exported before",
-            "SLURM tutorials",
-            srun(3, "2(x2)", 1, 1, 4) | MASTER | {"WORLD_SIZE": "4"},
-            world("torch", 3, 4, 1, 2, by="srun"),
-        ),
+        Row("mpirun -npernode 1 torchrun", "Azure ML, LSF: tutorials", OMPI | torchrun(3, 4, 1, 2), BY_TORCHRUN),
+        Row("srun torchrun", "tutorials", srun(1, "1(x2)", 1, 0, 2) | torchrun(3, 4, 1, 2), BY_TORCHRUN),
+        Row("srun", "srun(1)", SRUN, "torch 3/4 1/2 srun"),
+        Row("srun, WORLD_SIZE exported before", "tutorials", SRUN | MASTER | env("WORLD_SIZE=4"), "torch 3/4 1/2 srun"),
         Row(
             "srun, RANK and LOCAL_RANK exported by a wrapper",
-            "SLURM tutorials",
-            srun(3, "2(x2)", 1, 1, 4) | MASTER | {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"},
-            world("torch", 3, 4, 1, 2, by="srun"),
+            "tutorials",
+            SRUN | MASTER | env("RANK=3 WORLD_SIZE=4 LOCAL_RANK=1"),
+            "torch 3/4 1/2 srun",
         ),
-        Row(
-            "srun --mpi=pmi2",
-            "slurm mpi_pmi2",
-            srun(3, "2(x2)", 1, 1, 4) | {"PMI_RANK": "3", "PMI_SIZE": "4"},
-            world("torch", 3, 4, 1, 2, by="srun"),
-        ),
+        Row("srun --mpi=pmi2", "slurm mpi_pmi2", SRUN | env("PMI_RANK=3 PMI_SIZE=4"), "torch 3/4 1/2 srun"),
         Row(
             "srun -n 1",
             "srun(1)",
-            srun(0, "1", 0, 0, 1)
-            | {"PMI_RANK": "0", "PMI_SIZE": "1"}
-            | {"ENVIRONMENT": "BATCH", "SLURM_JOB_NUM_NODES": "2"},
+            srun(0, "1", 0, 0, 1) | env("PMI_RANK=0 PMI_SIZE=1 ENVIRONMENT=BATCH SLURM_JOB_NUM_NODES=2"),
             ALONE,
         ),
-        Row(
-            "jsrun with MASTER_*",
-            "IBM jsrun(1)",
-            numbered("JSM_NAMESPACE_", 3, 4, 1, 2) | MASTER,
-            world("torch", 3, 4, 1, 2, by="jsrun"),
-        ),
+        Row("jsrun with MASTER_*", "jsrun(1)", numbered("JSM_NAMESPACE_", 3, 4, 1, 2) | MASTER, "torch 3/4 1/2 jsrun"),
         Row(
             "MVAPICH with MASTER_*",
-            "mvapich2 src/pm/mpirun/mpispawn.c",
+            "mvapich2 mpispawn.c",
             numbered("MV2_COMM_WORLD_", 3, 4, 1, 2) | MASTER,
-            world("torch", 3, 4, 1, 2, by="mpirun_rsh (MVAPICH)"),
+            "torch 3/4 1/2 mpirun_rsh (MVAPICH)",
         ),
-        Row(
-            "Kubeflow v1, PyTorchJob",
-            "kubeflow/training-operator pkg/controller.v1/pytorch/envvar.go; trainer 1790",
-            kubernetes(1, 2),
-            world("torch", 1, 2, 0, 1, by=ONE_A_HOST),
-        ),
-        Row(
-            "Kubeflow v1.8, which adds PET_*",
-            "the same, later",
-            kubernetes(1, 2) | pet("2", "auto"),
-            world("torch", 1, 2, 0, 1, by=ONE_A_HOST),
-        ),
-        Row(
-            "Volcano",
-            "volcano-sh/volcano distributed-framework/pytorch/pytorch.go",
-            kubernetes(1, 3) | {"VC_TASK_INDEX": "0"},
-            world("torch", 1, 3, 0, 1, by=ONE_A_HOST),
-        ),
+        Row("Kubeflow v1, PyTorchJob", "training-operator envvar.go; kubeflow/trainer 1790", kubernetes(1, 2), POD),
+        Row("Kubeflow v1.8, which adds PET_*", "the same, later", kubernetes(1, 2) | pet("2", "auto"), POD),
+        Row("Volcano", "volcano pytorch.go", kubernetes(1, 3) | env("VC_TASK_INDEX=0"), f"torch 1/3 0/1 {ONE_A_HOST}"),
         Row(
             "Vertex AI",
-            "cloud.google.com, distributed PyTorch; Lightning 13374",
+            "Lightning 13374",
             kubernetes(1, 2) | {"CLUSTER_SPEC": cluster(workerpool0=1, workerpool1=1)},
-            world("torch", 1, 2, 0, 1, by=ONE_A_HOST),
+            POD,
         ),
-        Row(
-            "Alibaba PAI",
-            "PAI DLC, built-in environment variables",
-            kubernetes(1, 2) | {"NPROC_PER_NODE": "8"},
-            world("torch", 1, 2, 0, 1, by=ONE_A_HOST),
-        ),
-        Row(
-            "PyTorchJob of one",
-            "training-operator envvar.go",
-            kubernetes(0, 1),
-            world("torch", 0, 1, 0, 1, by=ONE_A_HOST),
-        ),
-        Row("Ray Train", "ray/train/torch/config.py", RAY, world("torch", 1, 2, 1, 2, by="torchrun")),
+        Row("Alibaba PAI", "PAI DLC's manual", kubernetes(1, 2) | env("NPROC_PER_NODE=8"), POD),
+        Row("PyTorchJob of one", "training-operator envvar.go", kubernetes(0, 1), f"torch 0/1 0/1 {ONE_A_HOST}"),
+        Row("Ray Train", "ray/train/torch/config.py", RAY, "torch 1/2 1/2 torchrun"),
         Row(
             "Azure ML, PyTorch",
-            "learn.microsoft.com, distributed GPU training",
-            AZURE | MASTER | {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "NODE_RANK": "1"},
-            world("torch", 3, 4, 1, 2, by="torchrun"),
+            "learn.microsoft.com",
+            AZURE | MASTER | env("RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 NODE_RANK=1"),
+            BY_TORCHRUN,
         ),
-        Row("Azure ML, MPI", "the same", AZURE | OMPI, world("horovod", 1, 2, 0, 1, by="mpirun (Open MPI)")),
-        Row(
-            "SageMaker with mpirun",
-            "sagemaker-training-toolkit mpi.py",
-            SAGEMAKER | OMPI,
-            world("horovod", 1, 2, 0, 1, by="mpirun (Open MPI)"),
-        ),
-        Row(
-            "SageMaker with torchrun",
-            "sagemaker-training-toolkit torch_distributed.py",
-            SAGEMAKER | torchrun(1, 2, 0, 1),
-            world("torch", 1, 2, 0, 1, by="torchrun"),
-        ),
+        Row("Azure ML, MPI", "the same", AZURE | OMPI, "horovod 1/2 0/1 mpirun (Open MPI)"),
+        Row("SageMaker with mpirun", "its toolkit", SAGEMAKER | OMPI, "horovod 1/2 0/1 mpirun (Open MPI)"),
+        Row("SageMaker with torchrun", "its toolkit", SAGEMAKER | torchrun(1, 2, 0, 1), "torch 1/2 0/1 torchrun"),
         Row("SageMaker, one host", "sagemaker-training-toolkit params.py", {"SM_HOSTS": '["algo-1"]'}, ALONE),
         Row("shell of salloc", "salloc(1)", SHELL, ALONE),
         Row(
             "shell of salloc in a step of its own",
-            "slurm.conf(5), use_interactive_step",
-            SHELL
-            | {
-                "SLURM_STEP_ID": "4294967290",
-                "SLURM_PROCID": "0",
-                "SLURM_PTY_PORT": "34889",
-                "PMI_RANK": "0",
-                "PMI_SIZE": "1",
-            },
+            "slurm.conf(5)",
+            SHELL | env("SLURM_STEP_ID=4294967290 SLURM_PROCID=0 SLURM_PTY_PORT=34889 PMI_RANK=0 PMI_SIZE=1"),
             ALONE,
         ),
-        Row("sbatch of one task", "sbatch(1)", BATCH | {"SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1"}, ALONE),
+        Row("sbatch of one task", "sbatch(1)", BATCH | env("SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1"), ALONE),
         Row(
             "bsub on one host",
             "bsub(1)",
@@ -260,61 +176,23 @@ ALONE = world("single", 0, 1, 0, 1, by="")
             {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "host1 4 host2 4", "LSB_INTERACTIVE": "Y"},
             ALONE,
         ),
-        Row(
-            "qsub, file of hosts is gone",
-            "qsub(1)",
-            {"PBS_JOBID": "7", "PBS_NODEFILE": "/var/spool/pbs/aux/nowhere"},
-            ALONE,
-        ),
-        Row(
-            "Ray of 1",
-            "ray job submit",
-            {
-                "RAY_JOB_CONFIG_JSON_ENV_VAR": "{}",
-                "RANK": "0",
-                "WORLD_SIZE": "1",
-                "LOCAL_RANK": "0",
-                "LOCAL_WORLD_SIZE": "1",
-                **MASTER,
-            },
-            world("torch", 0, 1, 0, 1, by="torchrun"),
-        ),
+        Row("qsub, no file of hosts", "qsub(1)", env("PBS_JOBID=7 PBS_NODEFILE=/var/spool/pbs/aux/nowhere"), ALONE),
+        Row("Ray of 1", "ray", torchrun(0, 1, 0, 1), "torch 0/1 0/1 torchrun"),
         Row(
             "Colab, Kaggle",
             "printenv there",
-            {
-                "COLAB_GPU": "1",
-                "KAGGLE_KERNEL_RUN_TYPE": "Interactive",
-                "MPLBACKEND": "module://x",
-                "CUDA_VISIBLE_DEVICES": "",
-            },
+            env("COLAB_GPU=1 KAGGLE_KERNEL_RUN_TYPE=Interactive MPLBACKEND=module://x CUDA_VISIBLE_DEVICES="),
             ALONE,
         ),
-        Row(
-            "WORLD_SIZE=1 RANK=0 alone",
-            "notebooks that call init_process_group",
-            {"RANK": "0", "WORLD_SIZE": "1"},
-            ALONE,
-        ),
-        Row(
-            "empty strings",
-            "docker -e RANK= ; Helm charts",
-            {"RANK": "", "WORLD_SIZE": "", "PET_NNODES": "", "SM_HOSTS": "", "OMPI_COMM_WORLD_SIZE": ""},
-            ALONE,
-        ),
+        Row("WORLD_SIZE=1 RANK=0 alone", "notebooks", env("RANK=0 WORLD_SIZE=1"), ALONE),
+        Row("empty strings", "Helm", env("RANK= WORLD_SIZE= PET_NNODES= SM_HOSTS= OMPI_COMM_WORLD_SIZE="), ALONE),
         Row("TF_CONFIG of one", "tf-operator", {"TF_CONFIG": cluster(worker=1, ps=2)}, ALONE),
     ]
 )
 def test_a_world_is_taken(row):
     launch = detect(row.given)
-    assert (
-        launch.backend,
-        launch.rank,
-        launch.size,
-        launch.local_rank,
-        launch.local_size,
-        launch.launcher,
-    ) == row.right
+    ranks = f"{launch.rank}/{launch.size} {launch.local_rank}/{launch.local_size}"
+    assert f"{launch.backend} {ranks} {launch.launcher}" == row.right
     if launch.backend == "torch" and launch.launcher != "srun":
         assert (launch.master_addr, launch.master_port) == ("host-0", 29500)
     assert unused(launch, 1, row.given) == []
@@ -322,61 +200,38 @@ def test_a_world_is_taken(row):
 
 @table(
     [
-        Row(
-            "Kubeflow v2 without torchrun",
-            "kubeflow/trainer pkg/runtime/framework/plugins/torch/torch.go",
-            pet(),
-            "PET_NNODES",
-        ),
+        Row("Kubeflow v2 without torchrun", "kubeflow/trainer torch.go", pet(), "PET_NNODES"),
         Row("Kubeflow, elastic", "training-operator elastic.go", pet("1:4"), "PET_NNODES"),
         Row(
-            "Kubeflow v1.8, processes for torchrun",
-            "training-operator envvar.go",
-            kubernetes(1, 4) | pet("2", "2"),
-            "LOCAL_RANK",
+            "Kubeflow v1.8, for torchrun", "training-operator envvar.go", kubernetes(1, 4) | pet("2", "2"), "LOCAL_RANK"
         ),
         Row("jsrun", "IBM jsrun(1)", numbered("JSM_NAMESPACE_", 1, 2, 0, 1), "MASTER_ADDR"),
         Row("MVAPICH", "mvapich2 mpispawn.c", numbered("MV2_COMM_WORLD_", 1, 2, 0, 1), "MASTER_ADDR"),
         Row(
             "flux run",
             "flux-core src/shell",
-            {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_NNODES": "1"},
+            env("FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2 FLUX_TASK_LOCAL_ID=1 FLUX_JOB_NNODES=1"),
             "LOCAL_WORLD_SIZE",
         ),
-        Row("PMI without local ranks", "MPICH's simple PMI", {"PMI_RANK": "1", "PMI_SIZE": "2"}, "MPI_LOCALRANKID"),
+        Row("PMI without local ranks", "MPICH's simple PMI", env("PMI_RANK=1 PMI_SIZE=2"), "MPI_LOCALRANKID"),
         Row("SageMaker without a distribution", "sagemaker-training-toolkit params.py", SAGEMAKER, "SM_HOSTS"),
         Row(
             "Vertex AI, own container",
-            "cloud.google.com, distributed training",
+            "its manual",
             {"CLUSTER_SPEC": cluster(workerpool0=1, workerpool1=3)},
             "CLUSTER_SPEC",
         ),
-        Row(
-            "TFJob",
-            "kubeflow/training-operator tensorflow.go",
-            {"TF_CONFIG": cluster(chief=1, worker=2, ps=1)},
-            "TF_CONFIG",
-        ),
-        Row(
-            "WORLD_SIZE exported in a batch script, without srun",
-            "SLURM tutorials",
-            BATCH | MASTER | {"WORLD_SIZE": "4"},
-            "srun",
-        ),
+        Row("TFJob", "training-operator tensorflow.go", {"TF_CONFIG": cluster(chief=1, worker=2, ps=1)}, "TF_CONFIG"),
+        Row("WORLD_SIZE in a batch script", "tutorials", BATCH | MASTER | env("WORLD_SIZE=4"), "srun"),
         Row(
             "WORLD_SIZE exported, other than srun's",
-            "SLURM tutorials",
-            srun(1, "1(x2)", 1, 0, 2) | MASTER | {"WORLD_SIZE": "16"},
+            "tutorials",
+            srun(1, "1(x2)", 1, 0, 2) | MASTER | env("WORLD_SIZE=16"),
             "WORLD_SIZE=16",
         ),
-        Row("RANK without a master", "half of what an operator sets", {"RANK": "1", "WORLD_SIZE": "2"}, "MASTER_ADDR"),
-        Row(
-            "LOCAL_RANK by hand, number a host unknown",
-            "scripts for torch before 1.9",
-            kubernetes(1, 2) | {"LOCAL_RANK": "1"},
-            "LOCAL_WORLD_SIZE",
-        ),
-        Row("HOROVOD_RANK alone", "left over", {"HOROVOD_RANK": "1"}, "HOROVOD_SIZE"),
+        Row("RANK without a master", "half of what an operator sets", env("RANK=1 WORLD_SIZE=2"), "MASTER_ADDR"),
+        Row("LOCAL_RANK by hand", "old scripts", kubernetes(1, 2) | env("LOCAL_RANK=1"), "LOCAL_WORLD_SIZE"),
+        Row("HOROVOD_RANK alone", "left over", env("HOROVOD_RANK=1"), "HOROVOD_SIZE"),
     ]
 )
 def test_a_size_that_nobody_uses_is_refused(row):
@@ -387,41 +242,19 @@ def test_a_size_that_nobody_uses_is_refused(row):
 
 @table(
     [
-        Row(
-            "sbatch without srun",
-            "sbatch(1)",
-            BATCH | {"SLURM_NTASKS": "4", "SLURM_JOB_NUM_NODES": "1"},
-            ["SLURM_NTASKS"],
-        ),
-        Row("sbatch -N 2 without srun", "sbatch(1)", BATCH | {"SLURM_JOB_NUM_NODES": "2"}, ["SLURM_JOB_NUM_NODES"]),
-        Row(
-            "bsub on two hosts", "bsub(1)", {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "host1 4 host2 4"}, ["LSB_MCPU_HOSTS"]
-        ),
-        Row("Grid Engine", "qsub -pe; sge_pe(5)", {"JOB_ID": "7", "NHOSTS": "2", "NSLOTS": "8"}, ["NHOSTS"]),
+        Row("sbatch without srun", "sbatch(1)", BATCH | env("SLURM_NTASKS=4 SLURM_JOB_NUM_NODES=1"), ["SLURM_NTASKS"]),
+        Row("sbatch -N 2 without srun", "sbatch(1)", BATCH | env("SLURM_JOB_NUM_NODES=2"), ["SLURM_JOB_NUM_NODES"]),
+        Row("bsub of two", "bsub(1)", {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "host1 4 host2 4"}, ["LSB_MCPU_HOSTS"]),
+        Row("Grid Engine", "qsub -pe; sge_pe(5)", env("JOB_ID=7 NHOSTS=2 NSLOTS=8"), ["NHOSTS"]),
         Row("SkyPilot", "docs.skypilot.co, distributed jobs", SKY, ["SKYPILOT_NUM_NODES"]),
-        Row(
-            "dstack",
-            "dstack.ai, distributed tasks",
-            {"DSTACK_NODES_NUM": "2", "DSTACK_NODE_RANK": "0"},
-            ["DSTACK_NODES_NUM"],
-        ),
-        Row(
-            "LeaderWorkerSet",
-            "kubernetes-sigs/lws",
-            {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "0"},
-            ["LWS_GROUP_SIZE"],
-        ),
+        Row("dstack", "dstack.ai", env("DSTACK_NODES_NUM=2 DSTACK_NODE_RANK=0"), ["DSTACK_NODES_NUM"]),
+        Row("LeaderWorkerSet", "kubernetes-sigs/lws", env("LWS_GROUP_SIZE=2 LWS_WORKER_INDEX=0"), ["LWS_GROUP_SIZE"]),
         Row("Azure ML without a distribution", "learn.microsoft.com", AZURE, ["AZUREML_NODE_COUNT"]),
         Row("Kubeflow, processes of one host", "kubeflow/trainer torch.go", pet("1", "4"), ["PET_NPROC_PER_NODE"]),
+        Row("a torchrun for each mpirun", "torchrun's default", OMPI | torchrun(0, 2, 0, 2), ["OMPI_COMM_WORLD_SIZE"]),
         Row(
-            "a torchrun for each of mpirun",
-            "torchrun without --nnodes",
-            OMPI | torchrun(0, 2, 0, 2),
-            ["OMPI_COMM_WORLD_SIZE"],
-        ),
-        Row(
-            "a torchrun for each of srun",
-            "the same",
+            "a torchrun for each srun",
+            "same",
             srun(1, "1(x2)", 1, 0, 2) | torchrun(0, 8, 0, 8),
             ["SLURM_STEP_NUM_TASKS"],
         ),
@@ -441,12 +274,12 @@ def test_hosts_of_pbs_are_counted_in_their_file(tmp_path):
     assert unused(detect(given), 1, given) == []
     nodes.write_text("host1\nhost1\nhost2\n")
     assert "says 2" in unused(detect(given), 1, given)[0]
-    assert unused(detect(given), 1, given | {"PBS_ENVIRONMENT": "PBS_INTERACTIVE"}) == []
+    assert unused(detect(given), 1, given | env("PBS_ENVIRONMENT=PBS_INTERACTIVE")) == []
 
 
 def test_flags_use_the_hosts(monkeypatch, capsys):
     """--nodes, as in a Kubeflow pod without torchrun; --gpus of one in a batch job."""
-    for name, value in (pet() | {"SLURM_NTASKS": "4", "ENVIRONMENT": "BATCH", "SLURM_JOB_ID": "7"}).items():
+    for name, value in (pet() | env("SLURM_NTASKS=4 ENVIRONMENT=BATCH SLURM_JOB_ID=7")).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(start, "_spawn", lambda *_: 5)
     with pytest.raises(ValueError, match="PET_NNODES"):
@@ -464,7 +297,7 @@ def test_gpus_in_a_pod_are_those_of_its_host(monkeypatch):
     for name, value in kubernetes(1, 2).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(start, "_spawn", lambda *what: what)
-    assert start.start(LaunchFlags(gpus=4)) == (4, 2, 1, "host-0", 29500)
+    assert start.start(LaunchFlags(gpus=4)) == (LaunchFlags(gpus=4), 2, 1, "host-0", 29500)
 
 
 @table(
@@ -509,7 +342,7 @@ def test_a_dead_torchrun_is_named_at_once(monkeypatch):
 
 @table(
     [
-        Row("srun -n 4 --pty bash", "srun(1): the other tasks end", {"SLURM_PTY_PORT": "34889"}, r"srun --pty"),
+        Row("srun -n 4 --pty bash", "srun(1): the other tasks end", env("SLURM_PTY_PORT=34889"), r"srun --pty"),
         Row("tasks that ended", "an import that fails", {}, r"why they ended"),
     ]
 )

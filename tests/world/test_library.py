@@ -15,8 +15,9 @@ from torch.distributed.checkpoint import state_dict as dcp_state
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from partial_fc.comm import SingleWorld, World
-from partial_fc.head import AdaFace, HardNegatives, Heads, OwnOut, PartialFC, RowSGD, Storage
+from partial_fc.head import AdaFace, HardNegatives, Heads, OwnOut, PartialFC, RowSGD, Sampling, Storage
 from partial_fc.head.interop import inputs, module
+from tests.flat import flat_head
 from tests.unit.thread_world import in_world
 from tests.world.rows import Row, table
 
@@ -30,7 +31,7 @@ class Model(nn.Module):
         self.net = nn.Sequential(nn.Linear(5, D), nn.BatchNorm1d(D))
         # Small rates and a strong decay: most rows lag behind in each step.
         made = {"sample_rate": 0.2, "optimizer": RowSGD(0.9, 0.05), "impl": "plain"} | options
-        self.head = PartialFC(C, D, "cosface", **made)
+        self.head = flat_head(C, D, "cosface", **made)
 
     def forward(self, x, label):
         return self.head(self.net(x), label)
@@ -427,12 +428,7 @@ def test_several_heads_made_before_the_process_group_are_sharded_together(monkey
 
 @table(
     [
-        Row(
-            "precision of a trainer",
-            "HF, Lightning: fp16",
-            {"precision": "fp16"},
-            "precision is 'fp16'; expected.*bf16",
-        ),
+        Row("precision of a trainer", "HF, Lightning", {"precision": "fp16"}, "precision is 'fp16'; expected.*bf16"),
         Row("storage by name", "--centre-dtype", {"storage": "bf16"}, r"storage is 'bf16'.*Storage\(torch.bfloat16"),
         Row("rule by name", "--rule mean", {"rule": "mean"}, r"rule is 'mean'.*MeanSoftmax\(\)"),
         Row("a rule's class", "", {"rule": OwnOut}, r"rule is .*OwnOut.*OwnOut\(\)"),
@@ -441,15 +437,11 @@ def test_several_heads_made_before_the_process_group_are_sharded_together(monkey
         Row("rate 0", "", {"sample_rate": 0}, "sample_rate is 0; expected a share"),
         Row("threshold in degrees", "", {"interclass_filtering_threshold": 40}, "threshold is 40; expected a cosine"),
         Row("threshold of words", "", {"interclass_filtering_threshold": "0.4"}, "is '0.4'; expected a cosine"),
-        Row("smoothing of words", "", {"label_smoothing": "0.1"}, "label_smoothing is '0.1'; expected 0 <="),
-        Row("correction of words", "", {"sampling_correction": "yes"}, "sampling_correction is 'yes'; expected True"),
+        Row("sampling by rate", "", {"sampling": 0.1}, r"sampling is 0\.1; expected Sampling\(0\.1"),
+        Row("two rates", "", {"sampling": Sampling(0.1), "sample_rate": 0.2}, r"give Sampling\(rate, ...\) alone"),
+        Row("loss by name", "cosface", {"loss": "cosface"}, "loss is 'cosface'; expected LossOptions"),
         Row("hard negatives by number", "--hard-negatives 5", {"hard_negatives": 5}, "is 5.*HardNegatives"),
-        Row(
-            "hard negatives of others",
-            "",
-            {"hard_negatives": HardNegatives(7, k=2), "sample_rate": 0.5},
-            "of 7 classes",
-        ),
+        Row("others' lists", "", {"hard_negatives": HardNegatives(7, k=2), "sample_rate": 0.5}, "of 7 classes"),
         Row("optimizer by name", "--head-optimizer", {"optimizer": "adamw"}, "optimizer is 'adamw'.*RowAdamW"),
         Row("device of words", "", {"device": "gpu"}, "device is 'gpu'; expected.*'cuda'"),
         Row("no device", "", {"device": None}, "device is None; expected"),
@@ -457,7 +449,6 @@ def test_several_heads_made_before_the_process_group_are_sharded_together(monkey
         Row("a number for a name", "", {"name": 3}, "name is 3; expected a letter"),
         Row("sub-centres of words", "", {"sub_centres": "3"}, "sub_centres is '3'; expected an integer"),
         Row("seed of None", "", {"seed": None}, "seed is None; expected an integer"),
-        Row("dtype by name", "", {"dtype": "fp32"}, "dtype is fp32; the head computes in"),
         Row("margin by number", "", {"margin": 0.4}, "margin is 0.4; expected a Margin.*curricularface"),
         Row("catch-up True", "", {"catch_up": True}, "catch_up is True; expected none or exact"),
         Row("quota of words", "", {"quota": "all"}, "quota is 'all'; expected"),
@@ -466,21 +457,20 @@ def test_several_heads_made_before_the_process_group_are_sharded_together(monkey
 )
 def test_arguments_of_a_wrong_kind_are_named_with_what_is_expected(row):
     with pytest.raises((ValueError, TypeError), match=row.right):
-        PartialFC(C, D, **row.given)
+        flat_head(C, D, **row.given)
 
 
 @table(
     [
         Row("nothing", "the shortest program", {}, "m3=0.4"),
-        Row("sphereface", "--loss", {"margin": "sphereface"}, "SphereFace"),
         Row("adaface", "--loss", {"margin": "adaface"}, "AdaFace"),
         Row("curricularface", "--loss", {"margin": "curricularface"}, "CurricularFace"),
-        Row("numpy's and Python's numbers", "", {"sample_rate": 1, "label_smoothing": 0}, "sample rate 1"),
+        Row("numpy's and Python's numbers", "", {"sample_rate": 1}, "sample rate 1"),
         Row("a storage", "", {"storage": Storage(torch.bfloat16)}, "bfloat16"),
     ]
 )
 def test_arguments_that_are_plainly_meant_are_taken(row):
-    head = PartialFC(C, D, **row.given)
+    head = flat_head(C, D, **row.given)
     assert row.right in repr(head)
     head(torch.randn(4, D), torch.arange(4)).backward()
     head.step(0.1)
@@ -493,7 +483,7 @@ def test_a_sharded_checkpoint_of_a_head_with_hard_negatives_loads():
     """README's advice for sampling. Lists belong to a rank and start empty."""
 
     def made() -> PartialFC:
-        return PartialFC(C, D, AdaFace(), 0.2, hard_negatives=HardNegatives(C, k=2, every=1))
+        return flat_head(C, D, AdaFace(), 0.2, hard_negatives=HardNegatives(C, k=2, every=1))
 
     head, other = made(), made()
     for each, number in ((head, 1), (other, 2)):
@@ -508,16 +498,16 @@ def test_a_sharded_checkpoint_of_a_head_with_hard_negatives_loads():
 
 @pytest.mark.parametrize("sample_rate", [0.2, 1.0])
 def test_new_classes_start_as_in_a_fresh_head_however_long_it_has_trained(sample_rate):
-    head = PartialFC(C, D, "cosface", sample_rate, optimizer=RowSGD(0.9, 0.5), sub_centres=2)
+    head = flat_head(C, D, "cosface", sample_rate, optimizer=RowSGD(0.9, 0.5), sub_centres=2)
     for number in range(6):
         head(torch.randn(4, D, generator=torch.Generator().manual_seed(number)), torch.arange(4)).backward()
         head.step(0.1)
     before = head.centres.clone()
     head.resize(C + 3)
-    assert torch.equal(head.centres[C:], PartialFC(C + 3, D, sub_centres=2).centres[C:])
+    assert torch.equal(head.centres[C:], flat_head(C + 3, D, sub_centres=2).centres[C:])
     torch.testing.assert_close(head.centres[:C], before, rtol=0, atol=0)
     head.resize(C + 1)
-    assert torch.equal(head.centres[C:], PartialFC(C + 1, D, sub_centres=2).centres[C:])
+    assert torch.equal(head.centres[C:], flat_head(C + 1, D, sub_centres=2).centres[C:])
 
 
 @table(

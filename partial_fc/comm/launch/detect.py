@@ -156,7 +156,7 @@ def processes_here(gpus: int) -> int:
 
 
 def has_agent(environ: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether torchrun hosts torch.distributed's store, which has no authentication."""
+    """Returns whether torchrun hosts torch.distributed's store."""
     return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 

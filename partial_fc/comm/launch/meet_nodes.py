@@ -1,7 +1,7 @@
 """The search for shard 0, if the command was typed on several hosts, on each with its own --shard-id.
 
-1. shard 0 announces its addresses, port and secret in a store (stores.py) under the run's id, and starts its processes
-2. the others read that, and take the first address at which rank 0 proves to know the secret (auth/handshake.py)
+1. shard 0 announces its addresses and port in a store (stores.py) under the run's id, and starts its processes
+2. the others read that, and take the first address at which somebody listens
 3. they start their processes as --nodes does, with that address as --master-addr
 
 Missing hosts, and hosts that contradict each other, are found by the ranks (meet_ranks.py).
@@ -9,7 +9,6 @@ Missing hosts, and hosts that contradict each other, are found by the ranks (mee
 
 import json
 import os
-import secrets
 import socket
 import sys
 import time
@@ -18,7 +17,6 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 from partial_fc import printable
-from partial_fc.comm.auth.handshake import NotRank0, connect
 from partial_fc.comm.launch import addresses
 from partial_fc.comm.launch.detect import StartError
 from partial_fc.comm.launch.stores import Store
@@ -29,31 +27,30 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Shard0:
-    """The announcement of shard 0. secret: of the processes, which only they read."""
+    """The announcement of shard 0."""
 
     who: str
     addresses: list[str]
     port: int
-    secret: str
 
     @classmethod
     def here(cls, reachable: list[str], port: int) -> "Shard0":
         """Returns the announcement of this process. reachable: addresses of this host, likely ones first."""
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         who = f"shard 0: {socket.gethostname()} (process {os.getpid()}, since {since})"
-        return cls(who, reachable, port, secrets.token_hex(32))
+        return cls(who, reachable, port)
 
     def found(self) -> "Found":
         """Returns what shard 0 itself knows of rank 0. If the host has several addresses, the others choose."""
         own = self.addresses[0] if len(self.addresses) == 1 else addresses.ANY
-        return Found(own, self.port, "", self.secret)
+        return Found(own, self.port, "")
 
     @classmethod
     def parse(cls, text: bytes, where: str) -> "Shard0":
         """Returns the announcement in `text`. Raises StartError if it is none."""
         with suppress(ValueError, TypeError, RecursionError):
             found = cls(**json.loads(text))
-            right = isinstance(found.who, str) and isinstance(found.secret, str) and isinstance(found.addresses, list)
+            right = isinstance(found.who, str) and isinstance(found.addresses, list)
             if right and 0 < found.port < 65536 and all(isinstance(address, str) for address in found.addresses):
                 return found
         raise StartError(f"{where} holds {text[:80]!r}, which no host of a run has written")
@@ -66,7 +63,6 @@ class Found:
     master_addr: str
     master_port: int
     own_addr: str
-    secret: str
 
 
 @contextmanager
@@ -94,9 +90,10 @@ def find(store: Store, shard_id: int, timeout_s: float) -> Found:
             if (text := store.read()) is not None:
                 shard = Shard0.parse(text, store.name)
                 for address in shard.addresses:
-                    with suppress(OSError, ValueError, NotRank0):  # an address may be another host's here
-                        connect(address, shard.port, shard.secret, _PROBE_S)
-                        return Found(address, shard.port, addresses.towards(address), shard.secret)
+                    # An address may be another host's here.
+                    with suppress(OSError, ValueError):
+                        socket.create_connection((address, shard.port), _PROBE_S).close()
+                        return Found(address, shard.port, addresses.towards(address))
             time.sleep(_POLL_S)
         if shard is None:
             raise StartError(

@@ -1,24 +1,28 @@
-"""The rendezvous of ranks over torch.distributed, at the store of rank 0.
+"""The rendezvous of ranks over torch.distributed, in a key-value store that rank 0 serves at the launch's master
+address, or torchrun's agent does.
 
-1. every rank shakes hands at the launch's master address, where rank 0 gives it the store's port
-   if it knows the run's secret (auth/handshake.py), and connects to it; torchrun's agent has the store itself
+1. rank 0 writes the name of its attempt into the store; all other keys are that attempt's. The others wait for one that
+   has no outcome yet: after a failure rank 0 may be started again later than they are, elsewhere, or with fewer ranks,
+   and what the earlier processes wrote, or the store that they left, is still there
 2. every rank writes the size of its launch, its kind of device, and claims its number: two jobs that meet
    by mistake differ in the former or claim the same number
-3. rank 0 sees all ranks there, with one kind of device: the outcome is "all here". It then stops answering handshakes
+3. rank 0 sees all ranks there, with one kind of device: the outcome is "all here"
 """
 
 import os
+import secrets
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from partial_fc import printable
-from partial_fc.comm.auth.handshake import SECRET, Handshake, NoAnswer, NotRank0, connect
-from partial_fc.comm.launch import Launch, addresses
+from partial_fc.comm.launch import Launch, addresses, tcp_store
 from partial_fc.comm.launch.detect import LISTENING_SOCKET, StartError, devices_differ, expect, has_agent, left_over
+from partial_fc.comm.launch.tcp_store import NotAStore, dial, has_ended, read
 
 _RETRY_S = 0.025  # to the second try to reach rank 0; then longer each time
 _LINGER_S = 1.0  # rank 0 stays after a failure, so that the others can read the outcome in its store
@@ -28,68 +32,113 @@ _CHECKS_A_SECOND = 5000  # of all ranks together, as one of them hosts the store
 _NOTICE_S = 10.0  # after which the missing ones are printed
 _SOON_S = 2.0  # the same in a step of `srun --pty`
 ALL_HERE = "all here"
+ATTEMPT = "attempt"
+"""Key of the newest attempt's name."""
 _OUTCOME, _ADDRESS = "outcome", "address of rank 0"
 
-_stores: dict[tuple[str, int], dist.Store] = {}
-_num_meetings = 0
+_stores: dict[tuple[str, int], dist.TCPStore] = {}
 
 
-def meet(launch: Launch, timeout_s: float, device: str = "cpu", secret: str | None = None) -> dist.Store:
-    """Returns the store of this launch, once all its ranks have joined. device: "cpu" or "cuda", equal on all of them,
-    like the secret; None: that of the environment, if any.
+@dataclass(frozen=True)
+class Meeting:
+    """Ranks that have met. server: a connection to the store; keys: those of this attempt in it; attempt: its name."""
+
+    server: dist.TCPStore
+    keys: dist.Store
+    attempt: str
+
+
+def meet(launch: Launch, timeout_s: float, device: str = "cpu") -> Meeting:
+    """Returns the store of this launch, once all its ranks have joined. device: "cpu" or "cuda", equal on all of them.
 
     Raises StartError after timeout_s seconds at the latest (ranks other than 0: up to 10 more, so that rank 0 can name
     the missing ones); at once if ranks contradict each other.
     """
-    global _num_meetings
-    started, address, handshake = time.monotonic(), (launch.master_addr, launch.master_port), None
-    if address not in _stores:
-        secret = os.environ.get(SECRET, "") if secret is None else secret
-        _stores[address], handshake = _open(launch, timeout_s, secret)
-    _num_meetings += 1
-    # torchrun's agent keeps its store when it restarts failed processes: they must not read the keys of the first.
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = dist.PrefixStore(f"attempt {attempt}, meeting {_num_meetings}", _stores[address])
-    try:
-        left_s = max(1.0, started + timeout_s - time.monotonic())
-        rank = _Rank(store, launch, device, timeout_s)
-        outcome = rank.outcome_of_all(left_s)
-    except dist.DistError as error:
-        raise StartError(
-            f"{launch}: the store at {_where(launch)} went away while the ranks gathered: has rank 0 ended? Its "
-            f"messages say why ({_first_line(error)})"
-        ) from None
-    if handshake:
-        handshake.close()
+    deadline, at, outcome = time.monotonic() + timeout_s, (launch.master_addr, launch.master_port), ""
+    while not outcome:
+        attempt = _begin(launch, timeout_s) if launch.rank == 0 else _newest(launch, timeout_s, deadline)
+        try:
+            rank = _Rank(_stores[at], attempt, launch, device, timeout_s)
+            outcome = rank.outcome_of_all(max(1.0, deadline - time.monotonic()))
+        except dist.DistError as error:
+            del _stores[at]
+            raise _gone(launch, error) from None
     if outcome != ALL_HERE:
         if launch.rank == 0:
             time.sleep(_LINGER_S)
         raise StartError(f"{launch}: {printable.name(outcome[:4000])}")
     if launch.master_addr == addresses.ANY and (interface := addresses.interface_of(rank.address_of_rank_0())):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # the way between the hosts; see start.py
-    return store
+    return Meeting(_stores[at], rank.keys, attempt)
+
+
+def _begin(launch: Launch, timeout_s: float) -> str:
+    """Returns the name of rank 0's new attempt."""
+    at, attempt = (launch.master_addr, launch.master_port), secrets.token_hex(8)
+    if at not in _stores:
+        _stores[at] = _connect(launch, timeout_s, timeout_s) if has_agent() else _host(launch, timeout_s)
+    _stores[at].set(attempt, "")
+    _stores[at].set(ATTEMPT, attempt)
+    return attempt
+
+
+def _newest(launch: Launch, timeout_s: float, deadline: float) -> str:
+    """Returns the name of rank 0's attempt that has no outcome yet. Raises StartError at the deadline."""
+    at, attempt, outcome = (launch.master_addr, launch.master_port), "", ""
+    while True:
+        try:
+            if at not in _stores:
+                _stores[at] = _connect(launch, timeout_s, deadline - time.monotonic())
+            attempt = read(_stores[at], ATTEMPT)
+            outcome = read(dist.PrefixStore(attempt, _stores[at]), _OUTCOME)
+            if attempt and not outcome:
+                return attempt
+        except dist.DistError as error:
+            _stores.pop(at, None)
+            if has_agent():
+                raise _gone(launch, error) from None
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_S)
+    if outcome != ALL_HERE:
+        why = printable.name(outcome[:4000]) or f"rank 0 did not join {_where(launch)} within {timeout_s:g} s"
+        raise StartError(f"{launch}: {why}.{left_over(launch)}")
+    holder = printable.name(read(dist.PrefixStore(attempt, _stores[at]), f"rank {launch.rank}")[:200])
+    raise StartError(
+        f"{launch}: the ranks at {_where(launch)} have met without this one; rank {launch.rank} there is "
+        f"{holder or 'none'}. {_TWICE}"
+    )
+
+
+_TWICE = (
+    "Two nodes with the same --nr or --shard-id? Or two jobs with the same master address and port? Give each job a "
+    "port of its own"
+)
 
 
 class _Rank:
     """One rank at the rendezvous. timeout_s: the time for all to join."""
 
-    def __init__(self, store: dist.Store, launch: Launch, device: str, timeout_s: float):
-        self._store, self._launch, self._device, self._timeout_s = store, launch, device, timeout_s
-        self._keys = [f"rank {rank}" for rank in range(launch.size)]
-        self._key = self._keys[launch.rank]
+    def __init__(self, server: dist.TCPStore, attempt: str, launch: Launch, device: str, timeout_s: float):
+        self.keys = self._store = dist.PrefixStore(attempt, server)
+        self._server, self._attempt = server, attempt
+        self._launch, self._device, self._timeout_s = launch, device, timeout_s
+        self._names = [f"rank {rank}" for rank in range(launch.size)]
+        self._name = self._names[launch.rank]
 
     def outcome_of_all(self, left_s: float) -> str:
-        """Returns the outcome, after left_s seconds (rank 0), or some more, at most."""
+        """Returns the outcome, after left_s seconds (rank 0), or some more, at most; "": rank 0 has begun again."""
         if problem := self._claim():
-            self._decide(problem)
-            return problem  # if a job runs already, its outcome is "all here": only the newcomer fails
+            return self._decide(problem)
         leads, started = self._launch.rank == 0, time.monotonic()
         patience_s, is_noted = left_s if leads else left_s + _LATER_S, not leads
-        poll_s = max(_POLL_S, len(self._keys) / _CHECKS_A_SECOND)
+        poll_s = max(_POLL_S, len(self._names) / _CHECKS_A_SECOND)
         while not (outcome := self._read(_OUTCOME)):
             waited_s = time.monotonic() - started
             if text := self._all_here() or (self._missing() if waited_s > patience_s else ""):
                 return self._decide(text)
+            if not leads and read(self._server, ATTEMPT) != self._attempt:
+                return ""
             if not is_noted and waited_s > (_SOON_S if self._in_pty() else _NOTICE_S):
                 is_noted = True
                 where, absent = _where(self._launch), ", ".join(self._absent())
@@ -106,44 +155,41 @@ class _Rank:
         """Writes this rank's number, size and device; returns the error, or ""."""
         launch, host = self._launch, socket.gethostname()
         process = f"{host} (process {os.getpid()})"
-        local_size = f"{launch.size} processes, says {self._key} on {host}"
-        first_size = self._store.compare_set("size", "", local_size).decode()
-        if first_size.split()[0] != str(launch.size):
+        local_size = f"{launch.size} processes, says {self._name} on {host}"
+        first_size = self._store.compare_set("size", "", local_size).decode(errors="replace")
+        if first_size.partition(" ")[0] != str(launch.size):
             return (
                 f"the ranks disagree on how many there are: {first_size}; {local_size}. Give every node the same "
                 "--nodes (--num-shards) and --gpus, and every job a port of its own"
             )
-        self._store.set(f"device of {self._key}", self._device)
+        self._store.set(f"device of {self._name}", self._device)
         if launch.master_addr != addresses.ANY:
             self._store.set(_ADDRESS, launch.master_addr)
-        holder = self._store.compare_set(self._key, "", process).decode()
-        if holder != process:
-            return (
-                f"{self._key} is there twice: {holder} and {process}. Two nodes with the same --nr or --shard-id? Or "
-                "two jobs with the same master address and port? Give each job a port of its own"
-            )
-        return ""
+        holder = self._store.compare_set(self._name, "", process).decode(errors="replace")
+        number = holder.removeprefix(f"{host} (process ").removesuffix(")")
+        if number.isdecimal() and has_ended(int(number)):  # it was killed, and this process is started in its place
+            holder = self._store.compare_set(self._name, holder, process).decode(errors="replace")
+        return "" if holder == process else f"{self._name} is there twice: {holder} and {process}. {_TWICE}"
 
     def _decide(self, text: str) -> str:
         """Sets the outcome to `text`, unless there is one. Returns the one in effect."""
         return self._store.compare_set(_OUTCOME, "", text).decode(errors="replace")
 
     def _read(self, key: str) -> str:
-        """Returns the key's value at once; "" if it is not set."""
-        return self._store.get(key).decode(errors="replace") if self._store.check([key]) else ""
+        return read(self._store, key)
 
     def _all_here(self) -> str:
         """Returns the outcome on rank 0 if all ranks have joined; else ""."""
-        if self._launch.rank != 0 or not self._store.check(self._keys):
+        if self._launch.rank != 0 or not self._store.check(self._names):
             return ""
-        devices = self._store.multi_get([f"device of {rank}" for rank in self._keys])
+        devices = self._store.multi_get([f"device of {rank}" for rank in self._names])
         return devices_differ([device.decode() for device in devices]) or ALL_HERE
 
     def _absent(self) -> list[str]:
-        return [key for key in self._keys if not self._store.check([key])]
+        return [key for key in self._names if not self._store.check([key])]
 
     def _missing(self) -> str:
-        present = [f"{key}: {claim}" for key in self._keys if (claim := self._read(key))]
+        present = [f"{key}: {claim}" for key in self._names if (claim := self._read(key))]
         return (
             f"{printable.some(self._absent(), 16)} did not join {_where(self._launch)} within {self._timeout_s:g} s. "
             f"There are: {printable.some(present, 16)}. {self._remedy()}"
@@ -171,39 +217,17 @@ class _Rank:
 # ---- the store
 
 
-def _open(launch: Launch, timeout_s: float, secret: str) -> tuple[dist.Store, Handshake | None]:
-    """Returns the store, and on rank 0 the handshake that leads to it."""
-    if launch.rank == 0 and not has_agent():
-        return _host(launch, timeout_s, secret)
-    if has_agent():
-        expect(launch, "store of torchrun", launch.master_addr, launch.master_port)
-    port = launch.master_port if has_agent() else _ask_rank_0(launch, timeout_s, secret)
-    left = timedelta(seconds=max(1.0, timeout_s))
-    try:
-        return dist.TCPStore(launch.master_addr, port, None, False, left), None
-    except dist.DistError as error:
-        raise _not_rank_0(launch, timeout_s, _first_line(error)) from None
-
-
-def _host(launch: Launch, timeout_s: float, secret: str) -> tuple[dist.Store, Handshake]:
-    """Returns rank 0's store, at a port of its own, and the handshake that leads to it, at the master's."""
+def _host(launch: Launch, timeout_s: float) -> dist.TCPStore:
+    """Returns rank 0's store, at the master's port."""
     given = os.environ.pop(LISTENING_SOCKET, None)
     try:
         listening = socket.socket(fileno=int(given)) if given else _listen(launch)
-        own = listening.getsockname()[0]
-        store_socket = _server(own, 0)
     except OSError as error:
         raise StartError(
             f"{launch}: cannot listen at port {launch.master_port} ({_first_line(error)}). Does another job or "
             "program use it? Choose another one (--master-port or MASTER_PORT), the same on all nodes"
         ) from None
-    port = store_socket.getsockname()[1]
-    handshake = Handshake(listening, port, secret, launch.size)
-    address = "127.0.0.1" if own in ("0.0.0.0", "::") else own
-    left, descriptor = timedelta(seconds=timeout_s), store_socket.detach()
-    return dist.TCPStore(
-        address, port, None, True, left, wait_for_workers=False, master_listen_fd=descriptor
-    ), handshake
+    return tcp_store.host(listening, launch.size, timeout_s)
 
 
 def _listen(launch: Launch) -> socket.socket:
@@ -230,29 +254,35 @@ def _server(address: str, port: int) -> socket.socket:
     return socket.create_server((address, port), family=family, backlog=128)
 
 
-def _ask_rank_0(launch: Launch, timeout_s: float, secret: str) -> int:
-    """Returns the port of the store, once rank 0 answers at the master's address. Raises StartError."""
-    deadline, pause_s = time.monotonic() + timeout_s, _RETRY_S
-    problem, silent = "no answer", False
-    while (left := deadline - time.monotonic()) > 0:
-        silent = False
+def _connect(launch: Launch, timeout_s: float, left_s: float) -> dist.TCPStore:
+    """Returns a connection to the store at the master's address, once it answers there. Raises StartError."""
+    if has_agent():
+        expect(launch, "store of torchrun", launch.master_addr, launch.master_port)
+    deadline, pause_s, is_first = time.monotonic() + left_s, _RETRY_S, True
+    problem, is_silent = "no answer", False
+    while (left := deadline - time.monotonic()) > 0 or is_first:
+        is_first = False
         try:
-            return connect(launch.master_addr, launch.master_port, secret, left)
-        except NotRank0 as error:
-            raise _not_rank_0(launch, timeout_s, str(error)) from None
-        except NoAnswer as error:
-            problem, silent = str(error), True
+            store = dial(launch.master_addr, launch.master_port, max(0.1, left))
+            store.set_timeout(timedelta(seconds=max(1.0, timeout_s)))
+            return store
+        except NotAStore as error:
+            problem, is_silent = str(error), True
         except TimeoutError:
-            problem = "no answer: is a firewall between the hosts, or the address wrong?"
+            problem, is_silent = "no answer: is a firewall between the hosts, or the address wrong?", False
         except socket.gaierror as error:
-            problem = f"this host does not know the name ({error.strerror})"
+            problem, is_silent = f"this host does not know the name ({error.strerror})", False
         except OSError as error:
-            problem = error.strerror or str(error)
+            problem, is_silent = error.strerror or str(error), False
         # Rank 0 may come up soon: it may have been restarted at the same time.
         pause_s = min(0.2, 1.3 * pause_s)
         time.sleep(max(0.0, min(pause_s, deadline - time.monotonic())))
-    if silent:
-        raise _not_rank_0(launch, timeout_s, problem)
+    if is_silent:
+        raise StartError(
+            f"{launch}: something listens at {_where(launch)}, but it is not the store of a rank 0 of this run "
+            f"({problem}; waited {timeout_s:g} s at most). Is the port that of another program? Choose another one, "
+            "the same on all nodes"
+        )
     here = " That address is this host itself." if addresses.is_local(launch.master_addr) else ""
     raise StartError(
         f"{launch}: nobody listens at {_where(launch)} after {timeout_s:g} s: {problem}.{here} The master "
@@ -261,11 +291,10 @@ def _ask_rank_0(launch: Launch, timeout_s: float, secret: str) -> int:
     )
 
 
-def _not_rank_0(launch: Launch, timeout_s: float, why: str) -> StartError:
+def _gone(launch: Launch, error: Exception) -> StartError:
     return StartError(
-        f"{launch}: something listens at {_where(launch)}, but it is not the store of a rank 0 of this run ({why}; "
-        f"waited {timeout_s:g} s at most). Is the port that of another program? Choose another one, the same on all "
-        "nodes"
+        f"{launch}: the store at {_where(launch)} went away while the ranks gathered: has rank 0 ended? Its "
+        f"messages say why ({_first_line(error)})"
     )
 
 

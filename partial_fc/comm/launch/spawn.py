@@ -5,7 +5,6 @@ Each runs the same command, with its rank in torchrun's variables. supervisor.py
 
 import ctypes
 import os
-import secrets
 import signal
 import socket
 import threading
@@ -14,7 +13,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from partial_fc import supervisor, terminal
-from partial_fc.comm.auth.handshake import SECRET
 from partial_fc.comm.launch import Launch
 from partial_fc.comm.launch.detect import LISTENING_SOCKET, PARENT
 from partial_fc.comm.launch.restarts import FURTHEST_STEP, Restarts
@@ -53,8 +51,6 @@ def run(
     if not master_port:
         listening = _listen(master_addr)
     port = master_port or listening.getsockname()[1]  # type: ignore[union-attr]
-    if nodes == 1:
-        environ = {**environ, SECRET: secrets.token_hex(32)}
     ranks = [Launch("torch", nr * gpus + i, nodes * gpus, i, gpus, "", master_addr, port) for i in range(gpus)]
     return _supervise(command, ranks, listening, environ, blocked, within, restarts)
 

@@ -16,7 +16,6 @@ from functools import partial
 
 from partial_fc import comm, interrupts
 from partial_fc.comm import World
-from partial_fc.comm.auth.handshake import SECRET
 from partial_fc.comm.launch import addresses, meet_nodes, spawn, stores
 from partial_fc.findings import counted
 from partial_fc.flags import LaunchFlags, RendezvousFlags, flag, is_given
@@ -93,7 +92,6 @@ def join(launch: LaunchFlags, device_type: str) -> World:
         comm_timeout_s=launch.comm_timeout,
         start_timeout_s=launch.start_timeout,
         network_interface=launch.network_interface,
-        secret_file=launch.secret_file,
     )
     interrupts.always_raise()  # there is something to close now
     if world.rank == 0:
@@ -107,14 +105,11 @@ def _print_notes(launch: LaunchFlags, world: World) -> None:
 
     if world.backend == "torch" and world.size > 1 and not torch.cuda.is_available():
         print(f"no GPU here: {world.size} processes on the CPU, over gloo", flush=True)
-    names = ("network_interface", "comm_timeout", "start_timeout", "secret_file")
+    names = ("network_interface", "comm_timeout", "start_timeout")
     vain = {
         "single": dict.fromkeys(names, "one process"),
-        "horovod": {
-            "start_timeout": "Horovod's launcher has its own --start-timeout",
-            "secret_file": "horovodrun makes a token of its own, mpirun asks for none",
-        },
-        "torch": {"secret_file": "torchrun keeps the store, and lets anybody in" if comm.has_agent() else ""},
+        "horovod": {"start_timeout": "Horovod's launcher has its own --start-timeout"},
+        "torch": {},
     }
     for name, why in vain[world.backend].items():
         if why and is_given(launch, name):
@@ -133,7 +128,7 @@ def _start_shard(rendezvous: RendezvousFlags, launch: LaunchFlags) -> int | None
         _compare(rendezvous, by)
     if rendezvous.num_shards == 1 or by.backend != "single":
         # The folder may also hold a run's checkpoints, and a run id is only a name.
-        given = [name for name in ("redis_host", "redis_password_file", "redis_tls") if is_given(rendezvous, name)]
+        given = [name for name in ("redis_host", "redis_password_file") if is_given(rendezvous, name)]
         if given:
             why = f"{by.launcher} says where the others are" if by.launcher else "one shard meets no others"
             print(f"note: {', '.join(map(flag, given))} without effect: {why}", file=sys.stderr, flush=True)
@@ -215,10 +210,6 @@ def _open_store(flags: RendezvousFlags, run_id: str, timeout_s: float) -> stores
         timeout_s,
         username=os.environ.get("REDIS_USERNAME"),
         password=password,
-        ssl=flags.redis_tls,
-        ssl_ca_certs=flags.redis_ca,
-        ssl_certfile=flags.redis_cert,
-        ssl_keyfile=flags.redis_key,
     )
 
 
@@ -233,7 +224,7 @@ def _listen(address: str, port: int | None) -> socket.socket:
 def _environment(found: meet_nodes.Found, network_interface: str | None) -> dict[str, str]:
     """Returns the processes' environment. Gloo listens at the address over which this host reaches shard 0 (and there,
     see meet_ranks.py): its default is that of the host's name, on Debian 127.0.1.1."""
-    environ = {**os.environ, SECRET: found.secret}
+    environ = dict(os.environ)
     if network_interface is None and (interface := addresses.interface_of(found.own_addr)):
         environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     return environ

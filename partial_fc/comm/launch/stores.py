@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from partial_fc.comm.launch.detect import StartError
 
@@ -175,15 +175,17 @@ class FileStore(Store):
 
 
 def open_redis(host: str, port: int, run_id: str, timeout_s: float, **options: Any) -> RedisStore:
-    """Returns the run's store, once the server answers; else raises StartError. options: of redis.Redis."""
+    """Returns the run's store, once the server answers; else raises StartError. host: a name, or a URL. options: of
+    redis.Redis."""
     from redis import Redis, exceptions
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
-    where = f"Redis at {host}:{port}"
+    where = f"Redis at {urlsplit(host).hostname if '://' in host else host}:{port}"
     # Servers older than 6 know no other protocol. The second try is for an idle connection that was closed.
     limits: dict[str, Any] = {"socket_timeout": _ANSWER_S, "socket_connect_timeout": _ANSWER_S}
-    client = Redis(host, port, protocol=2, retry=Retry(NoBackoff(), 1), **limits, **options)
+    options |= {"port": port, "protocol": 2, "retry": Retry(NoBackoff(), 1), **limits}
+    client = Redis.from_url(host, **options) if "://" in host else Redis(host, **options)
     waited_s = min(timeout_s, _CONNECT_S)
     deadline = time.monotonic() + waited_s
     while True:
@@ -206,7 +208,7 @@ def open_redis(host: str, port: int, run_id: str, timeout_s: float, **options: A
             raise StartError(
                 f"{where} does not answer after {waited_s:g} s: {error}. Are --redis-host and --redis-port right, does "
                 "it run (`redis-cli -h HOST ping`), does it listen for other hosts (`bind` in redis.conf), and is "
-                "--redis-tls given where it speaks TLS, and only there?"
+                "--redis-host rediss://HOST given where it speaks TLS, and only there?"
             ) from None
         except exceptions.RedisError as error:
             raise StartError(f"{where} does not serve this process: {error}") from None

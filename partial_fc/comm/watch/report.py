@@ -2,8 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 MAX_LINES = 16  # with a line each; a thousand missing ranks have one cause
 # The rank's activity with respect to the reported collective; its line begins with that, or with _HEADINGS.
@@ -25,17 +25,27 @@ class RankState:
     last: str = ""  # the collective that was started last
     waits_for: str = ""  # the collective that it waits for; "": for none
     waited_s: float = 0.0
-    # the answer to a query about one collective
-    has_started: bool | None = None
-    waits_in_it: bool = False
-    number: int = 0  # of the call among this rank's collectives, where known
+    # By name, the newest call: its number among those of that name, and among all.
+    started: dict[str, list[int]] = field(default_factory=dict)
+    in_flight: list[list[Any]] = field(default_factory=list)  # name, number among those of that name
     failed: str = ""  # a collective that its backend gave up
     code: str = ""  # the innermost lines of Python that the main thread is in
+    goodbye: str = ""  # why it left
+    ended_here: list[int] = field(default_factory=list)  # ranks of its host whose process has ended
+    at_s: float = 0.0  # when it was written, since the world began
+
+    def has_started(self, query: "Query") -> bool:
+        return self.started.get(query.name, [0])[0] >= query.nth
+
+    def number_of(self, query: "Query") -> int:
+        """Returns the call's number among this rank's collectives; 0: not known."""
+        nth, number = self.started.get(query.name, [0, 0])
+        return number if nth == query.nth else 0
 
 
 @dataclass
 class Query:
-    """A rank's query to all others about one of its collectives."""
+    """A rank's question about one of its collectives."""
 
     rank: int
     name: str
@@ -43,30 +53,28 @@ class Query:
     number: int  # among all collectives of that rank, from 1
     step: int
     waited_s: float
-    hangs: bool  # else it has failed
     ordered: bool = False  # torch.distributed matches collectives by their order, Horovod by name
 
 
-# never: did not reach the server; left: closed its world; lost: the connection broke without that
+# never: did not reach the store; left: closed its world; lost: its process ended without that
 Link = Literal["open", "left", "lost", "never"]
 
 
 @dataclass
 class PeerState:
-    """The status server's record of a rank, ages by the server's own clock."""
+    """What the store has of a rank."""
 
     rank: int
     link: Link
-    age_s: float = 0.0  # of its last message, or of the end of its connection
+    age_s: float = 0.0  # of its newest state
     answered: bool = False
     state: RankState | None = None  # the newest one
-    goodbye: str = ""  # why it left
 
 
 def hang_report(query: Query, peer_states: Sequence[PeerState] | None, why_rank_0_left: str = "") -> str:
     """Returns the report: the collective, the step, the missing ranks and where they are, and what to check.
 
-    peer_states: None if the server, and so rank 0, does not answer. why_rank_0_left: its reason, if it has left.
+    peer_states: None if the store, and so rank 0, does not answer. why_rank_0_left: its reason, if it has left.
     """
     head = (
         f"collective {query.name} has not finished after {query.waited_s:.0f} s. Step {query.step}; "
@@ -95,11 +103,13 @@ def failure_report(
 
 
 def _no_server(why_rank_0_left: str) -> str:
-    state = "does not answer: it has ended, is stopped, or its host cannot be reached"
-    if why_rank_0_left:
-        state = f"has left ({why_rank_0_left})"
+    state = (
+        f"has left ({why_rank_0_left})"
+        if why_rank_0_left
+        else ("does not answer: it has ended, is stopped, or its host cannot be reached")
+    )
     return (
-        f"  missing: rank 0, whose process keeps the status server and {state}\n"
+        f"  missing: rank 0, whose process (or its torchrun) keeps the store of the run and {state}\n"
         "  nothing is known of the other ranks\n"
         "  what to check: the output of rank 0 and its host (dmesg: killed for its memory?)"
     )
@@ -126,34 +136,35 @@ def _about(query: Query, s: PeerState) -> tuple[Doing, str]:
     """Returns the rank's activity, and a description of it."""
     state = s.state
     if s.link == "never":
-        return "unknown", "has never reached the status server of rank 0, so nothing is known of it"
+        return "unknown", "has never reached the store of the run, so nothing is known of it"
     if state and state.failed:
         ended = "" if s.link == "open" else ", and it has ended"
         return "failed too", f"its backend gave up collective {state.failed}{ended}"
     if s.link == "left":
-        return "left", f"left {s.age_s:.0f} s ago ({s.goodbye}). {_last_known(state)}"
+        return "left", f"left {s.age_s:.0f} s ago ({state.goodbye if state else ''}). {_last_known(state)}"
     if s.link == "lost":
         return "lost", (
-            f"no longer there: its process ended, or its host went away, {s.age_s:.0f} s ago. {_last_known(state)}"
+            f"no longer there: its process ended. Its last sign of life was {s.age_s:.0f} s ago. {_last_known(state)}"
         )
     if not s.answered or state is None:
         return "silent", (
-            f"no sign of life for {s.age_s:.0f} s: its process is stopped, its host cannot be reached, or its Python "
-            f"is held up in a long call. {_last_known(state)}"
+            f"no sign of life for {s.age_s:.0f} s: its process is stopped or was killed, its host cannot be "
+            f"reached, or its Python is held up in a long call. {_last_known(state)}"
         )
-    if not state.has_started and state.waits_for and state.waits_for != query.name:
+    if not state.has_started(query) and state.waits_for and state.waits_for != query.name:
         return "elsewhere", (
             f"has not started it and waits in {state.waits_for} instead, for {state.waited_s:.0f} s. "
             f"Step {state.step}; {state.num_started} collectives started. In {state.code}"
         )
-    if not state.has_started:
+    if not state.has_started(query):
         return "not started", f"has not started it. It is in {_position(state)}, in {state.code}"
-    if query.ordered and state.number and state.number != query.number:
+    number = state.number_of(query)
+    if query.ordered and number and number != query.number:
         return "out of order", (
-            f"has started it as its collective number {state.number}, not {query.number}: the ranks call collectives "
+            f"has started it as its collective number {number}, not {query.number}: the ranks call collectives "
             f"in different orders. In {state.code}"
         )
-    if not state.waits_in_it:
+    if [query.name, query.nth] not in state.in_flight:
         what = f"waits in {state.waits_for} for {state.waited_s:.0f} s" if state.waits_for else "computes"
         return "started", f"has started it and {what}. Step {state.step}. In {state.code}"
     return "waiting", ""
@@ -166,7 +177,7 @@ def _position(state: RankState) -> str:
 
 
 def _last_known(state: RankState | None) -> str:
-    """Describes the newest state that the server has received, possibly seconds old."""
+    """Describes the newest state that the store has, possibly seconds old."""
     return f"Last known: {_position(state)}." if state else "It has sent no state."
 
 
@@ -186,7 +197,7 @@ def _advice(ranks: dict[Doing, list[int]]) -> str:
             "checkpoint? If that is meant to take so long, give a longer --comm-timeout"
         )
     if ranks["unknown"]:
-        return "the ranks that never reached the status server; give --network-interface if hosts have several"
+        return "the ranks that never reached the store; give --network-interface if hosts have several"
     return (
         "every rank has called it, so the transfer is stuck: the network between the hosts (firewall, "
         "--network-interface), or tensors of different sizes on different ranks"

@@ -149,12 +149,8 @@ class Joined(Source):
             line = f"set {name}: {count:,} {unit}" + (f" in {len(mine)} shards" if len(mine) > 1 else "")
             if len(self.sets) > 1 and not shared_classes:
                 line += f", classes {classes[0]} to {classes[-1]}"
-            elif (different := len(np.unique(classes))) < len(classes):
-                line += f", {len(classes):,} classes of {different:,} names"
-            elif len(self.sets) == 1 and shared_classes:
-                line += "; --shared-classes without effect: no name occurs twice"
-            elif (different := len({*classes})) < len(classes):
-                line += f", {len(classes):,} classes with {different:,} different names"
+            elif shared_classes:
+                line += f", {len(classes):,} classes of {len(np.unique(classes)):,} names"
             notes.append(line + (f", {drawn(count, weight):,} draws an epoch" if weight != 1 else ""))
         return notes
 

@@ -27,7 +27,7 @@ from partial_fc.data.image_folder import is_image_name
 from partial_fc.data.labels import KEYS, in_rows, of_file, of_sample
 from partial_fc.data.recordio import read_class_names
 from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord, Sample, Source, SourceRefused
-from partial_fc.data.sets.ranges import Ranges, Stream, as_url, open_ranges
+from partial_fc.data.sets.ranges import Ranges, as_url, open_ranges
 from partial_fc.file_kind import HEAD_BYTES, it_is
 from partial_fc.files import check_regular, in_cache, replacing
 
@@ -70,7 +70,7 @@ class TarSource(Source):
         more: tuple[int, ...] = ()
         if self.num_labels > 1:
             label, more = of_sample(self._label_N[index], self, index)
-        content = self._file.read(offset - _BLOCK, _BLOCK + size)
+        content = self._file.pread(offset - _BLOCK, _BLOCK + size)
         if content[257:262] != b"ustar" or _octal(content[124:136]) != size or len(content) != _BLOCK + size:
             kind = SourceRefused if self.remote else BadRecord  # of a server it may be another one's answer
             raise kind(
@@ -144,7 +144,7 @@ def _read_index(path: Path, file: Ranges) -> tuple[NDArray[Any], int, NDArray[np
     if (url := as_url(path)) and not index.exists():
         try:
             with closing(open_ranges(f"{url}.index")) as beside, replacing(index, shared=True) as partial:
-                partial.write_bytes(beside.read(0, beside.size))
+                partial.write_bytes(beside.pread(0, beside.size))
         except ValueError as error:
             why = f" ({error})"
     if not index.exists():
@@ -192,8 +192,9 @@ def _samples(file: Ranges, picture: str | None) -> Iterator[tuple[int, int, list
 
 
 def _files(file: Ranges) -> Iterator[tuple[str, str, int, int, bytes]]:
-    """Yields (name up to the first dot, ending, offset, size, content of a label) of the regular files of a tar."""
-    with closing(BufferedReader(Stream(file), _AT_ONCE)) as stream:
+    """Yields (name up to the first dot, ending, offset, size, content of a label) of the regular files of a tar, and
+    closes it."""
+    with closing(BufferedReader(file, _AT_ONCE)) as stream:
         at = 0
         try:
             with tarfile.open(fileobj=stream, mode="r:") as tar:
@@ -212,11 +213,11 @@ def _files(file: Ranges) -> Iterator[tuple[str, str, int, int, bytes]]:
                         yield f"{folder}{slash}{base[: len(key)]}", ending, at, size, text
                     at = tar.offset
         except tarfile.TarError as error:
-            what = it_is(file.read(0, HEAD_BYTES)) if at == 0 else "; the shard is truncated or damaged"
+            what = it_is(file.pread(0, HEAD_BYTES)) if at == 0 else "; the shard is truncated or damaged"
             raise ValueError(f"{file.name}, offset {at}: {error}{what}") from None
-    # tarfile takes a damaged header for the end.
-    if file.read(at, _BLOCK) != bytes(_BLOCK):
-        raise ValueError(f"{file.name}, offset {at}: no header of a file; the shard is truncated or damaged")
+        # tarfile takes a damaged header for the end.
+        if file.pread(at, _BLOCK) != bytes(_BLOCK):
+            raise ValueError(f"{file.name}, offset {at}: no header of a file; the shard is truncated or damaged")
 
 
 def _labels(where: str, ending: str, text: bytes) -> list[int]:

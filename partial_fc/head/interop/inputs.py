@@ -9,21 +9,24 @@ from torch import Tensor
 
 from partial_fc.comm import World, from_process_group
 from partial_fc.head.gather import FEATURE_DTYPES
-from partial_fc.head.margin import ArcFace, CosFace, Margin, Softmax, SphereFace
-from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
+from partial_fc.head.margin import ArcFace, CosFace, Margin, Softmax
+from partial_fc.head.margin_adaptive import AdaFace
+from partial_fc.head.margin_curricular import CurricularFace
+from partial_fc.head.options import LossOptions, Sampling
 from partial_fc.head.rows import RowOptimizer, Storage
 from partial_fc.head.rule import Rule
 from partial_fc.head.selection.batches import class_numbers
 from partial_fc.head.selection.hard_negatives import HardNegatives
 from partial_fc.head.selection.steps import Steps, steps_of
 
-_MARGINS = {kind.__name__.lower(): kind for kind in (ArcFace, CosFace, Softmax, SphereFace, AdaFace, CurricularFace)}
+_MARGINS = {kind.__name__.lower(): kind for kind in (ArcFace, CosFace, Softmax, AdaFace, CurricularFace)}
 _KINDS = {
     "optimizer": (RowOptimizer, "one of rows, as RowSGD(momentum=0.9) or RowAdamW()"),
+    "sampling": (Sampling, "Sampling(0.1, quota='insightface'), for one"),
     "storage": (Storage, "Storage(torch.bfloat16), for one"),
+    "loss": (LossOptions, "LossOptions(sub_centres=3), for one"),
     "rule": (Rule, "MeanSoftmax(), OwnOut(), SoftTarget(), MLC() or MLCD()"),
     "hard_negatives": (HardNegatives, "HardNegatives(num_classes, k=5), for one"),
-    "sampling_correction": (bool, "True or False"),
 }
 
 
@@ -43,11 +46,12 @@ def margins_of(margin: Margin | str | Steps[Margin | str]) -> Steps[Margin]:
     return Steps({step: margin_of(each) for step, each in given.by_step.items()})
 
 
-def check_kinds(given: dict[str, Any]) -> None:
+def check_kinds(**given: Any) -> None:
     """Raises TypeError for an argument of another kind than PartialFC takes; None stands for the default."""
-    for name, (kind, example) in _KINDS.items():
-        if given[name] is not None and not isinstance(given[name], kind):
-            raise TypeError(f"{name} is {given[name]!r}; expected {example}")
+    for name, value in given.items():
+        kind, example = _KINDS[name]
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(f"{name} is {value!r}; expected {example}")
 
 
 def integer_of(name: str, value: Any, least: int | None = 1) -> int:
@@ -60,16 +64,6 @@ def integer_of(name: str, value: Any, least: int | None = 1) -> int:
     if least is not None and number < least:
         raise ValueError(f"{name} is {number}; expected at least {least}")
     return number
-
-
-def dtype_of(dtype: torch.dtype) -> torch.dtype:
-    """Returns what the head computes in. Raises ValueError for what it only stores."""
-    if dtype not in (torch.float32, torch.float64):
-        raise ValueError(
-            f"dtype is {dtype}; the head computes in torch.float32, or torch.float64 for checks; "
-            "storage=Storage(torch.bfloat16) stores the centres in less"
-        )
-    return dtype
 
 
 def num_processes() -> int:

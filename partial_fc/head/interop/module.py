@@ -15,6 +15,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +28,11 @@ from partial_fc.head.interop.visible import Facts, read_facts
 from partial_fc.head.shard import Shard
 
 if TYPE_CHECKING:
+    from partial_fc.head.options import LossOptions
     from partial_fc.head.pending import Pending
     from partial_fc.head.rows import RowTable
     from partial_fc.head.selection.hard_negatives import HardNegatives
+    from partial_fc.head.selection.sampling import Draw
 
 _EXTRA = "_extra_state"
 _RANGE = re.compile(r"classes_(\d+)_(\d+)\.")
@@ -37,7 +40,7 @@ _RANGE = re.compile(r"classes_(\d+)_(\d+)\.")
 
 class HeadModule(nn.Module):
     """Base class of PartialFC with what nn.Module needs: state_dict, copies, pickling, devices, resize. It calls the
-    subclass' rows, facts, load_facts and forget."""
+    subclass' rows, facts, load_facts, forget, arguments and _make_rows."""
 
     world: World
     shard: Shard
@@ -47,14 +50,13 @@ class HeadModule(nn.Module):
     num_classes: int
     embedding_size: int
     sub_centres: int
+    loss: "LossOptions"
+    draw: "Draw"
     _may_join: bool
     _has_stepped: bool
 
-    def __init__(self, made_with: dict[str, Any]):
-        """made_with: the arguments of the subclass, by name: a copy is made with the same."""
-        if "_modules" not in self.__dict__:  # else it is made anew in place, and keeps hooks
-            super().__init__()
-        self._made_with = made_with
+    def __init__(self) -> None:
+        super().__init__()
         self._is_copied = False  # whether there are copies, of which one may be an average
         # accelerate wraps what it prepares into DistributedDataParallel, which refuses a module without parameters.
         # With this, accelerator.prepare(head) gives the head back as it is.
@@ -142,11 +144,9 @@ class HeadModule(nn.Module):
     def resize(self, num_classes: int) -> None:
         """Changes the number of classes: new ones start as in a fresh head, by (seed, class), the last ones go, all
         others keep rows and optimizer state, bit for bit, on the ranks of the new ranges. A collective, an all-to-all
-        of all rows. Raises ValueError for rows on disk, and for hard negatives, whose lists number the classes."""
-        if self.store.storage.path is not None or self.hard_negatives is not None:
-            raise ValueError(
-                "resize: not with centres on disk or hard negatives; make a new head, and checkpoint tools"
-            )
+        of all rows. Raises ValueError for hard negatives, whose lists number the classes."""
+        if self.hard_negatives is not None:
+            raise ValueError("resize: not with hard negatives; make a new head, and checkpoint tools")
         num_classes = integer_of("num_classes", num_classes)
         world, kept = self.world, min(num_classes, self.num_classes)
         old = [Shard.of(self.num_classes, rank, world.size) for rank in range(world.size)]
@@ -168,7 +168,7 @@ class HeadModule(nn.Module):
             )
             found = work.wait()
             moved[name] = torch.cat([found, found.new_zeros(stop - start - len(found), *found.shape[1:])])
-        self._remake(moved, num_classes=num_classes)
+        self._remake(moved, num_classes, world)
         if (kept_here := max(0, min(kept - start, stop - start))) < stop - start:
             self.store.start_now(kept_here * self.sub_centres)
 
@@ -180,22 +180,24 @@ class HeadModule(nn.Module):
             return
         made = f"PartialFC without world=, made before torch.distributed had its {num_processes()} processes"
         other = "world=torch.distributed.new_group() after that, or partial_fc.comm.SingleWorld(): one for each process"
-        if self._has_stepped or self.store.storage.path is not None:
-            raise ValueError(f"{made}, has made steps alone, or has rows on disk; make it with {other}")
+        if self._has_stepped:
+            raise ValueError(f"{made}, has made steps alone; make it with {other}")
         world = from_process_group(torch.distributed.new_group())
-        gradients = self._made_with["backbone_gradients"] or "average"  # as DistributedDataParallel does
+        gradients = self.loss.backbone_gradients or "average"  # as DistributedDataParallel does
         warnings.warn(f"{made}: they share its classes, {gradients} gradients ({other})", stacklevel=5)
         shard = Shard.of(self.num_classes, world.rank, world.size)
         rows = {name: t[shard.start : shard.stop] for name, t in self.rows.tables().items()}
-        self._remake(rows, world=world, backbone_gradients=gradients)
+        self.loss, self._may_join = replace(self.loss, backbone_gradients=gradients), False
+        self._remake(rows, self.num_classes, world)
 
-    def _remake(self, own: dict[str, Tensor], **changed: Any) -> None:
-        """Makes this head anew with other arguments and loads what `own_state` is to be. Its optimizer stays."""
-        facts, on_backward, is_copied = copy.deepcopy(self.facts()), self.pending.on_backward, self._is_copied
-        may_join = self._may_join and "world" not in changed
+    def _remake(self, own: dict[str, Tensor], num_classes: int, world: World) -> None:
+        """Makes the rows anew, for other classes or ranks, and loads what `own_state` is to be. The optimizer stays."""
+        facts, on_backward = copy.deepcopy(self.facts()), self.pending.on_backward
         self.store.close()
-        type(self).__init__(self, **(self._made_with | {"world": self.world} | changed))
-        self.pending.on_backward, self._is_copied, self._may_join = on_backward, is_copied, may_join
+        self.num_classes, self.world = num_classes, world
+        self.draw = replace(self.draw, num_classes=num_classes)
+        self._make_rows()
+        self.pending.on_backward = on_backward
         self.load_own(facts, own)
 
     def __getattr__(self, name: str) -> Any:
@@ -212,11 +214,8 @@ class HeadModule(nn.Module):
     # ---- copies
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "HeadModule":
-        """Returns a head with its own copy of the rows, in the same world, without pending gradients. Raises ValueError
-        for rows on disk."""
-        if self.store.storage.path is not None:
-            raise ValueError(f"the centres lie in {self.store.storage.path}: two heads cannot share files")
-        twin = type(self)(**self._arguments())
+        """Returns a head with its own copy of the rows, in the same world, without pending gradients."""
+        twin = type(self)(**self.arguments())
         self.store.rows_in_place()  # an average would overwrite start values that are still to be made
         twin.load_own(copy.deepcopy(self.facts()), self.own_state())
         twin._is_copied, twin._may_join = True, self._may_join
@@ -231,12 +230,8 @@ class HeadModule(nn.Module):
                 f"{self.world}: a head that is sharded over several ranks cannot be pickled; save head.state_dict() "
                 "on each rank"
             )
-        arguments = {name: value for name, value in self._arguments().items() if name != "world"}
+        arguments = {name: value for name, value in self.arguments().items() if name != "world"}
         return _unpickled, (type(self), arguments, self.state_dict(), self.training)
-
-    def _arguments(self) -> dict[str, Any]:
-        """Those to make a twin with."""
-        return self._made_with | {"world": self.world, "hard_negatives": copy.deepcopy(self.hard_negatives)}
 
     # ---- devices
 

@@ -1,14 +1,12 @@
 """A torch.optim.Optimizer that updates a head, for schedulers, GradScaler, Lightning and accelerate."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from partial_fc.head.partial_fc import PartialFC
-
+from partial_fc.head.interop.module import HeadModule
 
 # So small that no norm and no limit notices the probe's gradient, also after a GradScaler's 2^24; a power of 2, so that
 # its ratios stay exact.
@@ -24,7 +22,7 @@ class HeadOptimizer(torch.optim.Optimizer):
     the head.
     """
 
-    def __init__(self, head: "PartialFC", lr: float):
+    def __init__(self, head: HeadModule, lr: float):
         self.head = head
         self.probe = nn.Parameter(torch.zeros((), device=head.store.device))
         self._received = torch.zeros_like(self.probe)  # what the probe's gradient is, unless somebody has scaled it

@@ -7,17 +7,26 @@ overwrite them in place.
 import json
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from partial_fc.head.interop.module import HeadModule
+from partial_fc.comm import World
+from partial_fc.head.rows import RowTable
 
 # Asked what kind of tensor it is, a buffer creates no rows.
 _ASKS = ("size", "numel", "nelement", "dim", "stride", "element_size", "is_floating_point", "is_complex", "__get__")
 _REFUSED = ("__set__", "requires_grad_", "set_", "resize_", "share_memory_")
+
+
+class Shown(Protocol):
+    """What is asked of a head."""
+
+    world: World
+    store: RowTable
+
+    def load_facts(self, facts: dict[str, Any], /) -> None: ...
 
 
 class CentreRows(Tensor):
@@ -25,10 +34,10 @@ class CentreRows(Tensor):
     created and brought up to the last step. C++ sees one zero: DistributedDataParallel, which gives every rank the
     buffers of rank 0, changes no shard."""
 
-    head: "weakref.ref[HeadModule]"
+    head: "weakref.ref[Shown]"
 
     @staticmethod
-    def of(head: "HeadModule") -> "CentreRows":
+    def of(head: "Shown") -> "CentreRows":
         buffer = head.store.centre_LD.new_zeros(1).as_subclass(CentreRows)
         buffer.head = weakref.ref(head)
         buffer._ddp_ignored = True  # type: ignore[attr-defined]  # DistributedDataParallel casts the other buffers
@@ -59,11 +68,11 @@ class Facts(Tensor):
     """The bytes of `_extra_state`. Code that averages states tensor by tensor (timm's ModelEmaV3) gives one head the
     facts of another with `copy_`, whatever their lengths. Elsewhere it is, and is saved as, a plain tensor."""
 
-    head: "HeadModule"
+    head: "Shown"
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def of(head: "HeadModule", text: bytes) -> "Facts":
+    def of(head: "Shown", text: bytes) -> "Facts":
         facts = torch.frombuffer(bytearray(text), dtype=torch.uint8).as_subclass(Facts)
         facts.head = head
         return facts

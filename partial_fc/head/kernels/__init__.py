@@ -1,24 +1,22 @@
-"""The kernels: each rank's part of the softmax. `choose(impl, ...)` returns one.
+"""The kernels: each rank's part of the softmax. `choice.choose(impl, ...)` returns one.
 
 Every kernel makes the same two passes over this rank's (G, S) logits, which never exist as a whole: `sums`, for the
 loss and the features' gradient, and `centre_gradients`, chunk by chunk. plain.py is the definition, in PyTorch; the
 others are tested against it, and all of them against reference.py.
 """
 
-import importlib.metadata
-import importlib.util
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from partial_fc.head.kernels.nearest import Nearest
 from partial_fc.head.margin import Negatives
-from partial_fc.machine import has_bf16
+from partial_fc.head.selection.sampling import Draw
+from partial_fc.head.shard import Shard
 
 if TYPE_CHECKING:
     from partial_fc.head.rows import RowTable
@@ -26,12 +24,11 @@ if TYPE_CHECKING:
 Impl = Literal["auto", "plain", "cpu", "triton"]
 Precision = Literal["fp32", "bf16"]
 AutoPrecision = Literal["auto", "fp32", "bf16"]
-TRITON = (3, 4)  # the oldest with triton.knobs and tensor descriptors
 
 
 @dataclass(frozen=True)
 class Logits:
-    """Describes the logits scale * f(cos(feature g, centre c)) + bias_S[c], where f is the margin's `Negatives`,
+    """Describes the logits scale * f(cos(feature g, centre c)), where f is the margin's `Negatives`,
     without computing them.
 
     Each row's target class is left out (its logit has the margin and is one number a row: softmax.py adds it), or each
@@ -46,8 +43,6 @@ class Logits:
     target_G: Tensor
     scale: float
     negatives: Negatives
-    # Added to the logits of each row: -log(probability that its class was sampled), of unit_GD's dtype.
-    bias_S: Tensor | None = None
     # Positions k * sub_centres ... + sub_centres - 1 of row_S are one class; its logit is that of the nearest of them.
     sub_centres: int = 1
 
@@ -72,7 +67,6 @@ class Sums:
     denominator_G: Tensor  # float64: sum of exp(logit)
     # Sum of exp(logit) * f'(cos) * (centre / its length), over denominator_G (0 where that is 0); None: not asked for.
     weighted_sum_GD: Tensor | None
-    centre_sum_D: Tensor | None  # sum of all active unit centres, targets too; None: not asked for
     cache: object | None = None  # names what the kernel may remember of this pass for the next: for LogitGrad.cache
     nearest: Nearest | None = None  # as `Kernel.nearest`, with the products of this pass; None: not asked for
 
@@ -83,7 +77,6 @@ class LogitGrad:
 
     factor_G: Tensor  # float64: times exp(logit) * f'(cos) it is the gradient by the cosine of a negative
     target_grad_G: Tensor  # the gradient by the target's cosine, as Logits.target_G; used where that is >= 0
-    uniform_D: Tensor | None = None  # is added to the gradient of every unit centre (label smoothing)
     cache: object | None = None  # Sums.cache of the same logits: saves work and changes no result
 
 
@@ -94,9 +87,16 @@ class Kernel(ABC):
     precision: Precision  # of the products' operands
 
     @abstractmethod
-    def sums(
-        self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False, num_nearest: int = 0
-    ) -> Sums:
+    def row_math(self) -> Any:
+        """Returns the softmax.RowMath that is computed where this kernel computes."""
+
+    def selector(self, sampling: Draw, shard: Shard, device: torch.device) -> Any:
+        """Returns the active_rows.DeviceSelector that chooses a step's classes without a wait for the device; None:
+        this kernel has none."""
+        return None
+
+    @abstractmethod
+    def sums(self, logits: Logits, with_weighted_sum: bool = True, num_nearest: int = 0) -> Sums:
         """Makes the first pass over the centres. num_nearest: how many of the nearest classes to find on the way."""
 
     @abstractmethod
@@ -114,69 +114,3 @@ class Kernel(ABC):
         """Makes the second pass and updates the centres in it, as `store.update` would. Does nothing and returns False
         where the kernel has no fused update for this optimizer and storage."""
         return False
-
-
-def choose(impl: Impl, device: torch.device, dtype: torch.dtype, precision: AutoPrecision) -> Kernel:
-    """Returns the kernel that `impl` names; "auto": the fastest for this device and dtype. On a CPU without a compiler
-    that works that is the plain one, and a RuntimeWarning says so. precision "auto": `auto_precision`."""
-    if precision not in get_args(AutoPrecision):
-        raise ValueError(f"precision is {precision!r}; expected one of {', '.join(get_args(AutoPrecision))}")
-    if impl == "auto":
-        if dtype == torch.float64:
-            impl = "plain"
-        elif device.type == "cuda":
-            impl = "triton"
-        else:
-            impl = _auto_on_cpu()
-    if impl == "plain":
-        from partial_fc.head.kernels.plain import PlainKernel
-
-        return PlainKernel()
-    if dtype != torch.float32:
-        raise ValueError(f"impl {impl!r} computes in float32; for {dtype} use impl 'plain'")
-    if impl == "triton":
-        if importlib.util.find_spec("triton") is None:
-            raise ValueError(
-                "impl 'triton' needs the package triton, which is not installed here: `pip install triton` (CUDA "
-                "builds of torch bring it along), or use impl 'plain', or 'cpu' with centres on the CPU"
-            )
-        found = importlib.metadata.version("triton")
-        if tuple(map(int, found.split(".")[:2])) < TRITON:
-            raise ValueError(
-                f"impl 'triton' needs triton {TRITON[0]}.{TRITON[1]} or newer, which torch 2.8 for CUDA brings along; "
-                f"found {found} with torch {torch.__version__}: install a newer torch, or use impl 'plain'"
-            )
-        from partial_fc.head.kernels.triton import TritonKernel, runs_on
-
-        if not runs_on(device):
-            raise ValueError(f"impl 'triton' with centres on {device}: it needs a CUDA device; use 'cpu' or 'plain'")
-        return TritonKernel(auto_precision(impl, device) if precision == "auto" else precision)
-    if impl == "cpu":
-        if device.type != "cpu":
-            raise ValueError(f"impl 'cpu' with centres on {device}; use 'triton' or 'plain' there")
-        from partial_fc.head.kernels.cpu import CpuKernel
-
-        return CpuKernel(auto_precision(impl, device) if precision == "auto" else precision)
-    raise ValueError(f"impl is {impl!r}; expected one of {', '.join(get_args(Impl))}")
-
-
-def auto_precision(impl: str, device: torch.device) -> Precision:
-    """Returns bf16 if the hardware multiplies bfloat16 numbers, else fp32. Rounding to bfloat16 and multiplying in
-    float32 has to be asked for."""
-    if impl == "cpu":
-        from partial_fc.head.kernels.cpu import BF16_VARIANTS, variant_here
-
-        return "bf16" if variant_here() in BF16_VARIANTS else "fp32"
-    return "bf16" if impl == "triton" and has_bf16(device) else "fp32"
-
-
-def _auto_on_cpu() -> Impl:
-    from partial_fc.head.kernels.cpu import load
-    from partial_fc.head.kernels.native.build import CompilerNotFoundError
-
-    try:
-        load()
-    except CompilerNotFoundError as error:
-        warnings.warn(f"{error}. impl 'auto' takes 'plain' on this machine", RuntimeWarning, stacklevel=3)
-        return "plain"
-    return "cpu"

@@ -6,7 +6,6 @@ the operands are, too. Threads: those of torch (OMP_NUM_THREADS). On processors 
 its tiles' (native/tiles.h).
 """
 
-import ctypes
 import functools
 import math
 import warnings
@@ -17,19 +16,21 @@ import torch
 from torch import Tensor
 
 from partial_fc.head.kernels import Kernel, LogitGrad, Logits, Precision, Sums, by_label
-from partial_fc.head.kernels.native.build import VARIANTS, load_library
-from partial_fc.head.kernels.native.job import Job, RowJob, call, check_layout
+from partial_fc.head.kernels.cpu_rows import CpuRowMath
 from partial_fc.head.kernels.nearest import Nearest
 from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.margin import Negatives
+from partial_fc.head.native.build import VARIANTS
+from partial_fc.head.native.job import DTYPES, Job, call
+from partial_fc.head.native.library import load
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
 from partial_fc.head.rows.storage import zeros
+from partial_fc.head.softmax import RowMath
 from partial_fc.memory import available_memory_bytes
 
 if TYPE_CHECKING:
     from partial_fc.head.rows.table import RowTable
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # float32 ends at exp(88): the shift leaves room for the sum of 10^9 exponentials, and for logits far below it.
 _HIGHEST_EXPONENT = 64.0
 # Below this the exponentials that add up to a denominator have lost digits, or are 0: scales beyond 64 can have such
@@ -43,27 +44,6 @@ GRADIENT_BYTES = 32 << 20  # of one chunk of centre_gradients
 EXP_CACHE_BYTES = 1 << 30
 EXP_CACHE_SHARE = 0.25
 _SHARE_OF_FREE_MEMORY = 1 / 16  # the processes of a machine divide it
-
-
-@functools.cache
-def load(variant: str | None = None) -> ctypes.CDLL:
-    """Returns the compiled kernel of the variant, or of the processor's best, compiling it at first use. Raises
-    CompilerNotFoundError without a compiler, RuntimeError if the operating system refuses the instructions,
-    AssertionError if job.h and job.py differ."""
-    if variant is None:
-        variant = variant_here()
-    compiled = load_library(variant)
-    functions = ("best", "prepare", "sums", "nearest", "gradients", "update", "row_targets", "row_gradients")
-    for name in (*functions, "job_layout", "row_job_layout"):
-        getattr(compiled, f"head_{name}").restype = ctypes.c_char_p
-    check_layout(Job, compiled.head_job_layout().decode())
-    check_layout(RowJob, compiled.head_row_job_layout().decode())
-    compiled.head_cache_row.restype = ctypes.c_int64
-    compiled.head_cache_row.argtypes = [ctypes.c_int64, ctypes.c_int32]
-    refusal = compiled.head_prepare()
-    if refusal:
-        raise RuntimeError(refusal.decode())
-    return compiled
 
 
 @functools.cache
@@ -139,26 +119,28 @@ class CpuKernel(Kernel):
         self._cache_wanted = 0  # numbers that `_cache` was last made for: memory may have been short
         self._cache_owner: object | None = None  # whose exponentials are in it: Sums.cache of the last pass
 
-    def sums(
-        self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False, num_nearest: int = 0
-    ) -> Sums:
+    def row_math(self) -> RowMath:
+        return CpuRowMath(self.compiled)
+
+    def sums(self, logits: Logits, with_weighted_sum: bool = True, num_nearest: int = 0) -> Sums:
+        if not logits.negatives.is_cosine:
+            return PlainKernel().sums(logits, with_weighted_sum, num_nearest)
         num_rows, width = logits.unit_GD.shape
         denominator_G = torch.zeros(num_rows, dtype=torch.float64)
         weighted_sum_GD = torch.zeros(num_rows, width, dtype=torch.float32) if with_weighted_sum else None
-        centre_sum_D = torch.zeros(width, dtype=torch.float32) if with_centre_sum else None
         job, shift = self._job(logits)
-        results = {"denominator": denominator_G, "weighted_sum": weighted_sum_GD, "centre_sum": centre_sum_D}
+        results = {"denominator": denominator_G, "weighted_sum": weighted_sum_GD}
         nearest = Nearest(num_rows, num_nearest, torch.float32) if num_nearest else None
         found = {} if nearest is None else _nearest_fields(nearest)
         cache = self._cache_for(job) if with_weighted_sum else {}
         call(self.compiled, "head_sums", Job, {**job, **results, **cache, **found})
         self._cache_owner = object() if cache else None
         if logits.num_sampled and bool((denominator_G < _SMALLEST_DENOMINATOR).any()):
-            return PlainKernel().sums(logits, with_weighted_sum, with_centre_sum, num_nearest)
+            return PlainKernel().sums(logits, with_weighted_sum, num_nearest)
         if weighted_sum_GD is not None:
             # (By float32: with float64 it is computed by way of a copy in float64, in five times the time.)
             weighted_sum_GD.div_(denominator_G.masked_fill(denominator_G == 0, 1.0).float()[:, None])
-        return Sums(denominator_G * math.exp(shift), weighted_sum_GD, centre_sum_D, self._cache_owner, nearest)
+        return Sums(denominator_G * math.exp(shift), weighted_sum_GD, self._cache_owner, nearest)
 
     def nearest(self, logits: Logits, k: int) -> Nearest:
         """Finds the nearest classes with float32 operands, whatever the kernel's precision is."""
@@ -170,7 +152,7 @@ class CpuKernel(Kernel):
 
     def centre_gradients(self, logits: Logits, logit_grad: LogitGrad) -> Iterator[tuple[int, int, Tensor]]:
         job, shift = self._job(logits)
-        if not _representable(logit_grad, shift):
+        if not logits.negatives.is_cosine or not _representable(logit_grad, shift):
             yield from PlainKernel().centre_gradients(logits, logit_grad)
             return
         width = logits.unit_GD.shape[1]
@@ -184,7 +166,7 @@ class CpuKernel(Kernel):
 
     def update(self, logits: Logits, logit_grad: LogitGrad, store: "RowTable", lr: float, step: int) -> bool:
         """Updates centres and state that the processor can address."""
-        if logits.centre_LD.data_ptr() != store.centre_LD.data_ptr():
+        if logits.centre_LD.data_ptr() != store.centre_LD.data_ptr() or not logits.negatives.is_cosine:
             return False
         job, shift = self._job(logits)
         if not _representable(logit_grad, shift):
@@ -212,9 +194,7 @@ class CpuKernel(Kernel):
     def _job(self, logits: Logits) -> tuple[dict[str, Any], float]:
         """The arguments that all calls have in common, and the shift of the exponents."""
         negatives = logits.negatives
-        largest = max(1.0, 1.0 + negatives.hard_t if negatives.hard_G is not None else 1.0)
-        bias = 0.0 if logits.bias_S is None or not len(logits.bias_S) else logits.bias_S.max().item()
-        shift = max(0.0, logits.scale * largest + bias - _HIGHEST_EXPONENT)
+        shift = max(0.0, logits.scale - _HIGHEST_EXPONENT)
         job = {
             "G": len(logits.unit_GD),
             "D": logits.unit_GD.shape[1],
@@ -224,12 +204,9 @@ class CpuKernel(Kernel):
             "centre": logits.centre_LD,
             "row": logits.row_S,
             "target": logits.target_GT,
-            "bias": logits.bias_S,
-            "hard": None if negatives.hard_G is None else negatives.hard_G.float(),
             "scale": logits.scale,
             "shift": shift,
             "filter_above": math.inf if negatives.filter_above is None else negatives.filter_above,
-            "hard_t": negatives.hard_t,
             "sub_centres": logits.sub_centres,
             "centre_dtype": DTYPES[logits.centre_LD.dtype],
             "low_precision": self.low_precision,
@@ -299,8 +276,7 @@ def _representable(logit_grad: LogitGrad, shift: float) -> bool:
     return not largest > 1 / _SMALLEST_DENOMINATOR  # also where it is NaN, which is to come through
 
 
-def _logit_grad_fields(logit_grad: LogitGrad, shift: float) -> dict[str, Tensor | None]:
+def _logit_grad_fields(logit_grad: LogitGrad, shift: float) -> dict[str, Tensor]:
     factor_G = (logit_grad.factor_G * math.exp(shift)).float()
-    uniform_D = None if logit_grad.uniform_D is None else logit_grad.uniform_D.float().contiguous()
     target_grad_GT = by_label(logit_grad.target_grad_G).float().contiguous()
-    return {"factor": factor_G, "target_grad": target_grad_GT, "uniform": uniform_D}
+    return {"factor": factor_G, "target_grad": target_grad_GT}

@@ -1,15 +1,15 @@
 """`RowMath` in two C++ functions (native/rows.h), one before the kernel's first pass and one after it. Both read the
 targets' centres from the table instead of keeping a copy."""
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from partial_fc.head.kernels import Kernel, by_label
-from partial_fc.head.kernels.cpu import DTYPES, CpuKernel
-from partial_fc.head.kernels.native.job import RowJob, call
+from partial_fc.head.kernels import by_label
+from partial_fc.head.native.job import DTYPES, RowJob, call
 from partial_fc.head.selection.active_rows import ActiveRows
 from partial_fc.head.shard import Shard
 from partial_fc.head.softmax import RowMath, Targets
@@ -25,9 +25,8 @@ class TableTargets(Targets):
 class CpuRowMath(RowMath):
     """`RowMath` in C++, float32."""
 
-    def __init__(self, kernel: Kernel):
-        assert isinstance(kernel, CpuKernel)
-        self.compiled = kernel.compiled
+    def __init__(self, compiled: ctypes.CDLL):
+        self.compiled = compiled
 
     def find_targets(
         self, feat_GD: Tensor, label_G: Tensor, shard: Shard, sub_centres: int, active: ActiveRows, dtype: torch.dtype
@@ -65,14 +64,9 @@ class CpuRowMath(RowMath):
         return TableTargets(unit_GD, norm_G1, elsewhere_G, cos_G, None, position_G, job)
 
     def feature_gradient(
-        self,
-        weighted_sum_GD: Tensor,
-        weight_G: Tensor,
-        target_grad_G: Tensor,
-        uniform_D: Tensor | None,
-        targets: Targets,
+        self, weighted_sum_GD: Tensor, weight_G: Tensor, target_grad_G: Tensor, targets: Targets
     ) -> Tensor:
         assert isinstance(targets, TableTargets)
-        numbers = {"weight": weight_G, "target_grad": by_label(target_grad_G), "uniform": uniform_D}
+        numbers = {"weight": weight_G, "target_grad": by_label(target_grad_G)}
         call(self.compiled, "head_row_gradients", RowJob, {**targets.job, "sum": weighted_sum_GD, **numbers})
         return weighted_sum_GD

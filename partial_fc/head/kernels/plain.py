@@ -11,42 +11,14 @@ from torch import Tensor
 
 from partial_fc.head.kernels import Kernel, LogitGrad, Logits, Sums, by_label
 from partial_fc.head.kernels.nearest import Nearest
+from partial_fc.head.kernels.unit import CHUNK_ROWS, unit, unit_backward
+from partial_fc.head.softmax import RowMath
 
 # Of one chunk, whichever is reached first: 4 MiB of float32 logits, and as much of centres at D = 512, stay in a
 # core's cache.
 CHUNK_LOGITS = 1 << 20
-CHUNK_ROWS = 2048
 # The same where nothing but the nearest classes is looked for: 64 MiB of float32.
 NEAREST_LOGITS = 1 << 24
-
-
-def unit(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Normalises rows (N, D); returns them and their former lengths (N, 1). A row of length 0 stays 0; one whose length
-    is beyond the dtype's range becomes NaN: as zeros it would hide from whoever looks for what is not finite. out:
-    where the rows go; x, for example."""
-    norm = x.norm(dim=1, keepdim=True)
-    return torch.div(x, divisor(norm), out=out), norm
-
-
-def divisor(norm: Tensor) -> Tensor:
-    """Returns by what a row of this length is divided."""
-    return torch.threshold(norm, 0.0, 1.0).nan_to_num_(nan=torch.nan, posinf=torch.nan)
-
-
-def row_dots(x: Tensor, y: Tensor) -> Tensor:
-    """Returns the dot products of rows, (..., D) -> (...), CHUNK_ROWS rows at a time."""
-    if len(x) <= CHUNK_ROWS:
-        return (x * y).sum(dim=-1)
-    parts = zip(x.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True)
-    return torch.cat([(a * b).sum(dim=-1) for a, b in parts])
-
-
-def unit_backward(grad_unit: Tensor, unit_rows: Tensor, norm: Tensor) -> Tensor:
-    """Returns the gradient of `unit`'s input: the part of grad_unit orthogonal to the row, over its length; 0 for a row
-    of length 0. Overwrites grad_unit."""
-    along = row_dots(grad_unit, unit_rows)[:, None]
-    grad_unit.addcmul_(unit_rows, along, value=-1.0)
-    return grad_unit.div_(torch.threshold(norm, 0.0, torch.inf))
 
 
 class PlainKernel(Kernel):
@@ -55,15 +27,15 @@ class PlainKernel(Kernel):
     name = "plain"
     precision = "fp32"
 
-    def sums(
-        self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False, num_nearest: int = 0
-    ) -> Sums:
+    def row_math(self) -> RowMath:
+        return RowMath()
+
+    def sums(self, logits: Logits, with_weighted_sum: bool = True, num_nearest: int = 0) -> Sums:
         """Keeps denominators relative to a running maximum, so that no scale under- or overflows."""
         unit_GD = logits.unit_GD
         most_G = unit_GD.new_full((len(unit_GD),), -torch.inf)
         sum_G = torch.zeros_like(most_G)
         weighted_sum_GD = torch.zeros_like(unit_GD) if with_weighted_sum else None
-        centre_sum_D = torch.zeros_like(unit_GD[0]) if with_centre_sum else None
         nearest = Nearest(len(unit_GD), num_nearest, unit_GD.dtype, unit_GD.device) if num_nearest else None
         for begin, end, hat_KD, _ in _chunks(logits):
             cos_GK = unit_GD @ hat_KD.T
@@ -78,12 +50,10 @@ class PlainKernel(Kernel):
             if weighted_sum_GD is not None:
                 weight_GK = exp_GK if slope_GK is None else exp_GK.mul_(slope_GK)
                 weighted_sum_GD.mul_(shrink_G[:, None]).addmm_(weight_GK, hat_KD)
-            if centre_sum_D is not None:
-                centre_sum_D += hat_KD.sum(dim=0)
             most_G = larger_G
         if weighted_sum_GD is not None:
             weighted_sum_GD.div_(sum_G.masked_fill(sum_G == 0, 1.0)[:, None])
-        return Sums(sum_G.double() * most_G.double().exp(), weighted_sum_GD, centre_sum_D, nearest=nearest)
+        return Sums(sum_G.double() * most_G.double().exp(), weighted_sum_GD, nearest=nearest)
 
     def nearest(self, logits: Logits, k: int) -> Nearest:
         """By torch.mm and torch.topk; centres may lie on another device than features."""
@@ -105,8 +75,6 @@ class PlainKernel(Kernel):
             inside, place = _targets(logits.target_GT, begin, end)
             grad_GK[inside[0], place - begin] = by_label(logit_grad.target_grad_G)[inside]
             grad_KD = grad_GK.T @ unit_GD
-            if logit_grad.uniform_D is not None:
-                grad_KD += logit_grad.uniform_D
             yield begin, end, unit_backward(grad_KD, hat_KD, norm_K1)
 
 
@@ -148,6 +116,4 @@ def _logits(logits: Logits, begin: int, end: int, cos_GK: Tensor) -> tuple[Tenso
         left_out_GK[row, place - place % k - begin + i] = True
     value_GK, slope_GK = logits.negatives(cos_GK)
     logit_GK = value_GK * logits.scale
-    if logits.bias_S is not None:
-        logit_GK += logits.bias_S[begin:end]
     return logit_GK.masked_fill_(left_out_GK, -torch.inf), slope_GK

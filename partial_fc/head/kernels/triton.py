@@ -6,8 +6,8 @@ to hold sums as wide as a feature: at D = 512 those alone fill the registers, an
 reading them, not multiplying, took the time. But for
 what is kept for the second pass, the memory does not grow with the number of classes.
 
-Products, counted in 2 * G * S * D: `sums` 2, and 3 beyond |logit| of about 64 or with a bias, as the largest logit is
-looked for first. The second pass takes 1 where the first one's weights are kept (2 * G * S bytes, at most
+Products, counted in 2 * G * S * D: `sums` 2, and 3 beyond |logit| of about 64, as the largest logit is looked for
+first. The second pass takes 1 where the first one's weights are kept (2 * G * S bytes, at most
 EXP_CACHE_BYTES), else 2. Sub-centres cost one more each time that logits are formed.
 
 Nothing is added in an order that can vary, and tile sizes come from a table, not from a stopwatch: results repeat bit
@@ -24,8 +24,14 @@ from torch import Tensor
 from partial_fc.head.kernels import Kernel, LogitGrad, Logits, Precision, Sums
 from partial_fc.head.kernels import triton_kernels as device_side
 from partial_fc.head.kernels.nearest import Nearest
+from partial_fc.head.kernels.plain import PlainKernel
+from partial_fc.head.kernels.triton_choice import DeviceChoice
 from partial_fc.head.kernels.triton_pass import Pass, Tiles, tiles_for
+from partial_fc.head.kernels.triton_rows import FusedRowMath
 from partial_fc.head.kernels.triton_update import Finish, can_move, gradient_only, optimizer_step
+from partial_fc.head.selection.sampling import Draw
+from partial_fc.head.shard import Shard
+from partial_fc.head.softmax import RowMath
 
 if TYPE_CHECKING:
     from partial_fc.head.rows import RowTable
@@ -85,14 +91,19 @@ class TritonKernel(Kernel):
         self._room = torch.empty(0, dtype=self.operands)
         self._kept: Kept | None = None  # whose weights are in it: Sums.cache of the last pass
 
-    def sums(
-        self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False, num_nearest: int = 0
-    ) -> Sums:
+    def row_math(self) -> RowMath:
+        return FusedRowMath()
+
+    def selector(self, sampling: Draw, shard: Shard, device: torch.device) -> DeviceChoice | None:
+        return DeviceChoice(sampling, shard, device) if sampling.quota == "negatives" else None
+
+    def sums(self, logits: Logits, with_weighted_sum: bool = True, num_nearest: int = 0) -> Sums:
+        if not logits.negatives.is_cosine:
+            return PlainKernel().sums(logits, with_weighted_sum, num_nearest)
         over = self._pass(logits)
         shift_G = self._shift(over)
         by_feature = over.new_by_feature()
         splits = over.new_splits() if with_weighted_sum else None
-        totals = over.new_totals() if with_centre_sum else None
         kept = self._keep(over, shift_G) if with_weighted_sum else None
         blocks = over.new_blocks(num_nearest) if num_nearest else None
         for begin, end in over.chunks():
@@ -104,12 +115,9 @@ class TritonKernel(Kernel):
             over.weigh(chunk, device_side.SUMS.value, shift_G, weight_GK, by_feature, blocks)
             if splits is not None and weight_GK is not None:
                 over.weighted_sum(chunk, weight_GK, splits)
-            if totals is not None:
-                over.centre_sum(chunk, totals)
         denominator_G, weighted_sum_GD = over.add_up(by_feature, splits, shift_G)
-        centre_sum_D = None if totals is None else totals.sum(dim=0)[: over.width]
         nearest = None if blocks is None else over.nearest(blocks, num_nearest)
-        return Sums(denominator_G, weighted_sum_GD, centre_sum_D, kept, nearest)
+        return Sums(denominator_G, weighted_sum_GD, kept, nearest)
 
     def nearest(self, logits: Logits, k: int) -> Nearest:
         over = TritonKernel("fp32")._pass(logits)
@@ -131,11 +139,14 @@ class TritonKernel(Kernel):
         return self._kept
 
     def centre_gradients(self, logits: Logits, logit_grad: LogitGrad) -> Iterator[tuple[int, int, Tensor]]:
-        yield from self._finished(logits, logit_grad, gradient_only())
+        if logits.negatives.is_cosine:
+            yield from self._finished(logits, logit_grad, gradient_only())
+        else:
+            yield from PlainKernel().centre_gradients(logits, logit_grad)
 
     def update(self, logits: Logits, logit_grad: LogitGrad, store: "RowTable", lr: float, step: int) -> bool:
         """Updates the centres for every optimizer, but not copies of rows that are stored elsewhere."""
-        if not can_move(store, logits.centre_LD):
+        if not can_move(store, logits.centre_LD) or not logits.negatives.is_cosine:
             return False
         for _ in self._finished(logits, logit_grad, optimizer_step(store, logits.num_sampled, lr, step)):
             pass
@@ -177,14 +188,9 @@ class TritonKernel(Kernel):
 
     @staticmethod
     def _shift(over: Pass) -> Tensor:
-        """What is subtracted from the logits of each row, padded, times log2(e): depends on bounds where they allow it,
-        else on the row's largest logit, which takes a pass of its own."""
-        negatives = over.logits.negatives
+        """What is subtracted from the logits of each row, padded, times log2(e): depends
+        on the scale where that allows it, else on the row's largest logit, which takes a pass of its own."""
         bound = over.logits.scale
-        if negatives.hard_G is not None:
-            bound *= 1.0 + abs(negatives.hard_t)
-        if over.logits.bias_S is not None:  # asking for the largest would make the host wait for the device
-            bound = torch.inf
         if bound <= LARGEST_LOGIT_WITH_FIXED_SHIFT:
             return over.new(over.padded_rows).fill_(max(0.0, bound - TOP_EXPONENT) * LOG2_E)
         if not over.logits.num_sampled:

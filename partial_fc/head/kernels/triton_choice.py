@@ -2,10 +2,8 @@
 
 Every class of the shard is asked whether it takes part: one byte for each. That is more than the draw alone would
 touch, but needs no sort, no shape that depends on a number, and no wait: 10 million classes are 40 MB a step. The draw
-is that of `Sampling.negatives`, read backwards: not which classes come next in a walk, but where in it a class stands.
+is that of `Draw.negatives`, read backwards: not which classes come next in a walk, but where in it a class stands.
 """
-
-import math
 
 import torch
 import triton
@@ -13,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from partial_fc.head.selection.active_rows import Chosen
-from partial_fc.head.selection.sampling import BLOCK, Sampling, inverse_tables, send
+from partial_fc.head.selection.sampling import BLOCK, Draw, inverse_tables, send
 from partial_fc.head.shard import Shard
 
 # Walks are computed for some steps at once: on the host, in about 25 small operations.
@@ -92,7 +90,7 @@ def draw(
 
 @triton.jit(do_not_specialize=["before", "num_local", "num_blocks"])
 def write_down(
-    taken_ptr, count_ptr, class_ptr, bias_ptr, numbers_ptr, before, num_local, num_blocks, bias,
+    taken_ptr, count_ptr, class_ptr, numbers_ptr, before, num_local, num_blocks,
     SIZE: tl.constexpr, AT_A_TIME: tl.constexpr,
 ):  # fmt: skip
     """The classes of a block that take part, after those of the blocks before it; `taken` is 0 again. numbers[3]: how
@@ -110,19 +108,16 @@ def write_down(
     takes_part = taken > 0
     at = begin + tl.cumsum(takes_part.to(tl.int32), axis=0) - 1
     tl.store(class_ptr + at, local, mask=takes_part)
-    if bias_ptr is not None:
-        tl.store(bias_ptr + at, tl.where(taken == DRAWN, bias, 0.0), mask=takes_part)
     tl.store(taken_ptr + local, tl.zeros((SIZE,), tl.uint8), mask=here)
     if block == num_blocks - 1:
         tl.store(numbers_ptr + 3, begin + tl.sum(takes_part.to(tl.int64), axis=0))
 
 
 class DeviceChoice:
-    """Looks at labels and chooses classes, for rows that lie on the device. Keeps a byte for each of the shard."""
+    """An active_rows.DeviceSelector, for rows that lie on the device. Keeps a byte for each class of the shard."""
 
-    def __init__(self, sampling: Sampling, shard: Shard, device: torch.device, correction: bool):
+    def __init__(self, sampling: Draw, shard: Shard, device: torch.device):
         self._sampling, self._shard, self._device = sampling, shard, device
-        self._correction = correction
         self._numbers = torch.zeros(4, dtype=torch.int64, device=device)
         if any(rate < 1.0 for rate in sampling.rates.by_step.values()):
             self._taken_L = torch.zeros(len(shard), dtype=torch.uint8, device=device)
@@ -149,9 +144,6 @@ class DeviceChoice:
     def choose(
         self, label_G: Tensor, origin_G: Tensor, expected_G: Tensor, listed_M: Tensor | None, step: int
     ) -> tuple[Tensor, Chosen]:
-        """Returns (the smallest label, the largest, how many rows have another origin than expected, how many of the
-        classes chosen count), int64, and these classes. Labels may be any integers. listed_M: classes that take part,
-        too, or -1."""
         shard, rate = self._shard, self._sampling.rates.at(step)
         taken_L, listed_M = (None, None) if rate == 1.0 else (self._taken_L, listed_M)
         num_listed = 0 if listed_M is None else len(listed_M)
@@ -160,11 +152,10 @@ class DeviceChoice:
             len(label_G), num_listed, shard.start, len(shard), BLOCK_K=_AT_A_TIME,
         )  # fmt: skip
         if taken_L is None:
-            return self._numbers, Chosen(None, None)
+            return self._numbers, Chosen(None)
         self.prepare(step)
         nth, before = step - self._steps.start, shard.start - self._first_block * BLOCK
         class_P = label_G.new_empty(min(len(shard), self._most + len(label_G) + num_listed))
-        bias_P = None if not self._correction else class_P.new_empty(len(class_P), dtype=torch.float32)
         if self._num_blocks:
             position_Q = None if self._position_MQ is None else self._position_MQ[nth]
             draw[(self._num_blocks,)](
@@ -172,8 +163,8 @@ class DeviceChoice:
                 before, len(shard), self._num_blocks, self._last_size, SIZE=BLOCK, num_warps=_WARPS,
             )  # fmt: skip
             write_down[(self._num_blocks,)](
-                taken_L, self._count_N, class_P, bias_P, self._numbers,
-                before, len(shard), self._num_blocks, -math.log(rate),
+                taken_L, self._count_N, class_P, self._numbers,
+                before, len(shard), self._num_blocks,
                 SIZE=BLOCK, AT_A_TIME=_AT_A_TIME, num_warps=_WARPS,
             )  # fmt: skip
-        return self._numbers, Chosen(class_P, bias_P)
+        return self._numbers, Chosen(class_P)

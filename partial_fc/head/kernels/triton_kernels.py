@@ -179,24 +179,6 @@ def read_centres(
 
 
 @triton.jit(do_not_specialize=["K"])
-def sum_units(
-    centre_ptr, row_ptr, stride, inverse_ptr, sum_ptr, K, share,
-    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Each program adds the unit centres of `share` places to a row of sum_ptr."""
-    program = tl.program_id(0)
-    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    at = sum_ptr + program * D_PAD + d
-    total = tl.load(at)
-    for first in range(0, share, BLOCK_K):
-        place = program * share + first + tl.arange(0, BLOCK_K)
-        inverse = tl.load(inverse_ptr + place, mask=place < K, other=0.0)
-        centre = _centres(centre_ptr, _rows(row_ptr, place, K), stride, d, D, D_PAD)
-        total += tl.sum(centre.to(tl.float32) * inverse[:, None], axis=0)
-    tl.atomic_add(at, total, sem="relaxed")
-
-
-@triton.jit(do_not_specialize=["K"])
 def nearest_sub_centres(
     x_ptr, operand_ptr, stride, inverse_ptr, nearest_ptr, K, G_PAD, CLASSES_PAD,
     SUB_CENTRES: tl.constexpr, D_PAD: tl.constexpr,
@@ -220,16 +202,16 @@ def nearest_sub_centres(
 
 @triton.jit(do_not_specialize=["K", "begin"])
 def weigh(
-    x_ptr, operand_ptr, stride, inverse_ptr, bias_ptr, nearest_ptr,
-    target_class_ptr, shift_ptr, hard_ptr, weight_ptr, by_feature_ptr, largest_ptr,
-    K, begin, K_PAD, G_PAD, CLASSES_PAD, BLOCKS_PAD, scale, hard_t, filter_above,
+    x_ptr, operand_ptr, stride, inverse_ptr, nearest_ptr,
+    target_class_ptr, shift_ptr, weight_ptr, by_feature_ptr, largest_ptr,
+    K, begin, K_PAD, G_PAD, CLASSES_PAD, BLOCKS_PAD, scale, filter_above,
     WHAT: tl.constexpr, FILTERED: tl.constexpr, LABELS: tl.constexpr, SUB_CENTRES: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_K: tl.constexpr, DEPTH: tl.constexpr, RESIDENT: tl.constexpr,
 ):  # fmt: skip
     """The logits of a tile, times log2(e) as scale and shift are too, and what is left of them:
 
     MOST    by_feature (tiles of places, G): the largest logit.
-    SUMS    by_feature: the sum of e = 2 ** (logit - shift); weight (G, K), if given: e * f' / length, what the stored
+    SUMS    by_feature: the sum of e = 2 ** (logit - shift); weight (G, K), if given: e / length, what the stored
             centre weighs in the feature's weighted sum, and, times the feature's factor, the feature in the gradient
             by the stored centre.
 
@@ -264,12 +246,6 @@ def weigh(
             tl.store(largest_ptr + g[:, None] * BLOCKS_PAD + block[None, :], largest)
         shift = tl.load(shift_ptr + g)[:, None]
         logit = product * (inverse * scale)[None, :] - shift
-        if hard_ptr is not None:
-            cos = product * inverse[None, :]
-            hard = cos > tl.load(hard_ptr + g)[:, None]
-            logit = tl.where(hard, cos * (hard_t + cos) * scale - shift, logit)
-        if bias_ptr is not None:
-            logit += tl.load(bias_ptr + place, mask=place < K, other=0.0)[None, :] * LOG2_E
         if FILTERED:
             logit = tl.where(product * inverse[None, :] > filter_above, float("-inf"), logit)
         if nearest_ptr is not None:
@@ -297,8 +273,6 @@ def weigh(
                 tl.store(by_feature_ptr + tile_k * G_PAD + g, tl.sum(weight, axis=1))
             if weight_ptr is not None:
                 weight *= inverse[None, :]
-                if hard_ptr is not None:
-                    weight *= tl.where(hard, hard_t + 2.0 * cos, 1.0)
                 stored = _narrow(weight, weight_ptr.dtype.element_ty)
                 tl.store(weight_ptr + g[:, None] * K_PAD + place[None, :], stored)
 

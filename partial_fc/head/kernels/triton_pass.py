@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -15,9 +14,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from partial_fc.head.kernels import Logits
 from partial_fc.head.kernels import triton_kernels as device_side
 from partial_fc.head.kernels.nearest import Nearest
-from partial_fc.head.kernels.plain import divisor
 from partial_fc.head.kernels.triton_kernels import LOG2_E
 from partial_fc.head.kernels.triton_update import row_blocks
+from partial_fc.head.kernels.unit import divisor
 
 CHUNK_ROWS = 1 << 16
 # Of a chunk's weights, of its centres copied for the products, and of its gradient: each is at most this large. Chunks
@@ -27,7 +26,6 @@ CHUNK_BYTES = 1 << 27
 SPREAD_PLACES = 1 << 13  # of a chunk, where tiles are made narrower; both passes have to choose the same
 ROW_BLOCK = 16  # centres at a time where nothing is multiplied
 TILES_AT_A_TIME = 128  # of which partial sums are added up
-NUM_TOTALS = 256  # partial sums of unit centres
 CANDIDATE_BYTES = 1 << 26  # of centres copied at a time, where the nearest classes are looked for among candidates
 
 
@@ -98,13 +96,12 @@ def tiles_for(generation: int, operands: torch.dtype) -> Tiles:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The places begin to begin + size of row_S with their centres, rows, biases and lengths."""
+    """The places begin to begin + size of row_S with their centres, rows and lengths."""
 
     begin: int
     size: int
     centre: Tensor
     row: Tensor | None
-    bias: Tensor | None
     operand: Tensor  # the centres as the products read them: (K, D), or copies in (K, padded D)
     inverse_K: Tensor  # 1 / length, 0 past the end
 
@@ -129,9 +126,7 @@ class Pass:
         self.logits = logits
         self.num_rows, self.width = logits.unit_GD.shape
         self.num_labels = logits.target_GT.shape[1]
-        negatives = logits.negatives
-        ruled = negatives.hard_G is not None or negatives.filter_above is not None
-        ruled |= logits.bias_S is not None or logits.sub_centres > 1
+        ruled = logits.negatives.filter_above is not None or logits.sub_centres > 1
         logits_tile = (tiles.ruled if ruled else tiles.logits).within(self.num_rows, logits.num_sampled, self.width)
         self.processors = 4
         if logits.unit_GD.is_cuda:
@@ -144,11 +139,6 @@ class Pass:
         self.padded_rows = _whole(self.num_rows, max(logits_tile.rows, sum_tile.rows, gradient_tile.depth))
         self.padded_width = _whole(self.width, max(logits_tile.depth, sum_tile.columns, gradient_tile.columns))
         self._operands = operands
-        self.hard_G = None
-        if negatives.hard_G is not None:
-            more = self.padded_rows - self.num_rows
-            self.hard_G = F.pad(negatives.hard_G.float(), (0, more), value=torch.inf)
-
         stored = logits.centre_LD
         self.copied = logits.row_S is not None or stored.dtype != operands or self.width != self.padded_width
         self.copied |= CHUNK_ROWS * stored.stride(0) >= 1 << 31  # an offset into a chunk is an int32
@@ -200,14 +190,13 @@ class Pass:
 
     def read(self, begin: int, end: int) -> Chunk:
         """Reads the centres of a chunk, so that logits can be formed."""
-        centre, row, bias = self.logits.centre_LD, self.logits.row_S, self.logits.bias_S
+        centre, row = self.logits.centre_LD, self.logits.row_S
         here = centre[begin:end] if row is None else centre
         chunk = Chunk(
             begin,
             end - begin,
             here,
             None if row is None else row[begin:end],
-            None if bias is None else bias[begin:end],
             self._copies_KD if self.copied else here,
             self.new(self.padded_chunk),
         )
@@ -228,7 +217,7 @@ class Pass:
     ) -> None:
         """Fills weight_GK, to whole tiles, and the chunk's part of `new_by_feature`; adds the chunk's blocks and their
         largest cosines to `blocks`."""
-        tile, negatives = self.tiles.logits, self.logits.negatives
+        tile, filter_above = self.tiles.logits, self.logits.negatives.filter_above
         num_g, num_k = self.padded_rows // tile.rows, triton.cdiv(chunk.size, tile.columns)
         if by_feature is not None:
             by_feature = by_feature[self._tiles_before(chunk.begin) :]
@@ -246,12 +235,12 @@ class Pass:
             operand = TensorDescriptor.from_tensor(chunk.operand[: chunk.size], [tile.columns, tile.depth])
             programs = min(programs, tile.resident * self.processors)
         device_side.weigh[(programs,)](
-            x, operand, chunk.operand.stride(0), chunk.inverse_K, chunk.bias, nearest_GK,
-            target_class_TG, shift_G, self.hard_G, weight_GK, by_feature, largest_GN,
+            x, operand, chunk.operand.stride(0), chunk.inverse_K, nearest_GK,
+            target_class_TG, shift_G, weight_GK, by_feature, largest_GN,
             chunk.size, chunk.begin, 0 if weight_GK is None else weight_GK.stride(0), self.padded_rows,
             0 if nearest_GK is None else nearest_GK.shape[1], 0 if largest_GN is None else largest_GN.shape[1],
-            float(self.logits.scale) * LOG2_E.value, float(negatives.hard_t), float(negatives.filter_above or 0.0),
-            WHAT=what, FILTERED=negatives.filter_above is not None, LABELS=self.num_labels,
+            float(self.logits.scale) * LOG2_E.value, float(filter_above or 0.0),
+            WHAT=what, FILTERED=filter_above is not None, LABELS=self.num_labels,
             SUB_CENTRES=self.logits.sub_centres, D_PAD=self.padded_width, BLOCK_G=tile.rows, BLOCK_K=tile.columns,
             DEPTH=tile.depth, RESIDENT=tile.resident > 0, **tile.launch,
         )  # fmt: skip
@@ -340,18 +329,6 @@ class Pass:
             **self.widths, TILES=TILES_AT_A_TIME, **blocks,
         )  # fmt: skip
         return denominator_G, weighted_sum_GD
-
-    def new_totals(self) -> Tensor:
-        return self.new(NUM_TOTALS, self.padded_width).zero_()
-
-    def centre_sum(self, chunk: Chunk, totals: Tensor) -> None:
-        """Adds the unit centres, in NUM_TOTALS shares."""
-        block_D = self.tiles.gradient.columns
-        share = _whole(triton.cdiv(chunk.size, NUM_TOTALS), ROW_BLOCK)
-        device_side.sum_units[(NUM_TOTALS, self.padded_width // block_D)](
-            *chunk.stored, chunk.inverse_K, totals, chunk.size, share,
-            **self.widths, BLOCK_K=ROW_BLOCK, BLOCK_D=block_D,
-        )  # fmt: skip
 
     def pull(self, weight_GK: Tensor, x_GD: Tensor, sum_KD: Tensor) -> None:
         """sum_KD becomes weight_GK^T @ x_GD, features times their factors."""

@@ -113,7 +113,7 @@ def margin_of(
 
 @triton.jit(do_not_specialize=["G"])
 def terms(elsewhere_ptr, logit_ptr, denominator_ptr, terms_ptr, G, BLOCK_K: tl.constexpr):
-    """`RowMath.local_terms` without label smoothing."""
+    """`RowMath.local_terms`."""
     g = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     there = g < G
     elsewhere = tl.load(elsewhere_ptr + g, mask=there, other=1) != 0
@@ -138,7 +138,7 @@ def finish(
     loss_ptr, factor_ptr, target_grad_ptr, G, scale,
     D: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """`RowMath.finish` without label smoothing: sum (G, D), the weighted sum, becomes the features' gradient."""
+    """`RowMath.finish`: sum (G, D), the weighted sum, becomes the features' gradient."""
     g = tl.program_id(0).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
     d = tl.arange(0, BLOCK_D)
     there = g < G
@@ -169,8 +169,8 @@ def finish(
 
 
 class FusedRowMath(RowMath):
-    """`RowMath` in Triton, float32. Several labels, label smoothing, a rank without active rows and rarer margins stay
-    with PyTorch's operations."""
+    """`RowMath` in Triton, float32. Several labels, a rank without active rows and rarer margins stay with PyTorch's
+    operations."""
 
     def find_targets(
         self, feat_GD: Tensor, label_G: Tensor, shard: Shard, sub_centres: int, active: ActiveRows, dtype: torch.dtype
@@ -208,11 +208,7 @@ class FusedRowMath(RowMath):
         )  # fmt: skip
         return logit_G, slope_G
 
-    def local_terms(
-        self, targets: Targets, target_logit_G: Tensor, sums: Sums, scale: float, num_active: int
-    ) -> Tensor:
-        if sums.centre_sum_D is not None:
-            return super().local_terms(targets, target_logit_G, sums, scale, num_active)
+    def local_terms(self, targets: Targets, target_logit_G: Tensor, sums: Sums) -> Tensor:
         G = len(target_logit_G)
         terms_G2 = sums.denominator_G.new_empty(G, 2)
         terms[(triton.cdiv(G, _NUMBERS),)](
@@ -221,25 +217,15 @@ class FusedRowMath(RowMath):
         return terms_G2
 
     def finish(
-        self,
-        terms: Tensor,
-        targets: Targets,
-        target_slope_G: Tensor,
-        sums: Sums,
-        scale: float,
-        label_smoothing: float,
-        training: bool,
+        self, terms: Tensor, targets: Targets, target_slope_G: Tensor, sums: Sums, scale: float, training: bool
     ) -> Outcome:
-        if not training or sums.centre_sum_D is not None:
-            outcome = super().finish(terms, targets, target_slope_G, sums, scale, label_smoothing, training)
-            if outcome.logit_grad is not None:  # a factor beyond float32, times nothing, would be no number
-                outcome.logit_grad.factor_G.masked_fill_(sums.denominator_G == 0.0, 0.0)
-            return outcome
+        if not training:
+            return super().finish(terms, targets, target_slope_G, sums, scale, training)
         assert sums.weighted_sum_GD is not None
         grad_GD = sums.weighted_sum_GD.contiguous()
         G, D = grad_GD.shape
         loss_G, factor_G = terms.new_empty(G), terms.new_empty(G)
-        logit_grad = LogitGrad(factor_G, torch.empty_like(targets.cos_G), None, sums.cache)
+        logit_grad = LogitGrad(factor_G, torch.empty_like(targets.cos_G), sums.cache)
         blocks = row_blocks(D)
         finish[(triton.cdiv(G, blocks["BLOCK_K"]),)](
             terms, targets.elsewhere_G.view(torch.int8), target_slope_G, sums.denominator_G, grad_GD,

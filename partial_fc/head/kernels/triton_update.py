@@ -68,7 +68,7 @@ def _correction(num_K, LOG_BETA: tl.constexpr):
     ]
 )  # fmt: skip
 def finish_rows(
-    sum_ptr, unit_ptr, order_ptr, own_ptr, target_grad_ptr, uniform_ptr, centre_ptr, row_ptr, stride, K, begin,
+    sum_ptr, unit_ptr, order_ptr, own_ptr, target_grad_ptr, centre_ptr, row_ptr, stride, K, begin,
     first_ptr, second_ptr, scalar_ptr, steps_ptr, touched_ptr,
     first_row, touched_step, centre_key, first_key, second_key, lr, keep, decay, beta1, weight1, beta2, weight2, eps,
     LABELS: tl.constexpr, OPTIMIZER: tl.constexpr, NESTEROV: tl.constexpr,
@@ -77,7 +77,7 @@ def finish_rows(
 ):  # fmt: skip
     """sum (K, D): over features of weight * feature, SHRUNK, where weight is already over the centre's length; it
     becomes the gradient, or stays and the rows move. Targets own[k] to own[k + 1] of `order` are those whose centre k
-    is, LABELS of each feature; each adds target_grad * feature / length, and `uniform` comes on top."""
+    is, LABELS of each feature; each adds target_grad * feature / length."""
     place = tl.program_id(0).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
     d = tl.arange(0, BLOCK_D)
     there = place < K
@@ -95,8 +95,6 @@ def finish_rows(
     long = square >= SMALLEST
     inverse = tl.where(long, tl.div_rn(1.0, tl.sqrt_rn(tl.where(long, square, 1.0))), 0.0)
     inverse = tl.where(square < float("inf"), inverse, float("nan"))  # a length beyond fp32: 0 would hide it
-    if uniform_ptr is not None:
-        grad += tl.load(uniform_ptr + d, mask=d < D, other=0.0)[None, :] * inverse[:, None]
     low = tl.load(own_ptr + place, mask=there, other=0)
     high = tl.load(own_ptr + place + 1, mask=there, other=0)
     most = tl.max(high - low, axis=0)
@@ -225,7 +223,6 @@ class Finish:
         self._logits, self._step = logits, step
         self._unit_GD = logits.unit_GD.contiguous()
         self._target_grad_G = logit_grad.target_grad_G.float()
-        self._uniform_D = None if logit_grad.uniform_D is None else logit_grad.uniform_D.float()
         # The targets by their centre: those of place k are order[own[k]] to order[own[k + 1] - 1].
         position_N, self._order_N = logits.target_G.flatten().sort(stable=True)
         places = torch.arange(logits.num_sampled + 1, device=position_N.device)
@@ -236,7 +233,7 @@ class Finish:
         """Places begin to begin + size; sum_KD: their sums over the features."""
         centre_LD, row_S = self._logits.centre_LD, self._logits.row_S
         finish_rows[(triton.cdiv(size, self._blocks["BLOCK_K"]),)](
-            sum_KD, self._unit_GD, self._order_N, self._own_S[begin:], self._target_grad_G, self._uniform_D,
+            sum_KD, self._unit_GD, self._order_N, self._own_S[begin:], self._target_grad_G,
             centre_LD, None if row_S is None else row_S[begin:], centre_LD.stride(0), size, begin,
             **self._step, LABELS=self._logits.target_GT.shape[1], D=centre_LD.shape[1], **self._blocks,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Rows of the head: where they lie and in which dtype (table, storage, staging, files), how they move (optimizers,
+"""Rows of the head: where they lie and in which dtype (table, storage, staging), how they move (optimizers,
 catch_up)."""
 
 from partial_fc.head.rows.optimizers import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD

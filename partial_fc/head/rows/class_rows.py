@@ -35,11 +35,6 @@ class ClassRows:
         self._store, self._sub_centres = store, sub_centres
 
     @property
-    def on_disk(self) -> bool:
-        """Whether the rows lie in files, because they fit into no memory."""
-        return self._store.storage.place == "disk"
-
-    @property
     def columns(self) -> dict[str, Column]:
         return {name: Column(tuple(t.shape[1:]), t.dtype) for name, t in self.tables().items()}
 
@@ -65,7 +60,7 @@ class ClassRows:
 
     def begin_copy(self) -> "CopiedRows | None":
         """Returns a copy of the rows as they are now, which `CopiedRows.finish` completes while training goes on; None
-        where they lie in files or on a device."""
+        where they lie on a device."""
         copy = self._store.begin_copy(self._sub_centres)
         return None if copy is None else CopiedRows(copy, self.start, self.stop, self.columns)
 

@@ -16,6 +16,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from partial_fc.head.native.library import load
+
 _CHUNK_BYTES = 2 << 20
 
 
@@ -127,8 +129,6 @@ class RowCopy:
 def rows_copier() -> Callable[[Tensor, Tensor, Tensor, Tensor], object]:
     """copy(to_MD, from_LD, to_K, from_K): rows of one table to places in another one, both without gaps. By the C++
     kernel's library, which is compiled where that kernel is; torch goes over them twice, at a third of the speed."""
-    from partial_fc.head.kernels.cpu import load
-
     try:
         compiled = load("portable")
     except (ValueError, RuntimeError, OSError):  # the kernel's choice has warned of it

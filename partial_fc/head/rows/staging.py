@@ -32,7 +32,7 @@ class Copies:
 
 
 class Staging:
-    """Copies rows to the device and back. home: name -> (L, width) tables in ordinary memory, or in mapped files."""
+    """Copies rows to the device and back. home: name -> (L, width) tables in ordinary memory."""
 
     def __init__(self, home: dict[str, Tensor], device: torch.device):
         self._home, self._device = home, device

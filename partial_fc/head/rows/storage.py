@@ -3,7 +3,6 @@
 import contextlib
 import mmap
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -25,20 +24,14 @@ class Storage:
 
     dtype: torch.dtype = torch.float32  # of the centres: float32, bfloat16, float16 (float64 for checks)
     state_dtype: torch.dtype | None = None  # of the (rows, D) state; None: as dtype. (rows, 1) state is float32
-    place: Literal["device", "host", "disk"] = "device"
-    path: Path | None = None  # for place "disk": the folder
+    place: Literal["device", "host"] = "device"
 
     def __post_init__(self) -> None:
         for name, dtype in (("dtype", self.dtype), ("state_dtype", self.state_dtype or self.dtype)):
             if dtype not in DTYPES:
                 raise ValueError(f"{name} of the centres is {dtype}; expected one of {', '.join(map(str, DTYPES))}")
-        if self.place not in ("device", "host", "disk"):
-            raise ValueError(f"the centres' place is {self.place!r}; expected device, host or disk")
-        if (self.place == "disk") != (self.path is not None):
-            raise ValueError(
-                f"the centres' place is {self.place!r} and their path {self.path}; place disk needs the folder of a "
-                "fast local disk, and no other place takes one"
-            )
+        if self.place not in ("device", "host"):
+            raise ValueError(f"the centres' place is {self.place!r}; expected device or host")
 
 
 def round_stochastically(x_KD: Tensor, row_K: Tensor, key: int) -> Tensor:
@@ -62,7 +55,7 @@ def zeros(num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -
     except OSError as error:
         raise MemoryError(
             f"the system refuses {num_bytes} bytes for {num_rows} rows of {width} {dtype}; choose a smaller dtype, "
-            "an optimizer with less state, more processes, or place disk"
+            "an optimizer with less state, or more processes"
         ) from error
     if num_bytes >= _HUGE_PAGE:
         with contextlib.suppress(OSError):  # a kernel without them (man 2 madvise, EINVAL) has ordinary ones

@@ -1,7 +1,7 @@
 """The table of one rank's rows: class centres and their optimizer state, their storage and update.
 
 A row is created when it first takes part: its start value is a function of (seed, global row number), so rows never
-touched take neither time nor memory (whole pages of zeros that the system has not handed out yet, or holes in a file).
+touched take neither time nor memory (whole pages of zeros that the system has not handed out yet).
 Every storage and both kinds of fetching give the same bits.
 
 Letters: L rows of this rank, S rows that take part in a step, K a chunk of them, D feature width. A row's global number
@@ -17,7 +17,6 @@ from torch import Tensor
 from partial_fc import counter_rng
 from partial_fc.head.rows import catch_up as catching_up
 from partial_fc.head.rows.copying import RowCopy
-from partial_fc.head.rows.files import RowFiles
 from partial_fc.head.rows.optimizers import RowAdamW, RowOptimizer
 from partial_fc.head.rows.staging import Staging
 from partial_fc.head.rows.storage import Storage, round_stochastically, zeros
@@ -73,13 +72,7 @@ class RowTable:
         # Where rows lie, and whether the device works on them there or on copies of those that take part.
         home = self.device if storage.place == "device" else torch.device("cpu")
         columns = {**self._columns, "touched": (1, torch.int32)}
-        self._files: RowFiles | None = None
-        if storage.path is not None and num_rows:  # all but the few bytes a row that are looked at most often
-            wide = {name: column for name, column in columns.items() if column[0] == embedding_size}
-            self._files = RowFiles(storage.path / f"rows-{first_row:012d}", num_rows, wide)
-        in_files = self._files.tables if self._files is not None else {}
-        rest = {name: zeros(num_rows, *column, home) for name, column in columns.items() if name not in in_files}
-        self._tables = {**in_files, **rest}
+        self._tables = {name: zeros(num_rows, *column, home) for name, column in columns.items()}
         self.exists_L = torch.zeros(num_rows, dtype=torch.bool, device=home)  # which rows are created
         self._num_missing = num_rows
         self._staging = Staging(self._tables, self.device) if indexes_copies(storage, self.device) else None
@@ -121,9 +114,7 @@ class RowTable:
 
     def rows_in_place(self) -> Tensor:
         """Returns the centres where they lie, (L, D), for code that reads or overwrites them: all are created and
-        brought up to now. Raises ValueError for rows on disk."""
-        if self._files is not None:
-            raise ValueError(f"the centres lie in {self.storage.path}: only the head itself reads and writes there")
+        brought up to now."""
         table_LD = self.all_rows()
         for copy in self._row_copies:
             copy.want(None)
@@ -170,17 +161,14 @@ class RowTable:
     @property
     def can_prefetch(self) -> bool:
         """Whether rows are stored where fetching them takes time."""
-        return self._staging is not None or self._files is not None
+        return self._staging is not None
 
     def prefetch(self, row_S: Tensor) -> None:
         """Starts to fetch rows of the next step (as far as they are known: its negatives), if that takes time. Changes
         no result."""
-        row_S = row_S.cpu()
-        row_S = row_S[self.exists_L[row_S]]
         if self._staging is not None:
-            self._staging.prefetch(row_S)
-        elif self._files is not None:
-            self._files.read_ahead(row_S)
+            row_S = row_S.cpu()
+            self._staging.prefetch(row_S[self.exists_L[row_S]])
 
     def update(self, row_K: Tensor | None, begin: int, end: int, grad_KD: Tensor, lr: float, step: int) -> None:
         """Makes one optimizer step for rows [begin, end) of those fetched. row_K: that part of row_S, None where row_S
@@ -209,8 +197,8 @@ class RowTable:
 
     def begin_copy(self, group: int) -> RowCopy | None:
         """A copy of the rows as they are now, still to be made, by another thread while steps go on; None where they
-        lie in files or on a device. group: rows that belong together."""
-        if self._files is not None or self.exists_L.device.type != "cpu" or self._staging is not None:
+        lie on a device. group: rows that belong together."""
+        if self.exists_L.device.type != "cpu" or self._staging is not None:
             return None
         copy = RowCopy(self._tables, self.exists_L, group)
         if self._is_fetched:  # which rows are to be updated next is not known any more
@@ -234,12 +222,10 @@ class RowTable:
         return self._tables
 
     def close(self) -> None:
-        """Stops threads and closes files; the table cannot be used afterwards."""
+        """Stops threads; the table cannot be used afterwards."""
         if self._staging is not None:
             self._staging.close()
         self._tables = {}
-        if self._files is not None:
-            self._files.close()
 
     def load_row_state(self, rows: dict[str, Tensor]) -> None:
         """Loads what `row_state` returned, for this rank's rows; other dtypes are converted (to nearest). Rows that are
@@ -322,12 +308,8 @@ class RowTable:
 
     def _write(self, row_K: Tensor, rows: dict[str, Tensor]) -> None:
         """Writes rows (ascending numbers) to where they are kept. Other tables than those named are zeros there."""
-        rows = {name: tensor.to(self._tables[name]) for name, tensor in rows.items()}
-        if self._files is not None:
-            self._files.write(row_K, rows)
         for name, tensor in rows.items():
-            if self._files is None or name not in self._files.tables:
-                self._tables[name].index_copy_(0, row_K, tensor)
+            self._tables[name].index_copy_(0, row_K, tensor.to(self._tables[name]))
 
     def _drain(self) -> None:
         if self._staging is not None:

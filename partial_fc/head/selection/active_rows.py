@@ -1,9 +1,8 @@
 """Chooses the rows that take part in a step on this rank: all, or those of the batch's classes and sampled
 negatives."""
 
-import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,11 +10,8 @@ from torch import Tensor
 from partial_fc.head.kernels.nearest import Nearest
 from partial_fc.head.selection.hard_negatives import HardNegatives
 from partial_fc.head.selection.quota import within_quota
-from partial_fc.head.selection.sampling import Sampling
+from partial_fc.head.selection.sampling import Draw
 from partial_fc.head.shard import Shard
-
-if TYPE_CHECKING:
-    from partial_fc.head.kernels.triton_choice import DeviceChoice
 
 
 @dataclass(frozen=True)
@@ -23,7 +19,6 @@ class ActiveRows:
     """The rows of a step, fetched."""
 
     rows: Tensor | None  # local rows, ascending; None: all
-    bias_S: Tensor | None  # -log of the probability that they are active; None: 0
     table: Tensor  # where the centres were fetched to
     row_S: Tensor | None  # the rows' positions in `table`; None: all of it
 
@@ -48,28 +43,39 @@ class Chosen:
     """The classes of a step, of which only the first ones count where the device knows how many."""
 
     class_P: Tensor | None  # of the shard, numbered from 0, ascending; None: all
-    bias_P: Tensor | None  # -log of the probability that they take part; None: 0
+
+
+class DeviceSelector(Protocol):
+    """Looks at a batch's labels and chooses its classes where the labels lie."""
+
+    def prepare(self, step: int, /) -> None:
+        """Draws a step's negatives ahead."""
+
+    def choose(
+        self, label_G: Tensor, origin_G: Tensor, expected_G: Tensor, listed_M: Tensor | None, step: int, /
+    ) -> tuple[Tensor, Chosen]:
+        """Returns (the smallest label, the largest, how many rows have another origin than expected, how many of the
+        classes chosen count), int64, and these classes. Labels may be any integers. listed_M: classes that take part,
+        too, or -1."""
 
 
 @dataclass
 class RowSelector:
     """Chooses the active rows of each step. The sampled ones are known a step ahead."""
 
-    sampling: Sampling
+    sampling: Draw
     shard: Shard
     sub_centres: int
     store: RowSource
     hard_negatives: HardNegatives | None
-    correction: bool
-    dtype: torch.dtype
-    on_device: "DeviceChoice | None" = None  # chooses instead, without a number that has to be waited for
+    on_device: DeviceSelector | None = None  # chooses instead, without a number that has to be waited for
     _drawn: dict[int, Tensor] = field(default_factory=dict)  # a step's negatives, where they were wanted early
 
     def choose(self, label_G: Tensor, step: int) -> Chosen:
         """Chooses the classes of a batch with these labels."""
         rate = self.sampling.rates.at(step)
         if rate == 1.0:
-            return Chosen(None, None)
+            return Chosen(None)
         certain_M = label_G
         if self.hard_negatives is not None:
             certain_M = torch.cat((label_G, self.hard_negatives.listed(label_G)))
@@ -79,18 +85,13 @@ class RowSelector:
         if self.sampling.quota == "insightface":
             classes = within_quota(self.sampling, negatives + self.shard.start, label_G, step, self.shard)
             negatives = classes - self.shard.start
-        class_N = insert(negatives, certain_M)
-        if not self.correction:
-            return Chosen(class_N, None)
-        bias_N = class_N.new_full((len(class_N),), -math.log(rate), dtype=self.dtype)
-        return Chosen(class_N, bias_N.index_fill_(0, torch.searchsorted(class_N, certain_M), 0.0))
+        return Chosen(insert(negatives, certain_M))
 
     def fetch(self, chosen: Chosen, step: int, count: int | None = None) -> ActiveRows:
         """Fetches the rows of chosen classes. count: only the first so many; None: all."""
         rows = None if chosen.class_P is None else self._rows_of(chosen.class_P[:count])
-        bias_S = None if chosen.bias_P is None else chosen.bias_P[:count].repeat_interleave(self.sub_centres)
         table, row_S = self.store.fetch(rows, step)
-        return ActiveRows(rows, bias_S, table, row_S)
+        return ActiveRows(rows, table, row_S)
 
     def classes(self, active: ActiveRows) -> Tensor:
         """Returns the class numbers of active rows, each once, ascending."""

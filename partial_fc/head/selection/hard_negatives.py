@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from partial_fc import counter_rng
-from partial_fc.head.kernels.plain import unit
+from partial_fc.head.kernels.unit import unit
 from partial_fc.head.shard import Shard
 
 _CHUNK = 2048  # classes compared at a time

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from partial_fc.counter_rng import derive_key, hash32
-from partial_fc.head.selection.sampling import BLOCK, Sampling
+from partial_fc.head.selection.sampling import BLOCK, Draw
 from partial_fc.head.shard import Shard
 
 
-def within_quota(sampling: Sampling, class_N: Tensor, label_G: Tensor, step: int, shard: Shard) -> Tensor:
+def within_quota(sampling: Draw, class_N: Tensor, label_G: Tensor, step: int, shard: Shard) -> Tensor:
     """The shard's negatives (class_N, as `sampling` draws them) without those for which the batch's classes leave no
     room. label_G: of all ranks, the same on all of them. Costs O(batch) beside one pass over class_N."""
     device, num_classes = class_N.device, sampling.num_classes

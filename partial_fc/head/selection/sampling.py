@@ -25,7 +25,7 @@ _NONE = torch.iinfo(torch.int32).max
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Draw:
     """Negative classes as a function of (seed, step, class). rate: the share of all classes in a step, in (0, 1]: the
     draw of a step is that of the step's rate alone, whatever others have. quota: whether the classes of the batch come
     on top of it, or are part of it ("insightface", quota.py)."""

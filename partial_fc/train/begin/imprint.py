@@ -12,6 +12,7 @@ M chosen images, I of a batch, K classes, D feature width, W ranks.
 """
 
 import time
+from collections.abc import Collection, Iterator, Mapping
 from logging import Logger
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from partial_fc import terminal
 from partial_fc.checkpoint.consistency import compare_replicas
-from partial_fc.comm import all_gather_json
+from partial_fc.comm import World, all_gather_json
 from partial_fc.data import Source
 from partial_fc.data.check.labels import labels_of
 from partial_fc.data.decode import fit
@@ -32,13 +33,12 @@ from partial_fc.findings import counted
 from partial_fc.head import Shard, Table
 from partial_fc.train.seams import Backbone
 
+NUM_IMAGES = 16  # of a class, at most
 _BATCH = 64  # not --batch-size, which changes with the number of ranks
 _SHORTEST = 1e-6  # mean of unit vectors that has a direction
 
 
-def imprint(
-    backbone: Backbone, table: Table, source: Source, num_images: int, logger: Logger, first_class: int = 0
-) -> None:
+def imprint(backbone: Backbone, table: Table, source: Source, logger: Logger, first_class: int = 0) -> None:
     """Writes the mean directions, of length 1, by the backbone in evaluation mode, with the flipped image where the
     model adds it. An image with several labels counts for each of their classes. Images that cannot be read do not
     count; classes without images start as without imprinting. first_class: the number that the source gives to the
@@ -47,26 +47,10 @@ def imprint(
     facts, world, started = backbone.contract, table.world, time.perf_counter()
     if "flip" not in facts:
         raise ValueError("--start-centres imprint is for networks that embed images or vectors, those of recipe face")
-    size = int(facts.get("image_size", 0))  # 0: of vectors
-    blank = black(size) if size else np.zeros(int(facts["input_size"]), np.float32)
-    label_N = labels_of(source)
-    assert label_N is not None, "recipe face has no source without labels"
-    label_N = label_N.reshape(-1) - first_class
-    at_M = first_images(label_N, table.num_classes, num_images)
-    index_M = at_M // source.num_labels
-    class_M = torch.from_numpy(label_N[at_M])
-    chosen = {"images": torch.from_numpy(index_M), "their classes": class_M}
-    if difference := compare_replicas(chosen, world, "imprint/images"):
-        raise ValueError(f"--start-centres imprint: the training data is not the same on all ranks: {difference}")
+    index_M, class_M = _chosen(table, source, first_class)
     owner_M = Shard.owners(class_M, table.num_classes, world.size)
     piece = _BATCH * world.size
-
-    def read(index: int) -> NDArray:
-        sample = source.read(index)
-        return fit(pixels_of(still(sample)), size) if size else sample.data
-
-    own = (i for first in range(world.rank * _BATCH, len(index_M), piece) for i in index_M[first : first + _BATCH])
-    images = batches(map(int, own), read, blank, _BATCH)
+    images = _own_images(source, facts, index_M, world)
     open_K, open_sum = class_M[:0], torch.zeros(0, table.embedding_size + 1, dtype=torch.float64)  # not complete yet
     num_started, num_bad, problem = 0, 0, None
     with (
@@ -84,11 +68,7 @@ def imprint(
                 num_bad += len(bad)
             # ---- send each row to the rank of its class: as classes ascend, so do the ranks
             owners = owner_M[first : first + piece]
-            rows_WW = torch.zeros(world.size, world.size, dtype=torch.int64)
-            for rank, owner_I in enumerate(owners.split(_BATCH)):
-                rows_WW[rank] = owner_I.bincount(minlength=world.size)
-            rows, arriving = rows_WW[world.rank].tolist(), rows_WW[:, world.rank].tolist()
-            sum_ID = world.start_all_to_all(sent_ID, rows, arriving, name="imprint/rows").wait().double()
+            sum_ID = _sent_home(sent_ID, owners, world)
             # ---- add up; the last class may go on in the next round
             class_I = class_M[first : first + piece][owners == world.rank]
             class_K, at_I = torch.cat((open_K, class_I)).unique_consecutive(return_inverse=True)
@@ -104,16 +84,56 @@ def imprint(
     if problem := next((problem for problem, _, _ in found_W if problem), None):
         raise ValueError(f"--start-centres imprint: {problem}")
     num_started, num_bad = (sum(found[i] for found in found_W) for i in (1, 2))
-    seconds = time.perf_counter() - started
-    logger.info(
-        f"--start-centres imprint: the centres of {counted(num_started, 'class')} are means of "
-        f"{counted(len(index_M) - num_bad, 'image')}, in {seconds:.1f} s"
+    said = (
+        f"the centres of {counted(num_started, 'class')} are means of {counted(len(index_M) - num_bad, 'image')}, in "
+        f"{time.perf_counter() - started:.1f} s"
     )
     if num_bad:
-        logger.info(f"note: --start-centres imprint: {counted(num_bad, 'image')} could not be read and do not count")
+        said += f"; {counted(num_bad, 'image')} could not be read and do not count"
     if num_started < table.num_classes:
         lack = counted(table.num_classes - num_started, "class")
-        logger.info(f"note: --start-centres imprint: {lack} without images: their centres start at random")
+        said += f"; {lack} without images: their centres start at random"
+    logger.info(f"--start-centres imprint: {said}")
+
+
+def _chosen(table: Table, source: Source, first_class: int) -> tuple[NDArray[np.int64], Tensor]:
+    """Returns the images to embed, by class, and their classes. A collective. Raises ValueError, on all ranks, if they
+    are not the same everywhere."""
+    label_N = labels_of(source)
+    assert label_N is not None, "recipe face has no source without labels"
+    label_N = label_N.reshape(-1) - first_class
+    at_M = first_images(label_N, table.num_classes, NUM_IMAGES)
+    index_M, class_M = at_M // source.num_labels, torch.from_numpy(label_N[at_M])
+    chosen = {"images": torch.from_numpy(index_M), "their classes": class_M}
+    if difference := compare_replicas(chosen, table.world, "imprint/images"):
+        raise ValueError(f"--start-centres imprint: the training data is not the same on all ranks: {difference}")
+    return index_M, class_M
+
+
+def _own_images(
+    source: Source, facts: Mapping[str, str], index_M: NDArray[np.int64], world: World
+) -> Iterator[tuple[Tensor, Collection[int]]]:
+    """Returns this rank's batches, every W-th, with the places of images that cannot be read. facts: of the model."""
+    size = int(facts.get("image_size", 0))  # 0: of vectors
+    blank = black(size) if size else np.zeros(int(facts["input_size"]), np.float32)
+
+    def read(index: int) -> NDArray:
+        sample = source.read(index)
+        return fit(pixels_of(still(sample)), size) if size else sample.data
+
+    starts = range(world.rank * _BATCH, len(index_M), _BATCH * world.size)
+    own = (int(index) for first in starts for index in index_M[first : first + _BATCH])
+    return batches(own, read, blank, _BATCH)
+
+
+def _sent_home(sent_ID: Tensor, owners: Tensor, world: World) -> Tensor:
+    """Sends each row to the rank that has its class, and returns those that arrive, in the images' order, in float64.
+    owners: of the rows of all ranks. A collective."""
+    rows_WW = torch.zeros(world.size, world.size, dtype=torch.int64)
+    for rank, owner_I in enumerate(owners.split(_BATCH)):
+        rows_WW[rank] = owner_I.bincount(minlength=world.size)
+    rows, arriving = rows_WW[world.rank].tolist(), rows_WW[:, world.rank].tolist()
+    return world.start_all_to_all(sent_ID, rows, arriving, name="imprint/rows").wait().double()
 
 
 def first_images(label_N: NDArray[np.int64], num_classes: int, num_images: int) -> NDArray[np.int64]:

@@ -1,5 +1,6 @@
 """The locks of a run's folders, so that no other run writes there."""
 
+import os
 import secrets
 import socket
 from collections.abc import Mapping
@@ -42,11 +43,12 @@ def hold_folders(config: Any, world: World) -> tuple[Folders, list[str]]:
 
 
 def _lock(folders: Folders, config: Any, world: World) -> list[str]:
-    owners = {root: ranks_beside(root, world)[0] for root in roots(config)}
+    beside = {root: ranks_beside(root, world) for root in roots(config)}
+    owners = {root: ranks[0] for root, ranks in beside.items()}
     mine = [root for root, owner in owners.items() if owner == world.rank]
     turns = [(str(root.resolve()), socket.gethostname(), world.rank, list(owners).index(root)) for root in mine]
     turns_W = all_gather_json(turns, world, "run/wanted")
-    notes, facts_of = [], {}
+    notes, facts_of = separate(beside, world.size), {}
     # In the same order as other runs: of two that start at once one gets all folders.
     for _, _, owner, number in sorted(tuple(turn) for turns in turns_W for turn in turns):
         root = list(owners)[number]
@@ -58,6 +60,18 @@ def _lock(folders: Folders, config: Any, world: World) -> list[str]:
     facts = {root: facts_of[owner, number] for number, (root, owner) in enumerate(owners.items())}
     folders.fences = {root: Fence(root, Record(**of_root)) for root, of_root in facts.items()} | folders.locks
     return notes
+
+
+def separate(beside: Mapping[Path, list[int]], size: int, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Returns a note, on all ranks alike, if torchrun would restart a run that can then not resume. beside: of each of
+    its folders, the ranks that have it in common with this one."""
+    folders = [str(root) for root, ranks in beside.items() if len(ranks) < size]
+    if not folders or environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
+        return []
+    return [
+        f"the hosts do not share {' and '.join(folders)}: torchrun's restarts resume only with all of these hosts. For "
+        "--nnodes=MIN:MAX give a --models-root (and --checkpoint-dir) that all of them see"
+    ]
 
 
 def _take(root: Path, world: World, folders: Folders) -> tuple[str, str, dict[str, Any]]:

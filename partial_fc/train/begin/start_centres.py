@@ -8,12 +8,9 @@ DIR             a checkpoint, or a run, of which the newest counts
 Each rank reads the rows of its own classes.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,37 +21,37 @@ from partial_fc.checkpoint.rows_now import load_centres
 from partial_fc.comm import all_or_raise
 from partial_fc.data import Source
 from partial_fc.data.npy import read_npy
+from partial_fc.flags import HeadFlags
 from partial_fc.foreign.centre_files import ForeignRows, are_in, find
 from partial_fc.head import Head, PartialFC, Table
 from partial_fc.head.rows import RowSGD
 from partial_fc.train.begin.imprint import imprint
+from partial_fc.train.context import Context
 from partial_fc.train.seams import Backbone
-
-if TYPE_CHECKING:
-    from partial_fc.flags import HeadFlags
-    from partial_fc.train.run import Run
 
 _CHUNK = 1 << 22  # numbers that are read at a time
 _EXPECTED = "expected imprint, FILE.npy, a run, a checkpoint, or centre files of arcface_torch or InsightFace"
 
 
-def load(run: Run, backbone: Backbone, head: Head, source: Source | None) -> None:
-    """Writes the centres that the flags ask for into the head, or into each of several. A collective. Raises
-    ValueError, on all ranks."""
-    given = [(flags.start_centres, flags, table) for flags, table in run.scheduled if flags.start_centres is not None]
-    folders = {path for path, _, _ in given if _is_checkpoint(path)}
+def load(
+    run: Context, tables: Sequence[tuple[HeadFlags, PartialFC]], backbone: Backbone, head: Head, source: Source
+) -> None:
+    """Writes the centres that the flags ask for into the head, or into each of several. tables: of the head, with their
+    flags. A collective. Raises ValueError, on all ranks."""
+    given = [(flags.start_centres, table) for flags, table in tables if flags.start_centres is not None]
+    folders = {path for path, _ in given if _is_checkpoint(path)}
     if not folders:
-        for _, flags, table in given:
-            _load_table(run, backbone, source, flags, table, getattr(head, "first_class", {}).get(table.name, 0))
+        for path, table in given:
+            _load_table(run, backbone, source, path, table, getattr(head, "first_class", {}).get(table.name, 0))
         return
-    if {path for path, _, _ in given} != folders or len(folders) > 1 or len(given) < len(head.tables()):
+    if {path for path, _ in given} != folders or len(folders) > 1 or len(given) < len(head.tables()):
         raise ValueError(
             f"--start-centres {' '.join(sorted(folders))}: a checkpoint has the centres of all heads; give one to all "
             "of them, and to a single head FILE.npy or imprint"
         )
     stored = open_centres(Path(folders.pop()), run.world)
     of_face = stored.manifest.get("recipe") == run.recipe
-    for note in check_class_names(stored, source) if source is not None and of_face else ():
+    for note in check_class_names(stored, source) if of_face else ():
         run.note(note)
     load_centres(stored, head)
     run.logger.info(f"class centres from {stored.folder}")
@@ -66,13 +63,12 @@ def _is_checkpoint(given: str) -> bool:
 
 
 def _load_table(
-    run: Run, backbone: Backbone, source: Source | None, flags: HeadFlags, table: PartialFC, first_class: int
+    run: Context, backbone: Backbone, source: Source, given: str, table: PartialFC, first_class: int
 ) -> None:
-    """first_class: the number that the source gives to the table's first class."""
-    path = Path(flags.start_centres or "")
-    if flags.start_centres == "imprint":
-        assert source is not None
-        imprint(backbone, table, source, flags.imprint_images, run.logger, first_class)
+    """given: by the flag. first_class: the number that the source gives to the table's first class."""
+    path = Path(given)
+    if given == "imprint":
+        imprint(backbone, table, source, run.logger, first_class)
         return
 
     def read() -> None:

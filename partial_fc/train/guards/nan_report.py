@@ -4,14 +4,12 @@ The order follows the computation: weights, centres, a second forward pass of th
 features, the rows of the loss, and a second backward pass. The first finding in this order, over all ranks, is
 reported. Weights, running statistics and gradients stay as they are.
 
-A file for each rank, models_root/non-finite/step-SSSSSSSS-rank-RRRRR.json, has the batch's record keys and labels, and
-the largest values of all tensors checked.
+A file for each rank, models_root/non-finite/step-SSSSSSSS-rank-RRRRR.json, has the batch's record keys and labels.
 """
 
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,8 +19,6 @@ from partial_fc.accessories import spare
 from partial_fc.comm import all_gather_json
 from partial_fc.train.guards.policy import Attempt
 from partial_fc.train.job import Job
-
-_MOST_NAMES = 20  # of weights and gradients in the file
 
 
 def find_first_non_finite(job: Job, attempt: Attempt, symptom: str) -> str:
@@ -41,7 +37,7 @@ def find_first_non_finite(job: Job, attempt: Attempt, symptom: str) -> str:
     moved = "The centres of this step have moved, the backbone has not" if attempt.centres_moved else ""
     return (
         f"{symptom}. {_in_words(first_W)} {moved or 'Nothing was updated in this step'}; the last checkpoint remains. "
-        f"Each rank's record keys, labels and largest values: {folder / f'step-{step:08d}-rank-*.json'}."
+        f"Each rank's record keys and labels: {folder / f'step-{step:08d}-rank-*.json'}."
     )
 
 
@@ -50,8 +46,6 @@ class _Look:
 
     def __init__(self) -> None:
         self.first: tuple[int, str] | None = None  # the first with NaN or Inf, with its number in the order
-        # Group -> name -> the largest finite value, and the number of NaN and Inf values.
-        self.largest: dict[str, dict[str, Any]] = {}
         self._number = 0
 
     def next(self, found: list[str]) -> None:
@@ -60,19 +54,17 @@ class _Look:
         if found and self.first is None:
             self.first = (self._number, found[0])
 
-    def at(self, group: str, name: str, t: Tensor, what: str) -> None:
+    def at(self, t: Tensor, what: str) -> None:
         finite = t.isfinite()
-        values, not_finite = t[finite].abs(), t.numel() - int(finite.sum())
-        largest = values.max().item() if values.numel() else None
-        self.largest.setdefault(group, {})[name] = {"largest": largest, "not_finite": not_finite}
-        others = "" if largest is None else f", the largest of the others {largest:.3g}"
+        not_finite = t.numel() - int(finite.sum())
+        others = f", the largest of the others {t[finite].abs().max().item():.3g}" if 0 < not_finite < t.numel() else ""
         self.next([f"{what}: {not_finite:,} of {t.numel():,} values{others}"] if not_finite else [])
 
 
 def _look_at_state(job: Job, look: _Look) -> None:
     for name, t in job.backbone.replicated().items():
         if name.startswith("weight "):
-            look.at("weights", name.removeprefix("weight "), t, name)
+            look.at(t, name)
     for name, table in job.head.tables().items():
         classes, where = ", ".join(map(str, table.non_finite_classes())), f" in table {name}" if name else ""
         look.next([f"the centres of classes {classes}{where}"] if classes else [])
@@ -80,8 +72,7 @@ def _look_at_state(job: Job, look: _Look) -> None:
 
 def _second_forward(job: Job, attempt: Attempt, look: _Look) -> None:
     def look_at_output(name: str, kind: str, output: Tensor) -> None:
-        what = f"the output of module {name} ({kind})" if name else "the features"
-        look.at("outputs", name or "features", output, what)
+        look.at(output, f"the output of module {name} ({kind})" if name else "the features")
 
     passes = list(zip(attempt.passes, attempt.batches, strict=False))  # the last batches may be missing
     _draw_the_same(job)
@@ -102,16 +93,16 @@ def _second_forward(job: Job, attempt: Attempt, look: _Look) -> None:
 def _second_backward(job: Job, attempt: Attempt, look: _Look) -> None:
     """Checks this rank's gradient, which the sum over the ranks has replaced; then the sum."""
     _draw_the_same(job)
-    for number, (one, batch) in enumerate(zip(attempt.passes, attempt.batches, strict=False)):
+    for one, batch in zip(attempt.passes, attempt.batches, strict=False):
         grad_B = one.output_B.grad
         if grad_B is None:  # backward was not reached, on any rank
             continue
-        look.at("feature gradient", str(number), grad_B, "the gradient of the features")
+        look.at(grad_B, "the gradient of the features")
         job.backbone.name_samples(batch.position_B)
         for name, g in job.backbone.gradients(batch.input_B, grad_B).items():
-            look.at("gradients of this rank", name, g, f"the gradient of {name}")
+            look.at(g, f"the gradient of {name}")
     for name, g in job.backbone.gradients().items():
-        look.at("summed gradients", name, g, f"the sum over the ranks of the gradient of {name}")
+        look.at(g, f"the sum over the ranks of the gradient of {name}")
 
 
 def _draw_the_same(job: Job) -> None:
@@ -140,29 +131,8 @@ def _write_down(job: Job, attempt: Attempt, symptom: str, look: _Look, path: Pat
         "loss_scale": job.backbone.scaler.scale if job.backbone.scaler else 1.0,
         "position": attempt.batches[-1].position,
         "micro_batches": [
-            {"keys": batch.key_B.tolist(), "labels": batch.label_B.tolist(), **_of_inputs(job, batch.input_B)}
-            for batch in attempt.batches
+            {"keys": batch.key_B.tolist(), "labels": batch.label_B.tolist()} for batch in attempt.batches
         ],
-        "largest": {name: group if name == "outputs" else _worst(group) for name, group in look.largest.items()},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
-
-
-def _of_inputs(job: Job, input_B: Tensor) -> dict[str, list[float]]:
-    """Returns mean and spread of each sample; {} for integers."""
-    is_picture = job.backbone.to_input.picture(input_B[0]) is not None
-    if not is_picture and not input_B.is_floating_point():
-        return {}
-    name, values = "pixel" if is_picture else "input", input_B.reshape(len(input_B), -1).float()
-    return {f"{name}_mean": _rounded(values.mean(dim=1)), f"{name}_spread": _rounded(values.std(dim=1))}
-
-
-def _worst(group: dict[str, Any]) -> dict[str, Any]:
-    """Returns tensors with NaN or Inf first, then those with the largest values."""
-    order = sorted(group, key=lambda name: (-group[name]["not_finite"], -(group[name]["largest"] or 0.0)))
-    return {name: group[name] for name in order[:_MOST_NAMES]}
-
-
-def _rounded(value_B: Tensor) -> list[float]:
-    return [round(x, 2) for x in value_B.tolist()]

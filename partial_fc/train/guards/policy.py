@@ -10,6 +10,9 @@ from torch import Tensor
 from partial_fc.data import Batch
 from partial_fc.train.job import Job
 
+MAX_SKIPS = 10  # consecutive updates left out
+MAX_ROLLBACKS = 3
+
 
 class NonFinite(FloatingPointError):
     """An update with NaN or Inf, raised on all ranks alike. hopeless: other batches cannot help."""
@@ -51,15 +54,10 @@ def skip(job: Job, attempt: Attempt, fault: NonFinite) -> None:
     undo(job, attempt)
     if fault.hopeless:
         raise NonFinite(f"{fault} --on-nan skip cannot help: every batch would meet it") from None
-    if guards.num_skips > guards.max_skips:
-        raise NonFinite(
-            f"{fault} {guards.max_skips} consecutive updates before it were skipped as well: more than "
-            "--max-skips allows"
-        ) from None
+    if guards.num_skips > MAX_SKIPS:
+        raise NonFinite(f"{fault} {MAX_SKIPS} consecutive updates before it were skipped as well") from None
     _warn(
-        job,
-        f"{fault} The update is skipped on all ranks; number {guards.num_skips} in a row, of at most "
-        f"{guards.max_skips}",
+        job, f"{fault} The update is skipped on all ranks; number {guards.num_skips} in a row, of at most {MAX_SKIPS}"
     )
 
 
@@ -69,10 +67,8 @@ def roll_back(job: Job, fault: NonFinite, position: int) -> None:
     guards, at = job.guards, job.at
     if guards.on_nan != "rollback":
         raise fault
-    if guards.num_rollbacks == guards.max_rollbacks:
-        raise NonFinite(
-            f"{fault} The run has rolled back {guards.num_rollbacks} times already, as often as --max-rollbacks allows"
-        ) from None
+    if guards.num_rollbacks == MAX_ROLLBACKS:
+        raise NonFinite(f"{fault} The run has rolled back {MAX_ROLLBACKS} times already") from None
     assert guards.restore is not None
     job.head.discard()
     start = guards.restore()
@@ -95,7 +91,7 @@ def roll_back(job: Job, fault: NonFinite, position: int) -> None:
         job,
         f"{fault} Rolled back from step {bad_step} to the checkpoint of step {at.step}; the "
         f"{position - checkpoint_position:,} samples since then, up to the bad batch, are skipped. "
-        f"Rollback {guards.num_rollbacks} of at most {guards.max_rollbacks}",
+        f"Rollback {guards.num_rollbacks} of at most {MAX_ROLLBACKS}",
     )
 
 

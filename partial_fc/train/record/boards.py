@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from partial_fc.accessories import spare
 from partial_fc.comm import World, all_or_raise
-from partial_fc.head.telemetry import Histogram
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -32,26 +31,6 @@ class TensorBoard:
         def add(board: "SummaryWriter") -> None:
             for name, value in values.items():
                 board.add_scalar(name, value, step)
-
-        self._write(add)
-
-    def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
-        """Writes histograms; skips empty ones."""
-
-        def add(board: "SummaryWriter") -> None:
-            for name, found in values.items():
-                if found.count:
-                    board.add_histogram_raw(
-                        name,
-                        min=found.smallest,
-                        max=found.largest,
-                        num=found.count,
-                        sum=found.total,
-                        sum_squares=found.square_total,
-                        bucket_limits=found.edges[1:].tolist(),
-                        bucket_counts=found.counts.tolist(),
-                        global_step=step,
-                    )
 
         self._write(add)
 

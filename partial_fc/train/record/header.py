@@ -3,22 +3,17 @@
 import dataclasses
 import shlex
 import sys
-import textwrap
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partial_fc import checkpoint, flags
 from partial_fc.accessories import spare
-
-if TYPE_CHECKING:
-    from partial_fc.train.run import Run
-
-_WIDE = 96  # with its indent it fits into 100 columns
+from partial_fc.train.context import Context
 
 
-def begin(run: "Run", typed: Any) -> None:
+def begin(run: Context, typed: Any) -> None:
     """Logs the run's settings that are not the defaults; rank 0 writes models_root/configuration.json. typed: the
     configuration before the run's folder had a name."""
     path = run.root / "configuration.json"
@@ -34,16 +29,10 @@ def begin(run: "Run", typed: Any) -> None:
 
 
 def differences(config: Any) -> Iterator[str]:
-    """Yields a line (or more) for each group of flags, with those that differ from the recipe's defaults, as typed."""
+    """Yields a line for each group of flags, with those that differ from the recipe's defaults, as typed."""
     for group, values in changed(config).items():
-        words = [_with_value(name, value) for name, value in values.items()]
-        if words:
-            # Not between a flag and its value.
-            text = textwrap.wrap(
-                " ".join(word.replace(" ", "\0") for word in words), _WIDE, break_long_words=False,
-                break_on_hyphens=False, initial_indent=f"  {group}: ", subsequent_indent="    ",
-            )  # fmt: skip
-            yield from (line.replace("\0", " ") for line in text)
+        if values:
+            yield f"  {group}: {' '.join(_with_value(name, value) for name, value in values.items())}"
 
 
 def changed(config: Any) -> dict[str, dict[str, Any]]:
@@ -63,7 +52,7 @@ def changed(config: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
-def write(run: "Run", typed: Any, path: Path) -> None:
+def write(run: Context, typed: Any, path: Path) -> None:
     """Writes the file for reports and people: how the run was started last."""
     given = {name: value for values in changed(typed).values() for name, value in values.items()}
     checkpoint.write_json(

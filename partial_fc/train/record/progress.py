@@ -10,7 +10,6 @@ from typing import Any
 from partial_fc import terminal
 from partial_fc.accessories import spare
 from partial_fc.comm import World
-from partial_fc.head.telemetry import Histogram
 from partial_fc.train.record.boards import TensorBoard, Wandb
 from partial_fc.train.record.log import Interval, StepLine
 
@@ -109,10 +108,6 @@ class Progress:
         self._board.scalars(step, values)
         if self._wandb:
             self._wandb.scalars(step, values)
-
-    def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
-        """Sends histograms to TensorBoard alone."""
-        self._board.histograms(step, values)
 
     def evaluated(self, step: int, scores: Mapping[str, float]) -> None:
         """Writes the score of each evaluated set."""

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from partial_fc.checkpoint.read import Checkpoint
 
 _HIGHLIGHTS = (
-    *("dataset", "rec", "network", "embedding_size", "image_size", "loss", "scale", "margins", "margin_schedule"),
-    *("sample_rate", "sample_rate_schedule"),
+    *("dataset", "rec", "network", "embedding_size", "image_size", "loss", "scale", "margins"),
+    *("sample_rate",),
     *("optimizer", "head_optimizer", "lr", "lr_scheduler", "epochs", "max_steps", "batch_size", "accumulate"),
     *("precision", "centre_dtype", "centre_state_dtype", "head_catch_up", "gradient_compression", "sync_bn", "seed"),
 )

@@ -21,7 +21,6 @@ _TROUBLE = {
     "a gradient overflowed": "updates skipped: the loss scale was too large",
     "The update is skipped on all ranks": "updates skipped after NaN or Inf",
     "olled back from step": "rollbacks to a checkpoint",
-    "far above the median": "loss spikes",
     "the disk is slower than --checkpoint-every": "steps that waited for a checkpoint",
 }
 _OBJECTS = ("configuration", "differs", "scores", "versions")
@@ -96,8 +95,7 @@ def read_run(root: Path) -> RunFacts:
         root, start, values, start.get("differs"), result, read_scalars(root), read_losses(root), checkpoints
     )
     _read_logs(found)
-    for pattern in ("non-finite/*.json", "spikes/*.jsonl"):
-        found.files += [str(path.relative_to(root)) for path in sorted(root.glob(pattern))]
+    found.files += [str(path.relative_to(root)) for path in sorted(root.glob("non-finite/*.json"))]
     first_batch = root / "first_batch.png"
     found.first_batch = first_batch.read_bytes() if first_batch.exists() else None
     afterwards = sorted([*root.glob("evaluat*/*.png"), *root.glob("search*/*.png")])

@@ -2,30 +2,29 @@
 
 import os
 import weakref
+from array import array
+from collections.abc import Iterable
 from pathlib import Path
 
 import lmdb
 
 from partial_fc.file_kind import it_is
 
-from .keys import KeyList
-
 
 class LmdbStore:
-    """An LMDB as a store. `path`: a folder with data.mdb, or such a file. Lists the keys at the start, without reading
-    values. Writes and locks nothing, so the folder may be read-only; detects concurrent writers. Raises ValueError for
-    a path that is no LMDB or is cut short."""
+    """The records of an LMDB, 0 to len - 1 in the order of its keys. `path`: a folder with data.mdb, or such a file.
+    leveldb: the LevelDB that it is a copy of, for messages. Lists the keys at the start, without reading values. Writes
+    and locks nothing, so the folder may be read-only; detects concurrent writers. Several threads may read at once.
+    Raises ValueError for a path that is no LMDB or is cut short."""
 
-    kind = "LMDB"
-
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, leveldb: Path | None = None):
+        self.kind, self.path = ("LevelDB", leveldb) if leveldb else ("LMDB", path)
         self._file = Path(os.path.realpath(path / "data.mdb" if path.is_dir() else path))
         self.connect()
         _stores.add(self)
         with self._environment.begin() as transaction, transaction.cursor() as cursor:
             self._version = transaction.id()
-            self._keys = KeyList.collect(cursor.iternext(keys=True, values=False))
+            self._keys = KeyList(cursor.iternext(keys=True, values=False))
 
     def connect(self) -> None:
         environment = _environments.get(self._file) or _open(self._file)
@@ -45,8 +44,23 @@ class LmdbStore:
                 )
             return key, value
 
-    def close(self) -> None:
-        """Does nothing: another store may use the environment, which closes with the last one."""
+
+class KeyList:
+    """Keys in their order, in a key's own bytes and 8 more each."""
+
+    def __init__(self, keys: Iterable[bytes]):
+        self._joined, self._ends = bytearray(), array("q")
+        for key in keys:
+            self._joined += key
+            self._ends.append(len(self._joined))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: int) -> bytes:
+        if not 0 <= index < len(self):
+            raise IndexError(f"record {index} of {len(self)}")
+        return bytes(self._joined[self._ends[index - 1] if index else 0 : self._ends[index]])
 
 
 # LMDB allows one environment per file and process; stores share it, but not across a fork.

@@ -1,11 +1,8 @@
 """An image database as a source: records in key order, each a Datum or TensorProtos."""
 
 import os
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,40 +11,21 @@ from partial_fc.data.labels import of_file
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, Sample, Source
 from partial_fc.file_kind import LMDB, TEXT, it_is, kind_of, kind_of_file
 
+from .lmdb_store import LmdbStore
 from .records import read_record
-
-if TYPE_CHECKING:
-    from partial_fc.comm import World
 
 Kind = Literal["lmdb", "leveldb"]
 
-_PATIENCE_S = 10  # after which a rank tells the others that it is still listing keys
-
-
-class Store(Protocol):
-    """Records 0 to len - 1 in the database's order. Every method is safe to call from several threads at once."""
-
-    kind: str
-    path: Path
-
-    def __len__(self) -> int: ...
-
-    def item(self, index: int) -> tuple[bytes, bytes]:
-        """Returns (key, value). Raises BadRecord if this record is damaged, ValueError if the database is."""
-        ...
-
-    def close(self) -> object: ...
-
 
 class DatabaseSource(Source):
-    """A store's records as samples. num_classes: None: reads every record at the start, for its label; otherwise
-    none. Raises ValueError for an empty database, and for one of pictures or pickles without labels beside them."""
+    """An image database's records as samples. num_classes: None: reads every record at the start, for its label;
+    otherwise none. Raises ValueError for an empty database, and for one of pictures or pickles without labels."""
 
-    def __init__(self, store: Store, num_classes: int | None, num_labels: int = 1) -> None:
+    def __init__(self, store: LmdbStore, num_classes: int | None, num_labels: int = 1) -> None:
         if len(store) == 0:
             raise ValueError(f"{store.path} is an empty {store.kind}: it has no record")
         self._store, self.num_labels = store, num_labels
-        self.kind, self.close = store.kind, store.close
+        self.kind = store.kind
         _check_kind(store)
         self.num_classes, self._label_N, self._damage = num_classes or 2**31, None, ""
         if num_classes is None:
@@ -72,7 +50,7 @@ class DatabaseSource(Source):
         return Sample(image, label, index)
 
     def item(self, index: int) -> tuple[bytes, bytes]:
-        """Returns the stored (key, value). Raises BadRecord."""
+        """Returns the stored (key, value)."""
         return self._store.item(index)
 
     def labels(self) -> Any:
@@ -90,16 +68,13 @@ class DatabaseSource(Source):
             return -1
 
     def where(self, index: int) -> str:
-        try:
-            return self._named(self.item(index)[0])
-        except BadRecord:
-            return f"{self._store.path}, record {index} (counted from 0)"
+        return self._named(self.item(index)[0])
 
     def _named(self, key: bytes) -> str:
         return f"{self._store.path}, key {key.decode('utf-8', 'backslashreplace')}"
 
 
-def _check_kind(store: Store) -> None:
+def _check_kind(store: LmdbStore) -> None:
     """Raises ValueError if the first record is a picture or a pickle itself."""
     key = value = b""
     try:
@@ -118,26 +93,11 @@ def _check_kind(store: Store) -> None:
 
 
 def open_database(
-    path: str | os.PathLike[str],
-    db_type: Kind | None,
-    num_classes: int | None,
-    *,
-    num_labels: int = 1,
-    shadow_place: Path | None = None,
-    world: "World | None" = None,
+    path: str | os.PathLike[str], db_type: Kind | None, num_classes: int | None, *, num_labels: int = 1
 ) -> DatabaseSource:
     """Opens the database at a path. num_classes, num_labels: as DatabaseSource. db_type: the expected kind; None: any.
-    shadow_place: the folder for what LevelDB writes when opened.
-
-    world: if given, a collective in which every process opens it: raises ValueError or OSError on the ranks that cannot
-    open it (`open_on_all` tells the others).
-    """
-    path = Path(path)
-    if world is None or world.size == 1:
-        return DatabaseSource(_open(path, db_type, shadow_place), num_classes, num_labels)
-    num_shadows = world.local_size if world.local_rank == 0 else 0
-    opening = partial(_open, path, db_type, shadow_place, num_shadows)
-    return DatabaseSource(_open_in_turn(opening, world), num_classes)
+    Raises ValueError for what is no database."""
+    return DatabaseSource(_open(Path(path), db_type), num_classes, num_labels)
 
 
 def kind_at(path: Path, db_type: Kind | None = None) -> Kind:
@@ -177,32 +137,10 @@ def _kind(path: Path) -> Kind:
     raise ValueError(f"{path} is a folder with {found}; {expected}")
 
 
-def _open(path: Path, db_type: Kind | None, shadow_place: Path | None, num_shadows: int = 1) -> Store:
+def _open(path: Path, db_type: Kind | None) -> LmdbStore:
     kind = kind_at(path, db_type)
     if kind == "lmdb":
-        from .lmdb_store import LmdbStore
-
         return LmdbStore(path)
-    from .leveldb_store import LevelDbStore
+    from .leveldb import as_lmdb
 
-    return LevelDbStore(path, shadow_place, num_shadows)
-
-
-def _open_in_turn(opening: Callable[[], Store], world: "World") -> Store:
-    """Opens a database on the first process of each host, then on the others, which find the keys of a LevelDB in the
-    cache. A collective, even if it fails."""
-    import torch  # imported here: opening a database alone needs no torch, which takes seconds
-
-    pool = ThreadPoolExecutor(1)
-    opened: Future[Store] = Future()
-    for has_turn in (world.local_rank == 0, world.local_rank > 0):
-        if has_turn:
-            opened = pool.submit(opening)
-        waiting = True
-        while waiting:  # in short collectives: listing keys may exceed --comm-timeout
-            if has_turn:
-                wait([opened], timeout=_PATIENCE_S)
-            busy = torch.tensor([int(has_turn and not opened.done())])
-            waiting = bool(world.all_reduce(busy, op="max", name="data/listing"))
-    pool.shutdown(wait=False)
-    return opened.result()
+    return LmdbStore(as_lmdb(path), path)

@@ -1,6 +1,6 @@
-"""Writers of image databases that Caffe, Caffe2 and this project read.
+"""Writer of image databases (LMDB) that Caffe, Caffe2 and this project read.
 
-Folders appear atomically. Give keys in ascending order if possible: both libraries then write each page once.
+A folder appears atomically. Give keys in ascending order if possible: LMDB then writes each page once.
 """
 
 import shutil
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from partial_fc.files import check_new
 
-from .leveldb_store import import_plyvel
 from .records import BYTE, INT32, STRING, Datum, TensorProtos
 
 Format = Literal["datum", "tensorprotos"]
@@ -23,7 +22,6 @@ Put = Callable[[bytes, bytes], None]
 
 _MAP_BYTES = 2**40  # address space, not memory or disk, as in Caffe2
 _COMMIT_EVERY = 1000
-_LEVELDB = {"block_size": 2**16, "write_buffer_size": 2**26}
 
 
 def encode_record(image: bytes | NDArray[np.uint8], label: int, format: Format) -> bytes:
@@ -66,25 +64,6 @@ def lmdb_writer(path: Path) -> Iterator[Put]:
         yield put
         transaction.commit()
         environment.sync(True)
-
-
-@contextmanager
-def leveldb_writer(path: Path) -> Iterator[Put]:
-    """Yields put(key, value) of a LevelDB; errors as lmdb_writer."""
-    plyvel = import_plyvel(f"{path} is to be a LevelDB")
-    with _new_folder(path) as folder, _told(path, plyvel.Error):
-        last = b""
-        with plyvel.DB(str(folder), create_if_missing=True, **_LEVELDB) as database:
-
-            def put(key: bytes, value: bytes) -> None:
-                nonlocal last
-                if key <= last and database.get(key) is not None:
-                    raise _twice(path, key)
-                last = max(last, key)
-                database.put(key, value)
-
-            yield put
-        plyvel.DB(str(folder), **_LEVELDB).close()  # compacts the log to a table, which otherwise every reader would do
 
 
 @contextmanager

@@ -105,20 +105,17 @@ def _starts(options: LaunchOptions, planned: Plan, command: list[str], stack: Ex
     others = [task for task in planned.tasks if task.role != "scheduler"]
     starts = [Start(task.name, None, task.prepare([], ""), command, helper=True) for task in scheduler]
     if options.launcher == "mpi":
-        kind = queues.mpirun_kind()
+        queues.check_open_mpi()
         by_role = [[task for task in others if task.role == role] for role in ("server", "worker")]
         folder = options.sync_dst_dir or os.getcwd()
-        starts += [_mpirun(kind, planned, tasks, command, folder) for tasks in by_role if tasks]
-    elif options.launcher == "sge":
+        starts += [_mpirun(planned, tasks, command, folder) for tasks in by_role if tasks]
+    else:
         file = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="partial-fc-launch-")), "tasks.sh")
         variables, words, script = queues.qsub(others, command, str(file))
         file.write_text(script)
         starts.append(Start("tasks", None, shell.exports(variables), words, leads_to="SGE"))
         if options.dry_run:
             print(f"# {file}\n{script}")
-    else:
-        line, missing = queues.yarn(command)
-        print(f"# YARN; missing here: {', '.join(missing) or 'nothing'}\n    {line}")
     return starts
 
 
@@ -136,8 +133,8 @@ def _each(options: LaunchOptions, planned: Plan, command: list[str]) -> list[Sta
     return starts
 
 
-def _mpirun(kind: str, planned: Plan, tasks: list[Task], command: list[str], folder: str) -> Start:
-    variables, words = queues.mpirun(kind, planned, tasks, command, folder)
+def _mpirun(planned: Plan, tasks: list[Task], command: list[str], folder: str) -> Start:
+    variables, words = queues.mpirun(planned, tasks, command, folder)
     role = tasks[0].role
     names = ", ".join(dict.fromkeys(task.place.name for task in tasks))
     return Start(f"{role}s", None, shell.exports(variables), words, role == "server", f"{names} (mpirun)")

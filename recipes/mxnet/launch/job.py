@@ -4,7 +4,6 @@ import fnmatch
 import functools
 import os
 import random
-import secrets
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,6 @@ from partial_fc.files import read_text
 from . import shell
 from .options import OURS, LaunchOptions
 
-SECRET = "PARTIAL_FC_SECRET"  # of the ranks' rendezvous (comm/auth/handshake.py)
 LAUNCHER = "PARTIAL_FC_LAUNCHER"  # names a torch rank's launcher, for messages (comm/launch/detect.py)
 
 # Variables forwarded to other hosts, which have their own HOME, LANG and the like.
@@ -138,7 +136,6 @@ def _ranks(
     master = common.get("MASTER_ADDR", addresses[used[0]])
     port = common.get("MASTER_PORT") or str(_free_port(master) if _here(used[0]) else random.choice(_PORTS))
     common = {**common, "MASTER_ADDR": master, "MASTER_PORT": port, LAUNCHER: "partial-fc launch"}
-    common[SECRET] = secrets.token_hex(32)
     if interface:
         common = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}", **common}
     elif master.startswith("127."):
@@ -164,7 +161,7 @@ def _own_address(options: LaunchOptions, hosts: Sequence[Host], interface: str) 
         from partial_fc.comm.launch import addresses  # the package takes long to import
 
         return addresses.address_of(interface, "DMLC_INTERFACE=")
-    if options.launcher in ("sge", "yarn"):
+    if options.launcher == "sge":
         return source_address("198.51.100.1")  # any address: that of the default route
     return own_address(hosts)
 

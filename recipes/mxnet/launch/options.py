@@ -45,8 +45,8 @@ class LaunchOptions:
     RECIPE`) without --engine mxnet. 0: neither servers nor a scheduler."""
     hostfile: Annotated[Path | None, tyro.conf.arg(aliases=["-H"])] = None
     """The host file; required by ssh and mpi."""
-    launcher: Literal["local", "ssh", "mpi", "sge", "yarn"] = "ssh"
-    """local: all here. mpi: through mpirun. sge: through qsub. yarn: only what --dry-run prints."""
+    launcher: Literal["local", "ssh", "mpi", "sge"] = "ssh"
+    """local: all here. mpi: through mpirun. sge: through qsub."""
     sync_dst_dir: str | None = None
     """Copy the current folder there on all hosts (rsync), and run in it. none: the hosts share the current folder."""
     env: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
@@ -74,11 +74,6 @@ class LaunchOptions:
             raise ValueError(f"--sync-dst-dir goes with --launcher ssh and mpi, not with {self.launcher}")
         if self.sync_dst_dir is not None and not self.sync_dst_dir.startswith("/"):
             raise ValueError(f"--sync-dst-dir {self.sync_dst_dir}: expected a path that begins with /")
-        if self.launcher == "yarn" and not self.dry_run:
-            raise ValueError(
-                "--launcher yarn only prints what would run, with --dry-run: it needs MXNet's dmlc-yarn.jar, which is "
-                "no longer available; use --launcher ssh or mpi on the hosts of the cluster"
-            )
 
     def servers(self, command: Sequence[str]) -> int:
         """Returns the number of servers. Raises ValueError for servers that COMMAND does not use."""
@@ -92,9 +87,9 @@ class LaunchOptions:
             for name, given in (("--p3", self.p3), ("--env-server", self.env_server)):
                 if given:
                     raise ValueError(f"{name} applies to servers, and this job has none")
-            if self.launcher in ("sge", "yarn"):
+            if self.launcher == "sge":
                 raise ValueError(
-                    f"--launcher {self.launcher} without servers: the host of rank 0 is not known beforehand; start "
+                    "--launcher sge without servers: the host of rank 0 is not known beforehand; start "
                     "torch jobs with --launcher ssh or mpi, or srun"
                 )
             return 0

@@ -1,13 +1,11 @@
-"""Job systems that start the processes themselves: mpirun, qsub and YARN."""
+"""Job systems that start the processes themselves: mpirun and qsub."""
 
 import os
 import secrets
 import shlex
-import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from partial_fc.comm.launch.hosts import Host
 
@@ -19,7 +17,7 @@ _SESSIONS = "OMPI_MCA_orte_top_session_dir"
 # Each of mpirun's processes runs this, with its role as $1, and reports its exit itself: mpirun knows only a number. It
 # ends with its parent: a killed mpirun leaves the processes of its own host.
 _UNDER_MPI = """
-role=$1 number=${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}
+role=$1 number=$OMPI_COMM_WORLD_RANK
 shift
 export DMLC_TASK_ID="$number"
 {prepare}
@@ -54,22 +52,17 @@ exit "$status"
 """
 
 
-def mpirun_kind(environ: Mapping[str, str] = os.environ) -> str:
-    """Returns "Open MPI" or "MPICH". Raises ValueError without mpirun."""
+def check_open_mpi() -> None:
+    """Raises ValueError without Open MPI's mpirun."""
     try:
-        done = subprocess.run(["mpirun", "--version"], env=dict(environ), capture_output=True, text=True)
+        done = subprocess.run(["mpirun", "--version"], capture_output=True, text=True)
     except OSError:
-        raise ValueError("--launcher mpi needs mpirun: install Open MPI or MPICH, or use --launcher ssh") from None
-    if "Open MPI" in done.stdout:
-        return "Open MPI"
-    if "HYDRA" in done.stdout.upper() or "Intel" in done.stdout:
-        return "MPICH"
-    raise ValueError(f"mpirun --version says {done.stdout[:80]!r}; expected Open MPI, MPICH or Intel MPI")
+        raise ValueError("--launcher mpi needs mpirun: install Open MPI, or use --launcher ssh") from None
+    if "Open MPI" not in done.stdout:
+        raise ValueError(f"mpirun --version says {done.stdout[:80]!r}; expected Open MPI; or use --launcher ssh")
 
 
-def mpirun(
-    kind: str, plan: Plan, tasks: Sequence[Task], command: Sequence[str], folder: str
-) -> tuple[dict[str, str], list[str]]:
+def mpirun(plan: Plan, tasks: Sequence[Task], command: Sequence[str], folder: str) -> tuple[dict[str, str], list[str]]:
     """Returns (variables, words) of the mpirun that starts these tasks, all of one role, on these hosts.
 
     Values of variables are on no command line, where all users of the hosts could read them.
@@ -79,42 +72,26 @@ def mpirun(
     variables = {name: value for name, value in tasks[0].variables.items() if name not in own}
     names = [*variables, "PATH"]
     slots = [f"{host.name}:{num}" for host, num in Counter(places).items()]
-    if kind == "Open MPI":
-        words = [
-            "mpirun",
-            "--allow-run-as-root",
-            "--bind-to",
-            "none",
-            "-np",
-            str(len(tasks)),
-            "--host",
-            ",".join(slots),
-        ]
-        words += [word for name in names for word in ("-x", name)]
-    else:
-        words = ["mpirun", "-np", str(len(tasks)), "-hosts", ",".join(slots), "-envlist", ",".join(names)]
+    words = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "-np", str(len(tasks)), "--host", ",".join(slots)]
+    words += [word for name in names for word in ("-x", name)]
     prepare = "\n".join(own_interface(variables, list(plan.addresses.values())))
     within = ["sh", "-c", _UNDER_MPI.format(prepare=prepare).strip(), "sh", role]
-    return variables | _mpi_ssh(kind, places) | _mpi_sessions(kind), [*words, "-wdir", folder, *within, *command]
+    return variables | _mpi_ssh(places) | _mpi_sessions(), [*words, "-wdir", folder, *within, *command]
 
 
-def _mpi_ssh(kind: str, places: Sequence[Host]) -> dict[str, str]:
+def _mpi_ssh(places: Sequence[Host]) -> dict[str, str]:
     """Returns the options of mpirun's ssh. Raises ValueError for hosts with different ports."""
     ports = {host.ssh_port for host in places if not host.is_here}
     if len(ports) > 1:
         raise ValueError("mpirun's ssh has one port for all hosts: write host:port with the same one, or ~/.ssh/config")
     port = next(iter(ports), None)
-    if kind != "Open MPI":
-        if port:
-            raise ValueError("MPICH's mpirun takes ports of sshd from ~/.ssh/config only: write hosts without :port")
-        return {}
     options = os.environ.get(_OPEN_MPI_SSH) or shlex.join(shell.SSH_OPTIONS)
     return {_OPEN_MPI_SSH: options + (f" -p {port}" if port else "")}
 
 
-def _mpi_sessions(kind: str) -> dict[str, str]:
+def _mpi_sessions() -> dict[str, str]:
     """Sets Open MPI's session folder: concurrent mpirun delete each other's empty /tmp/ompi.HOST.USER."""
-    if kind != "Open MPI" or any(os.environ.get(name) for name in ("TMPDIR", "OMPI_MCA_orte_tmpdir_base", _SESSIONS)):
+    if any(os.environ.get(name) for name in ("TMPDIR", "OMPI_MCA_orte_tmpdir_base", _SESSIONS)):
         return {}
     return {_SESSIONS: f"/tmp/ompi.run.{secrets.token_hex(4)}"}
 
@@ -142,15 +119,3 @@ def qsub(tasks: Sequence[Task], command: Sequence[str], file: str) -> tuple[dict
     array = f"1-{len(tasks)}"
     words = ["qsub", "-sync", "y", "-cwd", "-t", array, "-S", "/bin/sh", "-N", "partial-fc-launch", "-j", "y"]
     return same, [*words, "-v", ",".join(same), file], script
-
-
-def yarn(command: Sequence[str]) -> tuple[str, list[str]]:
-    """Returns (the command of dmlc-core's tracker, what it lacks here)."""
-    files = ["dmlc-yarn.jar", "launcher.py"]
-    client = f'java -cp "$(hadoop classpath):{files[0]}" org.apache.hadoop.yarn.dmlc.Client'
-    words = [word for file in files for word in ("-file", file)]
-    words += ["-jobname", "partial-fc-launch", "-tempdir", "/tmp", "-queue", "default", "./launcher.py", *command]
-    missing = [program for program in ("java", "hadoop") if shutil.which(program) is None]
-    missing += [] if "HADOOP_HOME" in os.environ else ["HADOOP_HOME (it is not set)"]
-    missing += [f"{file} in this folder (of dmlc-core's tracker)" for file in files if not Path(file).exists()]
-    return f"{client} {shlex.join(words)}", missing

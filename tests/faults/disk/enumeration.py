@@ -29,17 +29,16 @@ _SHOWN = 10
 
 def sweeps() -> "dict[str, Callable[[Disk], Sweep]]":
     """By name, those first that take longest: of the processes that share them none is left alone with one."""
-    from tests.faults.disk.owner_sweep import OwnerSweep
     from tests.faults.disk.save_scenarios import LAYOUTS, SAVES
     from tests.faults.disk.save_sweep import SaveSweep
-    from tests.faults.disk.tool_sweep import TOOLS, ToolSweep
+    from tests.faults.disk.tool_sweep import ToolSweep
 
     found: dict[str, Callable[[Disk], Sweep]] = {
         f"{what.name}, {layout}": partial(SaveSweep, layout=layout, roots=roots, what=what)
         for what in reversed(SAVES)
         for layout, roots in reversed(LAYOUTS.items())
     }
-    return found | {tool.name: partial(ToolSweep, tool=tool) for tool in TOOLS} | {"owner": OwnerSweep}
+    return found | {"reshard": ToolSweep}
 
 
 def _run(folder: Path, name: str) -> tuple[dict[str, object], list[str]]:

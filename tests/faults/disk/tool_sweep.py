@@ -1,78 +1,37 @@
-"""Every operation of the tools that write checkpoints, each in every way that a disk may fail; and every state that it
+"""Every operation of a tool that writes checkpoints, each in every way that a disk may fail; and every state that it
 may leave. A tool leaves its input alone, and gives its output whole, or one that is refused."""
 
 import contextlib
 import io
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import cv2
-import numpy as np
-import torch
 
 from partial_fc.checkpoint.folders import MARKER
 from partial_fc.errors import describe
-from partial_fc.foreign import ndarray_file
-from partial_fc.foreign.centre_files import find
-from partial_fc.verbs.checkpoint import classes
-from partial_fc.verbs.checkpoint.import_centres import ImportOptions, import_centres
 from partial_fc.verbs.checkpoint.reshard import ReshardOptions, reshard
 from partial_fc.verbs.checkpoint.verify import findings
-from recipes.mxnet.export_centres import ExportOptions, export_centres
 from tests.faults.disk import operations as op
 from tests.faults.disk.crash_states import Tree
 from tests.faults.disk.operations import Disk
 from tests.faults.disk.sweep import Sweep, Wrong
-from tests.unit.stored_checkpoints import D, heads_of, save
-
-NAMES = ["ada", "bob", "cyd", "dov", "eve"]
-
-
-@dataclass(frozen=True)
-class Tool:
-    """A tool and its options; given the folder where the inputs are, and where its output goes."""
-
-    name: str
-    run: Callable[[Any], None]
-    options: Callable[[Path, Path], Any]
-    writes_checkpoint: bool = True
-
-
-def _one(below: Path) -> Path:
-    return below / "one/step-00000007"
-
-
-def _two(below: Path) -> tuple[Path, ...]:
-    return tuple(below / f"two/host{i}/two" for i in (0, 1))
-
-
-# All others write as these do (partial_fc/checkpoint/output.py).
-TOOLS = (
-    Tool("reshard", reshard, lambda d, out: ReshardOptions(_two(d), out, 1)),
-    Tool("export, with momentum", export_centres, lambda d, out: ExportOptions(_two(d), out, 1, 0.1), False),
-    Tool("import", import_centres, lambda d, out: ImportOptions((d / "0_centers.param",), out, num_classes=5)),
-    Tool("classes match", classes.match, lambda d, out: classes.MatchOptions(_one(d), out, (d / "photos",))),
-)
+from tests.unit.stored_checkpoints import heads_of, save
 
 
 class ToolSweep(Sweep):
-    """One tool."""
+    """Resharding. All others write as it does (partial_fc/checkpoint/output.py)."""
 
-    def __init__(self, disk: Disk, tool: Tool):
-        super().__init__(disk, tool.name, 1)
-        self.tool = tool
+    def __init__(self, disk: Disk):
+        super().__init__(disk, "reshard", 1)
         self.out = disk.below / "a/b/out"
         self.ground.place({"in": None, "a": None})
-        _put_input(disk.below / "in")
+        heads = heads_of(2, num_classes=5)
+        self.given = tuple(save(disk.below / "in", heads, names=list("abcde"), hosts=[[0], [1]]))
         self.start = self.ground.read()
 
     def act(self) -> list[str]:
         self.disk.rank(0)
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                self.tool.run(self.tool.options(self.disk.below / "in", self.out))
+                reshard(ReshardOptions(self.given, self.out, 1))
             self.disk.note(op.PROMISE)
         except (OSError, ValueError) as error:
             return [describe(error)]
@@ -96,21 +55,14 @@ class ToolSweep(Sweep):
     def _check_end(self, there: Tree) -> None:
         """What is written where nothing fails."""
         assert there
-        if self.tool.writes_checkpoint:
-            assert [text for kind, text in findings([self.out]) if kind == "bad"] == []
+        assert [text for kind, text in findings([self.out]) if kind == "bad"] == []
         assert self._is_taken(there)
 
     def _output(self, tree: Tree) -> list[tuple[str, bytes | None]]:
         return [(path, content) for path, content in sorted(tree.items()) if path.startswith("a/b/out/")]
 
     def _is_taken(self, there: Tree) -> bool:
-        if self.tool.writes_checkpoint:
-            return f"a/b/out/{MARKER}" in there
-        try:
-            find([self.out])
-        except (OSError, ValueError):
-            return False
-        return True
+        return f"a/b/out/{MARKER}" in there
 
     def check_fault(self, struck: Path, said: list[str], tree: Tree) -> None:
         self.check(tree, promised=not said)
@@ -126,13 +78,3 @@ class ToolSweep(Sweep):
         said = self.act()
         assert not said, said
         self.check(self.ground.read(), promised=True)
-
-
-def _put_input(below: Path) -> None:
-    heads = heads_of(2, num_classes=len(NAMES))
-    save(_one(below), heads, names=NAMES)
-    save(below / "two", heads, names=NAMES, hosts=[[0], [1]])
-    ndarray_file.write(below / "0_centers.param", [torch.ones(5, D)])
-    for name in ("ada", "dov"):
-        (below / "photos" / name).mkdir(parents=True)
-        cv2.imwrite(str(below / "photos" / name / "0.png"), np.zeros((20, 20, 3), np.uint8))

@@ -1,10 +1,7 @@
-"""Sends every signal to every process of every launcher's job, takes away what it prints to, and starts the same
-command again:
+"""Sends every signal to every process of every launcher's job, and starts the same command again:
 
-    python -m tests.faults.signals.kill_matrix FOLDER                          all cells; compares with what is promised
-    python -m tests.faults.signals.kill_matrix FOLDER --launches torchrun --record      and keeps what was seen
+    python -m tests.faults.signals.kill_matrix FOLDER          all cells; compares with docs/reliability.md
 
-`python -m tests.faults.signals.kill_table --write` puts what is kept (kill_matrix.json) into docs/reliability.md.
 For each launcher and target there is one run that gets one signal after the other, each in the middle between two
 checkpoints, and is started again where it has ended. At the end its losses and its last checkpoint must be, bit for
 bit, those of a run that nobody disturbed.
@@ -16,23 +13,19 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.faults.kills import complete
-from tests.faults.ranks import steps_done
-from tests.faults.signals.kill_table import OUTPUT, OUTPUT_COLUMNS, RESULTS, Cell, differences, keep
+from tests.faults.ranks import complete
+from tests.faults.signals.kill_table import Cell, differences
 from tests.faults.signals.launches import EVERY, LAUNCHES, Started, set_pace
-from tests.faults.signals.outputs import OUTPUTS, File
-from tests.recipes.conftest import same_tensors
+from tests.running import same_tensors, steps_done
 
 SIGNALS = ("STOP", "KILL", "TERM", "USR1", "HUP", "INT")  # STOP, which should end nothing, first
 STOPPED_S = 30.0
 GONE_S = 10.0  # after a signal nothing may be left, unless the run goes on
-_GONE_UNREAD_S = 20.0  # where what waits to be printed is waited for
 NUM_STEPS = 600
 _END_S = 900.0  # of all steps, on a machine that has much else to do
 _FLAGS = ["--checkpoint-every", str(EVERY), "--max-steps", str(NUM_STEPS)]
@@ -42,7 +35,7 @@ _PACE_STOPPED_S = 1.0  # others than a stopped one train on
 
 @dataclass(frozen=True)
 class Chain:
-    """One run, and the signals that one of its processes gets; of the target OUTPUT: what becomes of its output."""
+    """One run, and the signals that one of its processes gets."""
 
     launch: str
     target: str
@@ -53,54 +46,35 @@ class Chain:
         AssertionError: it does not go on, or its end is another one."""
         cells: list[Cell] = []
         set_pace(folder, pace_s)
-        with _started(self, folder) as job:
+        job: Started | None = None
+        try:
             for name in self.signals:
-                job.trains(name)
-                cells.append(_cell(job.now, self, name))
+                job = self._trains(folder, job, name)
+                cells.append(_cell(job, self, name))
                 print(json.dumps(asdict(cells[-1])), flush=True)
             if whole is None:
                 return cells
             set_pace(folder, 0)
-            if job.now.process.poll() is None:
-                assert job.now.process.wait(_END_S) == 0, job.now.printed[-3000:]
-            else:
-                job.trains("", to_the_end=True)
+            job = self._trains(folder, job)
+        finally:
+            if job:
+                job.kill()
         check_equal(whole, folder / "run")
         return cells
 
-
-@dataclass
-class _Job:
-    """The run of a chain: what is running now, or has ended last."""
-
-    start: Callable[[str], Started]
-    now: Started
-
-    def trains(self, name: str, to_the_end: bool = False) -> None:
-        """Started again where it has ended: from the newest checkpoint. name: what comes next."""
-        if self.now.process.poll() is not None:
-            newest = complete(self.now.root)[-1]
-            self.now = self.start(name)
-            if to_the_end:
-                assert self.now.process.wait(_END_S) == 0, self.now.printed[-3000:]
-            else:
-                self.now.wait_until_it_trains()
-            log = (self.now.root / "training.log").read_text()
-            assert f"resumed from {newest}" in log, self.now.printed[-3000:]
+    def _trains(self, folder: Path, job: Started | None, name: str = "") -> Started:
+        """The job, started again where it has ended: from the newest checkpoint. It trains; without a name of a next
+        signal it has trained to its end."""
+        newest = None
+        if not job or job.process.poll() is not None:
+            newest = complete(job.root)[-1] if job else None
+            job = Started(self.launch, folder, _FLAGS)
+        if name:
+            job.wait_until_it_trains()
         else:
-            self.now.wait_until_it_trains()
-
-
-@contextmanager
-def _started(chain: Chain, folder: Path) -> Iterator[_Job]:
-    def start(name: str) -> Started:
-        return Started(chain.launch, folder, _FLAGS, output=OUTPUTS.get(name, File))
-
-    job = _Job(start, start(chain.signals[0]))
-    try:
-        yield job
-    finally:
-        job.now.kill()
+            assert job.process.wait(_END_S) == 0, job.printed[-3000:]
+        assert not newest or f"resumed from {newest}" in (job.root / "training.log").read_text(), job.printed[-3000:]
+        return job
 
 
 def _cell(job: Started, chain: Chain, name: str) -> Cell:
@@ -108,13 +82,8 @@ def _cell(job: Started, chain: Chain, name: str) -> Cell:
     _between_checkpoints(job)
     before = steps_done(job.root)
     begin = time.monotonic()
-    target, gone_s = job.process.pid, GONE_S
-    if chain.target == OUTPUT:
-        job.output.strike(job.process, lambda: _between_checkpoints(job, before + EVERY))
-        begin, gone_s = time.monotonic(), _GONE_UNREAD_S
-    else:
-        target = job.pid_of(chain.target)
-        os.kill(target, getattr(signal, f"SIG{name}"))
+    target = job.pid_of(chain.target)
+    os.kill(target, getattr(signal, f"SIG{name}"))
     if name == "STOP":
         set_pace(job.folder, _PACE_STOPPED_S)
         time.sleep(STOPPED_S)
@@ -122,26 +91,22 @@ def _cell(job: Started, chain: Chain, name: str) -> Cell:
         if Path(f"/proc/{target}").exists():
             os.kill(target, signal.SIGCONT)
         begin = time.monotonic()
-    while (left := job.left()) and time.monotonic() < begin + gone_s:
-        if name in ("STOP", "FULL") and steps_done(job.root) > before + 5:
+    while (left := job.left()) and time.monotonic() < begin + GONE_S:
+        if name == "STOP" and steps_done(job.root) > before + 5:
             break
         time.sleep(0.05)
-    seconds = round(time.monotonic() - begin, 1)
     if left and job.process.poll() is None and _goes_on(job):
-        if name == "STALL":  # nobody reads: it would wait at its end
-            job.kill()
-        return Cell(chain.launch, chain.target, name, "goes on", None, 0, None, None)
+        return Cell(chain.launch, chain.target, name, "goes on", None, 0)
     status = None if job.process.pid in left else job.process.wait()
     ends = "left over" if left else "saved" if _has_saved(job.root) else "ends"
     job.kill()
-    step = steps_done(job.root)
-    lost = step - int(complete(job.root)[-1].name.removeprefix("step-"))
-    return Cell(chain.launch, chain.target, name, ends, _as_a_shell_has_it(status), len(left), seconds, lost)
+    as_a_shell_has_it = status if status is None or status >= 0 else 128 - status
+    return Cell(chain.launch, chain.target, name, ends, as_a_shell_has_it, len(left))
 
 
-def _between_checkpoints(job: Started, least: int = 0) -> None:
-    """Returns in the middle between two checkpoints, after the first of this start and so many steps."""
-    while not (steps_done(job.root) >= least and steps_done(job.root) % EVERY in range(5, 10) and complete(job.root)):
+def _between_checkpoints(job: Started) -> None:
+    """Returns in the middle between two checkpoints."""
+    while not (steps_done(job.root) % EVERY in range(5, 10) and complete(job.root)):
         assert job.process.poll() is None, job.printed[-3000:]
         time.sleep(0.01)
 
@@ -168,10 +133,6 @@ def check_equal(whole: Path, disturbed: Path) -> None:
     one, two = complete(whole)[-1], complete(disturbed)[-1]
     assert one.name == two.name
     same_tensors(one, two)
-
-
-def _as_a_shell_has_it(status: int | None) -> int | None:
-    return status if status is None or status >= 0 else 128 - status
 
 
 def undisturbed(folder: Path, flags: list[str]) -> Path:
@@ -205,20 +166,17 @@ def main() -> int:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--launches", nargs="+", choices=LAUNCHES, default=list(LAUNCHES))
-    parser.add_argument("--targets", nargs="+", help=f"rank 0, launcher, ..., {OUTPUT}; all")
-    parser.add_argument("--signals", nargs="+", choices=SIGNALS, default=SIGNALS, help="for processes")
+    parser.add_argument("--targets", nargs="+", help="rank 0, launcher, ...; all")
+    parser.add_argument("--signals", nargs="+", choices=SIGNALS, default=SIGNALS)
     parser.add_argument("--at-once", type=int, default=2, help="runs; they wait most of the time")
-    parser.add_argument("--record", action="store_true", help=f"keep what was seen in {RESULTS.name}")
     given = parser.parse_args()
     chains = [
-        Chain(name, target, OUTPUT_COLUMNS if target == OUTPUT else given.signals)
+        Chain(name, target, given.signals)
         for name in given.launches
-        for target in ("rank 0", "rank 1", *LAUNCHES[name].above, OUTPUT)
+        for target in ("rank 0", "rank 1", *LAUNCHES[name].above)
         if not given.targets or target in given.targets
     ]
     cells, wrong = play(given.folder, chains, given.at_once)
-    if given.record:
-        keep(cells)
     wrong += differences(cells)
     print("\n".join(wrong) or f"{len(cells)} cells, as promised")
     return bool(wrong)

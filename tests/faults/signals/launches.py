@@ -15,9 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.faults.ranks import steps_done
-from tests.faults.signals.outputs import File, take_terminal
-from tests.recipes.conftest import ROOT, environment
+from tests.running import ROOT, environment, steps_done
 
 JOB = shlex.split(
     "--dataset synthetic --num-classes 200 --num-images 256 --image-size 24 --batch-size 4 --backbone tiny "
@@ -59,25 +57,14 @@ LAUNCHES = {
 
 
 class Started:
-    """A command that trains, with all processes that have come of it, and what it prints.
+    """A command that trains, with all processes that have come of it, and what it prints. folder: for what this says of
+    itself, what kill_job.py does, and the run."""
 
-    folder: for what this says of itself, and what kill_job.py does. root: the run's; none: FOLDER/run. start: as
-    subprocess.Popen, on another host. output: a file's, where it prints to.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        folder: Path,
-        flags: list[str],
-        root: Path | None = None,
-        start: Callable[..., subprocess.Popen] = subprocess.Popen,
-        output: type[File] = File,
-    ) -> None:
+    def __init__(self, name: str, folder: Path, flags: list[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.root, self.launch = folder, root or folder / "run", LAUNCHES[name]
+        self.folder, self.root, self.launch = folder, folder / "run", LAUNCHES[name]
         self.tag = uuid.uuid4().hex
-        self.output = output(folder, f"output-{self.tag}")
+        self._output = folder / f"output-{self.tag}"
         for path in folder.glob("rank-*"):
             path.unlink()
         host_file = folder / "hosts"
@@ -92,37 +79,36 @@ class Started:
             "OMPI_MCA_mpi_yield_when_idle": "1",
             "RESTART_PAUSE_S": "1",
         }
-        self.process = start(
-            self.output.words([*self.launch.words, *JOB, "--models-root", str(self.root), *flags]),
+        self.process = subprocess.Popen(
+            [*self.launch.words, *JOB, "--models-root", str(self.root), *flags],
             cwd=ROOT,
             env=env,
             start_new_session=True,
             preexec_fn=_begin,
-            **self.output.streams(),
+            stdin=subprocess.DEVNULL,
+            stdout=self._output.open("wb"),
+            stderr=subprocess.STDOUT,
         )
-        self.output.started()
 
     @property
     def printed(self) -> str:
-        return self.output.printed()
+        return self._output.read_text(errors="replace")
 
     def wait_until_it_trains(self, num_steps: int = 3) -> None:
         """Some steps, of both ranks, since this was started. AssertionError: it does not come so far."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not all((self.folder / f"rank-{rank}").exists() for rank in (0, 1)):
-            self._may_wait(deadline)
+        self._until(lambda: all((self.folder / f"rank-{rank}").exists() for rank in (0, 1)))
         # It goes back to an older step first, so steps are counted from a new line on.
         begin = steps_done(self.root)
-        while steps_done(self.root) == begin:
-            self._may_wait(deadline)
+        self._until(lambda: steps_done(self.root) != begin)
         begin = steps_done(self.root)
-        while steps_done(self.root) < begin + num_steps:
-            self._may_wait(deadline)
+        self._until(lambda: steps_done(self.root) >= begin + num_steps)
 
-    def _may_wait(self, deadline: float) -> None:
-        assert self.process.poll() is None, f"ended with {self.process.returncode}\n{self.printed[-6000:]}"
-        assert time.monotonic() < deadline, f"no steps\n{self.printed[-6000:]}"
-        time.sleep(0.02)
+    def _until(self, happened: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not happened():
+            assert self.process.poll() is None, f"ended with {self.process.returncode}\n{self.printed[-6000:]}"
+            assert time.monotonic() < deadline, f"no steps\n{self.printed[-6000:]}"
+            time.sleep(0.02)
 
     def pid_of(self, target: str) -> int:
         """target: "rank 0", "launcher", ..."""
@@ -150,7 +136,6 @@ class Started:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
         self.process.wait()
-        self.output.close()
 
 
 def set_pace(folder: Path, seconds: float) -> None:
@@ -166,4 +151,3 @@ def _begin() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    take_terminal()

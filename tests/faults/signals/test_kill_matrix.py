@@ -7,14 +7,14 @@ import pytest
 
 from tests.faults.signals import kill_matrix
 from tests.faults.signals.kill_matrix import EVERY, Chain, play
-from tests.faults.signals.kill_table import DOCS, differences, in_docs, promised, seen_last, table
+from tests.faults.signals.kill_table import differences, promised
+from tests.faults.signals.launches import LAUNCHES
 
 
-def test_the_table_in_the_docs_is_what_was_seen_and_that_is_what_is_promised():
-    seen = seen_last()
-    assert [cell.key for cell in seen] == list(promised()), "each cell, once, in the order of the promises"
-    assert in_docs(DOCS.read_text()) == table(seen), "python -m tests.faults.signals.kill_table --write"
-    assert not differences(seen)
+def test_the_docs_have_every_process_of_every_launcher():
+    targets = {(name, target) for name in LAUNCHES for target in ("rank 0", "rank 1", *LAUNCHES[name].above)}
+    assert {key[:2] for key in promised()} == targets
+    assert promised()["run.sh", "launcher", "TERM"] == ("ends, 1", "saved, 1")
 
 
 @pytest.mark.long

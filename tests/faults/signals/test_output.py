@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.disk.operations import compiled
-from tests.recipes.conftest import ROOT, environment
+from tests.running import ROOT, environment
 
 FLAGS = (
     "--dataset synthetic --network tiny --num-classes 20 --num-images 64 --image-size 24 --batch-size 4 --max-steps 3 "

@@ -8,6 +8,7 @@ from benchmarks.head import OURS, HeadOptions
 from benchmarks.insightface_style import InsightFaceStyleHead
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.head.rows import RowSGD
+from tests.flat import flat_head
 
 
 def test_textbook_and_ours_agree_for_three_steps(world):
@@ -30,16 +31,6 @@ def test_textbook_and_ours_agree_for_three_steps(world):
     torch.testing.assert_close(ours.centres, textbook.weight_LD.detach(), rtol=1e-3, atol=1e-5)
 
 
-def test_textbook_sampling_keeps_every_class_of_the_batch(world):
-    head = InsightFaceStyleHead(200, 16, CosFace(16.0), 0.05, world)
-    label_B = torch.arange(8) * 20 + world.rank
-    loss = head(torch.randn(8, 16).requires_grad_(), label_B)
-    assert torch.isfinite(loss)
-    local_G, index_S = head._sample(torch.arange(len(head.shard)))
-    assert len(index_S) == len(head.shard), "more positives than places: all stay"
-    assert torch.equal(index_S[local_G], torch.arange(len(head.shard)))
-
-
 @pytest.mark.parametrize("rate", [0.1, pytest.param(1.0, marks=pytest.mark.long)])
 def test_all_sides_train_equally_many_rows(world, rate):
     """With a batch as large as a tenth of the classes: nobody has more of its classes than its share."""
@@ -48,7 +39,7 @@ def test_all_sides_train_equally_many_rows(world, rate):
     device = torch.device("cpu")
     rows = {}
     for name in (OURS, "plain", "insightface-style"):
-        head = head_worker._head(options, head_worker.Side(name, "fp32", "fp32", "fp32"), world, device, None)
+        head = head_worker._head(options, head_worker.Side(name, "fp32", "fp32", "fp32"), world, device)
         rows[name] = head_worker._time_steps(head, options, world, device).num_rows
     assert rows == pytest.approx(dict.fromkeys(rows, rows[OURS]), rel=0.1), "whose share is whose is chance"
 
@@ -58,7 +49,7 @@ def test_label_by_label_computes_what_one_pass_does(world):
     feat, label = torch.randn(6, 16, generator=generator), torch.randint(0, 101, (6, 4), generator=generator)
     results = []
     for loss_of in (lambda *given: given[0](*given[1:]), head_worker._label_by_label):
-        head, leaf = PartialFC(101, 16, CosFace(16.0), 0.3, world, impl="cpu"), feat.clone().requires_grad_()
+        head, leaf = flat_head(101, 16, CosFace(16.0), 0.3, world, impl="cpu"), feat.clone().requires_grad_()
         loss = loss_of(head, leaf, label)
         loss.backward()
         head.step(0.1)

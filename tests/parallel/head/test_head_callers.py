@@ -5,6 +5,7 @@ import torch
 
 from partial_fc.comm import CollectiveError
 from partial_fc.head import CosFace, PartialFC
+from tests.flat import flat_head
 
 D, CLASSES = 12, 37
 
@@ -19,7 +20,7 @@ def test_where_gradients_are_averaged_features_get_w_times_theirs(world):
     feat, label = batch(world)
     results = []
     for backbone_gradients in ("sum", "average"):
-        head = PartialFC(CLASSES, D, CosFace(), 0.3, world, dtype=torch.float64, backbone_gradients=backbone_gradients)
+        head = flat_head(CLASSES, D, CosFace(), 0.3, world, dtype=torch.float64, backbone_gradients=backbone_gradients)
         leaf = feat.clone().requires_grad_()
         loss = head(leaf, label)
         loss.backward()
@@ -30,7 +31,7 @@ def test_where_gradients_are_averaged_features_get_w_times_theirs(world):
     assert torch.equal(centres, other_centres)
     torch.testing.assert_close(averaged, world.size * summed, rtol=1e-15, atol=0)
     with pytest.raises(ValueError, match="'mean'; expected sum or average"):
-        PartialFC(CLASSES, D, CosFace(), world=world, backbone_gradients="mean")
+        flat_head(CLASSES, D, CosFace(), world=world, backbone_gradients="mean")
 
 
 def test_evaluation_takes_two_collectives(world):
@@ -39,20 +40,6 @@ def test_evaluation_takes_two_collectives(world):
     with world.count_traffic() as traffic, torch.no_grad():
         head(feat.float().requires_grad_(), label)
     assert traffic.calls == {"head/gather": 1, "head/softmax": 1}
-
-
-def test_all_ranks_train_or_none_does(world):
-    head = PartialFC(CLASSES, D, CosFace(), 0.3, world)
-    feat, label = batch(world)
-    feat.requires_grad_(world.rank == 0)
-    assert head(feat, label).requires_grad
-    if world.size == 1:
-        return
-    with (
-        torch.set_grad_enabled(world.rank == 0),
-        pytest.raises(ValueError, match=r"ranks \[0\] train and ranks \[1.*do not"),
-    ):
-        head(feat, label)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +75,7 @@ def test_a_rank_without_rows_trains_where_the_others_do(world):
 
 
 def test_backward_twice_doubles_the_gradients(world):
-    once, twice = (PartialFC(CLASSES, D, CosFace(), 0.3, world, dtype=torch.float64) for _ in range(2))
+    once, twice = (flat_head(CLASSES, D, CosFace(), 0.3, world, dtype=torch.float64) for _ in range(2))
     feat, label = batch(world)
     leaves = [feat.clone().requires_grad_() for _ in range(2)]
     (2 * once(leaves[0], label)).backward()

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from partial_fc.head import CosFace, Heads, MeanSoftmax, PartialFC, RowSGD, Softmax, check_head
+from tests.flat import flat_head
 
 D, ROWS = 8, 12
 
@@ -11,8 +12,8 @@ D, ROWS = 8, 12
 def make(world, **options) -> Heads:
     shared = {"world": world, "dtype": torch.float64, "optimizer": RowSGD(0.9)}
     return Heads(
-        image=PartialFC(53, D, CosFace(16.0, 0.2), 0.3, name="image", **shared),
-        words=PartialFC(20, D, Softmax(8.0), name="words", rule=MeanSoftmax(), **shared),
+        image=flat_head(53, D, CosFace(16.0, 0.2), 0.3, name="image", **shared),
+        words=flat_head(20, D, Softmax(8.0), name="words", rule=MeanSoftmax(), **shared),
         **options,
     )
 

@@ -16,6 +16,7 @@ from partial_fc.head import (
     PartialFC,
     SoftTarget,
 )
+from tests.flat import flat_head
 from tests.parallel.head import test_head_kinds as one_label
 from tests.parallel.head.test_head_kinds import CLASSES, FILL, PATHS, D, check_against_dense, check_any_number_of_ranks
 
@@ -47,7 +48,7 @@ def cases():
         for i, rule in enumerate(RULES):
             for m, kind in enumerate(KINDS):
                 if path[1] == torch.float64 or (i + j) % 3 == m % 3:
-                    rate = 0.3 if (i + m) % 2 or "correction" in str(kind.options) else 1.0
+                    rate = 0.3 if (i + m) % 2 else 1.0
                     yield pytest.param(rule, kind, path, rate, id=f"{rule}-{kind}-{path[0]}-{path[1]}-{rate}")
 
 
@@ -55,7 +56,7 @@ def cases():
 def test_sharded_equals_dense(world, rule, kind, path, sample_rate):
     impl, dtype, allowed = path
     allowed = min(allowed, 1e-5) if dtype == torch.float32 else 1e-12
-    head = PartialFC(CLASSES, D, kind.margin, sample_rate, world, 3, dtype=dtype, impl=impl, rule=rule, **kind.options)
+    head = flat_head(CLASSES, D, kind.margin, sample_rate, world, 3, dtype=dtype, impl=impl, rule=rule, **kind.options)
     feat_GD, label_GT, part, weight_GT = batch_of(world, rule)
     check_against_dense(world, head, feat_GD, label_GT, part, allowed, weight_GT=weight_GT, **kind.of_reference)
 
@@ -63,19 +64,19 @@ def test_sharded_equals_dense(world, rule, kind, path, sample_rate):
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path[0]}-{path[1]}")
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_sharded_equals_dense_with_hard_negatives(world, rule, path):
-    """Those of three steps' lists, with corrected logits: theirs have none taken off."""
+    """Those of three steps' lists."""
     impl, dtype, allowed = path
     allowed = min(allowed, 1e-5) if dtype == torch.float32 else 1e-12
     hard = HardNegatives(CLASSES, k=3, every=1)
-    options = {"hard_negatives": hard, "sampling_correction": True}
-    head = PartialFC(CLASSES, D, CosFace(16.0), 0.2, world, 3, dtype=dtype, impl=impl, rule=rule, **options)
+    options = {"dtype": dtype, "impl": impl, "rule": rule, "hard_negatives": hard}
+    head = flat_head(CLASSES, D, CosFace(16.0), 0.2, world, 3, **options)
     feat_GD, label_GT, part, weight_GT = batch_of(world, rule)
     own_BT = weight_GT[part] if rule.has_weights else None
     for _ in range(3):
         head(feat_GD[part].to(dtype).requires_grad_(), label_GT[part], own_BT).backward()
         head.step(0.1)
     _, classes = check_against_dense(world, head, feat_GD, label_GT, part, allowed, weight_GT=weight_GT)
-    drawn = world.all_gather(head.sampling.negatives(3, head.shard, "cpu"), name="t/drawn")
+    drawn = world.all_gather(head.draw.negatives(3, head.shard, "cpu"), name="t/drawn")
     assert len(classes) > len(torch.cat([drawn, label_GT[label_GT != FILL]]).unique()), "none but drawn ones"
 
 
@@ -89,7 +90,7 @@ def test_one_label_is_the_same_to_the_bit_however_it_is_given(world, impl):
     seen = []
     for rule in (None, MeanSoftmax(), OwnOut(), SoftTarget(), MLC()):
         for label, weight in given:
-            head = PartialFC(CLASSES, D, ArcFace(), 0.3, world, 3, impl=impl, rule=rule)
+            head = flat_head(CLASSES, D, ArcFace(), 0.3, world, 3, impl=impl, rule=rule)
             feat_BD = feat_GD[part].float().requires_grad_()
             loss = head(feat_BD, label, weight if head.rule.has_weights and label.dim() == 2 else None)
             loss.backward()
@@ -102,7 +103,7 @@ def test_one_label_is_the_same_to_the_bit_however_it_is_given(world, impl):
 def test_the_mean_is_that_of_the_losses_of_each_label_alone(world):
     feat_GD, label_GT, part, _ = batch_of(world, MeanSoftmax())
     label_GT = label_GT.where(label_GT != FILL, 3)
-    head = PartialFC(CLASSES, D, ArcFace(), world=world, dtype=torch.float64).eval()
+    head = flat_head(CLASSES, D, ArcFace(), world=world, dtype=torch.float64).eval()
     alone = [head(feat_GD[part], label_G[part]) for label_G in label_GT.unbind(dim=1)]
     torch.testing.assert_close(head(feat_GD[part], label_GT[part]), torch.stack(alone).mean(), rtol=1e-13, atol=0)
 
@@ -124,7 +125,7 @@ def test_micro_batches_are_one_batch_where_their_labels_are_announced(world):
     """Also where they differ in the number of labels."""
     feat_GD, label_GT, part, _ = batch_of(world, MeanSoftmax())
     label_GT[:, 2:] = label_GT[:, :2]
-    heads = [PartialFC(CLASSES, D, CosFace(16.0), 0.2, world, 3, dtype=torch.float64) for _ in range(2)]
+    heads = [flat_head(CLASSES, D, CosFace(16.0), 0.2, world, 3, dtype=torch.float64) for _ in range(2)]
     feat_BD, label_BT = feat_GD[part], label_GT[part]
     (heads[0](feat_BD.clone().requires_grad_(), label_BT)).backward()
     heads[1].prepare(label_BT)
@@ -134,21 +135,6 @@ def test_micro_batches_are_one_batch_where_their_labels_are_announced(world):
         (heads[1](feat_BD[rows].clone().requires_grad_(), label_BT[rows, :num_labels]) * share).backward()
     grads = [[grad_KD.clone() for *_, grad_KD in head.centre_gradients()] for head in heads]
     torch.testing.assert_close(torch.cat(grads[1]), torch.cat(grads[0]), rtol=1e-12, atol=1e-15)
-
-
-def test_hard_negatives_of_every_label_take_part(world):
-    """A centre that lies beside a row's second label's class is found."""
-    hard = HardNegatives(CLASSES, k=2, every=1)
-    head = PartialFC(CLASSES, D, CosFace(16.0), 0.2, world, hard_negatives=hard, seed=1)
-    feat_GD, _, _, _ = batch_of(world, MeanSoftmax())
-    near = 90
-    if head.shard.start <= near < head.shard.stop:
-        head.store.all_rows()[near - head.shard.start] = feat_GD[0]
-    for _ in range(8):
-        head(feat_GD[:2].float().requires_grad_(), torch.tensor([[7, 8], [9, 10]])).backward()
-        head.step(0.0)
-    listed = torch.tensor([near in hard.classes(torch.tensor([label]), head.shard).tolist() for label in (8, 10)])
-    assert world.all_reduce(listed.long(), name="t/listed")[0] == 1
 
 
 def test_the_nearest_come_for_rows_with_labels(world):
@@ -162,15 +148,6 @@ def test_the_nearest_come_for_rows_with_labels(world):
     expected = head.topk(feat_GD[part].float(), 3)[1]
     kept = torch.arange(len(class_BK)) != 1
     assert torch.equal(class_BK[kept], expected[kept])
-
-
-def test_a_label_out_of_range_is_named_on_every_rank(world):
-    head = PartialFC(101, D, CosFace(), 1.0, world)
-    label_BT = torch.zeros(4, 3, dtype=torch.int64)
-    if world.rank == world.size - 1:
-        label_BT[2, 1] = 101
-    with pytest.raises(ValueError, match=rf"label 101 at index 2 of rank {world.size - 1}'s batch"):
-        head(torch.randn(4, D), label_BT)
 
 
 def test_what_does_not_fit_is_named(world):
@@ -188,13 +165,11 @@ def test_what_does_not_fit_is_named(world):
     with pytest.raises(ValueError, match="at least one label"):
         head(feat_BD, label_BT[:, :0])
     with pytest.raises(ValueError, match="MLC gives weights no meaning"):
-        PartialFC(101, D, CosFace(), world=world, rule=MLC())(feat_BD, label_BT, torch.ones(4, 3))
+        flat_head(101, D, CosFace(), world=world, rule=MLC())(feat_BD, label_BT, torch.ones(4, 3))
     with pytest.raises(ValueError, match="several labels a row with CurricularFace"):
         PartialFC(101, D, CurricularFace(), world=world)(feat_BD, label_BT)
-    with pytest.raises(ValueError, match="several labels a row with label_smoothing"):
-        PartialFC(101, D, CosFace(), world=world, label_smoothing=0.1)(feat_BD, label_BT)
     with pytest.raises(ValueError, match="MLCD with CurricularFace"):
-        PartialFC(101, D, CurricularFace(), world=world, rule=MLCD())
+        flat_head(101, D, CurricularFace(), world=world, rule=MLCD())
 
 
 def test_ranks_with_different_numbers_of_labels_are_refused(world):
@@ -212,7 +187,7 @@ def test_fewer_classes_than_ranks_and_a_rank_without_rows(world, impl):
     for rule in RULES:
         losses = []
         for ranks in (world, SingleWorld()):
-            head = PartialFC(2, D, CosFace(16.0), world=ranks, impl=impl, rule=rule)
+            head = flat_head(2, D, CosFace(16.0), world=ranks, impl=impl, rule=rule)
             has_rows = ranks.rank == ranks.size - 1
             feat_BD = torch.ones(2, D).cumsum(0)[: 2 * has_rows].requires_grad_()
             loss = head(feat_BD, label_BT[: 2 * has_rows])

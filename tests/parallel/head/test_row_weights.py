@@ -3,17 +3,13 @@
 import pytest
 import torch
 
-from partial_fc.comm import CollectiveError
 from partial_fc.head import MLCD, CosFace, CurricularFace, MeanSoftmax, OwnOut, PartialFC
+from tests.flat import flat_head
 from tests.parallel.head import test_head_kinds as kinds
 from tests.parallel.head.test_head_kinds import CLASSES, PATHS, D, Kind, batch_of, check_against_dense
 
 SOME = [
-    *(
-        kind
-        for kind in kinds.KINDS
-        if str(kind) in ("cosface", "smoothing", "sub-centres", "curricularface", "corrected")
-    ),
+    *(kind for kind in kinds.KINDS if str(kind) in ("cosface", "sub-centres", "curricularface")),
     Kind("3 labels", options={"rule": OwnOut()}),
     Kind("3 labels, sub-centres", options={"rule": MeanSoftmax(), "sub_centres": 2}, of_reference={"sub_centres": 2}),
     Kind("MLCD", options={"rule": MLCD()}),
@@ -36,7 +32,7 @@ def labels_of(kind: Kind, label_G) -> torch.Tensor:
 def test_sharded_equals_dense(world, kind, path):
     impl, dtype, _ = path
     allowed = 1e-12 if dtype == torch.float64 else 1e-5
-    head = PartialFC(CLASSES, D, kind.margin, 0.4, world, 3, dtype=dtype, impl=impl, **kind.options)
+    head = flat_head(CLASSES, D, kind.margin, 0.4, world, 3, dtype=dtype, impl=impl, **kind.options)
     feat_GD, label_G, part = batch_of(world)
     label_GT, weight_G = labels_of(kind, label_G), weights_of(label_G)
     grad_BD, _ = check_against_dense(
@@ -50,7 +46,7 @@ def test_sharded_equals_dense(world, kind, path):
 def test_weights_of_one_are_none_to_the_bit(world, impl, num_labels):
     seen = []
     for weighed in (False, True):
-        head = PartialFC(CLASSES, D, CosFace(16.0), 0.3, world, 3, impl=impl)
+        head = flat_head(CLASSES, D, CosFace(16.0), 0.3, world, 3, impl=impl)
         feat_GD, label_G, part = batch_of(world)
         label_GT = labels_of(SOME[-2] if num_labels > 1 else SOME[0], label_G)
         weight_B = torch.ones(len(label_G[part])) if weighed else None
@@ -73,7 +69,7 @@ def test_the_number_of_ranks_does_not_change_it(world):
             part = slice(0, len(label_G) * (world.rank == 1))
         return feat_GD, label_G, part, None, weight_G.float()
 
-    kinds.check_any_number_of_ranks(world, range(6), batch, label_smoothing=0.1)
+    kinds.check_any_number_of_ranks(world, range(6), batch)
 
 
 def test_what_does_not_fit_is_named(world):
@@ -91,19 +87,11 @@ def test_what_does_not_fit_is_named(world):
         head(feat_BD, label_B, row_weight_B=[1.0] * 4)
 
 
-def test_weights_on_some_ranks_only_are_refused(world):
-    if world.size == 1:
-        return
-    head = PartialFC(101, D, CosFace(), world=world)
-    with pytest.raises((CollectiveError, ValueError)):
-        head(torch.randn(4, D), torch.zeros(4, dtype=torch.int64), row_weight_B=None if world.rank else torch.ones(4))
-
-
 def test_averages_of_a_margin_are_over_all_rows_alike(world):
     feat_GD, label_G, part = batch_of(world)
     states = []
     for weight_B in (None, weights_of(label_G)[part]):
-        head = PartialFC(CLASSES, D, CurricularFace(), world=world, impl="plain")
+        head = flat_head(CLASSES, D, CurricularFace(), world=world, impl="plain")
         head(feat_GD[part].float().requires_grad_(), label_G[part], row_weight_B=weight_B).backward()
         states.append(head.margin_state)
     assert states[0] == states[1]

@@ -10,6 +10,7 @@ from partial_fc.comm import SingleWorld
 from partial_fc.head import ArcFace, CosFace, HardNegatives, PartialFC, Steps, Storage, reference
 from partial_fc.head.margin_adaptive import AdaFace
 from partial_fc.head.rows import RowAdamW, RowSGD
+from tests.flat import flat_head
 from tests.parallel.head.test_head_kinds import CLASSES, D, batch_of, check_any_number_of_ranks, train
 
 IMPLS = [("plain", torch.float64), ("cpu", torch.float32)]
@@ -23,10 +24,8 @@ MARGINS = Steps({0: CosFace(16.0, 0.0), 1: CosFace(16.0, 0.2), 4: CosFace(16.0, 
     "options",
     [
         {"rates": RATES | {6: 1.0}},
-        {"sampling_correction": True},
         {"quota": "insightface"},
         {"rates": RATES | {6: 1.0}, "sub_centres": 2, "interclass_filtering_threshold": 0.3},
-        {"rates": RATES | {6: 1.0}, "label_smoothing": 0.1},
         {"margins": Steps({0: AdaFace(16.0, 0.1), 3: AdaFace(16.0, 0.4)})},
         {"margins": Steps({0: ArcFace(16.0, 0.1), 3: ArcFace(16.0, 0.4)}), "hard": 2},
     ],
@@ -41,11 +40,11 @@ def test_each_step_is_that_of_a_head_made_with_its_rate_and_margin(world, impl, 
     hard = options.pop("hard", 0)
     if hard:
         options["hard_negatives"] = HardNegatives(CLASSES, hard, every=2)
-    head = PartialFC(CLASSES, D, margins, rates, world, 3, impl=impl, dtype=dtype, **options)
+    head = flat_head(CLASSES, D, margins, rates, world, 3, impl=impl, dtype=dtype, **options)
     for step in range(8):
         if hard:
             options["hard_negatives"] = HardNegatives(CLASSES, hard, every=2)
-        plain = PartialFC(CLASSES, D, margins.at(step), rates.at(step), world, 3, impl=impl, dtype=dtype, **options)
+        plain = flat_head(CLASSES, D, margins.at(step), rates.at(step), world, 3, impl=impl, dtype=dtype, **options)
         plain.load_state_dict(head.state_dict())
         assert plain.num_steps == step
         assert head.margin == plain.margin
@@ -60,15 +59,6 @@ def test_each_step_is_that_of_a_head_made_with_its_rate_and_margin(world, impl, 
         assert all(map(torch.equal, *seen)), step
 
 
-def test_correction_is_that_of_the_step(world):
-    """Where every class takes part there is nothing to correct."""
-    corrected = PartialFC(CLASSES, D, CosFace(16.0), Steps({0: 0.3, 1: 1.0}), world, 3, sampling_correction=True)
-    without = PartialFC(CLASSES, D, CosFace(16.0), Steps({0: 0.3, 1: 1.0}), world, 3)
-    assert train(corrected, world, range(1))[0] > train(without, world, range(1))[0]
-    without.load_state_dict(corrected.state_dict())
-    assert torch.equal(train(corrected, world, range(1, 2))[0], train(without, world, range(1, 2))[0])
-
-
 DENSE = [
     (RowSGD(0.9, 0.01), partial(torch.optim.SGD, momentum=0.9, weight_decay=0.01)),
     (RowAdamW(weight_decay=0.1), partial(torch.optim.AdamW, weight_decay=0.1)),
@@ -79,8 +69,8 @@ DENSE = [
 def test_caught_up_centres_are_the_dense_optimizers(world, optimizer, theirs):
     """Rates that rise, fall, and take in every class for a while, whose rows lag behind before."""
     rates = Steps({0: 0.1, 5: 0.4, 9: 1.0, 12: 0.2})
-    head = PartialFC(CLASSES, D, MARGINS, rates, world, 3, optimizer, dtype=torch.float64, catch_up="exact")
-    dense = PartialFC(CLASSES, D, MARGINS, rates, SingleWorld(), 3, dtype=torch.float64, catch_up="none")
+    head = flat_head(CLASSES, D, MARGINS, rates, world, 3, optimizer, dtype=torch.float64, catch_up="exact")
+    dense = flat_head(CLASSES, D, MARGINS, rates, SingleWorld(), 3, dtype=torch.float64, catch_up="none")
     centre_CD = torch.nn.Parameter(dense.centres.clone())
     stepper = theirs([centre_CD], lr=1.0)
     for step in range(20):
@@ -106,35 +96,17 @@ def test_the_number_of_ranks_does_not_change_it(world, catch_up):
     check_any_number_of_ranks(world, range(8), batch_of, MARGINS, rates, optimizer=RowAdamW(), catch_up=catch_up)
 
 
-@pytest.mark.parametrize("place", ["device", "disk"])
-def test_a_run_goes_on_to_the_bit_from_every_step(world, tmp_path, place):
-    def new(name: str) -> PartialFC:
-        storage = Storage(
-            torch.bfloat16, place=place, path=tmp_path / f"{name}-{world.rank}" if place == "disk" else None
-        )
-        options = {"impl": "plain", "catch_up": "exact", "storage": storage}
-        return PartialFC(CLASSES, D, MARGINS, Steps({0: 0.3, 2: 0.6, 3: 0.2, 5: 1.0}), world, 3, **options)
+def test_a_run_goes_on_to_the_bit_from_every_step(world):
+    def new() -> PartialFC:
+        options = {"impl": "plain", "catch_up": "exact", "storage": Storage(torch.bfloat16)}
+        return flat_head(CLASSES, D, MARGINS, Steps({0: 0.3, 2: 0.6, 3: 0.2, 5: 1.0}), world, 3, **options)
 
-    with new("whole") as head:
+    with new() as head:
         whole = train(head, world, range(8))
         for stop in (3, 5, 6):
-            with new(f"first-{stop}") as first, new(f"rest-{stop}") as rest:
+            with new() as first, new() as rest:
                 begun = train(first, world, range(stop))
                 state = {name: t.clone() for name, t in first.state_dict().items()}
                 rest.load_state_dict(state)
                 assert torch.equal(torch.cat([begun, train(rest, world, range(stop, 8))]), whole)
                 assert torch.equal(rest.centres, head.centres)
-
-
-def test_a_schedule_may_be_replaced_on_the_way(world):
-    """As where a run resumes with another length. A copy has the new one."""
-    head = PartialFC(CLASSES, D, CosFace(16.0), 0.3, world, 3)
-    train(head, world, range(2))
-    head.set_schedule(MARGINS, Steps({0: 0.3, 2: 0.5}))
-    other = PartialFC(CLASSES, D, MARGINS, Steps({0: 0.3, 2: 0.5}), world, 3)
-    other.load_state_dict(head.state_dict())
-    for one in (head, other):
-        assert one.margin == MARGINS.at(2)
-    assert torch.equal(train(head, world, range(2, 3))[0], train(other, world, range(2, 3))[0])
-    with pytest.raises(ValueError, match=r"sample_rate is 1\.5"):
-        head.set_schedule(MARGINS, 1.5)

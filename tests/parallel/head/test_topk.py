@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from partial_fc.head import CosFace, PartialFC
+from partial_fc.head import CosFace
+from tests.flat import flat_head
 
 D, CLASSES = 24, 301
 PATHS = [("plain", torch.float64), ("cpu", torch.float32)]
@@ -26,7 +27,7 @@ def batch(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("sub_centres", [1, 3])
 @pytest.mark.parametrize(("impl", "dtype"), PATHS)
 def test_nearest_classes_equal_the_dense_ones(world, impl, dtype, sub_centres, sample_rate):
-    head = PartialFC(
+    head = flat_head(
         CLASSES, D, CosFace(), sample_rate, world, dtype=dtype, impl=impl, precision="fp32", sub_centres=sub_centres
     )
     feat_BD, label_B = batch(world.rank)

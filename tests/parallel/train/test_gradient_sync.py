@@ -56,18 +56,6 @@ def test_gradient_equals_that_of_one_process(world, bucket_bytes, channels_last)
     assert abs(ours.square_sum() - theirs.square_sum()) < 1e-4 * theirs.square_sum()
 
 
-def test_scale_multiplies_the_gradients(world):
-    module = network()
-    sync = GradientSync(module, world)
-    image, label = global_batch([4])
-    before = one_backward(module, sync, world, image, label)
-    norm = sync.square_sum().sqrt()
-    sync.scale(0.25)
-    for p, grad in zip(module.parameters(), before, strict=True):
-        assert torch.equal(p.grad, grad * 0.25)
-    torch.testing.assert_close(sync.square_sum().sqrt(), norm * 0.25)
-
-
 @pytest.mark.parametrize("zero_grad", ["before the backward", "between two", "after the update"])
 def test_gradients_that_zero_grad_has_dropped_are_summed_all_the_same(world, zero_grad):
     """zero_grad() sets p.grad to None, and autograd then puts tensors there that are in no bucket."""

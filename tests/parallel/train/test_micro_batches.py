@@ -4,18 +4,16 @@ nothing behind."""
 import pytest
 import torch
 
-from partial_fc.head import AdaFace, CosFace, PartialFC, Storage
+from partial_fc.head import AdaFace, CosFace, PartialFC
 from partial_fc.head.margin import ArcFace
 from partial_fc.head.rows import RowAdamW, RowSGD
+from tests.flat import flat_head
 
 D, CLASSES, MICRO_BATCHES = 24, 101, 4
 KINDS = {
     "all classes": {},
     "sampled": {"sample_rate": 0.2},
-    "corrected": {"sample_rate": 0.2, "sampling_correction": True},
     "InsightFace's quota": {"sample_rate": 0.5, "quota": "insightface"},
-    "smoothed": {"label_smoothing": 0.1},
-    "smoothed, sampled": {"label_smoothing": 0.1, "sample_rate": 0.2},
     "sub-centres, filter": {"sub_centres": 2, "interclass_filtering_threshold": 0.2, "sample_rate": 0.2},
     "catching up": {"sample_rate": 0.2, "catch_up": "exact", "optimizer": RowSGD(0.9, 0.01)},
     "AdamW": {"optimizer": RowAdamW(), "sample_rate": 0.2},
@@ -54,7 +52,7 @@ def one_step(head, feat, label, together: bool, weighed: bool = False):
 def test_micro_batches_equal_one_batch(world, kind, impl):
     dtype, allowed = (torch.float64, 1e-10) if impl == "plain" else (torch.float32, 2e-5)
     one, many = (
-        PartialFC(CLASSES, D, ArcFace(32.0), world=world, seed=5, dtype=dtype, impl=impl, **KINDS[kind])
+        flat_head(CLASSES, D, ArcFace(32.0), world=world, seed=5, dtype=dtype, impl=impl, **KINDS[kind])
         for _ in range(2)
     )
     for step in range(3):
@@ -69,20 +67,6 @@ def test_micro_batches_equal_one_batch(world, kind, impl):
         many.step(0.1)
     # AdamW divides by the root of tiny second moments: rounding of the gradient is magnified.
     torch.testing.assert_close(many.centres, one.centres, rtol=0, atol=100 * allowed)
-
-
-def test_rows_in_files_take_micro_batches_too(world, tmp_path):
-    heads = [
-        PartialFC(CLASSES, D, CosFace(), 0.2, world, seed=5, storage=Storage(torch.float32, None, *place))
-        for place in (("device", None), ("disk", tmp_path / f"rank-{world.rank}"))
-    ]
-    for step in range(3):
-        feat, label = micro_batches(world, step)
-        for head in heads:
-            one_step(head, feat, label, together=False)
-            head.step(0.1)
-    assert torch.equal(heads[0].centres, heads[1].centres)
-    heads[1].close()
 
 
 def test_micro_batches_cost_one_collective_more(world):
@@ -120,15 +104,3 @@ def test_a_discarded_step_leaves_nothing_behind(world, margin):
             head.step(0.1)
     assert torch.equal(plain.centres, disturbed.centres)
     assert plain.facts() == disturbed.facts()
-
-
-def test_finite_says_what_this_rank_sees(world):
-    head = PartialFC(CLASSES, D, CosFace(), world=world)
-    assert head.finite()
-    feat, label = micro_batches(world, 0)
-    one_step(head, feat, label, together=True)
-    assert head.finite()
-    head.scale_gradient(torch.inf)
-    assert not head.finite()
-    head.discard()
-    assert head.finite()

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from partial_fc.comm import all_gather_json
-from partial_fc.head import CosFace, HardNegatives, PartialFC
+from partial_fc.head import CosFace, HardNegatives
 from partial_fc.head.shard import Shard
 from partial_fc.train.batch_norm import convert
 from partial_fc.train.guards.policy import NonFinite, roll_back
 from partial_fc.train.job import Job
+from tests.flat import flat_head
 from tests.parallel.train.test_update import CLASSES, D, disturb, everything, make, micro_batches
 from tests.parallel.train.test_update import job_of as update_job_of
 
@@ -72,10 +73,6 @@ def test_the_module_whose_output_was_first_is_named(world, job_of, mode):
     assert found["micro_batches"][0]["keys"] == batches[0].key_B.tolist()
     assert found["micro_batches"][0]["labels"] == batches[0].label_B.tolist()
     assert (found["first_on_this_rank"] is not None) == (world.rank == last)
-    assert found["largest"]["outputs"]["2"]["not_finite"] == (world.rank == last)
-    assert found["largest"]["weights"]["0.weight"]["largest"] == pytest.approx(
-        job.backbone.module[0].weight.abs().max().item()
-    )
 
 
 def test_a_weight_is_named_before_what_it_spoils(world, job_of):
@@ -121,17 +118,6 @@ def test_a_gradient_is_named_by_rank_and_parameter(world, job_of, clip):
     assert torch.equal(job.head.centres, before[-1]) == bool(clip)
 
 
-def test_with_global_batch_norm_all_ranks_still_call_the_same_collectives(world, job_of):
-    job = job_of()
-    convert(job.backbone.module, world)
-    disturb(job, 0)
-    assert "on rank 0: the gradient of 0.weight" in message_of(job, micro_batches(world, 0, 2), world)
-    other = job_of()
-    convert(other.backbone.module, world)
-    spoil_output(other, 0, 0)
-    assert "on rank 0: the output of module 0 (Conv2d)" in message_of(other, micro_batches(world, 0, 1), world)
-
-
 def test_a_rank_with_a_broken_centre_takes_part_in_the_others_batch_norm(world, job_of):
     """In the second look, which costs collectives with a batch norm over all ranks."""
     job = job_of(sample_rate=1.0)
@@ -174,7 +160,7 @@ def test_a_skipped_update_leaves_no_trace(world, job_of, how, accumulate):
     plain, disturbed = (job_of() for _ in range(2))
     for job in (plain, disturbed):
         lists = HardNegatives(CLASSES, k=2, every=1)
-        job.head = PartialFC(CLASSES, D, CosFace(16.0), 0.3, world, seed=1, hard_negatives=lists)
+        job.head = flat_head(CLASSES, D, CosFace(16.0), 0.3, world, seed=1, hard_negatives=lists)
         job.guards.on_nan = "skip"
         make(job, micro_batches(world, 0, accumulate))
     before = [t.clone() for t in all_of(disturbed)]
@@ -232,7 +218,7 @@ def test_what_a_rollback_needs(world, job_of):
     job.loader = SimpleNamespace(seek=went.append)  # type: ignore[assignment]
     with pytest.raises(NonFinite, match=r"at step 10\.$"):
         roll_back(job, fault, 200)
-    job.guards.on_nan, job.guards.max_rollbacks = "rollback", 3
+    job.guards.on_nan = "rollback"
     job.guards.restore = lambda: None
     with pytest.raises(NonFinite, match="there is no checkpoint yet"):
         roll_back(job, fault, 200)
@@ -245,5 +231,5 @@ def test_what_a_rollback_needs(world, job_of):
         roll_back(job, fault, position)
         assert (job.at.step, job.at.position, went[-1], job.at.left_out) == (start[0], position, position, left_out)
         assert job.guards.last_equal == start[0]
-    with pytest.raises(NonFinite, match=r"rolled back 3 times.*--max-rollbacks"):
+    with pytest.raises(NonFinite, match="rolled back 3 times"):
         roll_back(job, fault, 600)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from partial_fc.data import Batch
-from partial_fc.head import CosFace, PartialFC
+from partial_fc.head import CosFace
 from partial_fc.head.rows import RowSGD
 from partial_fc.models.inputs import FACE
 from partial_fc.optim import backbone as torch_optim
@@ -21,6 +21,7 @@ from partial_fc.train.job import Guards, Job, RunState, Settings
 from partial_fc.train.precision import Precision
 from partial_fc.train.record.log import StepLine
 from partial_fc.train.update import Stopwatch, update
+from tests.flat import flat_head
 
 CLASSES, D, SIDE, MICRO = 37, 8, 8, 4
 _NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
@@ -41,7 +42,8 @@ def job_of(world, mode="fp32", compression="none", sample_rate=0.3, clip=0.0, de
     backbone = TorchBackbone(module, world, precision, optimizer, FACE, {}, compression=compression)
     backbone.keep_statistics()
     backbone.train()
-    head = PartialFC(CLASSES, D, CosFace(16.0), sample_rate, world, 1, RowSGD(), device, precision.parameter_dtype)
+    options = {"device": device, "dtype": precision.parameter_dtype}
+    head = flat_head(CLASSES, D, CosFace(16.0), sample_rate, world, 1, RowSGD(), **options)
     return Job(
         world=world,
         loader=NotImplemented,

@@ -11,7 +11,7 @@ import torch
 from partial_fc import checkpoint
 from partial_fc.verbs.checkpoint import classes
 from partial_fc.verbs.checkpoint.classes import AddOptions, MatchOptions
-from tests.recipes.conftest import train_here
+from tests.running import train_here
 
 FLAGS = "--network tiny --image-size 20 --embedding-size 8 --batch-size 8 --val-targets --check-data off"
 

@@ -44,9 +44,8 @@ from partial_fc.head import (
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
 from partial_fc.recipe import start
 from recipes.face import main as face
-from tests.recipes.conftest import SMALL, result
-from tests.recipes.launch import endings, here, several
-from tests.recipes.several import Given
+from tests.flat import flat_head
+from tests.running import SMALL, Given, endings, here, result, several
 from tests.unit.thread_world import in_world
 from tests.world import made
 
@@ -60,19 +59,15 @@ COMMON = (
 # Values of each flag. A head among several may have these for itself:
 OF_HEAD: dict[str, tuple[Any, ...]] = {
     "sample_rate": (0.3,),
-    "sample_rate_schedule": ("0:0.3 3:1.0", "0:0.2 2:0.5"),
     "quota": ("insightface",),
     "hard_negatives": (2,),
     "head_catch_up": ("none",),
     "sub_centres": (3,),
     "interclass_filtering_threshold": (0.05,),
-    "loss": ("arcface", "adaface", "curricularface", "softmax", "sphereface"),
-    "margin_schedule": ("0:0.1 3:0.3",),
+    "loss": ("arcface", "adaface", "curricularface", "softmax"),
     "head_optimizer": ("nesterov", "adamw", "adam", "adagrad"),
     "head_lr": (0.2,),
     "head_weight_decay": (0.1,),
-    "sampling_correction": (True,),
-    "label_smoothing": (0.1,),
     "centre_dtype": ("bf16",),
     "labels": (3,),
     "labels_drawn": (2,),
@@ -356,8 +351,6 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "catch_up": ("none",),
     "sub_centres": (3,),
     "interclass_filtering_threshold": (0.05,),
-    "label_smoothing": (0.1,),
-    "sampling_correction": (True,),
     "quota": ("insightface",),
     "rule": (OwnOut(), SoftTarget(), MLC(), MLCD()),
     "storage": (Storage(torch.bfloat16, torch.float32),),
@@ -375,7 +368,7 @@ def layer(world: World, options: dict[str, Any], name: str = "", classes: int = 
         given["dtype"] = torch.float32
     if "hard_negatives" in options:
         given["hard_negatives"] = HardNegatives(classes, options["hard_negatives"], 1)
-    return PartialFC(classes, D, **given, world=world, name=name, impl="plain")
+    return flat_head(classes, D, **given, world=world, name=name, impl="plain")
 
 
 def steps(head: PartialFC | Heads, world: World, numbers: range, labels: int) -> list[float]:

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from partial_fc.comm import SingleWorld
 from partial_fc.embedding.load import load
 from partial_fc.verbs.data.drop import DropOptions, drop, main_cosines
-from tests.recipes.conftest import train_here
+from tests.running import train_here
 
 C, D, EACH = 30, 16, 40
 FLAGS = (

@@ -26,7 +26,7 @@ from partial_fc.verbs.model import embed as command
 from partial_fc.verbs.report.page import page
 from partial_fc.verbs.report.run_facts import read_run
 from recipes.face.backbone import ModelFlags, build
-from tests.recipes.conftest import ENCODER, losses, same_tensors, train_here
+from tests.running import ENCODER, losses, same_tensors, train_here
 
 SIZE, D = 20, 8
 CLASSES = ("ada", "bob", "cyd", "dov")

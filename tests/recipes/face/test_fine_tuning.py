@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.recipes.conftest import losses, same_tensors, train_here, train_several
+from tests.running import losses, same_tensors, train_here, train_several
 
 FLAGS = "--dataset glyphs --val-targets --batch-size 8 --check-data off --lr-scheduler constant --warmup-steps 0"
 
@@ -44,7 +44,7 @@ def test_both_halves_of_a_run_start_another_one(encoder, tmp_path):
 @pytest.mark.parametrize(
     "more",
     [
-        pytest.param("--optimizer adamw --dropout 0.2", marks=pytest.mark.long),
+        pytest.param("--optimizer adamw", marks=pytest.mark.long),
         pytest.param("--precision fp16 --clip 5", marks=pytest.mark.long),
         "--sync-bn --on-nan skip",
     ],
@@ -78,13 +78,9 @@ def test_a_frozen_backbone_of_two_processes(encoder, tmp_path):
     assert max(abs(a - b) for a, b in zip(one, two, strict=True)) < 1e-7
 
 
-def test_the_backbones_own_rate(encoder, tmp_path):
-    """0: no weight moves, though running statistics do. That of --lr: the same run."""
-    root, flags = encoder
-    flags = f"{flags} --max-steps 3 --lr-scheduler cosine"
-    train_here(tmp_path / "still", f"{flags} --backbone-lr 0")
-    then, now = (load_file(path / "model.safetensors") for path in (root, tmp_path / "still"))
-    assert {name for name, t in then.items() if not torch.equal(t, now[name])} == statistics(then)
-    for name, rates in {"lr": "--lr 0.003", "own": "--lr 0.006 --backbone-lr 0.003 --head-lr 0.003"}.items():
-        train_here(tmp_path / name, f"{flags} {rates}")
-    assert losses(tmp_path / "lr") == losses(tmp_path / "own")
+def test_the_centres_own_rate(encoder, tmp_path):
+    """That of --lr: the same run. Another one: another run."""
+    flags = f"{encoder[1]} --max-steps 3 --lr-scheduler cosine --lr 0.003"
+    for name, rate in {"lr": "", "own": "--head-lr 0.003", "other": "--head-lr 0.006"}.items():
+        train_here(tmp_path / name, f"{flags} {rate}")
+    assert losses(tmp_path / "lr") == losses(tmp_path / "own") != losses(tmp_path / "other")

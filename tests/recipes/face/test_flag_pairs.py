@@ -9,14 +9,13 @@ import random
 import pytest
 
 from recipes.face.main import Config, parse
-from tests.recipes.conftest import losses, train_several
+from tests.running import losses, train_several
 
 SETTINGS = {
     "precision": ("fp32", "bf16", "fp16", "fp16-o2", "fp64"),
     "gradient_compression": ("none", "fp16", "bf16"),
     "accumulate": (1, 2),
     "activation_checkpointing": (True, False),
-    "channels_last": (True, False),
     "sync_bn": (True, False),
     "clip": (0.0, 1.0),
     "head_clip": (0.0, 1.0),
@@ -27,7 +26,6 @@ SETTINGS = {
     "centre_dtype": ("fp32", "bf16"),
     "head_catch_up": ("none", "exact"),
     "hard_negatives": (0, 2),
-    "label_smoothing": (0.0, 0.1),
     "ema": (0.0, 0.9),
     "lora": (0, 2),
     "labels": (1, 3),
@@ -40,11 +38,8 @@ REFUSED = {
     (("accumulate", 2), ("loss", "adaface")): "averages over whole batches",
     (("accumulate", 2), ("loss", "curricularface")): "averages over whole batches",
     (("sample_rate", 1.0), ("hard_negatives", 2)): "without sampling",
-    (("loss", "curricularface"), ("label_smoothing", 0.1)): "not defined there",
     (("loss", "curricularface"), ("labels", 3)): "told by one target",
     (("loss", "curricularface"), ("rule", "mlcd")): "told by one target",
-    (("label_smoothing", 0.1), ("labels", 3)): "--label-smoothing",
-    (("label_smoothing", 0.1), ("rule", "mlcd")): "--label-smoothing",
 }
 PAIRS = [
     ((one, a), (other, b))
@@ -54,7 +49,7 @@ PAIRS = [
 ]
 FIXED = (
     "--dataset synthetic --num-classes 60 --num-images 400 --backbone tiny --image-size 16 --embedding-size 16 "
-    "--batch-size 6 --max-steps 3 --warmup-steps 0 --telemetry-every 1 --seed 3"
+    "--batch-size 6 --max-steps 3 --warmup-steps 0 --seed 3"
 )
 
 

@@ -14,16 +14,14 @@ import pytest
 import torch
 
 from partial_fc.checkpoint import lock
-from tests.faults.ranks import steps_done
-from tests.recipes.conftest import ENCODER, SMALL, losses, result, same_tensors, train_here, train_several
-from tests.recipes.launch import here
+from tests.running import ENCODER, SMALL, here, losses, result, same_tensors, steps_done, train_here, train_several
 from tests.unit.models.test_arcface_torch_config import SERVER
 
 
 def test_resume_continues_bit_by_bit(glyphs, tmp_path):
     """In one process. (Launches of several: test_face_head.py, tests/faults/signals/test_kill_matrix.py.)"""
     flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --lr-scheduler constant --sample-rate 0.3 "
-    flags += "--dropout 0.2 --clip 5 --checkpoint-every 4 --max-steps "
+    flags += "--clip 5 --checkpoint-every 4 --max-steps "
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     runs = [(whole, flags + "8"), (parts, flags + "4"), (parts, flags + "8"), (parts, flags + "8")]
     printed = [train_here(root, words) for root, words in runs][-1]

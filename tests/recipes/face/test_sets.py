@@ -11,8 +11,7 @@ from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.data.sets.tar_shards import write_tar_index
 from partial_fc.files import in_cache
 from partial_fc.train.guards.signals import EXIT_PREEMPTED
-from tests.recipes.conftest import face, losses, train_here, train_several
-from tests.recipes.launch import endings, killed, several
+from tests.running import endings, face, killed, losses, several, train_here, train_several
 from tests.unit.data.shards import serving, write_tar
 
 CLASSES, STEPS = 80, 4

@@ -15,10 +15,8 @@ from partial_fc.data.sets.weighted import Shares
 from partial_fc.verbs.checkpoint.classes import ListOptions, list_classes
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
 from partial_fc.verbs.model.classify import ClassifyOptions, classify
-from recipes.mxnet.export_centres import ExportOptions, export_centres
-from tests.recipes.conftest import face, losses, train_here, train_several
-from tests.recipes.launch import endings, killed
-from tests.recipes.launch import several as run_several
+from tests.running import endings, face, killed, losses, train_here, train_several
+from tests.running import several as run_several
 
 COMMON = (
     "--val-targets --check-data off --image-size 24 --lr-scheduler constant --sync-bn --warmup-steps 1 "
@@ -60,7 +58,7 @@ def test_each_head_has_its_flags(sets, tmp_path):
     """A head whose weight is 0 does not move the backbone. What is to be said of both is said once."""
     given = f"{sets} {COMMON} --batch-size image=4 words=4 --max-steps 2 --loss words=arcface --sample-rate 0.5 "
     given += "--head-catch-up none"
-    assert train_here(tmp_path / "a", given).count("note: --head-catch-up none: centres") == 1
+    assert train_here(tmp_path / "a", given).count("note: --head-catch-up none: momentum") == 1
     train_here(tmp_path / "b", f"{sets} {COMMON} --batch-size image=4 words=4 --max-steps 2 --head-weight words=0")
     assert losses(tmp_path / "a") != losses(tmp_path / "b")
     files = sorted(path.name for path in (tmp_path / "a/checkpoints/step-00000002").glob("head-*"))
@@ -93,9 +91,9 @@ def test_each_head_has_its_start_centres_and_micro_batches_have_its_share(sets, 
     row_CD = np.random.default_rng(0).normal(size=(10, 32))
     np.save(tmp_path / "words.npy", row_CD)
     common = f"{sets} {COMMON} --batch-size image=4 words=4 --accumulate 2 --max-steps 2"
-    start = f"--start-centres image=imprint words={tmp_path}/words.npy --imprint-images image=2"
+    start = f"--start-centres image=imprint words={tmp_path}/words.npy"
     log = train_here(tmp_path / "a", f"{common} {start}")
-    assert "the centres of 80 classes are means of 160 images" in log
+    assert "the centres of 80 classes are means of" in log
     assert f"class centres of words from {tmp_path}/words.npy" in log
     (file,) = (tmp_path / "a/checkpoints/step-00000002").glob("head-words-*")
     centre_CD = load_file(file)["centres"].double()
@@ -123,7 +121,7 @@ def test_weights_of_samples_are_of_the_sets_one_after_the_other(sets, tmp_path):
 
 
 def test_a_table_of_several_is_named(sets, glyphs, tmp_path, capsys):
-    """classify and export take one by its name, and say which there are."""
+    """classify takes one by its name, and says which there are."""
     train_here(tmp_path / "run", f"{sets} {COMMON} --batch-size image=4 words=4 --max-steps 2")
     run, images = tmp_path / "run", glyphs / "train.rec"
     capsys.readouterr()
@@ -131,12 +129,9 @@ def test_a_table_of_several_is_named(sets, glyphs, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "10 classes" in printed
     assert {int(number) for number in re.findall(r"class (\d+)", printed)} == set(range(10))
-    export_centres(ExportOptions((run,), tmp_path / "out", 1, table="image"))
-    assert "80 classes of 32 features" in capsys.readouterr().out
     for act, said in [
         (lambda: classify(ClassifyOptions(checkpoint=run, images=(images,))), r"'image', 'words'; say which: --table"),
         (lambda: classify(ClassifyOptions(checkpoint=run, images=(images,), table="a")), "none is named 'a'"),
-        (lambda: export_centres(ExportOptions((run,), tmp_path / "out", 1)), "say which: --table NAME"),
         (lambda: list_classes(ListOptions(run)), "the tables 'image', 'words'; expected .* one table"),
     ]:
         with pytest.raises(ValueError, match=said):
@@ -170,7 +165,7 @@ def test_every_batch_has_its_share_of_each_set_in_the_order_of_any_number_of_ran
         ("--accumulate 2", "give the number of each set's"),
         ("--balance class", "--balance class with sets that have heads of their own"),
         ("--heads image.batch_size=4", "names image, and not words"),
-        ("--telemetry-every words=2", "for all heads together"),
+        ("--head-clip words=2", "for all heads together"),
         ("--rec a=A B", "name two sets or more, and each"),
         ("--rec a=A a=B", "twice"),
         ("--rec A B --heads b.loss=arcface", "--rec names no sets"),

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 import partial_fc
-from tests.recipes.conftest import losses, result, same_tensors, train_here, train_several
+from tests.running import losses, result, same_tensors, train_here, train_several
 
 needs_peft = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
 EVERY_STEP = "--checkpoint-every 1 --keep-checkpoints 99"
@@ -45,65 +45,47 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "fp16-o2"])
 def test_the_average_is_that_of_the_weights_after_each_step(glyphs, tmp_path, precision):
-    flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --max-steps 6 --ema 0.8 --precision {precision}"
-    log = train_here(tmp_path / "raw", f"{flags} --deliver raw {EVERY_STEP}")
-    assert "model-ema.safetensors the average" in log
+    flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --max-steps 6 --precision {precision} {EVERY_STEP}"
+    log = train_here(tmp_path / "ema", f"{flags} --ema 0.8")
+    assert "model-raw.safetensors the raw ones" in log
     assert "after the 6 steps of this run 26% of the average" in log
-    average = {name: t.double() for name, t in stored(tmp_path / "raw", 1, "ema").items()}
+    train_here(tmp_path / "plain", flags)
+    assert losses(tmp_path / "ema") == losses(tmp_path / "plain")
+    average = {name: t.double() for name, t in stored(tmp_path / "ema", 1).items() if t.is_floating_point()}
     assert any(name.endswith("running_var") for name in average)
     for number in range(2, 7):
-        raw = stored(tmp_path / "raw", number)
+        raw, now = stored(tmp_path / "plain", number), stored(tmp_path / "ema", number)
         average = {name: 0.8 * t + 0.2 * raw[name].double() for name, t in average.items()}
-        for name, t in stored(tmp_path / "raw", number, "ema").items():
-            torch.testing.assert_close(t.double(), average[name], rtol=1e-5, atol=1e-7)
-    delivered, beside = (load_file(tmp_path / f"raw/{name}.safetensors") for name in ("model", "model-ema"))
-    assert same(delivered, stored(tmp_path / "raw", 6))
-    assert same({name: beside[name] for name in average}, stored(tmp_path / "raw", 6, "ema"))
+        for name, t in average.items():
+            torch.testing.assert_close(now[name].double(), t, rtol=1e-5, atol=1e-7)
+    delivered, beside = (load_file(tmp_path / f"ema/{name}.safetensors") for name in ("model", "model-raw"))
+    assert same(delivered, stored(tmp_path / "ema", 6))
+    assert same(beside, stored(tmp_path / "plain", 6))
     assert not torch.equal(delivered["fc.weight"], beside["fc.weight"])
-    # The same run, the other way round.
-    train_here(tmp_path / "ema", flags)
-    assert losses(tmp_path / "ema") == losses(tmp_path / "raw")
-    assert same(load_file(tmp_path / "ema/model.safetensors"), beside)
-    assert same(load_file(tmp_path / "ema/model-raw.safetensors"), delivered)
-    assert same(stored(tmp_path / "ema", 6), beside)
     for name in ("model", "model-raw"):
         assert partial_fc.load(tmp_path / f"ema/{name}.safetensors").embedding_size == 32
-    assert same(partial_fc.load(step(tmp_path / "ema", 6)).network.state_dict(), beside)
+    assert same(partial_fc.load(step(tmp_path / "ema", 6)).network.state_dict(), delivered)
 
 
 @pytest.mark.long
 def test_the_average_is_what_is_evaluated(glyphs, tmp_path):
-    flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --val-targets unseen --max-steps 8 --verbose 4 --ema 0.9"
-    scores = {}
-    for deliver in ("ema", "raw"):
-        train_here(tmp_path / deliver, f"{flags} --deliver {deliver}")
-        scores[deliver] = result(tmp_path / deliver)["evaluations"]["unseen/accuracy"]
-    assert losses(tmp_path / "ema") == losses(tmp_path / "raw")  # evaluating changes nothing
-    assert scores["ema"] != scores["raw"]
+    flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --val-targets unseen --max-steps 8 --verbose 4"
+    for name, more in {"ema": "--ema 0.9", "plain": ""}.items():
+        train_here(tmp_path / name, f"{flags} {more}")
+    assert losses(tmp_path / "ema") == losses(tmp_path / "plain")  # evaluating changes nothing
+    scores = [result(tmp_path / name)["evaluations"]["unseen/accuracy"] for name in ("ema", "plain")]
+    assert scores[0] != scores[1]
 
 
 def test_an_average_resumes_bit_by_bit(glyphs, tmp_path):
     """On two ranks, whose running statistics differ."""
     flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --ema 0.9 --max-steps"
-    ends = {
-        tmp_path / end / deliver: f"--deliver {deliver}" for end in ("whole", "parts") for deliver in ("ema", "raw")
-    }
-    train_several(
-        {root: f"{flags} {6 if root.parent.name == 'whole' else 3} {deliver}" for root, deliver in ends.items()}
-    )
-    parts = {root: deliver for root, deliver in ends.items() if root.parent.name == "parts"}
-    train_several({root: f"{flags} 6 {deliver}" for root, deliver in parts.items()})
-    for root in parts:
-        whole = tmp_path / "whole" / root.name
-        same_tensors(step(whole, 6), step(root, 6))
-        for name in ("model", "model-raw" if root.name == "ema" else "model-ema"):
-            assert same(*(load_file(folder / f"{name}.safetensors") for folder in (whole, root)))
-    # What is delivered exchanges the two; it changes nothing else.
-    other = {"model": "model-ema", "model-raw": "model"}
-    assert all(
-        same(load_file(tmp_path / f"whole/ema/{one}.safetensors"), load_file(tmp_path / f"whole/raw/{two}.safetensors"))
-        for one, two in other.items()
-    )
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train_several({whole: f"{flags} 6", parts: f"{flags} 3"})
+    train_several({parts: f"{flags} 6"})
+    same_tensors(step(whole, 6), step(parts, 6))
+    for name in ("model", "model-raw"):
+        assert same(*(load_file(folder / f"{name}.safetensors") for folder in (whole, parts)))
 
 
 def test_an_average_begins_and_ends_with_a_resumed_run(glyphs, tmp_path):

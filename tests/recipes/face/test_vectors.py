@@ -14,7 +14,7 @@ from partial_fc.optim import backbone as optimizers
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.precision import Precision
 from partial_fc.verbs.model import classify, embed, search
-from tests.recipes.conftest import losses, result, train_here, train_several
+from tests.running import losses, result, train_here, train_several
 from tests.unit.data.test_vectors import write
 
 C, D = 60, 12

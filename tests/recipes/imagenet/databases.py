@@ -1,7 +1,6 @@
 """Image databases as Caffe and Caffe2 write them, made with the runtimes themselves (protobuf, lmdb, plyvel) and with
 messages declared here, apart from the reader's."""
 
-import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -99,9 +98,3 @@ def write_leveldb(path: Path, items: Iterable[tuple[bytes, bytes]], **options: A
         database.put(key, value)
     database.close()
     return path
-
-
-def hashes(folder: Path) -> dict[str, tuple[str, int]]:
-    return {
-        path.name: (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns) for path in folder.iterdir()
-    }

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.recipes.launch import here, several
-from tests.recipes.several import Given
+from tests.running import Given, here, several
 
 C, N, BATCH = 4, 22, 4  # classes; images, of which a second machine has as many; images of an update
 UPDATES = 3  # of an epoch; its size, 14 images, is no multiple of BATCH

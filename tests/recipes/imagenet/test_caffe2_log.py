@@ -72,16 +72,6 @@ def test_a_run_that_begins_anew_under_its_name_leaves_no_old_rows(tmp_path):
     assert (tmp_path / NAME).read_text() == GOLDEN
 
 
-def test_imagenet_trainers_columns(tmp_path):
-    it = log(tmp_path, 0.0, 0.0, model="resnext50")
-    values = {"accuracy": 0.5, "loss": 1.0, "learning_rate": 0.1}
-    it.add(0, 5, **values, top5_test_accuracy=-1, top1_test_accuracy=-1)
-    assert it.path.name.startswith("resnext50_gpu2_b64_")
-    header, row = it.path.read_text().splitlines()[1:]
-    assert header.endswith("accuracy,epoch,learning_rate,loss,top1_test_accuracy,top5_test_accuracy")
-    assert row == "0.0,0.0,0,0,4,0.0,0.5,0,0.1,1.0,-1,-1"  # no time at all: no speed, and no division by zero
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -12,7 +12,6 @@ from partial_fc.data import BadRecord
 from partial_fc.data.decode import decode
 from partial_fc.data.sample import LabelOutOfRange
 from recipes.imagenet.databases import DatabaseSource, open_database
-from recipes.imagenet.databases.keys import KeyList
 from tests.recipes.imagenet import databases
 from tests.recipes.imagenet.databases import records, write_leveldb, write_lmdb
 
@@ -110,20 +109,3 @@ def test_lmdb_that_is_cut_short(tmp_path: Path) -> None:
         file.truncate(12288)
     with pytest.raises(ValueError, match=r"its pages need .* cut short"):
         open_database(path, "lmdb", 10)
-
-
-@pytest.mark.parametrize("count", [0, 1, 100])
-def test_a_list_of_keys_is_saved_and_loaded(tmp_path: Path, count: int) -> None:
-    keys = [b"%d" % i for i in range(count)]
-    listed = KeyList.collect(keys)
-    listed.save(tmp_path / "a/keys.npz")
-    loaded = KeyList.load(tmp_path / "a/keys.npz")
-    assert loaded is not None
-    assert len(loaded) == count
-    assert [loaded[i] for i in range(count)] == [listed[i] for i in range(count)] == keys
-    for index in (-1, count):
-        with pytest.raises(IndexError):
-            loaded[index]
-    (tmp_path / "a/keys.npz").write_bytes((tmp_path / "a/keys.npz").read_bytes()[:-30])
-    assert KeyList.load(tmp_path / "a/keys.npz") is None
-    assert KeyList.load(tmp_path / "none") is None

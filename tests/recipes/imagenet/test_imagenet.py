@@ -12,9 +12,9 @@ from partial_fc.data.sample import Sample
 from partial_fc.data.transform import ShortSideCrop
 from recipes.imagenet import main as imagenet
 from recipes.imagenet import resnet
-from tests.recipes.conftest import losses, reported, result, same_tensors
 from tests.recipes.imagenet.databases import datum, encoded_tensors, raw_tensors, write_leveldb, write_lmdb
 from tests.recipes.imagenet.imagenet_job import BATCH, UPDATES, C, N, picture, train_here, train_several
+from tests.running import losses, reported, result, same_tensors
 
 HEADER = (
     "time_spent,cumulative_time_spent,input_count,cumulative_input_count,cumulative_batch_count,inputs_per_sec,"
@@ -61,9 +61,7 @@ def weights(root: Path) -> dict[str, torch.Tensor]:
 
 def test_a_leveldb_of_tensors_gives_the_losses_of_an_lmdb_of_datums(one, tmp_path):
     level = write_leveldb(tmp_path / "level", stored(encoded_tensors).items())
-    (tmp_path / "shadows").mkdir()
-    train_here(tmp_path / "leveldb", level, f"--db_type leveldb --leveldb-shadow {tmp_path / 'shadows'}")
-    assert not list((tmp_path / "shadows").iterdir())
+    train_here(tmp_path / "leveldb", level, "--db_type leveldb")
     assert (tmp_path / "leveldb/loss.csv").read_bytes() == (one / "loss.csv").read_bytes()
 
 
@@ -112,10 +110,9 @@ def test_a_run_that_was_stopped_goes_on(data, one, tmp_path):
 
 
 def test_without_data(tmp_path):
-    train_here(tmp_path, "null", f"--check-data off --leveldb-shadow {tmp_path}")
+    train_here(tmp_path, "null", "--check-data off")
     log = (tmp_path / "logs/rank-0000.log").read_text()
     assert "--check-data off: synthetic data has nothing to check" in log
-    assert "--leveldb-shadow: none of the databases is a LevelDB" in log
     assert [row["test_accuracy"] for row in rows(tmp_path)] == ["-1", "-1"]
 
 
@@ -133,8 +130,8 @@ def test_torchvisions_weights_are_started_from(data, tmp_path):
 
 
 def test_weights_of_a_run_and_of_one_of_its_checkpoints_are_started_from(one, data, tmp_path):
-    """And of one with the same last layer; it begins at epoch 0. The model's name has no effect."""
-    flags = "--base_learning_rate 0 --max-steps 1 --save_model_name net --load_model_path"
+    """And of one with the same last layer; it begins at epoch 0."""
+    flags = "--base_learning_rate 0 --max-steps 1 --load_model_path"
     (checkpoint,) = one.glob(f"checkpoints/*{2 * UPDATES}")
     for number, given in enumerate((one, checkpoint, one / "model.safetensors")):
         root = tmp_path / str(number)
@@ -143,7 +140,6 @@ def test_weights_of_a_run_and_of_one_of_its_checkpoints_are_started_from(one, da
         assert all(torch.equal(t, found[name]) for name, t in weights(one).items() if "running" not in name
                    and "num_batches" not in name)  # fmt: skip
         assert (root / "loss.csv").read_text().splitlines()[1].startswith("1,")
-    assert "--save_model_name net: no .mdl file is written" in (root / "logs/rank-0000.log").read_text()
 
 
 def test_a_mdl_file_is_named_for_what_it_is(data, tmp_path):

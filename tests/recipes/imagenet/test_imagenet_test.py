@@ -10,8 +10,9 @@ from torch.nn.functional import normalize
 from partial_fc.data import Synthetic
 from partial_fc.data.sample import Sample
 from partial_fc.data.transform import as_stored
-from partial_fc.head import CosFace, PartialFC
+from partial_fc.head import CosFace
 from recipes.imagenet.epochs import PartialFCTest
+from tests.flat import flat_head
 from tests.unit.thread_world import in_world
 
 C, N, D = 7, 23, 9
@@ -36,7 +37,7 @@ def test_the_numbers_are_those_of_the_dense_cosines(sub_centres, world_size):
     """12 batches and one: ranks have other numbers of batches, or none."""
 
     def on_rank(world):
-        head = PartialFC(C, D, CosFace(), sub_centres=sub_centres, world=world, dtype=torch.float64)
+        head = flat_head(C, D, CosFace(), sub_centres=sub_centres, world=world, dtype=torch.float64)
         found = []
         for batch_size in (2, N):
             test = PartialFCTest("test", Images(), as_stored, batch_size, top=3, head=head)

@@ -48,23 +48,6 @@ def test_the_name_for_other_class_counts_is_the_same_network():
     assert (values["model"], values["num_classes"]) == ("slowfast_4x16_resnet50_custom", 7)
 
 
-def test_flags_that_do_nothing_are_said_to():
-    """All that train_recognizer.py of version 0.8 has, besides those of the tutorial and those that are refused."""
-    nothing = (
-        "--last-gamma --mode hybrid --crop-ratio 0.875 --use_se --mixup --mixup-alpha 0.2 --mixup-off-epoch 0 "
-        "--label-smoothing --teacher t --temperature 20 --hard-weight 0.5 --batch-norm --use-gn --input-5d "
-        "--use-decord --slowfast --num-crop 1"
-    )
-    others = (
-        "--lr-decay 0.1 --lr-decay-period 0 --lr-decay-epoch 40,60 --no-wd --resume-epoch 0 --resume-params p "
-        "--resume-states s --num-segments 1 --clip-grad 40 --partial-bn --freeze-bn --accumulate 1 --data-aug v1 -j 4 "
-        "--train-only"
-    )
-    _, notes = parsed(f"{LISTS} {others} {nothing}")
-    silent = {word for word in nothing.split() if word[:2] == "--"}
-    assert {note.split()[0] for note in notes if "without effect: " in note} == silent
-
-
 def test_under_a_launcher(monkeypatch):
     """The launcher has started the processes of --num-gpus already."""
     started = {"RANK": "9", "WORLD_SIZE": "32", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "a",

@@ -14,11 +14,9 @@ from partial_fc.train.guards.signals import EXIT_PREEMPTED
 from recipes.kinetics import gluoncv_files as gluoncv
 from recipes.kinetics import slowfast
 from recipes.kinetics.epochs import ClipLine
-from tests.recipes.conftest import losses, reported, result
 from tests.recipes.kinetics import videos
 from tests.recipes.kinetics.gluon_states import LR, write_states
-from tests.recipes.launch import here, several
-from tests.recipes.several import Given
+from tests.running import Given, here, losses, reported, result, several
 
 R50, N, BATCH = "slowfast_4x16_resnet50_kinetics400", 10, 4
 SMALL = (

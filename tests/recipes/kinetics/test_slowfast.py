@@ -156,16 +156,6 @@ def test_what_is_no_file_of_a_trainer(tmp_path):
             gluoncv.read_states(model, path)
 
 
-def test_the_fast_network_alone():
-    torch.manual_seed(4)
-    model = slowfast.build(R50, 5, width=16, fast_alone=True).eval()
-    assert not [name for name, _ in model.named_children() if "slow" in name or "lateral" in name]
-    clip, other = torch.randn(2, 1, 3, 36, 32, 32)
-    other[:, :, :32] = clip[:, :, :32]
-    assert torch.equal(model(clip), model(other))
-    assert model.feature_width == 64
-
-
 def test_what_cannot_be():
     with pytest.raises(ValueError, match="unknown network 'slowfast'"):
         slowfast.build("slowfast")

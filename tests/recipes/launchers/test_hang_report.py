@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.recipes.conftest import LAUNCHERS, ROOT, environment
+from tests.running import LAUNCHERS, ROOT, environment
 
 pytestmark = pytest.mark.long
 

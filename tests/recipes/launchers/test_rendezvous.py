@@ -12,11 +12,9 @@ import pytest
 
 from partial_fc.comm import StartError
 from partial_fc.comm.launch import stores
-from tests.recipes.conftest import ROOT, environment, losses
-from tests.recipes.launch import several
 from tests.recipes.launchers import rendezvous_job
-from tests.recipes.several import Given
 from tests.redis_server import redis_server, skip_without
+from tests.running import ROOT, Given, environment, losses, several
 from tests.waiting import free_port, until
 
 JOB = [sys.executable, "-m", "partial_fc", "train", str(ROOT / "tests/recipes/launchers/rendezvous_job.py")]
@@ -111,15 +109,15 @@ def test_over_tls(started, tmp_path, monkeypatch):
     port = str(free_port())
     server = ["--tls-port", port, "--tls-cert-file", crt, "--tls-key-file", key, "--tls-ca-cert-file", crt]
     with redis_server(*server) as plain:
-        tls = ["--redis_tls", "--redis_ca", crt, "--redis_cert", crt, "--redis_key", key]
-        flags = ["--run_id", "tls", "--redis_host", "localhost", "--redis_port"]
-        for status, printed in ended(*(started(*words, *flags, port, *tls) for words in shards(2))):
+        tls = f"rediss://localhost?ssl_ca_certs={crt}&ssl_certfile={crt}&ssl_keyfile={key}"
+        flags = ["--run_id", "tls", "--redis_port"]
+        for status, printed in ended(*(started(*words, *flags, port, "--redis_host", tls) for words in shards(2))):
             assert status == 0, printed
         monkeypatch.setattr(stores, "_ANSWER_S", 1.0)
-        wrong = ((port, []), (str(plain), tls), (port, ["--redis_tls"]))
-        for p, more in wrong:
-            with pytest.raises(StartError, match=r"Redis at localhost:\d+ does not answer after 1 s: .*--redis-tls"):
-                rendezvous_job.main([*shards(2)[0], *flags, p, *more, "--start-timeout", "1"])
+        wrong = ((port, "localhost"), (str(plain), tls), (port, "rediss://localhost"))
+        for p, host in wrong:
+            with pytest.raises(StartError, match=r"Redis at localhost:\d+ does not answer after 1 s: .*rediss://HOST"):
+                rendezvous_job.main([*shards(2)[0], *flags, p, "--redis_host", host, "--start-timeout", "1"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

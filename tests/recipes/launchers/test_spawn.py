@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from functools import partial
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 
 from partial_fc.comm import Launch, StartError
 from partial_fc.comm.launch import meet_ranks, spawn, start
@@ -145,8 +147,8 @@ def test_a_master_address_without_a_port_is_where_rank_0_is_reached(monkeypatch)
     with spawn._listen("127.0.0.2") as listening:
         port = listening.getsockname()[1]
         monkeypatch.setenv(meet_ranks.LISTENING_SOCKET, str(os.dup(listening.fileno())))
-        store = meet_ranks.meet(launch(0, 1, port, "127.0.0.2"), 20)
-    assert store.get("outcome") == b"all here"
+        met = meet_ranks.meet(launch(0, 1, port, "127.0.0.2"), 20)
+    assert met.keys.get("outcome") == b"all here"
 
 
 @pytest.mark.parametrize("address", ["192.0.2.77", "no-such-host.invalid"])
@@ -158,7 +160,6 @@ def test_a_master_address_that_is_not_of_the_only_host_is_refused(address):
 @pytest.fixture(autouse=True)
 def _no_stores(monkeypatch):
     monkeypatch.setattr(meet_ranks, "_stores", {})
-    monkeypatch.setattr(meet_ranks, "_num_meetings", 0)
     monkeypatch.setattr(meet_ranks, "_LINGER_S", 0.5)
     monkeypatch.setattr(meet_ranks, "_LATER_S", 1.0)
 
@@ -234,11 +235,49 @@ def test_what_is_wrong_with_the_master_is_an_error_in_time(rank, is_taken, addre
 
 
 def test_a_job_that_runs_is_left_alone_by_a_second_one_on_its_port(monkeypatch):
-    """Once its ranks are there nobody is let in any more: the port is free."""
     port = free_port()
     running = meet_ranks.meet(launch(0, 1, port), 20)
     monkeypatch.setattr(meet_ranks, "_stores", {})
-    with pytest.raises(StartError, match="nobody listens"):
+    with pytest.raises(StartError, match=r"have met without this one; rank 1 there is none\. .*a port of its own"):
         meet_ranks.meet(launch(1, 2, port), 0.5)
-    assert outcomes([launch(0, 1, port)], 20) == [""]
-    assert running.get("outcome") == b"all here"
+    monkeypatch.setattr(meet_ranks, "_stores", {})
+    (heard,) = outcomes([launch(0, 1, port)], 20)
+    assert "cannot listen" in heard
+    assert running.keys.get("outcome") == b"all here"
+
+
+def test_ranks_meet_again_at_a_store_that_still_has_what_they_wrote(monkeypatch):
+    """torchrun's agent keeps its store when it restarts failed processes, rank 0's last. Each agent counts its restarts
+    alone."""
+    port = free_port()
+    agent = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    for ranks in ((0, 1, 2), (2, 1, 0), (1, 0)):
+        assert outcomes([launch(rank, len(ranks), port) for rank in ranks], 20) == [""] * len(ranks)
+    assert agent.num_keys() > 3
+
+
+def test_a_rank_that_was_killed_before_all_were_there_is_replaced(monkeypatch):
+    port = free_port()
+    agent = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    killed = subprocess.Popen(["true"])
+    killed.wait()
+    agent.set(meet_ranks.ATTEMPT, "first")
+    dist.PrefixStore("first", agent).set("rank 1", f"{socket.gethostname()} (process {killed.pid})")
+    monkeypatch.setattr(meet_ranks.secrets, "token_hex", lambda _: "first")
+    assert outcomes([launch(1, 2, port), launch(0, 2, port)], 20) == ["", ""]
+
+
+def test_what_others_write_into_the_store_reaches_no_terminal(monkeypatch):
+    """It is anybody's."""
+    port = free_port()
+    agent = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setattr(meet_ranks.secrets, "token_hex", lambda _: "first")
+    dist.PrefixStore("first", agent).set("outcome", "\x1b[31mred\nline")
+    for rank in (0, 1):
+        with pytest.raises(StartError) as error:
+            meet_ranks.meet(launch(rank, 2, port), 0.5)
+        assert str(error.value).isprintable()
+        assert r"\x1b[31mred\nline" in str(error.value)

@@ -14,9 +14,7 @@ from torch.utils.data import DistributedSampler
 from demo.make_digits import load
 from partial_fc.data.idx import names, read_set, write_idx
 from recipes.mnist.convnet import ConvNet
-from tests.recipes.conftest import same_tensors
-from tests.recipes.launch import endings, here, several
-from tests.recipes.several import Given
+from tests.running import Given, endings, here, same_tensors, several
 
 NUM_TRAIN, NUM_TEST = 151, 101  # no number of processes divides them
 # An epoch has 7 updates: 6 of 24 images, and one of the 7 that are left.

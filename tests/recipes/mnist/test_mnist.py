@@ -15,7 +15,6 @@ from partial_fc.data.idx import read_set
 from recipes.mnist import apex
 from recipes.mnist.convnet import ConvNet
 from recipes.mnist.main import parse
-from tests.recipes.conftest import losses, reported, result
 from tests.recipes.mnist.mnist_job import (
     GLOBAL_BATCH,
     NUM_TEST,
@@ -26,6 +25,7 @@ from tests.recipes.mnist.mnist_job import (
     train_here,
     train_several,
 )
+from tests.running import losses, reported, result
 
 
 def test_equals_the_tutorials_loop(digits, tmp_path):

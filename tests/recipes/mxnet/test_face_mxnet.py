@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from partial_fc.foreign import ndarray_file
-from tests.recipes.conftest import LAUNCHERS, face, losses, result, run, train_here
 from tests.recipes.mxnet.mxnet_network import arrays_of, small_network
+from tests.running import LAUNCHERS, face, losses, result, run, train_here
 
 pytestmark = pytest.mark.mxnet
 SIZE = 24
@@ -57,7 +57,7 @@ def runs(images, network, tmp_path_factory):
         (root / "symbol", f"{flags} --max-steps 6 {network}"),
     ]
     given = [str(face(folder, words)) for folder, words in turns]
-    printed = run([*LAUNCHERS["horovodrun --gloo"], sys.executable, "-m", "tests.recipes.several", *given])
+    printed = run([*LAUNCHERS["horovodrun --gloo"], sys.executable, "-m", "tests.running", *given])
     assert printed.count(" ended with: 0\n") == 2 * len(turns), printed[-6000:]
     return root, printed
 

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 import psutil
 import pytest
 
-from tests.recipes.conftest import ROOT, environment
 from tests.recipes.launchers.test_spawn import wait_for_end
+from tests.running import ROOT, environment
 from tests.waiting import until
 
 LAUNCH = [sys.executable, "-m", "partial_fc", "launch", "--launcher", "local"]

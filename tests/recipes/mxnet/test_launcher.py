@@ -1,4 +1,4 @@
-"""`partial-fc launch`: its flags, its host file, and what it would give to ssh, mpirun, qsub and YARN."""
+"""`partial-fc launch`: its flags, its host file, and what it would give to ssh, mpirun and qsub."""
 
 import os
 import re
@@ -111,7 +111,6 @@ def test_a_line_that_is_no_host_is_named_and_none_is_an_error(hosts, line):
         ("-n 1 --launcher local -s 0 --p3 true", "--p3"),
         ("-n 1 --launcher local -s 2 python train.py face", "-s 2, but recipe face"),
         ("-n 1 -s 0 --launcher sge true", "rank 0"),
-        ("-n 1 --launcher yarn true", "only prints what would run, with --dry-run"),
         ("-n 1 --launcher local --env DMLC_PS_ROOT_URI=192.0.2.7 true", "cannot listen at 192.0.2.7"),
     ],
 )
@@ -162,7 +161,7 @@ exit "$status"
 
 
 def test_what_sge_gets(programs, capfd):
-    """Against a stand-in that runs the tasks one after the other. (A real one: tests/cluster/test_batch_queues.py.)"""
+    """Against a stand-in that runs the tasks one after the other."""
     program(programs, "qsub", QSUB)
     given = ["--launcher", "sge", "-n", "3", "-s", "1", "--env-worker", "A:b c"]
     assert launch([*given, "sh", "-c", 'echo "$DMLC_ROLE $DMLC_TASK_ID $A"']) == 0
@@ -184,23 +183,3 @@ def test_a_task_of_sge_that_fails_takes_the_others_with_it(programs, capfd):
     assert launch(["--launcher", "sge", "-n", "3", "-s", "1", "sh", "-c", script]) == 1
     assert (programs / "qsub.deleted").read_text() == "7 -t 1-1\n7 -t 3-4\n"
     assert f"tasks: worker 1 on {socket.gethostname()} ended with exit status 3\n" in capfd.readouterr().err
-
-
-def test_what_mpich_would_get(programs, hosts, capsys):
-    program(programs, "mpirun", "echo 'HYDRA build details:'")
-    path = hosts("198.51.100.1\n198.51.100.2\n")
-    assert launch(["--launcher", "mpi", "-n", "3", "-s", "1", "-H", str(path), "--dry-run", *ECHO]) == 0
-    servers, workers = re.findall(r"mpirun -np (.*)", capsys.readouterr().out)
-    assert servers.startswith("1 -hosts 198.51.100.1:1 -envlist ")
-    assert workers.startswith("3 -hosts 198.51.100.2:2,198.51.100.1:1 -envlist ")
-    assert "DMLC_PS_ROOT_PORT" in workers
-    assert f"-wdir {os.getcwd()} sh -c" in workers
-
-
-def test_what_yarn_would_get_and_what_is_missing(capsys, monkeypatch):
-    monkeypatch.delenv("HADOOP_HOME", raising=False)
-    assert launch(["--launcher", "yarn", "-n", "1", "--dry-run", "python", "x.py"]) == 0
-    out = capsys.readouterr().out
-    assert "org.apache.hadoop.yarn.dmlc.Client -file dmlc-yarn.jar -file launcher.py -jobname" in out
-    assert "-tempdir /tmp -queue default ./launcher.py python x.py" in out
-    assert re.search(r"missing here: .*HADOOP_HOME .*dmlc-yarn\.jar", out)

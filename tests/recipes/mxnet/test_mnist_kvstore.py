@@ -12,9 +12,9 @@ import pytest
 from partial_fc.data.idx import read_set
 from recipes.mnist import main as mnist
 from recipes.mxnet.kvstore_job import ELSEWHERE, asked_for, parse
-from tests.recipes.conftest import LAUNCHERS, run
 from tests.recipes.mnist.mnist_job import NUM_TRAIN
 from tests.recipes.mxnet import kvstore_job
+from tests.running import run
 
 # 5 updates an epoch: 2 workers x 16 images each, or 32 of one.
 FIVE = "--num-examples 150 --num-epochs 1 --backbone lenet --lr 0.02"
@@ -210,17 +210,6 @@ def test_dist_sync_of_two_workers_is_one_with_their_batches(mx, digits, tmp_path
         assert_close(weights(mx, Path(f"{own}-0001.params")), large_batch, 1e-5)
         assert f"Node[{rank}] Resizing training data to 5 batches per machine" in printed
         assert re.search(rf"Node\[{rank}\] Epoch\[0\] Batch \[0-2\]\tSpeed: [\d.]+ samples/sec\taccuracy=\d\.", printed)
-
-
-@pytest.mark.long
-@pytest.mark.mxnet
-def test_horovod_of_two_workers_is_one_with_their_batches(mx, digits, tmp_path, large_batch):
-    pytest.importorskip("horovod")
-    flags = f"{FIVE} --batch-size 16 --kv-store horovod --data-dir {digits} --model-prefix {tmp_path / 'm'}"
-    printed = run([*LAUNCHERS["horovodrun --gloo"], *recipe(flags)])
-    for name in ("m", "m-1"):
-        assert_close(weights(mx, tmp_path / f"{name}-0001.params"), large_batch, 1e-5)
-    assert "uncaught exception" not in printed
 
 
 @pytest.mark.long

@@ -14,11 +14,12 @@ from partial_fc.checkpoint.folders import newest
 from partial_fc.checkpoint.read import Damaged
 from partial_fc.head import AdaFace, CosFace, CrossEntropy, CurricularFace, HardNegatives, PartialFC, Storage
 from partial_fc.head.rows import RowAdagrad
+from tests.flat import flat_head
 from tests.unit.stored_checkpoints import D, OneOf, whole
 
 
 def head_of(rank: int, size: int, num_classes: int = 11, seed: int = 0, **options) -> PartialFC:
-    return PartialFC(num_classes, D, CosFace(), world=OneOf(rank, size), seed=seed, **options)
+    return flat_head(num_classes, D, CosFace(), world=OneOf(rank, size), seed=seed, **options)
 
 
 def touch(head: PartialFC, classes) -> None:
@@ -82,17 +83,14 @@ def test_files_of_an_earlier_try_are_not_taken_for_this_ones(tmp_path, monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("place", "every"), [pytest.param("device", 1, marks=pytest.mark.long), ("device", 100), ("disk", 100)]
-)
+@pytest.mark.parametrize(("place", "every"), [pytest.param("device", 1, marks=pytest.mark.long), ("device", 100)])
 def test_memory_of_saving_and_loading_is_that_of_one_file(tmp_path, monkeypatch, place, every):
     """A shard of 200 MB, of which every row or every 100th was made, in files of 4 MB."""
     monkeypatch.setattr("partial_fc.checkpoint.rows.PART_BYTES", 4 << 20)
     num_classes, width = 100_000, 256
     heads = []
     for name in ("saved", "loaded"):
-        path = tmp_path / name if place == "disk" else None
-        head = PartialFC(num_classes, width, CosFace(), storage=Storage(place=place, path=path))
+        head = PartialFC(num_classes, width, CosFace(), storage=Storage(place=place))
         for class_M in torch.arange(0, num_classes, every).split(10_000):
             rows = {name: torch.ones(len(class_M), t.shape[1]) for name, t in head.row_state().items()}
             head.rows.write(int(class_M[0]), int(class_M[-1]) + 1, class_M, rows)

@@ -231,7 +231,9 @@ def test_a_run_goes_back_where_it_is_told_to(root, owner, where):
             with pytest.raises(ValueError, match="step-00000030 is ahead of where this run would start"):
                 resume(run, backbone, head)
             return 0.0
-        assert resume(run, backbone, head).step == 10
+        start = resume(run, backbone, head)
+        assert start is not None
+        assert start.state.step == 10
         return backbone.module.weight[0, 0].item()
 
     assert in_world(2, act) == [10.0 if where == "here" else 0.0] * 2

@@ -11,12 +11,11 @@ from partial_fc import checkpoint
 from partial_fc.checkpoint import folders
 from partial_fc.checkpoint.rows_now import load_centres, rows_now
 from partial_fc.files import MANIFEST_BYTES, read_manifest
-from partial_fc.foreign import ndarray_file
 from partial_fc.head import CosFace, PartialFC, Storage
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
 from partial_fc.verbs.checkpoint import classes, remap_classes
 from partial_fc.verbs.model import classify
-from recipes.mxnet.export_centres import ExportOptions, export_centres
+from tests.flat import flat_head
 from tests.unit.stored_checkpoints import D, save
 
 C = 40
@@ -26,7 +25,7 @@ SGD = RowSGD(momentum=0.9, weight_decay=0.05)
 
 def trained(folder: Path, steps: int = 9, label_stop: int = C, **options) -> PartialFC:
     """A head whose rows lag behind, and its checkpoint, written by one process."""
-    head = PartialFC(C, D, CosFace(8.0), 0.1, catch_up="exact", **options)
+    head = flat_head(C, D, CosFace(8.0), 0.1, catch_up="exact", **options)
     random = torch.Generator().manual_seed(0)
     for step in range(steps):
         feat_BD = torch.randn(3, D, generator=random).requires_grad_()
@@ -87,12 +86,6 @@ def test_classify_export_merge_and_start_from_centres_use_them(tmp_path, monkeyp
     cosine_NC = (normalize(row_ND) @ normalize(head.centres).T).masked_fill(~made, -2)
     torch.testing.assert_close(cosine_NK[:, 0], cosine_NC.amax(1))
     assert torch.equal(class_NK[:, 0], cosine_NC.argmax(1))
-    # checkpoint export, also of the rows that no step has touched: the dense optimizer's decay has moved them
-    export_centres(ExportOptions((tmp_path / "step-00000009",), tmp_path / "out", 1, momentum_lr=0.1))
-    (centre_CD,) = ndarray_file.read(tmp_path / "out/0_centers.param").values()
-    torch.testing.assert_close(centre_CD, head.centres, atol=1e-7, rtol=1e-6)
-    (mom_CD,) = ndarray_file.read(tmp_path / "out/0_centers_mom.param").values()
-    torch.testing.assert_close(mom_CD[made], -0.1 * rows_now(stored).read(made.nonzero()[:, 0])["momentum"])
     # checkpoint classes: directions and lengths
     one, two = made.nonzero().squeeze(1)[:2].tolist()
     options = classes.MergeClassesOptions(tmp_path, into=NAMES[one], out=tmp_path / "merged", names=(NAMES[two],))
@@ -125,13 +118,13 @@ def test_rows_of_more_steps_than_there_are_rates_are_refused(tmp_path):
 
 def test_a_run_of_any_length_can_go_on_from_its_checkpoint(tmp_path):
     """Its learning rates, 29 bytes a step in the manifest, passed what is read of a manifest at step 72,000."""
-    head = PartialFC(C, D, CosFace(8.0), 0.1, optimizer=SGD, catch_up="exact")
+    head = flat_head(C, D, CosFace(8.0), 0.1, optimizer=SGD, catch_up="exact")
     schedule = {"optimizer": repr(SGD), "rates": [0.1 / (1 + step) for step in range(100_000)]}
     head.load_facts({**head.facts(), "num_steps": 100_000, "schedule": schedule})
     save(tmp_path / "step-00100000", [head], step=100_000, score=0.5)
     assert (tmp_path / "step-00100000/manifest.json").stat().st_size > MANIFEST_BYTES
     assert folders.newest(tmp_path) == folders.best(tmp_path) == tmp_path / "step-00100000"
-    again = PartialFC(C, D, CosFace(8.0), 0.1, optimizer=SGD, catch_up="exact")
+    again = flat_head(C, D, CosFace(8.0), 0.1, optimizer=SGD, catch_up="exact")
     assert checkpoint.Checkpoint(tmp_path / "step-00100000").load_head(again) == []
     assert again.facts() == head.facts()
 

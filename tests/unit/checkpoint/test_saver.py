@@ -17,7 +17,7 @@ from partial_fc.checkpoint.files import save_tensors, sha256
 from partial_fc.checkpoint.folders import prune
 from partial_fc.checkpoint.lock import LostLock, _text, acquire
 from partial_fc.comm import SingleWorld
-from partial_fc.head import CosFace, PartialFC, Storage
+from partial_fc.head import CosFace, PartialFC
 from tests.unit.full_disk import full_disk
 
 
@@ -171,12 +171,6 @@ def test_the_newest_is_that_of_the_most_steps_also_beyond_eight_digits(saver, he
     for step in (99_999_999, 100_000_000):
         save(saver, head, step)
     assert checkpoint.newest(saver.root) == saver.root / "step-100000000"
-
-
-def test_centres_in_files_are_not_copied(tmp_path):
-    on_disk = PartialFC(11, 6, CosFace(), storage=Storage(place="disk", path=tmp_path / "rows"))
-    assert not snapshot(on_disk, 3).is_copy
-    on_disk.close()
 
 
 def test_a_copy_that_does_not_fit_is_not_made_and_that_is_said_once(saver, head, monkeypatch, caplog):

@@ -11,7 +11,7 @@ from partial_fc import checkpoint
 from partial_fc.checkpoint.folders import mark
 from partial_fc.checkpoint.read import Damaged
 from partial_fc.comm import SingleWorld
-from partial_fc.head import CosFace, CrossEntropy, HardNegatives, PartialFC, check_head
+from partial_fc.head import CosFace, CrossEntropy, HardNegatives, PartialFC, Sampling, check_head
 from partial_fc.verbs.checkpoint.classes import ListOptions, list_classes
 from partial_fc.verbs.checkpoint.inspect import InspectOptions, inspect
 from partial_fc.verbs.checkpoint.reshard import ReshardOptions, reshard
@@ -24,7 +24,7 @@ C, STEP = 23, 3
 
 
 def head_of(world) -> TwoHeads:
-    return TwoHeads(C, world, hard_negatives=HardNegatives(C, k=2, every=1))
+    return TwoHeads(C, world, sampling=Sampling(0.5, hard_negatives=HardNegatives(C, k=2, every=1)))
 
 
 def taken(head, world) -> checkpoint.Snapshot:

@@ -18,15 +18,6 @@ try:
 except KeyboardInterrupt:
     pass
 """
-# Python runs it, as sitecustomize, in its own start.
-IS_INTERRUPTED_WITH_ITS_LAUNCHER = """
-import os, signal, time
-if os.environ.get("RANK") == "0":
-    os.kill(int(os.environ["PARTIAL_FC_PARENT"]), signal.SIGINT)
-    until = time.monotonic() + 60
-    while signal.SIGINT not in signal.sigpending() and time.monotonic() < until:
-        time.sleep(0.01)
-"""
 # A recipe of no more than a start, on two shards or two GPUs.
 STARTS = """
 import signal
@@ -82,12 +73,6 @@ def test_ctrl_c_ends_an_import_that_would_lose_it(train):
 def test_ctrl_c_is_an_exception_once_all_is_imported(train):
     status, printed = train("def main(flags):\n    import signal\n    signal.raise_signal(signal.SIGINT)")
     assert (status, "recipe.py: interrupted" in printed) == (130, True), printed
-
-
-def test_ctrl_c_in_the_start_of_python_in_a_rank(train):
-    status, printed = train(STARTS, "--gpus", "2", sitecustomize=IS_INTERRUPTED_WITH_ITS_LAUNCHER)
-    assert status == 130, printed
-    assert "Fatal" not in printed
 
 
 def test_a_shard_that_is_ended_once_it_is_announced_leaves_nothing(train, tmp_path):

@@ -1,5 +1,5 @@
 """The supervisor (`--restarts`) starts the processes of a host again where one fails, and nothing else. (One of a
-training: tests/recipes/launchers/test_torture.py.)"""
+training: tests/faults/test_torture.py.)"""
 
 import os
 import signal

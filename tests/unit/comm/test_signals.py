@@ -77,9 +77,15 @@ def test_a_terminal_keeps_nobody_from_the_checkpoint(end):
 import os
 from partial_fc import output
 from partial_fc.train.guards.signals import StopSignals
-from tests.faults.signals.outputs import fill
 output.drain.__defaults__ = (0.2,)
 read, write = os.pipe()
+def fill(pipe):
+    os.set_blocking(pipe, False)
+    while True:
+        try:
+            os.write(pipe, bytes(4096))
+        except BlockingIOError:
+            return os.set_blocking(pipe, True)
 {end}
 os.dup2(write, 2)
 with StopSignals() as signals:

@@ -53,10 +53,6 @@ def test_the_shell_of_a_job_is_one_process_however_many_tasks_it_has_asked_for(s
     assert detect(shell) == Launch("single")
 
 
-def test_a_step_of_one_task_is_one_process():
-    assert detect(SRUN | {"SLURM_STEP_NUM_TASKS": "1"}) == Launch("single")
-
-
 def test_tasks_are_counted_by_the_step_not_by_the_job():
     assert detect(SRUN | {"SLURM_NTASKS": "64"}).size == 5
     assert detect({k: v for k, v in SRUN.items() if k != "SLURM_STEP_NUM_TASKS"}).size == 5
@@ -65,12 +61,6 @@ def test_tasks_are_counted_by_the_step_not_by_the_job():
 @pytest.mark.parametrize("other", [TORCHRUN, MPIRUN, HOROVODRUN])
 def test_a_launcher_inside_a_step_wins(other):
     assert detect(SRUN | other) == detect(other)
-
-
-def test_rank_and_size_that_srun_sets_for_mpi_are_not_those_of_an_mpirun():
-    assert detect(SRUN | {"PMI_RANK": "3", "PMI_SIZE": "5"}).launcher == "srun"
-    mpich = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
-    assert detect(SRUN | mpich).launcher.startswith("mpirun")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from partial_fc.comm import StartError
-from partial_fc.comm.auth.handshake import Handshake
 from partial_fc.comm.launch import addresses, meet_nodes, stores
 from partial_fc.comm.launch.meet_nodes import Shard0
 from partial_fc.comm.launch.stores import FileStore, RedisStore
@@ -177,12 +176,9 @@ def test_what_is_no_plain_file_is_not_waited_for(tmp_path):
 
 @pytest.fixture
 def shard():
-    """Shard 0, whose rank 0 answers."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    shard = Shard0.here(["127.0.0.2", "127.0.0.1"], listening.getsockname()[1])
-    answers = Handshake(listening, 1234, shard.secret, 2)
-    yield shard
-    answers.close()
+    """Shard 0, whose rank 0 listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield Shard0.here(["127.0.0.2", "127.0.0.1"], listening.getsockname()[1])
 
 
 def test_shard_0_is_found_where_it_answers_and_nothing_is_left(opened, shard):
@@ -192,8 +188,8 @@ def test_shard_0_is_found_where_it_answers_and_nothing_is_left(opened, shard):
     late.start()  # may come first
     with meet_nodes.announced(opened(), shard):
         late.join(30)
-        assert found == [meet_nodes.Found("127.0.0.1", shard.port, "127.0.0.1", shard.secret)]
-        assert shard.found() == meet_nodes.Found(addresses.ANY, shard.port, "", shard.secret)
+        assert found == [meet_nodes.Found("127.0.0.1", shard.port, "127.0.0.1")]
+        assert shard.found() == meet_nodes.Found(addresses.ANY, shard.port, "")
     store = opened()
     assert store.read() is None
     store.close()
@@ -207,7 +203,7 @@ def test_a_run_id_in_use_is_refused_with_what_removes_it(opened, shard):
         ):
             pass
         assert "redis-cli -h 127.0.0.1" in str(error.value) or "`rm " in str(error.value)
-        assert meet_nodes.find(opened(), 1, 5.0).secret == shard.secret  # it is left alone
+        assert meet_nodes.find(opened(), 1, 5.0).master_port == shard.port  # it is left alone
 
 
 def test_shard_0_is_missing(opened):
@@ -217,14 +213,13 @@ def test_shard_0_is_missing(opened):
 
 def test_shard_0_that_does_not_answer_is_named(opened, monkeypatch):
     monkeypatch.setattr(meet_nodes, "_PROBE_S", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        strange = ["", "." * 300, "a" * 70 + ".example", "\x00", "-1"]
-        with (
-            meet_nodes.announced(opened(), Shard0("shard 0: h", [*strange, "127.0.0.1"], port, "s")),
-            pytest.raises(StartError, match=rf"shard 0: h does not answer at port {port} of .*--network-interface"),
-        ):
-            meet_nodes.find(opened(), 1, 0.3)
+    port = free_port()
+    strange = ["", "." * 300, "a" * 70 + ".example", "\x00", "-1"]
+    with (
+        meet_nodes.announced(opened(), Shard0("shard 0: h", [*strange, "127.0.0.1"], port)),
+        pytest.raises(StartError, match=rf"shard 0: h does not answer at port {port} of .*--network-interface"),
+    ):
+        meet_nodes.find(opened(), 1, 0.3)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +229,7 @@ def test_shard_0_that_does_not_answer_is_named(opened, monkeypatch):
         "[" * 5000,
         "[1, 2]",
         '{"who": "a"}',
-        json.dumps({"who": "h", "addresses": [], "port": 65536, "secret": "s"}),
+        json.dumps({"who": "h", "addresses": [], "port": 65536}),
         "\x1b[31mred\r\n",
     ],
 )

@@ -1,30 +1,32 @@
-"""The words of a report from made-up states; the status server with several ranks in one process. (Launches that really
-hang: tests/recipes/launchers/test_hang_report.py.)"""
+"""The words of a report from made-up states; the store with several ranks in one process. (Launches that really hang:
+tests/recipes/launchers/test_hang_report.py.)"""
 
-import json
-import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import pytest
 import torch
 
 from partial_fc import comm
+from partial_fc.comm.watch import board
+from partial_fc.comm.watch.board import Endpoint
 from partial_fc.comm.watch.report import MAX_LINES, PeerState, Query, RankState, failure_report, hang_report
-from partial_fc.comm.watch.status_server import StatusServer
 from partial_fc.comm.watch.watchdog import Journal, Watch
+from tests.waiting import free_port, until
 
-QUERY = Query(rank=0, name="head/sum", nth=12, number=40, step=12, waited_s=600.2, hangs=True)
+QUERY = Query(rank=0, name="head/sum", nth=12, number=40, step=12, waited_s=600.2)
 
 
 def waiting(rank: int, **more) -> PeerState:
-    state = RankState(rank, "gpu1", 100 + rank, 12, 40, "head/sum", "head/sum", 599.0, True, True, 40)
+    calls = {"started": {"head/sum": [12, 40]}, "in_flight": [["head/sum", 12]]}
+    state = RankState(rank, "gpu1", 100 + rank, 12, 40, "head/sum", "head/sum", 599.0, **calls)
     return PeerState(rank, "open", 0.1, True, state, **more)
 
 
 def computing(rank: int) -> PeerState:
-    state = RankState(rank, "gpu7", 4711, 11, 39, "backbone/gradient_3", has_started=False, code="decode.py:88 read")
+    state = RankState(
+        rank, "gpu7", 4711, 11, 39, "backbone/gradient_3", started={"head/sum": [11, 31]}, code="decode.py:88 read"
+    )
     return PeerState(rank, "open", 0.1, True, state)
 
 
@@ -34,10 +36,11 @@ def silent(rank: int) -> PeerState:
 
 def test_hang_tells_a_silent_rank_from_an_ended_one():
     ended = PeerState(3, "lost", 30.0, False, RankState(3, "gpu3", 7, 12, 39, "head/max"))
-    left = PeerState(4, "left", 20.0, False, None, "its Python ended without closing the world; ValueError: key 17")
+    goodbye = "its Python ended without closing the world; ValueError: key 17"
+    left = PeerState(4, "left", 20.0, False, RankState(4, goodbye=goodbye))
     text = hang_report(QUERY, [waiting(0), silent(1), PeerState(2, "never"), ended, left])
     assert "missing: rank 1 (host gpu9, process 5): no sign of life for 597 s" in text
-    assert "unknown: rank 2: has never reached the status server" in text
+    assert "unknown: rank 2: has never reached the store" in text
     assert "missing: rank 3 (host gpu3, process 7): no longer there" in text
     assert "step 12, last collective head/max, number 39" in text
     assert "missing: rank 4: left 20 s ago (its Python ended without closing the world; ValueError: key 17)" in text
@@ -46,7 +49,7 @@ def test_hang_tells_a_silent_rank_from_an_ended_one():
 
 def test_order_matters_only_where_the_backend_matches_by_order():
     early = waiting(1)
-    early.state.number = 39
+    early.state.started["head/sum"][1] = 39
     assert "waiting in it: ranks 0-1" in hang_report(QUERY, [waiting(0), early])
     ordered = Query(**{**vars(QUERY), "ordered": True})
     text = hang_report(ordered, [waiting(0), early])
@@ -62,7 +65,7 @@ def test_hang_with_all_ranks_there_points_at_the_network():
 
 def test_a_rank_that_is_done_with_it_and_goes_on_is_not_missing():
     done = computing(1)
-    done.state.has_started = True
+    done.state.started["head/sum"] = [12, 40]
     text = hang_report(QUERY, [waiting(0), done])
     assert "started: rank 1 (host gpu7, process 4711): has started it and computes" in text
     assert "missing" not in text
@@ -76,7 +79,7 @@ def test_a_thousand_missing_ranks_do_not_make_a_thousand_lines():
 
 
 def test_failure_names_who_ended_first_and_not_those_that_failed_with_it():
-    failed_too = PeerState(1, "left", 0.0, False, RankState(1, "gpu1", 5, failed="head/sum"), "CollectiveError")
+    failed_too = PeerState(1, "left", 0.0, False, RankState(1, "gpu1", 5, failed="head/sum", goodbye="CollectiveError"))
     killed = PeerState(2, "lost", 0.2, False, RankState(2, "gpu7", 4711, 11, 39, "backbone/gradient_3"))
     text = failure_report(QUERY, [waiting(0), failed_too, killed], "Connection closed by peer")
     assert all(words in text for words in ("head/sum failed on rank 0, step 12, call 12", "Connection closed"))
@@ -87,7 +90,7 @@ def test_failure_names_who_ended_first_and_not_those_that_failed_with_it():
     assert text.endswith("check first the output and the host of rank 2")
 
 
-# ---- the server
+# ---- the store
 
 
 def a_journal(rank: int, size: int) -> Journal:
@@ -97,82 +100,70 @@ def a_journal(rank: int, size: int) -> Journal:
 
 
 @pytest.fixture
-def watches() -> Iterator[list[Watch]]:
+def watches(monkeypatch) -> Iterator[list[Watch]]:
     """Ranks 0 to 2 of 4, of which the last never comes."""
-    server = StatusServer(4, one_host=True)
-    made = [Watch(a_journal(rank, 4), 600.0, server.endpoint, server if rank == 0 else None) for rank in range(3)]
+    monkeypatch.setattr(board, "has_ended", lambda process: False)  # all are this one
+    endpoint = Endpoint.served(4, one_host=True)
+    made = [Watch(a_journal(rank, 4), 600.0, endpoint) for rank in range(3)]
     yield made
     for watch in reversed(made):
         watch.close()
-
-
-def look_until(watch: Watch, links: list[str]) -> list[PeerState]:
-    """Connections come and go in their own time."""
-    call = watch._journal.newest_of.get("t/a") or watch._journal.begin("t/a")
-    for _ in range(500):
-        seen = watch.peer_states(call)
-        if seen and [s.link for s in seen] == links:
-            return seen
-    raise AssertionError(f"expected {links}, the server shows {seen}")
 
 
 def test_every_rank_is_asked_for_its_place(watches):
     watches[1]._journal.begin("t/a")
     watches[1]._journal.in_flight.clear()
     watches[2]._journal.begin("t/b")
-    seen = look_until(watches[0], ["open", "open", "open", "never"])
+    call = watches[0]._journal.begin("t/a")
+    seen = watches[0].peer_states()
+    assert [s.link for s in seen] == ["open", "open", "open", "never"]
     assert [s.answered for s in seen] == [True, True, True, False]
-    assert [s.state.step for s in seen[:3]] == [5, 6, 7]
-    assert [s.state.has_started for s in seen[:3]] == [True, True, False]
-    assert [s.state.waits_in_it for s in seen[:3]] == [True, False, False]
-    assert [s.state.waits_for for s in seen[:3]] == ["t/a", "", "t/b"]
+    states = [s.state for s in seen[:3]]
+    assert [state.step for state in states] == [5, 6, 7]
+    assert [state.has_started(watches[0]._query(call)) for state in states] == [True, True, False]
+    assert [state.in_flight for state in states] == [[["t/a", 1]], [], [["t/b", 1]]]
+    assert [state.waits_for for state in states] == ["t/a", "", "t/b"]
 
 
-def test_what_a_rank_says_later_does_not_cover_its_answer(watches):
-    look_until(watches[0], ["open", "open", "open", "never"])
-    greeting = {"token": watches[0]._endpoint.token, "state": asdict(RankState(3))}
-    with socket.create_connection(("127.0.0.1", watches[0]._endpoint.port), 5.0) as client:
-        lines = client.makefile("rwb", buffering=0)
-        lines.write(json.dumps(greeting).encode() + b"\n")
-        assert "welcome" in json.loads(lines.readline())
-        found: list[list[PeerState] | None] = []
-        asks = threading.Thread(target=lambda: found.append(watches[0].peer_states(watches[0]._journal.begin("t/b"))))
-        asks.start()
-        number = json.loads(lines.readline())["answer"]
-        late, answer = ({"answer": n, "state": asdict(RankState(3, step=n, has_started=True))} for n in (-1, number))
-        for message in (answer, {"state": asdict(RankState(3))}, late):
-            lines.write(json.dumps(message).encode() + b"\n")
-        asks.join()
-    assert found[0][3].answered
-    assert found[0][3].state.has_started
-    assert found[0][3].state.step == number
+def test_who_left_who_was_killed_and_who_is_silent_is_told(watches, monkeypatch):
+    watches[2].close("it failed; ValueError: key 17")
+    monkeypatch.setattr(board.Board, "_ended_here", lambda _: {3})
+    monkeypatch.setattr(board, "ANSWER_S", 0.6)
+    monkeypatch.setattr(watches[1], "_state", threading.Event().wait)  # for ever
+    seen = watches[0].peer_states()
+    assert [s.link for s in seen] == ["open", "open", "left", "lost"]
+    assert [s.answered for s in seen[:2]] == [True, False]
+    assert seen[2].state.goodbye == "it failed; ValueError: key 17"
 
 
-def test_a_fault_of_the_board_is_told_and_not_taken_for_a_stranger(caplog):
-    server = StatusServer(2, one_host=True)
-    watch = Watch(a_journal(0, 2), 600.0, server.endpoint, server)
-    look_until(watch, ["open", "never"])
-    greeting = {"token": server.endpoint.token, "state": {"rank": 1}}
-    with socket.create_connection(("127.0.0.1", server.endpoint.port), 5.0) as client:
-        client.sendall(json.dumps(greeting).encode() + b'\n{"ask": {"without": "hangs"}}\n[17\n')
-        while client.recv(1000):  # until the server hangs up
-            pass
-    look_until(watch, ["open", "lost"])
-    watch.close()
-    assert "lets rank 1 go by a fault of its own" in caplog.text
-    assert "JSONDecodeError" in caplog.text
-    assert "did not answer a query by a fault of its own" in caplog.text
-    assert "KeyError: 'hangs'" in caplog.text
+def test_the_first_to_report_a_hang_is_the_only_one(watches):
+    boards = [watch._connect() for watch in watches]
+    assert [made.tell(board.HANG, str(rank)) for rank, made in enumerate(boards)] == ["0"] * 3
+    until(lambda: all(watch._ending_since for watch in watches))
+
+
+def test_rank_0_that_leaves_says_why_and_the_others_ask_no_more(watches):
+    watches[0].close("it failed; ValueError: key 18")
+    text = watches[1].describe_failure(watches[1]._journal.begin("t/a"), "Connection closed by peer")
+    assert "missing: rank 0, whose process (or its torchrun) keeps the store" in text
+    assert "has left (it failed; ValueError: key 18)" in text
+
+
+def test_a_store_elsewhere_that_answers_at_the_same_port_is_another_one(watches):
+    endpoint = watches[0]._endpoint
+    assert endpoint.connect() is not None
+    assert Endpoint(endpoint.addresses, endpoint.port, "another world").connect() is None
+    assert Endpoint(["127.0.0.1"], free_port(), endpoint.world).connect() is None
 
 
 def test_a_watch_that_does_not_start_is_an_error(monkeypatch):
-    async def fails(*_, **__):
-        raise OSError(24, "Too many open files")
+    def fails(_):
+        raise RuntimeError("can't start new thread")
 
-    server = StatusServer(2, one_host=True)
-    monkeypatch.setattr("asyncio.start_server", fails)
-    with pytest.raises(comm.StartError, match=r"watch over collectives does not start: .*Too many open files"):
-        Watch(a_journal(0, 2), 600.0, server.endpoint, server)
+    endpoint = Endpoint.served(2, one_host=True)
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    with pytest.raises(comm.StartError, match=r"watch over collectives does not start: .*can't start new thread"):
+        Watch(a_journal(0, 2), 600.0, endpoint)
 
 
 def test_time_counts_from_the_second_look_and_a_gpu_that_is_done_waits_no_longer(watches):
@@ -195,12 +186,8 @@ def test_a_watch_that_fails_says_so(monkeypatch, caplog):
         raise ZeroDivisionError
 
     monkeypatch.setattr(Watch, "_count_waiting", fails)
-    server = StatusServer(1, one_host=True)
-    watch = Watch(a_journal(0, 1), 0.08, server.endpoint, server)  # looks every 10 ms
-    for _ in range(500):
-        if caplog.records:
-            break
-        look_until(watch, ["open"])
+    watch = Watch(a_journal(0, 1), 0.08, Endpoint.served(1, one_host=True))  # looks every 10 ms
+    until(lambda: caplog.records)
     watch.close()
     assert "ended by a fault of its own" in caplog.text
     assert "ZeroDivisionError" in caplog.text

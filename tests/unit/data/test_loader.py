@@ -18,7 +18,6 @@ from partial_fc.data.order import PerEpoch, sample_order
 from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.data.sample import Sample
 from partial_fc.data.transform import Augment, SquareImage, mirror
-from tests.unit.data.test_sources import jpeg
 
 
 class Numbers(Synthetic):
@@ -132,14 +131,6 @@ def test_resume_by_position_is_exact_for_any_number_of_ranks_and_threads() -> No
         assert expected.epoch == right.epoch
 
 
-def test_augmentation_differs_between_epochs_and_seeds() -> None:
-    def images(seed: int) -> set[bytes]:
-        batches = take(loader_of(Numbers(5), batch_size=5, augment=noise, seed=seed), 4)
-        return {image.numpy().tobytes() for batch in batches for image in batch.input_B}
-
-    assert len(images(0) | images(1)) == 40
-
-
 def test_bad_records_are_named_and_replaced_alike_everywhere(caplog: pytest.LogCaptureFixture) -> None:
     source = Numbers(20, bad=(3, 11, 12))
     with caplog.at_level(logging.WARNING):
@@ -167,18 +158,6 @@ def test_no_thread_searches_for_ever_when_all_records_are_bad() -> None:
     with pytest.raises(ValueError, match="3 bad records"):
         next(loader)
     assert not loader_threads()
-
-
-def test_an_image_in_a_record_file_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with RecordWriter(tmp_path / "train.rec") as writer:
-        for key in range(6):
-            writer.write(key, pack(key, b"rubbish" if key == 4 else jpeg(key * 40, 9 + key)))
-    loader = loader_of(RecordSource(tmp_path), size=9, batch_size=6)
-    with caplog.at_level(logging.WARNING):
-        (batch,) = take(loader, 1)
-    assert loader.num_bad_records == 1
-    assert "train.rec, key 4: no image that OpenCV can read: 7 bytes" in caplog.text
-    assert (batch.input_B[:, 0, 4, 4] == batch.label_B * 40).all()
 
 
 def test_other_errors_reach_the_consumer_and_end_the_threads() -> None:
@@ -253,12 +232,6 @@ def test_an_update_ends_where_its_epoch_does(num_workers: int) -> None:
         assert len(seen) == 22
 
 
-@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"num_workers": -1}, {"rank": 2, "world_size": 2}, {"rank": -1}])
-def test_wrong_arguments(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="expected"):
-        loader_of(Numbers(5), **({"batch_size": 1} | wrong))  # type: ignore[arg-type]
-
-
 def moving(position: int = 0) -> Loader:
     return Loader(
         Synthetic(7, 8, 50), SquareImage(8, mirror), batch_size=3, rank=1, world_size=2, seed=5, position=position
@@ -302,22 +275,3 @@ def test_samples_decoded_together_are_those_decoded_one_by_one(tmp_path: Path) -
         assert torch.equal(mine.label_B, other.label_B)
         assert torch.equal(mine.key_B, other.key_B)
     assert several.num_bad_records == single.num_bad_records == 8
-
-
-def test_few_large_samples_are_in_memory_at_once() -> None:
-    waiting = []
-
-    class Large(Numbers):
-        def read(self, index: int) -> Sample:
-            waiting.append(index)
-            return Sample(np.full((400, 400, 3), index, np.uint8), 0, index)
-
-    most = []
-
-    def one_by_one(sample: Sample, _rng: np.random.Generator, _out: NDArray[Any] | None = None) -> NDArray[Any]:
-        most.append(len(waiting))
-        waiting.remove(sample.key)
-        return np.zeros(1)
-
-    take(Loader(Large(40), one_by_one, batch_size=20, num_workers=0), 2)
-    assert max(most) == 3  # of 480 kB

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from partial_fc.comm import SingleWorld
-from partial_fc.data import BadRecord, Loader, Sample, Source, Synthetic, open_source
+from partial_fc.data import Loader, Sample, Source, Synthetic, open_source
 from partial_fc.data.check.at_start import check_data
 from partial_fc.data.labels import NONE
 from partial_fc.data.recordio import RecordSource, RecordWriter, pack
@@ -189,31 +189,6 @@ def test_fillers_do_not_count(tmp_path: Path) -> None:
         assert source.labels().tolist() == batch(source).tolist() == [[3, 5], [1, 2], [2, 0]]
 
 
-def test_a_header_in_several_frames(tmp_path: Path) -> None:
-    """The magic number as a label splits the record within its header."""
-    magic = np.frombuffer(bytes.fromhex("0a23d7ce"), "<f4")[0]
-    with RecordWriter(tmp_path / "a.rec") as writer:
-        writer.write(0, pack([1.0, float(magic)], picture(0)))
-        writer.write(1, pack([2.0, 3.0], picture(1)))
-    source = RecordSource(tmp_path / "a.rec", 7, 3)
-    assert source.labels().tolist() == [[1, int(magic), NONE], [2, 3, NONE]]
-    with pytest.raises(LabelOutOfRange, match=f"key 0: label {int(magic)}"):
-        source.read(0)
-    assert RecordSource(tmp_path / "a.rec", 7).labels().tolist() == [1, 2]
-
-
-def test_a_record_cut_within_its_labels_is_damaged(tmp_path: Path) -> None:
-    with RecordWriter(tmp_path / "a.rec") as writer:
-        for key, labels in enumerate(LABELS):
-            record = pack(labels, picture(key))
-            writer.write(key, record[:-1] if key != 1 else record[:26])
-    source = RecordSource(tmp_path / "a.rec", 7, 3)
-    for act in (source.labels, lambda: source.read(1)):
-        with pytest.raises(BadRecord, match="key 1: label header cut off"):
-            act()
-    assert batch(source)[0].tolist() == PADDED[0]
-
-
 def test_records_of_identities_have_one_label(tmp_path: Path) -> None:
     write_set(tmp_path, records())
     assert len(open_source(tmp_path))
@@ -275,12 +250,6 @@ def test_each_set_has_its_own_number_of_labels(tmp_path: Path) -> None:
             act()
     with pytest.raises(LabelOutOfRange, match=r"set one: .*a/a\.rec, key 3: label 3; expected 0 to 2"):
         open_sets(named, num_labels={"one": 1, "more": 3}).labels()
-
-
-def test_synthetic_labels_are_spread() -> None:
-    source = Synthetic(100, 8, num_labels=4)
-    assert (source.read(90).label, source.read(90).more) == (90, (15, 40, 65))
-    np.testing.assert_array_equal(source.labels()[90], [90, 15, 40, 65])
 
 
 def test_drawn_labels_depend_on_the_position_alone() -> None:

@@ -85,14 +85,6 @@ def test_a_shard_reads_every_nth_sample_and_divides_its_batch(num_samples, num_s
     assert not any(one.ends_epoch for ranks in found for one in ranks)
 
 
-def test_shards_go_on_from_any_update_and_with_other_processes():
-    order = Sharded(11, 2)
-    for first in batches(order, 0, 60, 3, 4)[::2]:
-        following = batches(order, first[0].end, first[0].end + 12, 3, 4)[0]
-        alone = batches(order, first[0].end, first[0].end + 12, 6, 2)[0]  # one process a host
-        assert indices(following) == indices(alone)
-
-
 def test_more_shards_than_samples():
     with pytest.raises(ValueError, match="2 samples for 3 shards: expected at least one for each"):
         Sharded(2, 3)
@@ -180,13 +172,6 @@ def test_classes_come_in_proportion_to_a_power_of_their_size(power):
         assert (abs(count_C - share_C) < 1).all()
         total_C += count_C
     np.testing.assert_allclose(total_C / 40, share_C, atol=0.2)
-
-
-def test_power_one_sees_each_sample_once_an_epoch():
-    order, label_N = balanced(1)
-    for epoch in range(3):
-        found = order.select(epoch * len(label_N), len(label_N), 0, 1).index_B
-        assert sorted(found.tolist()) == list(range(len(label_N)))
 
 
 def test_a_class_takes_its_samples_in_turn():

@@ -1,26 +1,24 @@
 """Several sets as one source, tar shards here and on a server, and their orders."""
 
 import importlib
+import io
 import json
 import re
 import tarfile
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
 import torch
 
 from partial_fc.data import BadRecord, open_source
 from partial_fc.data.pairs import read_pairs
 from partial_fc.data.recordio import RecordWriter, pack
-from partial_fc.data.sample import LabelOutOfRange, SourceGone
+from partial_fc.data.sample import LabelOutOfRange, SourceGone, SourceRefused
 from partial_fc.data.sets import joined, ranges
 from partial_fc.data.sets import parquet as sets_parquet
 from partial_fc.data.sets.joined import Joined, open_sets, stated_together
 from partial_fc.data.sets.tar_shards import write_tar_index
 from partial_fc.data.sets.weighted import Weighted
-from partial_fc.verbs.doctor.data import DataOptions, doctor_data
 from tests.unit.data.shards import serving, write_tar
 
 
@@ -98,9 +96,6 @@ def test_classes_of_one_set_with_the_same_name_are_one(tmp_path: Path) -> None:
         assert [label for _, label in contents(source)] == [0, 1, 0, 2, 1]
         assert source.notes(True) == ["set one: 5 images, 4 classes of 3 names"]
         assert open_sets([given]).num_classes == 4
-        (tmp_path / "one/classes.txt").write_text("alice\nbob\nzoe\ncarol\n")
-        assert "without effect" in open_sets([given], shared_classes=True).notes(True)[0]
-        (tmp_path / "one/classes.txt").write_text("alice\nbob\nalice\ncarol\n")
     with pytest.raises(ValueError, match="3 classes together"):
         open_sets([path], 2, shared_classes=True)
 
@@ -243,12 +238,6 @@ def test_a_tar_on_a_server(shard: Path) -> None:
         answers[:] = [503, 500]
         assert source.remote
         assert contents(source) == expected
-        answers[:] = [200]
-        with pytest.raises(ValueError, match="answers 200 OK; it ignores range requests"):
-            source.read(3)
-        write_tar(shard, SAMPLES[:10])
-        with pytest.raises(ValueError, match=r"had 51200 bytes and has \d+ now"):
-            source.read(3)
 
 
 def test_redirects_are_followed_without_the_password(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,12 +267,12 @@ def test_redirects_are_followed_without_the_password(shard: Path, monkeypatch: p
         with pytest.raises(ValueError, match=r"http://127.0.0.1/a.tar: a password in a URL ends up in logs") as error:
             open_sets([Path("http://ann:s3cret@127.0.0.1/a.tar")])
         assert "s3cret" not in str(error.value)
-    with serving(shard.parent, moved="/again") as url, pytest.raises(ValueError, match="302 Found, after 5 redirects"):
+    with serving(shard.parent, moved="/again") as url, pytest.raises(SourceRefused, match="TooManyRedirects"):
         ranges.RemoteFile(f"{url}/a.tar")
-    assert ranges.redirected("https://a/b/c?d", "../e") == "https://a/e"
+    ranges.check_redirect("https://a/b/c?d", "../e")
     for target, scheme in (("http://a/b", "http"), ("file:///etc/passwd", "file")):
         with pytest.raises(ValueError, match=f"redirected from https to {scheme}, which is not followed"):
-            ranges.redirected("https://a/b", target)
+            ranges.check_redirect("https://a/b", target)
 
 
 def test_a_proxy_of_the_environment(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,20 +281,26 @@ def test_a_proxy_of_the_environment(shard: Path, monkeypatch: pytest.MonkeyPatch
     with serving(shard.parent, seen=seen) as url:
         for scheme in ("http", "https"):
             monkeypatch.setenv(f"{scheme}_proxy", url.replace("://", "://ann:s%21cret@"))
-        source = open_sets([Path("http://shards.invalid:81/a.tar")])
-        assert contents(source)[3] == (SAMPLES[3][1], 0)
-        with pytest.raises(SourceGone, match=r"^https://shards.invalid/a.tar, offset 0: .*403"):
+        assert contents(open_sets([Path("http://shards.invalid:81/a.tar")]))[3] == (SAMPLES[3][1], 0)
+        with pytest.raises(SourceRefused, match=r"^https://shards.invalid/a.tar: ClientHttpProxyError 403"):
             open_sets([Path("https://shards.invalid/a.tar")])
-        lines = [line for line, headers in seen if headers["Proxy-Authorization"] == "Basic YW5uOnMhY3JldA=="]
-        assert lines[0] == "GET http://shards.invalid:81/a.tar HTTP/1.1"
-        assert lines[-1].startswith("CONNECT shards.invalid:443 ")
-        assert len(lines) == len(seen)
-        write_tar_index(f"{url}/a.tar")
-        assert seen[-1][0] == "GET /a.tar HTTP/1.1"  # no_proxy
-        assert "Proxy-Authorization" not in seen[-1][1]
-    monkeypatch.setenv("http_proxy", "socks5://127.0.0.1:1")
-    with pytest.raises(ValueError, match=r"http_proxy is socks5://...; expected http://HOST:PORT"):
-        open_sets([Path("http://shards.invalid/a.tar")])
+    assert {headers["Proxy-Authorization"] for _, headers in seen} == {"Basic YW5uOnMhY3JldA=="}
+    assert seen[0][0] == "GET http://shards.invalid:81/a.tar HTTP/1.1"
+
+
+def test_a_tar_in_an_object_store(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    with pytest.raises(ValueError, match=r"^gs://shards/a.tar: .*pip install 'fsspec gcsfs'"):
+        open_sets([Path("gs://shards/a.tar")])
+    store = fsspec.filesystem("memory", skip_instance_cache=True)
+    monkeypatch.setattr(fsspec, "filesystem", lambda scheme, **_: store)
+    store.pipe("s3://shards/a.tar", shard.read_bytes())
+    write_tar_index(Path("s3://shards/a.tar"))
+    source = open_sets([Path("s3://shards/a.tar")])
+    assert contents(source) == [(image, int(label)) for _, image, label in SAMPLES]
+    monkeypatch.setattr(store, "open", lambda *_, **__: io.BytesIO(b"x"))
+    with pytest.raises(SourceGone, match=r"^s3://shards/a.tar, offset \d+: ConnectionError got 0 of \d+ bytes"):
+        source.read(3)
 
 
 # ---- Parquet
@@ -372,23 +367,3 @@ def test_parquet_pairs(tmp_path: Path) -> None:
 
 
 # ---- doctor data
-
-
-def test_doctor_names_set_and_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    jpegs = [cv2.imencode(".jpg", np.full((32, 32, 3), value, np.uint8))[1].tobytes() for value in range(0, 200, 10)]
-    for name, some in (("a", jpegs), ("b", [*jpegs[:5], b"no image"])):
-        with RecordWriter(tmp_path / f"{name}.rec") as writer:
-            for key, image in enumerate(some):
-                writer.write(key, pack(key % 12, image))
-    write_tar(tmp_path / "c.tar", [(f"{i}", image, str(i % 3)) for i, image in enumerate(jpegs[:6])])
-    write_tar_index(tmp_path / "c.tar")
-    (tmp_path / "all.sets").write_text("first a.rec\nsecond b.rec\nthird c.tar\n")
-    assert doctor_data(DataOptions(tmp_path / "all.sets", bar=False)) == 1
-    printed = capsys.readouterr().out
-    assert "all.sets: sets, 32 images, 21 classes" in printed
-    assert re.search(rf"image-undecodable.*\n +set second: {tmp_path}/b.rec, key 5, class 17", printed)
-    assert "equals set first: " in printed
-    with (tmp_path / "b.rec").open("r+b") as file:
-        file.truncate(100)
-    assert doctor_data(DataOptions(tmp_path / "*.rec", bar=False)) == 1
-    assert "b.idx: key 1 has offset" in capsys.readouterr().out

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from partial_fc.data import BadRecord, ImageFolder, RecordSource, Synthetic, open_source
+from partial_fc.data import BadRecord, ImageFolder, RecordSource, open_source
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.recordio import Header, _image_keys, pack, read_property
 from partial_fc.embedding.sources import open_images
@@ -170,13 +170,6 @@ def test_nothing_there(tmp_path: Path) -> None:
         open_source(tmp_path / "no")
     with pytest.raises(ValueError, match="0 sub-folders"):
         open_source(tmp_path)
-
-
-def test_synthetic_has_every_class_and_no_memory() -> None:
-    source = Synthetic(num_classes=7, image_size=5, num_samples=20)
-    assert np.bincount(source.labels()).tolist() == [3, 3, 3, 3, 3, 3, 2]
-    assert [source.read(i).label for i in range(20)] == source.labels().tolist()
-    assert len(Synthetic(100_000_000)) == 100_000_000
 
 
 @pytest.mark.parametrize(("height", "width"), [(7, 7), (8, 7), (14, 7), (7, 23), (3, 5), (100, 61), (1, 1)])

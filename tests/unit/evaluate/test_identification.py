@@ -75,13 +75,6 @@ def test_equals_the_definitions(monkeypatch, is_gallery):
         assert math.isnan(values["tpir@fpir=1e-2"])
 
 
-def test_a_network_that_gives_the_same_for_all_finds_nobody():
-    row_ND = np.tile(np.float32([0.6, 0.8]), (12, 1))
-    label_N = np.arange(12) // 2
-    found = search(row_ND, label_N, row_ND, label_N, SingleWorld(), CPU, name="t", is_gallery=True)
-    assert dict(found.values())["rank1"] == 0
-
-
 def test_a_gallery_without_mates():
     row_ND = np.eye(4, dtype=np.float32)
     with pytest.raises(ValueError, match=r"no probe has a class of the gallery \(4 probes, 4 classes"):

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from partial_fc.head import CosFace, PartialFC, RowAdam, RowAdamW, RowSGD, Steps
 from partial_fc.head.margin import ArcFace
+from tests.flat import flat_head
 from tests.unit.thread_world import ThreadWorld, in_world
 
 C, D, INPUTS, PER_RANK, STEPS = 61, 8, 12, 6, 200  # 61 classes: no number of ranks divides them
@@ -52,7 +53,7 @@ def ours(world: ThreadWorld, kind: str, rate: Any, margin: Any = MARGIN, **optio
     backbone = nn.Parameter(weights())
     of_backbone = make([backbone])
     options = {"quota": "insightface", "dtype": torch.float64, "seed": 3, "optimizer": optimizer, **options}
-    head = PartialFC(C, D, margin, rate, world, **options)
+    head = flat_head(C, D, margin, rate, world, **options)
     found: dict[str, Any] = {"losses": [], "drawn": [], "start": head.centres.clone(), "lr": lr}
     for step in range(STEPS):
         input_GI, label_G = batch(step, world.size)
@@ -141,7 +142,7 @@ def test_a_checkpoint_made_with_none_goes_on_with_none(caplog):
     """And one made without sampling, whose centres are all as of its last step, with exact."""
     caplog.set_level("INFO", logger="partial_fc")
     for rate, catch_up, expected in ((0.3, "none", {}), (1.0, "exact", {"first": 1, "rates": []})):
-        head = PartialFC(C, D, MARGIN, rate, catch_up=catch_up)
+        head = flat_head(C, D, MARGIN, rate, catch_up=catch_up)
         head(torch.randn(4, D).requires_grad_(), torch.arange(4)).backward()
         head.step(0.1)
         caplog.clear()

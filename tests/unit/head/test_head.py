@@ -1,6 +1,5 @@
 """The head in one process: its defined corners. (Beside the dense one: tests/parallel/head/test_head.py.)"""
 
-import contextlib
 import sys
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 
 from partial_fc.head import ArcFace, CosFace, PartialFC, Softmax, Storage, reference
 from partial_fc.head.rows import RowAdamW, RowSGD
+from tests.flat import flat_head
 
 D = 16
 
@@ -66,7 +66,7 @@ def test_only_rows_that_took_part_move_in_memory():
     step(head, torch.randn(3, D), label)
     moved = (head.store.centre_LD != before).any(dim=1)
     assert bool((head.centres != before).any(dim=1).all())
-    took_part = set(head.sampling.negatives(0, head.shard).tolist()) | set(label.tolist())
+    took_part = set(head.draw.negatives(0, head.shard).tolist()) | set(label.tolist())
     assert set(moved.nonzero().flatten().tolist()) == took_part
     assert 90 < len(took_part) < 110
     assert torch.count_nonzero(head.row_state()["momentum"][~moved]) == 0
@@ -96,19 +96,10 @@ def test_shapes_that_do_not_fit_are_named():
 
 def test_a_kernel_that_is_not_there_is_refused_with_a_remedy(monkeypatch):
     with pytest.raises(ValueError, match=r"'triton' with centres on cpu.*use 'cpu' or 'plain'"):
-        PartialFC(10, 4, CosFace(), impl="triton")
+        flat_head(10, 4, CosFace(), impl="triton")
     monkeypatch.setitem(sys.modules, "triton", None)  # as where it is not installed
     with pytest.raises(ValueError, match="pip install triton"):
-        PartialFC(10, 4, CosFace(), impl="triton")
-
-
-def test_a_head_on_disk_frees_its_folder_also_after_an_error(tmp_path):
-    storage = Storage(place="disk", path=tmp_path)
-    for error in (None, RuntimeError):
-        with contextlib.suppress(RuntimeError), PartialFC(9, D, CosFace(), storage=storage) as head:
-            step(head, torch.ones(3, D), torch.tensor([1, 7, 8]))
-            if error:
-                raise error
+        flat_head(10, 4, CosFace(), impl="triton")
 
 
 def test_adamw_is_refused_where_its_state_cannot_hold_squares():

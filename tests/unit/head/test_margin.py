@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from partial_fc.head.margin import ArcFace, CombinedMargin, CosFace, Negatives, Softmax, SphereFace, value_and_slope
-from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
+from partial_fc.head.margin import ArcFace, CombinedMargin, CosFace, Negatives, Softmax, value_and_slope
+from partial_fc.head.margin_adaptive import AdaFace
+from partial_fc.head.margin_curricular import CurricularFace, HardCosines
 
 COS = torch.linspace(-0.99, 0.99, 199, dtype=torch.float64)
 LENGTH = torch.linspace(1.0, 60.0, 199, dtype=torch.float64)
@@ -15,8 +16,6 @@ ALL = [
     CosFace(64.0, 0.4),
     CombinedMargin(32.0, 1.35, 0.1, 0.2),
     Softmax(16.0),
-    SphereFace(64.0),
-    SphereFace(16.0, m=1.7, relax=0.0),
     AdaFace(64.0),
     CurricularFace(64.0),
 ]
@@ -33,18 +32,6 @@ def test_values_are_those_of_the_papers():
     torch.testing.assert_close(target(CosFace(64.0, 0.4), COS), COS - 0.4)
     torch.testing.assert_close(target(CombinedMargin(32.0, 1.35, 0.1, 0.2), COS), torch.cos(1.35 * theta + 0.1) - 0.2)
     torch.testing.assert_close(target(Softmax(16.0), COS), COS)
-
-
-def test_sphereface_is_the_cosine_of_the_multiple_angle_continued_downwards():
-    """For whole m the cosine of a multiple angle is a polynomial of the cosine: that is how the paper wrote it."""
-    psi = target(SphereFace(m=4.0, relax=0.0), COS)
-    chebyshev = 8 * COS**4 - 8 * COS**2 + 1
-    k = (4 * torch.acos(COS) / math.pi).floor()
-    torch.testing.assert_close(psi, (-1) ** k * chebyshev - 2 * k)
-    assert (psi.diff() > 0).all(), "rises with the cosine"
-    assert psi.diff().max() < 0.4, "without jumps"
-    torch.testing.assert_close(target(SphereFace(m=4.0), COS), (5 * COS + psi) / 6)
-    assert (target(SphereFace(m=1.7, relax=0.0), COS).diff() > 0).all()
 
 
 def test_adaface_by_hand():
@@ -132,8 +119,8 @@ def test_no_gradient_flows_through_the_lengths(margin):
     [
         Negatives(),
         Negatives(filter_above=0.505),
-        Negatives(hard_G=torch.tensor([-0.1025]), hard_t=0.3),
-        Negatives(filter_above=0.505, hard_G=torch.tensor([-0.1025]), hard_t=0.3),
+        HardCosines(hard_G=torch.tensor([-0.1025]), t=0.3),
+        HardCosines(filter_above=0.505, hard_G=torch.tensor([-0.1025]), t=0.3),
     ],
     ids=str,
 )
@@ -185,8 +172,6 @@ def test_bound_holds_for_every_own_and_every_other_cosine(margin):
         (CombinedMargin, {"scale": 0.0}),
         (CombinedMargin, {"scale": -1.0}),
         (CombinedMargin, {"m1": 0.0}),
-        (SphereFace, {"m": 0.5}),
-        (SphereFace, {"relax": -1.0}),
         (AdaFace, {"h": 0.0}),
         (AdaFace, {"weight": 0.0}),
         (CurricularFace, {"m": 2.0}),

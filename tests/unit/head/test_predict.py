@@ -5,13 +5,14 @@ import torch
 from torch.nn.functional import normalize
 
 from partial_fc.head import CosFace, PartialFC, Shard
+from tests.flat import flat_head
 from tests.unit.thread_world import in_world
 
 D = 7
 
 
 def head_of(world, num_classes: int, **options) -> PartialFC:
-    return PartialFC(num_classes, D, CosFace(scale=8.0), world=world, **{"dtype": torch.float64} | options)
+    return flat_head(num_classes, D, CosFace(scale=8.0), world=world, **{"dtype": torch.float64} | options)
 
 
 def features(rank: int, num_rows: int) -> torch.Tensor:

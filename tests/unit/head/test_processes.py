@@ -11,9 +11,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from partial_fc.head import HardNegatives, PartialFC, RowSGD
+from partial_fc.head import HardNegatives, RowSGD
 from partial_fc.verbs.train import exit_now
-from tests.recipes.launch import ranks
+from tests.flat import flat_head
+from tests.running import ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -26,7 +27,7 @@ class Model(nn.Module):
         torch.manual_seed(0)
         self.net = nn.Sequential(nn.Linear(5, D), nn.BatchNorm1d(D))
         sampled = {"sample_rate": 0.3, "hard_negatives": HardNegatives(C, 2), "optimizer": RowSGD(0.9, 0.01)}
-        self.head = PartialFC(C, D, **sampled, **options)
+        self.head = flat_head(C, D, **sampled, **options)
 
     def forward(self, x, label):
         return self.head(self.net(x), label)

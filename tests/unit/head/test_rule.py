@@ -6,8 +6,9 @@ import math
 import pytest
 import torch
 
-from partial_fc.head import MLC, MLCD, ArcFace, CosFace, MeanSoftmax, OwnOut, PartialFC, SoftTarget
+from partial_fc.head import MLC, MLCD, ArcFace, CosFace, MeanSoftmax, OwnOut, SoftTarget
 from partial_fc.head.rule import Labels
+from tests.flat import flat_head
 
 RULES = [MeanSoftmax(), OwnOut(), SoftTarget(), MLC(), MLCD()]
 each_rule = pytest.mark.parametrize("rule", RULES, ids=str)
@@ -72,7 +73,7 @@ def test_what_is_no_number_shows(rule):
 def test_gradients_are_the_slopes_of_the_loss(rule, margin):
     """By central differences along a direction, of features and of centres."""
     generator = torch.Generator().manual_seed(1)
-    head = PartialFC(20, 6, margin, dtype=F64, rule=rule)
+    head = flat_head(20, 6, margin, dtype=F64, rule=rule)
     table = head.store.all_rows()
     table += torch.randn(table.shape, generator=generator, dtype=F64)
     label = torch.randint(0, 20, (5, 3), generator=generator)

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from partial_fc.head import CosFace, PartialFC, RowSGD, Storage
+from partial_fc.head import CosFace, RowSGD, Storage
 from partial_fc.head.rows import RowTable
 from partial_fc.verbs.plan import counts as plan
 from partial_fc.verbs.plan.options import PlanOptions
+from tests.flat import flat_head
 from tests.unit.operations import Operations
 
 D, ROWS = 256, 1024
@@ -39,7 +40,7 @@ def test_a_plain_step_moves_and_launches_what_is_planned(dtype, rate):
     found = {}
     num_classes = 6 * ROWS
     for batch in (16, 16, 48):  # the first one fills what the process keeps of a drawing
-        head = PartialFC(num_classes, D, CosFace(), rate, impl="plain", storage=Storage(dtype), optimizer=RowSGD())
+        head = flat_head(num_classes, D, CosFace(), rate, impl="plain", storage=Storage(dtype), optimizer=RowSGD())
         head.store.all_rows()
         feat, label = torch.randn(batch, D, requires_grad=True), torch.arange(batch)
         with Operations() as operations:

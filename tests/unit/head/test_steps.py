@@ -9,8 +9,8 @@ import torch
 
 from partial_fc import linear_partial_cross_entropy
 from partial_fc.head import ArcFace, CosFace, HardNegatives, PartialFC, Softmax, Steps
-from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
-from partial_fc.head.telemetry import covered_mass, observe
+from partial_fc.head.margin_adaptive import AdaFace
+from tests.flat import flat_head
 
 
 def test_a_value_holds_until_the_next():
@@ -29,21 +29,20 @@ def test_steps_out_of_order_are_refused(steps):
     ("margin", "rate", "options", "words"),
     [
         ("cosface", Steps({0: 0.5, 3: 0.0}), {}, "sample_rate is 0.0"),
-        ("cosface", Steps({0: 1.0, 3: 1.0}), {"sampling_correction": True}, "without sampling"),
+        ("cosface", Steps({0: 1.0, 3: 1.0}), {"hard_negatives": HardNegatives(50, 2)}, "without sampling"),
         (Steps({0: CosFace(), 3: CosFace(1000.0)}), 1.0, {}, "choose a smaller scale"),
         (Steps({0: CosFace(), 3: AdaFace()}), 1.0, {}, "margins of several kinds"),
         (Steps({0: CosFace(), 3: "arcfac"}), 1.0, {}, "margin is 'arcfac'"),
-        (Steps({0: CurricularFace(), 3: CurricularFace()}), 1.0, {"label_smoothing": 0.1}, "not defined there"),
     ],
 )
 def test_every_value_of_a_head_is_checked(margin, rate, options, words):
     with pytest.raises(ValueError, match=words):
-        PartialFC(50, 4, margin, rate, **options)
+        flat_head(50, 4, margin, rate, **options)
 
 
 def test_what_needs_sampling_takes_a_rate_that_becomes_one():
     lists = HardNegatives(50, 2)
-    PartialFC(50, 4, CosFace(), Steps({0: 0.5, 3: 1.0}), sampling_correction=True, hard_negatives=lists)
+    flat_head(50, 4, CosFace(), Steps({0: 0.5, 3: 1.0}), hard_negatives=lists)
 
 
 def test_a_function_knows_no_step():
@@ -75,15 +74,7 @@ def test_copies_have_the_schedule():
     train(head, 1)
     for twin in (copy.deepcopy(head), pickle.loads(pickle.dumps(head))):
         assert twin.margin == ArcFace()
-        assert [twin.sampling.rates.at(step) for step in (1, 2)] == [0.5, 1.0]
+        assert [twin.draw.rates.at(step) for step in (1, 2)] == [0.5, 1.0]
     head.resize(80)
     assert head.margin == ArcFace()
-    assert head.sampling.rates.at(2) == 1.0
-
-
-def test_telemetry_is_of_the_rate_of_the_step_that_was_made():
-    head = PartialFC(400, 4, CosFace(16.0), Steps({0: 0.1, 2: 0.5}))
-    train(head, 2)
-    last = head.last_step
-    found = observe(head).scalars["head/covered_mass"]
-    assert found == pytest.approx(covered_mass(last["denominator"], last["target_logit"], 0.1, False).mean().item())
+    assert head.draw.rates.at(2) == 1.0

@@ -1,6 +1,5 @@
 """The C++ mathematics of a batch's rows, beside PyTorch's operations in float64."""
 
-import ctypes
 from dataclasses import replace
 
 import pytest
@@ -8,9 +7,7 @@ import torch
 from torch import Tensor
 
 from partial_fc.head.kernels import Sums
-from partial_fc.head.kernels.cpu import CpuKernel, load
-from partial_fc.head.kernels.cpu_rows import CpuRowMath
-from partial_fc.head.kernels.native.job import Job, check_layout
+from partial_fc.head.kernels.cpu import CpuKernel
 from partial_fc.head.selection.active_rows import ActiveRows
 from partial_fc.head.shard import Shard
 from partial_fc.head.softmax import RowMath
@@ -29,26 +26,25 @@ def problem(width: int, sub_centres: int = 1, sampled: bool = False, stored: tor
     feat_GD[3] = 0.0
     table[::37] = 0.0
     table, rows, row_S = table.to(stored), None, None
-    if sampled:  # what takes part lies in a table of its own, as from a disk, in another order
+    if sampled:  # what takes part lies in a table of its own, as from the host, in another order
         here = label_G[(label_G >= FIRST) & (label_G < FIRST + L)] - FIRST
         classes = torch.unique(torch.cat((here, torch.randperm(L, generator=generator)[:40])))
         rows = (classes[:, None] * sub_centres + torch.arange(sub_centres)).flatten()
         row_S = torch.arange(len(rows)).flip(0)
         table = table[rows].flip(0).contiguous()
-    return feat_GD, label_G, ActiveRows(rows, None, table, row_S)
+    return feat_GD, label_G, ActiveRows(rows, table, row_S)
 
 
 def go(rows: RowMath, feat_GD: Tensor, label_G: Tensor, active: ActiveRows, sub_centres: int, dtype: torch.dtype):
-    """What a step does with this mathematics, with label smoothing, where a kernel has found some sums."""
+    """What a step does with this mathematics, where a kernel has found some sums."""
     targets = rows.find_targets(feat_GD, label_G, SHARD, sub_centres, active, dtype)
     generator = torch.Generator().manual_seed(6)
     denominator_G = torch.rand(G, generator=generator, dtype=torch.float64) * 1e20
     weighted_sum_GD = torch.randn(feat_GD.shape, generator=generator, dtype=torch.float64).to(dtype)
-    centre_sum_D = torch.randn(feat_GD.shape[1], generator=generator, dtype=torch.float64).to(dtype)
-    sums = Sums(denominator_G, weighted_sum_GD, centre_sum_D)
-    terms = rows.local_terms(targets, 64.0 * targets.cos_G, sums, 64.0, 50)
+    sums = Sums(denominator_G, weighted_sum_GD)
+    terms = rows.local_terms(targets, 64.0 * targets.cos_G, sums)
     terms[:, 0].add_(1.0)  # of another rank
-    return targets, rows.finish(terms, targets, torch.full_like(targets.cos_G, 50.0), sums, 64.0, 0.1, training=True)
+    return targets, rows.finish(terms, targets, torch.full_like(targets.cos_G, 50.0), sums, 64.0, training=True)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -70,7 +66,7 @@ def test_rows_are_those_of_float64(width, sub_centres, sampled, narrow, stored, 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        ours, outcome = go(CpuRowMath(CpuKernel("fp32", variant)), feat_GD, label_G, active, sub_centres, torch.float32)
+        ours, outcome = go(CpuKernel("fp32", variant).row_math(), feat_GD, label_G, active, sub_centres, torch.float32)
     finally:
         torch.set_num_threads(before)
     exact, expected = go(RowMath(), feat_GD, label_G, active, sub_centres, torch.float64)
@@ -89,7 +85,7 @@ def test_what_is_too_long_or_not_a_number_is_not_hidden():
     label_G[:3] = torch.arange(FIRST, FIRST + 3)
     feat_GD[0], feat_GD[1, 2] = 2e19, torch.nan
     active.table[2, 0] = torch.inf
-    targets = CpuRowMath(CpuKernel("fp32")).find_targets(feat_GD, label_G, SHARD, 1, active, torch.float32)
+    targets = CpuKernel("fp32").row_math().find_targets(feat_GD, label_G, SHARD, 1, active, torch.float32)
     assert targets.unit_GD.isnan().any(dim=1).nonzero().flatten().tolist() == [0, 1]
     assert set(targets.cos_G.isnan().nonzero().flatten().tolist()) >= {0, 1, 2}
 
@@ -98,30 +94,13 @@ def test_a_class_that_takes_no_part_is_named():
     feat_GD, label_G, active = problem(24, sampled=True)
     label_G[9] = FIRST + int((~torch.isin(torch.arange(L), active.rows)).nonzero()[0])
     with pytest.raises(RuntimeError, match=f"class {label_G[9]}, row 9 of the global batch, is not among the active"):
-        CpuRowMath(CpuKernel("fp32")).find_targets(feat_GD, label_G, SHARD, 1, active, torch.float32)
+        CpuKernel("fp32").row_math().find_targets(feat_GD, label_G, SHARD, 1, active, torch.float32)
 
 
 def test_a_rank_without_active_rows_adds_nothing():
     feat_GD, _, active = problem(24)
     label_G = torch.zeros(G, dtype=torch.int64)
     empty = replace(active, rows=torch.empty(0, dtype=torch.int64), row_S=torch.empty(0, dtype=torch.int64))
-    targets = CpuRowMath(CpuKernel("fp32")).find_targets(feat_GD, label_G, SHARD, 1, empty, torch.float32)
+    targets = CpuKernel("fp32").row_math().find_targets(feat_GD, label_G, SHARD, 1, empty, torch.float32)
     assert targets.elsewhere_G.all()
     assert (targets.position_G == -1).all()
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        (lambda fields: [*fields[:4], ("more", ctypes.c_int64), *fields[4:]], "more"),
-        (lambda fields: [field for field in fields if field[0] != "bias"], "bias"),
-        (lambda fields: [(name, ctypes.c_double if name == "lr" else kind) for name, kind in fields], "lr"),
-        (lambda fields: [*fields[:-2], fields[-1], fields[-2]], "first_row"),
-    ],
-)
-def test_a_field_that_is_another_one_in_c_is_named(change, field):
-    compiled = load("portable").head_job_layout().decode()
-    check_layout(Job, compiled)
-    other = type("Job", (ctypes.Structure,), {"_fields_": change(Job._fields_)})
-    with pytest.raises(AssertionError, match=rf"Job\.{field} in native/job\.py: .* in native/job\.h: "):
-        check_layout(other, compiled)

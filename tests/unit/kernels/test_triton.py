@@ -22,7 +22,7 @@ from partial_fc.head.kernels.triton_pass import tiles_for
 from partial_fc.head.margin import ArcFace, Negatives
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD, RowTable, Storage
 from partial_fc.head.selection.active_rows import ActiveRows
-from partial_fc.head.selection.sampling import BLOCK, Sampling
+from partial_fc.head.selection.sampling import BLOCK, Draw
 from partial_fc.head.shard import Shard
 
 pytestmark = pytest.mark.slow
@@ -105,11 +105,19 @@ def spilled_bytes(compiled, folder: Path) -> int:
     return sum(int(number) for number in re.findall(r"\b(?:STACK|LOCAL):(\d+)", usage))
 
 
+def check_fit(recorders, names, generation: int, folder: Path, **spilled: int) -> None:
+    """Of each kernel's last launch: it has room in shared memory and registers, but for `spilled` bytes."""
+    for name in names:
+        compiled = recorders[name].compiled(recorders[name].launches[-1], 10 * generation)
+        assert compiled.metadata.shared <= SHARED_BYTES[generation], name
+        assert spilled_bytes(compiled, folder) <= spilled.get(name, 0), name
+
+
 # Shared memory that a program can have, from NVIDIA's tables: the least of all that take a generation's tiles (8.6).
 SHARED_BYTES = {10: 227 << 10, 9: 227 << 10, 8: 99 << 10}
 PRODUCT = {10: "tcgen05.mma", 9: "wgmma.mma_async", 8: "mma.sync"}
 PRODUCTS = ("weigh", "weighted_sum", "pull")
-OTHERS = ("read_centres", "read_features", "add_up", "sum_units", "nearest_sub_centres")
+OTHERS = ("read_centres", "read_features", "add_up", "nearest_sub_centres")
 ROW_MATH = ("targets", "margin_of", "terms", "finish")
 CHOICE = ("look_at_labels", "draw", "write_down")
 
@@ -132,9 +140,8 @@ def launch_everything(logits: Logits, kernel: TritonKernel, optimizer: RowOptimi
     store = RowTable(0, len(logits.centre_LD), logits.centre_LD.shape[1], 3, optimizer, storage, "cpu")
     logits = replace(logits, centre_LD=store.fetch(None, 0)[0])
     kernel.sums(logits, num_nearest=5)
-    sums = kernel.sums(logits, with_centre_sum=True)
-    uniform_D = torch.zeros(logits.unit_GD.shape[1])
-    logit_grad = LogitGrad(sums.denominator_G, torch.zeros(logits.target_G.shape), uniform_D, sums.cache)
+    sums = kernel.sums(logits)
+    logit_grad = LogitGrad(sums.denominator_G, torch.zeros(logits.target_G.shape), sums.cache)
     list(kernel.centre_gradients(logits, logit_grad))
     assert kernel.update(logits, logit_grad, store, 0.1, 0)
 
@@ -164,7 +171,7 @@ def test_the_compiler_takes_it_with_tensor_cores_and_registers(
     for name in (*PRODUCTS, "read_centres", "read_features", "add_up", "finish_rows"):
         compiled = recorders[name].compiled(recorders[name].launches[-1], 10 * generation)
         assert compiled.metadata.shared <= SHARED_BYTES[generation], name
-        assert spilled_bytes(compiled, tmp_path) == 0, name
+        assert spilled_bytes(compiled, tmp_path) <= (8 if name == "finish_rows" else 0), name
         if name in PRODUCTS and precision == "bf16":
             assert PRODUCT[generation] in compiled.asm["ptx"], name
             assert "cp.async" in compiled.asm["ptx"], f"{name} does not read ahead while it multiplies"
@@ -173,56 +180,42 @@ def test_the_compiler_takes_it_with_tensor_cores_and_registers(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("generation", [9, 10])
-def test_the_compiler_takes_several_labels(generation, recorders, tmp_path):
-    """In the tiles of one label: few numbers leave the registers."""
-    G, S, D = 1024, 1000, 512
-    target_G = torch.zeros(G, 8, dtype=torch.int64)
-    logits = Logits(torch.zeros(G, D), torch.zeros(S, D), None, target_G, 64.0, Negatives())
+@pytest.mark.parametrize(
+    ("labels", "generation", "names"),
+    [
+        (8, 9, ("weigh", "read_features", "finish_rows")),
+        (8, 10, ("weigh", "read_features", "finish_rows")),
+        (1, 8, PRODUCTS + OTHERS),
+        (1, 10, ("weigh", "nearest_sub_centres")),
+    ],
+)
+def test_the_compiler_takes_several_labels_and_every_rule(labels, generation, names, recorders, tmp_path):
+    """Several labels in the tiles of one: few numbers leave the registers. One, at an odd width, without row_S: all
+    else that a launch can leave out is there."""
+    G, S, D, sub_centres, above = (1024, 1000, 512, 1, None) if labels > 1 else (333, 300, 500, 3, 0.4)
+    target_G = torch.zeros(G, labels, dtype=torch.int64).squeeze(1)
+    negatives = Negatives(above)
+    logits = Logits(torch.zeros(G, D), torch.zeros(S, D), None, target_G, 64.0, negatives, sub_centres=sub_centres)
     kernel = TritonKernel("bf16", tiles_for(generation, torch.bfloat16))
-    launch_everything(logits, kernel, RowSGD(), Storage(torch.bfloat16))
-    for name, spilled in (("weigh", 160), ("read_features", 0), ("finish_rows", 0)):
-        compiled = recorders[name].compiled(recorders[name].launches[-1], 10 * generation)
-        assert compiled.metadata.shared <= SHARED_BYTES[generation], name
-        assert spilled_bytes(compiled, tmp_path) <= spilled, name
+    how = (RowSGD(), Storage(torch.bfloat16)) if labels > 1 else (RowAdam(), Storage())
+    launch_everything(logits, kernel, *how)
+    check_fit(recorders, names, generation, tmp_path, weigh=160 if labels > 1 else 0)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("generation", [8, 10])
-def test_the_compiler_takes_every_rule(generation, recorders, tmp_path):
-    """At an odd width, without row_S: everything else that a launch can leave out is there."""
-    G, S, D = 333, 300, 500
-    negatives = Negatives(filter_above=0.4, hard_G=torch.zeros(G), hard_t=0.5)
-    target_G = torch.zeros(G, dtype=torch.int64)
-    logits = Logits(
-        torch.zeros(G, D), torch.zeros(S, D), None, target_G, 64.0, negatives, torch.zeros(S), sub_centres=3
-    )
-    kernel = TritonKernel("bf16", tiles_for(generation, torch.bfloat16))
-    launch_everything(logits, kernel, RowAdam(), Storage())
-    for name in ("weigh", "nearest_sub_centres") if generation > 8 else PRODUCTS + OTHERS:
-        compiled = recorders[name].compiled(recorders[name].launches[-1], 10 * generation)
-        assert compiled.metadata.shared <= SHARED_BYTES[generation], name
-        assert spilled_bytes(compiled, tmp_path) == 0, name
-
-
-@pytest.mark.parametrize(
-    ("generation", "sub_centres", "L"), [(8, 1, 5000), pytest.param(10, 3, 2 * BLOCK, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("generation", "sub_centres", "L"), [(8, 1, 5000), (10, 3, 2 * BLOCK)])
 def test_the_compiler_takes_what_lies_between_the_passes(generation, sub_centres, L, recorders, tmp_path):
     """Of 2 * BLOCK classes the last block is as large as the others, and its positions are left out."""
     G, D = 33, 500
     label_G, origin_G = torch.arange(G), torch.zeros(G, dtype=torch.int32)
     shard = Shard.of(L, 0, 1)
-    choice = DeviceChoice(Sampling(L, 0.1, 0), shard, torch.device("cpu"), correction=sub_centres > 1)
+    choice = DeviceChoice(Draw(L, 0.1, 0), shard, torch.device("cpu"))
     _, chosen = choice.choose(label_G, origin_G, origin_G, None if sub_centres > 1 else label_G, 0)
-    active = ActiveRows(chosen.class_P, None, torch.zeros(L * sub_centres, D, dtype=torch.bfloat16), chosen.class_P)
+    active = ActiveRows(chosen.class_P, torch.zeros(L * sub_centres, D, dtype=torch.bfloat16), chosen.class_P)
     rows = triton_rows.FusedRowMath()
     targets = rows.find_targets(torch.zeros(G, D).half(), label_G, shard, sub_centres, active, torch.float32)
-    sums = Sums(torch.ones(G, dtype=torch.float64), torch.ones(G, D), None)
+    sums = Sums(torch.ones(G, dtype=torch.float64), torch.ones(G, D))
     rows.with_margin(ArcFace(), targets, {})
-    terms = rows.local_terms(targets, targets.cos_G, sums, 64.0, len(chosen.class_P))
-    rows.finish(terms, targets, targets.cos_G, sums, 64.0, 0.0, training=True)
-    for name in ROW_MATH + CHOICE:
-        compiled = recorders[name].compiled(recorders[name].launches[-1], 10 * generation)
-        assert compiled.metadata.shared <= SHARED_BYTES[generation], name
-        assert spilled_bytes(compiled, tmp_path) == 0, name
+    terms = rows.local_terms(targets, targets.cos_G, sums)
+    rows.finish(terms, targets, targets.cos_G, sums, 64.0, training=True)
+    check_fit(recorders, ROW_MATH + CHOICE, generation, tmp_path)

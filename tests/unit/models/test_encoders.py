@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-import sys
 
 import pytest
 import torch
@@ -157,15 +156,6 @@ def test_the_input_of_a_convolutional_network_of_timm(timm):
 def test_what_timm_cannot_build_is_named(timm, name, size, says):
     with pytest.raises(ValueError, match=says):
         models.build(f"timm:{name}", WIDTH, size)
-
-
-def test_without_timm_the_command_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ValueError, match=r"pip install 'partial-fc\[timm\]'"):
-        encoders.import_timm()
-    monkeypatch.setattr("recipes.face.backbone.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"--network timm:x needs timm: `pip install"):
-        ModelFlags(network="timm:x")
 
 
 def test_a_model_of_a_file_starts_the_same_network_without_trust_and_no_other(code, tmp_path):

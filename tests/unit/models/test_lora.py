@@ -2,7 +2,6 @@
 
 import copy
 import importlib.util
-import sys
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from torch import nn
 
 from partial_fc import models
 from partial_fc.models import lora
-from recipes.face.main import parse
 
 SIZE, RANK, WIDTH = 32, 3, 16
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
@@ -105,12 +103,3 @@ def test_a_state_without_adapters_stays_as_it_is():
 def test_a_network_without_layers_to_adapt_is_named():
     with pytest.raises(ValueError, match=r"--lora 3: Sequential .* nothing to adapt"):
         lora.adapt(nn.Sequential(nn.Flatten(), nn.Linear(3 * SIZE**2, WIDTH)), RANK, SIZE)
-
-
-def test_without_peft_the_command_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ValueError, match=r"pip install 'partial-fc\[lora\]'"):
-        lora.import_peft()
-    monkeypatch.setattr("recipes.face.tuning.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"--lora 8 needs peft: `pip install 'partial-fc\[lora\]'`"):
-        parse(["--dataset", "100w", "--lora", "8"])

@@ -1,5 +1,4 @@
 import copy
-import pickle
 from functools import partial
 
 import pytest
@@ -8,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partial_fc import models
-from partial_fc.foreign.state_dicts import load_weights
 from partial_fc.models.iresnet import DEPTHS, IResNet
 from tests.unit.state_shapes import digest
 
@@ -137,33 +135,3 @@ def test_with_half_weights_features_are_fp32_and_no_worse_than_under_autocast(bu
 def test_what_cannot_be_built_is_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         models.build(**arguments)
-
-
-def test_weights_that_do_not_fit_are_listed_and_nothing_is_loaded(tmp_path):
-    torch.manual_seed(0)
-    weights = models.build("tiny", embedding_size=16, image_size=16).state_dict()
-    del weights["bn2.bias"]
-    weights["module.bn2.bias"] = torch.zeros(16)
-    torch.save(weights, tmp_path / "model.pt")
-    model = models.build("tiny", embedding_size=24, image_size=16)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(ValueError, match=r"model\.pt does not fit") as error:
-        load_weights(model, tmp_path / "model.pt")
-    assert "1 missing: bn2.bias" in str(error.value)
-    assert "1 unexpected: module.bn2.bias" in str(error.value)
-    assert "fc.bias is (16,), expected (24,)" in str(error.value)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-
-
-@pytest.mark.parametrize("content", ["text", "pickle", "checkpoint", "list"])
-def test_files_that_are_no_state_dict_are_refused(tmp_path, content):
-    path = tmp_path / "model.pt"
-    if content == "text":
-        path.write_text("no tensors")
-    elif content == "pickle":
-        path.write_bytes(pickle.dumps(print, protocol=2))
-    else:
-        torch.save({"model": {}, "epoch": 3} if content == "checkpoint" else [1, 2], path)
-    said = {"text": "it is text", "pickle": "it is a pickle, none of torch.save"}.get(content, "a state dict")
-    with pytest.raises(ValueError, match=rf"model\.pt.*{said}"):
-        load_weights(models.build("tiny", 8, 16), path)

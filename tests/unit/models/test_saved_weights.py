@@ -75,20 +75,6 @@ def test_names_of_two_networks_stay_apart():
     assert without_prefix({}) == {}
 
 
-def test_of_a_whole_pickled_model_the_tensors_are_read(tmp_path):
-    """Its classes are not imported, so nothing of them runs."""
-    path, whole = tmp_path / "whole.pt", Holder(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
-    for value in (whole, {"model": whole, "epoch": 1}, nn.DataParallel(whole)):
-        torch.save(value, path)
-        target = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-        load_weights(target, path)
-        expected = whole.model["backbone"].state_dict()
-        assert all(torch.equal(t, target.state_dict()[name]) for name, t in expected.items())
-    torch.save(Path("/runs"), path)
-    with pytest.raises(ValueError, match=r"whole\.pt: expected a state dict .* got: pathlib\S*Path; .*torch\.save"):
-        load_weights(target, path)
-
-
 def network(path: Path, **more) -> nn.Module:
     """What recipe face builds with --pretrained `path`."""
     return build(ModelFlags(network="tiny", pretrained=path, **more), 16, torch.device("cpu"))

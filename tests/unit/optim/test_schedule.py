@@ -1,6 +1,4 @@
-import logging
 import math
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +9,7 @@ from partial_fc.flags import OptimFlags, ScheduleFlags
 from partial_fc.optim.schedule import Schedule, continued, linear_scaling
 from partial_fc.train.begin import course
 from partial_fc.train.job import RunState
-from partial_fc.train.run import Run
+from partial_fc.train.resume import Start
 from tests.unit.train.test_face_start import run_of
 
 
@@ -121,7 +119,7 @@ def schedule_of(start: RunState, order, batch_size: int = 10, accumulate: int = 
     """Of two epochs of 500 images."""
     given = ScheduleFlags(**{"epochs": 2.0, "lr_scheduler": "constant", "lr_scaling": "none", **flags})
     config = SimpleNamespace(optim=OptimFlags(batch_size=batch_size, accumulate=accumulate), schedule=given)
-    return course.schedule(run_of(SingleWorld(), config), start, order)
+    return course.schedule(run_of(SingleWorld(), config), Start(start), order, "samples")
 
 
 def test_a_run_of_epochs_goes_on_by_the_data_that_is_left(caplog):
@@ -143,10 +141,6 @@ def test_a_run_of_epochs_goes_on_by_the_data_that_is_left(caplog):
         schedule_of(RunState(step=101, position=1), order, max_steps=100)
 
 
-def test_nothing_is_left_of_data_that_all_have_seen():
-    assert schedule_of(RunState(step=30, position=1000), Keyed(500, 0), batch_size=100, epochs=1.98).total_steps == 30
-
-
 def test_epochs_that_end_in_a_smaller_batch_count_as_they_are_stepped():
     """An epoch of 500 has 21 updates of 24; at its end, and within the next, another size goes on."""
     order = PerEpoch(500, seed=0)
@@ -159,27 +153,6 @@ def test_epochs_that_end_in_a_smaller_batch_count_as_they_are_stepped():
         schedule = schedule_of(start, order, batch_size=size)
         assert schedule.total_steps == total
         assert isinstance(schedule, Schedule) == (size == 24)
-
-
-def test_another_length_is_noted_with_the_rate_that_it_moves():
-    then, now = (0.05 * (1 + math.cos(math.pi / part)) for part in (8, 4))
-    notes: list[str] = []
-    given = ScheduleFlags(lr=0.1, lr_scaling="none", lr_scheduler="cosine", epochs=2.0, warmup_epochs=0.0)
-    run = SimpleNamespace(
-        config=SimpleNamespace(schedule=given, optim=SimpleNamespace(accumulate=1, batch_size=10)),
-        world=SingleWorld(), global_batch=10, logger=logging.getLogger("silent"),
-        note=notes.append, unit="samples", length_before={"epochs": 4.0, "max_steps": None},
-    )  # fmt: skip
-    for method in ("total_steps", "lengths"):
-        setattr(run, method, partial(getattr(Run, method), run))
-    schedule = course.schedule(run, RunState(step=5, position=50), Keyed(100, seed=1))
-    assert schedule.lr(5) == pytest.approx(now)
-    (note,) = notes
-    assert "--epochs 4.0, this run has 2.0" in note
-    assert f"learning rate of the next step is {now:g}, and was to be {then:g}" in note
-    run.length_before = {"epochs": 2.0, "max_steps": None}
-    course.schedule(run, RunState(step=5, position=50), Keyed(100, seed=1))
-    assert len(notes) == 1
 
 
 def test_a_tenth_every_so_many_epochs_as_caffe2_counts_them(caplog):

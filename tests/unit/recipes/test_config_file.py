@@ -26,13 +26,13 @@ def test_the_file_of_the_documents_is_its_command_line(tmp_path: Path) -> None:
 
 
 def test_given_flags_count_more(tmp_path: Path) -> None:
-    text = 'lr = 0.5\nrec = ["a=x", "b=y"]\nmirror = false\n[a]\nsample_rate = 0.1\nsampling-correction = true\n'
-    text += 'sample_rate_schedule = "none"\nmargins = [1, 0.5, 0]\nloss = "combined"\n'
+    text = 'lr = 0.5\nrec = ["a=x", "b=y"]\nmirror = false\n[a]\nsample_rate = 0.1\nquota = "insightface"\n'
+    text += 'margins = [1, 0.5, 0]\nloss = "combined"\n'
     config = parsed(text, tmp_path, "--lr 0.25 --sample-rate a=0.2")
     a, b = face.face_heads.of(config)
     assert (config.schedule.lr, config.data.mirror) == (0.25, False)
-    assert (a.flags.sample_rate, a.flags.sampling_correction, a.flags.margins) == (0.2, True, (1.0, 0.5, 0.0))
-    assert (b.flags.sample_rate, b.flags.sampling_correction, b.flags.margins) == (1.0, False, None)
+    assert (a.flags.sample_rate, a.flags.quota, a.flags.margins) == (0.2, "insightface", (1.0, 0.5, 0.0))
+    assert (b.flags.sample_rate, b.flags.quota, b.flags.margins) == (1.0, "negatives", None)
     assert config.data.config is None
 
 

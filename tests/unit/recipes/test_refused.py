@@ -16,14 +16,7 @@ from recipes.mxnet import kvstore_job as mnist_kvstore
 R50 = "slowfast_4x16_resnet50_kinetics400"
 # What is right by itself -> what is added to it, and what the refusal names.
 FACE = """
-    --label-smoothing 0.1 --interclass-filtering-threshold 0.4 | --label-smoothing with --interclass
-    --label-smoothing 0.1 --sub-centres 2 | --label-smoothing with --sub-centres
-    --label-smoothing 0.1 --sampling-correction --sample-rate 0.5 | --label-smoothing with --sampling-correction
-    --sampling-correction | --sampling-correction without sampling
-    --sampling-correction --sample-rate 0.5 --quota insightface | --sampling-correction with --quota insightface
-    --hard-negatives-every 5 --sample-rate 0.5 | --hard-negatives-every without --hard-negatives
-    --centre-place disk | --centre-place disk and --centre-path DIR go together
-    --centre-place disk --centre-path setup.cfg | --centre-path setup.cfg is a file
+    --hard-negatives 2 | --hard-negatives without sampling
     --centre-state-dtype bf16 --head-optimizer adagrad | with --head-optimizer adagrad
     --centre-dtype fp16 --head-optimizer adamw | AdamW with its state in fp16
     --centre-state-dtype fp16 --optimizer adamw | AdamW with its state in fp16
@@ -33,18 +26,17 @@ FACE = """
     --head-impl cpu --device cuda | --head-impl cpu with --device cuda
     --start-centres a --resume b | --start-centres with --resume b
     --head-centres a --resume b | --head-centres with --resume b
-    --imprint-images 3 --start-centres a | --imprint-images 3 goes with --start-centres imprint
+    --loss arcface-straight-through --margins 1 0.3 0.1 | expected 1 m2 0
+    --loss arcface --margins 1 0.3 0 | go with --loss combined
     --labels-drawn 2 | --labels-drawn 2 with --labels 1
     --labels 2 --labels-drawn 3 | --labels-drawn 3 with --labels 2
     --labels 2 --balance sqrt | --balance sqrt with --labels 2
     --rule own-out | --rule own-out with one label
     --labels 4 --labels-drawn 1 --rule mlc | --rule mlc with one label
-    --backbone-lr 0.1 --lr 0 | --backbone-lr 0.1 with --lr 0
     --pretrained-partial | --pretrained-partial
     --nodes 2 | --nodes 2 needs --master-addr
     --nodes 2 --nr 2 --master-addr a | --nr is 2, of --nodes 2
     --gpus 2 --master-port 65536 | --master-port is 65536
-    --deliver raw | --deliver requires --ema
     --teacher-weight 2 | --teacher-weight requires --teacher
     --teacher x --teacher-weight 0 | --teacher-weight is 0
     --trust-code | --trust-code requires --teacher
@@ -55,7 +47,6 @@ VECTORS = """
     --rec images | --network linear takes vectors
     --network none --no-mirror | --no-mirror with --network none
     --augment face | --augment with --network linear
-    --network mlp:8 --dropout 0.1 | --dropout with --network mlp:8
     --network mlp:0 | --network is mlp:0
     --engine mxnet | --engine mxnet
     --network none --ema 0.9 | --ema with --network none
@@ -67,7 +58,6 @@ ON_MXNET = """
     --precision bf16 | --precision bf16 with --engine mxnet
     --precision fp64 | --precision fp64 with --engine mxnet
     --sync-bn | --sync-bn with --engine mxnet
-    --dropout 0.4 | --dropout 0.4 with --engine mxnet
     --activation-checkpointing | --activation-checkpointing with --engine mxnet
     --device cuda | --device cuda with --engine mxnet
     --network mbf | --network mbf with --engine mxnet
@@ -75,8 +65,6 @@ ON_MXNET = """
     --symbol s.json --params p.params --engine torch | add --engine mxnet
     --symbol s.json --params p.params --pretrained x.pt | leave one of the two out
     --output-name fc1 | --output-name requires --symbol
-    --input-std 128 | --input-std requires --symbol
-    --symbol s.json --params p.params --input-std 0 | --input-std is 0
 """
 MNIST = """
     --gradient-compression powersgd | none, fp16, bf16
@@ -91,7 +79,7 @@ KVSTORE = """
     --cpus 2 --work-load-list 3,1,1 | --work-load-list 3,1,1 for 2 device(s)
     --cpus 2 --work-load-list 3,0 | --work-load-list 3,0
     --cpus 3 --batch-size 2 | --batch-size 2 for 3 devices
-    --kv-store horovod --cpus 2 | one process a device
+    --kv-store horovod | makes it a store of one process
     --kv-store nccl | --kv-store nccl
     --kv-store local --gc-type 2bit | --kv-store local has no compression
     --gc-threshold 0.1 | --gc-threshold 0.1 goes with --gc-type 2bit
@@ -116,8 +104,6 @@ IMAGENET = """
     --num_shards 2 --shard_id 2 | shards are numbered from 0 to 1
     --redis_port 65536 | is 65536
     --run_id "" | --run_id ''
-    --redis_key k --redis_tls | --redis-cert and --redis_key
-    --redis_ca c | goes with --redis-tls
     --num_layers 20 | resnet20; expected one of resnet18
     --scale 30 --sample-rate 0.5 | --scale, --sample-rate without --head partial-fc
     --db_type minidb | convert_db makes an LMDB

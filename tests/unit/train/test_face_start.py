@@ -20,11 +20,11 @@ from partial_fc.optim import backbone as torch_optim
 from partial_fc.optim.schedule import Schedule
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.begin.run_folder import Folders
+from partial_fc.train.context import Context
 from partial_fc.train.end import is_finished
 from partial_fc.train.job import RunState
 from partial_fc.train.precision import Precision
-from partial_fc.train.resume import restore, resume
-from partial_fc.train.run import Run
+from partial_fc.train.resume import Start, restore, resume
 from recipes.face import main as face
 from tests.unit.thread_world import in_world
 
@@ -44,8 +44,8 @@ def config_of(root: Path, **flags: object) -> face.Config:
     return face.parse([f"--{name}={value}" for name, value in words.items()])[0]
 
 
-def run_of(world, config: face.Config, recipe: str = "face") -> Run:
-    return Run(recipe, config, world, torch.device("cpu"), logging.getLogger("test"), Folders("run"), versions={})
+def run_of(world, config: face.Config, recipe: str = "face") -> Context:
+    return Context(recipe, config, world, torch.device("cpu"), logging.getLogger("test"), Folders("run"), versions={})
 
 
 def write(root: Path, *steps: int, **facts: object) -> None:
@@ -85,7 +85,7 @@ def test_a_restart_resumes_from_the_run_s_own_checkpoints(tmp_path, monkeypatch,
         with closing(checkpoint.Saver(config.run.checkpoints, world, keep=3)) as saver:
             back = restore(run, backbone, head, saver)
         numbers = {float(t) for weight in backbone.weights.state_dict().values() for t in weight.flatten()}
-        return start.step, back, numbers
+        return start.state.step if start else 0, back, numbers
 
     done = itertools.cycle((80, 0))
     monkeypatch.setattr("partial_fc.train.resume.furthest_step", lambda: next(done))
@@ -127,7 +127,7 @@ def test_a_run_is_finished_where_rank_0_says_so(tmp_path):
     configs, schedule = list(map(config_of, roots)), Schedule(kind="constant", base_lr=0.1, total_steps=5)
 
     def ask(world, step: int = 5):
-        return is_finished(run_of(world, configs[world.rank]), RunState(step=step), schedule)
+        return is_finished(run_of(world, configs[world.rank]), Start(RunState(step=step)), schedule)
 
     (roots[2] / "result.json").touch()
     assert in_world(3, ask) == [False] * 3

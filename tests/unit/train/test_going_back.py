@@ -17,6 +17,7 @@ from partial_fc.optim.backbone import named_state
 from partial_fc.train.job import Job
 from partial_fc.train.loop import snapshot
 from partial_fc.train.resume import restore
+from tests.flat import flat_head
 from tests.parallel.train.test_update import CLASSES, D, job_of, make, micro_batches
 from tests.unit.train.test_face_start import run_of
 
@@ -25,7 +26,7 @@ def job() -> Job:
     """Whatever can be remembered is."""
     made = job_of(SingleWorld(), "fp16")
     lists = HardNegatives(CLASSES, k=2, every=1)
-    made.head = PartialFC(CLASSES, D, AdaFace(), sample_rate=0.3, world=made.world, hard_negatives=lists)
+    made.head = flat_head(CLASSES, D, AdaFace(), sample_rate=0.3, world=made.world, hard_negatives=lists)
     return made
 
 

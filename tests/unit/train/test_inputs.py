@@ -5,13 +5,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from partial_fc.comm import SingleWorld
-from partial_fc.data import Batch, Loader
+from partial_fc.data import Loader
 from partial_fc.data.sample import Sample, Source
-from partial_fc.models.inputs import FACE, InputContract, Unchanged
-from partial_fc.train.guards.nan_report import _of_inputs
+from partial_fc.models.inputs import InputContract, Unchanged
 from partial_fc.train.record import first_batch
 
 SHAPES = [(), (1,), (5,), (4, 3), (2, 3, 4), (2, 3, 4, 5)]
@@ -46,19 +44,3 @@ def test_samples_of_any_shape_are_loaded_and_not_drawn(shape, tmp_path):
     assert len(shape) > 2 or batch.input_B.shape == (3, *shape)
     first_batch.write(job_of(Unchanged("vectors"), tmp_path), batch)  # type: ignore[arg-type]
     assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("shape", [(3, 8, 8), (1, 8, 8), (3, 2, 8, 8)], ids=str)
-def test_pictures_are_drawn(shape, tmp_path):
-    batch = Batch(torch.zeros(2, *shape, dtype=torch.uint8), torch.zeros(2).long(), torch.zeros(2).long(), 0.0, 0, 2)
-    first_batch.write(job_of(FACE, tmp_path), batch)  # type: ignore[arg-type]
-    assert {path.name for path in tmp_path.iterdir()} == {"first_batch.png"}
-
-
-def test_a_report_has_means_of_what_has_means(tmp_path):
-    tokens, vectors = torch.tensor([[1, 2], [3, 4]]), torch.tensor([[1.0, 2.0], [3.0, 5.0]])
-    assert _of_inputs(job_of(Unchanged("tokens"), tmp_path), tokens) == {}  # type: ignore[arg-type]
-    found = _of_inputs(job_of(Unchanged("vectors"), tmp_path), vectors)  # type: ignore[arg-type]
-    assert found["input_mean"] == [1.5, 4.0]
-    assert "pixel_mean" not in found
-    assert "pixel_mean" in _of_inputs(job_of(FACE, tmp_path), torch.zeros(2, 3, 4, 4).byte())  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from partial_fc import accessories
 from partial_fc.comm import SingleWorld
 from partial_fc.flags import RunFlags
 from partial_fc.train.record.boards import open_wandb
-from partial_fc.train.record.curve import Curve, read_losses, read_scalars, thinned
+from partial_fc.train.record.curve import Curve, read_scalars
 from partial_fc.train.record.log import StepLine
 from partial_fc.train.record.progress import Progress
 from tests.unit.full_disk import full_disk
@@ -92,12 +92,6 @@ def test_a_resumed_run_goes_on_where_its_checkpoint_stands(tmp_path, tail):
         assert path.read_text() == whole(kept + 2)
 
 
-def test_a_file_that_is_no_curve_is_begun_anew(tmp_path):
-    (tmp_path / "loss.csv").write_text("step,lo")
-    Curve(tmp_path, SingleWorld(), 5).close()
-    assert (tmp_path / "loss.csv").read_text() == HEADER
-
-
 def test_tensorboard_goes_on_once_it_can(tmp_path, caplog):
     folder = tmp_path / "tensorboard"
     folder.write_text("in the way")
@@ -130,17 +124,6 @@ def test_scalars_are_those_that_count(tmp_path):
     assert found["time/data"] == [(2, 0.25), (4, 0.5)]
     assert found["score/lfw"] == [(2, 0.25), (4, 0.5)]
     assert not found["score/cfp"]
-
-
-def test_points_of_a_long_curve(tmp_path):
-    curve = Curve(tmp_path, SingleWorld(), 0)
-    add(curve, 1, 1500)
-    curve.add(1501, math.nan, 0.1)
-    curve.close()
-    points = thinned(read_losses(tmp_path), 100)
-    assert points.shape == (100, 5)
-    assert points[0, 1:4] == pytest.approx([sum(1 / n for n in range(1, 16)) / 15, 1 / 15, 1])
-    assert points[-1, 0] == 1500
 
 
 def test_wandb_gets_what_tensorboard_gets(tmp_path, monkeypatch):

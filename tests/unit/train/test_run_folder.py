@@ -17,7 +17,6 @@ from partial_fc.train.begin.run_folder import hold_folders
 from partial_fc.train.begin.start import is_asked_for, launch, named
 from recipes.face import main as face
 from recipes.imagenet import main as imagenet
-from recipes.kinetics import main as kinetics
 from recipes.mnist import main as mnist
 from tests.unit.models.test_arcface_torch_config import HEAD, write
 from tests.unit.thread_world import in_world
@@ -46,12 +45,6 @@ def test_a_configuration_file_gives_its_name(tmp_path):
     path.write_text(path.read_text() + "config.output = 'work'\n")
     config = face.parse(["--config", str(path)])[0]
     assert named(config, face._called(config)).run.models_root == Path("work")
-
-
-def test_a_folder_that_has_no_name_is_called_by_its_own(tmp_path, monkeypatch):
-    (tmp_path / "people").mkdir()
-    monkeypatch.chdir(tmp_path / "people")
-    assert named(face.parse(["--rec", "."])[0], (".", "r50")).run.models_root == Path("runs/face-people-r50")
 
 
 def test_images_that_are_made_up_are_trained_on_for_nothing_unless_somebody_asks():
@@ -105,6 +98,15 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-c", asked], check=True)
 
 
+def test_hosts_that_may_go_are_told_that_they_share_no_folder():
+    with_restarts = {"TORCHELASTIC_MAX_RESTARTS": "100"}
+    own, shared = {Path("/scratch/run"): [0, 1]}, {Path("/shared/run"): [0, 1, 2, 3]}
+    (note,) = run_folder.separate({**shared, **own}, 4, with_restarts)
+    assert "/scratch/run" in note
+    assert "/shared/run" not in note
+    assert run_folder.separate(shared, 4, with_restarts) == run_folder.separate(own, 4, {}) == []
+
+
 def test_of_two_that_begin_at_once_one_gets_both_folders(tmp_path, monkeypatch):
     """Also where what one has for its checkpoints is the other one's for all else. Both find nobody there, and each
     asks for its first folder before anybody asks for a second one."""
@@ -138,9 +140,3 @@ def test_of_two_that_begin_at_once_one_gets_both_folders(tmp_path, monkeypatch):
         said = sorted(pool.map(begin, configs))
     assert f"{a} is in use" in said[0]
     assert said[1] == "trains"
-
-
-def test_kinetics_writes_below_gluoncv_s_folder():
-    words = "--model slowfast_4x16_resnet50_kinetics400 --train-list x --train-only"
-    config = kinetics.parse(shlex.split(words))[0]
-    assert named(config, (config.data.dataset, config.model.model)).run.models_root.parent == Path("params")

@@ -91,14 +91,6 @@ def test_an_error_that_comes_again_before_a_checkpoint_is_not_tried_for_ever(sta
     assert (status, len(calls)) == (9, 4), "progress between two failures makes the count begin anew"
 
 
-def test_restarts_end(start, tmp_path):
-    plan = "".join(f"{n:08d} exit {n}\n" for n in range(3, 9))
-    status, printed, calls = outcome(start(plan, "--restarts", "2", pause_s="1000"), tmp_path)
-    assert (status, len(calls)) == (5, 3)
-    assert "restart 1 of at most 2 in 0 s" in printed, "there was progress"
-    assert "status 5 after 2 restart(s), as many as --restarts allows" in printed
-
-
 @pytest.mark.parametrize(("status", "flag"), [(2, "--restarts=2"), (130, "--restarts=2"), (1, "--lr=1")])
 def test_what_is_no_failure_is_passed_on_and_so_is_any_without_the_flag(start, tmp_path, status, flag):
     ended, printed, calls = outcome(start(f"00000001 exit {status}\n", flag), tmp_path)
@@ -124,13 +116,6 @@ def test_the_flags_say_where_checkpoints_are(start, tmp_path, flags, folder):
     assert f"from {folder}/step-00000001/COMPLETE" in printed
 
 
-def test_a_bad_number_is_refused(start, tmp_path):
-    process = start("0 exit 0\n", "--restarts", "many")
-    _, printed = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "--restarts is 'many'; expected a number" in printed
-
-
 def wait_for(path: Path, num_lines: int = 0) -> None:
     until(lambda: path.exists() and path.read_text().count("\n") >= num_lines)
 
@@ -150,18 +135,6 @@ def test_a_second_sigterm_does_not_wait_unless_it_comes_together_with_the_first(
     process.terminate()
     status, _, calls = outcome(process, tmp_path)
     assert (status, len(calls)) == (143, 1)
-
-
-def test_ctrl_c_leaves_time_for_a_checkpoint_and_the_second_does_not(start, tmp_path):
-    plan = "0 trap 'touch $here/got' USR1; trap 'exit 1' INT; touch $here/up; while :; do sleep 0.02; done\n"
-    process = start(plan, "--restarts", "3")
-    wait_for(tmp_path / "bin/up")
-    process.send_signal(signal.SIGINT)
-    wait_for(tmp_path / "bin/got")
-    time.sleep(TOGETHER_S)
-    process.send_signal(signal.SIGINT)
-    status, _, calls = outcome(process, tmp_path)
-    assert (status, len(calls)) == (130, 1)
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])

@@ -19,11 +19,12 @@ from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.begin import imprint, start_centres
 from partial_fc.train.precision import Precision
 from recipes.face.main import Config
+from tests.flat import flat_head
 from tests.unit.thread_world import ThreadWorld, in_world
 from tests.unit.train.test_face_start import config_of, run_of
 
 C, D, SIZE = 8, 6, 16
-BAD, FEW = 4, 3  # the image that cannot be read; --imprint-images
+BAD, FEW = 4, 3  # the image that cannot be read; images of a class
 
 
 class Pictures(Source):
@@ -70,10 +71,9 @@ def started(
     precision = Precision("fp32", torch.device("cpu"))
     backbone = TorchBackbone(net, world, precision, lambda _: torch.optim.SGD(net.parameters()), FACE, facts)
     run = run_of(world, config)
-    flags = HeadFlags(start_centres=given, **({"imprint_images": FEW} if given == "imprint" else {}))
-    made = PartialFC(C, D, CosFace(), world=world, **head)
-    run.scheduled.append((flags, made))
-    start_centres.load(run, backbone, made, source)
+    flags = HeadFlags(start_centres=given)
+    made = flat_head(C, D, CosFace(), world=world, **head)
+    start_centres.load(run, [(flags, made)], backbone, made, source)
     assert net.training
     return made
 
@@ -89,6 +89,7 @@ def centres(size: int, root: Path, *args, **head) -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
     monkeypatch.setattr(imprint, "_BATCH", 2)
+    monkeypatch.setattr(imprint, "NUM_IMAGES", FEW)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -132,15 +133,6 @@ def test_a_network_that_has_diverged_is_told_with_the_class(tmp_path):
     for size in (1, 3):
         with pytest.raises(ValueError, match=r"imprint: class 0: the mean embedding of its 3 image"):
             centres(size, tmp_path, "imprint", Pictures(), diverge)
-
-
-def test_other_data_on_another_rank_is_refused(tmp_path):
-    class Others(Pictures):
-        label_N = Pictures.label_N[::-1].copy()
-
-    config, network = config_of(tmp_path), module()
-    with pytest.raises(ValueError, match="not the same on all ranks"):
-        in_world(2, lambda world: started(world, config, network, "imprint", Others() if world.rank else Pictures()))
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -27,6 +27,7 @@ from partial_fc.verbs.checkpoint.classes import (
     RenameOptions,
 )
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
+from tests.flat import flat_head
 from tests.unit.stored_checkpoints import D, heads_of, save, whole
 
 NAMES = ["ada", "bob", "cyd", "dov", "eve", "fay", "gus", "hal", "ida", "jon", "kim"]
@@ -163,7 +164,7 @@ def test_the_other_sub_centres_of_a_new_class_are_start_values(tmp_path):
     centre_RD = rows_by_name(tmp_path / "b", 2, sub_centres=3)["bea"]["centres"]
     assert centre_RD[0, 1:].abs().max() == 0
     # Class 1 of a head that starts: bea's number.
-    fresh = PartialFC(12, D, heads_of(1)[0].margin, sub_centres=3).centres
+    fresh = flat_head(12, D, heads_of(1)[0].margin, sub_centres=3).centres
     assert torch.equal(centre_RD[1:], fresh[1, 1:])
 
 
@@ -289,13 +290,13 @@ def test_what_is_no_image_or_no_embedding_is_named(tmp_path, backbone):
 def test_a_new_class_is_caught_up_on_no_step_from_before_it_was_there(tmp_path, sub_centres):
     """As a start value of step 0 it would be aged by all past decay."""
     options = {"sample_rate": 0.2, "optimizer": RowSGD(0.9, 0.5), "sub_centres": sub_centres, "catch_up": "exact"}
-    head = PartialFC(len(NAMES), D, **options)
+    head = flat_head(len(NAMES), D, **options)
     for step in range(6):
         head(torch.randn(4, D, generator=torch.Generator().manual_seed(step)), torch.arange(4)).backward()
         head.step(0.1)
     save(tmp_path / "a", [head], names=NAMES, configuration={"network": "tiny"})
     classes.add(AddOptions(tmp_path / "a", tmp_path / "b", ("zoe",), order="append"))
-    other = PartialFC(len(NAMES) + 1, D, **options)
+    other = flat_head(len(NAMES) + 1, D, **options)
     checkpoint.Checkpoint(tmp_path / "b").load_head(other)
-    assert torch.equal(other.centres[-1], PartialFC(len(NAMES) + 1, D, sub_centres=sub_centres).centres[-1])
+    assert torch.equal(other.centres[-1], flat_head(len(NAMES) + 1, D, sub_centres=sub_centres).centres[-1])
     torch.testing.assert_close(other.centres[:-1], head.centres, rtol=1e-6, atol=0)

@@ -11,14 +11,13 @@ from torch import nn
 
 from partial_fc import checkpoint, models
 from partial_fc.foreign import ndarray_file
-from partial_fc.head import CosFace, PartialFC
+from partial_fc.head import CosFace
 from partial_fc.head.rows import RowAdamW
-from partial_fc.head.rows.table import initial_centres
 from partial_fc.head.shard import Shard
 from partial_fc.verbs.checkpoint.import_centres import ImportOptions, import_centres
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
-from recipes.mxnet.export_centres import ExportOptions, export_centres
-from tests.unit.stored_checkpoints import D, OneOf, heads_of, save
+from tests.flat import flat_head
+from tests.unit.stored_checkpoints import D, OneOf
 
 C = 11
 
@@ -30,7 +29,7 @@ def values(seed: int, rows: int = C, width: int = D) -> torch.Tensor:
 def loaded(folder: Path, size: int, **options) -> dict[str, torch.Tensor]:
     """All rows, as so many ranks load them."""
     assert verify(VerifyOptions((folder,))) == 0
-    heads = [PartialFC(C, D, CosFace(), world=OneOf(rank, size), **options) for rank in range(size)]
+    heads = [flat_head(C, D, CosFace(), world=OneOf(rank, size), **options) for rank in range(size)]
     for head in heads:
         assert checkpoint.Checkpoint(folder).load_head(head) == []
     return {name: torch.cat([h.row_state()[name] for h in heads]) for name in heads[0].row_state()}
@@ -185,39 +184,6 @@ def test_mxnet_files_need_the_number_of_classes_and_the_rate(tmp_path):
     assert not loaded(tmp_path / "out", 1)["momentum"].any()
     with pytest.raises(ValueError, match="none of rank 1"):
         import_centres(ImportOptions((files[0], files[2]), tmp_path / "b", num_classes=6))
-
-
-@pytest.mark.parametrize("size", [1, 3, 8])
-def test_centres_go_back_to_the_files_that_they_came_from(tmp_path, monkeypatch, size, capsys):
-    """Bit by bit but for padding, which no checkpoint has: those rows are start values, and of momentum zero."""
-    monkeypatch.setattr("partial_fc.checkpoint.rows.PART_BYTES", 3 * (8 * D + 4))
-    centre_CD, mom_CD = mx_files(tmp_path / "mx", size)
-    import_centres(ImportOptions((tmp_path / "mx",), tmp_path / "out", num_classes=C, momentum_lr=0.5))
-    export_centres(ExportOptions((tmp_path / "out",), tmp_path / "again", size, momentum_lr=0.5))
-    each = -(-C // size)
-    start = initial_centres(torch.arange(each * size), D, 0)
-    for ending, rows_CD, rest in (("", centre_CD, start[C:]), ("_mom", mom_CD, torch.zeros(each * size - C, D))):
-        whole = torch.cat([rows_CD, rest])
-        for rank in range(size):
-            part = whole[rank * each : (rank + 1) * each].numpy()
-            assert (tmp_path / f"again/{rank}_centers{ending}.param").read_bytes() == as_file(part)
-    assert ("--num-classes 11" in capsys.readouterr().out) == (size > 1)
-    with pytest.raises(ValueError, match=r"0_centers\.param exists"):
-        export_centres(ExportOptions((tmp_path / "out",), tmp_path / "again", size))
-
-
-@pytest.mark.parametrize(
-    ("head", "flags", "message"),
-    [
-        ({"sub_centres": 2}, {}, "has 2 centres a class; those files have one"),
-        ({"optimizer": RowAdamW()}, {"momentum_lr": 0.1}, "has no momentum; its rows have centres, first_moment"),
-    ],
-)
-def test_centres_that_those_files_have_no_place_for(tmp_path, head, flags, message):
-    save(tmp_path / "step-00000007", heads_of(1, **head))
-    with pytest.raises(ValueError, match=message):
-        export_centres(ExportOptions((tmp_path,), tmp_path / "mx", **{"world_size": 1, **flags}))
-    assert not (tmp_path / "mx").exists()
 
 
 # ---- arcface_torch

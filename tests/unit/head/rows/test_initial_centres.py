@@ -9,12 +9,13 @@ from partial_fc.checkpoint.rows_now import load_centres
 from partial_fc.comm import SingleWorld
 from partial_fc.head import PartialFC
 from partial_fc.head.rows import RowAdamW
+from tests.flat import flat_head
 from tests.unit.stored_checkpoints import D, OneOf, heads_of, save, whole
 
 
 def fresh(size: int, **options) -> list[PartialFC]:
     margin = heads_of(1)[0].margin
-    return [PartialFC(11, D, margin, world=OneOf(rank, size), **options) for rank in range(size)]
+    return [flat_head(11, D, margin, world=OneOf(rank, size), **options) for rank in range(size)]
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 3), (3, 13)])

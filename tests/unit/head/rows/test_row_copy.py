@@ -11,13 +11,14 @@ from partial_fc import checkpoint
 from partial_fc.checkpoint import folders
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD, Storage, copying
+from tests.flat import flat_head
 from tests.unit.thread_world import in_world
 
 C, D, G = 400, 16, 8
 
 
 def head_of(world, **kind) -> PartialFC:
-    return PartialFC(C, D, CosFace(scale=8.0, margin=0.1), world=world, **kind)
+    return flat_head(C, D, CosFace(scale=8.0, margin=0.1), world=world, **kind)
 
 
 def one_step(head, world) -> float:

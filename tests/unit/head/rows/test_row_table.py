@@ -1,15 +1,7 @@
 """Where rows lie and how they rest: every place gives the same bits, and rounding is what counter_rng.py says it is."""
 
-import errno
 import math
-import os
-import shutil
-import signal
 import struct
-import subprocess
-import sys
-from collections import namedtuple
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,11 +14,11 @@ from partial_fc.head.rows.table import initial_centres
 
 L, D, FIRST, SEED = 203, 7, 1000, 3
 BF16 = torch.bfloat16
-PLACES = ("device", "host", "disk", "host, as copies", "disk, as copies")
+PLACES = ("device", "host", "host, as copies")
 
 
 @pytest.fixture
-def make(tmp_path, monkeypatch):
+def make(monkeypatch):
     """make(place, ...) -> RowTable; "as copies": handled as for a device that cannot index ordinary memory."""
     made: list[RowTable] = []
 
@@ -34,9 +26,7 @@ def make(tmp_path, monkeypatch):
         place: str = "device", optimizer: RowOptimizer | None = None, dtype=torch.float32, state_dtype=None, **o
     ):
         monkeypatch.setattr(module, "indexes_copies", lambda storage, device: "copies" in place)
-        kind = place.split(",")[0]
-        path = tmp_path / f"run{len(made)}" if kind == "disk" else None
-        storage = Storage(dtype, state_dtype, kind, path)
+        storage = Storage(dtype, state_dtype, place.split(",")[0])
         made.append(RowTable(FIRST, L, D, SEED, optimizer or RowSGD(), storage, "cpu", **o))
         return made[-1]
 
@@ -161,14 +151,12 @@ def test_a_loaded_row_that_no_step_has_touched_is_kept(make):
     assert torch.equal(ours.fetch(torch.tensor([4]), 0)[0][4], mine[4])
 
 
-def test_no_rows_at_all(make, tmp_path):
-    for storage in (Storage(), Storage(place="disk", path=tmp_path / "none")):
-        for _ in range(2):  # several ranks may own nothing
-            ours = RowTable(L, 0, D, SEED, RowSGD(), storage, "cpu", "exact")
-            ours.fetch(torch.empty(0, dtype=torch.int64), 0)
-            ours.update(torch.empty(0, dtype=torch.int64), 0, 0, torch.empty(0, D), 0.1, 0)
-            ours.fetch(None, 1)
-            assert ours.all_rows().shape == (0, D)
+def test_no_rows_at_all():
+    ours = RowTable(L, 0, D, SEED, RowSGD(), Storage(), "cpu", "exact")
+    ours.fetch(torch.empty(0, dtype=torch.int64), 0)
+    ours.update(torch.empty(0, dtype=torch.int64), 0, 0, torch.empty(0, D), 0.1, 0)
+    ours.fetch(None, 1)
+    assert ours.all_rows().shape == (0, D)
 
 
 # ---- rounding
@@ -229,86 +217,7 @@ def test_catching_up_rounds_with_the_noise_of_the_last_missed_step(make):
         assert torch.equal(ours.row_state()[name][row], expected)
 
 
-# ---- disk
-
-
-def on_disk(folder: Path, num_rows: int = L, width: int = D) -> RowTable:
-    return RowTable(FIRST, num_rows, width, SEED, RowSGD(), Storage(place="disk", path=folder), "cpu")
-
-
-def test_rows_never_touched_take_no_disk_space(tmp_path):
-    ours = on_disk(tmp_path, 1 << 20, 64)
-    row = torch.arange(0, 1 << 20, 1 << 14)
-    ours.fetch(row, 0)
-    ours.update(row, 0, len(row), torch.ones(len(row), 64), 0.1, 0)
-    files = list(tmp_path.glob("*/*.bin"))
-    assert sorted(file.name for file in files) == ["centres.bin", "momentum.bin"]
-    for file in files:
-        assert file.stat().st_size == (1 << 20) * 64 * 4
-        assert file.stat().st_blocks * 512 < 1 << 22
-    ours.close()
-    content = torch.frombuffer(
-        bytearray((tmp_path / files[0].parent / "centres.bin").read_bytes()), dtype=torch.float32
-    )
-    assert content.view(-1, 64)[row].all()
-
-
-@pytest.mark.slow
-def test_a_killed_run_leaves_files_that_nobody_takes_for_the_truth(tmp_path):
-    code = f"""
-import os, signal, torch
-from tests.unit.head.rows.test_row_table import on_disk, train
-from pathlib import Path
-ours = on_disk(Path({str(tmp_path)!r}))
-train(ours, range(5))
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
-    killed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    ours = on_disk(tmp_path)
-    assert not ours.row_state()["momentum"].any()
-    assert torch.equal(ours.all_rows(), initial_centres(torch.arange(FIRST, FIRST + L), D, SEED))
-    ours.close()
-
-
-def test_two_runs_do_not_share_a_folder(tmp_path):
-    first = on_disk(tmp_path)
-    with pytest.raises(ValueError, match=r"in use .* folder of its own"):
-        on_disk(tmp_path)
-    first.close()
-    on_disk(tmp_path).close()
-
-
-@pytest.mark.parametrize("when", ["before", "while"])
-def test_a_full_disk_is_named(tmp_path, monkeypatch, when):
-    ours = on_disk(tmp_path)
-    if when == "before":
-        usage = namedtuple("usage", "total used free")(1000, 900, 100)
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    else:
-
-        def refuse(*_):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        monkeypatch.setattr(os, "pwrite", refuse)
-    with pytest.raises(OSError, match=rf"3 more rows .* {3 * D * 4 * 2} bytes needed, \d+ free") as caught:
-        ours.fetch(torch.tensor([1, 2, 9]), 0)
-    assert caught.value.errno == errno.ENOSPC
-    assert str(tmp_path) in str(caught.value)
-    monkeypatch.undo()
-    ours.fetch(torch.tensor([1, 2, 9]), 0)  # space was made
-    assert torch.equal(ours.centre_LD[9], initial_centres(torch.tensor([FIRST + 9]), D, SEED)[0])
-    ours.close()
-
-
 def test_storage_that_makes_no_sense_is_refused():
-    for arguments in (
-        {"dtype": torch.int8},
-        {"state_dtype": torch.int32},
-        {"place": "tape"},
-        {"place": "disk"},
-        {"path": Path("somewhere")},
-    ):
-        with pytest.raises(ValueError, match=r"expected one of|expected device|needs the folder"):
+    for arguments in ({"dtype": torch.int8}, {"state_dtype": torch.int32}, {"place": "tape"}, {"place": "disk"}):
+        with pytest.raises(ValueError, match=r"expected one of|expected device"):
             Storage(**arguments)

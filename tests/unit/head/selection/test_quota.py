@@ -3,16 +3,17 @@
 import pytest
 import torch
 
-from partial_fc.head import CosFace, HardNegatives, PartialFC
+from partial_fc.head import CosFace, HardNegatives
 from partial_fc.head.selection.active_rows import insert
 from partial_fc.head.selection.quota import within_quota
-from partial_fc.head.selection.sampling import BLOCK, Sampling
+from partial_fc.head.selection.sampling import BLOCK, Draw
 from partial_fc.head.shard import Shard
+from tests.flat import flat_head
 
 D = 8
 
 
-def active(sampling: Sampling, label_G: torch.Tensor, step: int, size: int = 1) -> torch.Tensor:
+def active(sampling: Draw, label_G: torch.Tensor, step: int, size: int = 1) -> torch.Tensor:
     """The classes that take part on all ranks."""
     parts = []
     for rank in range(size):
@@ -37,7 +38,7 @@ def active(sampling: Sampling, label_G: torch.Tensor, step: int, size: int = 1) 
 )
 def test_so_many_classes_whatever_the_number_of_ranks(num_classes, rate, batch):
     """max(classes of the batch, rate * classes), which arcface_torch has with one process."""
-    sampling = Sampling(num_classes, rate, 4, "insightface")
+    sampling = Draw(num_classes, rate, 4, "insightface")
     for step in (0, 1, 12345):
         label_G = torch.randint(num_classes, (batch,), generator=torch.Generator().manual_seed(step))
         alone = active(sampling, label_G, step)
@@ -53,7 +54,7 @@ def test_so_many_classes_whatever_the_number_of_ranks(num_classes, rate, batch):
 
 def test_a_block_that_the_batch_fills_takes_from_all_others_alike():
     num_classes, rate = 8 * BLOCK, 0.1
-    sampling = Sampling(num_classes, rate, 0, "insightface")
+    sampling = Draw(num_classes, rate, 0, "insightface")
     counts = torch.bincount(active(sampling, torch.arange(1000), 3) // BLOCK, minlength=8)
     assert counts[0] == 1000
     assert counts.sum() == sampling.counts(3).sum()
@@ -63,7 +64,7 @@ def test_a_block_that_the_batch_fills_takes_from_all_others_alike():
 def test_the_other_classes_are_negatives_equally_often():
     """Whole numbers that are left out at equal distances: nobody's place is spared."""
     num_classes, num_steps = 400, 320
-    sampling = Sampling(num_classes, 0.25, 1, "insightface")
+    sampling = Draw(num_classes, 0.25, 1, "insightface")
     label_G = torch.arange(0, 160, 2)
     count = torch.zeros(num_classes)
     for step in range(num_steps):
@@ -76,16 +77,14 @@ def test_the_other_classes_are_negatives_equally_often():
     assert (count[others] - expected).abs().max() < 5 * expected**0.5
 
 
-def test_hard_negatives_come_on_top_and_a_correction_is_refused():
+def test_hard_negatives_come_on_top():
     lists = HardNegatives(300, k=2, every=1)
-    head = PartialFC(300, D, CosFace(), 0.1, hard_negatives=lists, quota="insightface")
+    head = flat_head(300, D, CosFace(), 0.1, hard_negatives=lists, quota="insightface")
     label = torch.arange(20)
     for _ in range(2):
         head(torch.randn(20, D).requires_grad_(), label).backward()
         found = len(head.pending[0].rows)
         head.step(0.0)
     assert 30 < found <= 30 + 2 * 20
-    with pytest.raises(ValueError, match="sampling_correction with quota insightface"):
-        PartialFC(300, D, CosFace(), 0.1, sampling_correction=True, quota="insightface")
     with pytest.raises(ValueError, match="quota is 'theirs'; expected one of negatives, insightface"):
-        PartialFC(300, D, CosFace(), 0.1, quota="theirs")
+        flat_head(300, D, CosFace(), 0.1, quota="theirs")

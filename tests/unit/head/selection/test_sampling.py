@@ -5,11 +5,11 @@ import itertools
 import pytest
 import torch
 
-from partial_fc.head.selection.sampling import BLOCK, Sampling
+from partial_fc.head.selection.sampling import BLOCK, Draw
 from partial_fc.head.shard import Shard
 
 
-def drawn(sampling: Sampling, step: int, size: int = 1) -> torch.Tensor:
+def drawn(sampling: Draw, step: int, size: int = 1) -> torch.Tensor:
     """All ranks' draws of a step, sorted."""
     shards = [Shard.of(sampling.num_classes, rank, size) for rank in range(size)]
     parts = [sampling.negatives(step, shard) for shard in shards]
@@ -21,7 +21,7 @@ def drawn(sampling: Sampling, step: int, size: int = 1) -> torch.Tensor:
 @pytest.mark.parametrize("num_classes", [1, 2, 7, 1000, BLOCK, BLOCK + 1, 3 * BLOCK + 777])
 @pytest.mark.parametrize("rate", [0.1, 0.37, 0.999])
 def test_the_number_of_ranks_does_not_change_the_draw(num_classes, rate):
-    sampling = Sampling(num_classes, rate, seed=4)
+    sampling = Draw(num_classes, rate, seed=4)
     for step in (0, 1, 9, 1234567):
         alone = drawn(sampling, step)
         for size in (2, 3, 8):
@@ -31,17 +31,17 @@ def test_the_number_of_ranks_does_not_change_the_draw(num_classes, rate):
 def test_ascending_and_once_each():
     for rate in (0.003, 0.1, 0.37, 0.6, 1.0):
         for step in range(5):
-            class_S = Sampling(3 * BLOCK + 50, rate, 0).negatives(step, Shard.of(3 * BLOCK + 50, 0, 1))
+            class_S = Draw(3 * BLOCK + 50, rate, 0).negatives(step, Shard.of(3 * BLOCK + 50, 0, 1))
             assert class_S.dtype == torch.int64
             assert (class_S.diff() > 0).all()
-    assert len(drawn(Sampling(BLOCK + 5, 1.0, 0), 3)) == BLOCK + 5
+    assert len(drawn(Draw(BLOCK + 5, 1.0, 0), 3)) == BLOCK + 5
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.37])
 def test_every_block_gives_its_share_in_every_step(rate):
     num_classes = 10 * BLOCK + 1000
     for step in range(25):
-        count = torch.bincount(drawn(Sampling(num_classes, rate, 0), step) // BLOCK, minlength=11)
+        count = torch.bincount(drawn(Draw(num_classes, rate, 0), step) // BLOCK, minlength=11)
         assert (count[:10] - rate * BLOCK).abs().max() < 1
         assert abs(count[10] - rate * 1000) < 1
 
@@ -49,7 +49,7 @@ def test_every_block_gives_its_share_in_every_step(rate):
 def test_blocks_take_turns_where_a_block_gives_a_class_only_now_and_then():
     """Half a class a block and step; whole blocks drawing in the same steps would give 0 or 2,000."""
     num_classes, rate = 2000 * BLOCK, 0.5 / BLOCK
-    sampling = Sampling(num_classes, rate, 0)
+    sampling = Draw(num_classes, rate, 0)
     for shard in (Shard.of(num_classes, 0, 1), Shard.of(num_classes, 2, 3)):
         counts = torch.tensor([len(sampling.negatives(step, shard)) for step in range(200)]).double()
         expected = rate * len(shard)
@@ -61,7 +61,7 @@ def test_blocks_take_turns_where_a_block_gives_a_class_only_now_and_then():
 @pytest.mark.parametrize("rate", [0.1, 1 / 3, 0.05])
 def test_every_class_has_its_turn_once_in_each_round(num_classes, rate):
     """Equal counts, not merely close ones: a property of the walk, not of luck. Blocks begin at steps of their own."""
-    sampling = Sampling(num_classes, rate, 1)
+    sampling = Draw(num_classes, rate, 1)
     n = sampling.steps_per_round(0)
     assert n == round(1 / rate)
     steps = [drawn(sampling, step) for step in range(3 * n)]
@@ -86,7 +86,7 @@ def test_every_class_is_a_negative_equally_often(num_classes, rate):
     """Where rounds leave classes over: in the mean of many rounds. A class is in at most one step of a round, so its
     count has less variance than with independent draws; five standard deviations."""
     num_steps = 1000 if num_classes < 100 else 600
-    sampling = Sampling(num_classes, rate, 1)
+    sampling = Draw(num_classes, rate, 1)
     count = sum(torch.bincount(drawn(sampling, step), minlength=num_classes) for step in range(num_steps))
     expected = rate * num_steps
     assert abs(count.double().mean() - expected) < 0.005 * expected
@@ -100,7 +100,7 @@ def test_two_classes_meet_as_often_as_chance_says(num_classes):
     rate, num_steps, watched = 0.2, 1500, 200
     member = torch.zeros(num_steps, num_classes)
     for step in range(num_steps):
-        member[step, drawn(Sampling(num_classes, rate, 3), step)] = 1
+        member[step, drawn(Draw(num_classes, rate, 3), step)] = 1
     member = member[:, :watched]
     together = (member.T @ member) / num_steps
     off_diagonal = together[~torch.eye(watched, dtype=torch.bool)]
@@ -113,8 +113,8 @@ def test_two_classes_meet_as_often_as_chance_says(num_classes):
 
 def test_steps_seeds_and_shards_draw_differently():
     num_classes = 8 * BLOCK
-    first = drawn(Sampling(num_classes, 0.1, 0), 0)
-    for other in (drawn(Sampling(num_classes, 0.1, 1), 0), drawn(Sampling(num_classes, 0.1, 0), 10)):
+    first = drawn(Draw(num_classes, 0.1, 0), 0)
+    for other in (drawn(Draw(num_classes, 0.1, 1), 0), drawn(Draw(num_classes, 0.1, 0), 10)):
         shared = len(set(first.tolist()) & set(other.tolist()))
         assert abs(shared / len(first) - 0.1) < 0.03
     blocks = [set((first[first // BLOCK == i] % BLOCK).tolist()) for i in range(8)]
@@ -125,7 +125,7 @@ def test_steps_seeds_and_shards_draw_differently():
 
 def test_the_steps_of_different_rounds_are_unrelated():
     """What was drawn together is not drawn together again in later rounds: overlaps are those of chance."""
-    sampling = Sampling(BLOCK, 0.25, 0)
+    sampling = Draw(BLOCK, 0.25, 0)
     member = torch.zeros(400, BLOCK)
     for step in range(400):
         member[step, drawn(sampling, step)] = 1
@@ -139,7 +139,7 @@ def test_the_steps_of_different_rounds_are_unrelated():
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.1])
 def test_rates_that_are_no_share(rate):
     with pytest.raises(ValueError, match="sample_rate"):
-        Sampling(100, rate, 0)
+        Draw(100, rate, 0)
 
 
 def test_shards_cover_all_classes_once():

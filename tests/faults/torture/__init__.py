@@ -1,1 +1,0 @@
-"""`python -m tests.faults.torture`: training under injected faults, compared with an undisturbed run."""
