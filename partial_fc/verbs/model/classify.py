@@ -55,7 +55,7 @@ def classify(options: ClassifyOptions) -> int:
 
     if not options.images:
         raise ValueError("IMAGES is missing: image files, a folder, a list or a .rec")
-    stored, model = options.load(device_type(options.device))
+    stored, model = options.load(device_type(options.device))  # type: ignore[arg-type]
     num_classes = tables_in(stored.manifest, stored.where)[options.table]["num_classes"]
     source = open_images(options.images)
     print(f"{model}; {num_classes:,} classes")
