@@ -59,7 +59,9 @@ def make_pairs(options: PairsOptions) -> None:
         images = [content[image] for image in np.stack((listed.first_N, listed.second_N), axis=1).ravel()]
     else:
         source = open_source(options.source)
-        pair_P2, same = draw_pairs(source.labels(), options.num_pairs, options.folds, options.seed)
+        label_N = source.labels()
+        assert label_N is not None  # opened without a number of classes, it has counted them
+        pair_P2, same = draw_pairs(label_N, options.num_pairs, options.folds, options.seed)
         indices = terminal.bar(pair_P2.ravel().tolist(), desc="pairs", unit="image")
         images = [_encoded(still(source.read(index)), source, index, options) for index in indices]
     write_pairs(options.output, images, same.tolist())

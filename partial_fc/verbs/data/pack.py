@@ -64,6 +64,7 @@ def pack_images(options: PackOptions) -> None:
     check_new(options.output / "train.rec")
     options.output.mkdir(parents=True, exist_ok=True)
     label_N = source.labels()
+    assert label_N is not None  # opened without a number of classes, it has counted them
     # Identity records need the images of a class to be consecutive.
     order = np.arange(len(source)) if options.plain else np.argsort(label_N, kind="stable")
     first_key = 0 if options.plain else 1

@@ -191,8 +191,3 @@ def test_the_tutorials_command_line():
     config = parse([])
     given = config.schedule.epochs, config.schedule.lr, config.optim.batch_size, config.mnist.n_workers
     assert given == (2, 1e-4, 100, 0)
-
-
-def test_the_log_of_another_recipe(tmp_path):
-    with pytest.raises(ValueError, match="--log-style insightface-mxnet is for recipe face; recipe mnist has lines"):
-        train_here(tmp_path, tmp_path / "run", "--log-style insightface-mxnet")
