@@ -18,23 +18,24 @@ ROOT = Path(__file__).parents[2]
 
 # Lines of Python that the wheel installs, at most.
 WHEEL = {
-    "partial_fc": 1_950,
-    "partial_fc/checkpoint": 2_700,
-    "partial_fc/comm": 2_900,
-    "partial_fc/data": 6_050,
-    "partial_fc/embedding": 950,
-    "partial_fc/evaluate": 1_000,
-    "partial_fc/flags": 1_600,
-    "partial_fc/foreign": 1_200,
-    "partial_fc/head": 8_500,
-    "partial_fc/models": 1_250,
-    "partial_fc/optim": 750,
-    "partial_fc/train": 4_600,
-    "partial_fc/verbs": 6_000,
-    "recipes": 8_500,
+    "partial_fc": 2_180,
+    "partial_fc/checkpoint": 2_430,
+    "partial_fc/comm": 3_310,
+    "partial_fc/data": 5_100,
+    "partial_fc/embedding": 920,
+    "partial_fc/evaluate": 920,
+    "partial_fc/flags": 1_190,
+    "partial_fc/foreign": 1_170,
+    "partial_fc/head": 7_960,
+    "partial_fc/models": 1_010,
+    "partial_fc/optim": 720,
+    "partial_fc/train": 4_200,
+    "partial_fc/verbs": 5_340,
+    "recipes": 8_260,
 }
-TOGETHER = {"partial_fc": 34_000, "wheel": 42_000, "tests": 35_000, "python": 84_000, "patches": 750, "words": 42_000}
-FLAGS = {"face": 105, "imagenet": 95, "kinetics": 95, "mnist": 70}
+# The house's aim is 34,000, 42,000, 35,000 and 84,000 lines of the first four.
+TOGETHER = {"partial_fc": 36_400, "wheel": 44_660, "tests": 37_770, "python": 89_300, "patches": 690, "words": 42_000}
+FLAGS = {"face": 105, "imagenet": 96, "kinetics": 87, "mnist": 51}
 
 # Names of other programs' systems, which the core leaves to their recipes. comm/ alone knows Horovod; foreign/ reads
 # arcface_torch's and InsightFace's files, rooms.py is the table of the recipes, file_kind.py names other
