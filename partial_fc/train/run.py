@@ -232,6 +232,12 @@ class Run:
 
     # ---- train
 
+    def resume(self, backbone: Backbone, head: Head, source: Source | None = None) -> RunState:
+        """Loads the checkpoint that the run starts from, for what does not train; returns its state, a new one where
+        there is no checkpoint. source: see `resume.resume`. A collective."""
+        start = resume.resume(self._context, backbone, head, source)
+        return start.state if start else RunState()
+
     def train(
         self,
         backbone: Backbone,

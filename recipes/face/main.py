@@ -394,7 +394,7 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     stated, notes = arcface_torch.load(Path(typed["config"])) if "config" in typed else ({}, [])
     rates: dict[str, Any] = {}
     if not stated:  # a file states a whole run
-        rates = rates_of(typed.get("network", preset.get("network", "")), typed, typed.get("optimizer"))
+        rates = rates_of(typed.get("network") or preset.get("network", ""), typed, typed.get("optimizer"))
     try:
         defaults = flags.with_defaults(Config, preset | rates | stated)
         config = flags.parse(Config, arguments, f"{flags.trainer()} face", default=defaults, elsewhere=ELSEWHERE)

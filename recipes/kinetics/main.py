@@ -93,7 +93,6 @@ def main(arguments: list[str]) -> int:
 def train_here(run: Run) -> int:
     """Builds the parts, trains, writes the results."""
     from partial_fc.data.order import Epochs, Keyed
-    from partial_fc.train.resume import resume
 
     from . import epochs as gluon
 
@@ -116,7 +115,7 @@ def train_here(run: Run) -> int:
     head = gluon.CountedCrossEntropy(data.num_classes, world, backbone.precision.parameter_dtype)
     if train_source is None:
         assert val_source is not None
-        state = resume(run, backbone, head, val_source)
+        state = run.resume(backbone, head, val_source)
         if config.model.resume_params:
             gluon.load_params(run, backbone)
         elif not state.step:

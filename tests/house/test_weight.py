@@ -21,7 +21,7 @@ WHEEL = {
     "partial_fc": 2_180,
     "partial_fc/checkpoint": 2_430,
     "partial_fc/comm": 3_310,
-    "partial_fc/data": 5_100,
+    "partial_fc/data": 5_110,
     "partial_fc/embedding": 920,
     "partial_fc/evaluate": 920,
     "partial_fc/flags": 1_190,
@@ -29,7 +29,7 @@ WHEEL = {
     "partial_fc/head": 7_960,
     "partial_fc/models": 1_010,
     "partial_fc/optim": 720,
-    "partial_fc/train": 4_200,
+    "partial_fc/train": 4_210,
     "partial_fc/verbs": 5_340,
     "recipes": 8_260,
 }

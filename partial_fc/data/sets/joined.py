@@ -171,6 +171,8 @@ class Joined(Source):
     def _mapped(self, shard: _Shard) -> NDArray[np.int64]:
         try:
             label_N = shard.source.labels()
+            if label_N is None:
+                raise ValueError(f"{shard.source.where(0)}: its labels are not known before it is read")
             if self.num_labels > shard.source.num_labels == 1:  # -1 is no filler
                 check_inside(label_N, shard.source)
         except LabelOutOfRange as error:

@@ -6,7 +6,7 @@ N images, M classes of a part of the centres, K nearest ones, D feature width.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import tyro
@@ -38,8 +38,8 @@ class ClassifyOptions(CentresOptions):
     """Image files; or a folder, a list or a .rec."""
     top: Annotated[int, In(1)] = 5
     """Classes for each image."""
-    device: str = "auto"
-    """cpu, cuda, or auto: a GPU where there is one."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU where there is one."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -55,7 +55,7 @@ def classify(options: ClassifyOptions) -> int:
 
     if not options.images:
         raise ValueError("IMAGES is missing: image files, a folder, a list or a .rec")
-    stored, model = options.load(device_type(options.device))  # type: ignore[arg-type]
+    stored, model = options.load(device_type(options.device))
     num_classes = tables_in(stored.manifest, stored.where)[options.table]["num_classes"]
     source = open_images(options.images)
     print(f"{model}; {num_classes:,} classes")
