@@ -93,7 +93,7 @@ def parse(
     except _Refused as error:
         raise UsageError(line.as_typed(str(error))) from error
     if unknown:
-        raise UsageError(f"{unknown[0]!r} belongs to no flag; every value follows its --flag{_of(unknown[0], fields)}")
+        raise UsageError(_STRAY.format(repr(unknown[0]), _of(unknown[0], fields)))
     return found
 
 
@@ -139,6 +139,9 @@ def _translated(word: str, aliases: Mapping[str, str]) -> str:
     return "--help" if theirs == "help_all" else word
 
 
+_STRAY = "{} belongs to no flag; every value follows its --flag{}"
+
+
 class _Refused(Exception):
     """What a value, or a group of flags, is refused for. No ValueError: tyro would print that, and exit."""
 
@@ -156,7 +159,10 @@ class _Line:
     def __init__(
         self, fields: Mapping[str, Any], elsewhere: Mapping[str, str], typed: Sequence[str], renamed: Mapping[str, str]
     ) -> None:
-        self.elsewhere = elsewhere
+        self.elsewhere, self.fields = elsewhere, fields
+        self.has_positionals = any(
+            tyro.conf.Positional in getattr(kind, "__metadata__", ()) for kind in fields.values()
+        )
         self.field_of = {other: field for field in fields.items() for other in _spellings(field)}
         self.names = [known.lstrip("-") for known in (*self.field_of, *map(flag, renamed))]
         self.typed: dict[str, str] = {}  # a flag as messages have it -> as it stands on the command line
@@ -171,10 +177,18 @@ class _Line:
         return re.sub(r"(?<![\w-])--[a-z][a-z0-9_-]*", lambda match: self.typed.get(match[0], match[0]), message)
 
     def check(self, words: Sequence[str]) -> None:
-        """Raises UsageError for an unknown flag, and for one without its value."""
+        """Raises UsageError for an unknown flag, one without its value, and a word that belongs to none: before tyro,
+        which would refuse first what is missing without that word."""
+        may_stray = self.has_positionals or {"-h", "--help"} & set(words)
+        left = 0  # values that may follow; -1: any
         for word, following in zip(words, [*words[1:], "--"], strict=False):
             name, equals, _ = word.partition("=")
-            if not re.match(r"--?[a-zA-Z]", name) or re.match(r"-(inf|nan)$|-h$|--help$|--tyro-", name):
+            if not re.match(r"--?[a-zA-Z]", name) or re.match(r"-(inf|nan)$", name):
+                if left == 0 and not may_stray:
+                    raise UsageError(_STRAY.format(repr(word), _of(word, self.fields)))
+                left -= left > 0
+                continue
+            if re.match(r"-h$|--help$|--tyro-", name):
                 continue
             field = self.field_of.get(name.replace("_", "-"))
             if field is None:
@@ -184,6 +198,7 @@ class _Line:
                 raise UsageError(f"{name} takes no value; its other side is {flag(f'no_{field[0]}')}")
             if count == 1 and not equals and re.match(r"--?[a-zA-Z]|--$", following):
                 raise UsageError(self.as_typed(f"{flag(field[0])} needs a value"))
+            left = 0 if equals else count
 
     def _unknown(self, word: str) -> str:
         name = word.lstrip("-").replace("_", "-")

@@ -92,10 +92,12 @@ def draw_pairs(
         return min(min(_possible([members[label] for label in classes[fold::folds]])) for fold in range(folds))
 
     half = num_pairs // (2 * folds)
-    if (found := most(folds)) < half:
+    if (have := most(folds)) < half:
+        fits = next(((n, found) for n in range(folds, 0, -1) if (found := min(most(n), num_pairs // (2 * n)))), None)
         raise ValueError(
-            f"{counted(len(classes), 'class')} in {counted(folds, 'fold')}: one of them has {found} pairs of one class "
-            f"or of two, expected {half} of each; give smaller --num-pairs or --folds, or more images"
+            f"{counted(len(classes), 'class')} in {counted(folds, 'fold')}: one of them has {have} pairs of one class "
+            f"or of two, expected {half} of each; "
+            + (f"--folds {fits[0]} --num-pairs {2 * fits[0] * fits[1]}, or more images" if fits else "give more images")
         )
     pairs: list[tuple[int, int]] = []
     for fold in range(folds):

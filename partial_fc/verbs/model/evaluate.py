@@ -1,5 +1,6 @@
 """`partial-fc evaluate`: a trained model's accuracy on pairs, and the threshold to use."""
 
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from partial_fc.embedding.model import EmbeddingModel
 
 FALSE_ACCEPT_RATES = ("1e-1", "1e-2", "1e-3", "1e-4", "1e-5", "1e-6")
-_ALL_PAIRS = "more pairs, of all images with all others: --all-pairs FOLDER_OF_CLASS_FOLDERS"
 _ACROSS = 5  # pairs per row of the picture
 # With one more column of 11 it fits into 80 columns.
 _HEAD = f"  {'threshold':12}{'cosine >=':>10}{'distance² <=':>13}{'right':>8}{'same accepted':>14}{'different':>10}"
@@ -128,7 +128,7 @@ def evaluate(options: EvaluateOptions, world: World, device: Any) -> None:
     for one in _judged(options, model, world, device) if model else ():
         judged.append(one)
         if folder:
-            print("\n".join(_lines(one)), flush=True)
+            print("\n".join(_lines(one, _all_pairs_of(one.name, options))), flush=True)
     report["sets"] = {one.name: _report(one) for one in judged}
     if options.all_pairs:
         report["all_pairs"] = _all_pairs(options, model, world, device)
@@ -277,7 +277,15 @@ def _report(one: Judged) -> dict[str, Any]:
     }
 
 
-def _lines(one: Judged) -> list[str]:
+def _all_pairs_of(name: str, options: EvaluateOptions) -> str:
+    """Returns the command that measures smaller FARs than a set of pairs allows."""
+    beside = [folder for path in options.sets if path.stem == name for folder in (path.with_suffix(""), Path(name))]
+    images = next((str(folder) for folder in beside if folder.is_dir()), "FOLDER_OF_CLASS_FOLDERS")
+    command = shlex.join(["partial-fc", "evaluate", str(options.model), "--all-pairs", images])
+    return f"more pairs, of all images with all others: `{command}`"
+
+
+def _lines(one: Judged, remedy: str) -> list[str]:
     values = one.values
     lines = [f"{one.name}: {len(one.same_N):,} pairs, {one.roc.num_genuine:,} of them the same"]
     if "accuracy" in values:
@@ -290,7 +298,7 @@ def _lines(one: Judged) -> list[str]:
     if "accuracy" in values:  # nearly all of IJB's pairs are impostors: FAR must choose there
         lines.append(_row("to use", one.roc.best()))
     lines += [_row(f"for FAR {far}", threshold) for far, threshold in thresholds.items()]
-    lines += _too_few([far for far in FALSE_ACCEPT_RATES if far not in thresholds], one.roc.num_impostors, _ALL_PAIRS)
+    lines += _too_few([far for far in FALSE_ACCEPT_RATES if far not in thresholds], one.roc.num_impostors, remedy)
     galleries = {key.partition("/")[0]: None for key in values if "/rank1" in key}
     lines += [f"  1:N, gallery {name}: {_ranks_text(values, name)}" for name in galleries]
     return lines
