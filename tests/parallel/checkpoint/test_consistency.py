@@ -1,7 +1,5 @@
 """All ranks start from the same place, or none does."""
 
-import json
-
 import pytest
 import torch
 
@@ -12,11 +10,7 @@ pytestmark = pytest.mark.transport
 
 
 def checkpoint(folder, step: int):
-    """Of the format that has no checksums."""
-    folder.mkdir()
-    (folder / "manifest.json").write_text(json.dumps({"format": 3, "step": step, "world_size": 1}))
-    (folder / "COMPLETE").write_text("")
-    return folder
+    return save(folder, heads_of(1), step=step)[0]
 
 
 def test_the_same_checkpoint_everywhere_is_opened(world, tmp_path):
