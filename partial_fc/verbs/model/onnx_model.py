@@ -1,4 +1,4 @@
-"""A trained backbone as ONNX, by torch.onnx, compared in onnxruntime.
+"""A trained backbone as ONNX, by torch.onnx, also in fp16, compared in onnxruntime.
 
 I images of a batch, D feature width.
 """
@@ -86,14 +86,16 @@ def write(model: EmbeddingModel, path: Path) -> None:
 
 
 def _save(proto: Any, path: Path) -> None:
-    """Saves a model in the file format of _OPSET, without what later formats added: no operator sets but those that
-    nodes are of. Raises ValueError if it is no valid ONNX."""
+    """Saves a model in the file format of _OPSET, without what later formats added: nodes in the order of computation,
+    and no operator sets but those that nodes are of. Raises ValueError if it is no valid ONNX."""
     onnx = package("onnx")
     proto.ir_version = _IR_VERSION
     used = {node.domain for part in (proto.graph, *proto.functions) for node in part.node}
     kept = [opset for opset in proto.opset_import if opset.domain in used]
     del proto.opset_import[:]
     proto.opset_import.extend(kept)
+    given = {each.name for each in proto.graph.input}
+    proto.graph.node.sort(key=lambda node: not set(node.input) <= given)  # fp16: the input's Cast comes last
     try:
         onnx.checker.check_model(proto, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
@@ -106,6 +108,21 @@ def _name_scaling(proto: Any) -> None:
     for node in list(proto.graph.node)[:8]:
         if node.op_type in ("Sub", "Mul"):
             node.name = f"{node.op_type}_{node.name}"
+
+
+def write_fp16(source: Path, path: Path) -> None:
+    """Writes it with float16 weights and arithmetic; input and output stay float32."""
+    onnx = package("onnx")
+    package("onnxruntime")
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    with _quiet():
+        proto = convert_float_to_float16(onnx.load(str(source)), keep_io_types=True)
+    for node in proto.graph.node:  # onnxruntime 1.14 crashes at a Relu in fp16 on a CPU
+        if node.op_type == "Relu":
+            node.op_type = "LeakyRelu"
+            node.attribute.append(onnx.helper.make_attribute("alpha", 0.0))
+    _save(proto, path)
 
 
 def forward_of(path: Path, contract: InputContract) -> Callable[[Tensor], Tensor]:

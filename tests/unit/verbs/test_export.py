@@ -48,15 +48,15 @@ def test_a_network_of_vectors(tmp_path, name, capsys):
     """As a run leaves it; the rest is refused."""
     facts = {"network": name, "embedding_size": "6", "input_size": "9", **input_of(9).facts(), "flip": "false"}
     checkpoint.save_tensors(models.build(name, 6, 9).state_dict(), tmp_path / "model.safetensors", facts)
-    path = tmp_path / "m.onnx"
-    assert export([str(tmp_path / "model.safetensors"), "--onnx", str(path)]) == 0
+    path, half = tmp_path / "m.onnx", tmp_path / "h.onnx"
+    assert export([str(tmp_path / "model.safetensors"), "--onnx", str(path), "--onnx-fp16", str(half)]) == 0
     model = partial_fc.load(tmp_path / "model.safetensors")
     row_ND = model.examples(4)
     found = onnxruntime.InferenceSession(str(path)).run(["embedding"], {"input": row_ND.numpy()})[0]
     np.testing.assert_allclose(found, model.forward(row_ND).numpy(), rtol=1e-4, atol=1e-5)
     assert "8 random vectors in batches of 1, 5, 2" in capsys.readouterr().out
     assert export([str(tmp_path / "model.safetensors"), "--torch", str(tmp_path / "m.pt")]) == 1
-    assert "by --onnx only" in capsys.readouterr().err
+    assert "by --onnx and --onnx-fp16 only" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,20 @@ def test_any_batch_gives_the_features_of_the_model(tmp_path, to_input, first):
     assert (facts["network"], facts["mean"], facts["flip"]) == ("tiny", "0.0" if first else "127.5", "true")
 
 
-def test_both_kinds_from_one_file_of_weights(tmp_path, capsys):
+@pytest.mark.long
+def test_a_smaller_file_and_what_it_costs(tmp_path, capsys):
     torch.save(trained().state_dict(), tmp_path / "backbone.pth")
-    flags = ["--onnx", str(tmp_path / "out/m.onnx"), "--torch", str(tmp_path / "model.pt")]
-    assert export([str(tmp_path / "backbone.pth"), *flags, "--image-size", str(SIZE)]) == 0
-    assert re.search(r"m\.onnx: .*smallest cosine to the model's [01]\.\d+", capsys.readouterr().out)
-    image = pixels(4)
+    files = {kind: tmp_path / "out" / f"{kind}.onnx" for kind in ("onnx", "onnx-fp16")}
+    flags = [word for kind, path in files.items() for word in (f"--{kind}", str(path))]
+    more = ["--image-size", str(SIZE), "--torch", str(tmp_path / "model.pt")]
+    assert export([str(tmp_path / "backbone.pth"), *flags, *more]) == 0
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"smallest cosine to the model's [01]\.\d+", printed)) == 2
+    sizes = [path.stat().st_size for path in files.values()]
+    assert sizes[0] > 1.5 * sizes[1]
     model = partial_fc.load(tmp_path / "model.pt", image_size=SIZE)
-    found = onnx_model.forward_of(tmp_path / "out/m.onnx", FACE)(image)
+    image = pixels(4)
+    found = onnx_model.forward_of(files["onnx-fp16"], FACE)(image)
     assert cosine_similarity(found, model.forward(image)).min() > 0.9999
 
 
@@ -111,10 +117,13 @@ print(onnxruntime.__version__)
 def test_files_are_of_an_old_format_and_pass_onnx_checker(tmp_path):
     """Of ONNX 1.13; operator sets that no node is of would need a newer runtime, too."""
     model = EmbeddingModel(trained("mini"), "mini", WIDTH, SIZE, source=tmp_path)
-    onnx_model.write(model, tmp_path / "m.onnx")
-    proto = onnx.load(str(tmp_path / "m.onnx"))
-    onnx.checker.check_model(proto, full_check=True)
-    assert (proto.ir_version, [(each.domain, each.version) for each in proto.opset_import]) == (8, [("", 18)])
+    paths = [tmp_path / f"{kind}.onnx" for kind in ("fp32", "fp16")]
+    onnx_model.write(model, paths[0])
+    onnx_model.write_fp16(paths[0], paths[1])
+    for path in paths:
+        proto = onnx.load(str(path))
+        onnx.checker.check_model(proto, full_check=True)
+        assert (proto.ir_version, [(each.domain, each.version) for each in proto.opset_import]) == (8, [("", 18)])
 
 
 @pytest.mark.long
@@ -129,18 +138,27 @@ def test_the_oldest_runtime_gives_the_same_numbers(tmp_path):
     np.save(tmp_path / "x.npy", FACE(pixels(3)).numpy())
     for network in ("mini", "r18"):
         torch.save(trained(network).state_dict(), tmp_path / "backbone.pth")
-        file = f"{network}.onnx"
-        flags = ["--onnx", str(tmp_path / file), "--image-size", str(SIZE)]
+        files = [f"{network}-{kind}.onnx" for kind in ("onnx", "onnx-fp16")]
+        flags = [word for file in files for word in (f"--{file[len(network) + 1 : -5]}", str(tmp_path / file))]
+        flags += ["--image-size", str(SIZE)]
         assert export([str(tmp_path / "backbone.pth"), *flags]) == 0
-        assert OLDEST_RUNTIME in run(venv.python, "-c", RUN, file, folder=tmp_path)
-        session = onnxruntime.InferenceSession(str(tmp_path / file))
-        now = session.run(None, {"input": np.load(tmp_path / "x.npy")})[0]
-        then = np.load(tmp_path / f"{file}.npy")
-        assert cosine_similarity(torch.from_numpy(then), torch.from_numpy(now)).min() > 0.99
-        np.testing.assert_allclose(then, now, atol=1e-3 * abs(now).max())
+        assert OLDEST_RUNTIME in run(venv.python, "-c", RUN, *files, folder=tmp_path)
+        for file in files:
+            session = onnxruntime.InferenceSession(str(tmp_path / file))
+            now = session.run(None, {"input": np.load(tmp_path / "x.npy")})[0]
+            then = np.load(tmp_path / f"{file}.npy")
+            assert cosine_similarity(torch.from_numpy(then), torch.from_numpy(now)).min() > 0.99
+            np.testing.assert_allclose(then, now, atol=1e-3 * abs(now).max())
 
 
-@pytest.mark.parametrize(("flags", "message"), [([], "--onnx"), (["--onnx", "m.pt"], r"--onnx m.pt.*\.onnx")])
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "--onnx"),
+        (["--onnx", "m.pt"], r"--onnx m.pt.*\.onnx"),
+        (["--onnx", "m.onnx", "--onnx-fp16", "m.onnx"], "the same"),
+    ],
+)
 def test_flags_that_do_not_go_together(flags, message, capsys):
     assert export(["model.safetensors", *flags]) == 2
     # tyro draws a frame.
