@@ -46,7 +46,7 @@ _DEAR = (
     "recipes/face/test_resume.py",
     "recipes/mxnet/test_mnist_kvstore.py",
     "recipes/mnist/test_mnist.py",
-    "recipes/mxnet/test_kv_launch_hosts.py",
+    "cluster/test_kv_launch.py",
     "recipes/mxnet/test_kv_launch.py",
     "recipes/launchers/test_spawn.py",
     "recipes/face/test_guards.py",

@@ -78,7 +78,7 @@ def _write_results(
     contract["step"] = str(job.at.step)
     for name, weights in models.items() if job.settings.keep else ():
         path = run.root / f"{name}.safetensors"
-        if weights:
+        if weights or name == "model":  # a network of vectors may have none
             checkpoint.save_tensors(weights, path, contract)
         else:  # of this run's earlier end, with --ema
             path.unlink(missing_ok=True)

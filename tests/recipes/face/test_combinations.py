@@ -261,11 +261,20 @@ def compare(one: Draw, data: Path, root: Path) -> None:
     """Compares the run that was interrupted with the whole one, and this with one that lacks a feature."""
     whole = losses_of(root / "whole")
     last = {step: loss for step, loss in whole.items() if step > STEPS // 2}
-    assert losses_of(root / "parts") == pytest.approx(last, rel=one.near), str(one)
+    two = losses_of(root / "two")
     if "hard_negatives" in one.values:
-        assert losses_of(root / "two").keys() == last.keys(), str(one)
+        assert two.keys() == last.keys(), str(one)
+    elif one.near > 3e-3:
+        # What is rounded to 16 bits between ranks is not on one, and each step makes more of it: a sub-centre is another
+        # one. So the steps before, and those of the run that goes on.
+        assert two.keys() == whole.keys(), str(one)
+        assert {step: two[step] for step in (1, 2)} == pytest.approx(
+            {step: whole[step] for step in (1, 2)}, rel=one.near
+        )
+        last = {step: two[step] for step in last}
     else:
-        assert losses_of(root / "two") == pytest.approx(whole, rel=one.near), str(one)
+        assert two == pytest.approx(whole, rel=one.near), str(one)
+    assert losses_of(root / "parts") == pytest.approx(last, rel=one.near), str(one)
     # Lengths of embeddings grow with every rounding of a gradient in 16 bits.
     evaluated, again = (
         {name: value for name, value in result(root / run)["evaluations"].items() if not name.endswith("xnorm")}

@@ -32,7 +32,7 @@ def test_a_run_without_threads_and_one_whose_data_changes(photos, tmp_path, monk
     # 16 of 11 samples: in the midst of the second epoch.
     (data / "train/id000/00.jpg").write_bytes(image(0, 9))
     log = train(tmp_path / "run", data, f"{flags} 6")
-    assert sum("data has changed" in line and "11 images then, 12 now" in line for line in log.splitlines()) == 1
+    assert sum("data has changed" in line and "11 samples then, 12 now" in line for line in log.splitlines()) == 1
     manifest = Checkpoint(tmp_path / "run/checkpoints/step-00000006").manifest
     assert (manifest["position"], manifest["left_out"]) == (24 + 8, [[16, 24]])
     assert "has changed" not in train(tmp_path / "alone", photos, f"{flags.replace(str(data), str(photos))} 6")

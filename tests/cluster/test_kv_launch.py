@@ -11,7 +11,7 @@ import pytest
 from benchmarks.hosts.two_hosts import ADDRESSES, TwoHosts
 from tests.recipes.mxnet.test_kv_launch import needs_mxnet
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 LAUNCH = [sys.executable, "-m", "partial_fc", "launch"]
 JOB = [sys.executable, str(ROOT / "tests/recipes/mxnet/kv_job.py")]
 # The network of a second cable.
