@@ -24,17 +24,17 @@ WHEEL = {
     "partial_fc/data": 5_110,
     "partial_fc/embedding": 920,
     "partial_fc/evaluate": 920,
-    "partial_fc/flags": 1_190,
+    "partial_fc/flags": 1_200,
     "partial_fc/foreign": 1_170,
     "partial_fc/head": 7_960,
     "partial_fc/models": 1_010,
     "partial_fc/optim": 720,
     "partial_fc/train": 4_210,
-    "partial_fc/verbs": 5_340,
+    "partial_fc/verbs": 5_390,
     "recipes": 8_260,
 }
 # The house's aim is 34,000, 42,000, 35,000 and 84,000 lines of the first four.
-TOGETHER = {"partial_fc": 36_400, "wheel": 44_660, "tests": 37_770, "python": 89_300, "patches": 690, "words": 42_000}
+TOGETHER = {"partial_fc": 36_480, "wheel": 44_740, "tests": 37_790, "python": 89_390, "patches": 690, "words": 42_000}
 FLAGS = {"face": 105, "imagenet": 96, "kinetics": 87, "mnist": 51}
 
 # Names of other programs' systems, which the core leaves to their recipes. comm/ alone knows Horovod; foreign/ reads
