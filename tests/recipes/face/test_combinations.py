@@ -265,8 +265,8 @@ def compare(one: Draw, data: Path, root: Path) -> None:
     if "hard_negatives" in one.values:
         assert two.keys() == last.keys(), str(one)
     elif one.near > 3e-3:
-        # What is rounded to 16 bits between ranks is not on one, and each step makes more of it: a sub-centre is another
-        # one. So the steps before, and those of the run that goes on.
+        # What is rounded to 16 bits between ranks is not on one, and each step makes more of it: another sub-centre is
+        # the nearest. So the steps before, and those of the run that goes on.
         assert two.keys() == whole.keys(), str(one)
         assert {step: two[step] for step in (1, 2)} == pytest.approx(
             {step: whole[step] for step in (1, 2)}, rel=one.near
