@@ -111,7 +111,7 @@ def test_all_pairs_of_one_class_can_be_drawn() -> None:
     pair_P2, _ = draw_pairs(label_N, 20, folds=1, seed=0)
     assert len({frozenset(pair) for pair in pair_P2.tolist()}) == 20
     with pytest.raises(
-        ValueError, match=r"10 pairs of one class or of two, expected 12 of each; give smaller --num-pairs"
+        ValueError, match=r"10 pairs of one class or of two, expected 12 of each; --folds 1 --num-pairs 20"
     ):
         draw_pairs(label_N, 24, folds=1, seed=0)
     with pytest.raises(ValueError, match="10 pairs of one class or of two, expected 11"):
