@@ -29,7 +29,7 @@ COPY constraints.txt setup.cfg setup.py pyproject.toml README.md ./
 COPY lock lock
 COPY scripts/setup.sh scripts/build_horovod.sh scripts/
 COPY patches patches
-COPY partial_fc/__init__.py partial_fc/on_demand.py partial_fc/files.py partial_fc/rooms.py partial_fc/
+COPY partial_fc/__init__.py partial_fc/on_demand.py partial_fc/files.py partial_fc/recipe_table.py partial_fc/
 COPY recipes/__init__.py recipes/
 COPY recipes/mxnet/__init__.py recipes/mxnet/library.py recipes/mxnet/
 COPY partial_fc/head/native partial_fc/head/native

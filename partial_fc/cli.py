@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO, cast, get_type_hints
 
-from partial_fc import __version__, errors, interrupts, output, rooms
+from partial_fc import __version__, errors, interrupts, output, recipe_table
 from partial_fc.files import make_private
 from partial_fc.printable import Lines, clean_stderr
 
@@ -81,7 +81,7 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
         },
     ),
 }
-for _section, _verbs in rooms.VERBS.items():
+for _section, _verbs in recipe_table.VERBS.items():
     SECTIONS[_section][2].update({name: (f"recipes:{where}", said) for name, (where, said) in _verbs.items()})
 VERBS = {name: verb for _, _, verbs in SECTIONS.values() for name, verb in verbs.items()}
 # Other programs' names of a verb -> ours.
@@ -145,7 +145,7 @@ def load(name: str) -> Callable[..., Any]:
     """Imports the function of a verb."""
     where = VERBS[name][0]
     if where.startswith("recipes:"):
-        return rooms.load(where.removeprefix("recipes:"))
+        return recipe_table.load(where.removeprefix("recipes:"))
     module, _, function = where.partition(":")
     return getattr(importlib.import_module(f"partial_fc.verbs.{module}"), function)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partial_fc import rooms
+from partial_fc import recipe_table
 from partial_fc.data.idx import IdxSource, Split, is_idx_folder
 from partial_fc.data.image_folder import ImageFolder, class_folders, image_names
 from partial_fc.data.recordio import RecordSource, read_property
@@ -52,7 +52,7 @@ def open_source(
     if path.suffix == ".rec" or (path / "train.rec").exists():
         return RecordSource(path, num_classes, num_labels)
     if is_database(path):
-        return rooms.load(rooms.OPEN_DATABASE)(path, None, num_classes, num_labels=num_labels)
+        return recipe_table.load(recipe_table.OPEN_DATABASE)(path, None, num_classes, num_labels=num_labels)
     if path.is_dir():
         return ImageFolder(path, num_classes=num_classes, num_labels=num_labels)
     return ImageFolder(root, path, num_classes, num_labels)
@@ -67,7 +67,7 @@ def open_any(path: Path, root: Path | None, split: Split) -> Source:
     """Opens the images at a path, of any kind, also those of a set for tests. root: base of a list's paths. split: of
     idx files."""
     if is_database(path):
-        return rooms.load(rooms.OPEN_DATABASE)(path, None, _ANY_LABEL)
+        return recipe_table.load(recipe_table.OPEN_DATABASE)(path, None, _ANY_LABEL)
     if is_idx_folder(path):
         return IdxSource(path, split)
     if path.is_file() and path.suffix not in NO_LISTS:

@@ -104,7 +104,10 @@ class HeadFlags:
         if num_labels > 1 or self.rule == "mlcd":
             if self.loss == "curricularface":
                 what = f"{num_labels} labels an image" if num_labels > 1 else f"--rule {self.rule}"
-                raise ValueError(f"{what} with --loss curricularface, whose hard negatives are told by one target")
+                raise ValueError(
+                    f"{what} with --loss curricularface, whose hard negatives are told by one target; leave one of the "
+                    "two out"
+                )
         elif is_given(self, "rule"):
             raise ValueError(
                 f"--rule {self.rule} with one label an image: all rules but mlcd are the same loss then; leave it out, "

@@ -114,10 +114,10 @@ def check_options(
         )
 
 
-def check_several_labels(margin: Margin, what: str, spell: Callable[[str], str] = str) -> None:
-    """Raises ValueError for a margin that has no meaning where a row has several labels, or with `what`. spell: as of
-    `check_options`."""
+def check_several_labels(margin: Margin, what: str) -> None:
+    """Raises ValueError for a margin that has no meaning where a row has several labels, or with `what`."""
     if margin.needs_target_cosines:
-        name, loss = type(margin).__name__, spell("loss")
-        called = name if loss == "loss" else f"{loss} {name.lower()}"
-        raise ValueError(f"{what} with {called}, whose hard negatives are told by one target; leave one of the two out")
+        raise ValueError(
+            f"{what} with {type(margin).__name__}, whose hard negatives are told by one target; leave one of the two "
+            "out"
+        )

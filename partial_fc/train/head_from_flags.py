@@ -94,6 +94,8 @@ def notes(flags: HeadFlags, optim: OptimFlags, made: PartialFC) -> Iterator[str]
         yield "--head-impl plain multiplies fp32 numbers, whatever --precision says"
     elif made.kernel.precision == "bf16" and auto_precision(made.kernel.name, made.store.device) == "fp32":
         yield "--precision bf16: the head only rounds to it and multiplies fp32 numbers here; auto does not round"
+    if made.margin.needs_target_cosines and made.kernel.name != "plain":
+        yield f"--loss {flags.loss}: PyTorch forms its logits in fp32, not the {made.kernel.name} kernel"
     if optim.accumulate > 1 and flags.hard_negatives:
         yield "--hard-negatives with --accumulate: a class of several micro-batches keeps the list of the last"
     if flags.quota == "insightface" and flags.sample_rate == 1.0:

@@ -20,7 +20,7 @@ import textwrap
 from pathlib import Path
 from typing import Any, NoReturn
 
-from partial_fc import __version__, errors, interrupts, output, rooms, terminal
+from partial_fc import __version__, errors, interrupts, output, recipe_table, terminal
 from partial_fc.files import import_file, make_private
 from partial_fc.printable import clean_stderr
 
@@ -31,9 +31,9 @@ def run_and_exit(arguments: list[str], program: str = "partial-fc train") -> NoR
     """Runs `main` and ends the process with its status."""
     interrupts.listen()
     output.detach()
-    for variable, (module, values) in rooms.SERVE.items():
+    for variable, (module, values) in recipe_table.SERVE.items():
         if os.environ.get(variable) in values:
-            rooms.module(module)
+            recipe_table.module(module)
     errors.require_trainer(program)
     exit_now(main(arguments, program))
 
@@ -66,7 +66,7 @@ def main(arguments: list[str], program: str = "partial-fc train") -> int:
         print(f"partial-fc {__version__}")
         return 0
     name, *flags = arguments
-    if name not in rooms.RECIPES and (not name.endswith(".py") or _is_config(Path(name))):
+    if name not in recipe_table.RECIPES and (not name.endswith(".py") or _is_config(Path(name))):
         print(terminal.fitted(f"{program}: {_no_recipe(name, program)}", sys.stderr), file=sys.stderr)
         return 2
     from safetensors import SafetensorError
@@ -109,9 +109,9 @@ def _no_recipe(name: str, program: str) -> str:
     path = Path(name)
     if _is_config(path) or _is_config(path.with_name(f"{path.name}.py")):
         return f"{name} is a configuration file, not a recipe: {program} face --config {name}"
-    near = difflib.get_close_matches(name.lower(), rooms.RECIPES)
+    near = difflib.get_close_matches(name.lower(), recipe_table.RECIPES)
     question = f"; did you mean {near[0]}?" if near else "."
-    return f"no recipe {name!r}{question} There are {', '.join(rooms.RECIPES)}; or give a file, ./mine.py"
+    return f"no recipe {name!r}{question} There are {', '.join(recipe_table.RECIPES)}; or give a file, ./mine.py"
 
 
 def _is_config(path: Path) -> bool:
@@ -125,7 +125,7 @@ def _is_config(path: Path) -> bool:
 def usage() -> str:
     lines = [
         textwrap.fill(summary, 80, initial_indent=f"  {name:10} ", subsequent_indent=13 * " ")
-        for name, summary in rooms.RECIPES.items()
+        for name, summary in recipe_table.RECIPES.items()
     ]
     return f"{__doc__}\nrecipes:\n" + "\n".join(lines)
 
@@ -134,4 +134,4 @@ def _recipe(name: str) -> Any:
     """Imports a recipe. name: one of ours, or a path that ends with .py."""
     if name.endswith(".py"):
         return import_file(Path(name), Path(name).stem)
-    return rooms.module(f"{name}.main")
+    return recipe_table.module(f"{name}.main")

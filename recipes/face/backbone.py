@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from partial_fc import rooms
+from partial_fc import recipe_table
 from partial_fc.flags import LaunchFlags, OptimFlags, ScheduleFlags, check_numbers, flag, is_given, near
 from partial_fc.flags.facts import Basic, In, MayChange
 
@@ -218,7 +218,7 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
     if model.engine == "mxnet":
         assert isinstance(module, IResNet)
         _need_mxnet()
-        module = rooms.load("mxnet.graph:compute_in_mxnet")(module)
+        module = recipe_table.load("mxnet.graph:compute_in_mxnet")(module)
     else:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if model.activation_checkpointing:
@@ -247,7 +247,7 @@ def _symbol_network(model: ModelFlags, image_size: int, flip: bool) -> Network:
 
     assert model.symbol is not None
     assert model.params is not None
-    mxnet = rooms.module("mxnet.symbol")
+    mxnet = recipe_table.module("mxnet.symbol")
     module, width, notes = mxnet.read_network(model.symbol, model.params, model.output_name, image_size)
     contract = {
         "network": "MXNet symbol",
@@ -273,6 +273,6 @@ def _facts(embedding_size: int, image_size: int, flip: bool) -> dict[str, str]:
 
 def _need_mxnet() -> None:
     try:
-        rooms.module("mxnet.library")
+        recipe_table.module("mxnet.library")
     except ModuleNotFoundError as error:
         raise ValueError(f"--engine mxnet: {error}") from error

@@ -31,7 +31,7 @@ _JUDGED = 512  # images from which the total size is estimated
 _MOST_LABELS = 2**31  # int32
 _SPARE = 1.1  # factor on the required space, for the database's overhead
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("partial_fc")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from partial_fc import flags, rooms
+from partial_fc import flags, recipe_table
 from partial_fc.data.idx import IdxSource, Split
 from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
 from partial_fc.flags.facts import Basic, In, MayChange, Shows
@@ -88,7 +88,7 @@ class Config:
 
 def main(arguments: list[str]) -> int:
     """Runs the recipe; returns the exit status."""
-    of_key_value_store = rooms.module("mxnet.kvstore_job")  # MXNet's job, with its own flags
+    of_key_value_store = recipe_table.module("mxnet.kvstore_job")  # MXNet's job, with its own flags
     if of_key_value_store.asked_for(arguments):
         return of_key_value_store.start(arguments)
     config = parse(arguments)

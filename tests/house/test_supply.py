@@ -135,7 +135,7 @@ def test_what_the_image_copies_before_the_set_up_is_enough_for_it(tmp_path):
         (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
     # MXNet itself, and torch, would be seconds.
     imported = "import sys, logging; sys.modules['mxnet'] = m = logging; m.recordio = m; m.pack = m.pack_img = m.info; "
-    imported += "import recipes.mxnet.library, partial_fc.rooms\n"
+    imported += "import recipes.mxnet.library, partial_fc.recipe_table\n"
     imported += "import partial_fc.head.native.build as b; print(b.__file__)"
     environ = os.environ | {"PYTHONPATH": str(tmp_path), "DMLC_ROLE": "server"}
     found = subprocess.run([sys.executable, "-P", "-c", imported], env=environ, capture_output=True, text=True)

@@ -38,10 +38,10 @@ TOGETHER = {"partial_fc": 36_480, "wheel": 44_740, "tests": 37_790, "python": 89
 FLAGS = {"face": 105, "imagenet": 96, "kinetics": 87, "mnist": 51}
 
 # Names of other programs' systems, which the core leaves to their recipes. comm/ alone knows Horovod; foreign/ reads
-# arcface_torch's and InsightFace's files, rooms.py is the table of the recipes, file_kind.py names other
+# arcface_torch's and InsightFace's files, recipe_table.py is the table of the recipes, file_kind.py names other
 # programs' files by their first bytes.
 SYSTEMS = re.compile(r"caffe2|gluoncv|\bapex\b|kvstore|mxnet|leveldb", re.IGNORECASE)
-KNOW_SYSTEMS = ("partial_fc/foreign/", "partial_fc/rooms.py", "partial_fc/file_kind.py")
+KNOW_SYSTEMS = ("partial_fc/foreign/", "partial_fc/recipe_table.py", "partial_fc/file_kind.py")
 
 
 def tracked(*patterns: str) -> list[Path]:

@@ -18,13 +18,13 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-from partial_fc import rooms
+from partial_fc import recipe_table
 from partial_fc.memory import available_memory_bytes
 
 # Precedes the answer: login scripts may print before it.
 MARK = "partial-fc doctor: "
 
-_PACKAGES = ("torch", "numpy", "horovod", *rooms.PACKAGES, "opencv-python-headless", "safetensors")
+_PACKAGES = ("torch", "numpy", "horovod", *recipe_table.PACKAGES, "opencv-python-headless", "safetensors")
 
 
 def facts(checkout: str, models_root: str) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def _horovod() -> dict[str, Any]:
     if spec is None or not spec.origin:
         return {"error": "not installed"}
     folder = Path(spec.origin).parent
-    frameworks = [name for name in ("torch", *rooms.PACKAGES) if any((folder / name).glob("mpi_lib*.so"))]
+    frameworks = [name for name in ("torch", *recipe_table.PACKAGES) if any((folder / name).glob("mpi_lib*.so"))]
     try:
         import horovod.torch as hvd
     except Exception as error:  # a missing library, another version ...: any message is the finding

@@ -24,7 +24,7 @@ from .write import lmdb_writer
 _ASIDE = ("LOCK", "LOG", "LOG.old")
 _SPARE = 1.2  # factor on the required space, for LMDB's pages
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("partial_fc")
 
 
 def as_lmdb(path: Path) -> Path:
@@ -72,12 +72,18 @@ def _records(path: Path) -> Iterator[tuple[bytes, bytes]]:
         ):
             yield from iterator
     except plyvel.IOError as error:
-        raise ValueError(
-            f"{path} cannot be opened as a LevelDB: {error}. LevelDB lets one process in at a time, which writes: end "
-            "the other one, or copy the folder to a disk that can be written"
-        ) from error
+        raise ValueError(f"{path} cannot be opened as a LevelDB: {error}. {_remedy(path, str(error))}") from error
     except plyvel.Error as error:
         raise ValueError(f"{path} is a damaged LevelDB: {error}; copy it again") from error
+
+
+def _remedy(path: Path, said: str) -> str:
+    """Returns what to do about an IOError of LevelDB's."""
+    if not os.access(path, os.W_OK):
+        return "LevelDB writes where it is opened: copy the folder to where you may write"
+    if "lock " in said:
+        return "LevelDB lets one process in at a time: end the one that has it open"
+    return "Files of it are missing or cannot be read: copy it again"
 
 
 def _import_plyvel(path: Path) -> Any:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from partial_fc import rooms
+from partial_fc import recipe_table
 from partial_fc.flags.facts import PROCESSES, In, check_numbers
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -134,7 +134,7 @@ def torch_recipe(command: Sequence[str]) -> str:
     for at, word in enumerate(command[:-1]):
         program = command[at - 1] if at and word == "train" else ""
         ours = os.path.basename(word) == "train.py" or os.path.basename(program) in ("partial-fc", "partial_fc")
-        if ours and command[at + 1] in rooms.RECIPES:
+        if ours and command[at + 1] in recipe_table.RECIPES:
             return command[at + 1]
     return ""
 

@@ -51,7 +51,7 @@ def test_it_is_copied_once_by_one_of_the_ranks(path: Path, cache: Path, caplog) 
 
 def test_one_that_another_process_has_open(path: Path) -> None:
     database = plyvel.DB(str(path))
-    with pytest.raises(ValueError, match=r"db cannot be opened as a LevelDB: .*lock .*one process in at a time"):
+    with pytest.raises(ValueError, match=r"db cannot be opened as a LevelDB: .*lock .*end the one that has it open"):
         open_database(path, "leveldb", 10)
     database.close()
     check(path)
