@@ -59,8 +59,6 @@ class Outcome:
     gradients, which are None where nothing learns."""
 
     loss_G: Tensor
-    denominator_G: Tensor
-    target_logit_G: Tensor
     logit_grad: LogitGrad | None = None
     grad_feat_GD: Tensor | None = None  # this rank's part of d(loss)/d(features), in unit_GD's dtype
 
@@ -128,9 +126,9 @@ class RowMath:
         where `training`."""
         denominator_G, target_logit_G = terms.unbind(dim=1)
         log_denominator_G = denominator_G.log()
-        known = log_denominator_G - target_logit_G, denominator_G, target_logit_G
+        loss_G = log_denominator_G - target_logit_G
         if not training:
-            return Outcome(*known)
+            return Outcome(loss_G)
         num_rows = len(terms)
         factor_G = scale / (num_rows * denominator_G)
         # expm1, not exp - 1: near the end of training p is close to 1 and the difference is what is left to learn.
@@ -139,7 +137,7 @@ class RowMath:
         assert sums.weighted_sum_GD is not None
         weight_G = (factor_G * sums.denominator_G).to(sums.weighted_sum_GD.dtype)
         grad_GD = self.feature_gradient(sums.weighted_sum_GD, weight_G, target_grad_G, targets)
-        return Outcome(*known, LogitGrad(factor_G, target_grad_G, sums.cache), grad_GD)
+        return Outcome(loss_G, LogitGrad(factor_G, target_grad_G, sums.cache), grad_GD)
 
     def label_terms(self, targets: Targets, sums: Sums) -> Tensor:
         """Returns this rank's terms by a rule, to be summed over the ranks for `finish_labels`: float64 (G, 1 + T), the
@@ -170,10 +168,9 @@ class RowMath:
             labels = Labels(margin_GT, plain_GT, weight_GT, weight_GT > 0)
             loss_G = rule.loss(negative_sum_G, labels)
             grad = torch.autograd.grad(loss_G.sum(), leaf)[0] if training else None
-        log_own_G = margin_GT.detach().masked_fill(~labels.real_GT, -torch.inf).logsumexp(dim=1)
-        known = loss_G.detach(), terms.detach()[:, 0] + log_own_G.exp(), log_own_G
+        loss_G = loss_G.detach()
         if grad is None:
-            return Outcome(*known)
+            return Outcome(loss_G)
         assert sums.weighted_sum_GD is not None
         # A factor beyond float32, times nothing, would be no number.
         factor_G = (grad[:, 0] * (margin.scale / num_rows)).masked_fill(sums.denominator_G == 0.0, 0.0)
@@ -181,7 +178,7 @@ class RowMath:
         logit_grad = LogitGrad(factor_G, target_grad_GT, sums.cache)
         weight_G = (factor_G * sums.denominator_G).to(dtype)
         grad_GD = self.feature_gradient(sums.weighted_sum_GD, weight_G, target_grad_GT, targets)
-        return Outcome(*known, logit_grad, grad_GD)
+        return Outcome(loss_G, logit_grad, grad_GD)
 
     def feature_gradient(
         self, weighted_sum_GD: Tensor, weight_G: Tensor, target_grad_G: Tensor, targets: Targets

@@ -232,5 +232,4 @@ class FusedRowMath(RowMath):
             targets.unit_GD, targets.norm_G1, targets.centre_GD, loss_G, factor_G, logit_grad.target_grad_G,
             G, float(scale), D=D, **blocks,
         )  # fmt: skip
-        denominator_G, target_logit_G = terms.unbind(dim=1)
-        return Outcome(loss_G, denominator_G, target_logit_G, logit_grad, grad_GD)
+        return Outcome(loss_G, logit_grad, grad_GD)
