@@ -23,7 +23,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from partial_fc.checkpoint.this_host import identity
 from partial_fc.errors import describe
 from partial_fc.files import about, regular
 
@@ -53,11 +52,10 @@ class Record:
     start: int  # of the process, in clock ticks since boot: process ids are reused
     machine: str  # the host, and the process-id namespace
     since: str
-    # The inode of the folder, 0: unknown. A copy of the folder has another one; device numbers differ between mounts.
-    folder: int = 0
+    folder: int  # its inode: a copy of the folder has another one; device numbers differ between mounts
 
     @classmethod
-    def here(cls, run: str, folder: int = 0) -> "Record":
+    def here(cls, run: str, folder: int) -> "Record":
         process, since = os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S")
         return cls(run, socket.gethostname(), process, _start_of(process) or 0, _machine(), since, folder)
 
@@ -68,18 +66,14 @@ class Record:
 class Fence:
     """The record of a folder as the run's ranks know it: a rank that was cut off finds another one there."""
 
-    lost: LostLock | None = None
-    """Why the folder belongs to another run, if that was seen."""
+    lost: LostLock | None = None  # why the folder belongs to another run, if that was seen
 
     def __init__(self, root: Path, record: Record):
         self.root, self.record = root, record
 
-    def check(self) -> None:
-        """Raises LostLock if the folder has another record than this run's, OSError if none that can be read."""
-        self.find()
-
-    def find(self) -> Path:
-        """Returns the record's path; raises as `check`."""
+    def check(self) -> Path:
+        """Returns the record's path. Raises LostLock if the folder has another record than this run's, OSError if none
+        that can be read."""
         records = {record: path for path in _records(self.root) if (record := _read(path))}
         if self.record in records:
             return records[self.record]
@@ -124,13 +118,13 @@ class FolderLock(Fence):
         while not self._ended.wait(_BEAT_S):
             with contextlib.suppress(OSError):  # `check` reports it before it has effects
                 try:
-                    path = self.find()
+                    path = self.check()
                 except LostLock as error:
                     self.lost = error
                     return
                 with self._lock:
                     if not self._ended.is_set():
-                        _rewrite(path, self.record, count := count + 1)
+                        _put(path, self.record, count := count + 1)  # a removed file is not created again
 
     def _missing(self) -> Path:
         """Creates the record again."""
@@ -184,7 +178,7 @@ def _when_stale(path: Path, first: bytes | None, since: float, patience_s: float
     while (content := _content(path)) is not None:
         record = _parsed(content)
         here = record is not None and record.machine == _machine()
-        if record and here and (_has_ended(record) or record.folder not in (0, path.parent.stat().st_ino)):
+        if record and here and (_has_ended(record) or record.folder != path.parent.stat().st_ino):
             break  # or this folder is a copy of the one that the record is of
         if record and (here or content != first):
             raise InUse(
@@ -222,7 +216,10 @@ def _start_of(process: int) -> int | None:
 
 
 def _machine() -> str:
-    return f"{identity()} {os.readlink('/proc/self/ns/pid')}"
+    """Returns what is the same for all processes of a host until it reboots, and different on other hosts and in other
+    process-id namespaces, also on hosts of the same name."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
 
 
 # ---- files
@@ -242,11 +239,9 @@ def _create(root: Path, record: Record) -> Path | None:
     """Creates the record under the next number; returns None if another process was faster."""
     path = root / f"owner-{max(map(_number, _records(root)), default=0) + 1}.json"
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)  # only one process can, over NFS too
+        _put(path, record, 0, os.O_CREAT | os.O_EXCL)  # only one process can, over NFS too
     except FileExistsError:
         return None
-    try:
-        _put(path, descriptor, record, 0)
     except OSError:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)  # a full disk
@@ -254,19 +249,10 @@ def _create(root: Path, record: Record) -> Path | None:
     return path
 
 
-def _rewrite(path: Path, record: Record, count: int) -> None:
-    """Rewrites the record in place; a removed file is not created again."""
-    _put(path, os.open(path, os.O_WRONLY), record, count)
-
-
-def _put(path: Path, descriptor: int, record: Record, count: int) -> None:
-    text, done = _text(record, count), 0
-    with about(path):
-        try:
-            while done < len(text):
-                done += os.pwrite(descriptor, text[done:], done)
-        finally:
-            os.close(descriptor)
+def _put(path: Path, record: Record, count: int, flags: int = 0) -> None:
+    """Writes the record in place. flags: of open(2), to create it."""
+    with about(path), open(path, "wb", opener=lambda name, _: os.open(name, os.O_WRONLY | flags, 0o644)) as file:
+        file.write(_text(record, count))
 
 
 def _text(record: Record, count: int) -> bytes:
@@ -291,10 +277,8 @@ def _parsed(content: bytes) -> Record | None:
     """Returns the record; None if it is invalid or being created."""
     try:
         values = json.loads(content)
-        record = Record(**{field.name: values[field.name] for field in fields(Record) if field.name in values})
+        record = Record(**{field.name: values[field.name] for field in fields(Record)})
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    kinds = {field.name: int if field.type in (int, "int") else str for field in fields(Record)}
-    right = all(type(getattr(record, name)) is kind for name, kind in kinds.items())
-    numbers = (record.process, record.start)
-    return record if right and str(record).isprintable() and all(0 <= n < 1 << 62 for n in numbers) else None
+    right = all(type(getattr(record, field.name)) is field.type for field in fields(Record))
+    return record if right and str(record).isprintable() and min(record.process, record.start) >= 0 else None

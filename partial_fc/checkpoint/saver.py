@@ -258,7 +258,7 @@ def _describe(error: BaseException, where: Path) -> str:
     return f"{error.strerror}: {error.filename or where}"
 
 
-def _prune(root: Path, keep: int, keep_best: bool, check: Callable[[], None], last: int) -> None:
+def _prune(root: Path, keep: int, keep_best: bool, check: Callable[[], object], last: int) -> None:
     try:
         prune(root, keep, keep_best, check, last)
     except (OSError, ValueError) as error:

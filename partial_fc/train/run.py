@@ -41,12 +41,11 @@ from partial_fc.train.begin import course, start_centres
 from partial_fc.train.begin.run_folder import hold_folders
 from partial_fc.train.begin.start import is_asked_for, named
 from partial_fc.train.context import Context
-from partial_fc.train.job import Guards, Head, Job, Outcome, Settings
+from partial_fc.train.job import Guards, Head, Hooks, Job, Outcome, RunState, Settings
 from partial_fc.train.precision import Mode, Precision, choose
 from partial_fc.train.record import header
 from partial_fc.train.record.boards import open_wandb
 from partial_fc.train.record.log import SecondFile, StepLine, open_files
-from partial_fc.train.seams import Backbone, Hooks, RunState
 from partial_fc.train.teacher import Teacher
 
 S = TypeVar("S", bound=Source)
@@ -195,7 +194,7 @@ class Run:
         given: flags.HeadFlags,
         num_classes: int,
         embedding_size: int,
-        backbone: Any,
+        backbone: TorchBackbone,
         ignore_index: int | None = None,
         name: str = "",
     ) -> PartialFC:
@@ -232,7 +231,7 @@ class Run:
 
     # ---- train
 
-    def resume(self, backbone: Backbone, head: Head, source: Source | None = None) -> RunState:
+    def resume(self, backbone: TorchBackbone, head: Head, source: Source | None = None) -> RunState:
         """Loads the checkpoint that the run starts from, for what does not train; returns its state, a new one where
         there is no checkpoint. source: see `resume.resume`. A collective."""
         start = resume.resume(self._context, backbone, head, source)
@@ -240,7 +239,7 @@ class Run:
 
     def train(
         self,
-        backbone: Backbone,
+        backbone: TorchBackbone,
         head: Head,
         loader: Loader,
         evaluations: Sequence[Evaluation] = (),
@@ -290,7 +289,7 @@ class Run:
         return end.finish(context, job, self.outcome, more or {}, deliver)
 
     def _job(self, context: Context, settings: Mapping[str, Any], data: Mapping[str, int], *, loader: Loader,
-             backbone: Backbone, head: Head, saver: checkpoint.Saver, **parts: Any) -> Job:  # fmt: skip
+             backbone: TorchBackbone, head: Head, saver: checkpoint.Saver, **parts: Any) -> Job:  # fmt: skip
         """Builds the job from the parts and the flags. A collective."""
         config = context.config
         settings = {

@@ -6,8 +6,8 @@ from partial_fc import errors, flags
 from partial_fc.data.order import Order
 from partial_fc.optim.schedule import Continued, Schedule, continued, linear_scaling
 from partial_fc.train.context import Context
+from partial_fc.train.job import RunState
 from partial_fc.train.resume import Start
-from partial_fc.train.seams import RunState
 
 
 def schedule(

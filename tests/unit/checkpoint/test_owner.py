@@ -27,7 +27,7 @@ def _quick(monkeypatch):
 
 def write(folder, number: int = 1, **facts: object) -> Record:
     """The record of a run that nobody keeps alive."""
-    record = Record(**{**vars(Record.here("other")), **facts})
+    record = Record(**{**vars(Record.here("other", folder.stat().st_ino)), **facts})
     (folder / f"owner-{number}.json").write_bytes(lock._text(record, 0))
     return record
 
@@ -41,7 +41,7 @@ def test_a_folder_that_is_in_use_is_refused_with_all_that_there_is_to_know(tmp_p
     assert not note
     with pytest.raises(InUse) as refused:
         acquire(tmp_path, "two")
-    mine = Record.here("one")
+    mine = Record.here("one", 0)
     for word in (
         str(tmp_path),
         mine.host,
@@ -82,7 +82,7 @@ def test_a_run_of_another_host_is_known_by_what_it_does(tmp_path):
         count = 0
         while not ended.wait(0.05):
             count += 1
-            lock._rewrite(tmp_path / "owner-1.json", record, count)
+            lock._put(tmp_path / "owner-1.json", record, count)
 
     thread = threading.Thread(target=live)
     thread.start()
@@ -120,7 +120,7 @@ def test_who_looks_before_it_starts_waits_for_a_sign_of_life_and_makes_nothing(t
 
     def read_and_live(path):
         if alive:
-            lock._rewrite(path, record, next(counts))
+            lock._put(path, record, next(counts))
         return read(path)
 
     monkeypatch.setattr(lock, "_content", read_and_live)
@@ -247,17 +247,17 @@ def test_a_record_that_is_new_under_the_number_of_a_stale_one_is_judged_anew(tmp
 
 
 def test_a_refresh_that_has_begun_does_not_overwrite_the_next_runs_record(tmp_path, monkeypatch):
-    begun, rewrite = threading.Event(), lock._rewrite
+    begun, put = threading.Event(), lock._put
 
-    def slow(path, record, count):
+    def slow(*given):
         if not begun.is_set():
             begun.set()
             late.wait(0.3)
-        rewrite(path, record, count)
+        put(*given)
 
     late = threading.Event()
     first, _ = acquire(tmp_path, "first")
-    monkeypatch.setattr(lock, "_rewrite", slow)
+    monkeypatch.setattr(lock, "_put", slow)
     assert begun.wait(10)
     first.release()
     second, _ = acquire(tmp_path, "second")
