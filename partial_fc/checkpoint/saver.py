@@ -118,8 +118,7 @@ class Saver:
         self._begin(step, None, error)
 
     def _begin(self, step: int, since: float | None, problem: Exception | None) -> bool:
-        if self.under_way:
-            raise ValueError(f"the checkpoint of step {self._step} is still under way; finish() first")
+        assert not self.under_way, "finish() comes first"
         self._step, self._folder = step, self.root / folder_name(step)
         self._marking, self.last_failed = False, False
         self._began = time.perf_counter() if since is None else since

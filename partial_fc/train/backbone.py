@@ -15,7 +15,7 @@ from partial_fc.models import lora
 from partial_fc.models.inputs import InputContract
 from partial_fc.models.sample_random import SampleRandom
 from partial_fc.optim.backbone import load_named_state, named_state, set_lr
-from partial_fc.optim.gradient_sync import Compression, GradientSync, StepBytes
+from partial_fc.optim.gradient_sync import Compression, GradientSync
 from partial_fc.train.batch_norm import GlobalBatchNorm, RunningStatistics, joined_statistics
 from partial_fc.train.ema import Average
 from partial_fc.train.precision import LossScaler, Precision, Weights
@@ -162,9 +162,6 @@ class TorchBackbone:
             self.average.update()
         if self.scaler:
             self.scaler.update(overflowed=False)
-
-    def step_bytes(self) -> StepBytes:
-        return self.sync.step_bytes()
 
     def _forward(self, input_B: Tensor, module: nn.Module | None = None) -> Tensor:
         data_B = input_B.to(self.device, non_blocking=True)

@@ -11,7 +11,6 @@ from partial_fc.comm import World
 from partial_fc.data import Loader
 from partial_fc.evaluate.evaluation import Evaluation
 from partial_fc.head import Head
-from partial_fc.optim.gradient_sync import StepBytes
 from partial_fc.optim.schedule import Continued, Schedule
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.record.boards import Wandb
@@ -109,7 +108,7 @@ class Job:
 class Outcome:
     """The outcome, equal on every rank. stopped: the exit status if a signal stopped it before the last step, else 0;
     saved: whether the final state is in a checkpoint; traffic: this rank's calls and bytes a step by collective, with
-    evaluations; exchanged: this rank's backbone gradient, and the bytes sent of it."""
+    evaluations."""
 
     loss: float
     samples_per_s: float
@@ -117,4 +116,3 @@ class Outcome:
     stopped: int
     saved: bool
     traffic: dict[str, dict[str, float]]
-    exchanged: StepBytes

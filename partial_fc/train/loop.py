@@ -16,7 +16,6 @@ from partial_fc.checkpoint.folders import folder_name
 from partial_fc.checkpoint.lock import LostLock
 from partial_fc.comm import all_or_none
 from partial_fc.comm.launch import restarts
-from partial_fc.data import Batch
 from partial_fc.evaluate.evaluation import Diverged, Evaluation, Forward
 from partial_fc.train.guards.policy import NonFinite, roll_back
 from partial_fc.train.guards.signals import EXIT_PREEMPTED, StepVote, StopSignals
@@ -101,7 +100,7 @@ class _Training:
         self.curve.add(at.step, self.loss, lr)
         self.progress.advance(self.loss)
         if at.step == self.first_step + 1:
-            self.show_first(batches[0])
+            first_batch.write(job, batches[0])
         if report:
             scale = job.backbone.scaler.scale if job.backbone.scaler else None
             of_it = job.teacher.drain() if job.teacher else None
@@ -132,16 +131,6 @@ class _Training:
             raise save_beside(self.job)
         self.stopped = votes.stop
 
-    def show_first(self, batch: Batch) -> None:
-        """Shows what only a step that was made can: the inputs of this process's first one, and the bytes sent."""
-        first_batch.write(self.job, batch)
-        if self.job.world.size > 1:
-            exchanged = self.job.backbone.step_bytes()
-            self.job.logger.info(
-                f"the backbone's gradient is {exchanged.gradient:,} bytes a step; {exchanged.handed_in:,.0f} are "
-                "given to the collectives"
-            )
-
     def save_and_evaluate(self, ends: bool) -> None:
         """Does what is due after this step. ends: whether an epoch ends with it. A collective."""
         job, step, settings = self.job, self.job.at.step, self.job.settings
@@ -167,7 +156,6 @@ class _Training:
             stopped=self.stopped,
             saved=not job.saver.last_failed,
             traffic=job.world.traffic.per_step(steps),
-            exchanged=job.backbone.step_bytes(),
         )
 
 
