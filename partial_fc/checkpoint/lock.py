@@ -72,8 +72,7 @@ class Fence:
         self.root, self.record = root, record
 
     def check(self) -> Path:
-        """Returns the record's path. Raises LostLock if the folder has another record than this run's, OSError if none
-        that can be read."""
+        """Returns the record's path. Raises LostLock if another run's record is there, OSError if none is."""
         records = {record: path for path in _records(self.root) if (record := _read(path))}
         if self.record in records:
             return records[self.record]
@@ -173,7 +172,7 @@ def check_free(roots: Iterable[Path]) -> None:
 
 
 def _when_stale(path: Path, first: bytes | None, since: float, patience_s: float) -> Record | None:
-    """Waits until a record is stale, removed, or unchanged for patience_s. Returns it. Raises InUse if it is live."""
+    """Waits until a record is stale, removed or unchanged for patience_s; returns it. Raises InUse if it lives."""
     record = None
     while (content := _content(path)) is not None:
         record = _parsed(content)

@@ -80,16 +80,12 @@ class Saver:
 
     @property
     def lost(self) -> LostLock | None:
-        """Returns why this rank may not write below root any more, if it found another run's lock."""
+        """Returns why this rank may not write below root any more."""
         return self._lost or (self._lock.lost if self._lock else None)
 
     def any_lost(self) -> bool:
         """Returns whether any rank has lost the lock. A collective."""
         return self._any(self.lost is not None, "checkpoint/lost")
-
-    def elsewhere(self, root: Path) -> "Saver":
-        """Returns a saver for another root, for the state of a run that has lost its folder. A collective."""
-        return Saver(root, self._world, keep=1)
 
     def can_copy(self, num_bytes: int) -> bool:
         """Returns whether num_bytes more of each rank fit into memory during training, for a background write."""

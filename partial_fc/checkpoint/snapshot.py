@@ -12,7 +12,7 @@ from torch import Tensor
 from partial_fc.checkpoint import rows as stored
 from partial_fc.checkpoint.files import checksums_name, save_tensors, write_checksums, write_json, write_lines
 from partial_fc.checkpoint.folders import MANIFEST
-from partial_fc.checkpoint.head_state import facts_of, hard_negatives_name
+from partial_fc.checkpoint.head_state import FORMAT, facts_of, hard_negatives_name
 from partial_fc.checkpoint.rows import Part, class_bytes, cut
 from partial_fc.comm import World
 from partial_fc.head.protocol import Head
@@ -148,8 +148,7 @@ def capture(
             parts = _parts(table.rows, copying[name], is_copy, world.local_size)
             near = lists.get(name, {})
             shares[name] = TableShare(parts, copied(near) if is_copy else near, copying[name])
-        head_facts = facts_of(head)
-        manifest = {"format": head_facts.pop("format"), "step": step, "world_size": world.size, **head_facts, **facts}
+        manifest = {"format": FORMAT, "step": step, "world_size": world.size, **facts_of(head), **facts}
         return Snapshot(world.rank, world.size, step, manifest, weights, state, own, shares, class_names, is_copy)
 
     problem = None

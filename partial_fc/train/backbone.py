@@ -78,8 +78,7 @@ class TorchBackbone:
         return self.precision.scaler if self.sync.gradient_of else None
 
     def compile(self, input_B: Tensor) -> str:
-        """Compiles the forward and backward of training for batches like this one; returns why it cannot, or "".
-        Weights and generators stay. A collective."""
+        """Compiles training for batches like this one; returns why it cannot, or "". A collective."""
         devices = [self.device] if self.device.type == "cuda" else []
         self.name_samples(torch.arange(len(input_B)))
         with self._statistics_kept(), torch.random.fork_rng(devices):

@@ -113,8 +113,7 @@ class _Training:
         self.progress.pause(time.perf_counter() - paused)
 
     def go_back(self, fault: NonFinite, position: int) -> None:
-        """Rolls back after NaN or Inf in the batch that ends at this position, if --on-nan asks for it. A
-        collective."""
+        """Rolls back, with --on-nan rollback, from the batch that ends at this position. A collective."""
         self.vote.result()
         self.job.saver.finish()  # a checkpoint under way is of an earlier step, and counts in any case
         roll_back(self.job, fault, position)
@@ -211,8 +210,7 @@ def evaluate(job: Job, progress: Progress, saved: int, ends: bool) -> tuple[dict
 
 
 def measure(job: Job, evaluation: Evaluation, forward: Forward) -> tuple[dict[str, float], dict[str, float]] | Diverged:
-    """Runs one evaluation; records its best scores. Returns (its values, its scores by set), or what is to end the
-    training. A collective."""
+    """Runs one evaluation. Returns (values, scores by set), or what is to end the training. A collective."""
     at, epoch = job.at, job.at.position / job.loader.order.num_samples
     try:
         measured = dict(evaluation.run(forward, job.world))
@@ -255,7 +253,7 @@ def save_beside(job: Job) -> LostLock:
         return why
     root = job.models_root.with_name(f"{job.models_root.name}.lost-{job.name}")
     try:
-        with closing(job.saver.elsewhere(root / "checkpoints")) as saver:
+        with closing(checkpoint.Saver(root / "checkpoints", job.world, keep=1)) as saver:
             saver.begin(snapshot(job, copy=False))
             saver.finish()
     except ValueError as error:

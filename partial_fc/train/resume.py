@@ -169,8 +169,7 @@ def _lock(run: Context) -> FolderLock | None:
 
 
 def _compare(run: Context, found: checkpoint.Checkpoint, backbone: TorchBackbone, head: Head) -> Differences:
-    """Returns all differences from the saved run, after a note on each that is allowed. Raises ValueError if they
-    make resuming impossible."""
+    """Returns the differences from the saved run, noting those allowed. Raises ValueError for others."""
     values = flags.flat(run.config)
     table = head.tables().get("")
     num_classes = table.num_classes if table else None

@@ -30,8 +30,7 @@ def roots(config: Any) -> list[Path]:
 
 
 def is_asked_for(config: Any) -> bool:
-    """Returns whether the user has said where or when to write (possibly in a configuration file): then results on
-    synthetic data are kept, too."""
+    """Returns whether the user has said where or when to write: then synthetic results are kept, too."""
     default = _default(config)
     return any(
         getattr(config.run, name) != getattr(default, name)
@@ -40,8 +39,7 @@ def is_asked_for(config: Any) -> bool:
 
 
 def named(config: Any, called: tuple[str | Path, str] | None) -> Any:
-    """Returns the configuration with this run's --models-root: in a recipe's default, DATA and NETWORK stand for data
-    set and network, `called`."""
+    """Returns the configuration with --models-root named: `called` replaces DATA and NETWORK in a default."""
     default = _default(config).models_root
     if called is None or config.run.models_root != default:
         return config

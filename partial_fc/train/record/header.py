@@ -73,6 +73,6 @@ def write(run: Context, typed: Any, path: Path) -> None:
 
 def _with_value(name: str, value: Any) -> str:
     if isinstance(value, bool):
-        return flags.flag(name if value else f"no_{name}")
+        return flags.switch(name, value)
     each = value if isinstance(value, tuple | list) else [value]
     return " ".join([flags.flag(name), *(shlex.quote(str(one)) for one in each)])

@@ -6,15 +6,13 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from itertools import count
 
 import pytest
 
 from partial_fc.checkpoint import lock
 from partial_fc.checkpoint.lock import InUse, LostLock, Record, acquire, check_free
-from partial_fc.checkpoint.saver import Saver
-from partial_fc.comm import SingleWorld
 from tests.waiting import until
 
 
@@ -156,17 +154,6 @@ def test_a_record_that_was_removed_is_made_anew(tmp_path, caplog):
         acquire(tmp_path, "second")
     holder.release()
     assert records(tmp_path) == []
-
-
-def test_a_record_that_was_removed_and_replaced_is_lost(tmp_path):
-    """Its thread sees it, and so does who asks."""
-    holder, _ = acquire(tmp_path, "run")
-    second = write(tmp_path, run="second")
-    with pytest.raises(LostLock, match=f"is held by {second}"):
-        holder.check()
-    until(lambda: holder.lost)
-    with closing(Saver(tmp_path, SingleWorld(), keep=1, lock=holder)) as saver:
-        assert isinstance(saver.lost, LostLock)
 
 
 def test_a_rank_that_does_not_keep_the_record_waits_for_it(tmp_path):
