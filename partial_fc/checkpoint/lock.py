@@ -19,7 +19,6 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -29,7 +28,6 @@ from partial_fc.files import about, regular
 _log = logging.getLogger("partial_fc")
 _BEAT_S = 1.0
 _STALE_S = 10.0
-_LOOK_S = 2.0  # one second, and a busy host's delay
 _POLL_S = 0.2
 _WIDTH = 1024  # bytes of a record: rewritten in place, its length never changes
 
@@ -143,9 +141,7 @@ def acquire(root: Path, run: str) -> tuple[FolderLock, str]:
     live. Raises InUse if one is, OSError if the folder is not writable."""
     mine = Record.here(run, root.stat().st_ino)
     while True:
-        stale = {}
-        for path in _records(root):
-            stale[path] = _when_stale(path, _content(path), time.monotonic(), _STALE_S)
+        stale = {path: _when_stale(path) for path in _records(root)}
         made = _create(root, mine)
         # Numbers are reused after all records were removed: the content must be what was judged stale.
         others = [other for other in _records(root) if other != made]
@@ -163,17 +159,9 @@ def acquire(root: Path, run: str) -> tuple[FolderLock, str]:
     return FolderLock(root, mine), note
 
 
-def check_free(roots: Iterable[Path]) -> None:
-    """Raises InUse if another run is seen alive in one of these folders: at once on its own host, else within _LOOK_S.
-    It may miss one, unlike `acquire`. For the time before a run's ranks have joined, when no record can be its own."""
-    since = time.monotonic()
-    for path, first in [(path, _content(path)) for root in roots for path in _records(root)]:
-        _when_stale(path, first, since, _LOOK_S)
-
-
-def _when_stale(path: Path, first: bytes | None, since: float, patience_s: float) -> Record | None:
-    """Waits until a record is stale, removed or unchanged for patience_s; returns it. Raises InUse if it lives."""
-    record = None
+def _when_stale(path: Path) -> Record | None:
+    """Waits until a record is stale, removed or unchanged for _STALE_S; returns it. Raises InUse if it is live."""
+    record, first, since = None, _content(path), time.monotonic()
     while (content := _content(path)) is not None:
         record = _parsed(content)
         here = record is not None and record.machine == _machine()
@@ -185,7 +173,7 @@ def _when_stale(path: Path, first: bytes | None, since: float, patience_s: float
                 f"{record.process}`: it writes a checkpoint first), or give this run a folder of its own: "
                 "--models-root NEW"
             )
-        if time.monotonic() >= since + patience_s:
+        if time.monotonic() >= since + _STALE_S:
             break
         time.sleep(_POLL_S)
     return record
@@ -215,8 +203,7 @@ def _start_of(process: int) -> int | None:
 
 
 def _machine() -> str:
-    """Returns what is the same for all processes of a host until it reboots, and different on other hosts and in other
-    process-id namespaces, also on hosts of the same name."""
+    """Returns what differs on other hosts, in other process-id namespaces and after a reboot."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
 

@@ -255,8 +255,7 @@ def _compare(path: Path, actual: str, expected: str) -> None:
 
 
 def _manifest(folder: Path, lists: Iterable[dict[str, str]]) -> dict[str, Any]:
-    """Returns the manifest. lists: of checksums beside it. Raises Damaged if it differs from what was written,
-    ValueError if this version cannot read it."""
+    """Returns the manifest. lists: of checksums beside it. Raises Damaged, ValueError for another format."""
     path = folder / MANIFEST
     try:
         content = read_manifest(path)

@@ -102,8 +102,7 @@ class TorchBackbone:
         self.sync.zero(self.precision.loss_scale)
 
     def name_samples(self, position_B: Tensor | None) -> None:
-        """Says which samples the next passes are over: their positions in the data, for random layers of the network
-        (models/sample_random.py); None: unknown."""
+        """Names the next passes' samples, by position in the data, for random layers; None: unknown."""
         if self._random and position_B is not None:
             SampleRandom.name_samples(self._random, self._seed, position_B.to(self.device, non_blocking=True))
 

@@ -107,8 +107,7 @@ class Job:
 @dataclass(frozen=True)
 class Outcome:
     """The outcome, equal on every rank. stopped: the exit status if a signal stopped it before the last step, else 0;
-    saved: whether the final state is in a checkpoint; traffic: this rank's calls and bytes a step by collective, with
-    evaluations."""
+    saved: whether the final state is in a checkpoint; traffic: this rank's calls and bytes a step by collective."""
 
     loss: float
     samples_per_s: float

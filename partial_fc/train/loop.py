@@ -29,8 +29,7 @@ T = TypeVar("T")
 
 
 def train(job: Job) -> Outcome:
-    """Runs job's steps to the schedule's end, evaluates, and writes the last checkpoint; ends early, with a checkpoint,
-    after a signal to any rank (guards/signals.py)."""
+    """Trains to the schedule's end, evaluates, and writes the last checkpoint; ends early after a signal."""
     unit = job.backbone.to_input.unit
     progress = Progress(job.models_root, job.world, job.line, job.at.step, job.at.position, job.wandb, unit)
     curve = Curve(job.models_root, job.world, job.at.step)
@@ -164,8 +163,7 @@ def is_due(step: int, every: int) -> bool:
 
 
 def contained(job: Job, what: str, do: Callable[[], T]) -> T | None:
-    """Returns do(), a collective that training can do without; None, on all ranks alike, if it fails on one. The log
-    has a line on each problem, once. A collective."""
+    """Returns do(), a collective; None, on all ranks, if it fails on one, which the log says once."""
     done, problem = all_or_none(do, job.world, "train/contained")
     if problem and problem not in job.problems and job.world.rank == 0:
         job.logger.error(f"step {job.at.step}: {what} failed, training goes on: {problem}")
@@ -196,7 +194,7 @@ def evaluate(job: Job, progress: Progress, saved: int, ends: bool) -> tuple[dict
         if ends:
             job.hooks.after_epoch(at, values)
     if scores:
-        progress.evaluated(at.step, scores)
+        progress.scalars(at.step, {f"score/{name}": score for name, score in scores.items()})
     if not scores or len(job.problems) > failures:  # a mean over some of the sets is no score
         return values, saved
     score, before = sum(scores.values()) / len(scores), at.best_score

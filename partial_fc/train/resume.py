@@ -101,8 +101,7 @@ def begin_epoch_anew(run: Context, start: RunState, order: Order, source: Source
 
 
 def restore(run: Context, backbone: TorchBackbone, head: Head, saver: checkpoint.Saver) -> tuple[int, int] | None:
-    """Restores the newest valid checkpoint of this run, or the one that it started from, during the run. Returns (step,
-    position in the data); None if there is neither. A collective."""
+    """Restores the newest valid checkpoint; returns (step, position), None if there is none. A collective."""
     saver.drain()
     given = _given(run)
     found = latest_valid(run.config.run.checkpoints, run.world, _lock(run), _step_in(given), given)

@@ -219,8 +219,7 @@ class Run(Context):
     # ---- train
 
     def resume(self, backbone: TorchBackbone, head: Head, source: Source | None = None) -> RunState:
-        """Loads the checkpoint that the run starts from, for what does not train; returns its state, a new one where
-        there is no checkpoint. source: see `resume.resume`. A collective."""
+        """Loads the checkpoint to start from, for what does not train; returns its state or a new one. A collective."""
         start = resume.resume(self, backbone, head, source)
         return start.state if start else RunState()
 

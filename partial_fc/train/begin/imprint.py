@@ -97,8 +97,7 @@ def imprint(backbone: TorchBackbone, table: Table, source: Source, logger: Logge
 
 
 def _chosen(table: Table, source: Source, first_class: int) -> tuple[NDArray[np.int64], Tensor]:
-    """Returns the images to embed, by class, and their classes. A collective. Raises ValueError, on all ranks, if they
-    are not the same everywhere."""
+    """Returns the images to embed, by class, and their classes. A collective. Raises ValueError on all ranks."""
     label_N = labels_of(source)
     assert label_N is not None, "recipe face has no source without labels"
     label_N = label_N.reshape(-1) - first_class

@@ -6,21 +6,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-from partial_fc import comm
-from partial_fc.checkpoint.lock import check_free
 from partial_fc.comm.launch import start
 from partial_fc.flags import RunFlags
 
 
 def launch(config: Any, called: tuple[str | Path, str] | None = None) -> int | None:
-    """Starts this host's processes if the flags ask for them. Returns the exit status; None: this process is one of
-    those that train. called: see `named`. Raises ValueError if another run is seen to write to this one's folders."""
+    """Starts this host's processes if asked; returns the exit status, None in a process that trains."""
     config = named(config, called)
     if "PARTIAL_FC_WHERE" in os.environ:  # for run.sh
         print(config.run.checkpoints)
         return 0
-    if not comm.started_here() and comm.detect().local_rank == 0:  # once per host
-        check_free(roots(config))
     return start.start(config.launch, getattr(config, "rendezvous", None))
 
 

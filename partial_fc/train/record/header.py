@@ -14,8 +14,7 @@ from partial_fc.train.context import Context
 
 
 def begin(run: Context, typed: Any) -> None:
-    """Logs the run's settings that are not the defaults; rank 0 writes models_root/configuration.json. typed: the
-    configuration before the run's folder had a name."""
+    """Logs the settings that are not the defaults; rank 0 writes configuration.json. typed: before `named`."""
     path = run.root / "configuration.json"
     versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
     run.logger.info(f"{run.world} on {run.device}; {versions}")

@@ -108,10 +108,6 @@ class Progress:
         if self._wandb:
             self._wandb.scalars(step, values)
 
-    def evaluated(self, step: int, scores: Mapping[str, float]) -> None:
-        """Writes the score of each evaluated set."""
-        self.scalars(step, {f"score/{name}": score for name, score in scores.items()})
-
     def pause(self, seconds: float) -> None:
         """Excludes time of an evaluation or a checkpoint from the training speed."""
         self._paused += seconds

@@ -118,6 +118,9 @@ class Ranks:
                 self.when_failed()
                 self.disk.heal()
                 begin()
+                for root in self.roots if error else ():  # a run that could not begin ends: its record is nobody's
+                    for path in root.glob("owner-*.json"):
+                        path.unlink()
             world.barrier()
 
         begin()

@@ -6,13 +6,11 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
-from itertools import count
 
 import pytest
 
 from partial_fc.checkpoint import lock
-from partial_fc.checkpoint.lock import InUse, LostLock, Record, acquire, check_free
+from partial_fc.checkpoint.lock import InUse, LostLock, Record, acquire
 from tests.waiting import until
 
 
@@ -107,24 +105,6 @@ def test_what_is_no_file_is_an_error(tmp_path):
     with pytest.raises(OSError, match="no regular file") as refused:
         acquire(tmp_path, "new")
     assert refused.value.filename == str(tmp_path / "owner-3.json")
-
-
-@pytest.mark.parametrize("alive", [False, True])
-def test_who_looks_before_it_starts_waits_for_a_sign_of_life_and_makes_nothing(tmp_path, monkeypatch, alive):
-    monkeypatch.setattr(lock, "_LOOK_S", 0.1)
-    check_free([tmp_path / "none", tmp_path])
-    record = write(tmp_path, host="far", machine="another boot")
-    read, counts = lock._content, count(1)
-
-    def read_and_live(path):
-        if alive:
-            lock._put(path, record, next(counts))
-        return read(path)
-
-    monkeypatch.setattr(lock, "_content", read_and_live)
-    with pytest.raises(InUse, match="on far") if alive else nullcontext():
-        check_free([tmp_path / "none", tmp_path])
-    assert records(tmp_path) == ["owner-1.json"]
 
 
 def test_a_process_that_was_stopped_finds_out_that_it_has_lost_its_folder(tmp_path):
