@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from partial_fc.evaluate.evaluation import Evaluation, Forward
     from partial_fc.head import CrossEntropy, PartialFC
     from partial_fc.models.inputs import FACE, MNIST, TORCHVISION, Pixels, Unchanged
+    from partial_fc.train.job import Hooks, RunState
     from partial_fc.train.record.log import SecondFile
     from partial_fc.train.run import Run
-    from partial_fc.train.seams import Backbone, Hooks, RunState
 
 _ON_DEMAND = {
     "data": "BadRecord ImageFolder Sample Source",
@@ -48,9 +48,9 @@ _ON_DEMAND = {
     "evaluate.evaluation": "Evaluation Forward",
     "head": "CrossEntropy PartialFC",
     "models.inputs": "FACE MNIST TORCHVISION Pixels Unchanged",
+    "train.job": "Hooks RunState",
     "train.record.log": "StepLine",
     "train.run": "Run run_recipe",
-    "train.seams": "Backbone Hooks RunState",
 }
 __getattr__ = on_demand("partial_fc", {name: module for module, names in _ON_DEMAND.items() for name in names.split()})
 

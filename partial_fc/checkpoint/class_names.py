@@ -26,8 +26,7 @@ def _line(name: str) -> str:
 
 
 def check_class_names(checkpoint: Checkpoint, source: "Source") -> list[str]:
-    """Checks that class numbers mean the same in the checkpoint and in the data to resume with. Returns notes if that
-    is unknown. Raises ValueError with the first difference."""
+    """Returns notes if class numbers may differ from the checkpoint's. Raises ValueError if they do."""
     stored, names = checkpoint.class_names, source.class_names()
     if stored is None and names is None:
         return []

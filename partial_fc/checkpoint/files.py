@@ -59,8 +59,7 @@ def _contents(tensors: Sequence["Tensor"]) -> Iterator[memoryview]:
 
 
 def load_tensors(path: Path) -> dict[str, "Tensor"]:
-    """Returns all tensors of a safetensors file, memory-mapped. Raises ValueError for a damaged or another file, and
-    OSError as open does."""
+    """Returns all tensors of a safetensors file, memory-mapped. Raises ValueError for a damaged one; OSError."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

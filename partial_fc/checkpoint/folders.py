@@ -181,7 +181,7 @@ def _remove(folder: Path) -> None:
 
 
 def prune(
-    root: Path, keep: int, keep_best: bool, check: Callable[[], None] = lambda: None, last: int | None = None
+    root: Path, keep: int, keep_best: bool, check: Callable[[], object] = lambda: None, last: int | None = None
 ) -> None:
     """Removes all but the newest `keep` complete checkpoints and, with keep_best, the one with the highest score; also
     remains of killed runs before the newest complete one. Those with a damaged marker or manifest do not count. last:

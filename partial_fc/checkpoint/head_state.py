@@ -17,9 +17,8 @@ _COUNTS = ("num_classes", "embedding_size", "sub_centres")
 
 
 def facts_of(head: Head) -> dict[str, Any]:
-    """Returns the head's facts for the manifest, and its format."""
-    tables = {name: _facts_of(table) for name, table in head.tables().items()}
-    return {"format": FORMAT, "tables": tables, "head": head.state()}
+    """Returns the head's facts for the manifest."""
+    return {"tables": {name: _facts_of(table) for name, table in head.tables().items()}, "head": head.state()}
 
 
 def _facts_of(table: Table) -> dict[str, Any]:

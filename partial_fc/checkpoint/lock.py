@@ -19,18 +19,15 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from partial_fc.checkpoint.this_host import identity
 from partial_fc.errors import describe
 from partial_fc.files import about, regular
 
 _log = logging.getLogger("partial_fc")
 _BEAT_S = 1.0
 _STALE_S = 10.0
-_LOOK_S = 2.0  # one second, and a busy host's delay
 _POLL_S = 0.2
 _WIDTH = 1024  # bytes of a record: rewritten in place, its length never changes
 
@@ -53,11 +50,10 @@ class Record:
     start: int  # of the process, in clock ticks since boot: process ids are reused
     machine: str  # the host, and the process-id namespace
     since: str
-    # The inode of the folder, 0: unknown. A copy of the folder has another one; device numbers differ between mounts.
-    folder: int = 0
+    folder: int  # its inode: a copy of the folder has another one; device numbers differ between mounts
 
     @classmethod
-    def here(cls, run: str, folder: int = 0) -> "Record":
+    def here(cls, run: str, folder: int) -> "Record":
         process, since = os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S")
         return cls(run, socket.gethostname(), process, _start_of(process) or 0, _machine(), since, folder)
 
@@ -68,18 +64,13 @@ class Record:
 class Fence:
     """The record of a folder as the run's ranks know it: a rank that was cut off finds another one there."""
 
-    lost: LostLock | None = None
-    """Why the folder belongs to another run, if that was seen."""
+    lost: LostLock | None = None  # why the folder belongs to another run, if that was seen
 
     def __init__(self, root: Path, record: Record):
         self.root, self.record = root, record
 
-    def check(self) -> None:
-        """Raises LostLock if the folder has another record than this run's, OSError if none that can be read."""
-        self.find()
-
-    def find(self) -> Path:
-        """Returns the record's path; raises as `check`."""
+    def check(self) -> Path:
+        """Returns the record's path. Raises LostLock if another run's record is there, OSError if none is."""
         records = {record: path for path in _records(self.root) if (record := _read(path))}
         if self.record in records:
             return records[self.record]
@@ -124,13 +115,13 @@ class FolderLock(Fence):
         while not self._ended.wait(_BEAT_S):
             with contextlib.suppress(OSError):  # `check` reports it before it has effects
                 try:
-                    path = self.find()
+                    path = self.check()
                 except LostLock as error:
                     self.lost = error
                     return
                 with self._lock:
                     if not self._ended.is_set():
-                        _rewrite(path, self.record, count := count + 1)
+                        _put(path, self.record, count := count + 1)  # a removed file is not created again
 
     def _missing(self) -> Path:
         """Creates the record again."""
@@ -150,9 +141,7 @@ def acquire(root: Path, run: str) -> tuple[FolderLock, str]:
     live. Raises InUse if one is, OSError if the folder is not writable."""
     mine = Record.here(run, root.stat().st_ino)
     while True:
-        stale = {}
-        for path in _records(root):
-            stale[path] = _when_stale(path, _content(path), time.monotonic(), _STALE_S)
+        stale = {path: _when_stale(path) for path in _records(root)}
         made = _create(root, mine)
         # Numbers are reused after all records were removed: the content must be what was judged stale.
         others = [other for other in _records(root) if other != made]
@@ -170,21 +159,13 @@ def acquire(root: Path, run: str) -> tuple[FolderLock, str]:
     return FolderLock(root, mine), note
 
 
-def check_free(roots: Iterable[Path]) -> None:
-    """Raises InUse if another run is seen alive in one of these folders: at once on its own host, else within _LOOK_S.
-    It may miss one, unlike `acquire`. For the time before a run's ranks have joined, when no record can be its own."""
-    since = time.monotonic()
-    for path, first in [(path, _content(path)) for root in roots for path in _records(root)]:
-        _when_stale(path, first, since, _LOOK_S)
-
-
-def _when_stale(path: Path, first: bytes | None, since: float, patience_s: float) -> Record | None:
-    """Waits until a record is stale, removed, or unchanged for patience_s. Returns it. Raises InUse if it is live."""
-    record = None
+def _when_stale(path: Path) -> Record | None:
+    """Waits until a record is stale, removed or unchanged for _STALE_S; returns it. Raises InUse if it is live."""
+    record, first, since = None, _content(path), time.monotonic()
     while (content := _content(path)) is not None:
         record = _parsed(content)
         here = record is not None and record.machine == _machine()
-        if record and here and (_has_ended(record) or record.folder not in (0, path.parent.stat().st_ino)):
+        if record and here and (_has_ended(record) or record.folder != path.parent.stat().st_ino):
             break  # or this folder is a copy of the one that the record is of
         if record and (here or content != first):
             raise InUse(
@@ -192,7 +173,7 @@ def _when_stale(path: Path, first: bytes | None, since: float, patience_s: float
                 f"{record.process}`: it writes a checkpoint first), or give this run a folder of its own: "
                 "--models-root NEW"
             )
-        if time.monotonic() >= since + patience_s:
+        if time.monotonic() >= since + _STALE_S:
             break
         time.sleep(_POLL_S)
     return record
@@ -222,7 +203,9 @@ def _start_of(process: int) -> int | None:
 
 
 def _machine() -> str:
-    return f"{identity()} {os.readlink('/proc/self/ns/pid')}"
+    """Returns what differs on other hosts, in other process-id namespaces and after a reboot."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
 
 
 # ---- files
@@ -242,11 +225,9 @@ def _create(root: Path, record: Record) -> Path | None:
     """Creates the record under the next number; returns None if another process was faster."""
     path = root / f"owner-{max(map(_number, _records(root)), default=0) + 1}.json"
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)  # only one process can, over NFS too
+        _put(path, record, 0, os.O_CREAT | os.O_EXCL)  # only one process can, over NFS too
     except FileExistsError:
         return None
-    try:
-        _put(path, descriptor, record, 0)
     except OSError:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)  # a full disk
@@ -254,19 +235,10 @@ def _create(root: Path, record: Record) -> Path | None:
     return path
 
 
-def _rewrite(path: Path, record: Record, count: int) -> None:
-    """Rewrites the record in place; a removed file is not created again."""
-    _put(path, os.open(path, os.O_WRONLY), record, count)
-
-
-def _put(path: Path, descriptor: int, record: Record, count: int) -> None:
-    text, done = _text(record, count), 0
-    with about(path):
-        try:
-            while done < len(text):
-                done += os.pwrite(descriptor, text[done:], done)
-        finally:
-            os.close(descriptor)
+def _put(path: Path, record: Record, count: int, flags: int = 0) -> None:
+    """Writes the record in place. flags: of open(2), to create it."""
+    with about(path), open(path, "wb", opener=lambda name, _: os.open(name, os.O_WRONLY | flags, 0o644)) as file:
+        file.write(_text(record, count))
 
 
 def _text(record: Record, count: int) -> bytes:
@@ -291,10 +263,8 @@ def _parsed(content: bytes) -> Record | None:
     """Returns the record; None if it is invalid or being created."""
     try:
         values = json.loads(content)
-        record = Record(**{field.name: values[field.name] for field in fields(Record) if field.name in values})
+        record = Record(**{field.name: values[field.name] for field in fields(Record)})
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    kinds = {field.name: int if field.type in (int, "int") else str for field in fields(Record)}
-    right = all(type(getattr(record, name)) is kind for name, kind in kinds.items())
-    numbers = (record.process, record.start)
-    return record if right and str(record).isprintable() and all(0 <= n < 1 << 62 for n in numbers) else None
+    right = all(type(getattr(record, field.name)) is field.type for field in fields(Record))
+    return record if right and str(record).isprintable() and min(record.process, record.start) >= 0 else None

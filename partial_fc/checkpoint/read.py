@@ -192,8 +192,7 @@ class Checkpoint:
         return buffers_in(self.local(world.rank)) if self.world_size == world.size else {}
 
     def rows(self, start: int = 0, stop: int | None = None, table: str = "") -> StoredRows:
-        """Returns a table's rows of classes [start, stop); stop None: to the last. Raises ValueError if one is
-        missing."""
+        """Returns the rows of classes [start, stop); stop None: to the last. Raises ValueError if one is missing."""
         end = tables_in(self.manifest, self.where)[table]["num_classes"]
         files = part_files(self.folders, self.world_size, table)
         where = f"{self.where}, table {table}" if table else self.where
@@ -256,8 +255,7 @@ def _compare(path: Path, actual: str, expected: str) -> None:
 
 
 def _manifest(folder: Path, lists: Iterable[dict[str, str]]) -> dict[str, Any]:
-    """Returns the manifest. lists: of checksums beside it. Raises Damaged if it differs from what was written,
-    ValueError if this version cannot read it."""
+    """Returns the manifest. lists: of checksums beside it. Raises Damaged, ValueError for another format."""
     path = folder / MANIFEST
     try:
         content = read_manifest(path)

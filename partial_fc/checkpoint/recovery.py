@@ -5,7 +5,6 @@ resume from is known: if none is valid, or a disk cannot be read, all folders st
 it renames, the next one finds the rest damaged again.
 """
 
-import contextlib
 import errno
 import logging
 import os
@@ -14,15 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from partial_fc.checkpoint.consistency import common
-from partial_fc.checkpoint.folders import (
-    DAMAGED,
-    LEFT,
-    all_steps,
-    complete,
-    only_one_is_unreadable,
-    quarantine,
-    step_of,
-)
+from partial_fc.checkpoint.folders import DAMAGED, LEFT, complete, only_one_is_unreadable, quarantine, step_of
 from partial_fc.checkpoint.lock import FolderLock, LostLock
 from partial_fc.checkpoint.read import Checkpoint, Damaged
 from partial_fc.comm import World, all_gather_json
@@ -68,20 +59,12 @@ def latest_valid(
         )
     if damaged:
         to = found.step if found else after
-        _log_once(
-            world, logging.WARNING, [f"checkpoint of step {step}: {message}" for step, message in damaged.items()]
-        )
+        _warn_once(world, [f"checkpoint of step {step}: {message}" for step, message in damaged.items()])
         moved = _quarantine(lambda: [folders[step] for step in damaged], DAMAGED, root, world, lock)
         lost = (
             f"{max(damaged) - to} step(s) that were trained are lost" if to >= 0 else "what was trained since is lost"
         )
-        _log_once(world, logging.WARNING, [*moved, f"resuming from {found.folder if found else instead}; {lost}"])
-    with contextlib.suppress(OSError):  # for messages only
-        ahead = [folder for folder in all_steps(root) if found and step_of(folder) > found.step]
-        unfinished = [folder for folder in ahead if step_of(folder) not in damaged]
-        _log_once(
-            world, logging.INFO, [f"{folder} is skipped: it is not complete on all ranks" for folder in unfinished]
-        )
+        _warn_once(world, [*moved, f"resuming from {found.folder if found else instead}; {lost}"])
     return found
 
 
@@ -92,7 +75,7 @@ def go_back_to(found: Checkpoint, root: Path, world: World, lock: FolderLock | N
     def ahead() -> list[Path]:
         return [folder for folder in complete(root) if step_of(folder) > found.step]
 
-    _log_once(world, logging.WARNING, _quarantine(ahead, LEFT, root, world, lock))
+    _warn_once(world, _quarantine(ahead, LEFT, root, world, lock))
 
 
 def _look(folder: Path, world: World) -> tuple[Checkpoint | None, tuple[str, str]]:
@@ -169,7 +152,7 @@ def _quarantine(
     return list(dict.fromkeys(line for _, lines in lines_W for line in lines))
 
 
-def _log_once(world: World, level: int, lines: Iterable[str]) -> None:
+def _warn_once(world: World, lines: Iterable[str]) -> None:
     """Logs the lines on every rank, and on the terminal once."""
     for line in lines:
-        _log.log(level if world.rank == 0 else logging.INFO, line)
+        _log.log(logging.WARNING if world.rank == 0 else logging.INFO, line)

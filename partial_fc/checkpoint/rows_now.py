@@ -93,8 +93,7 @@ def rows_now(checkpoint: Checkpoint, start: int = 0, stop: int | None = None, ta
 
 
 def load_centres(checkpoint: Checkpoint, head: Head) -> None:
-    """Loads only the centres of its class ranges into the head: optimizer state is initialised. Raises ValueError if
-    they are of another head, or a file is missing or damaged."""
+    """Loads only the centres of its class ranges into the head. Raises ValueError for another head's."""
     check_same_head(checkpoint.manifest, head, checkpoint.where)
     for name, table in head.tables().items():
         start, stop = table.rows.start, table.rows.stop

@@ -80,16 +80,12 @@ class Saver:
 
     @property
     def lost(self) -> LostLock | None:
-        """Returns why this rank may not write below root any more, if it found another run's lock."""
+        """Returns why this rank may not write below root any more."""
         return self._lost or (self._lock.lost if self._lock else None)
 
     def any_lost(self) -> bool:
         """Returns whether any rank has lost the lock. A collective."""
         return self._any(self.lost is not None, "checkpoint/lost")
-
-    def elsewhere(self, root: Path) -> "Saver":
-        """Returns a saver for another root, for the state of a run that has lost its folder. A collective."""
-        return Saver(root, self._world, keep=1)
 
     def can_copy(self, num_bytes: int) -> bool:
         """Returns whether num_bytes more of each rank fit into memory during training, for a background write."""
@@ -118,8 +114,7 @@ class Saver:
         self._begin(step, None, error)
 
     def _begin(self, step: int, since: float | None, problem: Exception | None) -> bool:
-        if self.under_way:
-            raise ValueError(f"the checkpoint of step {self._step} is still under way; finish() first")
+        assert not self.under_way, "finish() comes first"
         self._step, self._folder = step, self.root / folder_name(step)
         self._marking, self.last_failed = False, False
         self._began = time.perf_counter() if since is None else since
@@ -258,7 +253,7 @@ def _describe(error: BaseException, where: Path) -> str:
     return f"{error.strerror}: {error.filename or where}"
 
 
-def _prune(root: Path, keep: int, keep_best: bool, check: Callable[[], None], last: int) -> None:
+def _prune(root: Path, keep: int, keep_best: bool, check: Callable[[], object], last: int) -> None:
     try:
         prune(root, keep, keep_best, check, last)
     except (OSError, ValueError) as error:

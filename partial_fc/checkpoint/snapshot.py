@@ -12,7 +12,7 @@ from torch import Tensor
 from partial_fc.checkpoint import rows as stored
 from partial_fc.checkpoint.files import checksums_name, save_tensors, write_checksums, write_json, write_lines
 from partial_fc.checkpoint.folders import MANIFEST
-from partial_fc.checkpoint.head_state import facts_of, hard_negatives_name
+from partial_fc.checkpoint.head_state import FORMAT, facts_of, hard_negatives_name
 from partial_fc.checkpoint.rows import Part, class_bytes, cut
 from partial_fc.comm import World
 from partial_fc.head.protocol import Head
@@ -55,7 +55,7 @@ class Snapshot:
     # Else the tensors above are views.
     is_copy: bool = True
 
-    def write(self, folder: Path, leads: bool, check: Callable[[], None] = lambda: None) -> int:
+    def write(self, folder: Path, leads: bool, check: Callable[[], object] = lambda: None) -> int:
         """Writes this rank's files, the checksums last; returns their bytes. leads: also the replicated state. check:
         called before each is removed or written, as a rank that was cut off may find others' files of this step. Raises
         OSError, having removed what was written, MemoryError, and what check raises."""
@@ -74,7 +74,7 @@ class Snapshot:
             raise
         return sum((folder / name).stat().st_size for name in checksums)
 
-    def _write_files(self, folder: Path, leads: bool, check: Callable[[], None]) -> Iterator[tuple[str, str]]:
+    def _write_files(self, folder: Path, leads: bool, check: Callable[[], object]) -> Iterator[tuple[str, str]]:
         """Writes the files; yields the name and SHA-256 of each."""
         rank, size = self.rank, self.world_size
         for table, share in self.tables.items():
@@ -96,7 +96,7 @@ class Snapshot:
         if leads:
             yield MANIFEST, write_json(self.manifest, folder / MANIFEST)
 
-    def remove(self, folder: Path, leads: bool, check: Callable[[], None] = lambda: None) -> None:
+    def remove(self, folder: Path, leads: bool, check: Callable[[], object] = lambda: None) -> None:
         """Removes this rank's files, also those of an incomplete try. check: called before each."""
         mine = f"-{self.rank:05d}-of-{self.world_size:05d}"
         names = [f"head*{mine}-*", f"rank{mine}.*"]
@@ -148,8 +148,7 @@ def capture(
             parts = _parts(table.rows, copying[name], is_copy, world.local_size)
             near = lists.get(name, {})
             shares[name] = TableShare(parts, copied(near) if is_copy else near, copying[name])
-        head_facts = facts_of(head)
-        manifest = {"format": head_facts.pop("format"), "step": step, "world_size": world.size, **head_facts, **facts}
+        manifest = {"format": FORMAT, "step": step, "world_size": world.size, **facts_of(head), **facts}
         return Snapshot(world.rank, world.size, step, manifest, weights, state, own, shares, class_names, is_copy)
 
     problem = None

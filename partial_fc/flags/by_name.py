@@ -13,8 +13,7 @@ _PATHS = ("start_centres",)  # may have an equals sign of their own
 
 
 def own_flags(*groups: type, common: Collection[str] = ()) -> dict[str, bool]:
-    """Returns the flags of dataclasses that each head may have for itself, and whether it is a switch: all but
-    `common`."""
+    """Returns the flags that each head may have for itself, all but `common`, and whether it is a switch."""
     each = (field for group in groups for field in fields(group))
     return {field.name: isinstance(field.default, bool) for field in each if field.name not in common}
 

@@ -263,8 +263,7 @@ class _Values(NamedTuple):
 
 
 def _rules(basic: Collection[str], elsewhere: Mapping[str, str]) -> ConstructorRegistry:
-    """Returns the rules by which tyro reads and shows fields: docstrings as paragraphs, `none` for None. basic: show
-    only these fields, in short."""
+    """Returns the rules by which tyro reads and shows fields. basic: show only these fields, in short."""
     registry = ConstructorRegistry()
 
     @registry.struct_rule

@@ -31,16 +31,14 @@ Basic, MayChange, Counts = Mark.BASIC, Mark.MAY_CHANGE, Mark.COUNTS
 
 @dataclass(frozen=True)
 class In:
-    """The range of a number, or of each number in a tuple: an interval such as "(0, 1]", or the minimum. See
-    `numbers.check_numbers`."""
+    """The range of a number, or of each in a tuple: an interval such as "(0, 1]", or the minimum."""
 
     interval: str | int
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A resumed run may not have another value. why: the reason. when(values then, values now): tells whether this
-    applies."""
+    """A resumed run may not have another value. why: the reason. when(then, now): whether this applies."""
 
     why: str
     when: Callable[[Values, Values], bool] = lambda then, now: True

@@ -99,8 +99,7 @@ class HeadFlags:
     def check(
         self, launch: LaunchFlags, optim: OptimFlags, schedule: ScheduleFlags, resume: str, num_labels: int = 1
     ) -> None:
-        """Raises ValueError for flags that do not go together, in the head itself or with those of other groups.
-        num_labels: of an image, in a step."""
+        """Raises ValueError for flags that do not go together. num_labels: of an image, in a step."""
         if num_labels > 1 or self.rule == "mlcd":
             if self.loss == "curricularface":
                 what = f"{num_labels} labels an image" if num_labels > 1 else f"--rule {self.rule}"

@@ -58,12 +58,8 @@ def build(
     ]
     if kind == "sgd" and lr_in_momentum:
         return _RateInMomentum(groups, momentum, weight_decay, nesterov, clip_value)
-    if clip_value:
-        raise ValueError("clip_value goes with lr_in_momentum")
     if kind == "sgd":
         return _SGD(groups, lr=0.0, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
-    if nesterov or lr_in_momentum:
-        raise ValueError(f"nesterov and lr_in_momentum are kinds of sgd; the optimizer is {kind}")
     if kind == "muon":
         return Muon(groups, weight_decay)
     # The fused kernel takes a fifth of the plain one's time on CPUs. It reads tensors as flat memory: gradients and

@@ -13,7 +13,6 @@ A rank's link carries 2 (W - 1) / W times the message of an all-reduce; bf16, wi
 
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -32,14 +31,6 @@ ALIGNMENT = 16
 Stages = Generator[Work, Tensor, None]
 
 
-@dataclass(frozen=True)
-class StepBytes:
-    """Bytes of one update, on this rank."""
-
-    gradient: int  # the gradients as stored: the bytes of compression "none"
-    handed_in: float  # given to the collectives, on average; a link's bytes are above
-
-
 class Bucket:
     """Parameters of one dtype on one device. Their gradients, p.grad, are views into `flat`.
 
@@ -55,28 +46,13 @@ class Bucket:
         self._starts = []
         size = 0
         for p in self.parameters:
-            p.grad = None
             self._starts.append(size)
             size += -(-p.numel() // ALIGNMENT) * ALIGNMENT
         self.flat = self.parameters[0].new_zeros(size)
         wide = torch.promote_types(self.flat.dtype, torch.float32)
         self.summed = self.flat if wide == self.flat.dtype else torch.zeros_like(self.flat, dtype=wide)
-        self._view_of = dict(zip(self.parameters, self.views(self.flat), strict=True))
-        self.attach()
-
-    @torch.no_grad()
-    def attach(self, *parameters: nn.Parameter) -> None:
-        """Makes p.grad of these (default: all) parameters views into `flat` again after zero_grad() dropped them;
-        copies values that autograd put elsewhere."""
-        for p in parameters or self.parameters:
-            view = self._view_of[p]
-            if p.grad is view:
-                continue
-            if p.grad is None:
-                view.zero_()
-            else:
-                view.copy_(p.grad)
-            p.grad = view
+        for p, view in zip(self.parameters, self.views(self.flat), strict=True):
+            p.grad = view  # autograd adds to it in place
 
     def views(self, flat: Tensor) -> Iterator[Tensor]:
         """Yields each parameter's part of a tensor laid out like `flat`, in the parameter's shape."""
@@ -114,8 +90,9 @@ class GradientSync:
 
     Several backwards for one update: all but the last inside `with sync.hold()`.
 
-    The gradients are stored in the buckets: p.grad are views. All ranks send buckets in one fixed order, that in which
-    backward fills them: torch.distributed matches collectives by order. bf16 sends a bucket's second message in `wait`.
+    The gradients are stored in the buckets: p.grad are views, which nothing may replace (zero_grad). All ranks send
+    buckets in the order in which backward fills them: torch.distributed matches collectives by order. bf16 sends a
+    bucket's second message in `wait`.
 
     After `wait`, gradients have no loss scale. Those of float16 and bfloat16 parameters, which would underflow, are
     float32 and in `gradient_of` only: an optimizer must not use their p.grad.
@@ -131,18 +108,9 @@ class GradientSync:
         overlap: bool = True,
     ):
         """parameters: a module, or names and parameters in forward order; those without requires_grad are ignored.
-        overlap: False, for measurements: sends no bucket before `wait`. Raises ValueError for an unknown compression,
-        and for bfloat16 parameters without one."""
-        if compression not in _SENT_AS:
-            raise ValueError(f"gradient compression {compression!r}: expected one of {', '.join(_SENT_AS)}")
+        overlap: False, for measurements: sends no bucket before `wait`."""
         named = parameters.named_parameters() if isinstance(parameters, nn.Module) else parameters
         in_backward_order = [(name, p) for name, p in reversed(list(named)) if p.requires_grad]
-        for name, p in in_backward_order if compression == "none" else ():
-            if p.dtype == torch.bfloat16:
-                raise ValueError(
-                    f"the gradient of {name} is torch.bfloat16, which not every backend sums; use gradient compression "
-                    "bf16, which adds up in float32"
-                )
         self._world = world
         self._overlap = overlap
         self._sent_as = _SENT_AS[compression]
@@ -153,31 +121,26 @@ class GradientSync:
         self._under_way: list[tuple[Stages, Work | None]] = []  # of the sent buckets; None: done
         self._holding = False
         self._summed = False  # since zero()
-        self._num_updates = 0
-        self._bytes_handed_in = 0
         # Sum of each parameter's gradient after `wait`: p.grad, or a float32 tensor.
         self.gradient_of: dict[nn.Parameter, Tensor] = {}
         for number, bucket in enumerate(self._buckets):
             self.gradient_of.update(zip(bucket.parameters, bucket.views(bucket.summed), strict=True))
             for p in bucket.parameters:
-                p.register_post_accumulate_grad_hook(lambda p, number=number: self._arrived(p, number))
+                p.register_post_accumulate_grad_hook(lambda _p, number=number: self._arrived(number))
 
     def zero(self, loss_scale: float = 1.0) -> None:
         """Zeroes all gradients, before the first backward of an update. loss_scale: the loss's factor."""
-        if self._under_way:
-            raise ValueError("zero() while gradients are on their way: call wait() first")
+        assert not self._under_way, "wait() comes first"
         self._loss_scale = loss_scale
         self._summed = False
         for bucket in self._buckets:
-            bucket.attach()
             bucket.flat.zero_()
             bucket.num_missing = len(bucket.parameters)
 
     @contextmanager
     def hold(self) -> Iterator[None]:
         """Makes the backwards inside only accumulate, without sending."""
-        if self._under_way:
-            raise ValueError("hold() after gradients have left: all backwards but an update's last belong inside")
+        assert not self._under_way, "all backwards but an update's last belong inside"
         self._holding = True
         try:
             yield
@@ -187,8 +150,7 @@ class GradientSync:
     @torch.no_grad()
     def wait(self) -> None:
         """Completes the exchange after backward. Parameters without a gradient count as 0."""
-        if self._summed:
-            raise ValueError("wait() twice without zero() between: gradients would be summed over the ranks again")
+        assert not self._summed, "zero() comes between"
         self._start(len(self._buckets))
         # Stage by stage, in bucket order: the same on all ranks.
         while any(pending for _, pending in self._under_way):
@@ -197,7 +159,6 @@ class GradientSync:
                     self._under_way[number] = (stages, self._next(stages, pending.wait()))
         self._under_way = []
         self._summed = True
-        self._num_updates += 1
 
     @property
     def may_overflow(self) -> bool:
@@ -221,14 +182,8 @@ class GradientSync:
         for bucket in self._buckets:
             bucket.summed.mul_(factor)
 
-    def step_bytes(self) -> StepBytes:
-        """Returns the bytes of an update, on average since the start."""
-        gradient = sum(p.nbytes for p in self.gradient_of)
-        return StepBytes(gradient, self._bytes_handed_in / max(1, self._num_updates))
-
-    def _arrived(self, p: nn.Parameter, number: int) -> None:
+    def _arrived(self, number: int) -> None:
         bucket = self._buckets[number]
-        bucket.attach(p)
         if self._holding:
             return
         bucket.num_missing -= 1
@@ -247,7 +202,6 @@ class GradientSync:
     def _start(self, stop: int) -> None:
         """Sends the buckets up to `stop` that have not been sent yet."""
         for bucket in self._buckets[len(self._under_way) : stop]:
-            bucket.attach()  # also of parameters without a gradient on this rank: their sum may not be 0
             stages = self._sum(bucket)
             self._under_way.append((stages, self._next(stages)))
 
@@ -279,13 +233,10 @@ class GradientSync:
 
     def _next(self, stages: Stages, arrived: Tensor | None = None) -> Work | None:
         """Starts a bucket's next message; None: its sum is complete."""
-        before = self._world.traffic.num_bytes.total()
         try:
             return next(stages) if arrived is None else stages.send(arrived)
         except StopIteration:
             return None
-        finally:
-            self._bytes_handed_in += self._world.traffic.num_bytes.total() - before
 
 
 @torch.no_grad()

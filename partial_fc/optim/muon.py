@@ -15,8 +15,7 @@ _Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
 
 
 def eager(optimizer: type[_Optimizer]) -> type[_Optimizer]:
-    """Removes the wrappers for torch.compile, with the same arithmetic: their first call imports torch._dynamo, which
-    takes each process two seconds and some 200 MB."""
+    """Removes the wrappers for torch.compile: their first call imports torch._dynamo, in 2 s and 200 MB."""
     names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
     plain: dict[str, Any] = {name: unwrap(getattr(optimizer, name)) for name in names}
     plain["step"] = torch.no_grad()(unwrap(optimizer.step))

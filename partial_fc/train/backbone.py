@@ -1,4 +1,4 @@
-"""TorchBackbone, the Backbone (seams.py) made of a torch module."""
+"""The data-parallel half of a model: the parameters that are equal on every rank."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,7 +15,7 @@ from partial_fc.models import lora
 from partial_fc.models.inputs import InputContract
 from partial_fc.models.sample_random import SampleRandom
 from partial_fc.optim.backbone import load_named_state, named_state, set_lr
-from partial_fc.optim.gradient_sync import Compression, GradientSync, StepBytes
+from partial_fc.optim.gradient_sync import Compression, GradientSync
 from partial_fc.train.batch_norm import GlobalBatchNorm, RunningStatistics, joined_statistics
 from partial_fc.train.ema import Average
 from partial_fc.train.precision import LossScaler, Precision, Weights
@@ -37,8 +37,8 @@ class _Gradient(torch.autograd.Function):
 
 
 class TorchBackbone:
-    """A torch module with its precision, weights, optimizer, gradient exchange and input contract; see seams.Backbone.
-    A module without parameters to train (--network none) stays frozen.
+    """A torch module with its precision, weights, optimizer, gradient exchange and input contract. A module without
+    parameters to train (--network none) stays frozen.
 
     module: on its device, equal on all ranks (`broadcast_module`). contract: what model.safetensors says of the
     network; its "network" and sizes must be those of a checkpoint that is loaded. seed: of random layers.
@@ -57,7 +57,7 @@ class TorchBackbone:
     ):
         self.module, self.world, self.precision, self.to_input = module, world, precision, to_input
         self.device = precision.device
-        self.mode: str = precision.mode
+        self.mode: str = precision.mode  # for result.json
         self.contract = {**contract, **to_input.facts()}
         # note: for the user, on this precision on this machine.
         self.weights, self.note = precision.prepare(module)
@@ -74,11 +74,11 @@ class TorchBackbone:
 
     @property
     def scaler(self) -> LossScaler | None:
+        """Returns the loss scale, in the modes that have one."""
         return self.precision.scaler if self.sync.gradient_of else None
 
     def compile(self, input_B: Tensor) -> str:
-        """Compiles the forward and backward of training for batches like this one; returns why it cannot, or "".
-        Weights and generators stay. A collective."""
+        """Compiles training for batches like this one; returns why it cannot, or "". A collective."""
         devices = [self.device] if self.device.type == "cuda" else []
         self.name_samples(torch.arange(len(input_B)))
         with self._statistics_kept(), torch.random.fork_rng(devices):
@@ -88,6 +88,7 @@ class TorchBackbone:
     # ---- one update
 
     def keep_statistics(self) -> None:
+        """Makes `undo` also restore the running statistics of before the update."""
         self._statistics = RunningStatistics(self.module)
 
     def keep_average(self, decay: float) -> None:
@@ -95,11 +96,13 @@ class TorchBackbone:
         self.average = Average(self.weights, decay)
 
     def zero(self, num_samples: int) -> None:
+        """Prepares an update over num_samples samples of all ranks."""
         self._statistics.keep()
         self._finite = torch.tensor(True, device=self.device)
         self.sync.zero(self.precision.loss_scale)
 
     def name_samples(self, position_B: Tensor | None) -> None:
+        """Names the next passes' samples, by position in the data, for random layers; None: unknown."""
         if self._random and position_B is not None:
             SampleRandom.name_samples(self._random, self._seed, position_B.to(self.device, non_blocking=True))
 
@@ -119,15 +122,18 @@ class TorchBackbone:
         _Gradient.apply(output_B, (grad_B * self.precision.loss_scale).to(output_B.dtype)).backward()
 
     def hold(self) -> AbstractContextManager:
+        """Returns the context for the backward of all micro-batches but the last: no gradient exchange (no_sync)."""
         return self.sync.hold()
 
     def wait(self) -> None:
+        """Returns when the gradient is the sum over the ranks."""
         if self._frozen:
             self._finite = self.world.all_reduce(1 - self._finite.float(), "max", name="backbone/frozen") == 0
             return
         self.sync.wait()
 
     def finite(self) -> Tensor:
+        """Returns whether the summed gradient is finite: bool scalar, equal on all ranks if the sums are."""
         return self._finite if self._frozen else self.sync.finite()
 
     @property
@@ -141,6 +147,7 @@ class TorchBackbone:
         self.sync.scale(factor)
 
     def undo(self) -> None:
+        """Skips the update: restores running statistics."""
         self._statistics.restore()
 
     def step(self, lr: float) -> None:
@@ -154,9 +161,6 @@ class TorchBackbone:
         if self.scaler:
             self.scaler.update(overflowed=False)
 
-    def step_bytes(self) -> StepBytes:
-        return self.sync.step_bytes()
-
     def _forward(self, input_B: Tensor, module: nn.Module | None = None) -> Tensor:
         data_B = input_B.to(self.device, non_blocking=True)
         with self.precision.autocast():
@@ -168,6 +172,8 @@ class TorchBackbone:
         self.module.train(not self._frozen)
 
     def freeze(self, frozen: bool) -> None:
+        """Says whether the next updates leave all of it as it is: they then run it as evaluations do (batch norms by
+        their running statistics, no dropout), without gradient."""
         frozen = frozen or not self.sync.gradient_of
         if frozen != self._frozen:
             self._frozen = frozen
@@ -175,6 +181,7 @@ class TorchBackbone:
 
     @contextmanager
     def evaluating(self) -> Iterator[Forward]:
+        """Yields the forward of the model as delivered: inputs on the host, as loaded -> float output. A collective."""
         self.module.eval()
         average = self.average.in_network() if self.average else nullcontext()
         with average, joined_statistics(self.module, self.world), torch.no_grad():
@@ -184,10 +191,11 @@ class TorchBackbone:
     # ---- state
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        """Returns the state; this rank's own are the running statistics.
+        """Returns (weights and running statistics of all ranks together, as delivered; the optimizer's state; this
+        rank's running statistics), by name; the first two equal on all ranks; no copies, except for the statistics.
 
-        The first is the network as delivered. With an average, or adapters (models/lora.py), the second also has what
-        else resuming needs, as NAME/raw and NAME/ema; an average's own statistics are buffer/NAME/ema.
+        With an average, or adapters (models/lora.py), the second also has what else resuming needs, as NAME/raw and
+        NAME/ema; an average's own statistics are buffer/NAME/ema. A collective.
         """
         forms = self._forms()
         delivered = lora.merged({**forms["raw"], **forms.get("ema", {})})
@@ -201,6 +209,7 @@ class TorchBackbone:
         return delivered, named_state(self.optimizer, self.weights) | kept, own
 
     def raw_weights(self) -> dict[str, Tensor]:
+        """Returns the weights, where `state` delivers their average; {}: no average is kept. A collective."""
         return lora.merged(self._forms()["raw"]) if self.average else {}
 
     def _forms(self) -> dict[str, dict[str, Tensor]]:
@@ -218,12 +227,14 @@ class TorchBackbone:
         return forms
 
     def replicated(self) -> dict[str, Tensor]:
+        """Returns the tensors that must be bit-identical on every rank, by name; weights begin with "weight "."""
         state = {f"weight {name}": p.detach() for name, p in self.weights.named_parameters()}
         average = self.average.tensors if self.average else {}
         state |= {f"average of {name}": t for name, t in average.items() if f"weight {name}" in state}
         return state | {f"optimizer state {name}": t for name, t in named_state(self.optimizer, self.weights).items()}
 
     def load(self, found: Checkpoint) -> list[str]:
+        """Loads a checkpoint; state that it lacks is initialised. Returns notes for the user. A collective."""
         delivered, optimizer, buffers = found.backbone(), dict(found.optimizer()), dict(found.buffers(self.world))
         raw, average, own_average = _taken(optimizer, "/raw"), _taken(optimizer, "/ema"), _taken(buffers, "/ema")
         self.weights.load_state_dict(lora.without_merged({**delivered, **raw}))
@@ -250,9 +261,11 @@ class TorchBackbone:
             return [f"{found.folder} has an average of the weights, which this run, without --ema, leaves out"]
         return []
 
-    # ---- a second look at an update with NaN or Inf (guards/nan_report.py)
+    # ---- a second look at an update with NaN or Inf (guards/nan_report.py); statistics and gradients stay
 
     def watch_outputs(self, input_B: Tensor, look: Callable[[str, str, Tensor], None]) -> None:
+        """Runs a forward without gradients that reports every module's output, in order: look(name, kind, output)."""
+
         def hook(module: nn.Module, name: str, output: Any) -> None:
             if isinstance(output, Tensor):
                 look(name, type(module).__name__, output)
@@ -269,7 +282,7 @@ class TorchBackbone:
                 handle.remove()
 
     def gradients(self, input_B: Tensor | None = None, grad_B: Tensor | None = None) -> dict[str, Tensor]:
-        """Leaves p.grad as it is."""
+        """Returns this rank's gradient for a micro-batch, by name in backward's order; without one, the ranks' sums."""
         named = [(name, p) for name, p in reversed(list(self.module.named_parameters())) if p.requires_grad]
         if input_B is None or grad_B is None or not named:
             return {name: self.sync.gradient_of[p] for name, p in named}

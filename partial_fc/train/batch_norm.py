@@ -65,8 +65,6 @@ class GlobalBatchNorm(_BatchNorm):
         self.given_moments: Moments | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.dim() < 2 or input.shape[1] != self.num_features:
-            raise ValueError(f"{self.path}: got input {tuple(input.shape)}, expected (batch, {self.num_features}, ...)")
         if not self.training:
             return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         moments = self.given_moments

@@ -13,7 +13,7 @@ from partial_fc.comm.device import versions
 from partial_fc.train.begin.run_folder import Folders
 
 
-@dataclass(frozen=True)
+@dataclass
 class Context:
     """Who runs what, and where. config: of the recipe, with the shared flag groups."""
 

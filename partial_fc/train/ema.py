@@ -43,8 +43,7 @@ class Average:
 
     @contextmanager
     def in_network(self) -> Iterator[None]:
-        """Gives the network the average inside the block, where `tensors` are the weights; one tensor at a time, so
-        that it takes no memory."""
+        """Gives the network the average inside the block, and `tensors` the weights; without a copy of all."""
         self._exchange()
         try:
             yield

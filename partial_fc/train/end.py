@@ -1,6 +1,5 @@
 """The end of a run: what it has learned in its folder, what to do next in its log, and its exit status."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -98,7 +97,6 @@ def _write_results(
         "world_size": run.world.size,
         "backend": run.world.backend,
         "traffic_per_step": outcome.traffic,
-        "gradient_bytes_per_step": dataclasses.asdict(outcome.exchanged),
         "configuration": flags.flat(run.config),
         "versions": run.versions,
     }

@@ -150,8 +150,7 @@ def _storage(flags: HeadFlags, dtype: torch.dtype) -> Storage:
 
 
 def _operands(mode: Mode, asked: str) -> Literal["auto", "fp32", "bf16"]:
-    """Of the head's products. It has none of fp16 numbers: then, and with --precision auto, bf16 where its kernel
-    multiplies such numbers on this hardware."""
+    """Returns the type of the head's operands: bf16 also for fp16, where its kernel multiplies such numbers."""
     if mode in ("fp32", "fp64"):
         return "fp32"
     return "bf16" if asked == "bf16" else "auto"

@@ -1,22 +1,49 @@
-"""A training job: the parts that a recipe builds, and the outcome."""
+"""A training job: the parts that a recipe builds, its state, and the outcome."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import Logger
 from pathlib import Path
 from typing import Any, Literal
 
-from partial_fc.checkpoint import Saver
+from partial_fc.checkpoint import Saver, Snapshot
 from partial_fc.comm import World
 from partial_fc.data import Loader
 from partial_fc.evaluate.evaluation import Evaluation
 from partial_fc.head import Head
-from partial_fc.optim.gradient_sync import StepBytes
 from partial_fc.optim.schedule import Continued, Schedule
+from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.record.boards import Wandb
 from partial_fc.train.record.log import StepLine
-from partial_fc.train.seams import Backbone, Hooks, RunState
 from partial_fc.train.teacher import Teacher
+
+
+@dataclass
+class RunState:
+    """The state of a run. Equal on all ranks."""
+
+    step: int = 0
+    position: int = 0  # in the data: samples consumed by all ranks
+    num_overflows: int = 0  # skipped updates, for a loss scale that was too large
+    left_out: list[tuple[int, int]] = field(default_factory=list)  # positions [from, to) skipped by rollbacks
+    best: dict[str, float] = field(default_factory=dict)  # the highest score of each evaluated set
+    best_score: float = 0.0  # the highest mean score
+    lr: float = 0.0  # the learning rate of this process's last update
+    data: dict[str, int] | None = None  # what the position counts in, of the checkpoint (data.sample.identity)
+
+
+class Hooks:
+    """Hooks of a recipe, for files of other programs; called on all ranks; they do nothing by default."""
+
+    def begin(self, state: RunState) -> None:
+        """Called when training starts or resumes from this state."""
+
+    def after_checkpoint(self, snapshot: Snapshot) -> None:
+        """Called when a checkpoint of this rank's state is being written."""
+
+    def after_epoch(self, state: RunState, values: Mapping[str, float]) -> None:
+        """Called at the end of an epoch, or the run, with the values of its evaluations. The model still has the
+        running statistics of all ranks together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +83,7 @@ class Job:
 
     world: World
     loader: Loader
-    backbone: Backbone
+    backbone: TorchBackbone
     head: Head
     schedule: Schedule | Continued
     evaluations: Sequence[Evaluation]
@@ -80,8 +107,7 @@ class Job:
 @dataclass(frozen=True)
 class Outcome:
     """The outcome, equal on every rank. stopped: the exit status if a signal stopped it before the last step, else 0;
-    saved: whether the final state is in a checkpoint; traffic: this rank's calls and bytes a step by collective, with
-    evaluations; exchanged: this rank's backbone gradient, and the bytes sent of it."""
+    saved: whether the final state is in a checkpoint; traffic: this rank's calls and bytes a step by collective."""
 
     loss: float
     samples_per_s: float
@@ -89,4 +115,3 @@ class Outcome:
     stopped: int
     saved: bool
     traffic: dict[str, dict[str, float]]
-    exchanged: StepBytes

@@ -16,7 +16,6 @@ from partial_fc.checkpoint.folders import folder_name
 from partial_fc.checkpoint.lock import LostLock
 from partial_fc.comm import all_or_none
 from partial_fc.comm.launch import restarts
-from partial_fc.data import Batch
 from partial_fc.evaluate.evaluation import Diverged, Evaluation, Forward
 from partial_fc.train.guards.policy import NonFinite, roll_back
 from partial_fc.train.guards.signals import EXIT_PREEMPTED, StepVote, StopSignals
@@ -30,8 +29,7 @@ T = TypeVar("T")
 
 
 def train(job: Job) -> Outcome:
-    """Runs job's steps to the schedule's end, evaluates, and writes the last checkpoint; ends early, with a checkpoint,
-    after a signal to any rank (guards/signals.py)."""
+    """Trains to the schedule's end, evaluates, and writes the last checkpoint; ends early after a signal."""
     unit = job.backbone.to_input.unit
     progress = Progress(job.models_root, job.world, job.line, job.at.step, job.at.position, job.wandb, unit)
     curve = Curve(job.models_root, job.world, job.at.step)
@@ -101,7 +99,7 @@ class _Training:
         self.curve.add(at.step, self.loss, lr)
         self.progress.advance(self.loss)
         if at.step == self.first_step + 1:
-            self.show_first(batches[0])
+            first_batch.write(job, batches[0])
         if report:
             scale = job.backbone.scaler.scale if job.backbone.scaler else None
             of_it = job.teacher.drain() if job.teacher else None
@@ -114,8 +112,7 @@ class _Training:
         self.progress.pause(time.perf_counter() - paused)
 
     def go_back(self, fault: NonFinite, position: int) -> None:
-        """Rolls back after NaN or Inf in the batch that ends at this position, if --on-nan asks for it. A
-        collective."""
+        """Rolls back, with --on-nan rollback, from the batch that ends at this position. A collective."""
         self.vote.result()
         self.job.saver.finish()  # a checkpoint under way is of an earlier step, and counts in any case
         roll_back(self.job, fault, position)
@@ -131,16 +128,6 @@ class _Training:
         if votes.lost:
             raise save_beside(self.job)
         self.stopped = votes.stop
-
-    def show_first(self, batch: Batch) -> None:
-        """Shows what only a step that was made can: the inputs of this process's first one, and the bytes sent."""
-        first_batch.write(self.job, batch)
-        if self.job.world.size > 1:
-            exchanged = self.job.backbone.step_bytes()
-            self.job.logger.info(
-                f"the backbone's gradient is {exchanged.gradient:,} bytes a step; {exchanged.handed_in:,.0f} are "
-                "given to the collectives"
-            )
 
     def save_and_evaluate(self, ends: bool) -> None:
         """Does what is due after this step. ends: whether an epoch ends with it. A collective."""
@@ -167,7 +154,6 @@ class _Training:
             stopped=self.stopped,
             saved=not job.saver.last_failed,
             traffic=job.world.traffic.per_step(steps),
-            exchanged=job.backbone.step_bytes(),
         )
 
 
@@ -177,8 +163,7 @@ def is_due(step: int, every: int) -> bool:
 
 
 def contained(job: Job, what: str, do: Callable[[], T]) -> T | None:
-    """Returns do(), a collective that training can do without; None, on all ranks alike, if it fails on one. The log
-    has a line on each problem, once. A collective."""
+    """Returns do(), a collective; None, on all ranks, if it fails on one, which the log says once."""
     done, problem = all_or_none(do, job.world, "train/contained")
     if problem and problem not in job.problems and job.world.rank == 0:
         job.logger.error(f"step {job.at.step}: {what} failed, training goes on: {problem}")
@@ -209,7 +194,7 @@ def evaluate(job: Job, progress: Progress, saved: int, ends: bool) -> tuple[dict
         if ends:
             job.hooks.after_epoch(at, values)
     if scores:
-        progress.evaluated(at.step, scores)
+        progress.scalars(at.step, {f"score/{name}": score for name, score in scores.items()})
     if not scores or len(job.problems) > failures:  # a mean over some of the sets is no score
         return values, saved
     score, before = sum(scores.values()) / len(scores), at.best_score
@@ -223,8 +208,7 @@ def evaluate(job: Job, progress: Progress, saved: int, ends: bool) -> tuple[dict
 
 
 def measure(job: Job, evaluation: Evaluation, forward: Forward) -> tuple[dict[str, float], dict[str, float]] | Diverged:
-    """Runs one evaluation; records its best scores. Returns (its values, its scores by set), or what is to end the
-    training. A collective."""
+    """Runs one evaluation. Returns (values, scores by set), or what is to end the training. A collective."""
     at, epoch = job.at, job.at.position / job.loader.order.num_samples
     try:
         measured = dict(evaluation.run(forward, job.world))
@@ -267,7 +251,7 @@ def save_beside(job: Job) -> LostLock:
         return why
     root = job.models_root.with_name(f"{job.models_root.name}.lost-{job.name}")
     try:
-        with closing(job.saver.elsewhere(root / "checkpoints")) as saver:
+        with closing(checkpoint.Saver(root / "checkpoints", job.world, keep=1)) as saver:
             saver.begin(snapshot(job, copy=False))
             saver.finish()
     except ValueError as error:

@@ -50,8 +50,7 @@ class Precision:
         return self.scaler.scale if self.scaler else 1.0
 
     def prepare(self, module: nn.Module) -> tuple["Weights", str | None]:
-        """Converts the module, on its device with fp32 (fp64) parameters, to this mode in place. Returns its weights
-        for the optimizer, and a note for the user."""
+        """Converts the module to this mode in place; returns its weights, and a note for the user."""
         note = None
         narrow = torch.float16 if self.mode == "fp16-o2" else self._autocast_dtype
         if narrow and self.device.type == "cpu" and _cpu_convolves(narrow):

@@ -21,9 +21,9 @@ from partial_fc.data.order import Order
 from partial_fc.data.sample import identity
 from partial_fc.flags.facts import Kept, Makes, MayChange, Refused, one
 from partial_fc.head import check_head
+from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.context import Context
-from partial_fc.train.job import Head
-from partial_fc.train.seams import Backbone, RunState
+from partial_fc.train.job import Head, RunState
 
 # Parts of the contract about a network's use; the flags that they depend on may change.
 _OF_USE = ("flip",)
@@ -56,7 +56,7 @@ class Start:
     length_before: dict[str, Any] = field(default_factory=dict)
 
 
-def resume(run: Context, backbone: Backbone, head: Head, source: Source | None = None) -> Start | None:
+def resume(run: Context, backbone: TorchBackbone, head: Head, source: Source | None = None) -> Start | None:
     """Loads the checkpoint that the run starts from into backbone and head; None: there is none. source: its class
     names must be those of the checkpoint. A collective. Raises ValueError, on all ranks, for the state of another
     recipe, network or data."""
@@ -100,9 +100,8 @@ def begin_epoch_anew(run: Context, start: RunState, order: Order, source: Source
     return data
 
 
-def restore(run: Context, backbone: Backbone, head: Head, saver: checkpoint.Saver) -> tuple[int, int] | None:
-    """Restores the newest valid checkpoint of this run, or the one that it started from, during the run. Returns (step,
-    position in the data); None if there is neither. A collective."""
+def restore(run: Context, backbone: TorchBackbone, head: Head, saver: checkpoint.Saver) -> tuple[int, int] | None:
+    """Restores the newest valid checkpoint; returns (step, position), None if there is none. A collective."""
     saver.drain()
     given = _given(run)
     found = latest_valid(run.config.run.checkpoints, run.world, _lock(run), _step_in(given), given)
@@ -114,7 +113,7 @@ def restore(run: Context, backbone: Backbone, head: Head, saver: checkpoint.Save
 
 
 def _checkpoint(
-    run: Context, backbone: Backbone, head: Head, source: Source | None
+    run: Context, backbone: TorchBackbone, head: Head, source: Source | None
 ) -> tuple[checkpoint.Checkpoint | None, Differences]:
     """Returns the checkpoint to start from, valid, of this recipe and network and with the classes of this source; and
     the differences from its run. None: there is none. A collective."""
@@ -168,9 +167,8 @@ def _lock(run: Context) -> FolderLock | None:
     return run.folders.locks.get(run.config.run.checkpoints)
 
 
-def _compare(run: Context, found: checkpoint.Checkpoint, backbone: Backbone, head: Head) -> Differences:
-    """Returns all differences from the saved run, after a note on each that is allowed. Raises ValueError if they
-    make resuming impossible."""
+def _compare(run: Context, found: checkpoint.Checkpoint, backbone: TorchBackbone, head: Head) -> Differences:
+    """Returns the differences from the saved run, noting those allowed. Raises ValueError for others."""
     values = flags.flat(run.config)
     table = head.tables().get("")
     num_classes = table.num_classes if table else None
@@ -183,7 +181,7 @@ def _compare(run: Context, found: checkpoint.Checkpoint, backbone: Backbone, hea
     return differences
 
 
-def _load(run: Context, found: checkpoint.Checkpoint, backbone: Backbone, head: Head) -> None:
+def _load(run: Context, found: checkpoint.Checkpoint, backbone: TorchBackbone, head: Head) -> None:
     """Loads the checkpoint; state that it lacks is initialised."""
     notes = backbone.load(found)
     check_replicas(backbone.replicated(), run.world)

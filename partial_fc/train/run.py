@@ -13,6 +13,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,12 +42,11 @@ from partial_fc.train.begin import course, start_centres
 from partial_fc.train.begin.run_folder import hold_folders
 from partial_fc.train.begin.start import is_asked_for, named
 from partial_fc.train.context import Context
-from partial_fc.train.job import Guards, Head, Job, Outcome, Settings
+from partial_fc.train.job import Guards, Head, Hooks, Job, Outcome, RunState, Settings
 from partial_fc.train.precision import Mode, Precision, choose
 from partial_fc.train.record import header
 from partial_fc.train.record.boards import open_wandb
 from partial_fc.train.record.log import SecondFile, StepLine, open_files
-from partial_fc.train.seams import Backbone, Hooks, RunState
 from partial_fc.train.teacher import Teacher
 
 S = TypeVar("S", bound=Source)
@@ -69,9 +69,8 @@ def run_recipe(
     folders, held = hold_folders(config, world)
     try:
         logger = open_files(config.run.models_root, world, bare, hist)
-        context = Context(recipe, config, world, its_device, logger, folders)
-        header.begin(context, typed)
-        run = Run(context, keeps_synthetic=asked)
+        run = Run(recipe, config, world, its_device, logger, folders, keeps_synthetic=asked)
+        header.begin(run, typed)
         for note in (*held, *notes, *flags.notes(config, world.size)):
             run.note(note)
         with run.parts:
@@ -80,41 +79,28 @@ def run_recipe(
         folders.release()
 
 
-class Run:
-    """What a recipe builds a run from. config, world, device, root, logger and note are those of its facts."""
+@dataclasses.dataclass
+class Run(Context):
+    """What a recipe builds a run from. keeps_synthetic: checkpoints and weights are written also of synthetic data."""
 
-    def __init__(self, context: Context, keeps_synthetic: bool = True):
-        """keeps_synthetic: checkpoints and weights are written also of synthetic data."""
-        self._context = context
-        self.config, self.world, self.device, self.root = context.config, context.world, context.device, context.root
-        self.logger, self.note = context.logger, context.note
-        self._keeps, self._keeps_synthetic = True, keeps_synthetic
-        self._tables: list[tuple[flags.HeadFlags, PartialFC]] = []  # that `partial_fc` has made
-        self.outcome: Outcome | None = None  # once it has trained
-        self.parts = ExitStack()  # closed when the recipe returns
-
-    @property
-    def seconds(self) -> float:
-        """Returns seconds since this process joined the world."""
-        return self._context.seconds
-
-    @property
-    def global_batch(self) -> int:
-        """Returns the samples of one update, of all ranks."""
-        return self._context.global_batch
+    keeps_synthetic: bool = True
+    keeps: bool = True
+    tables: list[tuple[flags.HeadFlags, PartialFC]] = field(default_factory=list)  # that `partial_fc` has made
+    outcome: Outcome | None = None  # once it has trained
+    parts: ExitStack = field(default_factory=ExitStack)  # closed when the recipe returns
 
     def lengths(self, order: Order) -> tuple[int, float]:
         """Returns (updates of the run, updates of its warm-up). Raises ValueError if the warm-up is longer, so recipes
         call this as soon as the data is open."""
-        return course.lengths(self._context, order)
+        return course.lengths(self, order)
 
     # ---- data
 
     def open_data(self, opened: Callable[[], S]) -> S:
         """Returns what every rank opens, once all opened the same. Raises ValueError, on all ranks. A collective."""
         source = open_on_all(opened, self.world)
-        if isinstance(source, Synthetic) and not self._keeps_synthetic:
-            self._keeps = False
+        if isinstance(source, Synthetic) and not self.keeps_synthetic:
+            self.keeps = False
             self.note("the data is synthetic: no checkpoints or weights are written unless --models-root is given")
         return source  # type: ignore[return-value]
 
@@ -139,7 +125,7 @@ class Run:
     def saver(self) -> checkpoint.Saver:
         """Returns the writer of checkpoints below --checkpoint-dir. Closed at the end. A collective."""
         run = self.config.run
-        lock = self._context.folders.fences.get(run.checkpoints)
+        lock = self.folders.fences.get(run.checkpoints)
         saver = checkpoint.Saver(run.checkpoints, self.world, run.keep_checkpoints, run.save_best, lock)
         return self.parts.enter_context(closing(saver))
 
@@ -195,7 +181,7 @@ class Run:
         given: flags.HeadFlags,
         num_classes: int,
         embedding_size: int,
-        backbone: Any,
+        backbone: TorchBackbone,
         ignore_index: int | None = None,
         name: str = "",
     ) -> PartialFC:
@@ -206,7 +192,7 @@ class Run:
             given, num_classes, embedding_size, self.world, backbone.precision, optim, seed, ignore_index, name
         )
         self.parts.enter_context(head)
-        self._tables.append((given, head))
+        self.tables.append((given, head))
         first, last = head.shard.start, head.shard.stop - 1
         some = f"{last - first + 1} of {num_classes} classes" + (f", {first} to {last}" if last >= first else "")
         self.logger.info(
@@ -232,15 +218,14 @@ class Run:
 
     # ---- train
 
-    def resume(self, backbone: Backbone, head: Head, source: Source | None = None) -> RunState:
-        """Loads the checkpoint that the run starts from, for what does not train; returns its state, a new one where
-        there is no checkpoint. source: see `resume.resume`. A collective."""
-        start = resume.resume(self._context, backbone, head, source)
+    def resume(self, backbone: TorchBackbone, head: Head, source: Source | None = None) -> RunState:
+        """Loads the checkpoint to start from, for what does not train; returns its state or a new one. A collective."""
+        start = resume.resume(self, backbone, head, source)
         return start.state if start else RunState()
 
     def train(
         self,
-        backbone: Backbone,
+        backbone: TorchBackbone,
         head: Head,
         loader: Loader,
         evaluations: Sequence[Evaluation] = (),
@@ -263,23 +248,22 @@ class Run:
         the loss. settings: of job.Settings, such as each_epoch=True: evaluate and save at the end of an epoch.
         """
         saver, order = self.saver(), loader.order
-        start = resume.resume(self._context, backbone, head, loader.source)
+        start = resume.resume(self, backbone, head, loader.source)
         if start is None:
-            start_centres.load(self._context, self._tables, backbone, head, loader.source)
+            start_centres.load(self, self.tables, backbone, head, loader.source)
             start = resume.Start()
-        context = self._context
         if kept := start.differences.kept:
-            context = dataclasses.replace(context, config=flags.replaced(self.config, kept))
+            self.config = flags.replaced(self.config, kept)
         if start_from:
             start_from(start.state)
-        data = resume.begin_epoch_anew(context, start.state, order, loader.source)
+        data = resume.begin_epoch_anew(self, start.state, order, loader.source)
         loader.seek(start.state.position)
-        schedule = course.schedule(context, start, order, backbone.to_input.unit, rates)
-        if end.is_finished(context, start, schedule):
+        schedule = course.schedule(self, start, order, backbone.to_input.unit, rates)
+        if end.is_finished(self, start, schedule):
             return 0
         lines = line(self.config.run.frequent, schedule.total_steps, order.num_samples)
         job = self._job(
-            context, settings, data, loader=loader, backbone=backbone, head=head, saver=saver, schedule=schedule,
+            settings, data, loader=loader, backbone=backbone, head=head, saver=saver, schedule=schedule,
             at=start.state, evaluations=evaluations, line=lines, hooks=hooks or Hooks(),
             class_names=names_of(loader.source, head.num_classes), teacher=teacher,
         )  # fmt: skip
@@ -287,12 +271,12 @@ class Run:
         more: Mapping[str, Any] | None = None
         if results and not self.outcome.stopped:
             more = spare("the recipe's part of result.json", results, self.outcome)
-        return end.finish(context, job, self.outcome, more or {}, deliver)
+        return end.finish(self, job, self.outcome, more or {}, deliver)
 
-    def _job(self, context: Context, settings: Mapping[str, Any], data: Mapping[str, int], *, loader: Loader,
-             backbone: Backbone, head: Head, saver: checkpoint.Saver, **parts: Any) -> Job:  # fmt: skip
+    def _job(self, settings: Mapping[str, Any], data: Mapping[str, int], *, loader: Loader,
+             backbone: TorchBackbone, head: Head, saver: checkpoint.Saver, **parts: Any) -> Job:  # fmt: skip
         """Builds the job from the parts and the flags. A collective."""
-        config = context.config
+        config = self.config
         settings = {
             "accumulate": config.optim.accumulate,
             "accumulate_sum": config.optim.accumulate_sum,
@@ -300,11 +284,11 @@ class Run:
             "evaluate_every": config.run.verbose,
             "checkpoint_every": config.run.checkpoint_every,
             "save_best": config.run.save_best,
-            "keep": self._keeps,
-            **(self._tables[-1][0].settings(config.schedule.lr) if self._tables else {}),
+            "keep": self.keeps,
+            **(self.tables[-1][0].settings(config.schedule.lr) if self.tables else {}),
             **settings,
         }
-        restore = partial(resume.restore, context, backbone, head, saver)
+        restore = partial(resume.restore, self, backbone, head, saver)
         return Job(
             world=self.world,
             loader=loader,
@@ -313,15 +297,15 @@ class Run:
             settings=Settings(**settings),
             guards=Guards(**dataclasses.asdict(config.guards), restore=restore),
             saver=saver,
-            name=context.folders.run,
+            name=self.folders.run,
             models_root=self.root,
             logger=self.logger,
             seed=config.run.seed,
             facts={
-                "recipe": context.recipe,
+                "recipe": self.recipe,
                 "contract": backbone.contract,
                 "configuration": flags.flat(config),
-                "versions": context.versions,
+                "versions": self.versions,
                 "data": data,
             },
             wandb=open_wandb(config.run.wandb, self.root, flags.flat(config), self.world),

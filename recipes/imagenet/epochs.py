@@ -18,9 +18,8 @@ from partial_fc.evaluate.classification import Classification, Predictions
 from partial_fc.evaluate.evaluation import Diverged, Evaluation, Forward
 from partial_fc.head import PartialFC
 from partial_fc.machine import gpu_load
-from partial_fc.train.job import Head
+from partial_fc.train.job import Head, Hooks, RunState
 from partial_fc.train.run import Run
-from partial_fc.train.seams import Hooks, RunState
 
 from .caffe2_log import Caffe2Log, first_start
 

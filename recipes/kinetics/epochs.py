@@ -22,9 +22,9 @@ from partial_fc.foreign import ndarray_file
 from partial_fc.head import CrossEntropy
 from partial_fc.optim.backbone import load_named_state
 from partial_fc.train.backbone import TorchBackbone
+from partial_fc.train.job import Hooks, RunState
 from partial_fc.train.record.log import Interval, StepLine
 from partial_fc.train.run import Run
-from partial_fc.train.seams import Hooks, RunState
 
 from . import gluoncv_files as gluoncv
 from .views import VideoViews

@@ -14,11 +14,10 @@ from partial_fc.evaluate.classification import Classification
 from partial_fc.foreign.state_dicts import check_fits
 from partial_fc.optim.backbone import set_lr
 from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.job import Outcome
+from partial_fc.train.job import Hooks, Outcome, RunState
 from partial_fc.train.precision import LossScaler
 from partial_fc.train.record.log import Interval, StepLine
 from partial_fc.train.run import Run
-from partial_fc.train.seams import Hooks, RunState
 
 from . import apex
 

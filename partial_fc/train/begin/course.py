@@ -1,13 +1,11 @@
 """The course of a run's learning rate, from where it starts to its end, by its flags."""
 
-import dataclasses
-
 from partial_fc import errors, flags
 from partial_fc.data.order import Order
 from partial_fc.optim.schedule import Continued, Schedule, continued, linear_scaling
 from partial_fc.train.context import Context
+from partial_fc.train.job import RunState
 from partial_fc.train.resume import Start
-from partial_fc.train.seams import RunState
 
 
 def schedule(
@@ -18,17 +16,18 @@ def schedule(
     course = _course(run, order, unit, rates or run.config.schedule)
     schedule = _from(run, start.state, order, unit, course)
     if start.state.step < schedule.total_steps:
-        _note_other_length(run, start, course, schedule, order)
+        _note_other_length(run, start, schedule)
     return schedule
 
 
 def lengths(run: Context, order: Order) -> tuple[int, float]:
     """Returns (updates of the run, updates of its warm-up). Raises ValueError if the warm-up is longer."""
     given, steps_per_epoch = run.config.schedule, order.num_samples / run.global_batch
-    total = total_steps(run, order, given.epochs, given.max_steps)
     if given.lr_scheduler == "arcface-torch":
+        total = given.max_steps or int(_whole_batches(run, order, given.epochs))
         warmup = given.warmup_steps + _whole_batches(run, order, given.warmup_epochs)
     else:
+        total = given.max_steps or order.updates_to(0, given.epochs * order.num_samples, run.global_batch)
         warmup = given.warmup_steps + round(given.warmup_epochs * steps_per_epoch)
     if total == 0 and given.lr_scheduler == "arcface-torch":
         raise ValueError(
@@ -46,40 +45,22 @@ def lengths(run: Context, order: Order) -> tuple[int, float]:
     return total, warmup
 
 
-def total_steps(run: Context, order: Order, epochs: float, max_steps: int | None = None) -> int:
-    """Returns the updates of a run of this length."""
-    if run.config.schedule.lr_scheduler == "arcface-torch" and not max_steps:
-        return int(_whole_batches(run, order, epochs))
-    return max_steps or order.updates_to(0, epochs * order.num_samples, run.global_batch)
-
-
 def _whole_batches(run: Context, order: Order, epochs: float) -> float:
-    """Returns the updates of so many epochs as arcface_torch counts them: by the whole batches of all processes in an
-    epoch."""
+    """Returns the updates of so many epochs by the whole batches of all processes, as arcface_torch counts."""
     accumulate = run.config.optim.accumulate
     return epochs * (order.num_samples // (run.global_batch // accumulate)) / accumulate
 
 
-def _note_other_length(
-    run: Context, start: Start, course: Schedule, schedule: Schedule | Continued, order: Order
-) -> None:
+def _note_other_length(run: Context, start: Start, schedule: Schedule | Continued) -> None:
     """Notes that the rate of a step may depend on a changed end of the run."""
-    given, step = vars(run.config.schedule), start.state.step
+    given = vars(run.config.schedule)
     changed = {name: value for name, value in start.length_before.items() if value != given[name]}
-    if not changed:
-        return
-    words = "; with ".join(f"{flags.flag(name)} {value}, this run has {given[name]}" for name, value in changed.items())
-    now = schedule.lr(step)
-    rate = f"the learning rate of the next step is {now:g}"
-    total = total_steps(run, order, **start.length_before)
-    if total > course.warmup_steps:  # else another flag's note covers the warm-up
-        was = dataclasses.replace(course, total_steps=total)
-        like = step + (schedule.shift if isinstance(schedule, Continued) else 0)
-        then = was.lr(min(like, total))
-        if then == now:  # the schedule does not depend on the end
-            return
-        rate += f", and was to be {then:g}"
-    run.note(f"the checkpoint was trained with {words}: allowed, but {rate}")
+    if changed:
+        words = [f"{flags.flag(name)} {value}, this run has {given[name]}" for name, value in changed.items()]
+        run.note(
+            f"the checkpoint was trained with {'; with '.join(words)}: allowed, and the schedule is this run's; the "
+            f"learning rate of the next step is {schedule.lr(start.state.step):g}"
+        )
 
 
 def _from(run: Context, start: RunState, order: Order, unit: str, course: Schedule) -> Schedule | Continued:

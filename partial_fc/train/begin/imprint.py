@@ -31,14 +31,14 @@ from partial_fc.embedding.images import batches, black, pixels_of
 from partial_fc.embedding.model import unit_embeddings
 from partial_fc.findings import counted
 from partial_fc.head import Shard, Table
-from partial_fc.train.seams import Backbone
+from partial_fc.train.backbone import TorchBackbone
 
 NUM_IMAGES = 16  # of a class, at most
 _BATCH = 64  # not --batch-size, which changes with the number of ranks
 _SHORTEST = 1e-6  # mean of unit vectors that has a direction
 
 
-def imprint(backbone: Backbone, table: Table, source: Source, logger: Logger, first_class: int = 0) -> None:
+def imprint(backbone: TorchBackbone, table: Table, source: Source, logger: Logger, first_class: int = 0) -> None:
     """Writes the mean directions, of length 1, by the backbone in evaluation mode, with the flipped image where the
     model adds it. An image with several labels counts for each of their classes. Images that cannot be read do not
     count; classes without images start as without imprinting. first_class: the number that the source gives to the
@@ -97,8 +97,7 @@ def imprint(backbone: Backbone, table: Table, source: Source, logger: Logger, fi
 
 
 def _chosen(table: Table, source: Source, first_class: int) -> tuple[NDArray[np.int64], Tensor]:
-    """Returns the images to embed, by class, and their classes. A collective. Raises ValueError, on all ranks, if they
-    are not the same everywhere."""
+    """Returns the images to embed, by class, and their classes. A collective. Raises ValueError on all ranks."""
     label_N = labels_of(source)
     assert label_N is not None, "recipe face has no source without labels"
     label_N = label_N.reshape(-1) - first_class

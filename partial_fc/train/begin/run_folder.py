@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from partial_fc import errors
 from partial_fc.checkpoint.lock import Fence, FolderLock, Record, acquire
 from partial_fc.checkpoint.saver import ranks_beside
 from partial_fc.comm import World, all_gather_json
@@ -55,7 +56,7 @@ def _lock(folders: Folders, config: Any, world: World) -> list[str]:
         answer = _take(root, world, folders) if owner == world.rank else None
         problem, note, facts_of[owner, number] = all_gather_json(answer, world, "run/lock")[owner]
         if problem:
-            raise ValueError(problem)
+            raise errors.RefusedByAll(problem)
         notes += [note] if note else []
     facts = {root: facts_of[owner, number] for number, (root, owner) in enumerate(owners.items())}
     folders.fences = {root: Fence(root, Record(**of_root)) for root, of_root in facts.items()} | folders.locks
@@ -63,8 +64,7 @@ def _lock(folders: Folders, config: Any, world: World) -> list[str]:
 
 
 def separate(beside: Mapping[Path, list[int]], size: int, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Returns a note, on all ranks alike, if torchrun would restart a run that can then not resume. beside: of each of
-    its folders, the ranks that have it in common with this one."""
+    """Returns a note if torchrun's restarts could not resume. beside: the ranks that share each folder."""
     folders = [str(root) for root, ranks in beside.items() if len(ranks) < size]
     if not folders or environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
         return []

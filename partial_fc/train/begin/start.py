@@ -6,21 +6,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-from partial_fc import comm
-from partial_fc.checkpoint.lock import check_free
 from partial_fc.comm.launch import start
 from partial_fc.flags import RunFlags
 
 
 def launch(config: Any, called: tuple[str | Path, str] | None = None) -> int | None:
-    """Starts this host's processes if the flags ask for them. Returns the exit status; None: this process is one of
-    those that train. called: see `named`. Raises ValueError if another run is seen to write to this one's folders."""
+    """Starts this host's processes if asked; returns the exit status, None in a process that trains."""
     config = named(config, called)
     if "PARTIAL_FC_WHERE" in os.environ:  # for run.sh
         print(config.run.checkpoints)
         return 0
-    if not comm.started_here() and comm.detect().local_rank == 0:  # once per host
-        check_free(roots(config))
     return start.start(config.launch, getattr(config, "rendezvous", None))
 
 
@@ -30,8 +25,7 @@ def roots(config: Any) -> list[Path]:
 
 
 def is_asked_for(config: Any) -> bool:
-    """Returns whether the user has said where or when to write (possibly in a configuration file): then results on
-    synthetic data are kept, too."""
+    """Returns whether the user has said where or when to write: then synthetic results are kept, too."""
     default = _default(config)
     return any(
         getattr(config.run, name) != getattr(default, name)
@@ -40,8 +34,7 @@ def is_asked_for(config: Any) -> bool:
 
 
 def named(config: Any, called: tuple[str | Path, str] | None) -> Any:
-    """Returns the configuration with this run's --models-root: in a recipe's default, DATA and NETWORK stand for data
-    set and network, `called`."""
+    """Returns the configuration with --models-root named: `called` replaces DATA and NETWORK in a default."""
     default = _default(config).models_root
     if called is None or config.run.models_root != default:
         return config

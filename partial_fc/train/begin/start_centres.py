@@ -25,16 +25,16 @@ from partial_fc.flags import HeadFlags
 from partial_fc.foreign.centre_files import ForeignRows, are_in, find
 from partial_fc.head import Head, PartialFC, Table
 from partial_fc.head.rows import RowSGD
+from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.begin.imprint import imprint
 from partial_fc.train.context import Context
-from partial_fc.train.seams import Backbone
 
 _CHUNK = 1 << 22  # numbers that are read at a time
 _EXPECTED = "expected imprint, FILE.npy, a run, a checkpoint, or centre files of arcface_torch or InsightFace"
 
 
 def load(
-    run: Context, tables: Sequence[tuple[HeadFlags, PartialFC]], backbone: Backbone, head: Head, source: Source
+    run: Context, tables: Sequence[tuple[HeadFlags, PartialFC]], backbone: TorchBackbone, head: Head, source: Source
 ) -> None:
     """Writes the centres that the flags ask for into the head, or into each of several. tables: of the head, with their
     flags. A collective. Raises ValueError, on all ranks."""
@@ -63,7 +63,7 @@ def _is_checkpoint(given: str) -> bool:
 
 
 def _load_table(
-    run: Context, backbone: Backbone, source: Source, given: str, table: PartialFC, first_class: int
+    run: Context, backbone: TorchBackbone, source: Source, given: str, table: PartialFC, first_class: int
 ) -> None:
     """given: by the flag. first_class: the number that the source gives to the table's first class."""
     path = Path(given)

@@ -62,8 +62,7 @@ def skip(job: Job, attempt: Attempt, fault: NonFinite) -> None:
 
 
 def roll_back(job: Job, fault: NonFinite, position: int) -> None:
-    """Applies --on-nan rollback: restores the last checkpoint, and continues with the data after position. Raises the
-    fault if --on-nan is another, or after too many rollbacks. A collective."""
+    """Restores the last checkpoint; continues with the data after position. May raise the fault. A collective."""
     guards, at = job.guards, job.at
     if guards.on_nan != "rollback":
         raise fault

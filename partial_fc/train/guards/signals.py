@@ -95,8 +95,7 @@ class StopSignals:
 @dataclass(frozen=True)
 class Votes:
     """The result of a vote, equal on all ranks. stop: the exit status if any rank wants to stop, else 0; and whether
-    any is busy with a checkpoint, failed to write it, has lost its folder to another run, or was notified of changed
-    hosts."""
+    any is busy with a checkpoint, failed to write it, or has lost its folder to another run."""
 
     stop: int
     busy: bool

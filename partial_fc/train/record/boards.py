@@ -3,7 +3,7 @@
 import math
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,25 +28,19 @@ class TensorBoard:
         self._is_ours = world.rank == 0
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        def add(board: "SummaryWriter") -> None:
-            for name, value in values.items():
-                board.add_scalar(name, value, step)
-
-        self._write(add)
+        if self._is_ours:
+            spare(f"TensorBoard's file below {self._folder}", self._add, step, values, again_s=_AGAIN_S)
 
     def close(self) -> None:
         if self._writer:
             spare(f"TensorBoard's file below {self._folder}", self._writer.close)
 
-    def _write(self, add: "Callable[[SummaryWriter], None]") -> None:
-        if self._is_ours:
-            spare(f"TensorBoard's file below {self._folder}", self._add, add, again_s=_AGAIN_S)
-
-    def _add(self, add: "Callable[[SummaryWriter], None]") -> None:
+    def _add(self, step: int, values: Mapping[str, float]) -> None:
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and only one rank needs it
 
         writer, self._writer = self._writer or SummaryWriter(str(self._folder)), None
-        add(writer)
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
         self._writer = writer
 
 

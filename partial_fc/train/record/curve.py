@@ -20,11 +20,8 @@ _log = logging.getLogger("partial_fc")
 
 
 class Curve:
-    """The writer of models_root/loss.csv on rank 0; on other ranks it does nothing.
-
-    loss.csv has a row for each update: step, loss, lr. A resumed run drops rows after its checkpoint's step. Rows wait
-    in memory if the disk is full.
-    """
+    """The writer of models_root/loss.csv on rank 0: a row for each update. A resumed run drops rows after its
+    checkpoint's step. Rows wait in memory if the disk is full."""
 
     HEADER = b"step,loss,lr\n"
 
@@ -51,8 +48,7 @@ class Curve:
         spare(str(self._path), self._file.close)
 
     def _renew(self) -> None:
-        """Replaces the file by a copy: rank 0 of an earlier start, which was cut off, may still write to the old one
-        over a network. Keeps the file if there is no room."""
+        """Replaces the file by a copy, if there is room: a rank 0 that was cut off may still write to the old one."""
         if self._path.exists() and str(self._path) != os.devnull:
             spare(str(self._path), self._copy)
 

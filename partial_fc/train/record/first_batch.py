@@ -1,9 +1,5 @@
 """first_batch.png: the network's inputs, cropped and augmented, each with its label and key."""
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
 from partial_fc import pictures
 from partial_fc.accessories import spare
 from partial_fc.data import Batch
@@ -27,15 +23,6 @@ def _draw(job: Job, batch: Batch) -> None:
         if picture is not None:
             classes = [str(names[label] if names else label) for label in label_K if label != NONE]
             title = ", ".join(classes) if names else f"class {' '.join(classes)}"
-            tiles.append(pictures.Tile(tile(picture), [title, f"record {key}"]))
+            tiles.append(pictures.Tile(pictures.fit(picture.numpy()), [title, f"record {key}"]))
     if tiles:
         pictures.write(job.models_root / "first_batch.png", pictures.sheet([pictures.Row("", tiles)], ACROSS))
-
-
-def tile(picture: torch.Tensor) -> NDArray[np.uint8]:
-    """Returns a tile of (H, W, C)."""
-    pixels = picture.numpy()
-    if pixels.dtype != np.uint8:  # an engine with its own scale
-        low, high = float(pixels.min()), float(pixels.max())
-        pixels = ((pixels - low) * (255 / (high - low or 1.0))).astype(np.uint8)
-    return pictures.fit(pixels)

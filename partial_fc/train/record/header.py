@@ -14,8 +14,7 @@ from partial_fc.train.context import Context
 
 
 def begin(run: Context, typed: Any) -> None:
-    """Logs the run's settings that are not the defaults; rank 0 writes models_root/configuration.json. typed: the
-    configuration before the run's folder had a name."""
+    """Logs the settings that are not the defaults; rank 0 writes configuration.json. typed: before `named`."""
     path = run.root / "configuration.json"
     versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
     run.logger.info(f"{run.world} on {run.device}; {versions}")
@@ -73,6 +72,6 @@ def write(run: Context, typed: Any, path: Path) -> None:
 
 def _with_value(name: str, value: Any) -> str:
     if isinstance(value, bool):
-        return flags.flag(name if value else f"no_{name}")
+        return flags.switch(name, value)
     each = value if isinstance(value, tuple | list) else [value]
     return " ".join([flags.flag(name), *(shlex.quote(str(one)) for one in each)])

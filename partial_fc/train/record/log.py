@@ -68,7 +68,7 @@ def open_files(models_root: Path, world: World, bare: bool = False, hist: Second
 
 
 class LogFile(logging.FileHandler):
-    """A log file. A full disk may refuse its lines: one line on the terminal says so, once."""
+    """A log file. If a full disk refuses lines, one line on the terminal says so."""
 
     _has_said = False
 

@@ -77,8 +77,7 @@ class Progress:
         loss_scale: float | None = None,
         teacher: float | None = None,
     ) -> None:
-        """Writes the line after update number `step` (counted from 1). teacher: its part of the loss, the mean since
-        the last line."""
+        """Writes the line after this update (from 1). teacher: its mean part of the loss since the last line."""
         seconds = time.perf_counter() - self._last_time - self._paused
         steps, samples = step - self._last_step, position - self._last_position
         rate = samples / seconds
@@ -108,10 +107,6 @@ class Progress:
         self._board.scalars(step, values)
         if self._wandb:
             self._wandb.scalars(step, values)
-
-    def evaluated(self, step: int, scores: Mapping[str, float]) -> None:
-        """Writes the score of each evaluated set."""
-        self.scalars(step, {f"score/{name}": score for name, score in scores.items()})
 
     def pause(self, seconds: float) -> None:
         """Excludes time of an evaluation or a checkpoint from the training speed."""

@@ -120,14 +120,10 @@ class Model:
         elif kind in (op.UNLINK, op.RMDIR):
             folder, name = self._at(operation.path)
             self._name(folder, {name: None})
-        elif kind in (op.RENAME, op.LINK):
+        elif kind == op.RENAME:
             (folder, name), (to, new) = self._at(operation.path), self._at(operation.other)
-            what, gone = folder.names[name], {name: None} if kind == op.RENAME else {}
-            if folder is to:
-                self._name(folder, {**gone, new: what})
-            else:
-                self._name(to, {new: what})
-                self._name(folder, gone)
+            assert folder is to, operation
+            self._name(folder, {name: None, new: folder.names[name]})
 
     def _open(self, operation: Operation) -> None:
         if not operation.path:
@@ -255,26 +251,17 @@ def cuts(log: Sequence[Operation]) -> Iterator[Cut]:
     them met, or had come to their next meeting."""
     counts = [operation.changes or operation.kind == op.SYNC for operation in log]
     for end in (*(i for i in range(len(log)) if counts[i]), len(log)):
-        yield partial(_as_logged, log, end)
+        yield partial(_some, log, end, end, lambda _: True)
     begin = 0
     for end in (*(i for i, operation in enumerate(log) if operation.kind == op.MEETING), len(log)):
         for at in range(begin, end):
             rank = log[at].rank
             if counts[at] and any(operation.rank != rank for operation in log[begin:end]):
-                yield partial(_alone, log, begin, at)
-                yield partial(_without, log, at, end)
+                yield partial(_some, log, begin, at, rank.__eq__)
+                yield partial(_some, log, at, end, rank.__ne__)
         begin = end + 1
 
 
-def _as_logged(log: Sequence[Operation], end: int) -> list[Operation]:
-    return list(log[:end])
-
-
-def _alone(log: Sequence[Operation], begin: int, at: int) -> list[Operation]:
-    """From `begin` on only those of the rank of `at`, up to it."""
-    return [*log[:begin], *(operation for operation in log[begin:at] if operation.rank == log[at].rank)]
-
-
-def _without(log: Sequence[Operation], at: int, end: int) -> list[Operation]:
-    """Up to `end`, but of the rank of `at` only up to it."""
-    return [*log[:at], *(operation for operation in log[at:end] if operation.rank != log[at].rank)]
+def _some(log: Sequence[Operation], begin: int, end: int, of: Callable[[int], bool]) -> list[Operation]:
+    """Up to `end`, from `begin` on only those of some ranks."""
+    return [*log[:begin], *(operation for operation in log[begin:end] if of(operation.rank))]

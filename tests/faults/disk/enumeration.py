@@ -1,4 +1,4 @@
-"""Fails every operation of saves and tools, and looks at every state that a disk may be left in:
+"""Fails every operation of saves, and looks at every state that a disk may be left in:
 
     python -m tests.faults.disk.enumeration FOLDER [WORDS ...]   only sweeps whose names have one of the WORDS
 
@@ -30,15 +30,13 @@ _SHOWN = 10
 def sweeps() -> "dict[str, Callable[[Disk], Sweep]]":
     """By name, those first that take longest: of the processes that share them none is left alone with one."""
     from tests.faults.disk.save_scenarios import LAYOUTS, SAVES
-    from tests.faults.disk.save_sweep import SaveSweep
-    from tests.faults.disk.tool_sweep import ToolSweep
+    from tests.faults.disk.sweep import Sweep
 
-    found: dict[str, Callable[[Disk], Sweep]] = {
-        f"{what.name}, {layout}": partial(SaveSweep, layout=layout, roots=roots, what=what)
+    return {
+        f"{what.name}, {layout}": partial(Sweep, layout=layout, roots=roots, what=what)
         for what in reversed(SAVES)
         for layout, roots in reversed(LAYOUTS.items())
     }
-    return found | {"reshard": ToolSweep}
 
 
 def _run(folder: Path, name: str) -> tuple[dict[str, object], list[str]]:

@@ -26,13 +26,12 @@ _RECORD = struct.Struct("<IhhiiqiIII")
 
 # The kinds of operations.
 OPEN, WRITE, TRUNCATE, SYNC, CLOSE = "o", "w", "t", "s", "c"
-RENAME, LINK, UNLINK, MKDIR, RMDIR = "r", "l", "u", "m", "d"
-READ, LIST, LOOK = "R", "D", "L"
+RENAME, UNLINK, MKDIR, RMDIR = "r", "u", "m", "d"
 MAPPED = "M"
 # Lines of the test's own: all ranks were here; from here on a checkpoint of this step is to be found, whatever happens.
 MEETING, PROMISE = "B", "P"
 NOTES = (MAPPED, MEETING, PROMISE)
-CHANGES = (WRITE, TRUNCATE, RENAME, LINK, UNLINK, MKDIR, RMDIR)
+CHANGES = (WRITE, TRUNCATE, RENAME, UNLINK, MKDIR, RMDIR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +121,6 @@ class Disk:
     def struck(self) -> str | None:
         """The path of the first operation that was made to fail."""
         return self._shim.disk_struck_path().decode() if self._shim.disk_struck() else None
-
-    def count(self, rank: int) -> int:
-        return self._shim.disk_count(rank)
 
     def log(self) -> list[Operation]:
         return list(self._operations(ctypes.string_at(self._log, self._shim.disk_log_bytes())))

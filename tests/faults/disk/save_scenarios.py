@@ -1,7 +1,8 @@
 """Two ranks save: what is there before, what they do, and what has to hold whatever their disk does meanwhile."""
 
-from collections.abc import Callable
-from contextlib import closing
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
@@ -17,7 +18,6 @@ from partial_fc.files import make_folders
 from partial_fc.head import PartialFC
 from tests.faults.disk import operations as op
 from tests.faults.disk.operations import Disk
-from tests.faults.disk.sweep import listening
 from tests.unit.stored_checkpoints import heads_of
 from tests.unit.thread_world import Meeting, in_world
 
@@ -48,6 +48,20 @@ class Saves:
 
 
 SAVES = (Saves("new", (), 1), Saves("re-save", (1, 2), 2), Saves("prune", (1, 2, 3), 4, best=1, keep=1))
+
+
+@contextmanager
+def listening(lines: list[str]) -> Iterator[list[str]]:
+    """What is logged becomes lines, and is shown nowhere."""
+    logger, handler = logging.getLogger("partial_fc"), logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    propagated, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagated
 
 
 class Said(NamedTuple):
@@ -104,6 +118,9 @@ class Ranks:
                 self.when_failed()
                 self.disk.heal()
                 begin()
+                for root in self.roots if error else ():  # a run that could not begin ends: its record is nobody's
+                    for path in root.glob("owner-*.json"):
+                        path.unlink()
             world.barrier()
 
         begin()

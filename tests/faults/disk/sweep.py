@@ -1,53 +1,34 @@
-"""Every operation of something that writes, each in every way that a disk may fail; and the states that a disk may be
-left in."""
+"""Every operation of a save, each in every way that a disk may fail; and the states that a disk may be left in: no
+folder that counts is ever bad, a whole checkpoint always stays, the next save is whole."""
 
 import errno
-import logging
 import os
 import random
 import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
+from partial_fc.checkpoint import lock
+from partial_fc.checkpoint.folders import MARKER, folder_name
 from tests.faults.disk import operations as op
 from tests.faults.disk.crash_states import Cut, Model, Tree, cuts
 from tests.faults.disk.ground import Ground
+from tests.faults.disk.judge import Judge, Wrong
 from tests.faults.disk.operations import CRASHED, Disk, Fault, Operation
+from tests.faults.disk.save_scenarios import SIZE, Ranks, Saves
 
 # States of each cut, beside those that are chosen: where nothing failed before, and where something did.
 _RANDOM_STATES, _RANDOM_STATES_OF_A_FAULT = 8, 1
 
 
-class Wrong(AssertionError):
-    """Something that must never be."""
-
-
-@contextmanager
-def listening(lines: list[str]) -> Iterator[list[str]]:
-    """What is logged becomes lines, and is shown nowhere."""
-    logger, handler = logging.getLogger("partial_fc"), logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    propagated, logger.propagate = logger.propagate, False
-    logger.addHandler(handler)
-    try:
-        yield lines
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagated
-
-
 class Sweep:
-    """One thing that is done, by `size` ranks. What is to be said of it, in a class of its own: `act`, `check`,
-    `check_fault`, `recover`."""
+    """Saves in one scenario and one layout of folders."""
 
-    start: Tree  # what is there before
-
-    def __init__(self, disk: Disk, name: str, size: int, hosts: Sequence[str] = ("",)):
-        """hosts: the folders that each have a machine of their own."""
-        self.disk, self.name, self.size, self.hosts = disk, name, size, hosts
+    def __init__(self, disk: Disk, layout: str, roots: tuple[str, ...], what: Saves):
+        self.disk, self.name, self.what, self.roots = disk, f"{what.name}, {layout}", what, roots
+        self.hosts = ("",) if len(set(roots)) == 1 else ("", "a", "b")  # the folders that each have a machine
         self.ground = Ground(disk.below)
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
@@ -56,29 +37,53 @@ class Sweep:
         self._recovered: set[tuple] = set()
         self._chance = random.Random(1)
         self._dead = self.forked(lambda: None)[0]
+        lock._STALE_S, lock._POLL_S = 0.02, 0.002  # a record that the power cut off is nobody's soon
+        self.judge = Judge(self.ground, roots)
+        self.ranks = Ranks(disk, roots, self._when_failed)
+        self._failures = [0] * SIZE
+        self.ground.place({"a": None, "b": None})
+        for step in what.before:
+            self.ranks.save(Saves("", (), step, what.best, keep=9), watched=False)
+        self.start = self.ground.read()  # what is there before
 
     # ---- what it is
 
     def act(self) -> list[str]:
-        """Does it, with the log. Returns what the user is told."""
-        raise NotImplementedError
+        said = self.ranks.save(self.what)
+        self._failures = said.failures
+        return said.lines
+
+    def _when_failed(self) -> None:
+        self.judge.check(self.ground.read(), self.what.stands)
 
     def check(self, tree: Tree, promised: bool) -> None:
-        """tree: what is on the ground, whatever happened. promised: it was said to be done. Raises Wrong."""
-        raise NotImplementedError
+        self.judge.check(tree, self.what.step if promised else self.what.stands)
+        if tree == self.end and self.judge.steps(tree) != self.what.kept:
+            raise Wrong(f"steps {sorted(self.judge.steps(tree))}, not {sorted(self.what.kept)}")
 
     def check_fault(self, struck: Path, said: list[str], tree: Tree) -> None:
-        """After an operation on a path was made to fail. Raises Wrong."""
-        raise NotImplementedError
+        self.check(tree, promised=True)  # once the disk was well again
+        if len(set(self._failures)) > 1:
+            raise Wrong(f"failures by rank: {self._failures}; {said}")
+        name = str(struck).removesuffix(".partial")
+        if (self._failures[0] or tree != self.end) and not any(name in line for line in said):
+            raise Wrong(f"nothing names {name}: {said}; {difference(tree, self.end)}")
 
     def recover(self, tree: Tree, ended: bool) -> None:
-        """It is done anew, on what is on the ground. ended: after a process that was just ended there. Raises Wrong
-        where it cannot be."""
-        raise NotImplementedError
+        if ended:
+            self.ranks.save(self.what, watched=False)
+        else:
+            self.ranks.save_simply(self.what)
+        self.counts["saves after it"] += 1
+        tree = self.ground.read()
+        self.judge.check(tree, self.what.step)
+        left = [path for path in tree if path.endswith(".partial") and f"/{folder_name(self.what.step)}/" in path]
+        if left:
+            raise Wrong(f"left among the files of a checkpoint: {left}")
 
     def reads(self, tree: Tree) -> tuple:
-        """All of a tree on which it depends how it is done anew."""
-        return tuple(sorted(tree.items()))
+        """Names; of contents the manifests', for their scores, and the owners'."""
+        return tuple((p, c if p.endswith((".json", MARKER)) else c is None) for p, c in sorted(tree.items()))
 
     # ---- what happens to it
 
@@ -114,7 +119,7 @@ class Sweep:
 
     def _faults(self, log: Sequence[Operation]) -> Iterator[Fault]:
         lasting = "from there on, all ranks" if self.hosts == ("",) else "from there on"
-        for rank in range(self.size):
+        for rank in range(SIZE):
             mine = [o for o in log if o.rank == rank and o.kind not in op.NOTES]
             for at, operation in enumerate(mine):
                 yield Fault(rank, at, "fail", errno.EIO)

@@ -13,13 +13,13 @@ from tests.running import ROOT, environment
 
 _MEMORY = Path("/dev/shm")
 # "prune" and "re-save" with a folder each are as much work as all these; `make torture` has them, too.
-_SWEEPS = ("one folder", "new", "reshard")
+_SWEEPS = ("one folder", "new")
 _WAYS = ("fail (EIO once)", "fail (EIO from there on", "fail (ENOSPC once)", "short", "crash")
 
 
 @pytest.mark.long
 def test_no_failing_operation_and_no_power_cut_harms_a_checkpoint(tmp_path: Path) -> None:
-    """Saves by two ranks, in one folder and in two; a save again, pruning, the lock; tools that write."""
+    """Saves by two ranks, in one folder and in two; a save again, pruning, the lock."""
     with TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else tmp_path) as folder:
         # timeout(1) ends all of them, should one hang.
         command = ["timeout", "900", sys.executable, "-m", "tests.faults.disk.enumeration", folder, *_SWEEPS]

@@ -87,49 +87,6 @@ def assert_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_least_squares_converges(world, kind):
-    """Every rank has rows of its own; the loss is the mean over all of them."""
-    rows, inputs, outputs = 40, 8, 12
-    generator = torch.Generator().manual_seed(0)
-    solution = torch.randn(outputs, inputs, generator=generator)
-    x = torch.randn(world.size * rows, inputs, generator=generator)
-    y = x @ solution.T
-    own = slice(world.rank * rows, (world.rank + 1) * rows)
-    weight = nn.Parameter(torch.zeros(outputs, inputs))
-    sync = GradientSync([("weight", weight)], world, compression=kind)
-    for step in range(60):
-        sync.zero(loss_scale=4.0)
-        loss = (x[own] @ weight.T - y[own]).square().sum(1).sum() / len(x)
-        (4.0 * loss).backward()
-        sync.wait()
-        weight.data.sub_(0.1 * weight.grad)
-        if step == 0:
-            start = loss.item()
-    assert loss.item() < 0.01 * start
-    assert_same_bits_everywhere(world, {"weight": weight.detach()})
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_overflow_on_one_rank_reaches_all_and_leaves_nothing_behind(world, kind, value):
-    """The next update is that of a twin which never saw the overflow."""
-    mine, twin = Rank(world, kind), Rank(world, kind)
-    for rank in (mine, twin):
-        rank.update(gradients(world.rank, 0))
-    assert mine.sync.finite()
-    for name, index in (("conv.weight", (3, 1, 2, 0)), ("fc.weight", (32, 16)), ("vector", (99,))):
-        bad = gradients(world.rank, 1)
-        if world.rank == world.size - 1:
-            bad[name][index] = value
-        result = mine.update(bad)
-        assert not mine.sync.finite()
-        assert not result[name].isfinite().all()
-    for step in (2, 3):
-        assert_equal(mine.update(gradients(world.rank, step)), twin.update(gradients(world.rank, step)))
-        assert mine.sync.finite()
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_four_held_backwards_are_one_of_their_sum(world, kind):
     held, summed = Rank(world, kind), Rank(world, kind)
     for step in (0, 4):
@@ -150,11 +107,9 @@ def test_four_held_backwards_are_one_of_their_sum(world, kind):
 def test_no_exchange_takes_more_bytes_than_it_says(world):
     handed_in = {}
     for kind in KINDS:
-        mine = Rank(world, kind, bucket_bytes=1 << 20)
-        mine.update(gradients(world.rank, 0))
-        mine.update(gradients(world.rank, 1))
-        handed_in[kind] = mine.sync.step_bytes().handed_in
-        assert mine.sync.step_bytes().gradient == 4 * sum(math.prod(shape) for shape in SHAPES.values())
+        with world.count_traffic() as traffic:
+            Rank(world, kind, bucket_bytes=1 << 20).update(gradients(world.rank, 0))
+        handed_in[kind] = traffic.num_bytes.total()
     n = sum(-(-math.prod(shape) // 16) * 16 for shape in SHAPES.values())
     assert handed_in["none"] == 4 * n
     assert handed_in["fp16"] == 2 * n

@@ -56,33 +56,19 @@ def test_gradient_equals_that_of_one_process(world, bucket_bytes, channels_last)
     assert abs(ours.square_sum() - theirs.square_sum()) < 1e-4 * theirs.square_sum()
 
 
-@pytest.mark.parametrize("zero_grad", ["before the backward", "between two", "after the update"])
-def test_gradients_that_zero_grad_has_dropped_are_summed_all_the_same(world, zero_grad):
-    """zero_grad() sets p.grad to None, and autograd then puts tensors there that are in no bucket."""
+def test_a_layer_that_only_one_rank_uses_moves_on_all(world):
     module = nn.ModuleDict({"used": nn.Linear(3, 2), "unused": nn.Linear(3, 2)})
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     sync = GradientSync(module, world, bucket_bytes=16)
-    for step in range(3):
+    for _ in range(2):
         sync.zero()
-        if zero_grad == "before the backward":
-            optimizer.zero_grad()
-        if zero_grad == "between two":
-            with sync.hold():
-                module["unused"](torch.ones(1, 3)).sum().backward()
-                module["used"](torch.ones(1, 3)).sum().backward()
-            module.zero_grad()
-        # Only rank 0 uses the second layer: the others get its gradient all the same.
         for name in ("used", "unused") if world.rank == 0 else ("used",):
             module[name](torch.full((1, 3), 1.0 + world.rank)).sum().backward()
             # (the second backward of rank 0 is of other parameters, in buckets that have not left)
         sync.wait()
         total = sum(1.0 + rank for rank in range(world.size))
-        assert torch.equal(module["used"].weight.grad, torch.full((2, 3), total)), step
-        assert torch.equal(module["unused"].weight.grad, torch.full((2, 3), 1.0)), step
+        assert torch.equal(module["used"].weight.grad, torch.full((2, 3), total))
+        assert torch.equal(module["unused"].weight.grad, torch.full((2, 3), 1.0))
         assert sync.square_sum().item() == 6 * total**2 + 2 * world.size**2 + 6 + 2
-        optimizer.step()
-        if zero_grad == "after the update":
-            optimizer.zero_grad()
 
 
 def small(dtypes=(torch.float32, torch.float32)) -> dict[str, nn.Parameter]:
@@ -106,8 +92,7 @@ def test_buckets_leave_during_backward_unless_told_otherwise(world, overlap):
             sync.wait()
         assert traffic.calls == {f"backbone/gradient_{i}": 1 for i in range(3)}
         assert all(torch.equal(p.grad, torch.full((3, 4), float(world.size))) for p in named.values())
-    assert sync.step_bytes().gradient == 6 * 12 * 4
-    assert sync.step_bytes().handed_in == 6 * 16 * 4  # with what fills up a parameter's last cache line
+        assert traffic.num_bytes.total() == 6 * 16 * 4  # with what fills up a parameter's last cache line
 
 
 def test_layers_of_two_dtypes_share_two_buckets_that_leave_as_they_fill(world):
@@ -127,25 +112,15 @@ def test_layers_of_two_dtypes_share_two_buckets_that_leave_as_they_fill(world):
     assert sync.square_sum() == 6 * 12 * world.size**2
 
 
-def test_what_would_sum_twice_or_too_early_is_refused(world):
+def test_a_second_backward_without_hold_is_refused(world):
     named = small()
     sync = GradientSync(named.items(), world, bucket_bytes=100)
     backward(named)
-    with pytest.raises(ValueError, match=r"zero\(\) while gradients are on their way"):
-        sync.zero()
-    with pytest.raises(ValueError, match=r"hold\(\) after gradients have left"), sync.hold():
-        pass
     with pytest.raises(ValueError, match="arrived after this bucket had left"):
         backward(named)
     sync.wait()
     with pytest.raises(ValueError, match="arrived after this bucket had left"):
         backward(named)
-    with pytest.raises(ValueError, match=r"wait\(\) twice"):
-        sync.wait()
-    with pytest.raises(ValueError, match=r"bfloat16, which not every backend sums; use gradient compression bf16"):
-        GradientSync(nn.Linear(2, 2).bfloat16(), world)
-    with pytest.raises(ValueError, match="'2bit': expected one of none, fp16, bf16"):
-        GradientSync(nn.Linear(2, 2), world, compression="2bit")
 
 
 def test_broadcast_makes_all_ranks_start_like_rank_0(world):

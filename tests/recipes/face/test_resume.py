@@ -115,7 +115,7 @@ def test_who_loses_the_folder_to_another_run_keeps_its_last_state(glyphs, tmp_pa
     record = root / "checkpoints/owner-1.json"
 
     def replace() -> None:
-        other = lock._text(lock.Record.here("another"), 0)
+        other = lock._text(lock.Record.here("another", record.parent.stat().st_ino), 0)
         partial = record.with_suffix(".other")
         partial.write_bytes(other)
         partial.replace(record)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from partial_fc.train.seams import RunState
+from partial_fc.train.job import RunState
 from recipes.imagenet import main as imagenet
 from recipes.imagenet.caffe2_log import Caffe2Log, first_start
 from recipes.imagenet.epochs import Caffe2Rows, LastUpdate

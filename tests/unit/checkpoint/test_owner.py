@@ -6,15 +6,11 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
-from itertools import count
 
 import pytest
 
 from partial_fc.checkpoint import lock
-from partial_fc.checkpoint.lock import InUse, LostLock, Record, acquire, check_free
-from partial_fc.checkpoint.saver import Saver
-from partial_fc.comm import SingleWorld
+from partial_fc.checkpoint.lock import InUse, LostLock, Record, acquire
 from tests.waiting import until
 
 
@@ -27,7 +23,7 @@ def _quick(monkeypatch):
 
 def write(folder, number: int = 1, **facts: object) -> Record:
     """The record of a run that nobody keeps alive."""
-    record = Record(**{**vars(Record.here("other")), **facts})
+    record = Record(**{**vars(Record.here("other", folder.stat().st_ino)), **facts})
     (folder / f"owner-{number}.json").write_bytes(lock._text(record, 0))
     return record
 
@@ -41,7 +37,7 @@ def test_a_folder_that_is_in_use_is_refused_with_all_that_there_is_to_know(tmp_p
     assert not note
     with pytest.raises(InUse) as refused:
         acquire(tmp_path, "two")
-    mine = Record.here("one")
+    mine = Record.here("one", 0)
     for word in (
         str(tmp_path),
         mine.host,
@@ -82,7 +78,7 @@ def test_a_run_of_another_host_is_known_by_what_it_does(tmp_path):
         count = 0
         while not ended.wait(0.05):
             count += 1
-            lock._rewrite(tmp_path / "owner-1.json", record, count)
+            lock._put(tmp_path / "owner-1.json", record, count)
 
     thread = threading.Thread(target=live)
     thread.start()
@@ -109,24 +105,6 @@ def test_what_is_no_file_is_an_error(tmp_path):
     with pytest.raises(OSError, match="no regular file") as refused:
         acquire(tmp_path, "new")
     assert refused.value.filename == str(tmp_path / "owner-3.json")
-
-
-@pytest.mark.parametrize("alive", [False, True])
-def test_who_looks_before_it_starts_waits_for_a_sign_of_life_and_makes_nothing(tmp_path, monkeypatch, alive):
-    monkeypatch.setattr(lock, "_LOOK_S", 0.1)
-    check_free([tmp_path / "none", tmp_path])
-    record = write(tmp_path, host="far", machine="another boot")
-    read, counts = lock._content, count(1)
-
-    def read_and_live(path):
-        if alive:
-            lock._rewrite(path, record, next(counts))
-        return read(path)
-
-    monkeypatch.setattr(lock, "_content", read_and_live)
-    with pytest.raises(InUse, match="on far") if alive else nullcontext():
-        check_free([tmp_path / "none", tmp_path])
-    assert records(tmp_path) == ["owner-1.json"]
 
 
 def test_a_process_that_was_stopped_finds_out_that_it_has_lost_its_folder(tmp_path):
@@ -156,17 +134,6 @@ def test_a_record_that_was_removed_is_made_anew(tmp_path, caplog):
         acquire(tmp_path, "second")
     holder.release()
     assert records(tmp_path) == []
-
-
-def test_a_record_that_was_removed_and_replaced_is_lost(tmp_path):
-    """Its thread sees it, and so does who asks."""
-    holder, _ = acquire(tmp_path, "run")
-    second = write(tmp_path, run="second")
-    with pytest.raises(LostLock, match=f"is held by {second}"):
-        holder.check()
-    until(lambda: holder.lost)
-    with closing(Saver(tmp_path, SingleWorld(), keep=1, lock=holder)) as saver:
-        assert isinstance(saver.lost, LostLock)
 
 
 def test_a_rank_that_does_not_keep_the_record_waits_for_it(tmp_path):
@@ -247,17 +214,17 @@ def test_a_record_that_is_new_under_the_number_of_a_stale_one_is_judged_anew(tmp
 
 
 def test_a_refresh_that_has_begun_does_not_overwrite_the_next_runs_record(tmp_path, monkeypatch):
-    begun, rewrite = threading.Event(), lock._rewrite
+    begun, put = threading.Event(), lock._put
 
-    def slow(path, record, count):
+    def slow(*given):
         if not begun.is_set():
             begun.set()
             late.wait(0.3)
-        rewrite(path, record, count)
+        put(*given)
 
     late = threading.Event()
     first, _ = acquire(tmp_path, "first")
-    monkeypatch.setattr(lock, "_rewrite", slow)
+    monkeypatch.setattr(lock, "_put", slow)
     assert begun.wait(10)
     first.release()
     second, _ = acquire(tmp_path, "second")

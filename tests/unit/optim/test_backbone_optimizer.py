@@ -64,20 +64,6 @@ def test_equals_the_written_out_momentum(nesterov, rates, decay):
     np.testing.assert_allclose(end, reference(start, 0.8, rates, 0.9, decay, nesterov), rtol=0, atol=1e-15)
 
 
-def test_a_run_that_stops_where_the_rate_falls_goes_on_to_the_same_bits():
-    make = partial(build, "sgd", momentum=0.9, weight_decay=0.01, nesterov=True, lr_in_momentum=True)
-    whole, first = Toy([1.0, -2.0]), Toy([1.0, -2.0])
-    trained(whole, RATES, make(whole))
-    optimizer = make(first)
-    half = trained(first, RATES[:2], optimizer)
-    state = {name: t.clone() for name, t in named_state(optimizer, first).items()}
-    assert list(state) == ["w/momentum"]
-    second = Toy(half)
-    again = make(second)
-    load_named_state(again, second, state)
-    assert trained(second, RATES[2:], again).tolist() == whole.w.tolist()
-
-
 def test_biases_do_not_decay_but_batch_norms_weights_do():
     """Caffe2's WEIGHT tag: convolutions, the last layer, and the scale of batch norms."""
     model = resnet.build("resnet18", 10)
@@ -105,11 +91,6 @@ def test_clipped_numbers_of_a_gradient():
     end = trained(toy, [0.1], build("sgd", toy, 0.0, 0.2, clip_value=0.4, **CARRIED))
     start = np.array([3.0, -0.5, 0.01])
     np.testing.assert_allclose(end, start - 0.1 * (np.clip(start, -0.4, 0.4) + 0.2 * start))
-
-
-def test_adamw_has_no_nesterov():
-    with pytest.raises(ValueError, match="kinds of sgd; the optimizer is adamw"):
-        build("adamw", Toy([1.0]), 0.9, 0.0, nesterov=True)
 
 
 def backbone_in(mode):

@@ -113,7 +113,7 @@ def test_scalars_are_those_that_count(tmp_path):
     first = Progress(tmp_path, SingleWorld(), line, 0, 0)
     for step in (2, 4):
         first.report(step, step, 0.5, 1.0 / step, 0.1, {"data": 0.25})
-        first.evaluated(step, {"lfw": step / 8, "cfp": math.nan})
+        first.scalars(step, {"score/lfw": step / 8, "score/cfp": math.nan})
     first.rewind(2, 2)
     first.close()
     again = Progress(tmp_path, SingleWorld(), line, 2, 2)

@@ -1,6 +1,5 @@
 """What a run's folder is called where nobody says so, and that all ranks are told whose it is."""
 
-import os
 import shlex
 import subprocess
 import sys
@@ -11,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from partial_fc.checkpoint.lock import InUse, acquire
+from partial_fc.checkpoint.lock import acquire
 from partial_fc.train.begin import run_folder
 from partial_fc.train.begin.run_folder import hold_folders
-from partial_fc.train.begin.start import is_asked_for, launch, named
+from partial_fc.train.begin.start import is_asked_for, named
 from recipes.face import main as face
 from recipes.imagenet import main as imagenet
 from recipes.mnist import main as mnist
@@ -80,12 +79,7 @@ def test_all_ranks_are_told_whose_the_folder_is(tmp_path):
     holder.release()
 
 
-def test_a_run_that_is_there_is_seen_before_torch_is_imported(tmp_path):
-    """By the process that would start the others, too."""
-    holder, _ = acquire(tmp_path, "another")
-    with pytest.raises(InUse, match=f"process {os.getpid()} on"):
-        launch(mnist.parse(["--models-root", str(tmp_path), "--gpus", "2"]))
-    holder.release()
+def test_processes_start_before_torch_is_imported(tmp_path):
     asked = f"""
 import sys
 from partial_fc.train.begin.start import launch

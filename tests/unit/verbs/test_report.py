@@ -58,7 +58,7 @@ def run(tmp_path):
         for step in range(start + 1, start + 21):
             curve.add(step, 30 / step, 0.1)
         progress.report(start + 20, 20, 0.4, 1.0, 0.1, {"data": 0.25, "backbone": 0.75})
-        progress.evaluated(start + 20, {EVIL: 0.9})
+        progress.scalars(start + 20, {f"score/{EVIL}": 0.9})
         progress.close()
         curve.close()
     values = {"rec": EVIL, "network": "tiny", "lr": 0.1, "margins": [1, 0.5, 0]}
