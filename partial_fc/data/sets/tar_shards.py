@@ -27,7 +27,7 @@ from partial_fc.data.image_folder import is_image_name
 from partial_fc.data.labels import KEYS, in_rows, of_file, of_sample
 from partial_fc.data.recordio import read_class_names
 from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord, Sample, Source, SourceRefused
-from partial_fc.data.sets.ranges import Ranges, as_url, open_ranges
+from partial_fc.data.sets.ranges import LocalFile, Ranges, as_url, open_ranges
 from partial_fc.file_kind import HEAD_BYTES, it_is
 from partial_fc.files import check_regular, in_cache, replacing
 
@@ -86,7 +86,7 @@ class TarSource(Source):
         return str(self._row_N["offset"][index])
 
     def will_need(self, indices: Sequence[int]) -> None:
-        for offset, size, _ in self._row_N[list(indices)].tolist():
+        for offset, size, _ in self._row_N[list(indices)].tolist() if isinstance(self._file, LocalFile) else ():
             self._file.will_need(offset - _BLOCK, _BLOCK + size)
 
     def layout(self) -> Iterator[NDArray[Any]]:
