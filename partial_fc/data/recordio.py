@@ -183,7 +183,6 @@ class RecordReader:
         where there are fewer, from the headers and without a Python loop. Raises BadRecord for the first record whose
         frame or header is cut short before these labels."""
         offset_R = self.offset_R[self._rows_of(keys)]
-        # Not stored: a map cannot be closed while an array refers to it.
         words = np.frombuffer(self._file.map, "<u4", self._file.size // 4)
         at_R, last = offset_R // 4, len(words) - 1
         flag_R = words[np.minimum(at_R + 2, last)].astype(np.int64)
@@ -194,7 +193,9 @@ class RecordReader:
         least_R = HEADER.size + 4 * np.minimum(flag_R, most)
         length_R = (words[at_R + 1] & MAX_RECORD_BYTES).astype(np.int64)
         held_R = np.minimum(length_R, self._file.size - FRAME.size - offset_R)
-        for row in np.flatnonzero((words[at_R] != MAGIC) | (held_R < least_R)).tolist():
+        is_odd_R = (words[at_R] != MAGIC) | (held_R < least_R)
+        del words  # a map cannot be closed while an array refers to it, also one of an error's frame
+        for row in np.flatnonzero(is_odd_R).tolist():
             label = self.read_sample(int(keys[row]))[0].label
             count_R[row] = len(label)
             label_RK[row, : len(label)] = label[:most]
