@@ -132,11 +132,6 @@ class Loader:
         self.gone: SourceGone | None = None  # why there is no further update
         self._has_started = False  # an update was returned
 
-    @property
-    def num_bad_records(self) -> int:
-        """Returns how many different records of this rank were unusable so far."""
-        return len(self._bad)
-
     def __iter__(self) -> Self:
         return self
 

@@ -101,9 +101,3 @@ def test_damaged_images(folder, content, message):
     with pytest.raises(ValueError, match=message) as error:
         read_set(folder, "train")
     assert str(path) in str(error.value)
-
-
-@pytest.mark.parametrize("array", [LABELS.astype(np.int64), IMAGES[..., None], IMAGES[0]])
-def test_writes_nothing_else(tmp_path, array):
-    with pytest.raises(ValueError, match="expected uint8"):
-        write_idx(tmp_path / "file", array)

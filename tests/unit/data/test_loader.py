@@ -274,4 +274,4 @@ def test_samples_decoded_together_are_those_decoded_one_by_one(tmp_path: Path) -
         assert torch.equal(mine.input_B, other.input_B)
         assert torch.equal(mine.label_B, other.label_B)
         assert torch.equal(mine.key_B, other.key_B)
-    assert several.num_bad_records == single.num_bad_records == 8
+    assert len(several._bad) == len(single._bad) == 8
