@@ -29,11 +29,7 @@ _BY_CODE: dict[int, tuple[Severity, str, str]] = {
     NOT_AN_IMAGE: ("error", "image-undecodable", "files are not images that OpenCV can decode"),
     NARROW: ("error", "image-narrow", "images are too narrow to be cropped to a square"),
     CUT: ("error", "image-cut", "JPEG files are truncated: they have no end marker"),
-    DAMAGED: (
-        "error",
-        "image-damaged",
-        "JPEG files are damaged: the decoder fills missing parts with grey, and training does not report it",
-    ),
+    DAMAGED: ("error", "image-damaged", "JPEG files are damaged: the decoder fills gaps with grey, unreported in training"),
     CONSTANT: ("warning", "image-constant", "images are of a single colour"),
     PADDED: ("warning", "image-padded", "JPEG files have a few extra bytes: padding, or damage in the last rows"),
 }
@@ -89,10 +85,7 @@ class ImageScan:
 
 def scan_images(read: Read, num_images: int, num_threads: int, *, bar: str = "") -> ImageScan:
     """Scans images 0 to num_images - 1, roughly in order; read(i) returns an image file or pixels (H, W, 3) or (H, W,
-    1), or raises BadRecord.
-
-    bar: the name of a progress bar, if any.
-    """
+    1), or raises BadRecord. bar: the name of a progress bar, if any."""
     scan = ImageScan(num_images)
 
     def scan_block(start: int) -> None:
@@ -209,8 +202,6 @@ def _check_sizes(scan: ImageScan, describe: Describe, file: str, size: int | Non
     shown = ", ".join(f"{height} x {width}: {number:,}" for height, width, number in sizes[:5])
     more = f" and {len(sizes) - 5} more sizes" if len(sizes) > 5 else ""
     decoded = scan.height_N > 0
-    if (scan.height_N != scan.width_N).sum() > decoded.sum() / 2:
-        more += ". Most are not square: training crops them to the middle"
     findings = [Finding("info", "image-sizes", f"images of height x width {shown}{more}", file=file)]
     height, width, most = sizes[0]
     usual = (size, size) if size else (height, width)

@@ -10,6 +10,7 @@ N samples.
 
 import json
 import os
+import re
 import struct
 import tarfile
 import zlib
@@ -71,7 +72,8 @@ class TarSource(Source):
         if self.num_labels > 1:
             label, more = of_sample(self._label_N[index], self, index)
         content = self._file.pread(offset - _BLOCK, _BLOCK + size)
-        if content[257:262] != b"ustar" or _octal(content[124:136]) != size or len(content) != _BLOCK + size:
+        is_header = content[257:262] == b"ustar" and re.fullmatch(rb"[\0 ]*0*%o[\0 ]*" % size, content[124:136])
+        if not is_header or len(content) != _BLOCK + size:
             kind = SourceRefused if self.remote else BadRecord  # of a server it may be another one's answer
             raise kind(
                 f"{self.where(index)}: no file of {size} bytes starts here; the shard has changed since it was "
@@ -232,8 +234,3 @@ def _labels(where: str, ending: str, text: bytes) -> list[int]:
         keys = f" under {' or '.join(KEYS)}, or a list of such" if ending == "json" else ""
         raise ValueError(f"{where}: got {text[:80]!r}; expected a class number{keys}")
     return labels
-
-
-def _octal(field: bytes) -> int:
-    digits = field.strip(b"\0 ")
-    return int(digits, 8) if digits.isdigit() and not set(digits) & set(b"89") else -1
