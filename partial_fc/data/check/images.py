@@ -29,7 +29,7 @@ _BY_CODE: dict[int, tuple[Severity, str, str]] = {
     NOT_AN_IMAGE: ("error", "image-undecodable", "files are not images that OpenCV can decode"),
     NARROW: ("error", "image-narrow", "images are too narrow to be cropped to a square"),
     CUT: ("error", "image-cut", "JPEG files are truncated: they have no end marker"),
-    DAMAGED: ("error", "image-damaged", "JPEG files are damaged: the decoder fills gaps with grey, unreported in training"),
+    DAMAGED: ("error", "image-damaged", "JPEG files are damaged: decoders fill gaps with grey, unreported in training"),
     CONSTANT: ("warning", "image-constant", "images are of a single colour"),
     PADDED: ("warning", "image-padded", "JPEG files have a few extra bytes: padding, or damage in the last rows"),
 }
