@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from partial_fc.comm import World, all_gather_json, all_or_raise
 from partial_fc.data import Source
-from partial_fc.data.check.images import CUT, REPLACED, ImageScan, check_images, scan_images
+from partial_fc.data.check.images import CONSTANT, CUT, REPLACED, ImageScan, check_images, scan_images
 from partial_fc.data.check.labels import UNREAD, check_class_number, check_folders, check_labels, check_range, labels_of
 from partial_fc.data.labels import WRONG, first
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, still
@@ -220,4 +220,13 @@ def _check_whole(scan: ImageScan, num_samples: int, max_bad_records: int) -> lis
             "a rank (--max-bad-records)"
         )
         findings += findings_at("error", "images-bad", what, bad, lambda i: {"problem": scan.messages.get(i, "")})
+    if num_scanned < _FEW:
+        return findings
+    constant = int((scan.code_N == CONSTANT).sum())
+    if constant > num_scanned / 2:
+        what = f"{constant:,} of {num_scanned:,} images are of a single colour"
+        findings.append(Finding("error", "images-constant", what, constant))
+    elif len(scan.repetitions()) == num_scanned - 1:
+        what = f"all {num_scanned:,} images are identical"
+        findings.append(Finding("error", "images-equal", what, num_scanned))
     return findings
