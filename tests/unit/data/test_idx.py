@@ -69,8 +69,6 @@ def test_no_files(tmp_path):
     ("images", "labels", "message"),
     [
         (IMAGES, None, "has .*train-images-idx3-ubyte but no train-labels-idx1-ubyte or "),
-        (LABELS, IMAGES, "train-images-idx3-ubyte: .* got 0x00000801, labels"),
-        (IMAGES, LABELS[:4], "has 5 images but .*train-labels-idx1-ubyte 4 labels"),
         (IMAGES, LABELS, r"label 2 \(counted from 0\) is 9; expected 0 to 8"),
     ],
 )

@@ -363,6 +363,3 @@ def test_parquet_pairs(tmp_path: Path) -> None:
     assert (pairs.images, pairs.same.tolist()) == ([b"a", b"b", b"c", b"d"], [True, False])
     with pytest.raises(ValueError, match="no column image2"):
         read_pairs(parquet(tmp_path / "p.parquet", {"image1": [b"a"], "label": [1]}))
-
-
-# ---- doctor data
