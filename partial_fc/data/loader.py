@@ -261,13 +261,10 @@ class Loader:
         """Returns the arrays that a staged transform has placed and augmented, None for the others."""
         if self._staged is None or not outs:
             return [None] * len(samples)
-        placed, augment = self._staged.place(samples, outs), self._staged.augment
-        if augment is None:
-            return [out if done else None for done, out in zip(placed, outs, strict=True)]
-        at, key = self._random.at, self._augment_key
+        augment, at, key = self._staged.augment, self._random.at, self._augment_key
         return [
-            augment(out, at(position, key)) if done else None
-            for done, position, out in zip(placed, positions, outs, strict=False)
+            (augment(out, at(position, key)) if augment else out) if done else None
+            for done, position, out in zip(self._staged.place(samples, outs), positions, outs, strict=False)
         ]
 
     def _empty(self, num: int) -> NDArray:

@@ -80,7 +80,7 @@ def _of_timm(name: str, embedding_size: int, image_size: int, dropout: float) ->
     sizes: dict[str, Any] = {"num_classes": embedding_size, "drop_rate": dropout}
     try:
         try:
-            module = timm.create_model(name, img_size=image_size, **sizes)
+            module: Any = timm.create_model(name, img_size=image_size, **sizes)
         except TypeError as error:
             if "img_size" not in str(error):
                 raise

@@ -173,7 +173,7 @@ def _scan(
     source.will_need(mine)
     scan, own = ImageScan(len(index_n)), scan_images(read, len(mine), num_threads)
     label_n = np.empty(len(index_n), np.int64)
-    columns = (scan.code_N, scan.hash_N, scan.height_N, scan.width_N, label_n)
+    columns: tuple[NDArray[Any], ...] = (scan.code_N, scan.hash_N, scan.height_N, scan.width_N, label_n)
     found = [column.tolist() for column in (own.code_N, own.hash_N, own.height_N, own.width_N, label_m)]
     first = sorted(own.messages.items())[:_MESSAGES]
     for rank, (messages, values) in enumerate(all_gather_json((first, found), world, "data/scan")):

@@ -88,8 +88,9 @@ class TarSource(Source):
         return str(self._row_N["offset"][index])
 
     def will_need(self, indices: Sequence[int]) -> None:
-        for offset, size, _ in self._row_N[list(indices)].tolist() if isinstance(self._file, LocalFile) else ():
-            self._file.will_need(offset - _BLOCK, _BLOCK + size)
+        if isinstance(self._file, LocalFile):
+            for offset, size, _ in self._row_N[list(indices)].tolist():
+                self._file.will_need(offset - _BLOCK, _BLOCK + size)
 
     def layout(self) -> Iterator[NDArray[Any]]:
         yield from (self._row_N, self._label_N)
