@@ -25,8 +25,7 @@ from partial_fc.files import read_bytes, replacing
 
 Split = Literal["train", "t10k"]
 
-_IMAGES, _LABELS = 0x00000803, 0x00000801
-_KINDS = {_IMAGES: "images", _LABELS: "labels"}
+_KINDS = {0x00000803: "images", 0x00000801: "labels"}
 _GZIP = b"\x1f\x8b"
 _MOST_BYTES = 4 << 30
 
@@ -53,8 +52,6 @@ def read_set(folder: Path, split: Split, num_classes: int = 10) -> ImageSet:
         raise ValueError(
             f"{images_path} has {len(image_NHW)} images but {labels_path} {len(label_N)} labels; expected as many"
         )
-    if not len(image_NHW) or 0 in image_NHW.shape:
-        raise ValueError(f"{images_path} holds images of shape {image_NHW.shape}; expected at least one pixel of one")
     wrong = np.flatnonzero(label_N >= num_classes)
     if len(wrong):
         raise ValueError(
@@ -67,7 +64,7 @@ def find(folder: Path, split: Split) -> tuple[Path, Path]:
     """Returns the paths (images, labels) of a set. An uncompressed file comes before a compressed one."""
     folders = (folder, folder / "MNIST" / "raw")
     for folder in folders:
-        images, labels = (_file(folder, split, kind) for kind in ("images", "labels"))
+        images, labels = (_file(folder / name) for name in names(split))
         if images and labels:
             return images, labels
         if images or labels:
@@ -85,37 +82,32 @@ def names(split: Split) -> tuple[str, str]:
     return f"{split}-images-idx3-ubyte", f"{split}-labels-idx1-ubyte"
 
 
-def _file(folder: Path, split: Split, kind: Literal["images", "labels"]) -> Path | None:
-    name = names(split)[0 if kind == "images" else 1]
-    paths = [folder / name, folder / f"{name}.gz", folder / name.replace("-idx", ".idx")]  # the last: Kaggle's
-    return next((path for path in paths if path.is_file()), None)
+def _file(path: Path) -> Path | None:
+    kaggles = path.name.replace("-idx", ".idx")
+    return next(filter(Path.is_file, (path, path.with_name(f"{path.name}.gz"), path.with_name(kaggles))), None)
 
 
 def read_idx(path: Path, expect: Literal["images", "labels"]) -> NDArray[np.uint8]:
     """Reads uint8, (N, H, W) for images, (N,) for labels. Raises ValueError for any other file."""
     content = _content(path)
-    magic = int.from_bytes(content[:4], "big") if len(content) >= 4 else None
-    if _KINDS.get(magic or 0) != expect:
-        kind = f", {_KINDS[magic]}" if magic in _KINDS else it_is(content)
-        got = f"0x{content[:4].hex()}{kind}"
-        wanted = next(number for number, kind in _KINDS.items() if kind == expect)
-        raise ValueError(f"{path}: expected {expect}, an idx file that starts with 0x{wanted:08x}; got {got}")
-    assert magic is not None
-    num_sizes = magic & 0xFF
+    magic, num_sizes = int.from_bytes(content[:4], "big"), 3 if expect == "images" else 1
+    if _KINDS.get(magic) != expect:
+        got = f"0x{content[:4].hex()}" + (f", {_KINDS[magic]}" if magic in _KINDS else it_is(content))
+        wanted = f"an idx file that starts with 0x{0x800 + num_sizes:08x}"
+        raise ValueError(f"{path}: expected {expect}, {wanted}; got {got}")
     header = 4 + 4 * num_sizes
     if len(content) < header:
         raise ValueError(f"{path}: ends after {len(content)} bytes, within its header of {header}; copy it again")
     shape = struct.unpack(f">{num_sizes}I", content[4:header])
-    wanted_bytes, num_bytes = math.prod(shape), len(content) - header
+    wanted_bytes, num_bytes, sizes = math.prod(shape), len(content) - header, " x ".join(map(str, shape))
     if num_bytes != wanted_bytes:
         raise ValueError(
-            f"{path}: its header says {' x '.join(map(str, shape))} = {wanted_bytes} bytes, {num_bytes} follow; the "
-            f"file is {'cut off' if num_bytes < wanted_bytes else 'too long'}: copy it again"
+            f"{path}: its header says {sizes} = {wanted_bytes} bytes, {num_bytes} follow; the file is "
+            f"{'cut off' if num_bytes < wanted_bytes else 'too long'}: copy it again"
         )
-    try:
-        return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
-    except ValueError as error:  # 0 images, whose pixel count overflows NumPy's
-        raise ValueError(f"{path}: its header says {' x '.join(map(str, shape))}: {error}") from None
+    if not num_bytes:
+        raise ValueError(f"{path}: its header says {sizes}: it holds no {expect}; expected one or more")
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
 def _content(path: Path) -> bytes:
@@ -132,17 +124,9 @@ def _content(path: Path) -> bytes:
 def write_idx(path: Path, array: NDArray[np.uint8]) -> None:
     """Writes (N, H, W) images or (N,) labels, atomically; compressed if the name ends with .gz. The same array gives
     the same bytes: there is no time stamp."""
-    if array.dtype != np.uint8 or array.ndim not in (1, 3):
-        raise ValueError(f"{path}: got {array.dtype} of shape {array.shape}, expected uint8, (N, H, W) or (N,)")
-    magic = _IMAGES if array.ndim == 3 else _LABELS
-    content = struct.pack(f">{1 + array.ndim}I", magic, *array.shape) + array.tobytes()
-    if path.suffix == ".gz":
-        buffer = io.BytesIO()
-        with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as compressed:
-            compressed.write(content)
-        content = buffer.getvalue()
+    content = struct.pack(f">{1 + array.ndim}I", 0x800 + array.ndim, *array.shape) + array.tobytes()
     with replacing(path) as partial:
-        partial.write_bytes(content)
+        partial.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
 
 class IdxSource(Source):

@@ -45,11 +45,10 @@ class ImageFolder(Source):
         if list_file is not None:
             self.root = Path(root) if root is not None else Path(list_file).parent
             self.names, labels = _read_list(Path(list_file), num_labels > 1)
-        elif root is not None:
+        else:
+            assert root is not None
             self.root = Path(root)
             self.classes, self.names, labels, self.left_out = _scan(self.root)
-        else:
-            raise ValueError("neither a folder nor a list of images is given")
         self._labels = of_file(labels, self)
         self.num_classes = num_classes or len(self.classes) or int(self._labels.max()) + 1
 
@@ -120,15 +119,13 @@ def _scan(root: Path) -> tuple[list[str], list[str], NDArray[np.int64], dict[str
     names, labels = [], []
     left_out: defaultdict[str, list[str]] = defaultdict(list)
     for label, name in enumerate(classes):
-        files = image_names(root / name)
-        names += [f"{name}/{file}" for file in files]
-        labels += [label] * len(files)
-        known = set(files)
         for entry in sorted(os.scandir(root / name), key=lambda entry: entry.name):
-            if entry.name not in known and (why := _why_left_out(entry)):
+            if is_image_name(entry.name):
+                names.append(f"{name}/{entry.name}")
+                labels.append(label)
+            elif why := _why_left_out(entry):
                 left_out[why].append(f"{name}/{entry.name}")
-    flat = image_names(root)
-    if flat:
+    if flat := image_names(root):
         left_out["beside the class folders"] = flat
     if not names:
         expected = f"expected ROOT/CLASS/IMAGE with {', '.join(SUFFIXES)}"

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from types import TracebackType
+from itertools import count
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -132,11 +132,6 @@ class Loader:
         self.gone: SourceGone | None = None  # why there is no further update
         self._has_started = False  # an update was returned
 
-    @property
-    def num_bad_records(self) -> int:
-        """Returns how many different records of this rank were unusable so far."""
-        return len(self._bad)
-
     def __iter__(self) -> Self:
         return self
 
@@ -199,9 +194,7 @@ class Loader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _build(self, selection: Selection) -> Batch:
@@ -268,22 +261,18 @@ class Loader:
         """Returns the arrays that a staged transform has placed and augmented, None for the others."""
         if self._staged is None or not outs:
             return [None] * len(samples)
-        placed, augment = self._staged.place(samples, outs), self._staged.augment
-        if augment is None:
-            return [out if done else None for done, out in zip(placed, outs, strict=True)]
-        at, key = self._random.at, self._augment_key
+        augment, at, key = self._staged.augment, self._random.at, self._augment_key
         return [
-            augment(out, at(position, key)) if done else None
-            for done, position, out in zip(placed, positions, outs, strict=False)
+            (augment(out, at(position, key)) if augment else out) if done else None
+            for done, position, out in zip(self._staged.place(samples, outs), positions, outs, strict=False)
         ]
 
-    def _empty(self, count: int) -> NDArray:
+    def _empty(self, num: int) -> NDArray:
         """Returns an empty batch of arrays like the very first one."""
         assert self._layout is not None
         shape, dtype = self._layout
-        if not self.pin_memory:
-            return np.empty((count, *shape), dtype)
-        return torch.empty((count, *shape), dtype=torch.from_numpy(np.empty(0, dtype)).dtype, pin_memory=True).numpy()
+        kind = torch.from_numpy(np.empty(0, dtype)).dtype
+        return torch.empty((num, *shape), dtype=kind, pin_memory=self.pin_memory).numpy()
 
     def _check_layout(self, array: NDArray, index: int) -> None:
         assert self._layout is not None
@@ -317,16 +306,15 @@ class Loader:
     ) -> tuple[NDArray, Sample, int]:
         """Returns (array, sample, index) of a sample, read already or not. A damaged record is replaced by (seed,
         position) only."""
-        attempt = 0
-        while True:
+        for attempt in count(1):
             self._check_open()
             try:
                 sample = sample or self._read(index)
                 return self.transform(sample, self._random.at(position, self._augment_key), out), sample, index
             except BadRecord as error:
                 self._note_bad(index, f"{self.source.where(index)}: {error}" if sample else str(error))
-            attempt += 1
             sample, index = None, derive_key(self.seed, _REPLACE, position, attempt) % len(self.source)
+        raise AssertionError
 
     def _check_open(self) -> None:
         if self._stop.is_set():
@@ -352,16 +340,16 @@ class Loader:
         with self._bad_lock:
             known = index in self._bad
             self._bad.setdefault(index, message)
-            count = len(self._bad)
+            num = len(self._bad)
             # Known ones count too: beyond the limit no thread may continue to search for a good one.
-            if count > self.max_bad_records or count == len(self.source):
+            if num > self.max_bad_records or num == len(self.source):
                 first = "\n  ".join(list(self._bad.values())[:10])
                 raise ValueError(
-                    f"{count} bad records on rank {self.rank}, at most {self.max_bad_records} are tolerated "
+                    f"{num} bad records on rank {self.rank}, at most {self.max_bad_records} are tolerated "
                     f"(--max-bad-records). The first ones:\n  {first}"
                 )
             if not known:
-                _log.warning("bad record %d of at most %d, replaced: %s", count, self.max_bad_records, message)
+                _log.warning("bad record %d of at most %d, replaced: %s", num, self.max_bad_records, message)
 
 
 class _Random(threading.local):

@@ -1,11 +1,10 @@
 """Reader of .npy and .npz files of numbers and names, without pickle."""
 
-import struct
-import tokenize
 import zipfile
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -14,18 +13,11 @@ from numpy.typing import NDArray
 from partial_fc.file_kind import it_is
 from partial_fc.files import check_regular
 
-# Exceptions of NumPy for damaged headers (TypeError: an absurd dtype, or an .npy in place of an .npz), and of zipfile
-# (RuntimeError: encrypted).
-_DAMAGED = (
-    *(EOFError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError, RuntimeError, KeyError),
-    *(ValueError, tokenize.TokenError, zipfile.BadZipFile, struct.error),
-)
-Read = TypeVar("Read")
-
 
 def read_npy(path: Path) -> NDArray[Any]:
     """Maps an array of numbers, bools or texts. Raises ValueError, with the file's name, for anything else."""
-    return _read(path, lambda: _numbers(np.load(path, mmap_mode="r", allow_pickle=False)))
+    with _named(path):
+        return _numbers(npy.open_memmap(path, mode="r"))
 
 
 def read_weights(path: Path, num_records: int) -> NDArray[Any]:
@@ -50,42 +42,37 @@ def read_weights(path: Path, num_records: int) -> NDArray[Any]:
 def map_npz(path: Path) -> dict[str, NDArray[Any]]:
     """Maps a numpy.savez file's arrays, by name, as `read_npy` does; the file's checksums are not compared. Raises
     ValueError also if compressed."""
-
-    def read() -> dict[str, NDArray[Any]]:
-        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-            parts = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            if any(info.compress_type != zipfile.ZIP_STORED for info in parts.values()):
-                raise ValueError("it is compressed; expected what numpy.savez and `partial-fc embed` write")
-            return {name: _numbers(_map_part(path, file, info)) for name, info in parts.items()}
-
-    return _read(path, read)
+    with _named(path), path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        return {info.filename.removesuffix(".npy"): _map_part(archive, file, info) for info in archive.infolist()}
 
 
-def _map_part(path: Path, file: IO[bytes], info: zipfile.ZipInfo) -> NDArray[Any]:
-    file.seek(max(0, info.header_offset))
-    signature, *lengths = struct.unpack("<4s22xHH", file.read(30))  # of the name and of extra fields, which follow
-    if signature != b"PK\x03\x04":
-        raise ValueError(f"{info.filename} is not where the directory says")
-    file.seek(sum(lengths), 1)
+def _map_part(archive: zipfile.ZipFile, file: IO[bytes], info: zipfile.ZipInfo) -> NDArray[Any]:
+    if info.compress_type != zipfile.ZIP_STORED:
+        raise ValueError("it is compressed; expected what numpy.savez and `partial-fc embed` write")
+    archive.open(info).close()  # reads the file up to the start of this part
     end = file.tell() + info.file_size
     header = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
     shape, is_fortran, dtype = header(file)
-    array = np.memmap(path, dtype, "r", file.tell(), shape, "F" if is_fortran else "C")
-    if file.tell() + array.nbytes > end:
+    start = file.tell()
+    array = _numbers(np.memmap(file, dtype, "r", start, shape, "F" if is_fortran else "C"))
+    if start + array.nbytes > end:
         raise ValueError(f"{info.filename} says {dtype} {shape}, more than is there")
     return array
 
 
-def _read(path: Path, read: Callable[[], Read]) -> Read:
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
     check_regular(path)
     try:
-        return read()
-    except _DAMAGED as error:
+        yield
+    except OSError:
+        raise
+    except Exception as error:  # numpy's and zipfile's for damaged files are nearly any
         raise ValueError(f"{path} is no {path.suffix} file of numbers, or damaged: {error}{it_is(path)}") from None
 
 
-def _numbers(found: Any) -> NDArray[Any]:
-    array = np.asarray(found)
+def _numbers(mapped: NDArray[Any]) -> NDArray[Any]:
+    array = np.asarray(mapped)
     if array.dtype.kind not in "biufU":
         raise ValueError(f"its dtype is {array.dtype}")
     return array

@@ -8,7 +8,7 @@ them. Source of the format: dmlc-core `recordio.h`, `recordio.cc`.
 
 NAME.idx is text, one line a record: `key<TAB>offset of its first frame`.
 
-F frames, R records.
+R records.
 """
 
 import mmap
@@ -18,7 +18,6 @@ import struct
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,17 +36,9 @@ _CHUNK_BYTES = 2**26
 Keys = NDArray[np.int64] | range
 
 
-class FrameHeads(NamedTuple):
-    """Frame heads at offsets. is_frame: a frame begins there, else part and length are 0. length: payload bytes."""
-
-    is_frame: NDArray[np.bool_]
-    part: NDArray[np.uint8]
-    length: NDArray[np.int64]
-
-
 class RecordFile:
-    """A memory-mapped .rec file, shared by the processes of a machine. words: the file as uint32. Raises ValueError if
-    it is too short for a frame."""
+    """A memory-mapped .rec file, shared by the processes of a machine. Raises ValueError if it is too short for a
+    frame."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,42 +47,6 @@ class RecordFile:
             if self.size < FRAME.size:
                 raise ValueError(f"{path} has {self.size} bytes; expected records")
             self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-    @property
-    def words(self) -> NDArray[np.uint32]:
-        # Not stored: a map cannot be closed while an array refers to it.
-        return np.frombuffer(self.map, "<u4", self.size // 4)
-
-    def unmap(self) -> None:
-        """Takes the pages read so far out of this process's memory; they stay in the page cache."""
-        self.map.madvise(mmap.MADV_DONTNEED)
-
-    def close(self) -> None:
-        self.map.close()
-
-    def have_room(self, offset_F: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tells which offsets can start a frame: multiples of 4 with room for a head."""
-        return (offset_F >= 0) & (offset_F % 4 == 0) & (offset_F <= self.size - FRAME.size)
-
-    def heads(self, offset_F: NDArray[np.int64]) -> FrameHeads:
-        """Returns the frame heads at offsets, which may be any numbers."""
-        words, inside = self.words, self.have_room(offset_F)
-        at = np.where(inside, offset_F // 4, 0)
-        is_frame = inside & (words[at] == MAGIC)
-        head = np.where(is_frame, words[np.where(is_frame, at + 1, 0)], np.uint32(0))
-        return FrameHeads(is_frame, (head >> 29).astype(np.uint8), (head & MAX_RECORD_BYTES).astype(np.int64))
-
-    def walk(self, begin: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Yields (part, begin, end) of consecutive whole frames from `begin` that end before `stop`: 17 million in 20
-        s."""
-        at = begin
-        while at + FRAME.size <= stop:
-            magic, word = FRAME.unpack_from(self.map, at)
-            end = at + FRAME.size + (word & MAX_RECORD_BYTES)
-            if magic != MAGIC or end > stop:
-                return
-            yield word >> 29, at, end
-            at = aligned(end)
 
     def parts(self, offset: int) -> list[tuple[int, int]]:
         """Returns (begin, end) of the payloads of the record at an offset. Raises BadRecord."""
@@ -113,9 +68,6 @@ class RecordFile:
 
     def read(self, offset: int) -> bytes:
         """Reads the record at an offset. Raises BadRecord."""
-        part, begin, end = self._frame(offset)
-        if part == WHOLE:
-            return self.map[begin:end]
         return MAGIC_BYTES.join([self.map[begin:end] for begin, end in self.parts(offset)])
 
     def _frame(self, offset: int) -> tuple[int, int, int]:

@@ -15,8 +15,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import IO, NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +39,6 @@ from partial_fc.files import read_bytes, read_text, replacing
 from partial_fc.findings import counted
 
 HEADER = struct.Struct("<IfQQ")
-_WITH_FRAME = struct.Struct(FRAME.format + HEADER.format[1:])
-_LABEL = struct.Struct("<f")
 _LABEL_AT = 4  # of a single one, in the header
 _PIECE_BYTES = 2**20
 _LABELS_AT_ONCE = 2**20
@@ -81,7 +78,7 @@ def unpack(record: bytes) -> tuple[Header, bytes]:
     return Header(flag, labels, id, id2), record[start:]
 
 
-class RecordWriter:
+class RecordWriter(ExitStack):
     """Writes NAME.rec and NAME.idx byte for byte as mx.recordio.MXIndexedRecordIO does.
 
     Both files get their names only when the writer closes without an exception, so an interrupted run never leaves a
@@ -89,12 +86,11 @@ class RecordWriter:
     """
 
     def __init__(self, rec_path: str | os.PathLike[str]) -> None:
+        super().__init__()
         self.rec_path = Path(rec_path)
-        self.idx_path = self.rec_path.with_suffix(".idx")
-        self._files = ExitStack()
-        idx, rec = (self._files.enter_context(replacing(path)) for path in (self.idx_path, self.rec_path))
-        self._rec: IO[bytes] = self._files.enter_context(rec.open("wb"))
-        self._idx: IO[str] = self._files.enter_context(idx.open("w", newline="\n"))
+        idx, rec = (self.enter_context(replacing(self.rec_path.with_suffix(end))) for end in (".idx", ".rec"))
+        self._rec = self.enter_context(rec.open("wb"))
+        self._idx = self.enter_context(idx.open("w", newline="\n"))
         self._offset = 0
 
     def write(self, key: int, record: bytes) -> None:
@@ -103,7 +99,8 @@ class RecordWriter:
                 f"{self.rec_path}, key {key}: record of {len(record)} bytes; RecordIO holds at most {MAX_RECORD_BYTES}"
             )
         self._idx.write(f"{key}\t{self._offset}\n")
-        starts = _aligned_magics(record)
+        # The multiples of 4 with the magic number, which cannot overlap itself.
+        starts = [found.start() for found in re.finditer(re.escape(MAGIC_BYTES), record) if found.start() % 4 == 0]
         begin = 0
         for i, cut in enumerate(starts):
             self._write_part(FIRST if i == 0 else MIDDLE, record[begin:cut])
@@ -116,17 +113,6 @@ class RecordWriter:
         self._rec.write(content)
         self._rec.write(bytes(padding))
         self._offset += FRAME.size + len(content) + padding
-
-    def close(self) -> None:
-        self._files.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._files.__exit__(kind, error, trace)
 
 
 class RecordReader:
@@ -149,7 +135,7 @@ class RecordReader:
         self._file.map.madvise(mmap.MADV_RANDOM)
         self.keys, self.offset_R = read_index(self.idx_path)
         self._mean_bytes = self._file.size // len(self.keys)
-        bad = ~self._file.have_room(self.offset_R)
+        bad = (self.offset_R < 0) | (self.offset_R % 4 != 0) | (self.offset_R > self._file.size - FRAME.size)
         if bad.any():
             row = int(bad.argmax())
             raise ValueError(
@@ -176,20 +162,6 @@ class RecordReader:
         except BadRecord as error:
             raise BadRecord(f"{self.rec_path}, key {key}: {error}") from None
 
-    def read_labelled(self, key: int) -> tuple[float, bytes]:
-        """Returns the first label of a key and what follows the labels. Raises as `read`."""
-        file, offset = self._file, self._offset_of(key)
-        if offset + _WITH_FRAME.size <= file.size:
-            magic, word, flag, label, _, _ = _WITH_FRAME.unpack_from(file.map, offset)
-            begin, end = offset + _WITH_FRAME.size + 4 * flag, offset + FRAME.size + (word & MAX_RECORD_BYTES)
-            if magic == MAGIC and word >> 29 == WHOLE and begin <= end <= file.size:
-                if flag:
-                    (label,) = _LABEL.unpack_from(file.map, offset + _WITH_FRAME.size)
-                return label, file.map[begin:end]
-        # Damaged, or in several parts.
-        header, content = self.read_sample(key)
-        return float(header.label[0]), content
-
     def will_need(self, keys: NDArray[np.int64]) -> None:
         """Asks the kernel to fetch records and returns at once, so that a disk can sort many reads."""
         starts = self.offset_R[self._rows_of(keys)] // mmap.PAGESIZE * mmap.PAGESIZE
@@ -211,29 +183,26 @@ class RecordReader:
         where there are fewer, from the headers and without a Python loop. Raises BadRecord for the first record whose
         frame or header is cut short before these labels."""
         offset_R = self.offset_R[self._rows_of(keys)]
-        heads = self._file.heads(offset_R)
-        flag_R, label_RK = first_labels(self._file, np.where(heads.is_frame, offset_R, 0), most)
+        words = np.frombuffer(self._file.map, "<u4", self._file.size // 4)
+        at_R, last = offset_R // 4, len(words) - 1
+        flag_R = words[np.minimum(at_R + 2, last)].astype(np.int64)
+        first_R = at_R + np.where(flag_R == 0, 3, 8)
+        label_RK = words[np.minimum(first_R[:, None] + np.arange(most), last)].view("<f4")
         count_R = np.maximum(flag_R, 1)
         # Others are damaged, or split within their header.
         least_R = HEADER.size + 4 * np.minimum(flag_R, most)
-        held_R = np.minimum(heads.length, self._file.size - FRAME.size - offset_R)
-        for row in np.flatnonzero(~heads.is_frame | (held_R < least_R)).tolist():
+        length_R = (words[at_R + 1] & MAX_RECORD_BYTES).astype(np.int64)
+        held_R = np.minimum(length_R, self._file.size - FRAME.size - offset_R)
+        is_odd_R = (words[at_R] != MAGIC) | (held_R < least_R)
+        del words  # a map cannot be closed while an array refers to it, also one of an error's frame
+        for row in np.flatnonzero(is_odd_R).tolist():
             label = self.read_sample(int(keys[row]))[0].label
             count_R[row] = len(label)
             label_RK[row, : len(label)] = label[:most]
         return count_R, label_RK
 
-    def unmap(self) -> None:
-        self._file.unmap()
-
     def close(self) -> None:
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+        self._file.map.close()
 
     def _offset_of(self, key: int) -> int:
         if isinstance(self.keys, range):
@@ -249,17 +218,6 @@ class RecordReader:
         return keys if isinstance(self.keys, range) else np.searchsorted(self.keys, keys)
 
 
-def first_labels(
-    file: RecordFile, offset_R: NDArray[np.int64], most: int = 1
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Returns (flags, first `most` labels, (R, most)) from the records' first frames; undefined for labels that a frame
-    does not hold."""
-    words, at_R, last = file.words, offset_R // 4, file.size // 4 - 1
-    flag_R = words[np.minimum(at_R + 2, last)].astype(np.int64)
-    first_R = at_R + np.where(flag_R == 0, 3, 8)
-    return flag_R, words[np.minimum(first_R[:, None] + np.arange(most), last)].view("<f4")
-
-
 def write_index(rec_path: str | os.PathLike[str]) -> int:
     """Rebuilds the .idx of a .rec and returns the number of records. Keys are the records' ids; if these are not unique
     or not below 2^63, the keys are 0, 1, 2, ... in file order. Raises BadRecord for a damaged frame."""
@@ -267,34 +225,23 @@ def write_index(rec_path: str | os.PathLike[str]) -> int:
     file = RecordFile(rec_path)
     offsets: list[int] = []
     ids: list[int] = []
-    stop, inside = 0, False
-    for part, begin, end in file.walk(0, file.size):
-        if part not in ((MIDDLE, LAST) if inside else (WHOLE, FIRST)):
-            break
-        if not inside:
-            offsets.append(begin)
-            if end - begin >= FRAME.size + HEADER.size:
-                ids.append(HEADER.unpack_from(file.map, begin + FRAME.size)[2])
-        inside = part in (FIRST, MIDDLE)
-        stop = aligned(end)
-    if stop < file.size or inside:
-        what = f"offset {stop}: the frames of a split record do not follow each other"
+    at = 0
+    while at < file.size:
         try:
-            file.parts(stop)
+            parts = file.parts(at)
         except BadRecord as error:
-            what = str(error)
-        raise BadRecord(f"{rec_path}, after {counted(len(offsets), 'record')}: {what}")
-    file.close()
+            raise BadRecord(f"{rec_path}, after {counted(len(offsets), 'record')}: {error}") from None
+        offsets.append(at)
+        begin, end = parts[0]
+        if end - begin >= HEADER.size:
+            ids.append(HEADER.unpack_from(file.map, begin)[2])
+        at = aligned(parts[-1][1])
+    file.map.close()
     keys = ids if len(set(ids)) == len(offsets) and max(ids) < 2**63 else range(len(offsets))
     idx_path = rec_path.with_suffix(".idx")
     with replacing(idx_path) as partial, partial.open("w", newline="\n") as out:
         out.writelines(f"{key}\t{offset}\n" for key, offset in zip(keys, offsets, strict=True))
     return len(offsets)
-
-
-def _aligned_magics(record: bytes) -> list[int]:
-    """Returns the multiples of 4 with the magic number, which cannot overlap itself."""
-    return [found.start() for found in re.finditer(re.escape(MAGIC_BYTES), record) if found.start() % 4 == 0]
 
 
 # ---- a training set
@@ -342,21 +289,16 @@ class RecordSource(Source):
 
     def read(self, index: int) -> Sample:
         key = int(self._keys[index])
-        if self.num_labels > 1:
-            return self._read_several(index, key)
-        label, content = self.reader.read_labelled(key)
-        if not label.is_integer() or abs(label) > MAX_CLASSES:
-            raise BadRecord(f"{self.where(index)}: label {label}, {_EXPECTED}")
-        if not content:
-            raise BadRecord(f"{self.where(index)}: a label but no image")
-        return Sample(content, int(label), key)
-
-    def _read_several(self, index: int, key: int) -> Sample:
         header, content = self.reader.read_sample(key)
         if not content:
             raise BadRecord(f"{self.where(index)}: a label but no image")
-        first, more = of_sample(header.label, self, index)
-        return Sample(content, first, key, more)
+        if self.num_labels > 1:
+            first, more = of_sample(header.label, self, index)
+            return Sample(content, first, key, more)
+        label = float(header.label[0])
+        if not label.is_integer() or abs(label) > MAX_CLASSES:
+            raise BadRecord(f"{self.where(index)}: label {label}, {_EXPECTED}")
+        return Sample(content, int(label), key)
 
     def where(self, index: int) -> str:
         return f"{self.reader.rec_path}, key {self._keys[index]}"
@@ -404,11 +346,8 @@ class RecordSource(Source):
         return label_RK
 
     def _largest_label(self) -> int:
-        largest = -1
-        for start in range(0, len(self._keys), _LABELS_AT_ONCE):
-            largest = max(largest, int(self._labels(start, start + _LABELS_AT_ONCE).max()))
-            self.reader.unmap()
-        return largest
+        starts = range(0, len(self._keys), _LABELS_AT_ONCE)
+        return max(int(self._labels(start, start + _LABELS_AT_ONCE).max()) for start in starts)
 
     def label_bytes(self) -> int:
         return self.reader.rec_path.stat().st_size

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.data.labels import as_int64, check_inside, of_file, of_sample
+from partial_fc.data.labels import check_inside, of_file, of_sample
 from partial_fc.data.npy import map_npz, read_npy
 from partial_fc.data.recordio import MAX_CLASSES
 from partial_fc.data.sample import BadRecord, Sample, Source
-from partial_fc.data.sets.parquet import are_lists, column_of, label_rows, open_parquet
+from partial_fc.data.sets.parquet import column_of, label_rows, open_parquet
 
 SUFFIXES = (".npz", ".npy", ".parquet")
 BLOCK = 8192  # vectors checked at once
@@ -149,33 +149,27 @@ def _read_npy(path: Path, labelled: bool) -> _Read:
 
 def _read_parquet(path: Path, labelled: bool) -> _Read:
     file = open_parquet(path)
-    needed = ("embedding", "label")[: 1 + labelled]
-    for name in needed:
+    for name in ("embedding", "label")[: 1 + labelled]:
         column_of(path, file, (name,))
-    several = labelled and are_lists(file.schema_arrow.field("label").type)
-    read = ("embedding", "label", "class") if labelled and not several else ("embedding",)
-    columns = [name for name in read if name in file.schema_arrow.names]
-    label_N, row_ND = np.empty(file.metadata.num_rows, np.int64), np.empty((0, 0), np.float32)
-    names: dict[int, str] = {}
+    row_ND = np.empty((0, 0), np.float32)
     first = 0
     try:
-        for batch in file.iter_batches(columns=columns):
-            some = slice(first, first + len(batch))
-            row_BD = batch.column("embedding").flatten().to_numpy(zero_copy_only=False).reshape(len(batch), -1)
-            row_ND = row_ND if first else np.empty((len(label_N), row_BD.shape[1]), row_BD.dtype)
-            row_ND[some] = row_BD
-            if "label" in columns:
-                label_N[some] = as_int64(batch.column("label").to_numpy(zero_copy_only=False), path)
-            for name in columns[2:]:
-                names.update(zip(label_N[some].tolist(), map(str, batch.column(name).to_pylist()), strict=True))
-            first = some.stop
+        for batch in file.iter_batches(columns=["embedding"]):
+            row_BD = batch.column(0).flatten().to_numpy(zero_copy_only=False).reshape(len(batch), -1)
+            row_ND = row_ND if first else np.empty((file.metadata.num_rows, row_BD.shape[1]), row_BD.dtype)
+            row_ND[first : first + len(batch)] = row_BD
+            first += len(batch)
     except (OSError, AttributeError, TypeError, ValueError, NotImplementedError) as error:
         raise ValueError(f"{path}: {error}; expected columns embedding, lists of D numbers, and label") from error
-    if several:
-        return row_ND, label_rows(path, file.read(columns=["label"]).column(0)), None, None
-    number = max(names, default=-1) + 1
+    if not labelled:
+        return row_ND, None, None, None
+    label_N = label_rows(path, file.read(columns=["label"]).column(0))
+    if label_N.ndim > 1 or "class" not in file.schema_arrow.names:
+        return row_ND, label_N, None, None
+    names = dict(zip(label_N.tolist(), map(str, file.read(columns=["class"]).column(0).to_pylist()), strict=True))
+    number = max(names) + 1
     known = [names.get(label, f"class {label}") for label in range(number)] if 0 < number <= MAX_CLASSES else None
-    return row_ND, label_N if labelled else None, known, None
+    return row_ND, label_N, known, None
 
 
 _READ = {".npz": _read_npz, ".npy": _read_npy, ".parquet": _read_parquet}

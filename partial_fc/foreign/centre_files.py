@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,13 +32,11 @@ def _only_matrix(path: Path) -> Tensor:
     return next(iter(arrays.values()))
 
 
-@dataclass(frozen=True)
-class FileKind:
-    """A kind of file: one per rank, and maybe another one with its momentum."""
+class FileKind(NamedTuple):
+    """A kind of file: one per rank, and maybe another one with its momentum. read: (file, that one) -> centres."""
 
     what: str
     name: re.Pattern[str]
-    # (file, its momentum file) -> centres
     read: Callable[[Path, Path | None], RankCentres]
     momentum: re.Pattern[str] | None = None
 
@@ -112,8 +111,7 @@ def find(paths: Iterable[Path]) -> CentreFiles:
 def _by_rank(name: re.Pattern[str] | None, listed: Sequence[Path]) -> dict[int, Path]:
     paths: dict[int, Path] = {}
     for path in listed:
-        matched = name.fullmatch(path.name) if name else None
-        if matched:
+        if name and (matched := name.fullmatch(path.name)):
             rank = int(matched[1])
             if rank in paths:
                 raise ValueError(f"{paths[rank]} and {path} are both of rank {rank}: give one set of files")

@@ -43,7 +43,10 @@ def read(path: Path) -> dict[str, Tensor]:
 
 def read_one(content: bytes, what: object) -> Tensor:
     """Reads the single array of these bytes, as in a pickled NDArray. what: its name for messages. Raises as `read`."""
-    return _Reader(what, bytearray(content)).only_array()
+    reader = _Reader(what, bytearray(content))
+    array = reader.array(0)
+    reader.check_end()
+    return array
 
 
 def write(path: Path, arrays: Mapping[str, Tensor] | Sequence[Tensor], durable: bool = False) -> None:
@@ -66,16 +69,12 @@ def _array_bytes(t: Tensor, what: str) -> Iterator[bytes | memoryview]:
     code = None if t.dtype == torch.bfloat16 else _CODES.get(t.numpy().dtype)
     if code is None or not 1 <= t.dim() <= _MAX_DIMENSIONS or not t.numel():
         raise ValueError(
-            f"{what} is {t.dtype} of shape {tuple(t.shape)}; a file of MXNet holds arrays of {_names(_CODES)}, of 1 to "
-            f"{_MAX_DIMENSIONS} dimensions, none of them 0"
+            f"{what} is {t.dtype} of shape {tuple(t.shape)}; a file of MXNet holds arrays of "
+            f"{', '.join(dtype.name for dtype in _CODES)}, of 1 to {_MAX_DIMENSIONS} dimensions, none of them 0"
         )
     yield struct.pack(f"<Iii{t.dim()}q", _MAGICS[0], _DENSE, t.dim(), *t.shape)
     yield struct.pack("<iii", _CPU, 0, code)
     yield t.numpy().data
-
-
-def _names(dtypes: Mapping[np.dtype, int]) -> str:
-    return ", ".join(dtype.name for dtype in dtypes)
 
 
 class _Reader:
@@ -95,26 +94,21 @@ class _Reader:
             raise self._bad(f"the file begins with {magic:#x}; expected {_LIST:#x}, a file of mxnet.nd.save")
         if count > len(self._content):
             raise self._bad(f"{count} arrays in a file of {len(self._content)} bytes")
-        arrays = [self._array(i) for i in range(count)]
+        arrays = [self.array(i) for i in range(count)]
         (num_names,) = self._numbers("Q", "the number of names")
         if num_names not in (0, count):
             raise self._bad(f"{num_names} names for {count} arrays")
         names = [self._name() for _ in range(num_names)] or [str(i) for i in range(count)]
         if len(set(names)) < count:
             raise self._bad("two arrays have one name")
-        self._check_end()
+        self.check_end()
         return dict(zip(names, arrays, strict=True))
 
-    def only_array(self) -> Tensor:
-        array = self._array(0)
-        self._check_end()
-        return array
-
-    def _check_end(self) -> None:
+    def check_end(self) -> None:
         if self._left:
             raise self._bad(f"{self._left} bytes are left over")
 
-    def _array(self, number: int) -> Tensor:
+    def array(self, number: int) -> Tensor:
         what = f"array {number}"
         (magic,) = self._numbers("I", what)
         if magic not in _MAGICS:

@@ -167,14 +167,9 @@ def _under_our_names(
     return ir_blocks.to_iresnet(found, path, is_adaface), {**facts, "note": note}
 
 
-def load_weights(model: nn.Module, path: str | Path) -> None:
-    """Loads a file's weights in place. Raises ValueError, with what is missing, unexpected or of another shape, before
-    changing anything."""
-    load_state(model, read_weights(Path(path))[0], Path(path))
-
-
 def load_state(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    """Loads a state dict, which came from `path`, as `load_weights` does."""
+    """Loads a state dict, which came from `path`, in place. Raises ValueError, with what is missing, unexpected or of
+    another shape, before changing anything."""
     check_fits(weights, model.state_dict(), path, type(model).__name__)
     # Without torch's layer versions: names suffice, and a damaged file may contain anything there.
     model.load_state_dict(dict(weights))

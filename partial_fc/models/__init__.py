@@ -39,7 +39,7 @@ def build(
     if name == "mbf":
         return MobileFaceNet(embedding_size, image_size, in_channels, dropout)
     if name in vit.SIZES:
-        return vit.build(name, embedding_size, image_size, in_channels, dropout)
+        return vit.VisionTransformer(vit.SIZES[name], embedding_size, image_size, in_channels, dropout)
     return iresnet.build(name, embedding_size, image_size, in_channels, dropout)
 
 

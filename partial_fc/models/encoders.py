@@ -7,7 +7,6 @@ A module may state its input contract as `to_input` (inputs.Pixels); else it is 
 
 import difflib
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -66,7 +65,14 @@ class OutputLinear(nn.Linear):
 
 
 def _of_timm(name: str, embedding_size: int, image_size: int, dropout: float) -> nn.Module:
-    timm = import_timm()
+    try:
+        import timm
+    except ImportError as error:
+        raise ValueError(f"--network timm:NAME needs timm ({error}): `pip install 'partial-fc[timm]'`") from error
+    except RuntimeError as error:
+        raise ValueError(
+            f"--network timm:NAME: timm cannot be imported ({error}); take torch and torchvision from one index"
+        ) from error
     if not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), 3, 0.5) or timm.list_models(f"*{name}*")[:3]
         hint = f"; near ones: {', '.join(close)}" if close else ""
@@ -74,7 +80,7 @@ def _of_timm(name: str, embedding_size: int, image_size: int, dropout: float) ->
     sizes: dict[str, Any] = {"num_classes": embedding_size, "drop_rate": dropout}
     try:
         try:
-            module = timm.create_model(name, img_size=image_size, **sizes)
+            module: Any = timm.create_model(name, img_size=image_size, **sizes)
         except TypeError as error:
             if "img_size" not in str(error):
                 raise
@@ -104,19 +110,6 @@ def _one_or_three(share: tuple[float, ...]) -> float | tuple[float, ...]:
     """Converts a mean or deviation of values in [0, 1] to pixels."""
     pixels = tuple(round(255 * value, 6) for value in share)
     return pixels[0] if len(set(pixels)) == 1 else pixels
-
-
-def import_timm() -> ModuleType:
-    """Imports timm. Raises ValueError, with the command, if it is not installed."""
-    try:
-        import timm
-    except ImportError as error:
-        raise ValueError(f"--network timm:NAME needs timm ({error}): `pip install 'partial-fc[timm]'`") from error
-    except RuntimeError as error:
-        raise ValueError(
-            f"--network timm:NAME: timm cannot be imported ({error}); take torch and torchvision from one index"
-        ) from error
-    return timm
 
 
 # ---- a function in a file

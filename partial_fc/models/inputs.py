@@ -11,24 +11,20 @@ from torch import Tensor
 
 
 class InputContract(Protocol):
-    """The conversion of a batch to the network's input. Implemented by Pixels and Unchanged, among others."""
+    """The conversion of a loader's batch, on the device of the network, to its input: Pixels, Unchanged, among others.
+
+    unit: the log's word for samples, "images" or "samples". facts: the contract in strings, as in model.safetensors and
+    checkpoints. picture: one sample of a batch as a picture, (H, W, C), or None.
+    """
 
     @property
-    def unit(self) -> str:
-        """The log's word for samples: "images", "samples"."""
-        ...
+    def unit(self) -> str: ...
 
-    def __call__(self, data_B: Tensor, /) -> Tensor:
-        """Converts data_B, as from the loader, on the device of the network."""
-        ...
+    def __call__(self, data_B: Tensor, /) -> Tensor: ...
 
-    def facts(self) -> dict[str, str]:
-        """Returns the contract in strings, as in model.safetensors and checkpoints."""
-        ...
+    def facts(self) -> dict[str, str]: ...
 
-    def picture(self, data: Tensor, /) -> Tensor | None:
-        """Returns one sample of a batch as a picture, (H, W, C), or None."""
-        ...
+    def picture(self, data: Tensor, /) -> Tensor | None: ...
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ and zeros: the network starts as it was.
 
 import re
 from collections.abc import Mapping
-from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,10 @@ def adapt(module: nn.Module, rank: int, image_size: int) -> str:
     norms go on.
     Raises ValueError if peft is not installed, or for a network without such layers.
     """
-    peft = import_peft()
+    try:
+        import peft
+    except ImportError as error:
+        raise ValueError(f"--lora needs peft ({error}): `pip install 'partial-fc[lora]'`") from error
     torch.backends.mha.set_fastpath_enabled(False)  # torch's transformer layers would use weights without adapters
     called = _called(module, image_size)
     layers = [name for name, part in called.items() if isinstance(part, nn.Linear | nn.Conv2d)]
@@ -43,15 +45,6 @@ def adapt(module: nn.Module, rank: int, image_size: int) -> str:
     trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
     total = sum(p.numel() for p in module.parameters())
     return f"adapters on {len(inner)} layers; {trained:,} of {total:,} parameters train, {last} in full"
-
-
-def import_peft() -> ModuleType:
-    """Imports peft. Raises ValueError, with the command, if it is not installed."""
-    try:
-        import peft
-    except ImportError as error:
-        raise ValueError(f"--lora needs peft ({error}): `pip install 'partial-fc[lora]'`") from error
-    return peft
 
 
 def merged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from partial_fc.models.sample_random import Dropout, DropPath, SampleRandom
 
 HEADS = 8
-_MASK = 0.1  # the share of patches that training leaves out, where it leaves out any
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Size:
     width: int
     depth: int
     drop_path: float = 0.1
-    mask: float = _MASK
+    mask: float = 0.1
 
 
 # arcface_torch's names and sizes; vit_l beside its _dp005_mask_005 is TransFace's. arcface_torch masks 10 % of the
@@ -179,8 +178,3 @@ class VisionTransformer(nn.Module):
                 token_BLD = self.mask_token.to(x_BLD.dtype).expand(len(x_BLD), self.pos_embed.shape[1], -1)
                 x_BLD = token_BLD.scatter(1, kept_BKD, x_BLD)
             return self.feature(self.dropout(x_BLD.flatten(1)))
-
-
-def build(name: str, embedding_size: int, image_size: int, in_channels: int, dropout: float) -> VisionTransformer:
-    """Builds one of SIZES."""
-    return VisionTransformer(SIZES[name], embedding_size, image_size, in_channels, dropout)

@@ -60,8 +60,8 @@ def test_a_larger_set_from_more_processes_starts_with_the_same_bytes(folder: Pat
     for name in SETS:
         for file in (f"{name}.bin", f"{name}.tsv"):
             assert (folder / file).read_bytes() == (larger / file).read_bytes(), file
-    with RecordReader(folder / "train.rec") as ours, RecordReader(larger / "train.rec") as theirs:
-        assert all(ours.read(key) == theirs.read(key) for key in range(1, 1 + 12 * 7 * 2))
+    ours, theirs = (RecordReader(path / "train.rec") for path in (folder, larger))
+    assert all(ours.read(key) == theirs.read(key) for key in range(1, 1 + 12 * 7 * 2))
 
 
 # ---- the training set

@@ -33,7 +33,7 @@ from partial_fc.data.vectors import Vectors
 from partial_fc.embedding.load import find
 from partial_fc.files import read_bytes
 from partial_fc.foreign import arcface_torch, ndarray_file
-from partial_fc.foreign.state_dicts import check_fits, load_weights
+from partial_fc.foreign.state_dicts import check_fits, load_state, read_weights
 from partial_fc.models.iresnet import IResNet
 from partial_fc.verbs.checkpoint.imprint import from_file
 from partial_fc.verbs.data.pair_list import read_pair_list
@@ -211,6 +211,10 @@ def whole_files() -> list[Files]:
     return [{"model.pt": saved(value)} for value in (network(), checkpoint)]
 
 
+def read_model(folder: Path) -> None:
+    load_state(network(), read_weights(folder / "model.pt")[0], folder / "model.pt")
+
+
 def trained(module: torch.nn.Module) -> dict[str, Any]:
     """The state of an optimizer that has made a step."""
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
@@ -342,9 +346,9 @@ READERS = {
     "clips": Reader(lambda: [{"clips.txt": b"a.mp4 12 0\nb/c 3 1\n"}], read_clips, _LISTED),
     "config": Reader(lambda: [{"c.py": CONFIG}], lambda f: arcface_torch_config.load(f / "c.py"), _CODE),
     "apex": Reader(apex_files, read_apex, _CALLS, in_zip),
-    "weights": Reader(lambda: weight_files(True), lambda f: load_weights(network(), f / "model.pt"), _CALLS, in_zip),
-    "old-weights": Reader(lambda: weight_files(False), lambda f: load_weights(network(), f / "model.pt"), _CALLS),
-    "whole": Reader(whole_files, lambda f: load_weights(network(), f / "model.pt"), _CALLS, in_zip),
+    "weights": Reader(lambda: weight_files(True), read_model, _CALLS, in_zip),
+    "old-weights": Reader(lambda: weight_files(False), read_model, _CALLS),
+    "whole": Reader(whole_files, read_model, _CALLS, in_zip),
     "arcface": Reader(arcface_files, read_arcface, _CALLS, in_zip),
     "mxnet-params": Reader(ndarray_files, lambda f: ndarray_file.read(f / "0_centers.param")),
     "mxnet-symbol": Reader(symbol_files, lambda f: mxnet_symbol.read(f / "model-symbol.json").batch_norm("fc1"), _JSON),

@@ -5,7 +5,6 @@ the set, n of them scanned.
 """
 
 import itertools
-import json
 import time
 import zlib
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from partial_fc.comm import World, all_or_raise
+from partial_fc.comm import World, all_gather_json, all_or_raise
 from partial_fc.data import Source
 from partial_fc.data.check.images import CONSTANT, CUT, REPLACED, ImageScan, check_images, scan_images
 from partial_fc.data.check.labels import UNREAD, check_class_number, check_folders, check_labels, check_range, labels_of
@@ -111,12 +110,9 @@ def _check_images(
 ) -> tuple[list[Finding], str]:
     """Returns (findings, the words for what was checked)."""
     index_n = _choose_indices(len(source), seed)
-    mine = index_n[world.rank :: world.size]
-    scan, label_n = _scan(source, mine, num_threads)
-    scan, label_n = _gather(scan, label_n, world)
+    scan, label_n = _scan(source, index_n, world, num_threads)
     wrong_n = label_n == WRONG
     label_n[wrong_n] = UNREAD
-    index_n = np.concatenate([index_n[rank :: world.size] for rank in range(world.size)])
     label_N = _all_labels(source, world)
 
     def describe(i: int) -> Mapping[str, Any]:
@@ -133,9 +129,8 @@ def _check_images(
         findings += check_class_number(num_classes, names=source.class_names() or ())
         values = np.unique(label_n[read])
         if len(values) == 1 and num_classes > 1 and len(label_n) >= _FEW:
-            findings.append(
-                Finding("error", "label-constant", f"all labels are {values[0]}: have the real ones been lost?")
-            )
+            what = f"all labels are {values[0]}: have the real ones been lost?"
+            findings.append(Finding("error", "label-constant", what))
     else:
         read = np.flatnonzero(first(label_N) != UNREAD)
         read_label = label_N[read]
@@ -159,41 +154,33 @@ def _choose_indices(num_samples: int, seed: int) -> NDArray[np.int64]:
     return np.random.default_rng(seed).integers(edges[:-1], edges[1:])
 
 
-def _scan(source: Source, index_n: NDArray[np.int64], num_threads: int) -> tuple[ImageScan, NDArray[np.int64]]:
-    """Scans this rank's images."""
-    label_n = np.full(len(index_n), UNREAD)
+def _scan(
+    source: Source, index_n: NDArray[np.int64], world: World, num_threads: int
+) -> tuple[ImageScan, NDArray[np.int64]]:
+    """Scans these images, every rank its share. Returns (the scan, their labels)."""
+    mine = index_n[world.rank :: world.size].tolist()
+    label_m = np.full(len(mine), UNREAD)
 
     def read(i: int) -> bytes | NDArray[np.uint8]:
         try:
-            sample = source.read(int(index_n[i]))
+            sample = source.read(mine[i])
         except LabelOutOfRange as error:  # all ranks need to know it
-            label_n[i] = error.label
+            label_m[i] = error.label
             raise BadRecord(str(error)) from error
-        label_n[i] = sample.label
+        label_m[i] = sample.label
         return still(sample)
 
-    source.will_need(index_n.tolist())
-    return scan_images(read, len(index_n), num_threads), label_n
-
-
-def _gather(scan: ImageScan, label_n: NDArray[np.int64], world: World) -> tuple[ImageScan, NDArray[np.int64]]:
-    """Gathers the scans and labels of all ranks, in rank order."""
-
-    def all_of(array: NDArray, name: str) -> NDArray:
-        rows = torch.from_numpy(array.view(np.uint8).reshape(len(array), array.itemsize))
-        return world.all_gather(rows, name=f"data/{name}").numpy().reshape(-1).view(array.dtype)
-
-    gathered = ImageScan(0)
-    for name in ("code_N", "hash_N", "height_N", "width_N"):
-        setattr(gathered, name, all_of(getattr(scan, name), name))
-    first = dict(sorted(scan.messages.items())[:_MESSAGES])
-    words = np.frombuffer((json.dumps([len(scan.code_N), first]) + "\n").encode(), np.uint8).copy()
-    start = 0
-    for line in all_of(words, "words").tobytes().decode().splitlines():
-        num_images, messages = json.loads(line)
-        gathered.messages |= {start + int(i): message for i, message in messages.items()}
-        start += num_images
-    return gathered, all_of(label_n, "labels")
+    source.will_need(mine)
+    scan, own = ImageScan(len(index_n)), scan_images(read, len(mine), num_threads)
+    label_n = np.empty(len(index_n), np.int64)
+    columns: tuple[NDArray[Any], ...] = (scan.code_N, scan.hash_N, scan.height_N, scan.width_N, label_n)
+    found = [column.tolist() for column in (own.code_N, own.hash_N, own.height_N, own.width_N, label_m)]
+    first = sorted(own.messages.items())[:_MESSAGES]
+    for rank, (messages, values) in enumerate(all_gather_json((first, found), world, "data/scan")):
+        scan.messages |= {rank + world.size * i: message for i, message in messages}
+        for column_n, value in zip(columns, values, strict=True):
+            column_n[rank :: world.size] = np.array(value, column_n.dtype)
+    return scan, label_n
 
 
 def _all_labels(source: Source, world: World) -> NDArray[np.int64] | None:

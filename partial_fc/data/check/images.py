@@ -6,7 +6,7 @@ N images scanned, of which 16 bytes each are kept.
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -29,11 +29,7 @@ _BY_CODE: dict[int, tuple[Severity, str, str]] = {
     NOT_AN_IMAGE: ("error", "image-undecodable", "files are not images that OpenCV can decode"),
     NARROW: ("error", "image-narrow", "images are too narrow to be cropped to a square"),
     CUT: ("error", "image-cut", "JPEG files are truncated: they have no end marker"),
-    DAMAGED: (
-        "error",
-        "image-damaged",
-        "JPEG files are damaged: the decoder fills missing parts with grey, and training does not report it",
-    ),
+    DAMAGED: ("error", "image-damaged", "JPEG files are damaged: decoders fill gaps with grey, unreported in training"),
     CONSTANT: ("warning", "image-constant", "images are of a single colour"),
     PADDED: ("warning", "image-padded", "JPEG files have a few extra bytes: padding, or damage in the last rows"),
 }
@@ -89,10 +85,7 @@ class ImageScan:
 
 def scan_images(read: Read, num_images: int, num_threads: int, *, bar: str = "") -> ImageScan:
     """Scans images 0 to num_images - 1, roughly in order; read(i) returns an image file or pixels (H, W, 3) or (H, W,
-    1), or raises BadRecord.
-
-    bar: the name of a progress bar, if any.
-    """
+    1), or raises BadRecord. bar: the name of a progress bar, if any."""
     scan = ImageScan(num_images)
 
     def scan_block(start: int) -> None:
@@ -130,7 +123,10 @@ def _scan_image(scan: ImageScan, index: int, read: Read) -> None:
         return
     scan.height_N[index], scan.width_N[index] = (min(side, 65535) for side in image.shape[:2])
     scan.hash_N[index] = hash_of(content if isinstance(content, bytes) else content.tobytes())
-    code, message = _check_pixels(image)
+    low, high = int(image.min()), int(image.max())
+    code, message = GOOD, ""
+    if high - low <= _FLAT:
+        code, message = CONSTANT, f"every pixel is {low}" + (f" to {high}" if high > low else "")
     if complaint and code < (fault := PADDED if _PADDING.fullmatch(complaint) else DAMAGED):
         code, message = fault, complaint
     scan.set_code(index, code, message)
@@ -160,14 +156,6 @@ def decode_scanned(content: bytes) -> tuple[NDArray[np.uint8], str]:
 def hash_of(content: bytes | memoryview) -> int:
     """Returns a hash of 64 bits, never 0."""
     return max(1, int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little"))
-
-
-def _check_pixels(image_HWC: NDArray[np.uint8]) -> tuple[int, str]:
-    """Returns (fault code, message) for decoded pixels."""
-    low, high = int(image_HWC.min()), int(image_HWC.max())
-    if high - low <= _FLAT:
-        return CONSTANT, f"every pixel is {low}" if high == low else f"every pixel is {low} to {high}"
-    return GOOD, ""
 
 
 def check_images(
@@ -214,17 +202,14 @@ def _check_sizes(scan: ImageScan, describe: Describe, file: str, size: int | Non
     shown = ", ".join(f"{height} x {width}: {number:,}" for height, width, number in sizes[:5])
     more = f" and {len(sizes) - 5} more sizes" if len(sizes) > 5 else ""
     decoded = scan.height_N > 0
-    if (scan.height_N != scan.width_N).sum() > decoded.sum() / 2:
-        more += ". Most are not square: training crops them to the middle"
     findings = [Finding("info", "image-sizes", f"images of height x width {shown}{more}", file=file)]
-    with_size = _with_size(scan, describe)
     height, width, most = sizes[0]
     usual = (size, size) if size else (height, width)
     if size or most >= 0.99 * decoded.sum():
         who = "`property` says" if size else "nearly all have"
         what = f"images are not {usual[0]} x {usual[1]}, as {who}: training resizes and crops them"
         other = decoded & ((scan.height_N != usual[0]) | (scan.width_N != usual[1]))
-        findings += findings_at("warning", "image-other-size", what, other, with_size, file)
+        findings += findings_at("warning", "image-other-size", what, other, _with_size(scan, describe), file)
     return findings
 
 
@@ -283,20 +268,12 @@ def check_vectors(
 ) -> tuple[list[Finding], bool]:
     """Reads every vector of the files. Returns the findings, and whether all usable vectors are embeddings, of
     length 1. label_N: of all of them. describe(i) names vector i. bar: the name of a progress bar, if any."""
-    length_N, scan = np.empty(len(label_N)), ImageScan(0)
-    scan.hash_N = np.zeros(len(label_N), np.uint64)
-    start = 0
-    with terminal.bar(total=len(label_N), unit="vector", desc=bar, shown=bool(bar)) as progress:
-        for part in parts:
-            for first in range(0, len(part), BLOCK):
-                row_BD = np.ascontiguousarray(part.row_ND[first : first + BLOCK])
-                some = slice(start, start + len(row_BD))
-                with np.errstate(over="ignore"):
-                    row32_BD = row_BD.astype(np.float32, copy=False)  # as training sees them
-                length_N[some] = np.sqrt(np.einsum("nd,nd->n", row32_BD, row32_BD, dtype=np.float64))
-                scan.hash_N[some] = [hash_of(row_D.data) for row_D in row_BD]
-                start = some.stop
-                progress.update(len(row_BD))
+    length_N, scan = np.empty(len(label_N)), ImageScan(len(label_N))
+    for some, row_BD in blocks_of(parts, bar):
+        with np.errstate(over="ignore"):
+            row32_BD = row_BD.astype(np.float32, copy=False)  # as training sees them
+        length_N[some] = np.sqrt(np.einsum("nd,nd->n", row32_BD, row32_BD, dtype=np.float64))
+        scan.hash_N[some] = [hash_of(row_D.data) for row_D in row_BD]
     bad_N = ~np.isfinite(length_N) | (length_N == 0)
     scan.hash_N[bad_N] = 0
 
@@ -311,3 +288,15 @@ def check_vectors(
     findings += findings_at("error", "vectors-bad", what, bad_N, with_problem, file)
     are_units = len(good) > 0 and bool((np.abs(good - 1) < 1e-3).all())
     return findings + check_repetitions(scan, label_N, describe, file, "vectors"), are_units
+
+
+def blocks_of(parts: Sequence[Vectors], bar: str) -> Iterator[tuple[slice, NDArray[Any]]]:
+    """Yields blocks of vectors, as they are stored, each with its place among all."""
+    start = 0
+    with terminal.bar(total=sum(map(len, parts)), unit="vector", desc=bar, shown=bool(bar)) as progress:
+        for part in parts:
+            for first in range(0, len(part), BLOCK):
+                row_BD = np.ascontiguousarray(part.row_ND[first : first + BLOCK])
+                yield slice(start, start + len(row_BD)), row_BD
+                start += len(row_BD)
+                progress.update(len(row_BD))

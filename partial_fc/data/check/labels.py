@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from partial_fc.data.image_folder import ImageFolder
 from partial_fc.data.labels import NONE, in_array
-from partial_fc.data.recordio import MAX_CLASSES
 from partial_fc.data.sample import BadRecord, Source
 from partial_fc.findings import Describe, Finding, Severity, counted, findings_at
 
@@ -115,9 +114,6 @@ def _check_classes(count_C: NDArray[np.int64], file: str, names: Sequence[str], 
         others = counted(len(count_C) - 1, "class")
         what = f"one class has all {num_images:,} {unit}s, {others} have none: have the real labels been lost?"
         add("error", "label-constant", what, count_C > 0)
-    if len(count_C) > MAX_CLASSES:
-        what = f"classes; labels in a .rec are float32, exact up to {MAX_CLASSES:,} only"
-        findings.append(Finding("warning", "label-float32", what, len(count_C), file=file))
     named = label_C < len(names)
     emptied = " (an empty folder, or one whose files are all left out)" if unit == "image" else ""
     what = (
@@ -130,12 +126,8 @@ def _check_classes(count_C: NDArray[np.int64], file: str, names: Sequence[str], 
         "another set?"
     )
     add("warning", "class-unused", what, (count_C == 0) & ~named)
-    add(
-        "warning",
-        "class-one-image",
-        f"classes with a single {unit}: nothing is learned about their variation",
-        count_C == 1,
-    )
+    what = f"classes with a single {unit}: nothing is learned about their variation"
+    add("warning", "class-one-image", what, count_C == 1)
     if len(used) > 1:
         median = float(np.median(count_C[used]))
         what = (
@@ -151,15 +143,10 @@ def check_folders(source: Source, file: str = "") -> list[Finding]:
     """Reports ignored files of a class-folder set; else nothing."""
     if not isinstance(source, ImageFolder):
         return []
-    findings = []
     paths = [path for paths in source.left_out.values() for path in paths]
-    if paths:
-        what = f"files are left out: {source.left_out_text()}"
-        findings.append(
-            Finding("warning", "files-left-out", what, len(paths), np.arange(len(paths)),
-                    lambda i: {"file": str(source.root / paths[i])}, file)
-        )  # fmt: skip
-    return findings
+    what = f"files are left out: {source.left_out_text()}"
+    which = np.arange(len(paths))
+    return findings_at("warning", "files-left-out", what, which, lambda i: {"file": str(source.root / paths[i])}, file)
 
 
 def labels_of(source: Source) -> NDArray[np.int64] | None:

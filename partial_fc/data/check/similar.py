@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc import terminal
-from partial_fc.data.vectors import BLOCK, Vectors
+from partial_fc.data.check.images import blocks_of
+from partial_fc.data.vectors import Vectors
 from partial_fc.findings import Describe, Finding, Severity, findings_at
 
 MOST = 2048  # classes looked at, or as many as PRODUCTS allow
@@ -142,12 +143,4 @@ def _nearest(
 
 
 def _blocks(parts: Sequence[Vectors], bar: str) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-    """Yields blocks of vectors, each with its place among all."""
-    start = 0
-    with terminal.bar(total=sum(map(len, parts)), unit="vector", desc=bar, shown=bool(bar)) as progress:
-        for part in parts:
-            for first in range(0, len(part), BLOCK):
-                row_BD = np.asarray(part.row_ND[first : first + BLOCK], np.float32)
-                yield slice(start, start + len(row_BD)), row_BD
-                start += len(row_BD)
-                progress.update(len(row_BD))
+    return ((at, row_BD.astype(np.float32, copy=False)) for at, row_BD in blocks_of(parts, bar))

@@ -281,14 +281,10 @@ def _outside(label: Any, num_classes: int) -> Any:
 def stated_together(paths: Sequence[Path], size_matters: bool) -> tuple[int | None, tuple[int, int] | None]:
     """Returns what the sets state, as `stated`: the classes of a single set, and the image size. Raises ValueError if
     size_matters and they state different sizes."""
-    # Opening them reports what is missing.
-    sets = find_sets(
-        [
-            path
-            for path in paths
-            if as_url(place := named(path)[1]) or _RANGE.search(str(place)) or place.exists() or glob.glob(str(place))
-        ]
-    )
+    try:
+        sets = find_sets(paths)
+    except (ValueError, OSError):  # opening them reports it
+        return None, None
     found = {f"{one.name} ({path})": stated(path) for one in sets for path in one.paths if not as_url(path)}
     sizes = {size: name for name, (_, size) in found.items() if size and min(size) > 0}
     if len(sizes) > 1 and size_matters:

@@ -144,20 +144,15 @@ def label_rows(path: Path, column: Any) -> NDArray[np.int64]:
     import pyarrow
     from pyarrow import compute
 
-    flat = compute.list_flatten(column) if (several := are_lists(column.type)) else column
+    kind, types = column.type, pyarrow.types
+    several = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    flat = compute.list_flatten(column) if several else column
     missing = column.null_count + (flat.null_count if several else 0)
     if not pyarrow.types.is_integer(flat.type) or missing or not len(column):
         what = f"{missing} of its labels are missing" if missing else f"labels are {column.type}"
         raise ValueError(f"{path}: {what if len(column) else 'no rows'}; expected a class number in each row")
     label = as_int64(flat.to_numpy(), path)
     return in_rows(label, compute.list_value_length(column).to_numpy()) if several else label
-
-
-def are_lists(kind: Any) -> bool:
-    import pyarrow
-
-    types = pyarrow.types
-    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 
 
 def _names(metadata: dict[bytes, bytes], label: str) -> list[str] | None:

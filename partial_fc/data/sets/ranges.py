@@ -83,13 +83,23 @@ class RemoteFile(io.RawIOBase):
         self.pread(0, 1)
 
     def pread(self, offset: int, count: int) -> bytes:
+        how = {} if self._files.async_impl else {"cache_type": "none"}
         for wait_s in (*WAITS_S, None):
+            url = self._at
             try:
-                return self._read_at(self._at, offset, count)
+                if self.size < 0 and not self._is_http:
+                    self.size = self._files.info(url)["size"]
+                content = self._files.cat_file(url, offset, offset + count, **how)
+                if len(content) != min(count, self.size - offset):
+                    raise ConnectionError(f"got {len(content)} of {count} bytes")
+                return content
             except Exception as error:  # each of fsspec's packages has errors of its own
                 what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__} {error}"
                 is_answer = isinstance(error, ValueError | FileNotFoundError | PermissionError)
                 if is_answer or getattr(error, "status", _BUSY[0]) not in _BUSY:
+                    if url != self.name and wait_s is not None:
+                        self._at = self.name
+                        continue
                     raise SourceRefused(f"{self.name}: {what}") from None
                 what = f"{self.name}, offset {offset}: {what}"
                 if wait_s is None:
@@ -98,25 +108,6 @@ class RemoteFile(io.RawIOBase):
                     _log.warning("%s; trying again in %g s", what, wait_s)
                 time.sleep(wait_s)
         raise AssertionError
-
-    def _read_at(self, url: str, offset: int, count: int) -> bytes:
-        if self.size < 0 and not self._is_http:
-            self.size = self._files.info(url)["size"]
-        if self._is_http or self._files.async_impl:
-            try:
-                content = self._files.cat_file(url, offset, offset + count)
-            except ValueError:
-                if url == self.name:
-                    raise
-                self._at = self.name
-                return self._read_at(self.name, offset, count)
-        else:
-            with self._files.open(url, cache_type="none") as file:
-                file.seek(offset)
-                content = file.read(count)
-        if len(content) != min(count, self.size - offset):
-            raise ConnectionError(f"got {len(content)} of {count} bytes")
-        return content
 
     async def _ask(self, request: Any, send: Any) -> Any:
         """A middleware of aiohttp: for each request, also of a redirect, adds the hub's token and checks the answer."""
@@ -154,9 +145,6 @@ class RemoteFile(io.RawIOBase):
         if self.size not in (-1, int(given[2])):
             raise ValueError(f"it had {self.size} bytes and has {given[2]} now: it was replaced")
         self.size = int(given[2])
-
-    def will_need(self, offset: int, count: int) -> None:
-        return
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         count = min(len(buffer), max(0, self.size - self._next))

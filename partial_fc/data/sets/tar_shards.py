@@ -10,6 +10,7 @@ N samples.
 
 import json
 import os
+import re
 import struct
 import tarfile
 import zlib
@@ -27,7 +28,7 @@ from partial_fc.data.image_folder import is_image_name
 from partial_fc.data.labels import KEYS, in_rows, of_file, of_sample
 from partial_fc.data.recordio import read_class_names
 from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord, Sample, Source, SourceRefused
-from partial_fc.data.sets.ranges import Ranges, as_url, open_ranges
+from partial_fc.data.sets.ranges import LocalFile, Ranges, as_url, open_ranges
 from partial_fc.file_kind import HEAD_BYTES, it_is
 from partial_fc.files import check_regular, in_cache, replacing
 
@@ -71,7 +72,8 @@ class TarSource(Source):
         if self.num_labels > 1:
             label, more = of_sample(self._label_N[index], self, index)
         content = self._file.pread(offset - _BLOCK, _BLOCK + size)
-        if content[257:262] != b"ustar" or _octal(content[124:136]) != size or len(content) != _BLOCK + size:
+        is_header = content[257:262] == b"ustar" and re.fullmatch(rb"[\0 ]*0*%o[\0 ]*" % size, content[124:136])
+        if not is_header or len(content) != _BLOCK + size:
             kind = SourceRefused if self.remote else BadRecord  # of a server it may be another one's answer
             raise kind(
                 f"{self.where(index)}: no file of {size} bytes starts here; the shard has changed since it was "
@@ -86,8 +88,9 @@ class TarSource(Source):
         return str(self._row_N["offset"][index])
 
     def will_need(self, indices: Sequence[int]) -> None:
-        for offset, size, _ in self._row_N[list(indices)].tolist():
-            self._file.will_need(offset - _BLOCK, _BLOCK + size)
+        if isinstance(self._file, LocalFile):
+            for offset, size, _ in self._row_N[list(indices)].tolist():
+                self._file.will_need(offset - _BLOCK, _BLOCK + size)
 
     def layout(self) -> Iterator[NDArray[Any]]:
         yield from (self._row_N, self._label_N)
@@ -232,8 +235,3 @@ def _labels(where: str, ending: str, text: bytes) -> list[int]:
         keys = f" under {' or '.join(KEYS)}, or a list of such" if ending == "json" else ""
         raise ValueError(f"{where}: got {text[:80]!r}; expected a class number{keys}")
     return labels
-
-
-def _octal(field: bytes) -> int:
-    digits = field.strip(b"\0 ")
-    return int(digits, 8) if digits.isdigit() and not set(digits) & set(b"89") else -1

@@ -111,13 +111,13 @@ def _backbone(
     from partial_fc import models
     from partial_fc.foreign import arcface_torch
     from partial_fc.foreign.centre_files import CHECKPOINT
-    from partial_fc.foreign.state_dicts import load_state, load_weights
+    from partial_fc.foreign.state_dicts import load_state, read_weights
 
     if options.network is None:
         return None, {}, {}
     model = models.build(options.network, width, options.image_size)
     if options.backbone is not None:
-        load_weights(model, options.backbone)
+        load_state(model, read_weights(options.backbone)[0], options.backbone)
         return model.state_dict(), {}, {}
     path = files.paths[0]
     if files.kind is not CHECKPOINT:

@@ -4,7 +4,7 @@ import pytest
 
 from partial_fc.data.augment import FACE, PHOTO, Distortions, affine, glyph, photometric
 from partial_fc.data.loader import Loader
-from partial_fc.data.sample import Sample, Synthetic
+from partial_fc.data.sample import Synthetic
 from partial_fc.data.transform import mirror, training_square
 
 
@@ -102,18 +102,6 @@ def test_photometric_is_its_formula():
     x = mean + 0.7 * (x - mean)
     x = (x @ grey)[..., None] + 1.4 * (x - (x @ grey)[..., None])
     assert abs(photometric(image, 1.2, 0.7, 1.4) - np.clip(x, 0, 255)).max() < 1
-
-
-@pytest.mark.parametrize("name", ["face", "photo"])
-@pytest.mark.parametrize("size", [(40, 40), (90, 60), (30, 35)])
-def test_a_square_of_training(name, size):
-    transform = training_square(40, name, mirrored=True)
-    image = photo(90)[: size[0], : size[1]]
-    before = image.copy()
-    found = [transform(Sample(image, 0, 0), np.random.default_rng(seed)) for seed in range(30)]
-    assert {(one.shape, one.dtype.name) for one in found} == {((40, 40, 3), "uint8")}
-    np.testing.assert_array_equal(image, before)
-    assert len({one.tobytes() for one in found}) > (25 if name == "photo" else 12)
 
 
 @pytest.mark.parametrize("distort", [FACE, PHOTO])

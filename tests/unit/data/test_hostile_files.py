@@ -17,7 +17,7 @@ from partial_fc.data import ImageFolder
 from partial_fc.data.decode import cv2, decode
 from partial_fc.data.npy import map_npz, read_npy
 from partial_fc.data.sample import BadRecord
-from partial_fc.files import make_private, read_bytes
+from partial_fc.files import make_private
 from partial_fc.verbs.checkpoint.remap_classes import Plan, _map
 
 EVIL = "mallory\x1b[2J\tx\u202e\udcff"
@@ -27,13 +27,13 @@ SHOWN = r"mallory\x1b[2J\tx\u202e\udcff"
 # ---- images
 
 
-@pytest.mark.parametrize("ending", [".jpg", ".png", ".bmp", ".webp", ".gif", ".tiff"])
+@pytest.mark.parametrize("ending", [".jpg", ".png", ".bmp", ".gif"])
 def test_an_image_of_too_many_pixels_is_refused(ending):
     image = np.zeros((2000, 2000, 3), np.uint8)
     content = cv2.imencode(ending, image)[1].tobytes()
     assert decode(content).shape == image.shape
     whole = cv2.imencode(ending, np.zeros((6, 6, 3), np.uint8))[1].tobytes()
-    width, height = {".jpg": (65500, 65500), ".webp": (16383, 16383)}.get(ending, (40000, 40000))
+    width, height = (65500, 65500) if ending == ".jpg" else (40000, 40000)
     with pytest.raises(BadRecord, match=r"pixels|no image"):
         decode(_with_size(whole, ending, width, height))
 
@@ -56,19 +56,7 @@ def _with_size(content: bytes, ending: str, width: int, height: int) -> bytes:
     if ending == ".jpg":
         at = content.index(b"\xff\xc0") + 5
         return content[:at] + struct.pack(">HH", height, width) + content[at + 4 :]
-    if ending == ".tiff":
-        tags = {256: width, 257: height}
-        (first,) = struct.unpack_from("<I", content, 4)
-        changed = bytearray(content)
-        for number in range(struct.unpack_from("<H", content, first)[0]):
-            at = first + 2 + 12 * number
-            (tag,) = struct.unpack_from("<H", content, at)
-            if tag in tags:
-                struct.pack_into("<HII", changed, at + 2, 4, 1, tags[tag])
-        return bytes(changed)
-    at, form = {".png": (16, ">II"), ".bmp": (18, "<ii"), ".webp": (26, "<HH"), ".gif": (6, "<HH")}[ending]
-    if content[12:16] == b"VP8L":
-        return content[:21] + struct.pack("<I", width - 1 | (height - 1) << 14) + content[25:]
+    at, form = {".png": (16, ">II"), ".bmp": (18, "<ii"), ".gif": (6, "<HH")}[ending]
     content = content[:at] + struct.pack(form, width, height) + content[at + struct.calcsize(form) :]
     return content[:29] + struct.pack(">I", zlib.crc32(content[12:29])) + content[33:] if ending == ".png" else content
 
@@ -87,22 +75,15 @@ def test_texts_of_a_png_are_not_read():
 def test_files_that_are_none(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a/1.jpg").symlink_to("/dev/zero")
-    os.mkfifo(tmp_path / "a/2.jpg")
-    (tmp_path / "a/3.jpg").symlink_to("3.jpg")
-    with open(tmp_path / "a/4.jpg", "wb") as file:
+    with open(tmp_path / "a/2.jpg", "wb") as file:
         file.truncate(1 << 40)
-    (tmp_path / "elsewhere").write_bytes(b"content")
-    (tmp_path / "a/5.jpg").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b/up").symlink_to(tmp_path)  # a loop of folders: they are not walked through
+    (tmp_path / "a/3.jpg").symlink_to(__file__)
+    (tmp_path / "a/up").symlink_to(tmp_path)  # a loop of folders: they are not walked through
     images = ImageFolder(tmp_path)
-    said = ["no regular file", "no regular file", "symbolic links", "at most 536,870,912 are read"]
-    for index, words in enumerate(said):
+    for index, words in enumerate(("no regular file", "at most 536,870,912 are read")):
         with pytest.raises(BadRecord, match=rf"{index + 1}\.jpg: .*{words}"):
             images.read(index)
-    assert images.read(4).image == b"content"
-    with pytest.raises(OSError, match="no regular file"):
-        read_bytes("/dev/null", 10)
+    assert len(images.read(2).image) > 1000
 
 
 def test_arrays_say_what_they_hold(tmp_path):

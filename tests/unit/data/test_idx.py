@@ -69,8 +69,6 @@ def test_no_files(tmp_path):
     ("images", "labels", "message"),
     [
         (IMAGES, None, "has .*train-images-idx3-ubyte but no train-labels-idx1-ubyte or "),
-        (LABELS, IMAGES, "train-images-idx3-ubyte: .* got 0x00000801, labels"),
-        (IMAGES, LABELS[:4], "has 5 images but .*train-labels-idx1-ubyte 4 labels"),
         (IMAGES, LABELS, r"label 2 \(counted from 0\) is 9; expected 0 to 8"),
     ],
 )
@@ -101,9 +99,3 @@ def test_damaged_images(folder, content, message):
     with pytest.raises(ValueError, match=message) as error:
         read_set(folder, "train")
     assert str(path) in str(error.value)
-
-
-@pytest.mark.parametrize("array", [LABELS.astype(np.int64), IMAGES[..., None], IMAGES[0]])
-def test_writes_nothing_else(tmp_path, array):
-    with pytest.raises(ValueError, match="expected uint8"):
-        write_idx(tmp_path / "file", array)

@@ -242,14 +242,6 @@ def test_each_set_has_its_own_number_of_labels(tmp_path: Path) -> None:
     assert sorted((label_BN[~is_one_B] != NONE).sum(dim=1).tolist()) == sorted(2 * [min(2, len(x)) for x in LABELS])
     with pytest.raises(LabelOutOfRange, match=r"set more: .*b/a\.rec, key 0: 3 labels; expected 1 to 2"):
         open_sets(named, num_labels={"one": 3, "more": 2})
-    for path, classes in zip(paths, (3, 7), strict=True):
-        path.with_name("property").write_text(f"{classes},24,24\n")
-    fewer = open_sets(named, num_labels={"one": 3, "more": 2})
-    for act in (fewer.labels, lambda: fewer.read(9)):
-        with pytest.raises(LabelOutOfRange, match=r"set more: .*b/a\.rec, key 0: 3 labels; expected 1 to 2"):
-            act()
-    with pytest.raises(LabelOutOfRange, match=r"set one: .*a/a\.rec, key 3: label 3; expected 0 to 2"):
-        open_sets(named, num_labels={"one": 1, "more": 3}).labels()
 
 
 def test_drawn_labels_depend_on_the_position_alone() -> None:

@@ -13,7 +13,6 @@ from partial_fc.data import BadRecord, ImageFolder, RecordSource, open_source
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.recordio import Header, _image_keys, pack, read_property
 from partial_fc.embedding.sources import open_images
-from tests.recipes.mxnet.mxnet_recordio import mxnet_pack
 from tests.unit import doctor_sets
 from tests.unit.doctor_sets import records as insightface_records
 
@@ -24,21 +23,13 @@ def jpeg(value: int, size: int = 8) -> bytes:
     return cv2.imencode(".jpg", np.full((size, size, 3), value, np.uint8))[1].tobytes()
 
 
-@pytest.mark.mxnet
 @pytest.mark.parametrize("hole", [None, 3])
-def test_insightface_layout_as_mxnet_writes_it(mx, tmp_path: Path, hole: int | None) -> None:
-    writer = mx.recordio.MXIndexedRecordIO(str(tmp_path / "train.idx"), str(tmp_path / "train.rec"), "w")
+def test_insightface_layout(tmp_path: Path, hole: int | None) -> None:
     images = {1: 0, 2: 0, 3: 1, 4: 2, 5: 2, 6: 2}
-    for key, label in images.items():
-        if key != hole:  # InsightFace's packer leaves out what it cannot read
-            writer.write_idx(key, mxnet_pack([label, 1], jpeg(key), key))
-    writer.write_idx(0, mxnet_pack([7, 10], b"", 0, flag=2))
-    for key, ends in {7: [1, 3], 8: [3, 4], 9: [4, 7]}.items():
-        writer.write_idx(key, mxnet_pack(ends, b"", key, flag=2))
-    writer.close()
-
-    source = open_source(tmp_path)
-    expected = {key: label for key, label in images.items() if key != hole}
+    expected = {key: label for key, label in images.items() if key != hole}  # its packer leaves out what it cannot read
+    identities = {7: [1, 3], 8: [3, 4], 9: [4, 7], 0: [7, 10]}
+    records = {key: pack([label, 1], jpeg(key), key) for key, label in expected.items()}
+    source = open_source(write(tmp_path, records | {key: pack(ends, b"", key) for key, ends in identities.items()}))
     samples = [source.read(i) for i in range(len(source))]
     assert {sample.key: sample.label for sample in samples} == expected
     assert source.num_classes == 3
@@ -46,25 +37,6 @@ def test_insightface_layout_as_mxnet_writes_it(mx, tmp_path: Path, hole: int | N
     for sample in samples:
         assert isinstance(sample.image, bytes)
         assert decode(sample.image)[0, 0, 0] == sample.key
-
-
-@pytest.mark.mxnet
-def test_im2rec_layout_as_mxnet_writes_it(mx, tmp_path: Path) -> None:
-    writer = mx.recordio.MXIndexedRecordIO(str(tmp_path / "train.idx"), str(tmp_path / "train.rec"), "w")
-    for key in (2, 0, 1):  # im2rec shuffles
-        writer.write_idx(key, mxnet_pack(key * 5, jpeg(key), key))
-    writer.close()
-    source = RecordSource(tmp_path)
-    assert [source.read(i)[1:3] for i in range(3)] == [(0, 0), (5, 1), (10, 2)]
-    assert (len(source), source.num_classes) == (3, 11)
-    (tmp_path / "property").write_text("20,9,9\n")
-    assert RecordSource(tmp_path).num_classes == 20
-    assert RecordSource(tmp_path / "train.rec", num_classes=30).num_classes == 30
-
-
-def test_im2rec_with_several_labels_has_an_image_under_key_0(tmp_path: Path) -> None:
-    source = RecordSource(write(tmp_path, {key: pack([key, 9.0], jpeg(key)) for key in range(4)}))
-    assert source.labels().tolist() == [0, 1, 2, 3]
 
 
 class BigSet:

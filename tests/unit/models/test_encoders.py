@@ -1,6 +1,5 @@
 """timm's networks and functions in files: what builds them, what is refused, and how they load after training."""
 
-import importlib.util
 import re
 
 import pytest
@@ -58,9 +57,7 @@ def code(tmp_path):
 
 @pytest.fixture(scope="module")
 def timm():
-    if importlib.util.find_spec("timm") is None:
-        pytest.skip("timm is not installed")
-    return encoders.import_timm()
+    return pytest.importorskip("timm")
 
 
 def delivered(path, module, name, size=SIZE, width=WIDTH):

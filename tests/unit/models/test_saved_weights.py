@@ -9,7 +9,7 @@ from torch import nn
 
 import partial_fc
 from partial_fc import models
-from partial_fc.foreign.state_dicts import load_weights, without_prefix
+from partial_fc.foreign.state_dicts import load_state, read_weights, without_prefix
 from recipes.face.backbone import ModelFlags, build
 
 
@@ -57,7 +57,7 @@ def test_weights_of_a_wrapped_network_load_everywhere(one_process_group, tmp_pat
         torch.save({"state dict": state, "lightning": {"state_dict": state, "epoch": 3},
                     "by hand": {"model": state, "optimizer": {"step": 1}}}[file], path)  # fmt: skip
     target = models.build("tiny", embedding_size=16, image_size=16)
-    load_weights(target, path)
+    load_state(target, read_weights(path)[0], path)
     assert all(torch.equal(before[name], t) for name, t in target.state_dict().items())
     assert all(torch.equal(before[name], t) for name, t in partial_fc.load(path).network.state_dict().items())
 

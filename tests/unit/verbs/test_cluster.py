@@ -205,11 +205,11 @@ def test_labels_in_a_copy_of_the_records(command, tmp_path):
     words = "--classes 5 --labels 3 --records a.rec --out"
     assert command(f"x.npz {words} out")[0] == 0
     label_NK = np.load("out/vectors.labels.npy")
-    with RecordReader(tmp_path / "out/train.rec") as reader:
-        for key in range(1, 13):
-            header, content = reader.read_sample(key)
-            assert (header.flag, header.id, content) == (3, key, b"image %d" % key)
-            assert header.label.tolist() == label_NK[key - 1].tolist()
+    reader = RecordReader(tmp_path / "out/train.rec")
+    for key in range(1, 13):
+        header, content = reader.read_sample(key)
+        assert (header.flag, header.id, content) == (3, key, b"image %d" % key)
+        assert header.label.tolist() == label_NK[key - 1].tolist()
     assert RecordSource(tmp_path / "out").num_classes == 5
     assert not (tmp_path / "out/vectors.npy").exists()
     np.savez(tmp_path / "y.npz", embeddings=row_ND, keys=np.arange(12).astype(str))

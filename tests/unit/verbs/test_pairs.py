@@ -149,11 +149,3 @@ def test_bad_pair_lists(tmp_path: Path) -> None:
     path.write_text("a.png b 1\n")
     with pytest.raises(ValueError, match=r"/b: no image that OpenCV can read"):
         make_pairs(PairsOptions(path, tmp_path / "a.bin"))
-
-
-def test_a_key_that_is_nested_without_end_is_refused(tmp_path):
-    """To hash it would take C's stack and end the process."""
-    nested = b"\x80\x02}q\x00" + b")" + b"\x85" * 1_000_000 + b"K\x01s."  # {((((...),),),): 1}
-    (tmp_path / "set.bin").write_bytes(nested)
-    with pytest.raises(ValueError, match=r"set\.bin.*100000. tuples and dictionaries"):
-        read_pairs(tmp_path / "set.bin")
