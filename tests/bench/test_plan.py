@@ -16,7 +16,7 @@ from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC, Storage
 from partial_fc.verbs.plan import counts as plan
 from partial_fc.verbs.plan import report as plan_report
-from partial_fc.verbs.plan.counts import OPTIMIZERS, Machine
+from partial_fc.verbs.plan.counts import OPTIMIZERS
 from partial_fc.verbs.plan.machine import Rates
 from partial_fc.verbs.plan.options import PlanOptions
 from tests.flat import flat_head
@@ -24,8 +24,7 @@ from tests.flat import flat_head
 
 def workload(**changed):
     usual = PlanOptions(1_000_003, gpus=8, sample_rate=1.0, state_dtype="fp32", precision="bf16")
-    usual = replace(usual, device="cpu", impl="cpu")
-    return replace(usual, **changed)
+    return replace(replace(usual, device="cpu"), **changed)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adagrad"])
@@ -70,14 +69,7 @@ def test_sampled_rows_are_those_that_take_part():
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [
-        {},
-        {"sample_rate": 0.1},
-        {"gpus": 3},
-        {"place": "host", "device": "cuda", "impl": "triton", "sample_rate": 0.01},
-        {"impl": "plain"},
-    ],
+    "changed", [{}, {"sample_rate": 0.1}, {"gpus": 3}, {"place": "host", "device": "cuda", "sample_rate": 0.01}]
 )
 def test_the_largest_class_count_just_fits(changed):
     limit = 3 << 30
@@ -98,21 +90,19 @@ def test_rows_that_lie_elsewhere_need_little_here():
 
 
 def test_time_follows_from_the_rates():
-    machine = Machine(Rates({"bf16": 1e6}, 1000.0, math.inf), 0.5, 10.0, 1e-5)
-    full = plan.head_seconds(workload(gpus=1, impl="plain"), machine)
-    assert full["products"] == pytest.approx(8 * 1024 * 1_000_003 * 512 / 0.5e15)
-    assert full["links"] == full["exponentials"] == 0
-    half = plan.head_seconds(workload(gpus=2, impl="plain"), machine)
-    assert half["products"] == pytest.approx(full["products"] / 2, rel=1e-5)
-    assert half["links"] == pytest.approx(sum(plan.link_bytes(workload(gpus=2)).values()) / 1e10 + 3e-5)
-    exp = plan.head_seconds(workload(gpus=1, impl="plain"), replace(machine, rates=Rates({"bf16": 1e6}, 1000.0, 10.0)))
-    assert exp["exponentials"] == pytest.approx(2 * 1024 * 1_000_003 / 1e10)
+    rates = Rates({"bf16": 1e6}, 1000.0, math.inf)
     # The CPU kernel forms a few logits once only: as many as fit into 1 GiB, in bfloat16.
     once = (1 << 30) // (2 * 1024)
-    fused = plan.head_seconds(workload(gpus=1, impl="cpu"), machine)
+    full = plan.head_seconds(workload(gpus=1), rates)
+    assert full["products"] == pytest.approx((8 * 1_000_003 - 2 * once) * 1024 * 512 / 0.85e15)
+    assert full["links"] == full["exponentials"] == 0
     # Centres in bf16 are read twice and written once, momentum in fp32 once each; 4 bytes say when, 8 are for targets.
-    assert fused["rows"] == pytest.approx(1_000_003 * (3 * 512 * 2 + 2 * 512 * 4 + 12) / 1e12)
-    assert fused["products"] == pytest.approx((8 * 1_000_003 - 2 * once) * 1024 * 512 / 0.5e15)
+    assert full["rows"] == pytest.approx(1_000_003 * (3 * 512 * 2 + 2 * 512 * 4 + 12) / 1e12)
+    half = plan.head_seconds(workload(gpus=2, link_gbps=80.0), rates)
+    assert half["rows"] == pytest.approx(full["rows"] / 2, rel=1e-5)
+    assert half["links"] == pytest.approx(sum(plan.link_bytes(workload(gpus=2)).values()) / 1e10 + 6e-5)
+    exp = plan.head_seconds(workload(gpus=1), replace(rates, gexp_per_s=10.0))
+    assert exp["exponentials"] == pytest.approx((2 * 1_000_003 - once) * 1024 / 1e10)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ class Rates:
     gflops: dict[str, float]  # of matrix products, by dtype: "fp32", "bf16"
     gbytes_per_s: float  # of memory: what is read plus what is written
     gexp_per_s: float  # of numbers in the cache
-    launch_us: float = 5.0  # host time to launch one small torch operation; the default is assumed
 
 
 def measure_rates(device: torch.device, batch: int, dim: int) -> Rates:
@@ -33,7 +32,7 @@ def measure_rates(device: torch.device, batch: int, dim: int) -> Rates:
     x = torch.zeros(1 << 16 if device.type == "cpu" else 1 << 28, device=device)
     y = torch.empty_like(x)
     gexp_per_s = len(x) / 1e9 / _best_seconds(lambda: torch.exp(x, out=y), device)
-    return Rates(gflops, _copy_gbytes_per_s(device), gexp_per_s, _launch_us(device))
+    return Rates(gflops, _copy_gbytes_per_s(device), gexp_per_s)
 
 
 def _product_gflops(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> float:
@@ -48,18 +47,6 @@ def _copy_gbytes_per_s(device: torch.device) -> float:
     num_bytes = (4096 if device.type == "cuda" else 128) << 20
     source, target = (torch.ones(num_bytes, dtype=torch.uint8, device=device) for _ in range(2))
     return 2 * num_bytes / 1e9 / _best_seconds(lambda: target.copy_(source), device)
-
-
-def _launch_us(device: torch.device, num: int = 1000) -> float:
-    x, y = torch.zeros(16, device=device), torch.zeros(16, device=device)
-    out = torch.empty_like(x)
-
-    def launch() -> Tensor:
-        for _ in range(num):
-            torch.add(x, y, out=out)
-        return out
-
-    return 1e6 / num * _best_seconds(launch, device)
 
 
 def _best_seconds(work: Callable[[], Tensor], device: torch.device, tries: int = 8) -> float:

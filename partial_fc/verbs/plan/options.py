@@ -42,8 +42,6 @@ class PlanOptions:
     """Where centres and state are kept."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the head; auto: a GPU if there is one here."""
-    impl: Literal["auto", "plain", "cpu", "triton"] = "auto"
-    """The kernel; auto: triton on GPUs, cpu on CPUs."""
     threads: Annotated[int, In(THREADS)] = 1
     """Threads of each process, on CPUs."""
     backbone_parameters: int = 0
