@@ -19,8 +19,6 @@ from partial_fc.train.record.curve import thinned
 from partial_fc.verbs.report.charts import line_chart
 from partial_fc.verbs.report.run_facts import RunFacts, read_run
 
-_LOG_FROM = 20.0  # ratio of largest to smallest loss from which on the axis is logarithmic
-
 
 @dataclass(frozen=True)
 class ReportOptions:
@@ -58,28 +56,23 @@ def page(run: RunFacts) -> str:
         "shell": lambda words: shlex.join(map(str, words)),
     }
     environment.filters |= filters
-    scores = run.scores
-    curves, num_points = _curves(run)
+    scores, point_P3 = run.scores, thinned(run.loss_N3)
+    curves = {"loss": point_P3[:, :2], "learning rate": point_P3[:, [0, 2]]} if len(point_P3) else {}
     unit, rates = _speed(run)
     # A single dot adds nothing to the table.
     several = any(len(marks) > 1 for marks in scores.values())
-    score_chart = line_chart(scores, "score", marks=True, percent=True) if several else ""
     return environment.get_template("page.html").render(
         run=run,
         name=run.root.resolve().name,
         headline=_headline(run),
         cards=_cards(run),
         last_steps=counted(_last_tenth(run), "step"),
-        interval=lambda name: _interval(run, name),
-        curves=curves,
-        num_points=num_points,
+        curves=[line_chart({name: points}, name) for name, points in curves.items()],
         scores=scores,
-        score_chart=score_chart,
-        last_values=_last_values(run),
+        score_chart=line_chart(scores, "score") if several else "",
         defaults={name: value for name, value in run.values.items() if name not in (run.differs or {})},
         speed_chart=line_chart({f"{unit}/s": rates}, f"{unit}/s of all processes") if len(rates) > 1 else "",
         time_shares=_time_shares(run),
-        counts=_counts(run),
     )
 
 
@@ -118,31 +111,6 @@ def _cards(run: RunFacts) -> dict[str, str]:
     return cards
 
 
-def _interval(run: RunFacts, name: str) -> str:
-    """Returns the interval of a set's last accuracy, wide for few pairs; "" if unknown."""
-    values = run.result.get("evaluations", {}) if run.is_finished else {}
-    low, high = values.get(f"{name}/accuracy_low"), values.get(f"{name}/accuracy_high")
-    return "" if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f} %"
-
-
-def _curves(run: RunFacts) -> tuple[list[Markup], int]:
-    """Returns (charts of loss and learning rate, their number of points)."""
-    point_P5 = thinned(run.loss_N3)
-    if not len(point_P5):
-        return [], 0
-    log = point_P5[:, 1].min() > 0 and point_P5[:, 1].max() > _LOG_FROM * point_P5[:, 1].min()
-    band_N3 = point_P5[:, [0, 2, 3]]
-    if log:
-        band_N3 = band_N3.clip(min=point_P5[:, 1].min())
-    loss = line_chart({"loss": point_P5[:, :2]}, "loss", log=bool(log), band_N3=band_N3)
-    return [loss, line_chart({"learning rate": point_P5[:, [0, 4]]}, "learning rate")], len(point_P5)
-
-
-def _last_values(run: RunFacts) -> dict[str, str]:
-    values = run.result.get("evaluations", {})
-    return {name: "none" if value is None else f"{value:.6g}" for name, value in values.items()}
-
-
 def _speed(run: RunFacts) -> tuple[str, list[Any]]:
     """Returns (images or samples, their rates as (step, rate))."""
     series = {unit: run.scalars.get(f"speed/{unit}_per_s", []) for unit in ("samples", "images")}
@@ -160,13 +128,6 @@ def _time_shares(run: RunFacts) -> dict[str, str]:
             )
     total = sum(parts.values()) or 1.0
     return {name: f"{100 * share / total:.1f} %" for name, share in parts.items()}
-
-
-def _counts(run: RunFacts) -> dict[str, str]:
-    counts = {what: f"{count:,}" for what, count in run.trouble.items()}
-    if skipped := run.result.get("skipped_updates"):
-        counts["updates skipped in all"] = f"{skipped:,}"
-    return counts
 
 
 def _as_flags(values: Mapping[str, Any]) -> dict[str, str]:
