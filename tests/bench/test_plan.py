@@ -68,25 +68,13 @@ def test_sampled_rows_are_those_that_take_part():
     assert workload(classes=10, gpus=1, sample_rate=0.5).sampled == 10, "the batch has more classes than there are"
 
 
-@pytest.mark.parametrize(
-    "changed", [{}, {"sample_rate": 0.1}, {"gpus": 3}, {"place": "host", "device": "cuda", "sample_rate": 0.01}]
-)
+@pytest.mark.parametrize("changed", [{}, {"sample_rate": 0.1}, {"gpus": 3}, {"device": "cuda", "sample_rate": 0.01}])
 def test_the_largest_class_count_just_fits(changed):
     limit = 3 << 30
     most = plan.largest_classes(workload(**changed), limit)
     together = lambda classes: sum(plan.memory(workload(**changed, classes=classes)).values())  # noqa: E731
     assert together(most) <= limit < together(most + 1)
     assert plan.largest_classes(workload(), 1000) == 0
-
-
-def test_rows_that_lie_elsewhere_need_little_here():
-    everything = sum(plan.kept_bytes(workload()).values())
-    for place in ("device", "host"):  # on a CPU the same memory
-        assert plan.elsewhere_bytes(workload(place=place)) == 0
-        assert sum(plan.memory(workload(place=place)).values()) > everything
-    apart = workload(sample_rate=0.01, place="host", device="cuda")
-    assert plan.elsewhere_bytes(apart) == everything
-    assert sum(plan.memory(apart).values()) < 0.1 * everything
 
 
 def test_time_follows_from_the_rates():

@@ -20,38 +20,21 @@ from .options import PlanOptions
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 OPTIMIZERS: dict[str, type] = {"sgd": RowSGD, "adamw": RowAdamW, "adagrad": RowAdagrad, "adam": RowAdam}
 
-# Bytes read plus written by `RowTable.update` for one number of a row that no kernel updates: by the mathematics
-# of each optimizer, and from a dtype to float32 and back (bfloat16: with the rounding noise). In place counts twice.
-# (tests/unit/head/test_step_counts.py compares them with real updates; kernels/triton_bytes.py has the others.)
-_STEP = {"sgd": 44, "adamw": 92, "adagrad": 36, "adam": 44}
-_CONVERSION = {torch.float32: 16, torch.bfloat16: 130, torch.float16: 20}
-
-
-def update_bytes(optimizer: str, storage: Storage) -> int:
-    """Returns the bytes of one number of an active row in `RowTable.update`."""
-    wide = list(OPTIMIZERS[optimizer]().state_widths().values()).count("row")
-    tables = [storage.dtype, *[storage.state_dtype or storage.dtype] * wide]
-    return _STEP[optimizer] + sum(_CONVERSION[dtype] for dtype in tables)
-
-
 # ---- memory
 
 _CACHE_BYTES = 2 << 20  # of the level-2 cache, for which the CPU kernel's chunks are sized
 _L2_BYTES = 50 << 20  # of a GPU: that of an H100
 
 
-def row_bytes(workload: PlanOptions) -> dict[str, int]:
-    """Returns the stored bytes of one class: its centre, its optimizer state, and the step of its last update."""
+def kept_bytes(workload: PlanOptions) -> dict[str, int]:
+    """Returns the bytes of the classes that persist between steps. touched: the step of a row's last update, and
+    whether it exists."""
     state = sum(
         workload.dim * DTYPES[workload.state_dtype].itemsize if width == "row" else 4
         for width in OPTIMIZERS[workload.optimizer]().state_widths().values()
     )
-    return {"centres": workload.dim * DTYPES[workload.dtype].itemsize, "optimizer state": state, "touched": 4 + 1}
-
-
-def kept_bytes(workload: PlanOptions) -> dict[str, int]:
-    """Returns the bytes that persist between steps, at --place."""
-    return {name: workload.local_classes * size for name, size in row_bytes(workload).items()}
+    each = {"centres": workload.dim * DTYPES[workload.dtype].itemsize, "optimizer state": state, "touched": 4 + 1}
+    return {name: workload.local_classes * size for name, size in each.items()}
 
 
 def kernel_bytes(workload: PlanOptions) -> int:
@@ -92,26 +75,18 @@ def _taken_over(workload: PlanOptions) -> int:
 
 
 def memory(workload: PlanOptions) -> dict[str, int]:
-    """Returns a rank's bytes on the compute device, by component, without `elsewhere_bytes`."""
+    """Returns a rank's bytes by component."""
     # Negatives, their union with the batch's classes, mask and indices of the merge.
     sample = workload.sampled * (8 + 8 + 8 + 8 + 1)
-    rows = kept_bytes(workload)
-    if workload.is_elsewhere:  # copies of this step's rows, of the previous ones on their way back, of the next ones
-        rows = {"rows of three steps": 3 * workload.sampled * sum(row_bytes(workload).values())}
-    elif workload.device == "cuda":  # the union, and a byte for each class
+    if workload.device == "cuda":  # the union, and a byte for each class
         sample = 8 * (workload.sampled + workload.batch * workload.labels) + workload.local_classes
     return {
-        **rows,
+        **kept_bytes(workload),
         # of the global batch: two copies for the kernel, unit length, gradient, two temporaries
         "features and their gradient": 7 * workload.batch * workload.dim * 4,
         "row numbers": 0 if workload.sample_rate == 1.0 else sample,
         "kernel's chunks": kernel_bytes(workload),
     }
-
-
-def elsewhere_bytes(workload: PlanOptions) -> int:
-    """Returns the bytes of this rank's rows in host memory, in addition to `memory`."""
-    return sum(kept_bytes(workload).values()) if workload.is_elsewhere else 0
 
 
 def backbone_bytes(parameters: int, optimizer: str) -> dict[str, int]:
@@ -160,7 +135,6 @@ KERNEL_SHARE = {"cpu": 0.85, "cuda": 0.6}
 # Of the small operations of a step, for any number of rows: about 25 on a GPU, up to 275 on a CPU.
 _LAUNCHES_S = {"cuda": 0.125e-3, "cpu": 0.4e-3}
 _MESSAGE_S = 20e-6  # latency
-_HOST_BYTES_PER_S = 50e9  # each way, to rows in host memory: PCIe 5
 
 
 def products_flop(workload: PlanOptions) -> float:
@@ -175,8 +149,6 @@ def traffic_bytes(workload: PlanOptions) -> float:
     fused = triton_bytes.update_bytes(OPTIMIZERS[workload.optimizer](), storage)
     # Read for the logits; read and written, with the state, in the gradient pass.
     of_number = storage.dtype.itemsize + fused.element
-    if workload.is_elsewhere:  # the kernel does not update copies: it writes their gradient, which is read
-        of_number = 2 * storage.dtype.itemsize + 4 + update_bytes(workload.optimizer, storage)
     number_of_row = 8 if workload.sample_rate < 1 else 0
     return workload.sampled * (float(of_number) * workload.dim + fused.row + number_of_row)
 
@@ -193,8 +165,6 @@ def exponentials_bytes(workload: PlanOptions) -> float:
 
 def head_seconds(workload: PlanOptions, rates: Rates) -> dict[str, float]:
     """Returns the seconds of a step, by cause. They are added, as overlap is not guaranteed."""
-    # Rows are transferred each way during other computation, as far as that lasts.
-    moved = workload.sampled * sum(row_bytes(workload).values()) if workload.is_elsewhere else 0
     exponentials = workload.batch * (2 * workload.sampled - _taken_over(workload))
     messages = 3 * math.ceil(math.log2(workload.gpus)) if workload.gpus > 1 else 0
     return {
@@ -202,7 +172,6 @@ def head_seconds(workload: PlanOptions, rates: Rates) -> dict[str, float]:
         "exponentials": exponentials / (rates.gexp_per_s * 1e9),
         "exponentials through memory": exponentials_bytes(workload) / (rates.gbytes_per_s * 1e9),
         "rows": traffic_bytes(workload) / (rates.gbytes_per_s * 1e9),
-        "rows from and to their place": moved / _HOST_BYTES_PER_S,
         "links": sum(link_bytes(workload).values()) / (workload.link_gbps / 8 * 1e9) + messages * _MESSAGE_S,
         "launches": _LAUNCHES_S[workload.device],
     }

@@ -11,7 +11,7 @@ from .options import PlanOptions
 if TYPE_CHECKING:
     from .machine import Rates
 
-_SHOWN = ("classes", "local_classes", "sampled", "dim", "gpus", "batch", "sample_rate", "place", "device")
+_SHOWN = ("classes", "local_classes", "sampled", "dim", "gpus", "batch", "sample_rate", "device")
 
 
 def report(options: PlanOptions) -> None:
@@ -41,7 +41,6 @@ def make(options: PlanOptions) -> dict[str, Any]:
         "rates": {**asdict(rates), "gexp_per_s": rates.gexp_per_s if math.isfinite(rates.gexp_per_s) else None},
         "memory": memory,
         "memory_total": sum(memory.values()),
-        "elsewhere": plan.elsewhere_bytes(workload),
         "limit": limit,
         "collectives": {name: {"handed_in": handed_in[name], "sent": sent[name]} for name in handed_in},
         "seconds": seconds,
@@ -97,8 +96,6 @@ def table(figures: dict[str, Any]) -> str:
         *(_row(f"  {name}", _size(size)) for name, size in figures["memory"].items()),
         _row("  together", _size(figures["memory_total"])),
     ]
-    if figures["elsewhere"]:
-        lines.append(_row("  beside it, in the host's memory", _size(figures["elsewhere"])))
     lines += ["", _row("collectives of a step", "handed in", "sent")]
     for name, size in figures["collectives"].items():
         lines.append(_row(f"  {name}", _size(size["handed_in"]), _size(size["sent"])))
