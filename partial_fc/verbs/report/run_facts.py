@@ -16,11 +16,7 @@ from partial_fc.train.record.curve import read_losses, read_scalars
 _LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) rank (\d+) ([A-Z]) (.*)")
 _MOST_LINES = 40
 # Pictures with their own place in the report.
-_TITLES = {
-    "roc": "ROC: true accept rate over false accept rate",
-    "similarities": "Scores of same and different pairs",
-    "neighbours": "Searched images and the nearest ones",
-}
+_TITLES = {"roc": "ROC: true accept rate over false accept rate", "neighbours": "Searched images and the nearest ones"}
 
 
 @dataclass

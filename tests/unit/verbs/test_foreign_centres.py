@@ -347,7 +347,6 @@ def test_other_contents_are_named(tmp_path, content):
         ({"backbone": Path("m.pt")}, "--backbone needs --network"),
         ({"step": 5}, "give --network"),
         ({"momentum_lr": 0.1}, "goes with R_centers_mom.param"),
-        ({"names_file": Path(__file__)}, "names for 11 classes"),
     ],
 )
 def test_flags_that_do_not_go_together(tmp_path, flags, message):
