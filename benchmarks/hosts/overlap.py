@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from partial_fc import comm, models
 from partial_fc.comm import World
 from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
-from partial_fc.verbs.plan.machine import synchronise
+from partial_fc.verbs.plan.counts import synchronise
 
 
 @dataclass(frozen=True)

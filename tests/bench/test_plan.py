@@ -16,8 +16,7 @@ from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC, Storage
 from partial_fc.verbs.plan import counts as plan
 from partial_fc.verbs.plan import report as plan_report
-from partial_fc.verbs.plan.counts import OPTIMIZERS
-from partial_fc.verbs.plan.machine import Rates
+from partial_fc.verbs.plan.counts import OPTIMIZERS, Rates
 from partial_fc.verbs.plan.options import PlanOptions
 from tests.flat import flat_head
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .options import PlanOptions
 
 if TYPE_CHECKING:
-    from .machine import Rates
+    from .counts import Rates
 
 _SHOWN = ("classes", "local_classes", "sampled", "dim", "gpus", "batch", "sample_rate", "device")
 
@@ -143,7 +143,7 @@ def _resolved(options: PlanOptions) -> PlanOptions:
 def _rates(options: PlanOptions, workload: PlanOptions) -> "Rates":
     import torch
 
-    from .machine import Rates, measure_rates
+    from .counts import Rates, measure_rates
 
     if options.rates:
         given = json.loads(options.rates.read_text())

@@ -1,6 +1,7 @@
 """`partial-fc report`: writes an HTML page about a run's folder. (page.html has its sections.)"""
 
 import base64
+import io
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,15 +10,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import jinja2
+import numpy as np
 import tyro
 from markupsafe import Markup
 
+from partial_fc.accessories import import_matplotlib
 from partial_fc.files import replacing
 from partial_fc.findings import counted
 from partial_fc.flags import flag
 from partial_fc.train.record.curve import thinned
-from partial_fc.verbs.report.charts import line_chart
 from partial_fc.verbs.report.run_facts import RunFacts, read_run
+
+_GREY = "#808080"  # readable on a light and on a dark page
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,27 @@ def page(run: RunFacts) -> str:
         speed_chart=line_chart({f"{unit}/s": rates}, f"{unit}/s of all processes") if len(rates) > 1 else "",
         time_shares=_time_shares(run),
     )
+
+
+def line_chart(series: Mapping[str, Any], label: str) -> Markup:
+    """Draws lines by name over steps, of (step, value), as PNG. label: of the y axis."""
+    figure = import_matplotlib().figure.Figure(figsize=(8, 2.8), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    for name, points in series.items():
+        step_N, value_N = np.asarray(points, dtype=np.float64).reshape(-1, 2).T
+        axes.plot(step_N, value_N, "o-" if len(step_N) < 30 else "-", markersize=4, label=name.replace("$", r"\$"))
+    axes.set(xlabel="step", ylabel=label)
+    if len(series) > 1:
+        axes.legend(fontsize=9)
+    axes.grid(alpha=0.4)
+    axes.tick_params(colors=_GREY)
+    for part in (axes.xaxis.label, axes.yaxis.label):
+        part.set_color(_GREY)
+    axes.spines[:].set_visible(False)
+    png = io.BytesIO()
+    figure.savefig(png, format="png", transparent=True)
+    image = Markup('<img alt="{} over steps" src="data:image/png;base64,{}">')
+    return image.format(label, base64.b64encode(png.getvalue()).decode())
 
 
 def _headline(run: RunFacts) -> str:
