@@ -40,8 +40,6 @@ class _NewOptions(ListOptions):
 class _EmbeddingOptions(_NewOptions):
     """Of verbs that embed images of new classes."""
 
-    max_bad_records: int = 0
-    """Unreadable images to report and skip before stopping."""
     trust_code: bool = False
     """Execute the FILE.py that builds the model, if it was trained with --network FILE.py:FUNCTION."""
 
@@ -129,9 +127,7 @@ def add(options: AddOptions) -> None:
     _check_new(new, stored)
     directions = {name: _direction(stored, Path(start), options) for name, start in starts if start}
     if folder:
-        by_label = imprint.directions(
-            stored, folder, range(folder.num_classes), options.max_bad_records, options.trust_code
-        )
+        by_label = imprint.directions(stored, folder, range(folder.num_classes), options.trust_code)
         directions |= {folder.classes[label]: direction_D for label, direction_D in by_label.items()}
     before = stored.names()
     pairs = [*zip(before, range(len(before)), strict=True), *((name, -1) for name in new)]
@@ -220,7 +216,7 @@ def match(options: MatchOptions) -> None:
     number_of = _numbers_by_name(stored)
     old = [number_of.get(name, -1) for name in wanted]
     new = [number for number, before in enumerate(old) if before < 0]
-    directions = imprint.directions(stored, source, new, options.max_bad_records, options.trust_code)
+    directions = imprint.directions(stored, source, new, options.trust_code)
     gone = len(number_of) - (len(old) - len(new))
     made_by = f"classes of {stored.where} made those of {shown}: {len(new)} new, {gone} gone"
     _write(stored, options.out, made_by, wanted, old, directions)
@@ -304,4 +300,4 @@ def _direction(stored: "Checkpoint", path: Path, options: AddOptions) -> "Tensor
     if not (names := image_names(path)):
         raise ValueError(f"{path}: no image in it")
     images = ImageFiles(path, names)
-    return imprint.directions(stored, images, (NO_CLASS,), options.max_bad_records, options.trust_code)[NO_CLASS]
+    return imprint.directions(stored, images, (NO_CLASS,), options.trust_code)[NO_CLASS]

@@ -32,9 +32,7 @@ class ImportOptions:
     num_classes: Annotated[int | None, In(CLASSES)] = None
     """Number of classes; required for .param files, which may end with padding."""
     network: _NETWORK | None = None
-    """The network of checkpoint_gpu_0.pt or --backbone; none: the backbone is left out."""
-    backbone: Path | None = None
-    """The backbone's weights, if they are in a separate file (model.pt, backbone.pth)."""
+    """The network of checkpoint_gpu_0.pt; none: the backbone is left out."""
     image_size: Annotated[int, In(PIXELS)] = 112
     """Image size of that training."""
     momentum_lr: Annotated[float | None, In("(0, inf)")] = None
@@ -51,8 +49,6 @@ def import_centres(options: ImportOptions) -> None:
     from partial_fc.foreign.centre_files import ForeignRows, find
     from partial_fc.head.rows import RowAdamW, RowSGD
 
-    if options.backbone and not options.network:
-        raise ValueError("--backbone needs --network")
     if (options.step or options.position) and not options.network:
         raise ValueError("--step and --position are for a checkpoint with its backbone; give --network")
     files = find(options.files)
@@ -93,17 +89,17 @@ def _backbone(
     from partial_fc import models
     from partial_fc.foreign import arcface_torch
     from partial_fc.foreign.centre_files import CHECKPOINT
-    from partial_fc.foreign.state_dicts import load_state, load_weights
+    from partial_fc.foreign.state_dicts import load_state
 
     if options.network is None:
         return None, {}, {}
     model = models.build(options.network, width, options.image_size)
-    if options.backbone is not None:
-        load_weights(model, options.backbone)
-        return model.state_dict(), {}, {}
     path = files.paths[0]
     if files.kind is not CHECKPOINT:
-        raise ValueError(f"--network {options.network}: {path} holds no backbone; give --backbone model.pt")
+        raise ValueError(
+            f"--network {options.network}: {path} holds no backbone; import without it, and start with --start-centres "
+            "OUT --pretrained FILE"
+        )
     weights, state, facts = arcface_torch.backbone_of(path, [name for name, _ in model.named_parameters()])
     load_state(model, weights, path)
     return model.state_dict(), state, facts

@@ -76,7 +76,6 @@ def page(run: RunFacts) -> str:
         score_chart=line_chart(scores, "score") if several else "",
         defaults={name: value for name, value in run.values.items() if name not in (run.differs or {})},
         speed_chart=line_chart({f"{unit}/s": rates}, f"{unit}/s of all processes") if len(rates) > 1 else "",
-        time_shares=_time_shares(run),
     )
 
 
@@ -141,18 +140,6 @@ def _speed(run: RunFacts) -> tuple[str, list[Any]]:
     series = {unit: run.scalars.get(f"speed/{unit}_per_s", []) for unit in ("samples", "images")}
     unit = "samples" if "samples_per_s" in run.result or series["samples"] else "images"
     return unit, series[unit]
-
-
-def _time_shares(run: RunFacts) -> dict[str, str]:
-    parts: dict[str, float] = {}
-    for name, rows in run.scalars.items():
-        if name.startswith("time/"):
-            steps = [0, *(step for step, _ in rows)]  # each share covers the steps since the row before
-            parts[name.removeprefix("time/")] = sum(
-                share * max(1, step - before) for before, (step, share) in zip(steps[:-1], rows, strict=True)
-            )
-    total = sum(parts.values()) or 1.0
-    return {name: f"{100 * share / total:.1f} %" for name, share in parts.items()}
 
 
 def _as_flags(values: Mapping[str, Any]) -> dict[str, str]:

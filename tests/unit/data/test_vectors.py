@@ -192,7 +192,7 @@ def test_doctor_names_vectors_without_a_direction_and_repeated_ones(suffix, tmp_
         report=tmp_path / "found.json",
     )
     assert json.loads((tmp_path / "found.json").read_text())["read"] == 60
-    doctor(1, r"label-range \(10\)", "0 vectors read", num_classes=10, images=False)
+    doctor(1, r"label-range \(10\)", "0 read", num_classes=10, images=False)
     (tmp_path / "two.sets").write_text(f"a {path}\nb other{suffix}\n")
     write(tmp_path / f"other{suffix}", row_ND[30:33], np.array([0, 1, 7]))
     doctor(

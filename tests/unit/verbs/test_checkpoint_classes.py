@@ -271,9 +271,8 @@ def test_what_is_no_image_or_no_embedding_is_named(tmp_path, backbone):
     saved(tmp_path / "a", 1, backbone)
     write_images(tmp_path / "new", bea=2)
     (tmp_path / "new/bea/2.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"bea/2.png: no image that OpenCV can read.*--max-bad-records"):
+    with pytest.raises(ValueError, match=r"bea/2.png: no image that OpenCV can read"):
         classes.add(AddOptions(tmp_path / "a", tmp_path / "b", images=tmp_path / "new"))
-    classes.add(AddOptions(tmp_path / "a", tmp_path / "b", images=tmp_path / "new", max_bad_records=1))
     for name, array, message in (
         ("wide", np.ones((2, D + 1), np.float32), r"expected floating \(N, 6\)"),
         ("whole", np.ones((2, D), np.int64), "holds int64"),

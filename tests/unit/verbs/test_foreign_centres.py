@@ -297,18 +297,10 @@ def test_a_whole_checkpoint_of_arcface_torch_goes_on_as_it_would_there(tmp_path,
         torch.testing.assert_close(p, dict(backbone.named_parameters())[name], rtol=1e-5, atol=1e-6)
 
 
-def test_a_backbone_of_its_own(tmp_path):
+def test_a_backbone_must_be_in_the_files(tmp_path):
     second_version(tmp_path, 2)
-    torch.manual_seed(1)
-    backbone = models.build("tiny", D, 16)
-    torch.save(backbone.state_dict(), tmp_path / "model.pt")
-    with pytest.raises(ValueError, match=r"holds no backbone; give --backbone model\.pt"):
+    with pytest.raises(ValueError, match=r"holds no backbone; import without it"):
         import_centres(ImportOptions((tmp_path,), tmp_path / "out", network="tiny", image_size=16))
-    import_centres(
-        ImportOptions((tmp_path,), tmp_path / "out", network="tiny", image_size=16, backbone=tmp_path / "model.pt")
-    )
-    found = checkpoint.Checkpoint(tmp_path / "out").backbone()
-    assert all(torch.equal(found[name], t) for name, t in backbone.state_dict().items())
 
 
 def test_files_of_other_runs_or_kinds_are_refused(tmp_path):
@@ -342,12 +334,7 @@ def test_other_contents_are_named(tmp_path, content):
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"backbone": Path("m.pt")}, "--backbone needs --network"),
-        ({"step": 5}, "give --network"),
-        ({"momentum_lr": 0.1}, "goes with R_centers_mom.param"),
-    ],
+    ("flags", "message"), [({"step": 5}, "give --network"), ({"momentum_lr": 0.1}, "goes with R_centers_mom.param")]
 )
 def test_flags_that_do_not_go_together(tmp_path, flags, message):
     second_version(tmp_path, 1)

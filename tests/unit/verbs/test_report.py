@@ -89,7 +89,6 @@ def test_one_file_and_nothing_that_runs(run, tmp_path, capsys):
         "not finished",
         EVIL,
         "90.00 %",
-        "75.0 %",
         "bad record 1 of at most 100",
         "ROC",
         "--margins",
