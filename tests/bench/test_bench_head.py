@@ -96,21 +96,3 @@ def test_momentum_stays_with_its_rows(kind, rate):
 def test_flags_that_cannot_mean_anything(changed, says):
     with pytest.raises(ValueError, match=says):
         bench.measure(replace(HeadOptions(), **changed))
-
-
-def run_of(step_s, rows=1000):
-    return {"step_s": step_s, "added_bytes": 10, "rows": rows}
-
-
-def test_the_median_round_counts_and_the_smallest_and_largest_are_said():
-    rounds = [{"ours": run_of(1.0), "other": run_of(seconds)} for seconds in (4.0, 2.0, 3.0)]
-    found = bench.compare(rounds, "ours", "other")
-    assert (found["step_s"], found["times_as_fast"], found["times_as_fast_range"]) == (3.0, 3.0, [2.0, 4.0])
-
-
-def test_sides_with_other_rows_are_not_compared():
-    rounds = [{"ours": run_of(1.0), "other": run_of(2.0, rows=1030), "near": run_of(2.0, rows=1020)}]
-    found = bench.compare(rounds, "ours", "other")
-    assert found["not_compared"] == "1,030 rows beside 1,000"
-    assert "times_as_fast" not in found, "no ratio that somebody could quote"
-    assert bench.compare(rounds, "ours", "near")["times_as_fast"] == 2.0

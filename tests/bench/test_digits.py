@@ -48,8 +48,3 @@ def test_plain_files_hold_the_same_and_writing_again_gives_the_same_bytes(folder
             compressed = (folder / f"{name}.gz").read_bytes()
             assert gzip.decompress(compressed) == (tmp_path / "plain" / name).read_bytes()
             assert compressed == (tmp_path / "again" / f"{name}.gz").read_bytes()
-
-
-def test_existing_files_are_left_alone(folder):
-    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.gz exists; remove it"):
-        write_digits(DigitsOptions(out=folder, plain=True))

@@ -136,26 +136,6 @@ def test_missing_fonts_name_their_packages(tmp_path: Path) -> None:
 # ---- whole, or not there at all
 
 
-def test_an_interrupted_build_leaves_nothing(
-    fonts: list[Font], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full_disk(*_: object) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(glyphs, "write_pairs", full_disk)
-    with pytest.raises(OSError, match="no space"):
-        build(replace(SMALL, out=tmp_path / "set"))
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_second_build_returns_at_once(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(glyphs, "find_fonts", lambda root: pytest.fail("it started to build"))
-    build(replace(SMALL, out=folder, jobs=2))
-    assert "there already" in capsys.readouterr().out
-
-
 def test_other_options_or_damage_are_errors(folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)

@@ -134,26 +134,6 @@ def test_precision_auto_is_what_the_head_would_take(precision, device, multiplie
     assert list(found["rates"]["gflops"]) == [expected]
 
 
-def test_verdict_weighs_the_head_against_the_step():
-    slow_backbone = "\n".join(plan_report.make(replace(ELSEWHERE, step_ms=1000.0))["verdict"])
-    assert "Sampling does not pay" in slow_backbone
-    fast_backbone = "\n".join(plan_report.make(replace(ELSEWHERE, images_per_s=128 / 2e-3))["verdict"])
-    assert "times as fast" in fast_backbone
-    assert "give --step-ms" in "\n".join(plan_report.make(ELSEWHERE)["verdict"])
-    small = "\n".join(plan_report.make(replace(ELSEWHERE, memory="1GiB"))["verdict"])
-    assert small.startswith("Does not fit")
-    large = "\n".join(plan_report.make(replace(ELSEWHERE, memory="80GiB", reserve="20GiB"))["verdict"])
-    assert large.startswith("Fits")
-    assert "of 60 GiB" in large
-
-
-def test_the_backbone_is_counted_where_asked():
-    without = plan_report.make(ELSEWHERE)
-    with_it = plan_report.make(replace(ELSEWHERE, backbone_parameters=10**8))
-    assert with_it["memory_total"] - without["memory_total"] == 3 * 4 * 10**8
-    assert with_it["collectives"]["backbone"]["sent"] == 2 * 7 * 4 * 10**8 // 8
-
-
 def test_json_can_be_read_back_as_rates(monkeypatch, capsys, tmp_path):
     arguments = "plan --classes 1000000 --gpus 4 --device cuda --tflops 600 --bandwidth 4000 --json"
     monkeypatch.setattr(sys, "argv", ["partial-fc", *arguments.split()])

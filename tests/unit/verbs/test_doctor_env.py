@@ -47,19 +47,12 @@ def lines(facts: dict, num_hosts: int = 2) -> list[tuple[str, str, str]]:
     return [(f.status, f.subject, f"{f.observed}: {f.remedy}") for f in findings if f.status != "ok"]
 
 
-def test_a_good_host_has_nothing_to_do():
-    assert lines(GOOD) == []
-    assert lines(GOOD, num_hosts=1) == []
-
-
 # what a host says -> (status, what, words)
 WRONG = {
     "horovod is missing": ({"horovod": {"error": "not installed"}}, "warning", "Horovod", "make setup"),
-    "horovod is broken": ({"horovod": {"error": "ImportError: x"}}, "fault", "Horovod", "ImportError: x"),
     "no controller": ({"horovod__built": []}, "fault", "Horovod", "built with nothing"),
     "no NCCL": ({"horovod__built": ["mpi"]}, "warning", "Horovod", "HOROVOD_GPU_OPERATIONS=NCCL"),
     "no mpirun": ({"mpirun": ""}, "warning", "MPI", "no mpirun"),
-    "torch is broken": ({"torch": {"error": "OSError: y"}}, "fault", "torch", "OSError: y"),
     "torch without CUDA": ({"torch__gpus": 0}, "fault", "GPUs", "none of the 8 GPU(s)"),
     "fewer GPUs than processes": ({"torch__gpus": 4}, "fault", "GPUs", "8 process(es)"),
     "fewer cores": ({"gpus": [], "torch__gpus": 0, "cores": 4}, "warning", "GPUs", "4 core(s), for 8 process(es)"),
@@ -69,7 +62,6 @@ WRONG = {
     "disk read-only": ({"disk__writable": False}, "fault", "models root", "not writable"),
     "few files": ({"open_files": [1024, 65536]}, "warning", "open files", "ulimit -n 65536"),
     "own name is loopback": ({"own_address": "127.0.1.1"}, "fault", "name", "/etc/hosts"),
-    "own name is unknown": ({"own_address": ""}, "fault", "name", "not known"),
 }  # fmt: skip
 
 
@@ -150,7 +142,6 @@ def test_answers_are_found_among_what_shells_print_and_failures_are_told(tmp_pat
 SSH = {
     "Permission denied (publickey).": "ssh-copy-id 192.0.2.77",
     "Host key verification failed.": "ssh-keyscan 192.0.2.77",
-    "ssh: Could not resolve hostname x": "/etc/hosts",
     "ssh: connect to host x port 22: Connection timed out": "ssh 192.0.2.77 hostname",
 }
 

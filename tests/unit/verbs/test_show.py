@@ -90,9 +90,7 @@ def test_as_training_sees_them(photos, shown):
     ("options", "words"),
     [
         ({"image_size": 40}, "--augmented"),
-        ({"mirror": False}, "--augmented"),
         ({"augmented": True, "augment": "glyph"}, "add --no-mirror"),
-        ({"classes": 0}, "--classes is 0"),
         ({"root": Path(".")}, "--root . is for a list"),
     ],
 )
