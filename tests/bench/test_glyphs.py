@@ -1,7 +1,6 @@
 """The demo's characters: the same bytes again, true labels, characters and typefaces that are never trained."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -134,17 +133,3 @@ def test_missing_fonts_name_their_packages(tmp_path: Path) -> None:
 
 
 # ---- whole, or not there at all
-
-
-def test_other_options_or_damage_are_errors(folder: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(folder, copy)
-    with pytest.raises(ValueError, match=r"image_size 40 \(asked for: 48\)"):
-        build(replace(SMALL, out=copy, image_size=48))
-    with open(copy / "train.rec", "ab") as file:
-        file.truncate(1000)
-    with pytest.raises(ValueError, match=r"train\.rec: got 1000 bytes"):
-        build(replace(SMALL, out=copy))
-    (copy / "manifest.json").unlink()
-    with pytest.raises(ValueError, match="is no glyph set"):
-        build(replace(SMALL, out=copy))

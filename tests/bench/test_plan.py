@@ -117,23 +117,6 @@ def test_what_cannot_be_planned_is_said(changed, message):
         plan_report.make(replace(ELSEWHERE, **changed))
 
 
-@pytest.mark.parametrize(
-    ("precision", "device", "multiplies_bf16", "expected"),
-    [
-        ("auto", "cuda", False, "bf16"),
-        ("auto", "cpu", False, "fp32"),
-        ("auto", "cpu", True, "bf16"),
-        ("bf16", "cpu", False, "bf16"),
-    ],
-)
-def test_precision_auto_is_what_the_head_would_take(precision, device, multiplies_bf16, expected, monkeypatch):
-    """(of a GPU that is not here)"""
-    monkeypatch.setattr("partial_fc.machine.has_bf16", lambda device: multiplies_bf16)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    found = plan_report.make(replace(ELSEWHERE, precision=precision, device=device))
-    assert list(found["rates"]["gflops"]) == [expected]
-
-
 def test_json_can_be_read_back_as_rates(monkeypatch, capsys, tmp_path):
     arguments = "plan --classes 1000000 --gpus 4 --device cuda --tflops 600 --bandwidth 4000 --json"
     monkeypatch.setattr(sys, "argv", ["partial-fc", *arguments.split()])

@@ -54,17 +54,6 @@ def test_replicates_equal_a_computation_with_copies_of_the_images():
             assert found[far][b] == pytest.approx((genuine <= bound).mean(), abs=1e-7)
 
 
-def test_half_of_the_classes_are_split_and_two_labels_of_five_flipped():
-    label = np.repeat(np.arange(1000), 20)
-    found = sets.split(label, 1000)
-    assert (found < 1000).mean() == pytest.approx(0.75, abs=0.01)
-    assert sorted(set(found[found >= 1000])) == list(range(1000, 1500))
-    assert all(len(set(label[found == new])) == 1 for new in range(1000, 1500))
-    found = sets.flip(label, 1000)
-    assert (found != label).sum() == 8000
-    assert np.bincount(found[found != label], minlength=1000).var() == pytest.approx(8, rel=0.2)  # Poisson
-
-
 def test_a_set_under_other_labels_has_the_same_images(tmp_path):
     (tmp_path / "a").mkdir()
     with RecordWriter(tmp_path / "a/train.rec") as records:

@@ -33,7 +33,6 @@ class RunFacts:
     checkpoints: list[tuple[Path, dict[str, Any]]]  # with their manifests
     problems: list[str] = field(default_factory=list)  # warnings and errors of all ranks
     num_problems: int = 0
-    notes: list[str] = field(default_factory=list)
     first_batch: bytes | None = None  # PNG
     pictures: list[tuple[str, bytes]] = field(default_factory=list)  # title, PNG
 
@@ -104,8 +103,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _read_logs(found: RunFacts) -> None:
-    """Reads notes from rank 0's log, warnings and errors from all."""
-    notes = {}
+    """Reads the warnings and errors of all ranks."""
     for path in sorted(found.root.glob("logs/rank-*.log")):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             match = _LINE.match(line)
@@ -116,6 +114,3 @@ def _read_logs(found: RunFacts) -> None:
                 found.num_problems += 1
                 if len(found.problems) < _MOST_LINES:
                     found.problems.append(f"{when} rank {rank}: {text}")
-            if rank == "0" and text.startswith("note: "):
-                notes[text.removeprefix("note: ")] = True
-    found.notes = list(notes)

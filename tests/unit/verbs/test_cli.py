@@ -55,14 +55,6 @@ def test_a_word_that_is_no_verb_costs_two_lines(command, words, meant):
     assert "COMMAND" in printed
 
 
-@pytest.mark.parametrize("word", cli._OTHER_NAMES)
-def test_what_others_call_a_verb_leads_to_ours(command, word):
-    said = command(word)[2]
-    for verb in cli._OTHER_NAMES[word]:
-        assert f"`partial-fc {verb}`" in said
-        assert cli.find(verb.split())[0] in cli.VERBS
-
-
 @pytest.mark.parametrize("words", [[], ["--help"]])
 def test_the_list_of_verbs_says_what_this_is_and_fits_a_terminal(command, words):
     status, printed, _ = command(*words)

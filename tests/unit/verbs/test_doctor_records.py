@@ -119,10 +119,6 @@ def test_the_index_against_the_file(tmp_path):
 
 
 def test_more_places_than_are_shown(tmp_path, capsys):
-    wrong = {key: pack(0, picture(key), id=key) for key in range(1, 9)}
-    folder = write(tmp_path / "set", {**wrong, 9: pack(1, picture(9), id=9)}, "2,24,24\n")
-    assert examine(folder, num_classes=1, show=1)[1]["label-range"]["count"] == 1
-    capsys.readouterr()
     _, found = examine(write(tmp_path / "b", {k: pack(9, picture(k), id=k) for k in range(1, 9)}), show=2)
     assert len(found["label-range"]["places"]) == 8  # all of them, for a program
     assert "train.rec, key 2, class 9\n    ... and 6 more\n" in capsys.readouterr().out

@@ -299,13 +299,6 @@ def test_files_of_other_runs_or_kinds_are_refused(tmp_path):
         import_centres(ImportOptions((other,), tmp_path / "out", num_classes=12))
 
 
-@pytest.mark.parametrize("content", [torch.ones(3), {"other": torch.ones(2, 2)}, [1, 2], torch.ones(2, 2).long()])
-def test_other_contents_are_named(tmp_path, content):
-    torch.save(content, tmp_path / "softmax_fc_gpu_0.pt")
-    with pytest.raises(ValueError, match=r"softmax_fc_gpu_0.pt holds .*; expected"):
-        import_centres(ImportOptions((tmp_path,), tmp_path / "out"))
-
-
 @pytest.mark.parametrize(
     ("flags", "message"), [({"step": 5}, "give --network"), ({"momentum_lr": 0.1}, "goes with R_centers_mom.param")]
 )
