@@ -20,8 +20,7 @@ from partial_fc.head import Compute, CosFace, PartialFC, Sampling, Shard, Storag
 from partial_fc.head.kernels import AutoPrecision, Precision
 from partial_fc.head.kernels.choice import choose
 from partial_fc.head.kernels.cpu import CpuKernel
-from partial_fc.verbs.plan.counts import DTYPES, OPTIMIZERS
-from partial_fc.verbs.plan.machine import Rates, measure_rates, synchronise
+from partial_fc.verbs.plan.counts import DTYPES, OPTIMIZERS, Rates, measure_rates, synchronise
 
 from .baselines import Baseline, LocalHead, PlainHead, TorchHead
 from .head import LABEL_BY_LABEL, LINE, OURS, REFUSAL, HeadOptions

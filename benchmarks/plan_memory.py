@@ -13,7 +13,6 @@ from partial_fc.verbs.plan.options import PlanOptions
 
 # Each says its dtypes: the memory depends on them, and auto on the machine.
 CASES = (
-    HeadOptions(num_processes=1, steps=2, impl="plain", classes=60_000, dim=128, precision="fp32", dtype="bf16"),
     HeadOptions(
         num_processes=1,
         steps=2,
@@ -52,7 +51,6 @@ def planned_bytes(case: HeadOptions) -> int:
         dtype=case.dtype,
         state_dtype=case.dtype if case.state_dtype == "same" else case.state_dtype,
         optimizer=case.optimizer,
-        impl=case.impl,
         device="cpu",
         tflops=1,
         bandwidth=1,

@@ -50,8 +50,7 @@ def all_pairs(
     W-th block. rates: FARs in [0, 1), as text.
 
     Memory beside the rows: 100 MB, and 16 bytes for each impostor that the largest rate accepts. Two collectives, the
-    larger one of 8 bytes for each such impostor and rank. Raises ValueError for rows of another length, NaN or Inf, and
-    if there are no pairs of one kind.
+    larger one of 8 bytes for each such impostor and rank. Raises ValueError if there are no pairs of one kind.
     """
     classes, place_N, count_C = np.unique(label_N, return_inverse=True, return_counts=True)
     num_genuine = int((count_C * (count_C - 1) // 2).sum())
@@ -59,11 +58,6 @@ def all_pairs(
     if not num_genuine or not num_impostors:
         why = "all of one class" if len(classes) < 2 else "none of the same class as another"
         raise ValueError(f"{name}: {len(label_N)} images, {why}; expected classes, at least one of several images")
-    length_N = np.sqrt(np.einsum("nd,nd->n", row_ND, row_ND))
-    good_N = np.abs(length_N - 1) < 1e-3
-    if not good_N.all():
-        bad, count = int(good_N.argmin()), int((~good_N).sum())
-        raise ValueError(f"{name}: embedding {bad} has length {length_N[bad]:g} ({count} such); expected length 1")
     allowed = {far: _allowed(float(far), num_impostors) for far in rates if not 0 < float(far) < 1 / num_impostors}
     if not allowed:
         return AllPairs(num_genuine, num_impostors, {})

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from partial_fc.accessories import import_matplotlib
 
@@ -122,26 +121,4 @@ def plot(curves: Mapping[str, Roc], path: Path) -> None:
     axes.grid(which="major", color="0.8")
     axes.grid(which="minor", color="0.93")
     axes.legend(loc="lower right")
-    figure.savefig(path, format="png")
-
-
-def plot_similarities(curves: Mapping[str, tuple[NDArray[np.float64], NDArray[np.bool_], Roc]], path: Path) -> None:
-    """Draws histograms of the cosines of both kinds of pairs, one above the other for each set, by name: (squared
-    distances, same, ROC), with the best threshold."""
-    figure = import_matplotlib().figure.Figure(figsize=(8, 1 + 2.6 * len(curves)), dpi=110, layout="constrained")
-    lowest = min(float((1 - distance_N / 2).min()) for distance_N, _, _ in curves.values())
-    bins = np.linspace(max(-1.0, np.floor(lowest * 10) / 10), 1, 91)
-    all_axes = figure.subplots(len(curves), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, (name, (distance_N, same_N, roc)) in zip(all_axes, curves.items(), strict=True):
-        cosine_N = 1 - distance_N / 2
-        for kind, which, colour in (("different", ~same_N, "tab:orange"), ("same", same_N, "tab:blue")):
-            share = np.full(int(which.sum()), 100 / which.sum())
-            label = f"{kind}: {len(share):,} pairs"
-            axes.hist(cosine_N[which], bins, weights=share, color=colour, alpha=0.6, label=label)
-        best = roc.best()
-        label = f"threshold {best.cosine:.4f}: {best.accuracy:.2%} right"
-        axes.axvline(best.cosine, color="0.2", linestyle="--", label=label)
-        axes.set(title=name, ylabel="% of its kind")
-        axes.legend(fontsize=9)
-    all_axes[-1].set_xlabel("cosine of the two embeddings")
     figure.savefig(path, format="png")

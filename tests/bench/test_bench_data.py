@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.data import DataOptions, bench_data
-from tests.recipes.kinetics import videos
 from tests.unit.verbs.test_pack import make_images
 
 
@@ -19,22 +18,6 @@ def test_every_stage_of_a_folder_beside_opencv(tmp_path: Path, capsys: pytest.Ca
     assert sides["cv2.imdecode"]["ratio"] == 1
     assert all(row["images_per_s"] > 0 for row in sides.values())
     assert printed["left_out"] == ["ImageRecordIter of MXNet is left out: it reads .rec files only"]
-
-
-def test_clips_beside_plain_pyav(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for i in range(2):
-        videos.write(tmp_path / f"{i}.mp4", 70)
-    (tmp_path / "list.txt").write_text("0 70 0\n1 70 1\n")
-    options = DataOptions(
-        train_list=tmp_path / "list.txt", data_dir=tmp_path, image_size=32, resize=32, images=3, batch_size=1,
-        threads=1, rounds=1, json=True,
-    )  # fmt: skip
-    bench_data(options)
-    printed = json.loads(capsys.readouterr().out)
-    sides = {row["side"]: row["ratio"] for row in printed["sides"]}
-    assert list(sides) == ["plain PyAV", "read", "read, resize, crop, mirror", "Loader, 1 thread"]
-    assert sides["plain PyAV"] == 1
-    assert (printed["clips"], printed["left_out"]) == (3, [])
 
 
 @pytest.mark.parametrize("paths", [{}, {"rec": Path("a"), "train_data": Path("b")}])

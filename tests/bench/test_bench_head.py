@@ -1,14 +1,10 @@
 """`python -m benchmarks.head`: what it compares with computes the same as the reference, and flags that mean nothing
 are refused. (Sharded: tests/parallel/head/test_bench_sides.py.)"""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from benchmarks import head as bench
 from benchmarks.baselines import PlainHead, TorchHead
-from benchmarks.head import HeadOptions
 from partial_fc.head import CosFace, reference
 
 SCALE = 16.0
@@ -78,39 +74,3 @@ def test_momentum_stays_with_its_rows(kind, rate):
         dense_CD[rows] -= 0.1 * momentum_CD[rows]
         head.step(0.1)
     torch.testing.assert_close(head.weight_LD, dense_CD)
-
-
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        ({"versus": ("plain",), "optimizer": "adamw"}, "--versus with --optimizer adamw"),
-        ({"versus": ("plain", "plain")}, "name each side once"),
-        ({"versus_precision": "bf16"}, "--versus-precision without --versus"),
-        ({"versus_dtype": "bf16"}, "--versus-dtype without --versus"),
-        ({"rounds": 5}, "--rounds without --versus"),
-        ({"versus": ("plain",), "labels": 8}, "--versus plain with --labels 8"),
-        ({"versus": ("label-by-label",)}, "--versus label-by-label with --labels 1"),
-        ({"batch": 7}, "--batch 7 is not divisible by --np 2"),
-    ],
-)
-def test_flags_that_cannot_mean_anything(changed, says):
-    with pytest.raises(ValueError, match=says):
-        bench.measure(replace(HeadOptions(), **changed))
-
-
-def run_of(step_s, rows=1000):
-    return {"step_s": step_s, "added_bytes": 10, "rows": rows}
-
-
-def test_the_median_round_counts_and_the_smallest_and_largest_are_said():
-    rounds = [{"ours": run_of(1.0), "other": run_of(seconds)} for seconds in (4.0, 2.0, 3.0)]
-    found = bench.compare(rounds, "ours", "other")
-    assert (found["step_s"], found["times_as_fast"], found["times_as_fast_range"]) == (3.0, 3.0, [2.0, 4.0])
-
-
-def test_sides_with_other_rows_are_not_compared():
-    rounds = [{"ours": run_of(1.0), "other": run_of(2.0, rows=1030), "near": run_of(2.0, rows=1020)}]
-    found = bench.compare(rounds, "ours", "other")
-    assert found["not_compared"] == "1,030 rows beside 1,000"
-    assert "times_as_fast" not in found, "no ratio that somebody could quote"
-    assert bench.compare(rounds, "ours", "near")["times_as_fast"] == 2.0

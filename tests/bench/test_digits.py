@@ -1,6 +1,5 @@
 """scikit-learn's digits as MNIST's files."""
 
-import gzip
 import hashlib
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 
 from demo.make_digits import NUM_TRAIN, DigitsOptions, load, write_digits
-from partial_fc.data.idx import names, read_set
+from partial_fc.data.idx import read_set
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +37,3 @@ def test_same_bytes_on_every_machine():
     """The pixels are whole-number arithmetic; this is what they come to: white on black, in the middle of 28 x 28."""
     digest = hashlib.sha256(b"".join(load()[split].image_NHW.tobytes() for split in ("train", "t10k"))).hexdigest()
     assert digest == "7cbf506a7606c259dd6afef1f8b27a9cb0808761bae0984671f64c1f8b03c975"
-
-
-def test_plain_files_hold_the_same_and_writing_again_gives_the_same_bytes(folder, tmp_path):
-    write_digits(DigitsOptions(out=tmp_path / "plain", plain=True))
-    write_digits(DigitsOptions(out=tmp_path / "again"))
-    for split in ("train", "t10k"):
-        for name in names(split):
-            compressed = (folder / f"{name}.gz").read_bytes()
-            assert gzip.decompress(compressed) == (tmp_path / "plain" / name).read_bytes()
-            assert compressed == (tmp_path / "again" / f"{name}.gz").read_bytes()
-
-
-def test_existing_files_are_left_alone(folder):
-    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.gz exists; remove it"):
-        write_digits(DigitsOptions(out=folder, plain=True))

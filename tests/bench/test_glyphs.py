@@ -1,7 +1,6 @@
 """The demo's characters: the same bytes again, true labels, characters and typefaces that are never trained."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -134,37 +133,3 @@ def test_missing_fonts_name_their_packages(tmp_path: Path) -> None:
 
 
 # ---- whole, or not there at all
-
-
-def test_an_interrupted_build_leaves_nothing(
-    fonts: list[Font], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full_disk(*_: object) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(glyphs, "write_pairs", full_disk)
-    with pytest.raises(OSError, match="no space"):
-        build(replace(SMALL, out=tmp_path / "set"))
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_second_build_returns_at_once(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(glyphs, "find_fonts", lambda root: pytest.fail("it started to build"))
-    build(replace(SMALL, out=folder, jobs=2))
-    assert "there already" in capsys.readouterr().out
-
-
-def test_other_options_or_damage_are_errors(folder: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(folder, copy)
-    with pytest.raises(ValueError, match=r"image_size 40 \(asked for: 48\)"):
-        build(replace(SMALL, out=copy, image_size=48))
-    with open(copy / "train.rec", "ab") as file:
-        file.truncate(1000)
-    with pytest.raises(ValueError, match=r"train\.rec: got 1000 bytes"):
-        build(replace(SMALL, out=copy))
-    (copy / "manifest.json").unlink()
-    with pytest.raises(ValueError, match="is no glyph set"):
-        build(replace(SMALL, out=copy))

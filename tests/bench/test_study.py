@@ -1,7 +1,5 @@
 """The statistics, labels and replicates of the studies on glyphs."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ from torch.nn.functional import normalize
 from benchmarks import fidelity
 from benchmarks.study import measure, sets
 from benchmarks.study.run import ROOT
-from benchmarks.study.statistics import Hypothesis, Results, holm, interval, sign_flip, verdicts
+from benchmarks.study.statistics import Results, holm, interval, sign_flip
 from partial_fc.data.recordio import RecordReader, RecordWriter, pack
 
 
@@ -36,15 +34,6 @@ def test_an_interval_of_few_seeds_covers_the_mean_as_often_as_it_says(seeds):
     assert np.isnan(interval(np.zeros(2))).all()
 
 
-def test_a_hypothesis_needs_all_of_its_parts_and_what_was_not_run_counts():
-    low, high = np.full(8, -1.0), np.full(8, 1.0)
-    given = [Hypothesis("A", "", [low]), Hypothesis("B", "", [low, high]), Hypothesis("C", "", [np.empty(0)])]
-    _, _, a, b, c = verdicts(given, 0.05)
-    assert f"| {1 / 256:.4f} | {3 / 256:.4f} | holds |" in a
-    assert "not shown" in b
-    assert "not run yet" in c
-
-
 def test_replicates_equal_a_computation_with_copies_of_the_images():
     rng = np.random.default_rng(2)
     label_N = np.sort(rng.integers(0, 60, 400))
@@ -65,17 +54,6 @@ def test_replicates_equal_a_computation_with_copies_of_the_images():
             assert found[far][b] == pytest.approx((genuine <= bound).mean(), abs=1e-7)
 
 
-def test_half_of_the_classes_are_split_and_two_labels_of_five_flipped():
-    label = np.repeat(np.arange(1000), 20)
-    found = sets.split(label, 1000)
-    assert (found < 1000).mean() == pytest.approx(0.75, abs=0.01)
-    assert sorted(set(found[found >= 1000])) == list(range(1000, 1500))
-    assert all(len(set(label[found == new])) == 1 for new in range(1000, 1500))
-    found = sets.flip(label, 1000)
-    assert (found != label).sum() == 8000
-    assert np.bincount(found[found != label], minlength=1000).var() == pytest.approx(8, rel=0.2)  # Poisson
-
-
 def test_a_set_under_other_labels_has_the_same_images(tmp_path):
     (tmp_path / "a").mkdir()
     with RecordWriter(tmp_path / "a/train.rec") as records:
@@ -91,36 +69,6 @@ def test_a_set_under_other_labels_has_the_same_images(tmp_path):
         (new, bytes([key]) * key) for key, new in zip((1, 2, 4, 5, 6), (0, 3, 1, 1, 2), strict=True)
     ]
     assert np.load(tmp_path / "b/original.npy").tolist() == [0, 1, 2, 0]
-
-
-def made(folder, cells) -> Results:
-    """Results of cells, (set, arm, error at all FARs, seeds)."""
-    made_by = {"data": "", "train_s": 60, "instructions": "AVX2"}
-    for set_, arm, error, seeds in cells:
-        for seed in range(seeds):
-            figures = {
-                "error": {far: error * (1 + 0.001 * seed) for far in ("1e-4", "1e-5", "1e-6")},
-                "lookalikes": 0.1,
-            }
-            run = {"cell": f"{set_}-{arm}", "seed": seed, "figures": figures, "made_by": made_by}
-            (folder / f"{set_}-{arm}-{seed}.json").write_text(json.dumps(run))
-    return Results.read(folder)
-
-
-def test_hypotheses_are_computed_from_results_alone(tmp_path):
-    cells = (("clean", "1", 0.1, 7), ("clean", "0.1", 0.103, 7), ("split", "1", 0.4, 7), ("split", "0.1", 0.2, 7))
-    lines = list(verdicts(fidelity.hypotheses(made(tmp_path, cells)), 0.05))
-    assert [line.rsplit("| ", 1)[1] for line in lines[2:]] == [*["holds |"] * 2, *["not run yet |"] * 4]
-
-
-def test_the_table_for_users_has_what_three_seeds_have(tmp_path):
-    cells = (("clean", "1", 0.1, 4), ("clean", "0.1", 0.15, 3), ("clean", "hard", 0.12, 2), ("split", "1", 0.4, 3))
-    found = list(fidelity.for_users(made(tmp_path, [*cells, ("split", "filter", 0.3, 2)])))
-    assert found == [
-        "| classes in a step | clean | minutes, AVX2 |\n| --- | --- | --- |",
-        "| all: the error | 0.100 | 1.0 |",
-        "| 0.1, centres rest (MXNet trainer) | 1.50 (1.50 to 1.50) | 1.0 |",
-    ]
 
 
 def test_pages_are_those_of_the_results():

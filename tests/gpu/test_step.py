@@ -12,7 +12,6 @@ pytest.importorskip("triton")
 
 from partial_fc.head import CosFace, PartialFC, Steps, Storage
 from partial_fc.head.kernels import triton_kernels, triton_pass
-from partial_fc.verbs.plan import counts as plan
 from tests.flat import flat_head
 from tests.gpu.test_triton import DEVICE, INTERPRETED, on_gpu, pytestmark  # noqa: F401
 from tests.unit.operations import Operations
@@ -66,8 +65,9 @@ class Launches:
 
 
 # Of everything that a step launches. It was 98, 108 and 115 before what lies between the passes had kernels of its own.
+# (verbs/plan/counts.py: `_LAUNCHES_S`.)
 @pytest.mark.parametrize(("rate", "chunks", "most"), [(1.0, 1, 28), (1.0, 3, 38), (0.1, 1, 30)])
-def test_the_host_launches_what_is_planned(rate, chunks, most, monkeypatch):
+def test_the_host_launches_few_operations(rate, chunks, most, monkeypatch):
     monkeypatch.setattr(triton_pass, "CHUNK_ROWS", 64)
     head, operations = head_of(64 * chunks if rate == 1 else 200, rate), Operations()
     launches = Launches(monkeypatch, operations)
@@ -80,8 +80,6 @@ def test_the_host_launches_what_is_planned(rate, chunks, most, monkeypatch):
     copies = 0 if INTERPRETED else 1  # of the tensor that is read: from a GPU it is copied first
     assert operations.count - copies + len(launches.seen) <= most, (operations.names, launches.seen)
     assert operations.waits == {"tolist": 1}
-    once, each_chunk = plan.KERNEL_OPERATIONS["triton"]
-    assert most == plan.HOST_OPERATIONS["cuda"][rate < 1] + once + each_chunk * chunks
 
 
 @on_gpu

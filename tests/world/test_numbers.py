@@ -197,7 +197,7 @@ def test_merged_classes_have_the_mean_direction_as_of_the_last_step(tmp_path: Pa
 def test_an_added_class_has_nothing_to_catch_up(tmp_path: Path, row: Row) -> None:
     head = trained(tmp_path, row.given, "exact", 1)
     np.save(tmp_path / "one.npy", np.eye(D, dtype=np.float32)[:1])
-    classes.add(classes.AddOptions(tmp_path, tmp_path / "out", (f"new={tmp_path / 'one.npy'}",), order="append"))
+    classes.add(classes.AddOptions(tmp_path, tmp_path / "out", (f"new={tmp_path / 'one.npy'}",)))
     found = checkpoint.Checkpoint(tmp_path / "out")
     stored = checkpoint.Checkpoint(tmp_path / "step-00000009").rows()
     made = stored.created(0, 40).nonzero()[:, 0]

@@ -129,10 +129,8 @@ def read_losses(models_root: Path) -> NDArray[np.float64]:
 
 
 def thinned(row_N3: NDArray[np.float64], num_points: int = 300) -> NDArray[np.float64]:
-    """Returns (points, 5): step, mean loss, smallest, largest, learning rate of num_points parts, without NaN."""
+    """Returns (points, 3): step, mean loss, learning rate of num_points parts, without NaN."""
     row_N3 = row_N3[np.isfinite(row_N3[:, 1])]
     size = -(-len(row_N3) // num_points)
     parts = [row_N3[start : start + size] for start in range(0, len(row_N3), size or 1)]
-    return np.array(
-        [(p[-1, 0], p[:, 1].mean(), p[:, 1].min(), p[:, 1].max(), p[-1, 2]) for p in parts], dtype=np.float64
-    ).reshape(-1, 5)
+    return np.array([(p[-1, 0], p[:, 1].mean(), p[-1, 2]) for p in parts], dtype=np.float64).reshape(-1, 3)

@@ -1,11 +1,10 @@
 """`partial-fc checkpoint classes`: adds, removes and merges the classes of a trained head, by name."""
 
 import difflib
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -19,10 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from partial_fc.checkpoint.read import Checkpoint
-    from partial_fc.verbs.checkpoint.remap_classes import Plan
 
 Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME...")]
-Order = Literal["auto", "sorted", "append"]
 
 
 @dataclass(frozen=True)
@@ -43,15 +40,14 @@ class _NewOptions(ListOptions):
 class _EmbeddingOptions(_NewOptions):
     """Of verbs that embed images of new classes."""
 
-    max_bad_records: int = 0
-    """Unreadable images to report and skip before stopping."""
     trust_code: bool = False
     """Execute the FILE.py that builds the model, if it was trained with --network FILE.py:FUNCTION."""
 
 
 @dataclass(frozen=True)
 class AddOptions(_EmbeddingOptions):
-    """New classes. A class with images starts at the mean direction of their embeddings by the checkpoint's network,
+    """New classes: sorted in by name if the present names are sorted, as in a folder of class folders, else after all
+    others. A class with images starts at the mean direction of their embeddings by the checkpoint's network,
     with the length of trained centres; one without starts as an untrained class. Other rows are unchanged."""
 
     names: Names = ()
@@ -60,9 +56,6 @@ class AddOptions(_EmbeddingOptions):
     """A file with more names, one a line."""
     images: Path | None = None
     """A folder with a sub-folder of images for each new class, named like the class."""
-    order: Order = "auto"
-    """Position of new classes: sorted by name, as in a folder of class folders, or after all others. auto: sorted if
-    the present names are."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +86,7 @@ class RenameOptions(_NewOptions):
     names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="OLD=NEW...")] = ()
     """The new names."""
     names_file: Path | None = None
-    """A file with more of them, one a line; or with one NEW name for each class, by number."""
+    """A file with one name for each class, by number, one a line."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +116,7 @@ def list_classes(options: ListOptions) -> None:
 
 
 def add(options: AddOptions) -> None:
-    from partial_fc.verbs.checkpoint import imprint, remap_classes
+    from partial_fc.verbs.checkpoint import imprint
 
     stored = _open(options.folder)
     starts = [word.partition("=")[::2] for word in _words(options.names, options.names_file)]  # (name, what it has)
@@ -134,26 +127,27 @@ def add(options: AddOptions) -> None:
     _check_new(new, stored)
     directions = {name: _direction(stored, Path(start), options) for name, start in starts if start}
     if folder:
-        by_label = imprint.directions(
-            stored, folder, range(folder.num_classes), options.max_bad_records, options.trust_code
-        )
+        by_label = imprint.directions(stored, folder, range(folder.num_classes), options.trust_code)
         directions |= {folder.classes[label]: direction_D for label, direction_D in by_label.items()}
-    plan = _with_new(stored, new, directions, options.order)
-    remap_classes.write(stored, plan, options.out, f"{len(new)} classes added to {stored.where}: {some(new)}")
+    before = stored.names()
+    pairs = [*zip(before, range(len(before)), strict=True), *((name, -1) for name in new)]
+    if stored.class_names and before == sorted(before):
+        pairs.sort(key=lambda pair: pair[0])
+    names, old = map(list, zip(*pairs, strict=True))
+    starting = {number: directions[name] for number, name in enumerate(names) if name in directions}
+    made_by = f"{len(new)} classes added to {stored.where}: {some(new)}"
+    _write(stored, options.out, made_by, names, old, starting)
 
 
 def remove(options: RemoveOptions) -> None:
-    from partial_fc.verbs.checkpoint import remap_classes
-
     stored = _open(options.folder)
     gone = _numbers(stored, _words(options.names, options.names_file))
     names = stored.names()
     kept = _all_but(gone, len(names))
     if not gone or not kept:
         raise ValueError(f"{len(gone)} of {len(names)} classes to remove; give at least one, and not all")
-    plan = remap_classes.Plan([names[number] for number in kept], kept)
     made_by = f"{len(gone)} classes removed from {stored.where}: {some([names[n] for n in gone])}"
-    remap_classes.write(stored, plan, options.out, made_by)
+    _write(stored, options.out, made_by, [names[number] for number in kept], kept)
 
 
 def merge_classes(options: MergeClassesOptions) -> None:
@@ -161,61 +155,54 @@ def merge_classes(options: MergeClassesOptions) -> None:
     from torch.nn.functional import normalize
 
     from partial_fc.checkpoint.rows_now import rows_now
-    from partial_fc.verbs.checkpoint import remap_classes
 
     stored = _open(options.folder)
     (into,) = _numbers(stored, [options.into])
     parts = _numbers(stored, options.names)
     if not parts or into in parts:
         raise ValueError(f"name the classes that become part of {options.into!r}: at least one, and not itself")
-    names = stored.names()
-    kept = _all_but(parts, len(names))
-    now = kept.index(into)
-    plan = remap_classes.Plan([names[number] for number in kept], kept, joined=dict.fromkeys(parts, now))
     rows = rows_now(stored)
-    created = [number for number in (into, *parts) if bool(rows.created(number, number + 1))]
     if len(shape := rows.columns["centres"].shape) > 1:
         raise ValueError(
             f"{stored.where}: a class has {shape[0]} centres (--sub-centres), and no checkpoint says which its images "
             f"are near. `checkpoint classes remove` the others, and give their images to {options.into!r} in the data"
         )
+    names = stored.names()
+    kept = _all_but(parts, len(names))
+    now, directions = kept.index(into), {}
+    created = [number for number in (into, *parts) if bool(rows.created(number, number + 1))]
     if created:
         centre_MD = rows.read(torch.tensor(created), ["centres"])["centres"].double()
-        plan.directions[now] = normalize(normalize(centre_MD).sum(dim=0), dim=0).float()
+        directions[now] = normalize(normalize(centre_MD).sum(dim=0), dim=0).float()
     made_by = f"classes {some([names[n] for n in parts])} of {stored.where} joined with {names[into]}"
-    remap_classes.write(stored, plan, options.out, made_by)
+    joined = dict.fromkeys(parts, now)
+    _write(stored, options.out, made_by, [names[number] for number in kept], kept, directions, joined)
 
 
 def rename(options: RenameOptions) -> None:
-    from partial_fc.verbs.checkpoint import remap_classes
+    from partial_fc.checkpoint.class_names import read_names
 
     stored = _open(options.folder)
     names = stored.names()
-    words = _words(options.names, options.names_file)
-    if options.names_file and len(words) == len(names) and not options.names and not any("=" in w for w in words):
-        renamed = words
-    else:
-        renamed = list(names)
-        number_of = {name: number for number, name in enumerate(names)}
-        for word in words:
-            # Names may contain "=".
-            cuts = [i for i, letter in enumerate(word) if letter == "=" and word[:i] in number_of]
-            if len(cuts) != 1 or not word[cuts[0] + 1 :]:
-                raise ValueError(f"{word!r}: expected OLD=NEW, with the name of one class of {stored.where}")
-            renamed[number_of[word[: cuts[0]]]] = word[cuts[0] + 1 :]
-    first: dict[str, int] = {}
-    for number, name in enumerate(renamed):
-        if first.setdefault(name, number) != number:
-            raise ValueError(f"classes {first[name]} and {number} would both be named {name!r}")
+    renamed = read_names(options.names_file) if options.names_file else list(names)
+    if len(renamed) != len(names):
+        raise ValueError(f"{options.names_file} has {len(renamed)} names for {len(names)} classes")
+    number_of = {name: number for number, name in enumerate(names)}
+    for word in options.names:
+        # Names may contain "=".
+        cuts = [i for i, letter in enumerate(word) if letter == "=" and word[:i] in number_of]
+        if len(cuts) != 1 or not word[cuts[0] + 1 :]:
+            raise ValueError(f"{word!r}: expected OLD=NEW, with the name of one class of {stored.where}")
+        renamed[number_of[word[: cuts[0]]]] = word[cuts[0] + 1 :]
+    _by_name(renamed, "the new names", "give each class a name of its own")
     if renamed == names:
         raise ValueError("no class is renamed: give OLD=NEW, or --names-file")
-    plan = remap_classes.Plan(renamed, list(range(len(names))))
-    remap_classes.write(stored, plan, options.out, f"classes of {stored.where} renamed")
+    _write(stored, options.out, f"classes of {stored.where} renamed", renamed, list(range(len(names))))
 
 
 def match(options: MatchOptions) -> None:
     from partial_fc.checkpoint.class_names import names_of
-    from partial_fc.verbs.checkpoint import imprint, remap_classes
+    from partial_fc.verbs.checkpoint import imprint
 
     stored = _open(options.folder)
     source = open_sets(options.data, shared_classes=options.shared_classes, vectors=True)
@@ -225,23 +212,27 @@ def match(options: MatchOptions) -> None:
             f"{shown} has no names for its classes: expected a folder of class folders, or classes.txt (one "
             "name a line) beside the .rec"
         )
-    if twice := [name for name, count in Counter(wanted).items() if count > 1]:
-        raise ValueError(f"{shown}: several classes are named {twice[0]!r}; --shared-classes makes them one")
+    _by_name(wanted, shown, "--shared-classes makes them one")
     number_of = _numbers_by_name(stored)
     old = [number_of.get(name, -1) for name in wanted]
     new = [number for number, before in enumerate(old) if before < 0]
-    plan = remap_classes.Plan(
-        wanted, old, imprint.directions(stored, source, new, options.max_bad_records, options.trust_code)
-    )
+    directions = imprint.directions(stored, source, new, options.trust_code)
     gone = len(number_of) - (len(old) - len(new))
     made_by = f"classes of {stored.where} made those of {shown}: {len(new)} new, {gone} gone"
-    remap_classes.write(stored, plan, options.out, made_by)
+    _write(stored, options.out, made_by, wanted, old, directions)
 
 
 def _open(folder: Path) -> "Checkpoint":
     from partial_fc.checkpoint.read import open_with_centres
 
     return open_with_centres(folder)
+
+
+def _write(stored: "Checkpoint", out: Path, made_by: str, *plan: Any) -> None:
+    """Writes the new checkpoint. plan: the fields of a Plan."""
+    from partial_fc.verbs.checkpoint import remap_classes
+
+    remap_classes.write(stored, remap_classes.Plan(*plan), out, made_by)
 
 
 # ---- names
@@ -264,16 +255,18 @@ def _check_new(new: Iterable[str], stored: "Checkpoint") -> None:
         taken.add(name)
 
 
-def _numbers_by_name(stored: "Checkpoint") -> dict[str, int]:
+def _by_name(names: Iterable[str], whose: str, remedy: str) -> dict[str, int]:
     """Maps names to class numbers. Raises ValueError for a duplicate name."""
     number_of: dict[str, int] = {}
-    for number, name in enumerate(stored.names()):
+    for number, name in enumerate(names):
         if number_of.setdefault(name, number) != number:
-            raise ValueError(
-                f"{stored.where}: classes {number_of[name]} and {number} are both named {name!r}; rename "
-                "one first: `partial-fc checkpoint classes rename --names-file`"
-            )
+            raise ValueError(f"{whose}: classes {number_of[name]} and {number} are both named {name!r}; {remedy}")
     return number_of
+
+
+def _numbers_by_name(stored: "Checkpoint") -> dict[str, int]:
+    remedy = "rename one first: `partial-fc checkpoint classes rename --names-file`"
+    return _by_name(stored.names(), stored.where, remedy)
 
 
 def _numbers(stored: "Checkpoint", names: Iterable[str]) -> list[int]:
@@ -291,24 +284,7 @@ def _numbers(stored: "Checkpoint", names: Iterable[str]) -> list[int]:
 
 
 def _all_but(gone: Iterable[int], count: int) -> list[int]:
-    left_out = set(gone)
-    return [number for number in range(count) if number not in left_out]
-
-
-def _with_new(stored: "Checkpoint", new: list[str], directions: "dict[str, Tensor]", order: Order) -> "Plan":
-    from partial_fc.verbs.checkpoint import remap_classes
-
-    names = stored.names()
-    if order == "auto":
-        order = "sorted" if stored.class_names and names == sorted(names) else "append"
-    pairs = [*zip(names, range(len(names)), strict=True), *((name, -1) for name in new)]
-    if order == "sorted":
-        if names != sorted(names):
-            raise ValueError(f"--order sorted: the classes of {stored.where} are not sorted by name so far")
-        pairs.sort(key=lambda pair: pair[0])
-    plan = remap_classes.Plan([name for name, _ in pairs], [old for _, old in pairs])
-    plan.directions = {number: directions[name] for number, name in enumerate(plan.names) if name in directions}
-    return plan
+    return sorted(set(range(count)) - set(gone))
 
 
 def _direction(stored: "Checkpoint", path: Path, options: AddOptions) -> "Tensor":
@@ -324,4 +300,4 @@ def _direction(stored: "Checkpoint", path: Path, options: AddOptions) -> "Tensor
     if not (names := image_names(path)):
         raise ValueError(f"{path}: no image in it")
     images = ImageFiles(path, names)
-    return imprint.directions(stored, images, (NO_CLASS,), options.max_bad_records, options.trust_code)[NO_CLASS]
+    return imprint.directions(stored, images, (NO_CLASS,), options.trust_code)[NO_CLASS]

@@ -31,16 +31,10 @@ class ImportOptions:
     """The folder of the new checkpoint."""
     num_classes: Annotated[int | None, In(CLASSES)] = None
     """Number of classes; required for .param files, which may end with padding."""
-    names_file: Path | None = None
-    """A file with the names of the classes, one a line."""
     network: _NETWORK | None = None
-    """The network of checkpoint_gpu_0.pt or --backbone; none: the backbone is left out."""
-    backbone: Path | None = None
-    """The backbone's weights, if they are in a separate file (model.pt, backbone.pth)."""
+    """The network of checkpoint_gpu_0.pt; none: the backbone is left out."""
     image_size: Annotated[int, In(PIXELS)] = 112
     """Image size of that training."""
-    optimizer: Literal["auto", "sgd", "adamw", "adam", "adagrad"] = "auto"
-    """Optimizer of the centres. auto: the one whose state the files have, else sgd."""
     momentum_lr: Annotated[float | None, In("(0, inf)")] = None
     """The learning rate of the last steps; required for R_centers_mom.param."""
     step: int = 0
@@ -51,26 +45,20 @@ class ImportOptions:
 
 def import_centres(options: ImportOptions) -> None:
     """Writes the checkpoint. Raises ValueError for inconsistent files or unexpected contents."""
-    from partial_fc.checkpoint.class_names import read_names
     from partial_fc.checkpoint.output import new_checkpoint, print_notes
     from partial_fc.foreign.centre_files import ForeignRows, find
-    from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
+    from partial_fc.head.rows import RowAdamW, RowSGD
 
-    _check(options)
-    row_optimizers = {"sgd": RowSGD, "adamw": RowAdamW, "adam": RowAdam, "adagrad": RowAdagrad}
+    if (options.step or options.position) and not options.network:
+        raise ValueError("--step and --position are for a checkpoint with its backbone; give --network")
     files = find(options.files)
     rows = ForeignRows(files, options.num_classes, options.momentum_lr)
-    optimizer = options.optimizer
-    if optimizer == "auto":
-        optimizer = "adamw" if "first_moment" in rows.file_states else "sgd"
-    row_optimizer = row_optimizers[optimizer]()
+    optimizer = "adamw" if "first_moment" in rows.file_states else "sgd"
+    row_optimizer = RowAdamW() if optimizer == "adamw" else RowSGD()
     rows.set_state(row_optimizer, touched=options.step)
     # Every row stands for all steps: what is imported has either been moved in each of them, or is to go on as it is.
     schedule = {"optimizer": repr(row_optimizer), "first": options.step, "rates": []}
     notes = rows.notes
-    unused = rows.file_states - rows.columns.keys()
-    if unused:
-        notes.append(f"{', '.join(sorted(unused))}: {optimizer} does not use it; left out")
     weights, state, facts = _backbone(files, options, rows.width)
     if facts:
         stood = ", ".join(f"{key} {value}" for key, value in facts.items())
@@ -80,11 +68,8 @@ def import_centres(options: ImportOptions) -> None:
         )
     if optimizer == "sgd" and "momentum" not in rows.file_states:
         notes.append("the files have no momentum for the centres: it starts at zero")
-    names = read_names(options.names_file) if options.names_file else None
-    if names is not None and len(names) != rows.stop:
-        raise ValueError(f"{options.names_file} has {len(names)} names for {rows.stop} classes")
     made_by = f"imported from {len(files.paths)} file(s), {files.kind.what}: {files.paths[0]} ..."
-    with new_checkpoint(options.out, _manifest(options, rows, schedule), names, made_by) as output:
+    with new_checkpoint(options.out, _manifest(options, rows, schedule), None, made_by) as output:
         output.rows(rows)
         if weights is not None:
             output.tensors("backbone.safetensors", weights)
@@ -97,13 +82,6 @@ def import_centres(options: ImportOptions) -> None:
     )
 
 
-def _check(options: ImportOptions) -> None:
-    if options.backbone and not options.network:
-        raise ValueError("--backbone needs --network")
-    if (options.step or options.position) and not options.network:
-        raise ValueError("--step and --position are for a checkpoint with its backbone; give --network")
-
-
 def _backbone(
     files: "CentreFiles", options: ImportOptions, width: int
 ) -> "tuple[dict[str, Tensor] | None, dict[str, Tensor], dict[str, int]]":
@@ -111,17 +89,17 @@ def _backbone(
     from partial_fc import models
     from partial_fc.foreign import arcface_torch
     from partial_fc.foreign.centre_files import CHECKPOINT
-    from partial_fc.foreign.state_dicts import load_state, read_weights
+    from partial_fc.foreign.state_dicts import load_state
 
     if options.network is None:
         return None, {}, {}
     model = models.build(options.network, width, options.image_size)
-    if options.backbone is not None:
-        load_state(model, read_weights(options.backbone)[0], options.backbone)
-        return model.state_dict(), {}, {}
     path = files.paths[0]
     if files.kind is not CHECKPOINT:
-        raise ValueError(f"--network {options.network}: {path} holds no backbone; give --backbone model.pt")
+        raise ValueError(
+            f"--network {options.network}: {path} holds no backbone; import without it, and start with --start-centres "
+            "OUT --pretrained FILE"
+        )
     weights, state, facts = arcface_torch.backbone_of(path, [name for name, _ in model.named_parameters()])
     load_state(model, weights, path)
     return model.state_dict(), state, facts

@@ -1,11 +1,10 @@
 """Imprinting: starts new classes at the mean direction of their images' embeddings, by the checkpoint's own network
 (Qi, Brown and Lowe, "Low-Shot Learning with Imprinted Weights", https://arxiv.org/abs/1712.07136).
 
-N images, B of a batch, D feature width.
+N images, D feature width.
 """
 
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,43 +12,37 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from partial_fc import terminal
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.data import Source
 from partial_fc.data.npy import read_npy
 from partial_fc.data.sample import naming, still
 from partial_fc.embedding.load import from_checkpoint
-from partial_fc.verbs.data.left_out import usable
-
-_BATCH = 64
 
 
-def directions(
-    stored: Checkpoint, source: Source, labels: Iterable[int], max_bad: int, trust_code: bool
-) -> dict[int, Tensor]:
+def directions(stored: Checkpoint, source: Source, labels: Iterable[int], trust_code: bool) -> dict[int, Tensor]:
     """Returns label -> mean direction (D,), float32, length 1, of its images' embeddings, without empty classes. Raises
-    ValueError for more than max_bad damaged images."""
-    wanted = set(labels)
-    label_N = source.labels()
+    ValueError for a damaged image."""
+    wanted, label_N = set(labels), source.labels()
     index_N = list(range(len(source)))
     if label_N is not None:
         index_N = np.flatnonzero(np.isin(label_N, list(wanted))).tolist()
     if not index_N:
         return {}
-    model = from_checkpoint(stored, trust_code=trust_code).model()
+    model, found = from_checkpoint(stored, trust_code=trust_code).model(), []
+
+    def images() -> Iterator[np.ndarray]:
+        for index in terminal.bar(index_N, desc="embed", unit="image", leave=False):
+            sample = source.read(index)
+            if sample.label in wanted:
+                with naming(source, index):
+                    image = model.prepare(still(sample))
+                found.append(sample.label)
+                yield image
+
     total: dict[int, Tensor] = {}
-
-    def read(index: int) -> tuple[np.ndarray, int] | None:
-        sample = source.read(index)
-        if sample.label not in wanted:
-            return None
-        with naming(source, index):
-            return model.prepare(still(sample)), sample.label
-
-    images = (made for _, made in usable(read, index_N, 1, max_bad, "embed") if made)
-    while batch := list(islice(images, _BATCH)):
-        row_BD = torch.from_numpy(model.embed([image for image, _ in batch], _BATCH)).double()
-        for (_, label), row_D in zip(batch, row_BD, strict=True):
-            total[label] = total.get(label, torch.zeros(())) + row_D
+    for row_D, label in zip(torch.from_numpy(model.embed(images())).double(), found, strict=True):
+        total[label] = total.get(label, torch.zeros(())) + row_D
     return {label: normalize(sum_D, dim=0).float() for label, sum_D in total.items()}
 
 

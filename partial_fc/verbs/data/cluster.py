@@ -143,7 +143,9 @@ def _prepare(options: ClusterOptions, source: Vectors, job: dict[str, Any]) -> R
         found, _ = _read(path)
         if other := [f"{name}: {found[name]} there, {job[name]} here" for name in job if found[name] != job[name]]:
             raise ValueError(f"{path} is of another job ({'; '.join(other)}); give another --out")
-    elif options.out.exists() and not (options.out.is_dir() and all(map(_unfinished, options.out.iterdir()))):
+    elif options.out.exists() and not (
+        options.out.is_dir() and all(path.suffix == ".partial" for path in options.out.iterdir())
+    ):
         raise ValueError(f"--out {options.out} holds something else; expected a new folder, or one of this command")
     make_folders(options.out)
     if options.records is None:
@@ -158,10 +160,6 @@ def _prepare(options: ClusterOptions, source: Vectors, job: dict[str, Any]) -> R
         if key != records.key(index):
             raise ValueError(f"{source.where(index)}: its key is not that of image {index}, {records.where(index)}")
     return records
-
-
-def _unfinished(path: Path) -> bool:
-    return path.suffix == ".partial"
 
 
 # ---- the state after an iteration

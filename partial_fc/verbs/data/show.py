@@ -10,7 +10,7 @@ import tyro
 from numpy.typing import NDArray
 
 from partial_fc import pictures
-from partial_fc.data import ImageFolder, Source
+from partial_fc.data import Source
 from partial_fc.data.decode import decode
 from partial_fc.data.image_folder import class_folders
 from partial_fc.data.open import open_any
@@ -48,8 +48,6 @@ class ShowOptions:
     """With --augmented: mirror half of the images."""
     augment: AugmentName = "none"
     """With --augmented: the run's --augment."""
-    root: Path | None = None
-    """The folder that paths of a list of images are relative to; by default the list's own."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -70,9 +68,7 @@ def show(options: ShowOptions) -> None:
     problems: list[str] = []
     seen = ""
     if not bins or (path.is_dir() and ((path / "train.rec").exists() or class_folders(path))):
-        source = open_any(path, options.root, "train")
-        if options.root and not (isinstance(source, ImageFolder) and path.is_file()):
-            raise ValueError(f"--root {options.root} is for a list of images; {path} is none")
+        source = open_any(path, None, "train")
         transform = None
         if options.augmented:
             size = options.image_size or 112

@@ -40,7 +40,7 @@ _HEAD = f"  {'threshold':12}{'cosine >=':>10}{'distance² <=':>13}{'right':>8}{'
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(ModelOptions):
     """Measures a model on pairs of images: accuracy, TAR at FAR, the threshold to use and what it gives. Writes
-    evaluation.json, roc.png, similarities.png and the worst pairs of each set."""
+    evaluation.json, roc.png and the worst pairs of each set."""
 
     model: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = None  # type: ignore[assignment]
     """A trained model, as for `embed`."""
@@ -324,9 +324,6 @@ def _row(what: str, t: roc.Threshold) -> str:
 
 def _draw(judged: list[Judged], show: int, folder: Path) -> None:
     roc.plot({one.name: one.roc for one in judged}, folder / "roc.png")
-    roc.plot_similarities(
-        {one.name: (one.distance_N, one.same_N, one.roc) for one in judged}, folder / "similarities.png"
-    )
     for one in judged:
         if show and one.pixels is not None:
             pictures.write(folder / f"worst_pairs_{one.name}.png", _worst_pairs(one, show))

@@ -5,7 +5,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -15,12 +15,6 @@ from partial_fc.data.sets.parquet import import_pyarrow
 from partial_fc.files import replacing
 
 _ROWS_OF_GROUP = 16384  # of parquet: rows read and compressed together
-
-
-class Table(Protocol):
-    def add(self, keys: Sequence[str], label_I: NDArray[np.int64], row_ID: NDArray[np.float32]) -> None: ...
-
-    def finish(self) -> None: ...
 
 
 def check_table(path: Path) -> None:
@@ -44,11 +38,11 @@ class Layout(NamedTuple):
 
 
 @contextmanager
-def new_table(path: Path, layout: Layout) -> Iterator[Table]:
+def new_table(path: Path, layout: Layout) -> "Iterator[_Npz | _Parquet]":
     """Creates a file atomically: complete after the `with` block, absent if it fails."""
     with ExitStack() as opened:
         partial = opened.enter_context(replacing(path))
-        table: Table = (_Npz if path.suffix == ".npz" else _Parquet)(opened, partial, layout)
+        table = (_Npz if path.suffix == ".npz" else _Parquet)(opened, partial, layout)
         yield table
         table.finish()
 
@@ -119,10 +113,7 @@ class _Parquet:
             columns["class"] = [names[i] if 0 <= i < len(names) else None for i in label_I.tolist()]
         flat = self._arrow.array(row_ID.reshape(-1), self._arrow.float32())
         columns["embedding"] = self._arrow.FixedSizeListArray.from_arrays(flat, self._width)
-        batch = [columns[name] for name in self._schema.names]
-        arrays = [self._arrow.array(c, f.type) if isinstance(c, list | np.ndarray) else c
-                  for c, f in zip(batch, self._schema, strict=True)]  # fmt: skip
-        self._file.write_table(self._arrow.Table.from_arrays(arrays, schema=self._schema))
+        self._file.write_table(self._arrow.Table.from_pydict(columns, schema=self._schema))
 
 
 def _text(name: str) -> str:

@@ -7,68 +7,21 @@ resolved (no "auto").
 
 import bisect
 import math
+import timeit
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
+from torch import Tensor
 
-from partial_fc.head.kernels import cpu, plain, triton_bytes
+from partial_fc.head.kernels import cpu, triton_bytes
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD, Storage
+from partial_fc.machine import has_bf16
 
-from .machine import Rates
 from .options import PlanOptions
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 OPTIMIZERS: dict[str, type] = {"sgd": RowSGD, "adamw": RowAdamW, "adagrad": RowAdagrad, "adam": RowAdam}
-
-# ---- counts: operations of a step, with and without sampling if that matters, and bytes read plus written
-
-# (tests/unit/head/test_step_counts.py compares them with real steps; bytes of kernels that update rows themselves:
-# kernels/triton_bytes.py.)
-
-# Beside the kernel: gathering, checks, sampling, targets, loss, backward. (On a GPU kernels do most of it. On a CPU,
-# which never waits for a number, sampling is a separate step of many small operations.)
-HOST_OPERATIONS = {"cuda": {False: 15, True: 17}, "cpu": {False: 57, True: 245}}
-# Of a kernel with its update of rows: fixed, and per chunk.
-KERNEL_OPERATIONS = {"cpu": (30, 0), "triton": (8, 5), "plain": (0, 71)}
-# Of `RowTable.update`, per chunk, and per bfloat16 table besides.
-_UPDATE_OPERATIONS = {"sgd": 7, "adamw": 21, "adagrad": 12, "adam": 22}
-_ROUNDING_OPERATIONS = 53
-
-# Bytes of one number of a row (in place a number counts twice): in the mathematics of each optimizer, whose operations
-# are torch's own (rows/optimizers.py).
-_STEP = {"sgd": 44, "adamw": 92, "adagrad": 36, "adam": 44}
-# From the stored dtype to float32 and back: of contiguous rows, and of chosen ones.
-_LOAD: dict[Any, dict[bool, int]] = {
-    torch.float32: {False: 0, True: 8},
-    torch.bfloat16: {False: 6, True: 10},
-    torch.float16: {False: 6, True: 10},
-}
-_STORE: dict[Any, dict[bool, int]] = {
-    torch.float32: {False: 0, True: 8},
-    torch.bfloat16: {False: 120, True: 120},  # 116 of them for the noise and the rounding
-    torch.float16: {False: 6, True: 10},
-}
-# In both passes of the plain kernel, after conversion of the centres to float32.
-_PLAIN_PASSES = 76
-
-
-def update_operations(optimizer: str, storage: Storage) -> int:
-    """Returns the operations of one chunk in `RowTable.update`, if no kernel updates the rows."""
-    return _UPDATE_OPERATIONS[optimizer] + _ROUNDING_OPERATIONS * _tables(optimizer, storage).count(torch.bfloat16)
-
-
-def update_bytes(optimizer: str, storage: Storage, sampled: bool) -> int:
-    """Returns the bytes of one number of an active row in `RowTable.update`."""
-    tables = _tables(optimizer, storage)
-    return _STEP[optimizer] + sum(_LOAD[dtype][sampled] + _STORE[dtype][sampled] for dtype in tables)
-
-
-def _tables(optimizer: str, storage: Storage) -> list[torch.dtype]:
-    """Returns the dtypes of the tables of feature width."""
-    wide = list(OPTIMIZERS[optimizer]().state_widths().values()).count("row")
-    return [storage.dtype, *[storage.state_dtype or storage.dtype] * wide]
-
 
 # ---- memory
 
@@ -76,41 +29,32 @@ _CACHE_BYTES = 2 << 20  # of the level-2 cache, for which the CPU kernel's chunk
 _L2_BYTES = 50 << 20  # of a GPU: that of an H100
 
 
-def row_bytes(workload: PlanOptions) -> dict[str, int]:
-    """Returns the stored bytes of one class: its centre, its optimizer state, and the step of its last update."""
+def kept_bytes(workload: PlanOptions) -> dict[str, int]:
+    """Returns the bytes of the classes that persist between steps. touched: the step of a row's last update, and
+    whether it exists."""
     state = sum(
         workload.dim * DTYPES[workload.state_dtype].itemsize if width == "row" else 4
         for width in OPTIMIZERS[workload.optimizer]().state_widths().values()
     )
-    return {"centres": workload.dim * DTYPES[workload.dtype].itemsize, "optimizer state": state, "touched": 4 + 1}
-
-
-def kept_bytes(workload: PlanOptions) -> dict[str, int]:
-    """Returns the bytes that persist between steps, at --place."""
-    return {name: workload.local_classes * size for name, size in row_bytes(workload).items()}
+    each = {"centres": workload.dim * DTYPES[workload.dtype].itemsize, "optimizer state": state, "touched": 4 + 1}
+    return {name: workload.local_classes * size for name, size in each.items()}
 
 
 def kernel_bytes(workload: PlanOptions) -> int:
     """Returns a kernel's workspace, independent of the number of classes."""
     operand = DTYPES[workload.precision].itemsize
-    if workload.impl == "triton":
+    if workload.device == "cuda":
         rows, kept = _chunk_rows(workload), _taken_over(workload)
         weights = kept + (rows if kept < workload.sampled else 0)
         return weights * workload.batch * operand + rows * workload.dim * 4
-    if workload.impl == "cpu":
-        # Packed features for all threads; each thread's gradient of the features and chunk of centres in its cache.
-        common, each = 2 * workload.batch * workload.dim * operand, workload.batch * workload.dim * 4 + _CACHE_BYTES
-        # Rows are updated as soon as their gradients exist, which are never stored.
-        return common + workload.threads * each + _taken_over(workload) * operand * _padded_batch(workload)
-    rows = _chunk_rows(workload)
-    # A chunk and the remains of the previous one: eight tensors like its float32 centres, five like its logits, a mask.
-    return rows * (8 * workload.dim * 4 + workload.batch * (5 * 4 + 1))
+    # Packed features for all threads; each thread's gradient of the features and chunk of centres in its cache.
+    common, each = 2 * workload.batch * workload.dim * operand, workload.batch * workload.dim * 4 + _CACHE_BYTES
+    # Rows are updated as soon as their gradients exist, which are never stored.
+    return common + workload.threads * each + _taken_over(workload) * operand * _padded_batch(workload)
 
 
 def _chunk_rows(workload: PlanOptions) -> int:
-    """Returns the active rows per chunk of Triton's kernel, or the plain one."""
-    if workload.impl == "plain":
-        return min(workload.sampled, max(64, min(plain.CHUNK_ROWS, plain.CHUNK_LOGITS // workload.batch)))
+    """Returns the active rows per chunk of Triton's kernel."""
     from partial_fc.head.kernels import triton_pass
 
     of_logits = workload.batch * DTYPES[workload.precision].itemsize
@@ -124,43 +68,28 @@ def _padded_batch(workload: PlanOptions) -> int:
 
 def _taken_over(workload: PlanOptions) -> int:
     """Returns the centres whose exponentials the kernel's second pass reuses from the first."""
-    if workload.impl == "triton":
+    if workload.device == "cuda":
         from partial_fc.head.kernels import triton
 
         operands = DTYPES[workload.precision]
         return triton.kept_places(workload.sampled, _chunk_rows(workload), _padded_batch(workload), operands)
-    if workload.impl != "cpu":
-        return 0
     room = cpu.exp_cache_bytes(workload.local_classes * workload.dim * DTYPES[workload.dtype].itemsize)
     return min(workload.sampled, room // (DTYPES[workload.precision].itemsize * _padded_batch(workload)))
 
 
 def memory(workload: PlanOptions) -> dict[str, int]:
-    """Returns a rank's bytes on the compute device, by component, without `elsewhere_bytes`."""
+    """Returns a rank's bytes by component."""
     # Negatives, their union with the batch's classes, mask and indices of the merge.
     sample = workload.sampled * (8 + 8 + 8 + 8 + 1)
-    if workload.impl == "triton" and not workload.is_elsewhere:  # the union, and a byte for each class
+    if workload.device == "cuda":  # the union, and a byte for each class
         sample = 8 * (workload.sampled + workload.batch * workload.labels) + workload.local_classes
     return {
-        **_rows_here(workload),
+        **kept_bytes(workload),
         # of the global batch: two copies for the kernel, unit length, gradient, two temporaries
         "features and their gradient": 7 * workload.batch * workload.dim * 4,
         "row numbers": 0 if workload.sample_rate == 1.0 else sample,
         "kernel's chunks": kernel_bytes(workload),
     }
-
-
-def _rows_here(workload: PlanOptions) -> dict[str, int]:
-    kept = kept_bytes(workload)
-    if not workload.is_elsewhere:
-        return kept
-    # Copies of this step's rows, of the previous ones on their way back, of the next ones.
-    return {"rows of three steps": 3 * workload.sampled * sum(row_bytes(workload).values())}
-
-
-def elsewhere_bytes(workload: PlanOptions) -> int:
-    """Returns the bytes of this rank's rows in host memory, in addition to `memory`."""
-    return sum(kept_bytes(workload).values()) if workload.is_elsewhere else 0
 
 
 def backbone_bytes(parameters: int, optimizer: str) -> dict[str, int]:
@@ -203,6 +132,13 @@ def link_bytes(workload: PlanOptions) -> dict[str, int]:
 
 # ---- time
 
+# The fraction of the product rate that the kernel reaches, beside exponentials and row reads. cpu: measured on the
+# machine of docs/benchmarks.md at D = 512, batch 128; triton: assumed.
+KERNEL_SHARE = {"cpu": 0.85, "cuda": 0.6}
+# Of the small operations of a step, for any number of rows: about 25 on a GPU, up to 275 on a CPU.
+_LAUNCHES_S = {"cuda": 0.125e-3, "cpu": 0.4e-3}
+_MESSAGE_S = 20e-6  # latency
+
 
 def products_flop(workload: PlanOptions) -> float:
     """Returns the operations of one rank's matrix products in a step: logits in both passes (in the second those not
@@ -211,26 +147,13 @@ def products_flop(workload: PlanOptions) -> float:
 
 
 def traffic_bytes(workload: PlanOptions) -> float:
-    """Returns the bytes of one rank's rows that a step reads and writes with this kernel."""
+    """Returns the bytes of one rank's rows that a step reads and writes."""
     storage = Storage(DTYPES[workload.dtype], DTYPES[workload.state_dtype])
     fused = triton_bytes.update_bytes(OPTIMIZERS[workload.optimizer](), storage)
-    sampled = workload.sample_rate < 1
-    if workload.impl == "plain":
-        of_number = _PLAIN_PASSES + 2 * _LOAD[storage.dtype][sampled]
-        of_number += update_bytes(workload.optimizer, storage, sampled)
-    elif _moves_rows(workload):
-        # Read for the logits; read and written, with the state, in the gradient pass.
-        of_number = storage.dtype.itemsize + fused.element
-    else:
-        # Read for the logits twice; the gradient is written, then read.
-        of_number = 2 * storage.dtype.itemsize + 4 + update_bytes(workload.optimizer, storage, sampled)
-    number_of_row = 8 if sampled else 0
+    # Read for the logits; read and written, with the state, in the gradient pass.
+    of_number = storage.dtype.itemsize + fused.element
+    number_of_row = 8 if workload.sample_rate < 1 else 0
     return workload.sampled * (float(of_number) * workload.dim + fused.row + number_of_row)
-
-
-def _moves_rows(workload: PlanOptions) -> bool:
-    """Tells whether the kernel itself updates rows as it computes their gradients: not for rows that are copies."""
-    return workload.impl != "plain" and not workload.is_elsewhere
 
 
 def exponentials_bytes(workload: PlanOptions) -> float:
@@ -238,58 +161,77 @@ def exponentials_bytes(workload: PlanOptions) -> float:
     pass if those of a chunk exceed a GPU's cache."""
     kept, itemsize = _taken_over(workload), DTYPES[workload.precision].itemsize
     numbers = 2 * kept
-    if workload.impl == "triton" and _chunk_rows(workload) * workload.batch * itemsize > _L2_BYTES:
+    if workload.device == "cuda" and _chunk_rows(workload) * workload.batch * itemsize > _L2_BYTES:
         numbers = 3 * kept + 4 * (workload.sampled - kept)
     return float(numbers * itemsize * workload.batch)
 
 
-def operations(workload: PlanOptions) -> float:
-    """Returns the operations that a rank's host launches in a step, in sequence."""
-    once = KERNEL_OPERATIONS[workload.impl][0]
-    return HOST_OPERATIONS[workload.device][workload.sample_rate < 1] + once + _chunk_operations(workload)
+def head_seconds(workload: PlanOptions, rates: "Rates") -> dict[str, float]:
+    """Returns the seconds of a step, by cause. They are added, as overlap is not guaranteed."""
+    exponentials = workload.batch * (2 * workload.sampled - _taken_over(workload))
+    messages = 3 * math.ceil(math.log2(workload.gpus)) if workload.gpus > 1 else 0
+    return {
+        "products": products_flop(workload) / (KERNEL_SHARE[workload.device] * rates.gflops[workload.precision] * 1e9),
+        "exponentials": exponentials / (rates.gexp_per_s * 1e9),
+        "exponentials through memory": exponentials_bytes(workload) / (rates.gbytes_per_s * 1e9),
+        "rows": traffic_bytes(workload) / (rates.gbytes_per_s * 1e9),
+        "links": sum(link_bytes(workload).values()) / (workload.link_gbps / 8 * 1e9) + messages * _MESSAGE_S,
+        "launches": _LAUNCHES_S[workload.device],
+    }
 
 
-def _chunk_operations(workload: PlanOptions) -> int:
-    """Returns those that grow with the number of rows."""
-    count, each_chunk = 0, KERNEL_OPERATIONS[workload.impl][1]
-    if each_chunk:
-        count += each_chunk * math.ceil(workload.sampled / max(1, _chunk_rows(workload)))
-    if not _moves_rows(workload):
-        storage = Storage(DTYPES[workload.dtype], DTYPES[workload.state_dtype])
-        rows = max(1, (1 << 17 if workload.device == "cpu" else 1 << 24) // workload.dim)  # rows/table.py
-        count += update_operations(workload.optimizer, storage) * math.ceil(workload.sampled / rows)
-    return count
+# ---- rates
 
 
 @dataclass(frozen=True)
-class Machine:
-    """Machine rates, from which times are predicted."""
+class Rates:
+    """The rates of one process with its threads, or of one GPU."""
 
-    rates: Rates
-    share: float  # fraction of the product rate that the kernel reaches
-    link_gbytes_per_s: float  # of one rank, each way
-    latency_s: float = 20e-6  # of one message
-    host_gbytes_per_s: float = 50.0  # each way, to rows in host memory: PCIe 5
+    gflops: dict[str, float]  # of matrix products, by dtype: "fp32", "bf16"
+    gbytes_per_s: float  # of memory: what is read plus what is written
+    gexp_per_s: float  # of numbers in the cache
 
 
-def head_seconds(workload: PlanOptions, machine: Machine) -> dict[str, float]:
-    """Returns the seconds of a step, by cause. They are added, as overlap is not guaranteed. Launches of chunks overlap
-    with a GPU's work on earlier chunks: they count only if they take longer."""
-    # Rows are transferred each way during other computation, as far as that lasts.
-    moved = workload.sampled * sum(row_bytes(workload).values()) if workload.is_elsewhere else 0
-    exponentials = workload.batch * (2 * workload.sampled - _taken_over(workload))
-    messages = 3 * math.ceil(math.log2(workload.gpus)) if workload.gpus > 1 else 0
-    seconds = {
-        "products": products_flop(workload) / (machine.share * machine.rates.gflops[workload.precision] * 1e9),
-        "exponentials": exponentials / (machine.rates.gexp_per_s * 1e9),
-        "exponentials through memory": exponentials_bytes(workload) / (machine.rates.gbytes_per_s * 1e9),
-        "rows": traffic_bytes(workload) / (machine.rates.gbytes_per_s * 1e9),
-        "rows from and to their place": moved / (machine.host_gbytes_per_s * 1e9),
-        "links": sum(link_bytes(workload).values()) / (machine.link_gbytes_per_s * 1e9) + messages * machine.latency_s,
-    }
-    in_chunks, launch_s = _chunk_operations(workload), machine.rates.launch_us * 1e-6
-    hidden = 0.0
-    if workload.device == "cuda":
-        work = sum(seconds[name] for name in ("products", "exponentials", "exponentials through memory", "rows"))
-        hidden = min(in_chunks * launch_s, work)
-    return {**seconds, "launches": operations(workload) * launch_s - hidden}
+def measure_rates(device: torch.device, batch: int, dim: int) -> Rates:
+    """Measures rates, the best of a few tries, as the machine is shared. Products: the head's, (batch, dim) with (dim,
+    8192), and square ones, whichever is faster. Without bf16 the head's kernel rounds to bf16 and multiplies in
+    fp32."""
+    side = 8192 if device.type == "cuda" else 1024
+    shapes = ((batch, dim, 8192), (side, side, side))
+    gflops = {"fp32": max(_product_gflops(shape, torch.float32, device) for shape in shapes)}
+    gflops["bf16"] = gflops["fp32"]
+    if has_bf16(device):
+        gflops["bf16"] = max(_product_gflops(shape, torch.bfloat16, device) for shape in shapes)
+    x = torch.zeros(1 << 16 if device.type == "cpu" else 1 << 28, device=device)
+    y = torch.empty_like(x)
+    gexp_per_s = len(x) / 1e9 / _best_seconds(lambda: torch.exp(x, out=y), device)
+    return Rates(gflops, _copy_gbytes_per_s(device), gexp_per_s)
+
+
+def _product_gflops(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> float:
+    m, k, n = shape
+    a, b = (torch.randn(size, device=device).to(dtype) for size in ((m, k), (k, n)))
+    out = torch.empty(m, n, dtype=dtype, device=device)
+    return 2 * m * k * n / 1e9 / _best_seconds(lambda: torch.mm(a, b, out=out), device)
+
+
+def _copy_gbytes_per_s(device: torch.device) -> float:
+    """Measures a copy between two blocks larger than any cache: bytes read plus written."""
+    num_bytes = (4096 if device.type == "cuda" else 128) << 20
+    source, target = (torch.ones(num_bytes, dtype=torch.uint8, device=device) for _ in range(2))
+    return 2 * num_bytes / 1e9 / _best_seconds(lambda: target.copy_(source), device)
+
+
+def _best_seconds(work: Callable[[], Tensor], device: torch.device, tries: int = 8) -> float:
+    def work_and_wait() -> None:
+        work()
+        synchronise(device)
+
+    synchronise(device)
+    return min(timeit.repeat(work_and_wait, number=1, repeat=tries))
+
+
+def synchronise(device: torch.device) -> None:
+    """Waits for the GPU, if it is one."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -38,12 +38,8 @@ class PlanOptions:
     that is not here does, a CPU is taken to be this one), else fp32."""
     optimizer: Literal["sgd", "adamw", "adagrad", "adam"] = "sgd"
     """Optimizer of the centres."""
-    place: Literal["device", "host"] = "device"
-    """Where centres and state are kept."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the head; auto: a GPU if there is one here."""
-    impl: Literal["auto", "plain", "cpu", "triton"] = "auto"
-    """The kernel; auto: triton on GPUs, cpu on CPUs."""
     threads: Annotated[int, In(THREADS)] = 1
     """Threads of each process, on CPUs."""
     backbone_parameters: int = 0
@@ -68,11 +64,6 @@ class PlanOptions:
         from partial_fc.head.shard import Shard  # the package imports torch
 
         return len(Shard.of(self.classes, 0, self.gpus))
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Tells whether rows are in host memory beside a GPU."""
-        return self.place == "host" and self.device == "cuda"
 
     @property
     def sampled(self) -> int:

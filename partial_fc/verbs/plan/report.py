@@ -9,14 +9,9 @@ from typing import TYPE_CHECKING, Any
 from .options import PlanOptions
 
 if TYPE_CHECKING:
-    from . import counts as plan
+    from .counts import Rates
 
-# The fraction of the product rate that a kernel reaches, beside exponentials and row reads. cpu and plain: measured on
-# the machine of docs/benchmarks.md at D = 512, batch 128; triton: assumed.
-KERNEL_SHARE = {"cpu": 0.85, "plain": 0.4, "triton": 0.6}
-
-
-_SHOWN = ("classes", "local_classes", "sampled", "dim", "gpus", "batch", "sample_rate", "place", "impl")
+_SHOWN = ("classes", "local_classes", "sampled", "dim", "gpus", "batch", "sample_rate", "device")
 
 
 def report(options: PlanOptions) -> None:
@@ -30,28 +25,24 @@ def make(options: PlanOptions) -> dict[str, Any]:
     from . import counts as plan
 
     workload = _resolved(options)
-    machine = _machine(options, workload)
-    gexp_per_s = machine.rates.gexp_per_s
+    rates = _rates(options, workload)
     memory = plan.memory(workload)
     if options.backbone_parameters:
         memory |= plan.backbone_bytes(options.backbone_parameters, options.optimizer)
     limit = None if options.memory is None else num_bytes(options.memory) - num_bytes(options.reserve)
-    rates = {"all": 1.0, "sampled": options.sample_rate}
-    seconds = {name: plan.head_seconds(replace(workload, sample_rate=rate), machine) for name, rate in rates.items()}
-    operations = {name: plan.operations(replace(workload, sample_rate=rate)) for name, rate in rates.items()}
+    shares = {"all": 1.0, "sampled": options.sample_rate}
+    seconds = {name: plan.head_seconds(replace(workload, sample_rate=share), rates) for name, share in shares.items()}
     handed_in, sent = plan.collective_bytes(workload), plan.link_bytes(workload)
     if options.backbone_parameters:
         handed_in["backbone"] = 4 * options.backbone_parameters
         sent["backbone"] = 2 * (workload.gpus - 1) * handed_in["backbone"] // workload.gpus
     figures: dict[str, Any] = {
         **{name: getattr(workload, name) for name in _SHOWN},
-        "rates": {**asdict(machine.rates), "gexp_per_s": gexp_per_s if math.isfinite(gexp_per_s) else None},
+        "rates": {**asdict(rates), "gexp_per_s": rates.gexp_per_s if math.isfinite(rates.gexp_per_s) else None},
         "memory": memory,
         "memory_total": sum(memory.values()),
-        "elsewhere": plan.elsewhere_bytes(workload),
         "limit": limit,
         "collectives": {name: {"handed_in": handed_in[name], "sent": sent[name]} for name in handed_in},
-        "operations": operations,
         "seconds": seconds,
         "backbone_seconds": _backbone_seconds(options),
     }
@@ -105,8 +96,6 @@ def table(figures: dict[str, Any]) -> str:
         *(_row(f"  {name}", _size(size)) for name, size in figures["memory"].items()),
         _row("  together", _size(figures["memory_total"])),
     ]
-    if figures["elsewhere"]:
-        lines.append(_row("  beside it, in the host's memory", _size(figures["elsewhere"])))
     lines += ["", _row("collectives of a step", "handed in", "sent")]
     for name, size in figures["collectives"].items():
         lines.append(_row(f"  {name}", _size(size["handed_in"]), _size(size["sent"])))
@@ -116,12 +105,7 @@ def table(figures: dict[str, Any]) -> str:
             lines.append(_row(f"  {part}", _time(all_classes), _time(seconds["sampled"][part])))
     lines.append(_row("  together", *(_time(sum(seconds[rate].values())) for rate in ("all", "sampled"))))
     rates = ", ".join(f"{name} {rate:,.0f} GFLOP/s" for name, rate in figures["rates"]["gflops"].items())
-    lines += [
-        f"  (kernel {figures['impl']}; {rates}; memory {figures['rates']['gbytes_per_s']:,.0f} GB/s;",
-        f"  {figures['operations']['all']:,.0f} and {figures['operations']['sampled']:,.0f} operations, "
-        f"{figures['rates']['launch_us']:.1f} us to launch one)",
-        "",
-    ]
+    lines += [f"  ({figures['device']}; {rates}; memory {figures['rates']['gbytes_per_s']:,.0f} GB/s)", ""]
     return "\n".join(lines + figures["verdict"])
 
 
@@ -144,27 +128,22 @@ def _resolved(options: PlanOptions) -> PlanOptions:
 
     from partial_fc.machine import has_bf16
 
-    device, impl = options.device, options.impl
+    device = options.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     elif device == "cuda" and not torch.cuda.is_available() and options.tflops is None and options.rates is None:
         raise ValueError("--device cuda: no GPU here to measure; give --tflops and --bandwidth, or --rates")
-    if impl == "auto":
-        impl = "triton" if device == "cuda" else "cpu"
     precision = options.precision
     if precision == "auto":
         is_here = device == "cpu" or torch.cuda.is_available()
         precision = "fp32" if is_here and not has_bf16(torch.device(device)) else "bf16"
-    if impl == "plain":
-        precision = "fp32"
-    return replace(options, device=device, impl=impl, precision=precision)
+    return replace(options, device=device, precision=precision)
 
 
-def _machine(options: PlanOptions, workload: PlanOptions) -> "plan.Machine":
+def _rates(options: PlanOptions, workload: PlanOptions) -> "Rates":
     import torch
 
-    from . import counts as plan
-    from .machine import Rates, measure_rates
+    from .counts import Rates, measure_rates
 
     if options.rates:
         given = json.loads(options.rates.read_text())
@@ -180,7 +159,7 @@ def _machine(options: PlanOptions, workload: PlanOptions) -> "plan.Machine":
         rates = measure_rates(torch.device(workload.device), options.batch, options.dim)
     if workload.precision not in rates.gflops:
         raise ValueError(f"the rates know {', '.join(rates.gflops)}, not --precision {workload.precision}")
-    return plan.Machine(rates, KERNEL_SHARE[workload.impl], options.link_gbps / 8)
+    return rates
 
 
 def _backbone_seconds(options: PlanOptions) -> float | None:

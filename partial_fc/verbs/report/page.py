@@ -1,6 +1,7 @@
 """`partial-fc report`: writes an HTML page about a run's folder. (page.html has its sections.)"""
 
 import base64
+import io
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,17 +10,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import jinja2
+import numpy as np
 import tyro
 from markupsafe import Markup
 
+from partial_fc.accessories import import_matplotlib
 from partial_fc.files import replacing
 from partial_fc.findings import counted
 from partial_fc.flags import flag
 from partial_fc.train.record.curve import thinned
-from partial_fc.verbs.report.charts import line_chart
 from partial_fc.verbs.report.run_facts import RunFacts, read_run
 
-_LOG_FROM = 20.0  # ratio of largest to smallest loss from which on the axis is logarithmic
+_GREY = "#808080"  # readable on a light and on a dark page
 
 
 @dataclass(frozen=True)
@@ -58,29 +60,44 @@ def page(run: RunFacts) -> str:
         "shell": lambda words: shlex.join(map(str, words)),
     }
     environment.filters |= filters
-    scores = run.scores
-    curves, num_points = _curves(run)
+    scores, point_P3 = run.scores, thinned(run.loss_N3)
+    curves = {"loss": point_P3[:, :2], "learning rate": point_P3[:, [0, 2]]} if len(point_P3) else {}
     unit, rates = _speed(run)
     # A single dot adds nothing to the table.
     several = any(len(marks) > 1 for marks in scores.values())
-    score_chart = line_chart(scores, "score", marks=True, percent=True) if several else ""
     return environment.get_template("page.html").render(
         run=run,
         name=run.root.resolve().name,
         headline=_headline(run),
         cards=_cards(run),
         last_steps=counted(_last_tenth(run), "step"),
-        interval=lambda name: _interval(run, name),
-        curves=curves,
-        num_points=num_points,
+        curves=[line_chart({name: points}, name) for name, points in curves.items()],
         scores=scores,
-        score_chart=score_chart,
-        last_values=_last_values(run),
+        score_chart=line_chart(scores, "score") if several else "",
         defaults={name: value for name, value in run.values.items() if name not in (run.differs or {})},
         speed_chart=line_chart({f"{unit}/s": rates}, f"{unit}/s of all processes") if len(rates) > 1 else "",
-        time_shares=_time_shares(run),
-        counts=_counts(run),
     )
+
+
+def line_chart(series: Mapping[str, Any], label: str) -> Markup:
+    """Draws lines by name over steps, of (step, value), as PNG. label: of the y axis."""
+    figure = import_matplotlib().figure.Figure(figsize=(8, 2.8), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    for name, points in series.items():
+        step_N, value_N = np.asarray(points, dtype=np.float64).reshape(-1, 2).T
+        axes.plot(step_N, value_N, "o-" if len(step_N) < 30 else "-", markersize=4, label=name.replace("$", r"\$"))
+    axes.set(xlabel="step", ylabel=label)
+    if len(series) > 1:
+        axes.legend(fontsize=9)
+    axes.grid(alpha=0.4)
+    axes.tick_params(colors=_GREY)
+    for part in (axes.xaxis.label, axes.yaxis.label):
+        part.set_color(_GREY)
+    axes.spines[:].set_visible(False)
+    png = io.BytesIO()
+    figure.savefig(png, format="png", transparent=True)
+    image = Markup('<img alt="{} over steps" src="data:image/png;base64,{}">')
+    return image.format(label, base64.b64encode(png.getvalue()).decode())
 
 
 def _headline(run: RunFacts) -> str:
@@ -118,55 +135,11 @@ def _cards(run: RunFacts) -> dict[str, str]:
     return cards
 
 
-def _interval(run: RunFacts, name: str) -> str:
-    """Returns the interval of a set's last accuracy, wide for few pairs; "" if unknown."""
-    values = run.result.get("evaluations", {}) if run.is_finished else {}
-    low, high = values.get(f"{name}/accuracy_low"), values.get(f"{name}/accuracy_high")
-    return "" if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f} %"
-
-
-def _curves(run: RunFacts) -> tuple[list[Markup], int]:
-    """Returns (charts of loss and learning rate, their number of points)."""
-    point_P5 = thinned(run.loss_N3)
-    if not len(point_P5):
-        return [], 0
-    log = point_P5[:, 1].min() > 0 and point_P5[:, 1].max() > _LOG_FROM * point_P5[:, 1].min()
-    band_N3 = point_P5[:, [0, 2, 3]]
-    if log:
-        band_N3 = band_N3.clip(min=point_P5[:, 1].min())
-    loss = line_chart({"loss": point_P5[:, :2]}, "loss", log=bool(log), band_N3=band_N3)
-    return [loss, line_chart({"learning rate": point_P5[:, [0, 4]]}, "learning rate")], len(point_P5)
-
-
-def _last_values(run: RunFacts) -> dict[str, str]:
-    values = run.result.get("evaluations", {})
-    return {name: "none" if value is None else f"{value:.6g}" for name, value in values.items()}
-
-
 def _speed(run: RunFacts) -> tuple[str, list[Any]]:
     """Returns (images or samples, their rates as (step, rate))."""
     series = {unit: run.scalars.get(f"speed/{unit}_per_s", []) for unit in ("samples", "images")}
     unit = "samples" if "samples_per_s" in run.result or series["samples"] else "images"
     return unit, series[unit]
-
-
-def _time_shares(run: RunFacts) -> dict[str, str]:
-    parts: dict[str, float] = {}
-    for name, rows in run.scalars.items():
-        if name.startswith("time/"):
-            steps = [0, *(step for step, _ in rows)]  # each share covers the steps since the row before
-            parts[name.removeprefix("time/")] = sum(
-                share * max(1, step - before) for before, (step, share) in zip(steps[:-1], rows, strict=True)
-            )
-    total = sum(parts.values()) or 1.0
-    return {name: f"{100 * share / total:.1f} %" for name, share in parts.items()}
-
-
-def _counts(run: RunFacts) -> dict[str, str]:
-    counts = {what: f"{count:,}" for what, count in run.trouble.items()}
-    if skipped := run.result.get("skipped_updates"):
-        counts["updates skipped in all"] = f"{skipped:,}"
-    return counts
 
 
 def _as_flags(values: Mapping[str, Any]) -> dict[str, str]:

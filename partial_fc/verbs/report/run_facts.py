@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,23 +14,9 @@ from partial_fc.files import read_manifest
 from partial_fc.train.record.curve import read_losses, read_scalars
 
 _LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) rank (\d+) ([A-Z]) (.*)")
-# Log lines of events that a person looks for afterwards.
-_TROUBLE = {
-    "bad record": "damaged records that were replaced by others",
-    "a gradient overflowed": "updates skipped: the loss scale was too large",
-    "The update is skipped on all ranks": "updates skipped after NaN or Inf",
-    "olled back from step": "rollbacks to a checkpoint",
-    "the disk is slower than --checkpoint-every": "steps that waited for a checkpoint",
-}
-_OBJECTS = ("configuration", "differs", "scores", "versions")
 _MOST_LINES = 40
 # Pictures with their own place in the report.
-_TITLES = {
-    "roc": "ROC: true accept rate over false accept rate",
-    "similarities": "Scores of same and different pairs",
-    "neighbours": "Searched images and the nearest ones",
-}
-_ELSEWHERE = "first_batch"
+_TITLES = {"roc": "ROC: true accept rate over false accept rate", "neighbours": "Searched images and the nearest ones"}
 
 
 @dataclass
@@ -46,11 +31,8 @@ class RunFacts:
     scalars: dict[str, list[tuple[int, float]]]  # (step, value) by name, as TensorBoard has them
     loss_N3: NDArray[np.float64]  # step, loss, learning rate
     checkpoints: list[tuple[Path, dict[str, Any]]]  # with their manifests
-    trouble: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)  # warnings and errors of all ranks
     num_problems: int = 0
-    notes: list[str] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)  # of saved batches
     first_batch: bytes | None = None  # PNG
     pictures: list[tuple[str, bytes]] = field(default_factory=list)  # title, PNG
 
@@ -95,13 +77,12 @@ def read_run(root: Path) -> RunFacts:
         root, start, values, start.get("differs"), result, read_scalars(root), read_losses(root), checkpoints
     )
     _read_logs(found)
-    found.files += [str(path.relative_to(root)) for path in sorted(root.glob("non-finite/*.json"))]
     first_batch = root / "first_batch.png"
     found.first_batch = first_batch.read_bytes() if first_batch.exists() else None
     afterwards = sorted([*root.glob("evaluat*/*.png"), *root.glob("search*/*.png")])
     again = {path.stem for path in afterwards}  # a later evaluation replaces training's picture
     for path in [*(path for path in sorted(root.glob("*.png")) if path.stem not in again), *afterwards]:
-        if path.stem != _ELSEWHERE:
+        if path != first_batch:
             where = "" if path.parent == root else f" ({path.parent.name})"
             title = _TITLES.get(path.stem, path.stem.replace("_", " ").capitalize())
             found.pictures.append((title + where, path.read_bytes()))
@@ -118,17 +99,11 @@ def _json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: invalid JSON ({error}); move it away and run report again") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path}: {type(value).__name__}; expected a JSON object")
-    for name in _OBJECTS:
-        if not isinstance(value.get(name) or {}, dict):
-            raise ValueError(f"{path}: {name} is {type(value[name]).__name__}; expected a JSON object")
-    if type(value.get("steps", 0)) is not int:
-        raise ValueError(f"{path}: steps is {type(value['steps']).__name__}; expected a whole number")
     return value
 
 
 def _read_logs(found: RunFacts) -> None:
-    """Reads notes and events from rank 0's log, warnings and errors from all."""
-    notes = {}
+    """Reads the warnings and errors of all ranks."""
     for path in sorted(found.root.glob("logs/rank-*.log")):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             match = _LINE.match(line)
@@ -139,9 +114,3 @@ def _read_logs(found: RunFacts) -> None:
                 found.num_problems += 1
                 if len(found.problems) < _MOST_LINES:
                     found.problems.append(f"{when} rank {rank}: {text}")
-            if rank == "0" and text.startswith("note: "):
-                notes[text.removeprefix("note: ")] = True
-            for words, what in _TROUBLE.items():
-                if words in text and (int(rank) == 0 or words == "bad record"):
-                    found.trouble[what] += 1
-    found.notes = list(notes)

@@ -185,14 +185,14 @@ def test_doctor_names_vectors_without_a_direction_and_repeated_ones(suffix, tmp_
         1,
         "vectors, 60 vectors, 12 classes",
         r"vectors \(60\): float16, 6 numbers, of length 0.934 to 3.16",
-        "60 vectors read",
+        "60 read",
         rf"vectors-bad \(2\): .*\n.*x\{suffix}, row 5, class 5, .*only zeros\n.*row 11, class 11, .*NaN or Inf",
         rf"repeated-same-class \(1\): .*\n.*row 20, class 8, equals .*x\{suffix}, row 8",
         r"repeated-other-class \(1\): .*\n.*row 28, class 4, equals .*row 17",
         report=tmp_path / "found.json",
     )
-    assert json.loads((tmp_path / "found.json").read_text())["images_decoded"] == 60
-    doctor(1, r"label-range \(10\)", "0 vectors read", num_classes=10, images=False)
+    assert json.loads((tmp_path / "found.json").read_text())["read"] == 60
+    doctor(1, r"label-range \(10\)", "0 read", num_classes=10, images=False)
     (tmp_path / "two.sets").write_text(f"a {path}\nb other{suffix}\n")
     write(tmp_path / f"other{suffix}", row_ND[30:33], np.array([0, 1, 7]))
     doctor(

@@ -77,16 +77,9 @@ def test_too_few_impostors_for_any_rate():
 
 
 @pytest.mark.parametrize(
-    ("label_N", "value", "words"),
-    [
-        ([5, 5, 5, 5], 1, "t: 4 images, all of one class"),
-        ([5, 6, 7, 8], 1, "t: 4 images, none of the same class as another"),
-        ([5, 5, 7, 8], 2, r"t: embedding 2 has length 2 \(1 such\); expected length 1"),
-        ([5, 5, 7, 8], np.nan, "t: embedding 2 has length nan"),
-    ],
+    ("label_N", "words"),
+    [([5, 5, 5, 5], "t: 4 images, all of one class"), ([5, 6, 7, 8], "t: 4 images, none of the same class as another")],
 )
-def test_what_cannot_be_measured_is_refused(label_N, value, words):
-    row_ND = np.eye(4, dtype=np.float32)
-    row_ND[2, 2] = value
+def test_what_cannot_be_measured_is_refused(label_N, words):
     with pytest.raises(ValueError, match=words):
-        of_ranks(1, row_ND, np.array(label_N))
+        of_ranks(1, np.eye(4, dtype=np.float32), np.array(label_N))

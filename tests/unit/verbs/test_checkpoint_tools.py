@@ -205,7 +205,7 @@ def test_inspect_says_what_there_is(tmp_path, capsys):
     words = dict(line.split(maxsplit=1) for line in printed.splitlines())
     assert (words["step"], words["position"], words["world_size"]) == ("7", "70", "3")
     assert (words["head.classes_created"], words["head.classes_touched"]) == ("8", "7")
-    assert "centres shape 6, dtype float32, momentum shape 6, dtype float32, touched" in words["head.columns"]
+    assert "centres (6,) float32, momentum (6,) float32, touched" in words["head.columns"]
     assert inspect(InspectOptions(tmp_path / "step-00000009")) == 1
 
 

@@ -9,7 +9,7 @@ from partial_fc.comm import SingleWorld
 from partial_fc.data.recordio import RecordReader, RecordSource, RecordWriter, pack
 from partial_fc.data.vectors import Vectors
 from partial_fc.embedding import clusters
-from partial_fc.embedding.clusters import Clusters, KMeans, reseed
+from partial_fc.embedding.clusters import Clusters, KMeans
 
 N, D, C = 700, 19, 30
 CPU = torch.device("cpu")
@@ -78,18 +78,6 @@ def test_stops_where_nothing_moves_also_with_fewer_directions_than_clusters():
     assert (now.moved, now.cosine) == (0, 1.0)
     assert np.bincount(now.label_N, minlength=5).min() == 1
     assert np.isfinite(now.centre_CD.numpy()).all()
-
-
-def test_a_mean_without_direction_leaves_the_centre():
-    row_ND = np.array([[1, 0], [-1, 0], [0, 1]], np.float32)
-    before = torch.tensor([[0.6, 0.8], [0.0, 1.0]])
-    np.testing.assert_array_equal(KMeans(row_ND, SingleWorld(), CPU).means(np.array([0, 0, 1]), before), before)
-
-
-def test_reseeded_with_the_farthest_that_is_not_alone():
-    label_N, cosine_N = np.array([0, 0, 0, 3, 0]), np.array([0.9, 0.2, 0.3, 0.1, 0.2], np.float32)
-    assert reseed(label_N, cosine_N, 4) == 2
-    assert label_N.tolist() == [0, 1, 0, 3, 2]
 
 
 def test_start_centres_lie_in_different_places():
@@ -170,7 +158,6 @@ def test_resumed_equals_uninterrupted(command, tmp_path, monkeypatch):
     [
         ("x.npy --classes 701", 1, "x.npy: 700 vectors, fewer than --classes 701"),
         ("x.npy --classes 3 --labels 4", 2, "--labels 4 with --classes 3"),
-        ("nan.npy --classes 3", 1, "nan.npy, row 600: NaN or Inf"),
         ("zero.npz --classes 3", 1, "zero.npz, row 5: only zeros"),
         ("x.npy --classes 3 --start-centres x.npy", 1, "x.npy: float32 (700, 19); expected floating (3, 19)"),
         ("x.npy --classes 3 --start-centres bad.npy", 1, "bad.npy, row 2: NaN or Inf, or only zeros"),
@@ -186,8 +173,6 @@ def test_bad_input(command, tmp_path, words, status, error):
     np.save(tmp_path / "bad.npy", row_ND[:3] * [[1], [1], [0]])
     if "done" in words:
         assert command("x.npy --classes 3 --out done --iterations 1")[0] == 0
-    row_ND[600, 3] = np.nan
-    np.save(tmp_path / "nan.npy", row_ND)
     row_ND[5] = 0
     np.savez(tmp_path / "zero.npz", embeddings=row_ND)
     found, said = command(words if "--out" in words else f"{words} --out new")

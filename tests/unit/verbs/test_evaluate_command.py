@@ -18,7 +18,6 @@ from partial_fc.pictures import GAP, SIDE
 from partial_fc.verbs.data.pair_list import read_pair_list
 from partial_fc.verbs.model.embed import EmbedOptions, embed
 from partial_fc.verbs.model.evaluate import EvaluateOptions, evaluate, output_folder
-from partial_fc.verbs.model.search import SearchOptions, search_faces
 
 SIZE = 40
 ALONE = SingleWorld(), torch.device("cpu")
@@ -52,12 +51,6 @@ def test_thresholds_give_what_they_say(seed):
     assert roc.threshold_at(1e-3) is None  # 200 impostors cannot tell
 
 
-def test_the_threshold_of_kinds_apart_is_in_the_middle():
-    same = np.arange(20) < 10
-    best = Roc.from_distances(np.where(same, 0.5, 1.5), same, None).best()
-    assert (best.distance, best.cosine, best.accuracy) == (1.0, 0.5, 1.0)
-
-
 # CSV files
 
 
@@ -84,23 +77,6 @@ def test_lists_of_pairs(tmp_path, text):
     assert (pairs.images.root, pairs.images.names) == (tmp_path, ["a/1.jpg", "a/2.jpg", "b/1.jpg"])
     assert (pairs.first_N.tolist(), pairs.second_N.tolist()) == ([0, 0], [1, 2])
     assert pairs.same_N.tolist() == [True, False]
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("a.jpg,b.jpg,same\na.jpg,b.jpg\n", r"pairs\.csv, line 2: expected `path,path,same` or `different`"),
-        ("a.jpg,b.jpg,smae\n", r"line 1: .*got 'a.jpg,b.jpg,smae'"),
-        ("a.jpg,b.jpg,2\n", "line 1: "),
-        ("image1,image2,same\n", "names no pairs"),
-        ("a.jpg,c.jpg,same\nd.jpg,a.jpg,0\n", r"2 of its 3 images are missing, the first is .*c\.jpg; .*--root"),
-    ],
-)
-def test_a_bad_line_is_named(tmp_path, text, words):
-    touch(tmp_path, "a.jpg", "b.jpg")
-    (tmp_path / "pairs.csv").write_text(text)
-    with pytest.raises(ValueError, match=words):
-        read_pair_list(tmp_path / "pairs.csv")
 
 
 # The verb
@@ -147,8 +123,7 @@ def test_a_bin_and_a_list_of_the_same_pairs_agree(given, tmp_path, capsys):
         assert f"{threshold['cosine']:.4f}" in printed
         assert cv2.imread(str(tmp_path / f"worst_pairs_{name}.png")).shape[1] == 5 * (2 * SIDE + GAP) + GAP
     assert report["sets"]["set"]["values"]["accuracy"] == report["sets"]["list"]["values"]["accuracy"]
-    for name in ("roc.png", "similarities.png"):
-        assert cv2.imread(str(tmp_path / name)) is not None
+    assert cv2.imread(str(tmp_path / "roc.png")) is not None
 
 
 def test_all_pairs_of_a_folder_and_of_its_table(given, tmp_path, capsys):
@@ -186,23 +161,11 @@ def test_all_pairs_of_a_folder_and_of_its_table(given, tmp_path, capsys):
         evaluate(EvaluateOptions(all_pairs=(images,), out=tmp_path / "b"), *ALONE)
 
 
-def test_a_size_that_the_model_does_not_take_is_refused(given, tmp_path):
-    folder, _ = given
-    options = EvaluateOptions(
-        model=folder / "model.safetensors", sets=(folder / "set.bin",), out=tmp_path, image_size=SIZE + 8
-    )
-    with pytest.raises(ValueError, match=f"trained on images of {SIZE} pixels; image_size is {SIZE + 8}"):
-        evaluate(options, *ALONE)
-    with pytest.raises(ValueError, match=f"trained on images of {SIZE} pixels"):
-        search_faces(SearchOptions(model=options.model, gallery=folder, out=tmp_path, image_size=SIZE + 8), *ALONE)
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         ({}, "nothing to evaluate on"),
         ({"sets": ("a/lfw.bin", "b/lfw.bin")}, "two sets"),
-        ({"sets": ("c/lfw.bin",)}, r"c/lfw\.bin not found"),
         ({"sets": ("lfw.zip",)}, r"lfw\.zip: expected a \.bin or \.parquet of pairs, or a \.csv"),
     ],
 )

@@ -151,20 +151,6 @@ def test_the_oldest_runtime_gives_the_same_numbers(tmp_path):
             np.testing.assert_allclose(then, now, atol=1e-3 * abs(now).max())
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ([], "--onnx"),
-        (["--onnx", "m.pt"], r"--onnx m.pt.*\.onnx"),
-        (["--onnx", "m.onnx", "--onnx-fp16", "m.onnx"], "the same"),
-    ],
-)
-def test_flags_that_do_not_go_together(flags, message, capsys):
-    assert export(["model.safetensors", *flags]) == 2
-    # tyro draws a frame.
-    assert re.search(message, " ".join(re.sub("[│╭╮╰╯─]", " ", capsys.readouterr().err).split()))
-
-
 def test_a_file_that_computes_something_else_is_not_left(tmp_path, monkeypatch, capsys):
     torch.save(trained().state_dict(), tmp_path / "backbone.pth")
     monkeypatch.setattr(onnx_model, "forward_of", lambda path, contract: lambda image: torch.randn(len(image), WIDTH))

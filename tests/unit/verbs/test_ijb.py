@@ -10,7 +10,7 @@ import torch
 from partial_fc import models
 from partial_fc.embedding.load import load
 from partial_fc.verbs.model.evaluate import EvaluateOptions, evaluate
-from partial_fc.verbs.model.ijb import Ijb, align
+from partial_fc.verbs.model.ijb import Ijb
 from tests.unit.models.test_encoders import delivered
 from tests.unit.verbs.test_evaluate_command import ALONE, read_report
 
@@ -127,11 +127,6 @@ def test_equals_an_independent_computation(ijb_folder, model_file, tmp_path):
     assert values["both/tpir@fpir=1e-1"] is None  # 6 strangers
 
 
-def test_five_points_that_are_one_are_refused():
-    with pytest.raises(ValueError, match="its five points are one and the same"):
-        align(np.zeros((100, 120, 3), np.uint8), np.ones((5, 2)), 112)
-
-
 @pytest.mark.parametrize(
     ("file", "change", "words"),
     [
@@ -139,7 +134,6 @@ def test_five_points_that_are_one_are_refused():
         ("face_tid_mid", lambda s: s.partition("\n")[2], r"has \d+ lines; expected one for each of the"),
         ("face_tid_mid", lambda s: s.replace("2.png", "7.png", 1), r"line 2: image 7\.png, where .* has 2\.png"),
         ("template_pair_label", lambda s: s.replace("100 101 0", "100 999 0"), "template 999 has no image"),
-        ("template_pair_label", lambda s: s.replace("100 102 0", "100 102"), "each row"),
     ],
 )
 def test_a_bad_line_is_named(ijb_folder, tmp_path, file, change, words):

@@ -10,7 +10,7 @@ import pytest
 from partial_fc.data import ImageFolder, RecordSource, open_source
 from partial_fc.data.decode import decode
 from partial_fc.data.recordio import RecordReader, unpack
-from partial_fc.verbs.data.pack import IndexOptions, PackOptions, make_index, pack_images
+from partial_fc.verbs.data.pack import PackOptions, pack_images
 
 COUNTS = [2, 0, 3, 1]
 
@@ -88,24 +88,6 @@ def test_repacking_a_rec_at_another_size(tmp_path: Path) -> None:
     assert decode(image).shape == (5, 5, 3)
     assert abs(int(decode(image)[2, 2, 0]) - 5 * 7) <= 1
     assert source.labels().tolist() == [0, 0, 2, 2, 2, 3]
-
-
-def test_lost_index_is_made_anew(tmp_path: Path) -> None:
-    make_images(tmp_path / "in", COUNTS)
-    pack_images(PackOptions(tmp_path / "in", tmp_path / "out"))
-    index = (tmp_path / "out/train.idx").read_bytes()  # record 0 is not the first in the file
-    with pytest.raises(ValueError, match="exists"):
-        make_index(IndexOptions((tmp_path / "out/train.rec",)))
-    (tmp_path / "out/train.idx").unlink()
-    make_index(IndexOptions((tmp_path / "out/train.rec",)))
-    assert (tmp_path / "out/train.idx").read_bytes() == index
-
-
-def test_list_in_any_order_is_sorted_by_class(tmp_path: Path) -> None:
-    make_images(tmp_path / "in", [2, 2])
-    (tmp_path / "list").write_text("class1/0.png 1\nclass0/0.png 0\nclass1/1.png 1\nclass0/1.png 0\n")
-    pack_images(PackOptions(tmp_path / "list", tmp_path / "out", root=tmp_path / "in", image_size=12))
-    assert RecordSource(tmp_path / "out").labels().tolist() == [0, 0, 1, 1]
 
 
 def test_names_that_are_no_utf_8(tmp_path: Path) -> None:

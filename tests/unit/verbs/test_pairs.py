@@ -75,14 +75,10 @@ def test_code_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ("content", "message"),
     [
         ((IMAGES, [True]), "got 4 images for 1 pairs"),
-        (([], []), "got 0 images for 0 pairs"),
-        ({"images": []}, "got a dict"),
         ("images", "got a str"),
-        ((IMAGES, 3), "expected two lists"),
         ((IMAGES, [0, 2]), r"issame holds \[0, 2\]"),
         ((IMAGES, [b"0", b"1"]), "expected booleans only"),
         (([b"", b"", b"", None], [0, 1]), "image 3 of pair 1: got NoneType"),
-        (b"", r"a\.bin cannot be read"),
         (b"rubbish", r"a\.bin cannot be read"),
         (pickle.dumps((IMAGES, [True, False]))[:-20], r"a\.bin cannot be read"),
     ],
@@ -114,8 +110,6 @@ def test_all_pairs_of_one_class_can_be_drawn() -> None:
         ValueError, match=r"10 pairs of one class or of two, expected 12 of each; --folds 1 --num-pairs 20"
     ):
         draw_pairs(label_N, 24, folds=1, seed=0)
-    with pytest.raises(ValueError, match="10 pairs of one class or of two, expected 11"):
-        draw_pairs(label_N, 22, folds=1, seed=0)
     with pytest.raises(ValueError, match="expected a multiple of 20"):
         draw_pairs(label_N, 30, folds=10, seed=0)
 

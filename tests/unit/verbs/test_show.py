@@ -84,18 +84,3 @@ def test_as_training_sees_them(photos, shown):
     assert len({tile.image.tobytes() for tile in seen}) == 2
     glyphs = shown(photos, classes=1, images=8, augmented=True, augment="glyph", mirror=False)
     assert len({tile.image.tobytes() for tile in glyphs[0].tiles}) == 8
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"image_size": 40}, "--augmented"),
-        ({"mirror": False}, "--augmented"),
-        ({"augmented": True, "augment": "glyph"}, "add --no-mirror"),
-        ({"classes": 0}, "--classes is 0"),
-        ({"root": Path(".")}, "--root . is for a list"),
-    ],
-)
-def test_what_would_be_in_vain_is_refused(photos, shown, options, words):
-    with pytest.raises(ValueError, match=words):
-        shown(photos, **options)
