@@ -22,7 +22,6 @@ from partial_fc.head.options import check_options
 from partial_fc.head.pending import DeferredGradient
 from partial_fc.head.selection.active_rows import RowSelector
 from partial_fc.head.selection.sampling import Draw
-from partial_fc.head.selection.steps import Steps
 from partial_fc.head.shard import Shard
 from partial_fc.head.softmax import own_arithmetic
 
@@ -72,11 +71,9 @@ def linear_partial_cross_entropy(
     """
     _check_centres(centre_CD)
     margin = margin_of(margin)
-    if isinstance(sample_rate, Steps):
-        raise ValueError(f"sample_rate is {sample_rate!r}; expected a number: a function knows no step, PartialFC does")
     check_options(
-        [margin],
-        [sample_rate],
+        margin,
+        sample_rate,
         interclass_filtering_threshold=interclass_filtering_threshold,
         sub_centres=_sub_centres(centre_CD),
         hard_negatives=False,

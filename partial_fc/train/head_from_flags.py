@@ -35,8 +35,8 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def check(flags: HeadFlags, optim: OptimFlags) -> None:
     """Raises ValueError for flags of which no head can be made, before there is anything to make it for."""
     check_options(
-        [_margin(flags)],
-        [flags.sample_rate],
+        _margin(flags),
+        flags.sample_rate,
         interclass_filtering_threshold=flags.interclass_filtering_threshold or None,
         sub_centres=flags.sub_centres,
         hard_negatives=flags.hard_negatives > 0,

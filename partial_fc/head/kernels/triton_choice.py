@@ -119,7 +119,7 @@ class DeviceChoice:
     def __init__(self, sampling: Draw, shard: Shard, device: torch.device):
         self._sampling, self._shard, self._device = sampling, shard, device
         self._numbers = torch.zeros(4, dtype=torch.int64, device=device)
-        if any(rate < 1.0 for rate in sampling.rates.by_step.values()):
+        if sampling.rate < 1.0:
             self._taken_L = torch.zeros(len(shard), dtype=torch.uint8, device=device)
             self._tables = send(inverse_tables(sampling.seed), device)
             self._steps = range(0)  # whose walks are on the device
@@ -130,11 +130,10 @@ class DeviceChoice:
             self._count_N = torch.empty(self._num_blocks, dtype=torch.int32, device=device)
 
     def prepare(self, step: int) -> None:
-        """Sends the walks of some steps of one rate, from this one on."""
+        """Sends the walks of some steps, from this one on."""
         if step in self._steps:
             return
-        change = self._sampling.rates.next_change(step)
-        self._steps = range(step, min(step + _STEPS_AHEAD, change or step + _STEPS_AHEAD))
+        self._steps = range(step, step + _STEPS_AHEAD)
         walks = self._sampling.walks(self._steps, self._shard)
         self._most = int(walks.numbers_M5N[:, 4].sum(dim=1).max())  # of the host
         self._walk_M5N = send(walks.numbers_M5N, self._device)
@@ -144,8 +143,8 @@ class DeviceChoice:
     def choose(
         self, label_G: Tensor, origin_G: Tensor, expected_G: Tensor, listed_M: Tensor | None, step: int
     ) -> tuple[Tensor, Chosen]:
-        shard, rate = self._shard, self._sampling.rates.at(step)
-        taken_L, listed_M = (None, None) if rate == 1.0 else (self._taken_L, listed_M)
+        shard = self._shard
+        taken_L, listed_M = (None, None) if self._sampling.rate == 1.0 else (self._taken_L, listed_M)
         num_listed = 0 if listed_M is None else len(listed_M)
         look_at_labels[(1,)](
             label_G, origin_G, origin_G.stride(0), expected_G, listed_M, taken_L, self._numbers,

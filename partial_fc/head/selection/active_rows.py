@@ -73,8 +73,7 @@ class RowSelector:
 
     def choose(self, label_G: Tensor, step: int) -> Chosen:
         """Chooses the classes of a batch with these labels."""
-        rate = self.sampling.rates.at(step)
-        if rate == 1.0:
+        if self.sampling.rate == 1.0:
             return Chosen(None)
         certain_M = label_G
         if self.hard_negatives is not None:
@@ -108,7 +107,7 @@ class RowSelector:
 
     def prefetch(self, step: int) -> None:
         """Draws this step's negatives ahead and starts to fetch their rows, if either takes time."""
-        if self.sampling.rates.at(step) == 1.0:
+        if self.sampling.rate == 1.0:
             return
         if self.on_device is not None:
             self.on_device.prepare(step)

@@ -62,7 +62,7 @@ def test_blocks_take_turns_where_a_block_gives_a_class_only_now_and_then():
 def test_every_class_has_its_turn_once_in_each_round(num_classes, rate):
     """Equal counts, not merely close ones: a property of the walk, not of luck. Blocks begin at steps of their own."""
     sampling = Draw(num_classes, rate, 1)
-    n = sampling.steps_per_round(0)
+    n = sampling.steps_per_round
     assert n == round(1 / rate)
     steps = [drawn(sampling, step) for step in range(3 * n)]
     for begin in range(0, num_classes, BLOCK):
