@@ -105,7 +105,7 @@ def notes(flags: HeadFlags, optim: OptimFlags, made: PartialFC) -> Iterator[str]
             yield "--head-catch-up none: without sampling every centre is active in every step and none rests"
         elif not made.optimizer.moves_without_gradient:
             yield f"--head-catch-up none: {made.optimizer} leaves centres alone that are not active in any case"
-        elif made.optimizer.has_momentum:
+        elif any(getattr(made.optimizer, name, 0) for name in ("momentum", "beta1")):
             yield "--head-catch-up none: momentum rests with the centres, which costs accuracy (docs/fidelity.md)"
 
 

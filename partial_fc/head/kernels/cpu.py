@@ -47,11 +47,6 @@ _SHARE_OF_FREE_MEMORY = 1 / 16  # the processes of a machine divide it
 
 @functools.cache
 def variant_here() -> str:
-    """Returns `best_variant`, determined once in a process."""
-    return best_variant()
-
-
-def best_variant() -> str:
     """Returns the best variant that the processor runs, up to what torch uses (its ATEN_CPU_CAPABILITY=avx2 or =default
     lowers that); a RuntimeWarning says so where that is "amx" and fails its check."""
     best = load("portable").head_best().decode()

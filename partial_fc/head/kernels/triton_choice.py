@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from partial_fc.head.selection.active_rows import Chosen
 from partial_fc.head.selection.sampling import BLOCK, Draw, inverse_tables, send
 from partial_fc.head.shard import Shard
 
@@ -114,7 +113,7 @@ def write_down(
 
 
 class DeviceChoice:
-    """An active_rows.DeviceSelector, for rows that lie on the device. Keeps a byte for each class of the shard."""
+    """Looks at a batch's labels and chooses its classes on the device. Keeps a byte for each class of the shard."""
 
     def __init__(self, sampling: Draw, shard: Shard, device: torch.device):
         self._sampling, self._shard, self._device = sampling, shard, device
@@ -142,7 +141,10 @@ class DeviceChoice:
 
     def choose(
         self, label_G: Tensor, origin_G: Tensor, expected_G: Tensor, listed_M: Tensor | None, step: int
-    ) -> tuple[Tensor, Chosen]:
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns (the smallest label, the largest, how many rows have another origin than expected, how many of the
+        classes chosen count), int64, and these classes, numbered from 0 in the shard, ascending; None: all. Labels may
+        be any integers. listed_M: classes that take part, too, or -1."""
         shard = self._shard
         taken_L, listed_M = (None, None) if self._sampling.rate == 1.0 else (self._taken_L, listed_M)
         num_listed = 0 if listed_M is None else len(listed_M)
@@ -151,7 +153,7 @@ class DeviceChoice:
             len(label_G), num_listed, shard.start, len(shard), BLOCK_K=_AT_A_TIME,
         )  # fmt: skip
         if taken_L is None:
-            return self._numbers, Chosen(None)
+            return self._numbers, None
         self.prepare(step)
         nth, before = step - self._steps.start, shard.start - self._first_block * BLOCK
         class_P = label_G.new_empty(min(len(shard), self._most + len(label_G) + num_listed))
@@ -166,4 +168,4 @@ class DeviceChoice:
                 before, len(shard), self._num_blocks,
                 SIZE=BLOCK, AT_A_TIME=_AT_A_TIME, num_warps=_WARPS,
             )  # fmt: skip
-        return self._numbers, Chosen(class_P)
+        return self._numbers, class_P

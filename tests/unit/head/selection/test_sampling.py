@@ -123,19 +123,6 @@ def test_steps_seeds_and_shards_draw_differently():
             assert len(blocks[i] & blocks[j]) < 0.2 * len(blocks[i]), "two blocks draw the same places"
 
 
-def test_the_steps_of_different_rounds_are_unrelated():
-    """What was drawn together is not drawn together again in later rounds: overlaps are those of chance."""
-    sampling = Draw(BLOCK, 0.25, 0)
-    member = torch.zeros(400, BLOCK)
-    for step in range(400):
-        member[step, drawn(sampling, step)] = 1
-    overlap = member @ member.T
-    apart = (torch.arange(400)[:, None] - torch.arange(400)).abs() >= 8
-    chance = BLOCK * 0.25**2
-    assert abs(overlap[apart].mean() - chance) < 1
-    assert (overlap[apart] - chance).abs().max() < 6 * chance**0.5
-
-
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.1])
 def test_rates_that_are_no_share(rate):
     with pytest.raises(ValueError, match="sample_rate"):
