@@ -133,10 +133,9 @@ class DeviceChoice:
         if step in self._steps:
             return
         self._steps = range(step, step + _STEPS_AHEAD)
-        walks = self._sampling.walks(self._steps, self._shard)
-        self._most = int(walks.numbers_M5N[:, 4].sum(dim=1).max())  # of the host
-        self._walk_M5N = send(walks.numbers_M5N, self._device)
-        position_MQ = walks.position_MQ
+        walk_M5N, position_MQ = self._sampling.walks(self._steps, self._shard)
+        self._most = int(walk_M5N[:, 4].sum(dim=1).max())  # of the host
+        self._walk_M5N = send(walk_M5N, self._device)
         self._position_MQ = None if position_MQ is None else send(position_MQ, self._device)
 
     def choose(

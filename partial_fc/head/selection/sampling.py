@@ -69,8 +69,15 @@ class Draw:
         begin, end = torch.searchsorted(class_S, torch.tensor((shard.start, shard.stop), device=device)).tolist()
         return class_S[begin:end]
 
-    def walks(self, steps: range, shard: Shard) -> "Walks":
-        """Returns the walks of a shard's blocks in these steps, for a kernel that draws on a device: on the CPU."""
+    def walks(self, steps: range, shard: Shard) -> tuple[Tensor, Tensor | None]:
+        """Returns the walks of a shard's blocks in these steps, for a kernel that draws on a device: int32, on the CPU,
+        (steps, 5, blocks): keys 1 to 3, begin, count; and, where the last block has fewer classes, the position of each
+        of its places, (steps, places).
+
+        A class is the i-th place of its block. In whole blocks its position along the walk is first the inverse of
+        `inverse_tables` 2 of i - key 3, of 1 of that xor key 2, minus key 1, each by 12 bits; it is drawn if that is
+        one of `count` from `begin` on.
+        """
         full_blocks = self.num_classes // BLOCK
         first, last = shard.start // BLOCK, -(-shard.stop // BLOCK)
         step_M, num_steps = torch.arange(steps.start, steps.stop), len(steps)
@@ -82,7 +89,7 @@ class Draw:
             turns.append(self._turn(torch.tensor([full_blocks]), size, step_M))
             position_MQ = torch.stack([_position(size, key) for key in turns[-1].key_N.tolist()])
         numbers = [torch.stack(turn.numbers()).view(5, num_steps, len(turn.key_N) // num_steps) for turn in turns]
-        return Walks(torch.cat(numbers, dim=2).transpose(0, 1).int().contiguous(), position_MQ)
+        return torch.cat(numbers, dim=2).transpose(0, 1).int().contiguous(), position_MQ
 
     def _turn(self, block_N: Tensor, size: int, step: int | Tensor) -> "_Turn":
         """Returns where blocks, each of `size` classes, are along their walks in this step."""
@@ -158,19 +165,6 @@ class _Turn:
         key_N = self.key_N[part]
         keys = (key & (BLOCK - 1) for key in (key_N, key_N >> 12, hash32(key_N + 1)))
         return *keys, self.begin_N[part], self.count_N[part]
-
-
-@dataclass(frozen=True)
-class Walks:
-    """The walks of N neighbouring blocks in M steps: int32, on the CPU.
-
-    A class is the i-th place of its block. In whole blocks its position along the walk is first the inverse of `tables`
-    2 of i - key 3, of tables 1 of that xor key 2, minus key 1, each by 12 bits; it is drawn if that is one of `count`
-    from `begin` on.
-    """
-
-    numbers_M5N: Tensor  # keys 1 to 3, begin, count
-    position_MQ: Tensor | None  # of each place of the last block, where that has fewer classes; else None
 
 
 @lru_cache(maxsize=32)

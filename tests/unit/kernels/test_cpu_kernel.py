@@ -10,6 +10,7 @@ import torch
 from partial_fc.head.kernels import LogitGrad, Logits, cpu
 from partial_fc.head.kernels.choice import auto_precision
 from partial_fc.head.kernels.cpu import CpuKernel
+from partial_fc.head.kernels.nearest import Nearest
 from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.kernels.unit import unit
 from partial_fc.head.margin import Negatives
@@ -101,10 +102,33 @@ def logit_grad_for(logits: Logits, denominator_G: torch.Tensor) -> LogitGrad:
 
 
 def gradient(kernel, logits: Logits, logit_grad: LogitGrad) -> torch.Tensor:
-    parts = [(begin, end, grad.clone()) for begin, end, grad in kernel.centre_gradients(logits, logit_grad)]
-    assert [begin for begin, _, _ in parts] == [0, *(end for _, end, _ in parts[:-1])]
-    assert parts[-1][1] == logits.num_sampled
-    return torch.cat([grad for _, _, grad in parts])
+    """All chunks, which have to be ascending and complete."""
+    parts, place = [], 0
+    for begin, end, grad_KD in kernel.centre_gradients(logits, logit_grad):
+        assert begin == place
+        assert grad_KD.shape == (end - begin, logits.unit_GD.shape[1])
+        place = end
+        parts.append(grad_KD.clone())
+        grad_KD.fill_(torch.nan)  # the taker's to overwrite
+    assert place == logits.num_sampled
+    return torch.cat(parts)
+
+
+def check_nearest(found: Nearest, cos_GC: torch.Tensor, error: float) -> None:
+    """Beside the cosines with all classes, (G, classes)."""
+    k = found.cosine_GK.shape[1]
+    torch.testing.assert_close(found.cosine_GK.double(), cos_GC.topk(k).values, rtol=0, atol=error)
+    torch.testing.assert_close(found.cosine_GK.double(), cos_GC.gather(1, found.class_GK), rtol=0, atol=error)
+    assert all(len(set(row)) == k for row in found.class_GK.tolist())
+
+
+def check_a_centre_that_is_too_long(kernel, logits: Logits, logit_grad: LogitGrad) -> None:
+    """As a centre of length 0 it would have cosine 0 and never move."""
+    logits.centre_LD[5] = 4.5e19
+    assert kernel.sums(logits).denominator_G[logits.target_G != 5].isnan().all()
+    grad_SD = gradient(kernel, logits, logit_grad)
+    assert grad_SD.isnan().any(dim=1).nonzero().flatten().tolist() == [5]
+    assert grad_SD[5].isnan().all()
 
 
 def differences(found, wanted) -> list[float]:
@@ -197,9 +221,7 @@ def test_the_nearest_classes_are_those_of_the_dense_product(variant, case):
             assert torch.equal(getattr(sums, name), getattr(alone, name))
         assert alone.nearest is not None
         for found, error in ((kernel.nearest(logits, k), 1e-6), (alone.nearest, 1e-6 if precision == "fp32" else 0.01)):
-            torch.testing.assert_close(found.cosine_GK.double(), cos_GC.topk(k).values, rtol=0, atol=error)
-            torch.testing.assert_close(found.cosine_GK.double(), cos_GC.gather(1, found.class_GK), rtol=0, atol=error)
-            assert all(len(set(row)) == k for row in found.class_GK.tolist())
+            check_nearest(found, cos_GC, error)
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
@@ -279,16 +301,10 @@ def test_the_filter_is_as_sharp_with_operands_of_bfloat16(variant, dtype):
 
 @pytest.mark.parametrize("variant", [None, *RUNNABLE])
 def test_a_centre_too_long_for_float32_is_not_hidden(variant):
-    """As a centre of length 0 it would have cosine 0 and never move."""
     logits = Case("", S=None).logits()
-    logits.centre_LD[5] = 4.5e19
     kernel = CpuKernel("bf16", variant) if variant else PlainKernel()
-    others = logits.target_G != 5
-    assert kernel.sums(logits).denominator_G[others].isnan().all()
-    grad_SD = gradient(kernel, logits, logit_grad_for(logits, torch.ones(len(logits.unit_GD), dtype=torch.float64)))
-    assert grad_SD[5].isnan().all()
-    assert grad_SD[:5].isfinite().all()
-    assert grad_SD[6:].isfinite().all()
+    ones_G = torch.ones(len(logits.unit_GD), dtype=torch.float64)
+    check_a_centre_that_is_too_long(kernel, logits, logit_grad_for(logits, ones_G))
 
 
 OPTIMIZERS = [
