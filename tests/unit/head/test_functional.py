@@ -97,14 +97,6 @@ def test_gradients_have_the_dtypes_of_what_they_belong_to(dtypes):
     assert bool(feat_BD.grad[[0, 2, 3]].any(dim=1).all())
 
 
-def test_without_gradients_there_is_only_the_loss():
-    feat_BD, centre_CD, label_B = batch()
-    with torch.no_grad():
-        loss = linear_partial_cross_entropy(feat_BD, centre_CD, label_B, "softmax")
-    assert not loss.requires_grad
-    assert loss == linear_partial_cross_entropy(feat_BD, centre_CD, label_B, "softmax")
-
-
 def test_centres_that_change_before_the_backward_are_refused():
     feat_BD, centre_CD, label_B = batch()
     loss = linear_partial_cross_entropy(feat_BD, centre_CD, label_B, "softmax")

@@ -414,8 +414,8 @@ def test_where_memory_is_short_less_is_kept(monkeypatch):
 class Processor:
     """Stands for `load` where the processor's best is amx; what that computes, alter(job) changes."""
 
-    def __init__(self, alter=None):
-        self.alter = alter
+    def __init__(self, alter=None, refuses=False):
+        self.alter, self.refuses = alter, refuses
 
     def __call__(self, variant=None):
         class Library:
@@ -423,6 +423,8 @@ class Processor:
 
         if variant == "portable":
             return Library()
+        if variant == "amx" and self.refuses:
+            raise RuntimeError("the operating system does not let this process use AMX tiles: Invalid argument")
         real = LOAD("amx_emulated" if variant == "amx" else "portable")
         if variant != "amx" or self.alter is None:
             return real
@@ -472,26 +474,23 @@ def test_amx_is_chosen_where_it_agrees_with_the_variant_without_tiles(monkeypatc
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("wrong", [1.0, float("nan")])
-def test_amx_that_computes_something_else_is_not_used(monkeypatch, torch_uses, wrong):
-    torch_uses("AVX512")
-
+def add_to_the_gradient(wrong: float):
     def alter(job):
         ctypes.cast(job.grad, ctypes.POINTER(ctypes.c_float))[5] += wrong
 
-    monkeypatch.setattr(cpu, "load", Processor(alter))
-    with pytest.warns(RuntimeWarning, match="centres' gradient differ .* avx512_bf16, .* is used instead"):
-        assert cpu.variant_here.__wrapped__() == "avx512_bf16"
+    return alter
 
 
-def test_amx_that_the_operating_system_withholds_is_not_used(monkeypatch, torch_uses):
+@pytest.mark.parametrize(
+    ("processor", "words"),
+    [
+        (Processor(add_to_the_gradient(1.0)), "centres' gradient differ .* avx512_bf16, .* is used instead"),
+        (Processor(add_to_the_gradient(float("nan"))), "centres' gradient differ .* avx512_bf16, .* is used instead"),
+        (Processor(refuses=True), "does not let this process use AMX tiles: Invalid argument"),
+    ],
+)
+def test_amx_that_computes_something_else_or_is_withheld_is_not_used(monkeypatch, torch_uses, processor, words):
     torch_uses("AVX512")
-
-    def load(variant):
-        if variant == "amx":
-            raise RuntimeError("the operating system does not let this process use AMX tiles: Invalid argument")
-        return Processor()(variant)
-
-    monkeypatch.setattr(cpu, "load", load)
-    with pytest.warns(RuntimeWarning, match="does not let this process use AMX tiles: Invalid argument"):
+    monkeypatch.setattr(cpu, "load", processor)
+    with pytest.warns(RuntimeWarning, match=words):
         assert cpu.variant_here.__wrapped__() == "avx512_bf16"
