@@ -143,7 +143,15 @@ class PartialFC(HeadModule):
         self.num_steps = 0  # counts `step`; with the seed it decides the negatives
         self.margin = margin_of(margin)
         self.draw = Draw(self.num_classes, sampling.rate, seed, sampling.quota)
-        self._check_together()
+        check_options(
+            self.margin,
+            self.draw.rate,
+            interclass_filtering_threshold=self.filter_above,
+            sub_centres=self.sub_centres,
+            hard_negatives=lists is not None,
+        )
+        if not self.rule.one_label_is_softmax:
+            check_several_labels(self.margin, type(self.rule).__name__)
         self.kernel = choose(self.compute.impl, on, self.dtype, self.compute.precision)
         # What lies between the kernel's passes is done in few calls, too, where it has them.
         self._row_math: RowMath = self.kernel.row_math()
@@ -169,18 +177,10 @@ class PartialFC(HeadModule):
         self.pending = Pending()  # one for each backward since `step`
         self._has_warned = self._has_stepped = self._awaits_backward = False
         self._margin_before: dict[str, Any] | None = None  # what `discard` goes back to
-        self._make_selector()
-
-    def _check_together(self) -> None:
-        check_options(
-            self.margin,
-            self.draw.rate,
-            interclass_filtering_threshold=self.filter_above,
-            sub_centres=self.sub_centres,
-            hard_negatives=self.hard_negatives is not None,
-        )
-        if not self.rule.one_label_is_softmax:
-            check_several_labels(self.margin, type(self.rule).__name__)
+        self._selector = RowSelector(self.draw, self.shard, self.sub_centres, self.store, self.hard_negatives)
+        if not self.store.can_prefetch:
+            self._selector.on_device = self.kernel.selector(self.draw, self.shard, self.store.device)
+        self._batches = Batches(self.num_classes, self.world, self._selector, self.scope)
 
     def arguments(self) -> dict[str, Any]:
         """Returns what another head like this one is made with."""
@@ -197,12 +197,6 @@ class PartialFC(HeadModule):
             "loss": self.loss,
             "name": self.name,
         }
-
-    def _make_selector(self) -> None:
-        self._selector = RowSelector(self.draw, self.shard, self.sub_centres, self.store, self.hard_negatives)
-        if not self.store.can_prefetch:
-            self._selector.on_device = self.kernel.selector(self.draw, self.shard, self.store.device)
-        self._batches = Batches(self.num_classes, self.world, self._selector, self.scope)
 
     def __repr__(self) -> str:
         return (
