@@ -18,7 +18,6 @@ from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD, Storage
 from partial_fc.head.rule import MLC, MLCD, MeanSoftmax, OwnOut, Rule, SoftTarget
 from partial_fc.head.selection.hard_negatives import HardNegatives
 from partial_fc.head.selection.labels import draw_labels
-from partial_fc.head.selection.steps import Steps
 from partial_fc.head.shard import Shard
 
 __all__ = [
@@ -50,7 +49,6 @@ __all__ = [
     "Shard",
     "SoftTarget",
     "Softmax",
-    "Steps",
     "Storage",
     "Table",
     "check_head",

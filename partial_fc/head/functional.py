@@ -4,7 +4,7 @@ Letters: B features, D their width, C classes, K sub-centres of a class, R rows 
 take part.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,9 +20,8 @@ from partial_fc.head.kernels.choice import choose
 from partial_fc.head.margin import Margin
 from partial_fc.head.options import check_options
 from partial_fc.head.pending import DeferredGradient
-from partial_fc.head.selection.active_rows import RowSelector
+from partial_fc.head.selection.active_rows import ActiveRows, insert, rows_of_classes
 from partial_fc.head.selection.sampling import Draw
-from partial_fc.head.selection.steps import Steps
 from partial_fc.head.shard import Shard
 from partial_fc.head.softmax import own_arithmetic
 
@@ -72,11 +71,9 @@ def linear_partial_cross_entropy(
     """
     _check_centres(centre_CD)
     margin = margin_of(margin)
-    if isinstance(sample_rate, Steps):
-        raise ValueError(f"sample_rate is {sample_rate!r}; expected a number: a function knows no step, PartialFC does")
     check_options(
-        [margin],
-        [sample_rate],
+        margin,
+        sample_rate,
         interclass_filtering_threshold=interclass_filtering_threshold,
         sub_centres=_sub_centres(centre_CD),
         hard_negatives=False,
@@ -87,48 +84,14 @@ def linear_partial_cross_entropy(
         )
     feat_BD, label_B, *_ = rows_of(feat_BD, label_B, centre_CD.shape[-1], ignore_index, SingleWorld())
     _check_batch(feat_BD, centre_CD, label_B)
-    options = _Options(
-        margin,
-        Draw(len(centre_CD), sample_rate, 0 if sample_rate == 1 else _seed(generator)),
-        sparse,
-        interclass_filtering_threshold,
-        impl,
-        precision,
-    )
-    return outside_graphs(_loss)(feat_BD, centre_CD, label_B, options)
+    draw = Draw(len(centre_CD), sample_rate, 0 if sample_rate == 1 else _seed(generator))
+    options = (margin, draw, sparse, interclass_filtering_threshold, impl, precision)
+    return outside_graphs(_loss)(feat_BD, centre_CD, label_B, *options)
 
 
-@dataclass(frozen=True)
-class _Options:
-    margin: Margin
-    sampling: Draw
-    sparse: bool
-    filter_above: float | None
-    impl: Impl
-    precision: AutoPrecision
-
-
-@dataclass(frozen=True)
-class _Given:
-    """The caller's centres, from which a RowSelector fetches."""
-
-    centre_RD: Tensor
-    can_prefetch: bool = False
-
-    @property
-    def device(self) -> torch.device:
-        return self.centre_RD.device
-
-    def fetch(self, row_S: Tensor | None, step: int) -> tuple[Tensor, Tensor | None]:
-        return self.centre_RD, row_S
-
-    def prefetch(self, row_S: Tensor) -> None:
-        """Does nothing: the rows are in memory."""
-
-
-def _loss(feat_BD: Tensor, centre_CD: Tensor, label_B: Tensor, options: _Options) -> Tensor:
+def _loss(feat_BD: Tensor, centre_CD: Tensor, label_B: Tensor, *options: Any) -> Tensor:
     learns = torch.is_grad_enabled() and (feat_BD.requires_grad or centre_CD.requires_grad)
-    return _Loss.apply(feat_BD, centre_CD, label_B, options, learns)
+    return _Loss.apply(feat_BD, centre_CD, label_B, learns, *options)
 
 
 class _Loss(torch.autograd.Function):
@@ -136,21 +99,31 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, feat_BD: Tensor, centre_CD: Tensor, label_B: Tensor, options: _Options, learns: bool
+        ctx: Any,
+        feat_BD: Tensor,
+        centre_CD: Tensor,
+        label_B: Tensor,
+        learns: bool,
+        margin: Margin,
+        draw: Draw,
+        sparse: bool,
+        filter_above: float | None,
+        impl: Impl,
+        precision: AutoPrecision,
     ) -> Tensor:
         dtype = torch.float64 if torch.float64 in (feat_BD.dtype, centre_CD.dtype) else torch.float32
-        margin, sub_centres, device = options.margin, _sub_centres(centre_CD), centre_CD.device
-        shard = Shard.of(len(centre_CD), 0, 1)
+        sub_centres, device, shard = _sub_centres(centre_CD), centre_CD.device, Shard.of(len(centre_CD), 0, 1)
         with own_arithmetic(device):
-            kernel = choose(options.impl, device, dtype, options.precision)
+            kernel = choose(impl, device, dtype, precision)
             rows = kernel.row_math()
-            given = _Given(centre_CD.detach().reshape(-1, centre_CD.shape[-1]).contiguous())
-            selector = RowSelector(options.sampling, shard, sub_centres, given, None)
-            active = selector.fetch(selector.choose(label_B, 0), 0)
+            row_S = None
+            if draw.rate < 1.0:
+                row_S = rows_of_classes(insert(draw.negatives(0, shard, device), torch.unique(label_B)), sub_centres)
+            active = ActiveRows(row_S, centre_CD.detach().reshape(-1, centre_CD.shape[-1]).contiguous(), row_S)
             targets = rows.find_targets(feat_BD.detach(), label_B, shard, sub_centres, active, dtype)
             target_logit_B, target_slope_B = rows.with_margin(margin, targets, {})
             target_cos_B = targets.cos_G.double() if margin.needs_target_cosines else None
-            negatives = replace(margin.negatives(target_cos_B, {}), filter_above=options.filter_above)
+            negatives = replace(margin.negatives(target_cos_B, {}), filter_above=filter_above)
             logits = Logits(
                 targets.unit_GD, active.table, active.row_S, targets.position_G, margin.scale, negatives, sub_centres
             )
@@ -161,7 +134,7 @@ class _Loss(torch.autograd.Function):
                 ctx.save_for_backward(centre_CD)  # so that autograd sees when they have changed
                 ctx.deferred = DeferredGradient(logits, outcome.logit_grad, active.rows)
                 ctx.kernel, ctx.grad_feat_BD, ctx.feat_dtype = kernel, outcome.grad_feat_GD, feat_BD.dtype
-                ctx.sparse, ctx.sub_centres = options.sparse, sub_centres
+                ctx.sparse, ctx.sub_centres = sparse, sub_centres
             return outcome.loss_G.mean().to(dtype)
 
     @staticmethod
@@ -174,7 +147,7 @@ class _Loss(torch.autograd.Function):
                 grad_feat = (ctx.grad_feat_BD * grad_loss).to(ctx.feat_dtype)
             if ctx.needs_input_grad[1]:
                 grad_centre = _centre_gradient(ctx, grad_loss, centre_CD)
-        return grad_feat, grad_centre, None, None, None
+        return grad_feat, grad_centre, *[None] * 8
 
 
 def _centre_gradient(ctx: Any, grad_loss: Tensor, centre_CD: Tensor) -> Tensor:

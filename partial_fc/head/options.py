@@ -1,6 +1,6 @@
 """The options of PartialFC that go together, and checks of their values and combinations."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
 from typing import Literal
@@ -12,7 +12,6 @@ from partial_fc.head.margin import Margin
 from partial_fc.head.rule import Rule
 from partial_fc.head.selection.hard_negatives import HardNegatives
 from partial_fc.head.selection.sampling import Quota
-from partial_fc.head.selection.steps import Steps
 
 # The denominators of the ranks are added as sums of exp(logit) in float64, whose range ends at exp(709): with logits
 # bounded by this, no maximum has to be agreed upon first, and no row can under- or overflow.
@@ -23,7 +22,7 @@ _LARGEST_LOGIT = 600.0
 class Sampling:
     """Which classes take part in a step, and what becomes of the others.
 
-    rate: the share of all classes that are negatives, in (0, 1], or Steps of it.
+    rate: the share of all classes that are negatives, in (0, 1].
     quota: "negatives": the batch's classes come on top of the sample; "insightface": they are part of it.
     hard_negatives: HardNegatives(num_classes, k=5): centres near the batch's classes take part, too.
     catch_up: "exact": before a row that was not sampled takes part again it is brought up to what a dense optimizer has
@@ -31,7 +30,7 @@ class Sampling:
         it has momentum (docs/fidelity.md).
     """
 
-    rate: float | Steps[float] = 1.0
+    rate: float = 1.0
     quota: Quota = "negatives"
     hard_negatives: HardNegatives | None = None
     catch_up: Literal["exact", "none"] = "exact"
@@ -71,7 +70,7 @@ class LossOptions:
     backbone_gradients: Literal["sum", "average"] | None = None
 
 
-def one_sampling(sample_rate: float | Steps[float], sampling: Sampling | None) -> Sampling:
+def one_sampling(sample_rate: float, sampling: Sampling | None) -> Sampling:
     """Returns the sampling, of which a rate is the short form. Raises ValueError if both are given."""
     if sampling is None:
         return Sampling(sample_rate)
@@ -81,33 +80,27 @@ def one_sampling(sample_rate: float | Steps[float], sampling: Sampling | None) -
 
 
 def check_options(
-    margins: Collection[Margin],
-    sample_rates: Collection[float],
+    margin: Margin,
+    sample_rate: float,
     *,
     interclass_filtering_threshold: float | None,
     sub_centres: int,
     hard_negatives: bool,
     spell: Callable[[str], str] = str,
 ) -> None:
-    """Raises ValueError for options of PartialFC that do not go together. margins, sample_rates: of all steps. spell:
-    what the user calls an option."""
+    """Raises ValueError for options of PartialFC that do not go together. spell: what the user calls an
+    option."""
     if sub_centres < 1:
         raise ValueError(f"{spell('sub_centres')} is {sub_centres}; expected at least 1")
     above = interclass_filtering_threshold
     if above is not None and not (isinstance(above, Real) and -1.0 <= above <= 1.0):
         raise ValueError(f"{spell('interclass_filtering_threshold')} is {above!r}; expected a cosine, -1 to 1, or none")
-    margin = max(margins, key=lambda margin: margin.scale * margin.bound)
-    if kinds := {type(other).__name__ for other in margins} - {type(margin).__name__}:
-        raise ValueError(
-            f"{spell('margin')}s of several kinds, {type(margin).__name__} and {', '.join(sorted(kinds))}: what one "
-            "remembers between the steps is of no use to another; expected one kind"
-        )
     if margin.scale * margin.bound > _LARGEST_LOGIT:
         raise ValueError(
             f"{spell('scale')} {margin.scale} allows logits up to {margin.scale * margin.bound:.0f}; "
             f"expected at most {_LARGEST_LOGIT:.0f}: choose a smaller scale"
         )
-    if hard_negatives and min(sample_rates) == 1.0:
+    if hard_negatives and sample_rate == 1.0:
         raise ValueError(
             f"{spell('hard_negatives')} without sampling: every class is active in every step; leave it out, or give a "
             f"{spell('sample_rate')} below 1"

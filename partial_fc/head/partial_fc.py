@@ -30,7 +30,7 @@ from partial_fc.head.interop.inputs import (
     check_kinds,
     device_of,
     integer_of,
-    margins_of,
+    margin_of,
     num_processes,
     row_weights,
     rows_with_labels,
@@ -51,7 +51,6 @@ from partial_fc.head.rule import MeanSoftmax
 from partial_fc.head.selection.active_rows import ActiveRows, RowSelector
 from partial_fc.head.selection.batches import Batches, class_numbers
 from partial_fc.head.selection.sampling import Draw
-from partial_fc.head.selection.steps import Steps
 from partial_fc.head.shard import Shard
 from partial_fc.head.softmax import RowMath, own_arithmetic
 
@@ -80,10 +79,9 @@ class PartialFC(HeadModule):
     Arguments, with their defaults:
     num_classes, embedding_size: classes of all ranks, and numbers of a feature.
     margin ("cosface"): a Margin, such as ArcFace(scale=64.0, margin=0.5), or the name of one with its own defaults:
-        arcface, cosface, softmax, adaface or curricularface. It may change during training, by `num_steps`:
-        Steps({0: CosFace(margin=0.2), 6000: CosFace()}).
-    sample_rate (1.0): the share of all classes that are negatives in a step, or Steps of it. The classes of the batch
-        always take part. Short for Sampling(sample_rate).
+        arcface, cosface, softmax, adaface or curricularface.
+    sample_rate (1.0): the share of all classes that are negatives in a step. The classes of the batch always take part.
+        Short for Sampling(sample_rate).
     world (None: this process has all classes): comm.init(), or a process group of torch.distributed. A head without one
         that is made before torch.distributed has several processes is sharded over them at its first training step.
     seed (0): decides the start value of each class, N(0, 0.01), and the negatives of each step.
@@ -101,8 +99,8 @@ class PartialFC(HeadModule):
         self,
         num_classes: int,
         embedding_size: int,
-        margin: Margin | str | Steps[Margin | str] = "cosface",
-        sample_rate: float | Steps[float] = 1.0,
+        margin: Margin | str = "cosface",
+        sample_rate: float = 1.0,
         world: "World | ProcessGroup | None" = None,
         seed: int = 0,
         optimizer: RowOptimizer | None = None,
@@ -143,7 +141,17 @@ class PartialFC(HeadModule):
         self.optimizer = optimizer or RowSGD()
         self.dtype = torch.float64 if self.storage.dtype == torch.float64 else torch.float32
         self.num_steps = 0  # counts `step`; with the seed it decides the negatives
-        self._margins, self.draw = self._checked(margin, sampling.rate, seed)
+        self.margin = margin_of(margin)
+        self.draw = Draw(self.num_classes, sampling.rate, seed, sampling.quota)
+        check_options(
+            self.margin,
+            self.draw.rate,
+            interclass_filtering_threshold=self.filter_above,
+            sub_centres=self.sub_centres,
+            hard_negatives=lists is not None,
+        )
+        if not self.rule.one_label_is_softmax:
+            check_several_labels(self.margin, type(self.rule).__name__)
         self.kernel = choose(self.compute.impl, on, self.dtype, self.compute.precision)
         # What lies between the kernel's passes is done in few calls, too, where it has them.
         self._row_math: RowMath = self.kernel.row_math()
@@ -169,30 +177,17 @@ class PartialFC(HeadModule):
         self.pending = Pending()  # one for each backward since `step`
         self._has_warned = self._has_stepped = self._awaits_backward = False
         self._margin_before: dict[str, Any] | None = None  # what `discard` goes back to
-        self._make_selector()
-
-    def _checked(
-        self, margin: Margin | str | Steps[Margin | str], sample_rate: float | Steps[float], seed: int
-    ) -> tuple[Steps[Margin], Draw]:
-        """Returns the margins and the draw of negatives, which go together with the other options."""
-        margins, draw = margins_of(margin), Draw(self.num_classes, sample_rate, seed, self.sampling.quota)
-        check_options(
-            margins.by_step.values(),
-            draw.rates.by_step.values(),
-            interclass_filtering_threshold=self.filter_above,
-            sub_centres=self.sub_centres,
-            hard_negatives=self.hard_negatives is not None,
-        )
-        if not self.rule.one_label_is_softmax:
-            check_several_labels(margins.at(0), type(self.rule).__name__)
-        return margins, draw
+        self._selector = RowSelector(self.draw, self.shard, self.sub_centres, self.store, self.hard_negatives)
+        if not self.store.can_prefetch:
+            self._selector.on_device = self.kernel.selector(self.draw, self.shard, self.store.device)
+        self._batches = Batches(self.num_classes, self.world, self._selector, self.scope)
 
     def arguments(self) -> dict[str, Any]:
         """Returns what another head like this one is made with."""
         return {
             "num_classes": self.num_classes,
             "embedding_size": self.embedding_size,
-            "margin": self._margins,
+            "margin": self.margin,
             "world": self.world,
             "seed": self.draw.seed,
             "optimizer": self.optimizer,
@@ -203,23 +198,12 @@ class PartialFC(HeadModule):
             "name": self.name,
         }
 
-    def _make_selector(self) -> None:
-        self._selector = RowSelector(self.draw, self.shard, self.sub_centres, self.store, self.hard_negatives)
-        if not self.store.can_prefetch:
-            self._selector.on_device = self.kernel.selector(self.draw, self.shard, self.store.device)
-        self._batches = Batches(self.num_classes, self.world, self._selector, self.scope)
-
     def __repr__(self) -> str:
         return (
             f"PartialFC({self.num_classes} classes, {self.embedding_size} wide, {self.margin}, sample rate "
             f"{self.draw.rate}, {self.optimizer}, rows in {self.storage.dtype} on {self.storage.place}, kernel "
             f"{self.kernel.name}; {self.world}: classes [{self.shard.start}, {self.shard.stop}))"
         )
-
-    @property
-    def margin(self) -> Margin:
-        """Returns the margin of the step to come."""
-        return self._margins.at(self.num_steps)
 
     @property
     def centres(self) -> Tensor:
@@ -308,8 +292,7 @@ class PartialFC(HeadModule):
         """Once: a second batch before `step` is a mistake, or wants `prepare`."""
         if not self._has_warned:
             self._has_warned = True
-            every = self.draw.rates.at(self.num_steps) == 1
-            sampled = "" if every else ", and each micro-batch now lacks the others' classes"
+            sampled = "" if self.draw.rate == 1 else ", and each micro-batch now lacks the others' classes"
             warnings.warn(
                 f"{self.world}: a second batch before head.step(): without it the centres stay as they are. If several "
                 f"micro-batches make one step, call head.prepare(all their labels) first: without it all their "
@@ -464,14 +447,6 @@ class PartialFC(HeadModule):
             self.hard_negatives.keep()
         self.num_steps += 1
         self._has_stepped = True
-        self._log_change("sample rate", self.draw.rates)
-        self._log_change("margin", self._margins)
-
-    def _log_change(self, what: str, values: Steps[Any]) -> None:
-        """Logs that the step to come has another value than the one before."""
-        before, now = values.at(self.num_steps - 1), values.at(self.num_steps)
-        if before != now:
-            _log.info("%s, step %d: %s %s, before %s", self.scope, self.num_steps + 1, what, now, before)
 
     def forget(self) -> None:
         """Drops the gradients since the last step."""

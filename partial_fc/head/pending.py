@@ -23,11 +23,6 @@ class DeferredGradient:
     logit_grad: LogitGrad
     rows: Tensor | None  # the active local rows (Logits.row_S is about the table that was fetched); None: all
 
-    def tensors(self) -> list[Tensor]:
-        """Returns the tensors that the gradient is computed from, without the centres."""
-        grad = self.logit_grad
-        return [self.logits.unit_GD, grad.factor_G, grad.target_grad_G]
-
     def scale(self, factor: float | Tensor) -> None:
         grad = self.logit_grad
         self.logit_grad = replace(grad, factor_G=grad.factor_G * factor, target_grad_G=grad.target_grad_G * factor)
@@ -48,8 +43,9 @@ class Pending(list[DeferredGradient]):
             self.on_backward(grad_loss)
 
     def finite(self) -> Tensor:
-        """Returns whether all tensors of the gradient are finite: bool scalar."""
-        good = [torch.isfinite(x).all() for part in self for x in part.tensors()]
+        """Returns whether all that the gradient is computed from, but for the centres, is finite: bool scalar."""
+        grads = ((part.logits.unit_GD, part.logit_grad.factor_G, part.logit_grad.target_grad_G) for part in self)
+        good = [torch.isfinite(x).all() for grad in grads for x in grad]
         return torch.stack(good).all() if good else torch.ones((), dtype=torch.bool)
 
     def gradients(self, kernel: Kernel) -> Iterator[tuple[Tensor | None, int, int, Tensor]]:

@@ -34,7 +34,10 @@ def topk(head: HeadModule, feat_BD: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """
     check_k(head, k)
     with own_arithmetic(head.store.device):
-        unit_GD, rows_W = _gathered(head, feat_BD)
+        _check_features(head, feat_BD)
+        rows_W = _rows(head, feat_BD)
+        own_BD = feat_BD.detach().to(head.dtype)
+        unit_GD = unit(head.world.start_all_gather(own_BD, rows_W, name="head/predict/features").wait())[0]
         target_G = torch.full((len(unit_GD),), -1, device=unit_GD.device)
         table, scale = head.store.centres_now(), head.margin.scale
         logits = Logits(unit_GD, table, None, target_G, scale, Negatives(), sub_centres=head.sub_centres)
@@ -132,12 +135,3 @@ def _check_features(head: HeadModule, feat_BD: Tensor) -> None:
             f"{head.world}: features {tuple(feat_BD.shape)} of {feat_BD.dtype}; expected (B, {head.embedding_size}), "
             f"one of {FEATURE_DTYPES}"
         )
-
-
-def _gathered(head: HeadModule, feat_BD: Tensor) -> tuple[Tensor, list[int]]:
-    """(all ranks' features, of length 1 in the head's dtype; how many each rank has)."""
-    _check_features(head, feat_BD)
-    rows_W = _rows(head, feat_BD)
-    own = feat_BD.detach().to(head.dtype)
-    feat_GD = head.world.start_all_gather(own, rows_W, name="head/predict/features").wait()
-    return unit(feat_GD)[0], rows_W

@@ -1,17 +1,9 @@
 """The class range of a rank: the only place that computes it."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-
-class Located(NamedTuple):
-    """The positions of classes in a shard. They may be any integers."""
-
-    local_N: Tensor  # int64: their numbers, from the shard's first class; where they are elsewhere, any in its range
-    elsewhere_N: Tensor  # bool: not in the shard
 
 
 @dataclass(frozen=True)
@@ -44,9 +36,11 @@ class Shard:
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def locate(self, class_N: Tensor) -> Located:
+    def locate(self, class_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns classes' numbers from the shard's first class (where they are elsewhere, any in its range), and which
+        are elsewhere, bool. class_N: any integers."""
         local_N = class_N - self.start
         if not len(self):
-            return Located(local_N.zero_(), local_N.new_ones(local_N.shape, dtype=torch.bool))
+            return local_N.zero_(), local_N.new_ones(local_N.shape, dtype=torch.bool)
         inside_N = local_N.clamp(0, len(self) - 1)
-        return Located(inside_N, inside_N != local_N)
+        return inside_N, inside_N != local_N

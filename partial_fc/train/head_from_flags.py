@@ -35,8 +35,8 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def check(flags: HeadFlags, optim: OptimFlags) -> None:
     """Raises ValueError for flags of which no head can be made, before there is anything to make it for."""
     check_options(
-        [_margin(flags)],
-        [flags.sample_rate],
+        _margin(flags),
+        flags.sample_rate,
         interclass_filtering_threshold=flags.interclass_filtering_threshold or None,
         sub_centres=flags.sub_centres,
         hard_negatives=flags.hard_negatives > 0,
@@ -105,7 +105,7 @@ def notes(flags: HeadFlags, optim: OptimFlags, made: PartialFC) -> Iterator[str]
             yield "--head-catch-up none: without sampling every centre is active in every step and none rests"
         elif not made.optimizer.moves_without_gradient:
             yield f"--head-catch-up none: {made.optimizer} leaves centres alone that are not active in any case"
-        elif made.optimizer.has_momentum:
+        elif any(getattr(made.optimizer, name, 0) for name in ("momentum", "beta1")):
             yield "--head-catch-up none: momentum rests with the centres, which costs accuracy (docs/fidelity.md)"
 
 

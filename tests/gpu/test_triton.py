@@ -19,7 +19,13 @@ from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.kernels.triton import TritonKernel
 from partial_fc.head.kernels.triton_pass import Tile, Tiles
 from partial_fc.head.margin import Negatives
-from tests.unit.kernels.test_cpu_kernel import exact, some_targets
+from tests.unit.kernels.test_cpu_kernel import (
+    check_a_centre_that_is_too_long,
+    check_nearest,
+    exact,
+    gradient,
+    some_targets,
+)
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -115,20 +121,7 @@ def exact_sums(logits: Logits) -> Sums:
 
 def exact_gradient(logits: Logits, logit_grad: LogitGrad) -> Tensor:
     wide = replace(logit_grad, target_grad_G=logit_grad.target_grad_G.double())
-    return gradient_of(PlainKernel(), exact(logits), wide)
-
-
-def gradient_of(kernel, logits: Logits, logit_grad: LogitGrad) -> Tensor:
-    """All chunks, which have to be ascending and complete."""
-    parts, place = [], 0
-    for begin, end, grad_KD in kernel.centre_gradients(logits, logit_grad):
-        assert begin == place
-        assert grad_KD.shape == (end - begin, logits.unit_GD.shape[1])
-        place = end
-        parts.append(grad_KD.clone())
-        grad_KD.fill_(torch.nan)  # the taker's to overwrite
-    assert place == logits.num_sampled
-    return torch.cat(parts)
+    return gradient(PlainKernel(), exact(logits), wide)
 
 
 def error(got: Tensor, expected: Tensor) -> float:
@@ -146,7 +139,7 @@ def test_fp32_products_give_the_definition(case):
     torch.testing.assert_close(sums.denominator_G, wanted.denominator_G, rtol=close, atol=0.0)
     assert error(sums.weighted_sum_GD, wanted.weighted_sum_GD) < close
 
-    grad_SD = gradient_of(kernel, logits, logit_grad)
+    grad_SD = gradient(kernel, logits, logit_grad)
     # By unit centre: those of the shortest centres would hide all others.
     length = lengths(logits)
     assert error(grad_SD * length, exact_gradient(logits, logit_grad) * length) < close
@@ -167,7 +160,7 @@ def test_bf16_products_err_at_most_twice_as_much_as_operands_rounded_once(case):
     kernel, low = TritonKernel("bf16"), with_bf16_operands(logits)
     three = []
     for sums, grad_SD, length in (
-        (kernel.sums(logits), gradient_of(kernel, logits, logit_grad), lengths(logits)),
+        (kernel.sums(logits), gradient(kernel, logits, logit_grad), lengths(logits)),
         (exact_sums(low), exact_gradient(low, logit_grad), lengths(low)),
         (exact_sums(logits), exact_gradient(logits, logit_grad), lengths(logits)),
     ):
@@ -185,18 +178,18 @@ def test_bf16_products_err_at_most_twice_as_much_as_operands_rounded_once(case):
 def test_chunks_change_nothing_and_runs_repeat(case, precision, monkeypatch):
     logits, logit_grad = problem(case)
     kernel = TritonKernel(precision)
-    whole, grad = kernel.sums(logits), gradient_of(kernel, logits, logit_grad)
+    whole, grad = kernel.sums(logits), gradient(kernel, logits, logit_grad)
     again = kernel.sums(logits)
     assert torch.equal(whole.denominator_G, again.denominator_G)
     assert torch.equal(whole.weighted_sum_GD, again.weighted_sum_GD)
-    assert torch.equal(grad, gradient_of(kernel, logits, logit_grad))
+    assert torch.equal(grad, gradient(kernel, logits, logit_grad))
 
     monkeypatch.setattr(triton_pass, "CHUNK_ROWS", 48)
     assert len(list(kernel.centre_gradients(logits, logit_grad))) > 1
     parts = kernel.sums(logits)
     torch.testing.assert_close(parts.denominator_G, whole.denominator_G, rtol=4e-7 * case.scale, atol=0.0)
     torch.testing.assert_close(parts.weighted_sum_GD, whole.weighted_sum_GD, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(gradient_of(kernel, logits, logit_grad), grad, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient(kernel, logits, logit_grad), grad, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("case", [CASES[2], CASES[4], CASES[8]], ids=str)
@@ -219,20 +212,20 @@ def test_what_the_first_pass_leaves_to_the_second_changes_no_bit(scale, monkeypa
     monkeypatch.setattr(triton_pass, "CHUNK_ROWS", 48)
     logits, logit_grad = problem(Case(features=7, sampled=101, width=40, rows=True, rule="hard", scale=scale))
     kernel = TritonKernel("bf16")
-    anew = gradient_of(kernel, logits, logit_grad)
+    anew = gradient(kernel, logits, logit_grad)
     padded = kernel._pass(logits).padded_rows
     for places in (200, 50, 0):
         monkeypatch.setattr(triton, "EXP_CACHE_BYTES", 2 * padded * (places + triton.SPARE))
         cache = kernel.sums(logits).cache
         assert cache.places == {200: 101, 50: 48, 0: 0}[places]
-        assert_same(gradient_of(kernel, logits, replace(logit_grad, cache=cache)), anew)
+        assert_same(gradient(kernel, logits, replace(logit_grad, cache=cache)), anew)
     monkeypatch.undo()
     first = kernel.sums(logits).cache
     launched = counted(monkeypatch, "weigh")
-    assert_same(gradient_of(kernel, logits, replace(logit_grad, cache=first)), anew)
+    assert_same(gradient(kernel, logits, replace(logit_grad, cache=first)), anew)
     assert not launched
     kernel.sums(replace(logits, scale=3.0))
-    assert_same(gradient_of(kernel, logits, replace(logit_grad, cache=first)), anew)
+    assert_same(gradient(kernel, logits, replace(logit_grad, cache=first)), anew)
 
 
 def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -258,19 +251,14 @@ def counted(monkeypatch, name: str) -> list[str]:
 
 def test_gradients_are_at_right_angles_to_their_centres():
     logits, logit_grad = problem(Case(features=40, storage=torch.bfloat16))
-    grad_SD = gradient_of(TritonKernel("bf16"), logits, logit_grad)
+    grad_SD = gradient(TritonKernel("bf16"), logits, logit_grad)
     centre_SD = logits.centre_LD.double()
     cos = torch.nn.functional.cosine_similarity(grad_SD.double(), centre_SD, eps=1e-300)
     assert cos.abs().max() < 1e-5
 
 
 def test_a_centre_too_long_for_float32_is_not_hidden():
-    """As a centre of length 0 it would have cosine 0 and never move."""
-    logits, logit_grad = problem(Case(features=7, sampled=53))
-    logits.centre_LD[5] = 4.5e19
-    assert TritonKernel("bf16").sums(logits).denominator_G[logits.target_G != 5].isnan().all()
-    bad_S = gradient_of(TritonKernel("bf16"), logits, logit_grad).isnan().any(dim=1)
-    assert bad_S.nonzero().flatten().tolist() == [5]
+    check_a_centre_that_is_too_long(TritonKernel("bf16"), *problem(Case(features=7, sampled=53)))
 
 
 def test_the_filter_errs_with_bf16_operands_by_their_rounding_alone():
@@ -304,7 +292,7 @@ def test_where_everything_is_left_out_there_is_nothing(case):
     sums = TritonKernel("bf16").sums(logits)
     assert sums.denominator_G.count_nonzero() == 0
     assert sums.weighted_sum_GD.count_nonzero() == 0
-    grad_SD = gradient_of(TritonKernel("fp32"), logits, logit_grad)
+    grad_SD = gradient(TritonKernel("fp32"), logits, logit_grad)
     assert error(grad_SD, exact_gradient(logits, logit_grad)) < 1e-5
 
 
@@ -324,7 +312,7 @@ def test_a_feature_opposite_to_all_centres_pushes_as_hard_as_it_should(precision
     logit_grad = LogitGrad(factor_G, torch.zeros(3, device=DEVICE))
     exact_SD = exact_gradient(logits, logit_grad)
     assert exact_SD.norm() > multiplied
-    found_SD = gradient_of(TritonKernel(precision), logits, logit_grad)
+    found_SD = gradient(TritonKernel(precision), logits, logit_grad)
     assert error(found_SD, exact_SD) < {"fp32": 1e-4, "bf16": 0.2}[precision]
 
 
@@ -370,11 +358,7 @@ def test_the_nearest_classes_are_those_of_the_dense_product(case, k, monkeypatch
         assert torch.equal(sums.denominator_G, alone.denominator_G)
         assert torch.equal(sums.weighted_sum_GD, alone.weighted_sum_GD)
         for found, operands in ((kernel.nearest(logits, k), torch.float32), (sums.nearest, kernel.operands)):
-            cos_GC = dense_cosines(logits, operands)
-            expected = cos_GC.topk(k).values
-            torch.testing.assert_close(found.cosine_GK.double(), expected, rtol=0, atol=1e-6)
-            torch.testing.assert_close(cos_GC.gather(1, found.class_GK), expected, rtol=0, atol=1e-6)
-            assert all(len(set(row)) == k for row in found.class_GK.tolist())
+            check_nearest(found, dense_cosines(logits, operands), 1e-6)
 
 
 def test_the_nearest_of_few_or_equal_or_nan_centres():
@@ -428,9 +412,9 @@ def test_many_classes_like_the_plain_kernel(G, S, D, precision, close):
     ours, expected = kernel.sums(logits), plain.sums(logits)
     assert error(ours.denominator_G, expected.denominator_G) < close
     assert error(ours.weighted_sum_GD, expected.weighted_sum_GD.double()) < close
-    ours, expected = gradient_of(kernel, logits, logit_grad), gradient_of(plain, logits, logit_grad)
+    ours, expected = gradient(kernel, logits, logit_grad), gradient(plain, logits, logit_grad)
     assert error(ours, expected.double()) < close
-    assert torch.equal(ours, gradient_of(kernel, logits, logit_grad))
+    assert torch.equal(ours, gradient(kernel, logits, logit_grad))
 
 
 @on_gpu

@@ -312,7 +312,7 @@ def test_a_compiler_that_fails_ends_no_run(row, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(cpu, "load", cpu.load.__wrapped__)
-    monkeypatch.setattr(cpu, "best_variant", lambda: "portable")
+    monkeypatch.setattr(cpu, "variant_here", lambda: "portable")
     with (
         pytest.warns(RuntimeWarning, match="Killed signal|No such file") if row.right is PlainKernel else nullcontext()
     ):

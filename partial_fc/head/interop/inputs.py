@@ -17,7 +17,6 @@ from partial_fc.head.rows import RowOptimizer, Storage
 from partial_fc.head.rule import Rule
 from partial_fc.head.selection.batches import class_numbers
 from partial_fc.head.selection.hard_negatives import HardNegatives
-from partial_fc.head.selection.steps import Steps, steps_of
 
 _MARGINS = {kind.__name__.lower(): kind for kind in (ArcFace, CosFace, Softmax, AdaFace, CurricularFace)}
 _KINDS = {
@@ -38,12 +37,6 @@ def margin_of(margin: Margin | str) -> Margin:
         names = ", ".join(_MARGINS)
         raise ValueError(f"margin is {margin!r}; expected a Margin, as CosFace(scale=64.0), or one of {names}")
     return _MARGINS[margin]()
-
-
-def margins_of(margin: Margin | str | Steps[Margin | str]) -> Steps[Margin]:
-    """Returns the margin of each step."""
-    given: Steps[Margin | str] = steps_of(margin)
-    return Steps({step: margin_of(each) for step, each in given.by_step.items()})
 
 
 def check_kinds(**given: Any) -> None:

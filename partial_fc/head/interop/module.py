@@ -75,8 +75,11 @@ class HeadModule(nn.Module):
 
     def common_state(self) -> dict[str, Any]:
         """Returns the state that is equal on all ranks, as plain values."""
-        identity = {name: getattr(self, name) for name in ("num_classes", "embedding_size", "sub_centres")}
-        return identity | {"facts": self.facts()}
+        return self.identity() | {"facts": self.facts()}
+
+    def identity(self) -> dict[str, int]:
+        """Returns what a state has to have in common with this head."""
+        return {name: getattr(self, name) for name in ("num_classes", "embedding_size", "sub_centres")}
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         if self._is_copied:  # whoever averages states is to see all rows as of one step
@@ -126,9 +129,9 @@ class HeadModule(nn.Module):
         if not isinstance(common, dict) or "facts" not in common:
             what = "another layer, only a part, or an average (copy that entry from one of them)"
             return f"the state has {sorted(found)}, no {_EXTRA} of a head: is it of {what}?"
-        for name in ("num_classes", "embedding_size", "sub_centres"):
-            if common.get(name) != getattr(self, name):
-                return f"the state has {name} {common.get(name)}, this head {getattr(self, name)}"
+        for name, value in self.identity().items():
+            if common.get(name) != value:
+                return f"the state has {name} {common.get(name)}, this head {value}"
         ranges = sorted({(int(m[1]), int(m[2])) for m in map(_RANGE.match, found) if m})
         if ranges != [(self.shard.start, self.shard.stop)]:
             said = ", ".join(f"[{start}, {stop})" for start, stop in ranges) or "none"

@@ -13,6 +13,13 @@ from partial_fc.head.interop.module import HeadModule
 PROBE = 2.0**-60
 
 
+def _evaluated(closure: Callable[[], Any] | None) -> Any:
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
 class HeadOptimizer(torch.optim.Optimizer):
     """An optimizer whose `step` updates the centres with the learning rate of its only parameter group.
 
@@ -33,11 +40,7 @@ class HeadOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates the centres. Skips the step on all ranks if the pending gradient has NaN or Inf on any. A collective
         of 4 bytes."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        head = self.head
+        loss, head = _evaluated(closure), self.head
         if self.probe.grad is not None and not head.pending:
             raise ValueError(
                 f"{head.world}: a gradient without a backward (torch's get_state_dict makes such): give get_state_dict "
@@ -81,10 +84,7 @@ class JointOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Evaluates `closure` once, then steps every optimizer."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = _evaluated(closure)
         for optimizer in self.optimizers:
             optimizer.step()
         return loss

@@ -76,12 +76,10 @@ class ShardedState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads what DCP has read. Raises ValueError where it is of another head."""
-        common, here = json.loads(state["common"]), self._head.common_state()
-        for name in ("num_classes", "embedding_size", "sub_centres"):
-            if common[name] != here[name]:
-                raise ValueError(
-                    f"{self._head.world}: the checkpoint has {name} {common[name]}, this head {here[name]}"
-                )
+        common = json.loads(state["common"])
+        for name, value in self._head.identity().items():
+            if common[name] != value:
+                raise ValueError(f"{self._head.world}: the checkpoint has {name} {common[name]}, this head {value}")
         # DCP has read into the tables themselves; loading empties them first.
         rows = {name: shard.rows.clone() for name, shard in state.items() if name != "common"}
         self._head.load_own(common["facts"], rows)

@@ -91,7 +91,7 @@ class Kernel(ABC):
         """Returns the softmax.RowMath that is computed where this kernel computes."""
 
     def selector(self, sampling: Draw, shard: Shard, device: torch.device) -> Any:
-        """Returns the active_rows.DeviceSelector that chooses a step's classes without a wait for the device; None:
+        """Returns the triton_choice.DeviceChoice that chooses a step's classes without a wait for the device; None:
         this kernel has none."""
         return None
 

@@ -21,8 +21,7 @@ from partial_fc.head.kernels.nearest import Nearest
 from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.margin import Negatives
 from partial_fc.head.native.build import VARIANTS
-from partial_fc.head.native.job import DTYPES, Job, call
-from partial_fc.head.native.library import load
+from partial_fc.head.native.library import DTYPES, call, load
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
 from partial_fc.head.rows.storage import zeros
 from partial_fc.head.softmax import RowMath
@@ -48,11 +47,6 @@ _SHARE_OF_FREE_MEMORY = 1 / 16  # the processes of a machine divide it
 
 @functools.cache
 def variant_here() -> str:
-    """Returns `best_variant`, determined once in a process."""
-    return best_variant()
-
-
-def best_variant() -> str:
     """Returns the best variant that the processor runs, up to what torch uses (its ATEN_CPU_CAPABILITY=avx2 or =default
     lowers that); a RuntimeWarning says so where that is "amx" and fails its check."""
     best = load("portable").head_best().decode()
@@ -133,7 +127,7 @@ class CpuKernel(Kernel):
         nearest = Nearest(num_rows, num_nearest, torch.float32) if num_nearest else None
         found = {} if nearest is None else _nearest_fields(nearest)
         cache = self._cache_for(job) if with_weighted_sum else {}
-        call(self.compiled, "head_sums", Job, {**job, **results, **cache, **found})
+        call(self.compiled, "head_sums", {**job, **results, **cache, **found})
         self._cache_owner = object() if cache else None
         if logits.num_sampled and bool((denominator_G < _SMALLEST_DENOMINATOR).any()):
             return PlainKernel().sums(logits, with_weighted_sum, num_nearest)
@@ -147,7 +141,7 @@ class CpuKernel(Kernel):
         job, _ = self._job(logits)
         found = Nearest(len(logits.unit_GD), k, torch.float32)
         rules = {"low_precision": False, "filter_above": math.inf, **_nearest_fields(found)}
-        call(self.compiled, "head_nearest", Job, {**job, **rules})
+        call(self.compiled, "head_nearest", {**job, **rules})
         return found
 
     def centre_gradients(self, logits: Logits, logit_grad: LogitGrad) -> Iterator[tuple[int, int, Tensor]]:
@@ -161,7 +155,7 @@ class CpuKernel(Kernel):
             end = min(begin + step, logits.num_sampled)
             grad_KD = torch.empty(end - begin, width, dtype=torch.float32)
             results = {"begin": begin, "end": end, "grad": grad_KD}
-            call(self.compiled, "head_gradients", Job, {**job, **_logit_grad_fields(logit_grad, shift), **results})
+            call(self.compiled, "head_gradients", {**job, **_logit_grad_fields(logit_grad, shift), **results})
             yield begin, end, grad_KD
 
     def update(self, logits: Logits, logit_grad: LogitGrad, store: "RowTable", lr: float, step: int) -> bool:
@@ -175,7 +169,7 @@ class CpuKernel(Kernel):
         if logit_grad.cache is not None and logit_grad.cache is self._cache_owner:  # no other pass has come since
             more |= self._cache_for(job)
         moved = _optimizer_fields(store, logits.num_sampled, lr, step)
-        call(self.compiled, "head_update", Job, {**job, **more, **moved})
+        call(self.compiled, "head_update", {**job, **more, **moved})
         return True
 
     def _cache_for(self, job: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from partial_fc.head.kernels import by_label
-from partial_fc.head.native.job import DTYPES, RowJob, call
+from partial_fc.head.native.library import DTYPES, call
 from partial_fc.head.selection.active_rows import ActiveRows
 from partial_fc.head.shard import Shard
 from partial_fc.head.softmax import RowMath, Targets
@@ -60,7 +60,7 @@ class CpuRowMath(RowMath):
             "feat_dtype": DTYPES[feat_GD.dtype],
             "feat_stride": feat_GD.stride(0) * feat_GD.itemsize,
         }
-        call(self.compiled, "head_row_targets", RowJob, {**job, **feat, "cos": cos_G, "elsewhere": elsewhere_G})
+        call(self.compiled, "head_row_targets", {**job, **feat, "cos": cos_G, "elsewhere": elsewhere_G})
         return TableTargets(unit_GD, norm_G1, elsewhere_G, cos_G, None, position_G, job)
 
     def feature_gradient(
@@ -68,5 +68,5 @@ class CpuRowMath(RowMath):
     ) -> Tensor:
         assert isinstance(targets, TableTargets)
         numbers = {"weight": weight_G, "target_grad": by_label(target_grad_G)}
-        call(self.compiled, "head_row_gradients", RowJob, {**targets.job, "sum": weighted_sum_GD, **numbers})
+        call(self.compiled, "head_row_gradients", {**targets.job, "sum": weighted_sum_GD, **numbers})
         return weighted_sum_GD

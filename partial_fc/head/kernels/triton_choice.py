@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from partial_fc.head.selection.active_rows import Chosen
 from partial_fc.head.selection.sampling import BLOCK, Draw, inverse_tables, send
 from partial_fc.head.shard import Shard
 
@@ -114,12 +113,12 @@ def write_down(
 
 
 class DeviceChoice:
-    """An active_rows.DeviceSelector, for rows that lie on the device. Keeps a byte for each class of the shard."""
+    """Looks at a batch's labels and chooses its classes on the device. Keeps a byte for each class of the shard."""
 
     def __init__(self, sampling: Draw, shard: Shard, device: torch.device):
         self._sampling, self._shard, self._device = sampling, shard, device
         self._numbers = torch.zeros(4, dtype=torch.int64, device=device)
-        if any(rate < 1.0 for rate in sampling.rates.by_step.values()):
+        if sampling.rate < 1.0:
             self._taken_L = torch.zeros(len(shard), dtype=torch.uint8, device=device)
             self._tables = send(inverse_tables(sampling.seed), device)
             self._steps = range(0)  # whose walks are on the device
@@ -130,29 +129,30 @@ class DeviceChoice:
             self._count_N = torch.empty(self._num_blocks, dtype=torch.int32, device=device)
 
     def prepare(self, step: int) -> None:
-        """Sends the walks of some steps of one rate, from this one on."""
+        """Sends the walks of some steps, from this one on."""
         if step in self._steps:
             return
-        change = self._sampling.rates.next_change(step)
-        self._steps = range(step, min(step + _STEPS_AHEAD, change or step + _STEPS_AHEAD))
-        walks = self._sampling.walks(self._steps, self._shard)
-        self._most = int(walks.numbers_M5N[:, 4].sum(dim=1).max())  # of the host
-        self._walk_M5N = send(walks.numbers_M5N, self._device)
-        position_MQ = walks.position_MQ
+        self._steps = range(step, step + _STEPS_AHEAD)
+        walk_M5N, position_MQ = self._sampling.walks(self._steps, self._shard)
+        self._most = int(walk_M5N[:, 4].sum(dim=1).max())  # of the host
+        self._walk_M5N = send(walk_M5N, self._device)
         self._position_MQ = None if position_MQ is None else send(position_MQ, self._device)
 
     def choose(
         self, label_G: Tensor, origin_G: Tensor, expected_G: Tensor, listed_M: Tensor | None, step: int
-    ) -> tuple[Tensor, Chosen]:
-        shard, rate = self._shard, self._sampling.rates.at(step)
-        taken_L, listed_M = (None, None) if rate == 1.0 else (self._taken_L, listed_M)
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns (the smallest label, the largest, how many rows have another origin than expected, how many of the
+        classes chosen count), int64, and these classes, numbered from 0 in the shard, ascending; None: all. Labels may
+        be any integers. listed_M: classes that take part, too, or -1."""
+        shard = self._shard
+        taken_L, listed_M = (None, None) if self._sampling.rate == 1.0 else (self._taken_L, listed_M)
         num_listed = 0 if listed_M is None else len(listed_M)
         look_at_labels[(1,)](
             label_G, origin_G, origin_G.stride(0), expected_G, listed_M, taken_L, self._numbers,
             len(label_G), num_listed, shard.start, len(shard), BLOCK_K=_AT_A_TIME,
         )  # fmt: skip
         if taken_L is None:
-            return self._numbers, Chosen(None)
+            return self._numbers, None
         self.prepare(step)
         nth, before = step - self._steps.start, shard.start - self._first_block * BLOCK
         class_P = label_G.new_empty(min(len(shard), self._most + len(label_G) + num_listed))
@@ -167,4 +167,4 @@ class DeviceChoice:
                 before, len(shard), self._num_blocks,
                 SIZE=BLOCK, AT_A_TIME=_AT_A_TIME, num_warps=_WARPS,
             )  # fmt: skip
-        return self._numbers, Chosen(class_P)
+        return self._numbers, class_P

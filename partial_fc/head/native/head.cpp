@@ -19,6 +19,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <string>
+#include <type_traits>
 
 namespace {
 
@@ -133,8 +134,16 @@ EXPORT const char* head_row_targets(const RowJob* j) {
 EXPORT const char* head_row_gradients(const RowJob* j) {
     return guarded([&] { share(0, j->G, j->threads, 1, [&](int, int64_t begin, int64_t end) { RowMath(*j).gradients(begin, end); }); });
 }
-// Size of a struct; then name, offset and size of each field, a line each.
-#define FIELD(name) + "\n" #name " " + std::to_string(offsetof(Struct, name)) + " " + std::to_string(sizeof(Struct::name))
+// A letter of Python's module struct.
+template <class T> char letter() {
+    if (std::is_pointer<T>::value) return 'P';
+    if (std::is_same<T, float>::value) return 'f';
+    if (std::is_same<T, uint32_t>::value) return 'I';
+    return sizeof(T) == 8 ? 'q' : 'i';
+}
+template <class T> std::string kind() { return letter<std::remove_extent_t<T>>() + (" " + std::to_string(std::extent<T>::value)); }
+// Size of a struct; then name, letter, length (0: no array) and offset of each field, a line each.
+#define FIELD(name) + "\n" #name " " + kind<decltype(Struct::name)>() + " " + std::to_string(offsetof(Struct, name))
 EXPORT const char* head_job_layout() {
     using Struct = Job;
     static const std::string text = std::to_string(sizeof(Struct)) FIELDS_OF_JOB(FIELD);

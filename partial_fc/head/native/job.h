@@ -1,5 +1,4 @@
-// What Python hands over: sizes, pointers, and where the results go. job.py mirrors both structs, and compares its own with the lists
-// of fields below when a library is loaded.
+// What Python hands over: sizes, pointers, and where the results go. library.py makes its structs of the lists of fields below.
 #pragma once
 #include <cstdint>
 

@@ -74,9 +74,13 @@ class RowCopy:
             try:
                 self._copy(row_K)
             except (MemoryError, RuntimeError) as error:  # torch's allocator raises the latter
-                self._give_up(error)
+                with self._lock:  # the copy is given up
+                    self._error = error
+                    self._left_L.zero_()
             finally:
-                self._put_down(hand)
+                with self._lock:
+                    self._in_hand.discard(hand)
+                    self._lock.notify_all()
         with self._lock:  # for what is in another's hand now; what that takes later are other rows
             others = set(self._in_hand)
             self._lock.wait_for(lambda: not others & self._in_hand)
@@ -105,11 +109,6 @@ class RowCopy:
                 return at_K.add_(begin)
         return None
 
-    def _put_down(self, hand: object) -> None:
-        with self._lock:
-            self._in_hand.discard(hand)
-            self._lock.notify_all()
-
     def _copy(self, row_K: Tensor) -> None:
         to_K = self.place_C[row_K // self._group].mul_(self._group).add_(row_K % self._group)
         first, last, to = int(row_K[0]), int(row_K[-1]), int(to_K[0])
@@ -118,11 +117,6 @@ class RowCopy:
                 self.copies[name][to : to + len(row_K)] = table[first : last + 1]
             else:
                 self._copy_rows(self.copies[name], table, to_K, row_K)
-
-    def _give_up(self, error: Exception) -> None:
-        with self._lock:
-            self._error = error
-            self._left_L.zero_()
 
 
 @functools.cache

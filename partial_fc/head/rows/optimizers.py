@@ -27,11 +27,6 @@ class RowOptimizer(ABC):
                 raise ValueError(f"{name} is {value}; expected 0 or more")
 
     @property
-    def has_momentum(self) -> bool:
-        """Whether a gradient moves a row in later steps, too."""
-        return False
-
-    @property
     def moves_without_gradient(self) -> bool:
         """Whether a step with a zero gradient changes a row or its state."""
         return True
@@ -62,10 +57,6 @@ class RowSGD(RowOptimizer):
             raise ValueError("nesterov with momentum 0 is plain SGD: give a momentum, or leave nesterov off")
 
     @property
-    def has_momentum(self) -> bool:
-        return self.momentum > 0
-
-    @property
     def moves_without_gradient(self) -> bool:
         return self.momentum > 0 or self.weight_decay > 0
 
@@ -89,10 +80,6 @@ class _Moments(RowOptimizer):
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.01
-
-    @property
-    def has_momentum(self) -> bool:
-        return self.beta1 > 0
 
 
 @dataclass(frozen=True)

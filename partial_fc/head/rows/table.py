@@ -8,6 +8,7 @@ Letters: L rows of this rank, S rows that take part in a step, K a chunk of them
 is class number * sub_centres + its number within the class; local numbers count from this rank's first row.
 """
 
+from collections.abc import Iterator
 from typing import Any, Literal
 from weakref import WeakSet
 
@@ -104,10 +105,7 @@ class RowTable:
         if not len(late):
             return table_LD
         now_LD = table_LD.clone()
-        for late_K, since_K in zip(late.split(self._chunk), since.split(self._chunk), strict=True):
-            centre_KD, state = self._load(self._tables, late_K)
-            centre_KD, state = centre_KD.to(self.device), {name: t.to(self.device) for name, t in state.items()}
-            self._catch_up.apply(centre_KD, state, since_K.to(self.device))
+        for late_K, _, centre_KD, _ in self._caught_up(self._tables, late, late, since):
             now_LD.index_copy_(0, late_K, centre_KD.to(now_LD))
         self._centres_now = now_LD
         return now_LD
@@ -352,14 +350,22 @@ class RowTable:
         late, since = self._catch_up.late(touched_S)
         if not len(late):
             return
-        for late_K, since_K in zip(late.split(self._chunk), since.split(self._chunk), strict=True):
-            at_K = late_K if at_S is None else at_S[late_K]
-            row_K = late_K if row_S is None else row_S[late_K]
+        at, row = (late if each is None else each[late] for each in (at_S, row_S))
+        for at_K, row_K, centre_KD, state in self._caught_up(tables, at, row, since):
+            # With the noise of the step before: this row did not use it then, and will use this step's own now.
+            self._store(tables, at_K, row_K.to(self.device), centre_KD, state, step - 1)
+
+    def _caught_up(
+        self, tables: dict[str, Tensor], at: Tensor, row: Tensor, since: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]]:
+        """Yields working copies, on the device, of rows that lag behind since these steps, caught up: (where they lie
+        in the tables, their local numbers, centres, state)."""
+        assert self._catch_up is not None
+        for at_K, row_K, since_K in zip(*(each.split(self._chunk) for each in (at, row, since)), strict=True):
             centre_KD, state = self._load(tables, at_K)
             centre_KD, state = centre_KD.to(self.device), {name: t.to(self.device) for name, t in state.items()}
             self._catch_up.apply(centre_KD, state, since_K.to(self.device))
-            # With the noise of the step before: this row did not use it then, and will use this step's own now.
-            self._store(tables, at_K, row_K.to(self.device), centre_KD, state, step - 1)
+            yield at_K, row_K, centre_KD, state
 
     def _load(self, tables: dict[str, Tensor], at: Tensor | slice) -> tuple[Tensor, dict[str, Tensor]]:
         """Working copies of centres and state; the rows themselves where there is nothing to select or to convert."""

@@ -2,7 +2,7 @@
 negatives."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from partial_fc.head.selection.hard_negatives import HardNegatives
 from partial_fc.head.selection.quota import within_quota
 from partial_fc.head.selection.sampling import Draw
 from partial_fc.head.shard import Shard
+
+if TYPE_CHECKING:
+    from partial_fc.head.rows import RowTable
 
 
 @dataclass(frozen=True)
@@ -23,42 +26,6 @@ class ActiveRows:
     row_S: Tensor | None  # the rows' positions in `table`; None: all of it
 
 
-class RowSource(Protocol):
-    """The source that rows are fetched from: a RowTable, or a tensor of the caller."""
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def can_prefetch(self) -> bool: ...
-
-    def fetch(self, row_S: Tensor | None, step: int, /) -> tuple[Tensor, Tensor | None]:
-        """As `RowTable.fetch`."""
-
-    def prefetch(self, row_S: Tensor, /) -> None: ...
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The classes of a step, of which only the first ones count where the device knows how many."""
-
-    class_P: Tensor | None  # of the shard, numbered from 0, ascending; None: all
-
-
-class DeviceSelector(Protocol):
-    """Looks at a batch's labels and chooses its classes where the labels lie."""
-
-    def prepare(self, step: int, /) -> None:
-        """Draws a step's negatives ahead."""
-
-    def choose(
-        self, label_G: Tensor, origin_G: Tensor, expected_G: Tensor, listed_M: Tensor | None, step: int, /
-    ) -> tuple[Tensor, Chosen]:
-        """Returns (the smallest label, the largest, how many rows have another origin than expected, how many of the
-        classes chosen count), int64, and these classes. Labels may be any integers. listed_M: classes that take part,
-        too, or -1."""
-
-
 @dataclass
 class RowSelector:
     """Chooses the active rows of each step. The sampled ones are known a step ahead."""
@@ -66,16 +33,17 @@ class RowSelector:
     sampling: Draw
     shard: Shard
     sub_centres: int
-    store: RowSource
+    store: "RowTable"
     hard_negatives: HardNegatives | None
-    on_device: DeviceSelector | None = None  # chooses instead, without a number that has to be waited for
+    on_device: Any = (
+        None  # a kernels.triton_choice.DeviceChoice, which chooses instead, without a number that has to be waited for
+    )
     _drawn: dict[int, Tensor] = field(default_factory=dict)  # a step's negatives, where they were wanted early
 
-    def choose(self, label_G: Tensor, step: int) -> Chosen:
-        """Chooses the classes of a batch with these labels."""
-        rate = self.sampling.rates.at(step)
-        if rate == 1.0:
-            return Chosen(None)
+    def choose(self, label_G: Tensor, step: int) -> Tensor | None:
+        """Chooses the classes of a batch with these labels: numbered from 0 in the shard, ascending; None: all."""
+        if self.sampling.rate == 1.0:
+            return None
         certain_M = label_G
         if self.hard_negatives is not None:
             certain_M = torch.cat((label_G, self.hard_negatives.listed(label_G)))
@@ -85,11 +53,11 @@ class RowSelector:
         if self.sampling.quota == "insightface":
             classes = within_quota(self.sampling, negatives + self.shard.start, label_G, step, self.shard)
             negatives = classes - self.shard.start
-        return Chosen(insert(negatives, certain_M))
+        return insert(negatives, certain_M)
 
-    def fetch(self, chosen: Chosen, step: int, count: int | None = None) -> ActiveRows:
+    def fetch(self, class_P: Tensor | None, step: int, count: int | None = None) -> ActiveRows:
         """Fetches the rows of chosen classes. count: only the first so many; None: all."""
-        rows = None if chosen.class_P is None else self._rows_of(chosen.class_P[:count])
+        rows = None if class_P is None else rows_of_classes(class_P[:count], self.sub_centres)
         table, row_S = self.store.fetch(rows, step)
         return ActiveRows(rows, table, row_S)
 
@@ -108,13 +76,13 @@ class RowSelector:
 
     def prefetch(self, step: int) -> None:
         """Draws this step's negatives ahead and starts to fetch their rows, if either takes time."""
-        if self.sampling.rates.at(step) == 1.0:
+        if self.sampling.rate == 1.0:
             return
         if self.on_device is not None:
             self.on_device.prepare(step)
         elif self.store.can_prefetch:
             self._drawn = {step: self._draw(step, self.store.device)}
-            self.store.prefetch(self._rows_of(self._drawn[step]))
+            self.store.prefetch(rows_of_classes(self._drawn[step], self.sub_centres))
 
     def _draw(self, step: int, device: torch.device) -> Tensor:
         """The step's negatives, numbered from 0 in the shard, ascending."""
@@ -122,12 +90,12 @@ class RowSelector:
             return self._drawn[step]
         return self.sampling.negatives(step, self.shard, device) - self.shard.start
 
-    def _rows_of(self, class_N: Tensor) -> Tensor:
-        """Local rows of classes of the shard, whose centres stand together."""
-        if self.sub_centres == 1:
-            return class_N
-        sub_M = torch.arange(self.sub_centres, device=class_N.device)
-        return (class_N[:, None] * self.sub_centres + sub_M).flatten()
+
+def rows_of_classes(class_N: Tensor, sub_centres: int) -> Tensor:
+    """Returns the local rows of classes of the shard, whose centres stand together."""
+    if sub_centres == 1:
+        return class_N
+    return (class_N[:, None] * sub_centres + torch.arange(sub_centres, device=class_N.device)).flatten()
 
 
 def insert(ascending: Tensor, more: Tensor) -> Tensor:

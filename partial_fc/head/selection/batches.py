@@ -1,6 +1,5 @@
 """Gathers the ranks' batches, checks their labels and fetches the active rows of the step."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor
 
 from partial_fc.comm import World
 from partial_fc.head.gather import Arrived, Gather, GlobalBatch
-from partial_fc.head.selection.active_rows import ActiveRows, Chosen, RowSelector
+from partial_fc.head.selection.active_rows import ActiveRows, RowSelector
 
 
 class Batches:
@@ -55,26 +54,29 @@ class Batches:
     def _look(self, gather: Gather, step: int, *brought: Any) -> tuple[GlobalBatch, ActiveRows]:
         """brought: what the gather takes."""
         arrived = gather(*brought)
-        seen = self._see(gather, arrived, step)
-        lowest, highest, changed, *more = seen.numbers.tolist()
+        numbers, found = self._see(gather, arrived, step)
+        lowest, highest, changed, *more = numbers.tolist()
         batch = gather.settle(arrived, lowest, highest, changed)
         if batch is None:
             return self._look(gather, step, *brought)
         if self._prepared is None:
-            chosen = seen.chosen or self._selector.choose(arrived.label_G.flatten(), step)
-            return batch, self._selector.fetch(chosen, step, more[0] if more else None)
+            if more:
+                return batch, self._selector.fetch(found, step, more[0])
+            return batch, self._selector.fetch(self._selector.choose(arrived.label_G.flatten(), step), step)
         if more[0]:  # equal on all ranks
-            assert seen.missing_G is not None
-            row = int(seen.missing_G.nonzero()[0, 0])
+            assert found is not None
+            row = int(found.nonzero()[0, 0])
             raise ValueError(
-                f"class {int(arrived.label_G[seen.missing_G][0])}, row {row} of the global batch, is not among the "
+                f"class {int(arrived.label_G[found][0])}, row {row} of the global batch, is not among the "
                 "labels given to prepare() for this step: give it those of all micro-batches, and call step() or "
                 "discard() after the last"
             )
         return batch, self._prepared[0]
 
-    def _see(self, gather: Gather, arrived: Arrived, step: int) -> "_Seen":
-        """Labels may be anything here."""
+    def _see(self, gather: Gather, arrived: Arrived, step: int) -> tuple[Tensor, Tensor | None]:
+        """Returns int64 numbers: the smallest and the largest label, how many rows are not made up as expected. After
+        `prepare` a fourth, how many labels were not prepared, and which those are; of a selector on the device how many
+        classes it has chosen, and these. Labels may be anything here."""
         label_G, expected_G, on_device = arrived.label_G, gather.expected_origin(arrived), self._selector.on_device
         if self._prepared is None and on_device is not None:
             hard = self._selector.hard_negatives
@@ -85,26 +87,14 @@ class Batches:
                     *(x.repeat_interleave(each) for x in (origin_G, expected_G)),
                 )
             listed = None if hard is None else hard.listed(label_G)
-            numbers, chosen = on_device.choose(label_G, origin_G, expected_G, listed, step)
-            return _Seen(numbers, chosen=chosen)
+            return on_device.choose(label_G, origin_G, expected_G, listed, step)
         facts = [*label_G.aminmax(), (arrived.origin_G != expected_G).sum()]
         if self._prepared is None:
-            return _Seen(torch.stack(facts))
+            return torch.stack(facts), None
         prepared_M = self._prepared[1]
         place_G = torch.searchsorted(prepared_M, label_G).clamp_(max=len(prepared_M) - 1)
         missing_G = prepared_M[place_G] != label_G
-        return _Seen(torch.stack([*facts, missing_G.sum()]), missing_G)
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """What there is to know of a batch that arrived, on its device."""
-
-    # int64: the smallest and the largest label, how many rows are not made up as expected; and, if there is one of the
-    # two, how many are `missing_G`, or how many of `chosen` count.
-    numbers: Tensor
-    missing_G: Tensor | None = None  # whether a label was not prepared, as label_G
-    chosen: Chosen | None = None
+        return torch.stack([*facts, missing_G.sum()]), missing_G
 
 
 def class_numbers(label_B: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from partial_fc import counter_rng
 from partial_fc.head.kernels.unit import unit
-from partial_fc.head.shard import Shard
 
 _CHUNK = 2048  # classes compared at a time
 _NONE = -1
@@ -40,11 +39,6 @@ class HardNegatives:
         self._near_TK = torch.full((size, k), _NONE, dtype=torch.int32, device=device)
         # (slots, owner, near) before each `learn` since `keep`
         self._before: list[tuple[Tensor, Tensor, Tensor]] = []
-
-    def classes(self, label_G: Tensor, shard: Shard) -> Tensor:
-        """Returns the listed classes of the batch's classes that are this shard's: int64, ascending, each once."""
-        near = self.listed(label_G)
-        return torch.unique(near[(near >= shard.start) & (near < shard.stop)])
 
     def listed(self, label_G: Tensor) -> Tensor:
         """Returns the lists of the batch's classes: int64 (G * k,), -1 where there is none. Labels may be any

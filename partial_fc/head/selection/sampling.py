@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from partial_fc.counter_rng import derive_key, hash32
-from partial_fc.head.selection.steps import Steps, steps_of
 from partial_fc.head.shard import Shard
 
 Quota = Literal["negatives", "insightface"]
@@ -26,36 +25,31 @@ _NONE = torch.iinfo(torch.int32).max
 
 @dataclass(frozen=True)
 class Draw:
-    """Negative classes as a function of (seed, step, class). rate: the share of all classes in a step, in (0, 1]: the
-    draw of a step is that of the step's rate alone, whatever others have. quota: whether the classes of the batch come
-    on top of it, or are part of it ("insightface", quota.py)."""
+    """Negative classes as a function of (seed, step, class). rate: the share of all classes in a step, in (0, 1].
+    quota: whether the classes of the batch come on top of it, or are part of it ("insightface", quota.py)."""
 
     num_classes: int
-    rate: float | Steps[float]
+    rate: float
     seed: int
     quota: Quota = "negatives"
 
     def __post_init__(self) -> None:
         if self.quota not in get_args(Quota):
             raise ValueError(f"quota is {self.quota!r}; expected one of {', '.join(get_args(Quota))}")
-        for rate in self.rates.by_step.values():
-            if not isinstance(rate, Real) or not 0.0 < rate <= 1.0:
-                raise ValueError(f"sample_rate is {rate!r}; expected a share of the classes, 0 < rate <= 1")
+        if not isinstance(self.rate, Real) or not 0.0 < self.rate <= 1.0:
+            raise ValueError(f"sample_rate is {self.rate!r}; expected a share of the classes, 0 < rate <= 1")
 
     @property
-    def rates(self) -> Steps[float]:
-        return steps_of(self.rate)
-
-    def steps_per_round(self, step: int) -> int:
-        """Returns the steps of a round of the walks, by the rate of this step."""
-        return int(1.0 / self.rates.at(step) + 1e-9)
+    def steps_per_round(self) -> int:
+        """Returns the steps of a round of the walks."""
+        return int(1.0 / self.rate + 1e-9)
 
     def counts(self, step: int) -> Tensor:
         """Returns how many negatives of this step each block of classes contributes: int64, on the CPU."""
         full_blocks, more = divmod(self.num_classes, BLOCK)
-        parts = [self._turn(torch.arange(full_blocks), BLOCK, step, step).count_N]
+        parts = [self._turn(torch.arange(full_blocks), BLOCK, step).count_N]
         if more:
-            parts.append(self._turn(torch.tensor([full_blocks]), more, step, step).count_N)
+            parts.append(self._turn(torch.tensor([full_blocks]), more, step).count_N)
         return torch.cat(parts)
 
     def negatives(self, step: int, shard: Shard, device: torch.device | str = "cpu") -> Tensor:
@@ -64,9 +58,9 @@ class Draw:
         first, last = shard.start // BLOCK, -(-shard.stop // BLOCK)
         device = torch.device(device)
         parts = [torch.empty(0, dtype=torch.int64, device=device)]
-        parts += self._full(self._turn(torch.arange(first, min(last, full_blocks)), BLOCK, step, step), device)
+        parts += self._full(self._turn(torch.arange(first, min(last, full_blocks)), BLOCK, step), device)
         if last > full_blocks:
-            turn = self._turn(torch.tensor([full_blocks]), self.num_classes % BLOCK, step, step)
+            turn = self._turn(torch.tensor([full_blocks]), self.num_classes % BLOCK, step)
             parts.append(self._last(turn).to(device))
         class_S = torch.cat(parts)
         if len(shard) == self.num_classes:
@@ -75,32 +69,36 @@ class Draw:
         begin, end = torch.searchsorted(class_S, torch.tensor((shard.start, shard.stop), device=device)).tolist()
         return class_S[begin:end]
 
-    def walks(self, steps: range, shard: Shard) -> "Walks":
-        """Returns the walks of a shard's blocks in these steps, which have one rate, for a kernel that draws on a
-        device: on the CPU."""
+    def walks(self, steps: range, shard: Shard) -> tuple[Tensor, Tensor | None]:
+        """Returns the walks of a shard's blocks in these steps, for a kernel that draws on a device: int32, on the CPU,
+        (steps, 5, blocks): keys 1 to 3, begin, count; and, where the last block has fewer classes, the position of each
+        of its places, (steps, places).
+
+        A class is the i-th place of its block. In whole blocks its position along the walk is first the inverse of
+        `inverse_tables` 2 of i - key 3, of 1 of that xor key 2, minus key 1, each by 12 bits; it is drawn if that is
+        one of `count` from `begin` on.
+        """
         full_blocks = self.num_classes // BLOCK
         first, last = shard.start // BLOCK, -(-shard.stop // BLOCK)
         step_M, num_steps = torch.arange(steps.start, steps.stop), len(steps)
         block_N = torch.arange(first, min(last, full_blocks))
-        rate_of = steps.start
-        turns = [self._turn(block_N.repeat(num_steps), BLOCK, step_M.repeat_interleave(len(block_N)), rate_of)]
+        turns = [self._turn(block_N.repeat(num_steps), BLOCK, step_M.repeat_interleave(len(block_N)))]
         position_MQ = None
         if last > full_blocks:
             size = self.num_classes % BLOCK
-            turns.append(self._turn(torch.tensor([full_blocks]), size, step_M, rate_of))
+            turns.append(self._turn(torch.tensor([full_blocks]), size, step_M))
             position_MQ = torch.stack([_position(size, key) for key in turns[-1].key_N.tolist()])
         numbers = [torch.stack(turn.numbers()).view(5, num_steps, len(turn.key_N) // num_steps) for turn in turns]
-        return Walks(torch.cat(numbers, dim=2).transpose(0, 1).int().contiguous(), position_MQ)
+        return torch.cat(numbers, dim=2).transpose(0, 1).int().contiguous(), position_MQ
 
-    def _turn(self, block_N: Tensor, size: int, step: int | Tensor, rate_of: int) -> "_Turn":
-        """Returns where blocks, each of `size` classes, are along their walks in this step, by the rate of the step
-        rate_of."""
-        n = self.steps_per_round(rate_of)
+    def _turn(self, block_N: Tensor, size: int, step: int | Tensor) -> "_Turn":
+        """Returns where blocks, each of `size` classes, are along their walks in this step."""
+        n = self.steps_per_round
         # Multiples of the golden ratio: any row of neighbouring blocks is spread evenly over the round.
         spread_N = (block_N * 0x9E3779B9 + derive_key(self.seed, *b"phase")) & 0xFFFFFFFF
         step_N = step + spread_N * min(n, 1 << 31) // (1 << 32)
         round_N = step_N // n
-        quota = int(self.rates.at(rate_of) * size * (1 << _FRACTION_BITS))
+        quota = int(self.rate * size * (1 << _FRACTION_BITS))
 
         def drawn(steps_N: Tensor) -> Tensor:
             return (steps_N * quota + (1 << _FRACTION_BITS - 1)) >> _FRACTION_BITS
@@ -167,19 +165,6 @@ class _Turn:
         key_N = self.key_N[part]
         keys = (key & (BLOCK - 1) for key in (key_N, key_N >> 12, hash32(key_N + 1)))
         return *keys, self.begin_N[part], self.count_N[part]
-
-
-@dataclass(frozen=True)
-class Walks:
-    """The walks of N neighbouring blocks in M steps: int32, on the CPU.
-
-    A class is the i-th place of its block. In whole blocks its position along the walk is first the inverse of `tables`
-    2 of i - key 3, of tables 1 of that xor key 2, minus key 1, each by 12 bits; it is drawn if that is one of `count`
-    from `begin` on.
-    """
-
-    numbers_M5N: Tensor  # keys 1 to 3, begin, count
-    position_MQ: Tensor | None  # of each place of the last block, where that has fewer classes; else None
 
 
 @lru_cache(maxsize=32)

@@ -4,7 +4,7 @@ all kinds of heads.)"""
 import pytest
 import torch
 
-from partial_fc.head import ArcFace, CosFace, PartialFC, Softmax, reference
+from partial_fc.head import ArcFace, CosFace, PartialFC, reference
 from tests.parallel.head.test_head_kinds import D, batch_of, check_against_dense, relative_error
 
 
@@ -13,31 +13,27 @@ def check(world, head, rows, label_G=None):
     check_against_dense(world, head, feat_GD, drawn_G if label_G is None else label_G, part, 1e-5)
 
 
-@pytest.mark.parametrize("sample_rate", [1.0, 0.2])
-def test_ragged_batches_and_an_empty_one(world, sample_rate):
-    head = PartialFC(53, D, CosFace(), sample_rate, world)
-    check(world, head, [5 + 3 * rank for rank in range(world.size)])
-    head = PartialFC(53, D, CosFace(), sample_rate, world)
-    check(world, head, [0 if world.size > 1 and rank == 0 else 4 for rank in range(world.size)])
-
-
-def test_a_rank_without_positives(world):
-    head = PartialFC(40, D, ArcFace(), 0.1, world)
-    rows = [6] * world.size
-    check(world, head, rows, label_G=torch.zeros(sum(rows), dtype=torch.int64))
-
-
-def test_more_positives_than_the_sample_has_places(world):
-    num_classes = 30 * world.size
-    head = PartialFC(num_classes, D, CosFace(), 0.01, world)
-    rows = [30] * world.size
-    check(world, head, rows, label_G=torch.arange(num_classes))
-
-
-@pytest.mark.parametrize("num_classes", [1, 2])
-def test_fewer_classes_than_ranks(world, num_classes):
-    head = PartialFC(num_classes, D, CosFace(), 1.0, world)
-    check(world, head, [3] * world.size)
+@pytest.mark.parametrize(
+    ("num_classes", "sample_rate", "rows", "labels"),
+    [
+        (53, 1.0, lambda rank: 5 + 3 * rank, None),  # ragged batches
+        (53, 0.2, lambda rank: 5 + 3 * rank, None),
+        (53, 1.0, lambda rank: 4 if rank else 0, None),  # an empty one
+        (53, 0.2, lambda rank: 4 if rank else 0, None),
+        (40, 0.1, lambda rank: 6, lambda num_rows: torch.zeros(num_rows, dtype=torch.int64)),  # ranks without positives
+        (90, 0.01, lambda rank: 30, lambda num_rows: torch.arange(num_rows) % 90),  # more than the sample has places
+        (1, 1.0, lambda rank: 3, None),  # fewer classes than ranks
+        (2, 1.0, lambda rank: 3, None),
+    ],
+)
+def test_corners(world, num_classes, sample_rate, rows, labels):
+    sizes = [rows(rank) for rank in range(world.size)] if world.size > 1 else [5]
+    check(
+        world,
+        PartialFC(num_classes, D, CosFace(), sample_rate, world),
+        sizes,
+        label_G=None if labels is None else labels(sum(sizes)),
+    )
 
 
 def test_chunks_do_not_change_the_result(world, monkeypatch):
@@ -71,24 +67,6 @@ def test_three_collectives_a_step_of_the_stated_size(world, num_labels, weighed)
         "head/softmax": 8 * (1 + num_labels) * num_global,
         "head/features": 4 * num_global * D,
     }
-
-
-def test_learns_to_tell_classes_apart_and_repeats_bit_by_bit(world):
-    feat_GD, label_G, part = batch_of(world, rows=[8] * world.size, num_classes=20)
-
-    def train() -> list[float]:
-        head = PartialFC(20, D, Softmax(16.0), 1.0, world, seed=1)
-        losses = []
-        for _ in range(30):
-            loss = head(feat_GD[part].float().requires_grad_(), label_G[part])
-            loss.backward()
-            head.step(1.0)
-            losses.append(loss.item())
-        return losses
-
-    first = train()
-    assert first[-1] < first[0] / 5
-    assert train() == first
 
 
 def test_half_precision_features_keep_their_dtype_and_error_is_theirs(world):

@@ -176,44 +176,6 @@ def test_the_number_of_ranks_does_not_change_ten_steps(world, impl, dtype, sampl
     assert dtype == torch.float32 or same.float().mean() > 0.97
 
 
-@pytest.mark.parametrize(
-    ("impl", "sub_centres", "optimizer", "catch_up"),
-    [  # every pair of settings
-        ("plain", 1, RowSGD(), "none"),
-        ("plain", 2, RowAdam(weight_decay=0.1), "exact"),
-        ("plain", 1, RowAdam(weight_decay=0.1), "none"),
-        ("cpu", 1, RowAdam(weight_decay=0.1), "exact"),
-        ("cpu", 2, RowSGD(), "none"),
-        ("cpu", 2, RowSGD(), "exact"),
-    ],
-)
-def test_all_places_give_the_same_bits(world, impl, sub_centres, optimizer, catch_up):
-    """Centres, state and losses, from memory and from what would be the host's."""
-    found = {}
-    for place in ("device", "host"):
-        with flat_head(
-            CLASSES,
-            D,
-            CosFace(16.0),
-            0.2,
-            world,
-            optimizer=optimizer,
-            impl=impl,
-            sub_centres=sub_centres,
-            catch_up=catch_up,
-            storage=Storage(torch.bfloat16, torch.float32, place),
-        ) as head:
-            losses = train(head, world, range(12))
-            state = {name: rows.clone() for name, rows in head.row_state().items()}
-            found[place] = losses, state, head.centres.clone()
-    losses, state, centres = found["device"]
-    assert any(rows.any() for rows in state.values())
-    assert torch.equal(found["host"][0], losses)
-    assert torch.equal(found["host"][2], centres)
-    for name, rows in state.items():
-        assert torch.equal(found["host"][1][name], rows), name
-
-
 OPTIMIZERS = [
     RowSGD(0.9, 0.01),
     RowSGD(0.9, 0.01, nesterov=True),

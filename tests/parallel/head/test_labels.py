@@ -100,14 +100,6 @@ def test_one_label_is_the_same_to_the_bit_however_it_is_given(world, impl):
         assert all(map(torch.equal, one, seen[0]))
 
 
-def test_the_mean_is_that_of_the_losses_of_each_label_alone(world):
-    feat_GD, label_GT, part, _ = batch_of(world, MeanSoftmax())
-    label_GT = label_GT.where(label_GT != FILL, 3)
-    head = flat_head(CLASSES, D, ArcFace(), world=world, dtype=torch.float64).eval()
-    alone = [head(feat_GD[part], label_G[part]) for label_G in label_GT.unbind(dim=1)]
-    torch.testing.assert_close(head(feat_GD[part], label_GT[part]), torch.stack(alone).mean(), rtol=1e-13, atol=0)
-
-
 @pytest.mark.parametrize("sample_rate", [1.0, 0.2])
 def test_the_number_of_ranks_does_not_change_ten_steps(world, sample_rate):
     """With rows that have no label, more labels in some steps than in others, and hard negatives."""
@@ -135,19 +127,6 @@ def test_micro_batches_are_one_batch_where_their_labels_are_announced(world):
         (heads[1](feat_BD[rows].clone().requires_grad_(), label_BT[rows, :num_labels]) * share).backward()
     grads = [[grad_KD.clone() for *_, grad_KD in head.centre_gradients()] for head in heads]
     torch.testing.assert_close(torch.cat(grads[1]), torch.cat(grads[0]), rtol=1e-12, atol=1e-15)
-
-
-def test_the_nearest_come_for_rows_with_labels(world):
-    feat_GD, label_GT, part, _ = batch_of(world, MeanSoftmax())
-    label_GT[part][1] = FILL
-    head = PartialFC(CLASSES, D, CosFace(16.0), world=world)
-    loss, cosine_BK, class_BK = head.loss_and_topk(feat_GD[part].float(), label_GT[part], 3)
-    assert torch.equal(loss, head(feat_GD[part].float(), label_GT[part]))
-    assert class_BK[1].tolist() == [-1] * 3
-    assert (cosine_BK[1] == -torch.inf).all()
-    expected = head.topk(feat_GD[part].float(), 3)[1]
-    kept = torch.arange(len(class_BK)) != 1
-    assert torch.equal(class_BK[kept], expected[kept])
 
 
 def test_what_does_not_fit_is_named(world):

@@ -5,7 +5,6 @@ import torch
 
 from partial_fc import linear_partial_cross_entropy
 from partial_fc.head import AdaFace, ArcFace, CombinedMargin, CosFace, CurricularFace, reference
-from tests.flat import flat_head
 
 C, D = 61, 13
 KINDS = [
@@ -86,24 +85,6 @@ def test_the_draw_is_the_generators():
     assert loss() == third != loss()
 
 
-def test_it_is_the_loss_of_the_module():
-    head = flat_head(C, D, CosFace(), dtype=torch.float64)
-    feat_BD, _, label_B = batch()
-    assert linear_partial_cross_entropy(feat_BD, head.centres, label_B, CosFace()) == head(feat_BD, label_B)
-
-
-def test_gradients_are_those_of_finite_differences():
-    feat_BD, centre_CD, label_B = batch()
-
-    def loss(feat_BD, centre_CD):
-        generator = torch.Generator().manual_seed(3)
-        return linear_partial_cross_entropy(
-            feat_BD, centre_CD, label_B, CosFace(4.0), sample_rate=0.2, generator=generator
-        )
-
-    assert torch.autograd.gradcheck(loss, (feat_BD, centre_CD), fast_mode=True)
-
-
 @pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)], ids=str)
 def test_gradients_have_the_dtypes_of_what_they_belong_to(dtypes):
     feat_BD, centre_CD = batch(dtypes[0])[0], batch(dtypes[1])[1]
@@ -114,30 +95,6 @@ def test_gradients_have_the_dtypes_of_what_they_belong_to(dtypes):
     assert (feat_BD.grad.dtype, centre_CD.grad.dtype) == dtypes
     assert bool((feat_BD.grad[[1, 5]] == 0).all())
     assert bool(feat_BD.grad[[0, 2, 3]].any(dim=1).all())
-
-
-def test_it_learns_with_a_sparse_optimizer():
-    torch.manual_seed(0)
-    feat_BD, centre_CD, label_B = batch(torch.float32)
-    optimizer = torch.optim.SparseAdam([centre_CD], lr=0.1)
-    losses = []
-    for _ in range(20):
-        loss = linear_partial_cross_entropy(
-            feat_BD.detach(), centre_CD, label_B, CosFace(8.0), sample_rate=0.3, sparse=True
-        )
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0] / 2
-
-
-def test_without_gradients_there_is_only_the_loss():
-    feat_BD, centre_CD, label_B = batch()
-    with torch.no_grad():
-        loss = linear_partial_cross_entropy(feat_BD, centre_CD, label_B, "softmax")
-    assert not loss.requires_grad
-    assert loss == linear_partial_cross_entropy(feat_BD, centre_CD, label_B, "softmax")
 
 
 def test_centres_that_change_before_the_backward_are_refused():

@@ -88,9 +88,3 @@ def test_a_class_out_of_range_is_named_on_all_ranks():
             head.centres_of(torch.tensor([11 if world.rank else 3]))
 
     in_world(2, on_rank)
-
-
-def test_owners_are_those_of_the_ranges():
-    for num_classes, size in ((1, 3), (5, 7), (10, 3), (12, 4)):
-        owner_C = Shard.owners(torch.arange(num_classes), num_classes, size).tolist()
-        assert owner_C == [r for r in range(size) for _ in range(len(Shard.of(num_classes, r, size)))]

@@ -89,20 +89,6 @@ def test_sub_centres_act_through_the_nearest():
         torch.testing.assert_close(sub, alone)
 
 
-def test_adaface_asks_more_of_long_features_that_are_hard_and_less_of_short_ones():
-    """The margin of a long feature is additive, that of a short one angular (figure 3 of the paper)."""
-    feat_GD, label_G, centre_CD = batch()
-    margin, state = AdaFace(8.0), {"mean": 20.0, "deviation": 5.0}
-    unit_GD = reference.unit(feat_GD)
-    short, middle, long = (
-        reference.loss(unit_GD * length, label_G, centre_CD, margin, state=state) for length in (0.1, 20.0, 90.0)
-    )
-    torch.testing.assert_close(middle, reference.loss(feat_GD, label_G, centre_CD, CosFace(8.0)))
-    angular = reference.loss(feat_GD, label_G, centre_CD, ArcFace(8.0, 0.4))
-    torch.testing.assert_close(short, angular)
-    assert len({short.item(), middle.item(), long.item()}) == 3
-
-
 def test_rows_of_length_zero_are_defined():
     feat_GD, label_G, centre_CD = batch()
     feat_GD[1] = 0

@@ -10,6 +10,7 @@ import torch
 from partial_fc.head.kernels import LogitGrad, Logits, cpu
 from partial_fc.head.kernels.choice import auto_precision
 from partial_fc.head.kernels.cpu import CpuKernel
+from partial_fc.head.kernels.nearest import Nearest
 from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.kernels.unit import unit
 from partial_fc.head.margin import Negatives
@@ -101,10 +102,33 @@ def logit_grad_for(logits: Logits, denominator_G: torch.Tensor) -> LogitGrad:
 
 
 def gradient(kernel, logits: Logits, logit_grad: LogitGrad) -> torch.Tensor:
-    parts = [(begin, end, grad.clone()) for begin, end, grad in kernel.centre_gradients(logits, logit_grad)]
-    assert [begin for begin, _, _ in parts] == [0, *(end for _, end, _ in parts[:-1])]
-    assert parts[-1][1] == logits.num_sampled
-    return torch.cat([grad for _, _, grad in parts])
+    """All chunks, which have to be ascending and complete."""
+    parts, place = [], 0
+    for begin, end, grad_KD in kernel.centre_gradients(logits, logit_grad):
+        assert begin == place
+        assert grad_KD.shape == (end - begin, logits.unit_GD.shape[1])
+        place = end
+        parts.append(grad_KD.clone())
+        grad_KD.fill_(torch.nan)  # the taker's to overwrite
+    assert place == logits.num_sampled
+    return torch.cat(parts)
+
+
+def check_nearest(found: Nearest, cos_GC: torch.Tensor, error: float) -> None:
+    """Beside the cosines with all classes, (G, classes)."""
+    k = found.cosine_GK.shape[1]
+    torch.testing.assert_close(found.cosine_GK.double(), cos_GC.topk(k).values, rtol=0, atol=error)
+    torch.testing.assert_close(found.cosine_GK.double(), cos_GC.gather(1, found.class_GK), rtol=0, atol=error)
+    assert all(len(set(row)) == k for row in found.class_GK.tolist())
+
+
+def check_a_centre_that_is_too_long(kernel, logits: Logits, logit_grad: LogitGrad) -> None:
+    """As a centre of length 0 it would have cosine 0 and never move."""
+    logits.centre_LD[5] = 4.5e19
+    assert kernel.sums(logits).denominator_G[logits.target_G != 5].isnan().all()
+    grad_SD = gradient(kernel, logits, logit_grad)
+    assert grad_SD.isnan().any(dim=1).nonzero().flatten().tolist() == [5]
+    assert grad_SD[5].isnan().all()
 
 
 def differences(found, wanted) -> list[float]:
@@ -197,9 +221,7 @@ def test_the_nearest_classes_are_those_of_the_dense_product(variant, case):
             assert torch.equal(getattr(sums, name), getattr(alone, name))
         assert alone.nearest is not None
         for found, error in ((kernel.nearest(logits, k), 1e-6), (alone.nearest, 1e-6 if precision == "fp32" else 0.01)):
-            torch.testing.assert_close(found.cosine_GK.double(), cos_GC.topk(k).values, rtol=0, atol=error)
-            torch.testing.assert_close(found.cosine_GK.double(), cos_GC.gather(1, found.class_GK), rtol=0, atol=error)
-            assert all(len(set(row)) == k for row in found.class_GK.tolist())
+            check_nearest(found, cos_GC, error)
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
@@ -279,16 +301,10 @@ def test_the_filter_is_as_sharp_with_operands_of_bfloat16(variant, dtype):
 
 @pytest.mark.parametrize("variant", [None, *RUNNABLE])
 def test_a_centre_too_long_for_float32_is_not_hidden(variant):
-    """As a centre of length 0 it would have cosine 0 and never move."""
     logits = Case("", S=None).logits()
-    logits.centre_LD[5] = 4.5e19
     kernel = CpuKernel("bf16", variant) if variant else PlainKernel()
-    others = logits.target_G != 5
-    assert kernel.sums(logits).denominator_G[others].isnan().all()
-    grad_SD = gradient(kernel, logits, logit_grad_for(logits, torch.ones(len(logits.unit_GD), dtype=torch.float64)))
-    assert grad_SD[5].isnan().all()
-    assert grad_SD[:5].isfinite().all()
-    assert grad_SD[6:].isfinite().all()
+    ones_G = torch.ones(len(logits.unit_GD), dtype=torch.float64)
+    check_a_centre_that_is_too_long(kernel, logits, logit_grad_for(logits, ones_G))
 
 
 OPTIMIZERS = [
@@ -398,8 +414,8 @@ def test_where_memory_is_short_less_is_kept(monkeypatch):
 class Processor:
     """Stands for `load` where the processor's best is amx; what that computes, alter(job) changes."""
 
-    def __init__(self, alter=None):
-        self.alter = alter
+    def __init__(self, alter=None, refuses=False):
+        self.alter, self.refuses = alter, refuses
 
     def __call__(self, variant=None):
         class Library:
@@ -407,6 +423,8 @@ class Processor:
 
         if variant == "portable":
             return Library()
+        if variant == "amx" and self.refuses:
+            raise RuntimeError("the operating system does not let this process use AMX tiles: Invalid argument")
         real = LOAD("amx_emulated" if variant == "amx" else "portable")
         if variant != "amx" or self.alter is None:
             return real
@@ -437,7 +455,7 @@ def test_the_kernel_uses_no_more_of_the_processor_than_torch(monkeypatch, torch_
     """ATEN_CPU_CAPABILITY lowers both sides of a comparison."""
     torch_uses(capability)
     monkeypatch.setattr(cpu, "load", Processor())
-    assert cpu.best_variant() == expected
+    assert cpu.variant_here.__wrapped__() == expected
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -452,30 +470,27 @@ def test_amx_is_chosen_where_it_agrees_with_the_variant_without_tiles(monkeypatc
     before = torch.get_rng_state()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert cpu.best_variant() == "amx"
+        assert cpu.variant_here.__wrapped__() == "amx"
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("wrong", [1.0, float("nan")])
-def test_amx_that_computes_something_else_is_not_used(monkeypatch, torch_uses, wrong):
-    torch_uses("AVX512")
-
+def add_to_the_gradient(wrong: float):
     def alter(job):
         ctypes.cast(job.grad, ctypes.POINTER(ctypes.c_float))[5] += wrong
 
-    monkeypatch.setattr(cpu, "load", Processor(alter))
-    with pytest.warns(RuntimeWarning, match="centres' gradient differ .* avx512_bf16, .* is used instead"):
-        assert cpu.best_variant() == "avx512_bf16"
+    return alter
 
 
-def test_amx_that_the_operating_system_withholds_is_not_used(monkeypatch, torch_uses):
+@pytest.mark.parametrize(
+    ("processor", "words"),
+    [
+        (Processor(add_to_the_gradient(1.0)), "centres' gradient differ .* avx512_bf16, .* is used instead"),
+        (Processor(add_to_the_gradient(float("nan"))), "centres' gradient differ .* avx512_bf16, .* is used instead"),
+        (Processor(refuses=True), "does not let this process use AMX tiles: Invalid argument"),
+    ],
+)
+def test_amx_that_computes_something_else_or_is_withheld_is_not_used(monkeypatch, torch_uses, processor, words):
     torch_uses("AVX512")
-
-    def load(variant):
-        if variant == "amx":
-            raise RuntimeError("the operating system does not let this process use AMX tiles: Invalid argument")
-        return Processor()(variant)
-
-    monkeypatch.setattr(cpu, "load", load)
-    with pytest.warns(RuntimeWarning, match="does not let this process use AMX tiles: Invalid argument"):
-        assert cpu.best_variant() == "avx512_bf16"
+    monkeypatch.setattr(cpu, "load", processor)
+    with pytest.warns(RuntimeWarning, match=words):
+        assert cpu.variant_here.__wrapped__() == "avx512_bf16"

@@ -164,19 +164,6 @@ def test_without_catch_up_a_row_lives_only_in_the_steps_that_touch_it(optimizer)
     assert sparse.row_state()["touched"].flatten().tolist() == [6, 5, 6] + [0] * (L - 3)
 
 
-@pytest.mark.parametrize("optimizer", [RowSGD(), RowAdamW(), RowAdam(), RowAdagrad()], ids=str)
-def test_they_converge(optimizer):
-    """Towards a goal that a quadratic pulls to, less what decay takes."""
-    lr = 0.5 if isinstance(optimizer, RowAdagrad) else 0.05
-    ours = centres(optimizer, Storage())
-    goal = torch.randn(L, D, generator=torch.Generator().manual_seed(1))
-    start = (ours.all_rows() - goal).norm()
-    for step in range(300):
-        table, _ = ours.fetch(None, step)
-        ours.update(None, 0, L, table - goal, lr, step)
-    assert (ours.centre_LD - goal).norm() < 0.05 * start
-
-
 def test_settings_that_make_no_sense_are_refused():
     for make in (
         lambda: RowSGD(momentum=1.0),
