@@ -9,6 +9,7 @@ import pytest
 import torch
 import tyro
 
+from partial_fc import comm
 from partial_fc.comm import Launch, detect, device
 from partial_fc.comm.launch import addresses, meet_nodes, start
 from partial_fc.comm.launch.detect import MPI_YIELD, PARENT, mpi_settings
@@ -149,16 +150,6 @@ def test_a_network_interface_that_cannot_be_used_is_an_error_that_lists_the_othe
     addresses.choose("lo", {})
 
 
-class Cores:
-    """A world of which this process is rank 0; the others have said which cores they may use."""
-
-    def __init__(self, others: list[tuple[str, set[int]]]):
-        self.others = others
-
-    def all_gather(self, t: torch.Tensor, *, name: str) -> torch.Tensor:
-        return torch.cat([t, *(torch.tensor(device.cores(host, used)) for host, used in self.others)])
-
-
 def all_of(num: int) -> tuple[str, set[int]]:
     return "here", set(range(num))
 
@@ -184,7 +175,8 @@ def test_processes_share_the_cores_that_they_have_in_common(monkeypatch, given, 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
-    device.share_cores(Cores(others))
+    monkeypatch.setattr(device.comm, "all_gather_json", lambda own, *_: [own, *([at, *used] for at, used in others)])
+    device.share_cores(comm.SingleWorld())
     assert asked == expected
 
 

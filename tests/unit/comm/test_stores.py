@@ -107,17 +107,6 @@ def test_a_wrong_password_is_an_error_at_once():
                 open_at(port, 20, **wrong)
 
 
-def test_a_key_of_another_kind_is_an_error(connect, port):
-    import redis
-
-    connect().hset("partial-fc:r", "somebody's", "1")
-    store = open_at(port)
-    with pytest.raises(redis.RedisError, match="WRONGTYPE"):
-        store.read()
-    store.close()
-    connect().flushall()
-
-
 # ---- folders
 
 
