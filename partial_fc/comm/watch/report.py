@@ -3,13 +3,11 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 MAX_LINES = 16  # with a line each; a thousand missing ranks have one cause
-# What a rank does with respect to the reported collective.
-Doing = Literal["elsewhere", "ended", "failed", "silent", "late", "unknown", "in it"]
-# Its line begins with the first; the second is what to check, that of the first entry that fits any rank.
-_DOINGS: dict[Doing, tuple[str, str]] = {
+# What a rank does with respect to the reported collective -> (how its line begins, what to check: that of the first
+# entry here that fits any rank).
+_DOINGS = {
     "elsewhere": (
         "elsewhere",
         "the ranks took different paths through the program: a condition (a flag, a rank number, a data set's "
@@ -80,7 +78,7 @@ def report(head: str, name: str, nth: int, peers: Sequence[PeerState] | None) ->
             "  what to check: the output of rank 0 and its host (dmesg: killed for its memory?)"
         )
     lines: list[str] = []
-    ranks: dict[Doing, list[int]] = defaultdict(list)
+    ranks: dict[str, list[int]] = defaultdict(list)
     for peer in peers:
         doing, words = _about(name, nth, peer)
         ranks[doing].append(peer.rank)
@@ -97,7 +95,7 @@ def report(head: str, name: str, nth: int, peers: Sequence[PeerState] | None) ->
     return "\n  ".join([head, *lines, f"what to check: {advice}"])
 
 
-def _about(name: str, nth: int, peer: PeerState) -> tuple[Doing, str]:
+def _about(name: str, nth: int, peer: PeerState) -> tuple[str, str]:
     """Returns what the rank does, and a description of it."""
     state = peer.state
     if state is None:
