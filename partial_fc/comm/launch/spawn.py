@@ -123,23 +123,17 @@ def _listen(address: str) -> socket.socket:
         ) from None
 
 
-def stay_with_parent(parent: int = 0) -> None:
+def stay_with_parent() -> None:
     """Ends this process when its parent is gone, as SIGTERM does: with a checkpoint if it trains, without one if that
     takes too long.
 
-    parent: its process id; 0: from the environment. Processes of other launchers are treated alike, except that a
-    parent that ended before this call is not noticed.
+    Processes of other launchers are treated alike, except that a parent that ended before this call is not noticed.
     """
-    parent = parent or int(os.environ.get(PARENT) or os.getppid())
-    end_with(parent)
-    threading.Thread(target=_outlive, args=(parent,), name="parent", daemon=True).start()
-
-
-def end_with(parent: int) -> None:
-    """Sends SIGTERM to this process when its parent, with this process id, is gone."""
+    parent = int(os.environ.get(PARENT) or os.getppid())
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # gone before prctl
         os._exit(1)
+    threading.Thread(target=_outlive, args=(parent,), name="parent", daemon=True).start()
 
 
 def _outlive(parent: int) -> None:
