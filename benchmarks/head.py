@@ -136,11 +136,7 @@ def run(options: HeadOptions, side: str, precision: str) -> Line:
         search = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         status = spawn.run(
             [sys.executable, "-m", "benchmarks.head_worker", json.dumps(job, default=str)],
-            nodes=1,
             gpus=options.num_processes,
-            nr=0,
-            master_addr="127.0.0.1",
-            master_port=None,
             environ={**os.environ, "OMP_NUM_THREADS": str(options.threads), "PYTHONPATH": os.pathsep.join(search)},
         )
         for refusal in sorted(folder.glob(REFUSAL.format("*"))):

@@ -194,12 +194,6 @@ def main() -> None:
     sys.exit(2)
 
 
-def _matter(flags: type) -> list[str]:
-    """Returns the flags that --help shows: not those that start processes on several hosts. []: the default."""
-    names = [field.name for field in dataclasses.fields(flags)]
-    return [*names, "gpus", "device"] if "launch" in names else []
-
-
 def run(name: str, arguments: list[str]) -> int | None:
     """Calls a verb with its flags; returns the exit status."""
     if name in _OWN_READERS:
@@ -216,7 +210,10 @@ def call(verb: Callable[..., Any], arguments: list[str], program: str) -> int | 
     try:
         make_private()
         flags = get_type_hints(verb)["options"]
-        options: Any = parse(flags, arguments, program, matter=_matter(flags))
+        names = [field.name for field in dataclasses.fields(flags)]
+        # What --help shows; []: the default. Not what starts processes on several hosts.
+        matter = [*names, "gpus", "device"] if "launch" in names else []
+        options: Any = parse(flags, arguments, program, matter=matter)
         if not hasattr(options, "launch"):
             return verb(options)
         from partial_fc.verbs.on_ranks import on_ranks

@@ -194,29 +194,27 @@ def _end(processes: Sequence[_Process]) -> None:
             process.send(signal.SIGKILL)
 
 
+@dataclass
 class _Supervision:
     """The state of processes that run together, until all have ended."""
 
-    def __init__(
-        self, processes: list[_Process], received: list[int], failure_grace_s: float, interrupt_grace_s: float
-    ):
-        self.processes = processes
-        self.running = list(processes)
-        self.received = received
-        self.failure_grace_s = failure_grace_s
-        self.interrupt_grace_s = interrupt_grace_s
-        self.status = 0  # of the process that failed first
-        self.requested = 0  # 128 + the first signal that arrived
-        self.requested_until = 0.0  # further signals until then belong to the first
-        self.expected = {0, PREEMPTED}  # ways to end that are no failure
-        self.kill_at = math.inf
-        self.end_helpers_at = math.inf
-        self.helpers_asked = False
-        self.beat_at = 0.0
-        self.selector = selectors.DefaultSelector()
+    processes: list[_Process]
+    received: list[int]
+    failure_grace_s: float
+    interrupt_grace_s: float
+    status: int = 0  # of the process that failed first
+    requested: int = 0  # 128 + the first signal that arrived
+    requested_until: float = 0.0  # further signals until then belong to the first
+    expected: set[int] = field(default_factory=lambda: {0, PREEMPTED})  # ways to end that are no failure
+    kill_at: float = math.inf
+    end_helpers_at: float = math.inf
+    helpers_asked: bool = False
+    beat_at: float = 0.0
+    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     def run(self) -> int:
         """Passes on lines and signals until all have ended; returns the exit status of `run`."""
+        self.running = list(self.processes)
         with self.selector:
             for process in self.processes:
                 for descriptor, pipe in ((1, process.popen.stdout), (2, process.popen.stderr)):

@@ -50,9 +50,11 @@ def bar(
     if stream.isatty():
         return tqdm(items, file=stream, dynamic_ncols=True, **given)
     if columns := _behind():
-        return tqdm(items, file=_ThroughLauncher(sys.stdout), ncols=columns - 1, **given)
+        return tqdm(items, file=_Through(sys.stdout, "\r"), ncols=columns - 1, **given)
     return tqdm(
-        items, file=_AsLines(stream), **given | {"bar_format": _AS_LINE, "mininterval": _EVERY_S, "delay": _EVERY_S}
+        items,
+        file=_Through(stream, "\n"),
+        **given | {"bar_format": _AS_LINE, "mininterval": _EVERY_S, "delay": _EVERY_S},
     )
 
 
@@ -85,27 +87,19 @@ def fitted(text: str, stream: TextIO, columns: int = 0) -> str:
 
 
 class _Through:
-    """A stream for tqdm."""
+    """A stream for tqdm, each of whose drawings ends with `end`."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, end: str) -> None:
+        self._stream, self._end = stream, end
         self.encoding = stream.encoding
 
     def flush(self) -> None:
         self._stream.flush()
 
-
-class _ThroughLauncher(_Through):
     def write(self, text: str) -> None:
-        text = text.removeprefix("\r")
+        text = text.strip() if self._end == "\n" else text.removeprefix("\r")
         if text:
-            self._stream.write(text if text.endswith("\n") else text + "\r")
-
-
-class _AsLines(_Through):
-    def write(self, text: str) -> None:
-        if line := text.strip():
-            self._stream.write(line + "\n")
+            self._stream.write(text if text.endswith("\n") else text + self._end)
 
 
 @functools.cache

@@ -1,11 +1,9 @@
 """The device, CPU cores and numerical settings of this process."""
 
-import hashlib
 import os
 import platform
 import socket
 from collections import Counter
-from collections.abc import Iterable
 from fractions import Fraction
 from importlib import metadata
 from typing import Literal
@@ -72,18 +70,12 @@ def share_cores(world: World) -> None:
     srun and mpirun may give each process cores of its own; the processes of a container share all its cores.
     OMP_NUM_THREADS, which config.sh and torchrun set, takes precedence.
     """
-    mine = cores(socket.gethostname(), os.sched_getaffinity(0))
-    found = world.all_gather(torch.tensor(mine), name="machine/cores")
-    num_users = Counter(map(tuple, found.tolist()))
+    host, mine = socket.gethostname(), os.sched_getaffinity(0)
+    everybodys = comm.all_gather_json([host, *mine], world, "machine/cores")
+    num_users = Counter(core for name, *cores in everybodys if name == host for core in cores)
     if "OMP_NUM_THREADS" not in os.environ:
         share = sum(Fraction(1, num_users[core]) for core in mine)
         torch.set_num_threads(max(1, int(share)))
-
-
-def cores(host: str, numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Returns the cores' names, unique over all hosts: (number derived from the host name, number of the core)."""
-    digest = hashlib.sha256(host.encode()).digest()
-    return [(int.from_bytes(digest[:7]), number) for number in numbers]
 
 
 def repeat_bit_by_bit() -> None:

@@ -6,7 +6,6 @@ import re
 import runpy
 import shlex
 import sys
-import textwrap
 from argparse import ArgumentParser
 from pathlib import Path
 from types import ModuleType
@@ -108,18 +107,3 @@ def test_every_program_is_python():
         for block in blocks:
             compile(block, page, "exec")
     assert sum(map(len, found.values())) >= 7
-
-
-def test_every_line_for_an_interpreter_is_python():
-    """Those after >>> and in python -c "...": their files are of runs and conversions that the pages tell of."""
-    num_examples = 0
-    for page in PAGES:
-        text = page.read_text()
-        examples = re.findall(r"^ *>>> (.*)$", text, re.MULTILINE)
-        examples += [
-            textwrap.dedent(code) for code in re.findall(r'\$ python3? -c "(.*?)"$', text, re.DOTALL | re.MULTILINE)
-        ]
-        num_examples += len(examples)
-        for example in examples:
-            compile(example, page.name, "exec")
-    assert num_examples >= 3

@@ -34,7 +34,7 @@ UNDER_LAUNCHER = f"""
 import os, sys
 from partial_fc.comm.launch import spawn
 words = [sys.executable, "-c", {WORK!r}]
-sys.exit(spawn.run(words, nodes=1, gpus=2, nr=0, master_addr="127.0.0.1", master_port=None))
+sys.exit(spawn.run(words, gpus=2))
 """
 
 

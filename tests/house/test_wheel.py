@@ -56,21 +56,6 @@ def test_one_wheel_serves_every_python_and_holds_one_package(wheel):
                 assert f"{there}/{source.relative_to(ROOT / folder)}" in names
 
 
-STEP = """
-import torch
-from partial_fc import comm
-from partial_fc.head import ArcFace, Compute, PartialFC
-head = PartialFC(num_classes=300, embedding_size=32, margin=ArcFace(), sample_rate=0.5, world=comm.init(),
-                 device=Compute(impl="cpu"))
-feat_BD = torch.randn(4, 32, requires_grad=True)
-before = head.centres.clone()
-head(feat_BD, torch.arange(4)).backward()
-head.step(lr=0.1)
-assert not torch.equal(before, head.centres)
-print(comm.__file__)
-"""
-
-
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bare one, with the wheel, and with what it needs from the environment that runs the tests."""
@@ -82,11 +67,6 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
     run(sys.executable, "-m", "pip", "--quiet", "--python", python, "install", "--no-deps", "--no-index", wheel)
     return environment
-
-
-def test_a_step_with_the_kernel(environment):
-    """Its sources are those of the checkout, so it is compiled already. (Into an empty cache: test_kernel_build.py.)"""
-    assert run(environment / "bin/python", "-I", "-c", STEP, PATH="/usr/bin:/bin").startswith(str(environment))
 
 
 def test_its_command_line(environment):

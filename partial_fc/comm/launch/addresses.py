@@ -1,13 +1,11 @@
 """The addresses and network interfaces of this host, for its own processes and for other hosts."""
 
-import ctypes
 import fcntl
 import os
 import socket
 import struct
 from collections.abc import MutableMapping
 from contextlib import suppress
-from pathlib import Path
 
 # The variables that libraries read at their start; Horovod has one for Gloo, and leaves the rest to NCCL and MPI.
 VARIABLES = ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
@@ -34,31 +32,18 @@ def choose(interface: str, environ: MutableMapping[str, str] = os.environ) -> No
         environ[name] = f"={interface}" if name == "NCCL_SOCKET_IFNAME" else interface
 
 
+_SIOCGIFADDR = 0x8915  # netdevice(7): the request for an interface's first IPv4 address
+
+
 def by_interface() -> dict[str, str]:
     """Returns the first IPv4 address of each interface of this host; "" if it has none."""
-    return {name: next((a for a in addresses if ":" not in a), "") for name, addresses in interfaces().items()}
-
-
-# netdevice(7): the request for all IPv4 addresses, and the size of `struct ifreq` on 64-bit Linux, which has a name of
-# 16 bytes and a `struct sockaddr_in`.
-_SIOCGIFCONF, _IFREQ_BYTES, _MOST_ADDRESSES = 0x8912, 40, 1024
-
-
-def interfaces() -> dict[str, list[str]]:
-    """Returns the IPv4 and IPv6 addresses of each interface of this host, link-local ones with their interface."""
-    found: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
-    buffer = ctypes.create_string_buffer(_MOST_ADDRESSES * _IFREQ_BYTES)
-    request = struct.pack("iP", len(buffer), ctypes.addressof(buffer))
+    found = {name: "" for _, name in socket.if_nameindex()}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        num_bytes, _ = struct.unpack("iP", fcntl.ioctl(any_socket, _SIOCGIFCONF, request))
-    for at in range(0, num_bytes, _IFREQ_BYTES):
-        entry = buffer.raw[at : at + _IFREQ_BYTES]
-        found.setdefault(entry[:16].split(b"\0")[0].decode(), []).append(socket.inet_ntoa(entry[20:24]))
-    with suppress(FileNotFoundError):  # a kernel without IPv6
-        for line in Path("/proc/net/if_inet6").read_text().splitlines():
-            digits, _, _, scope, _, name = line.split()
-            address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
-            found.setdefault(name, []).append(f"{address}%{name}" if scope == "20" else address)
+        for name in found:
+            with suppress(OSError):
+                # A name of 16 bytes, then a `struct sockaddr_in`.
+                entry = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("40s", name.encode()))
+                found[name] = socket.inet_ntoa(entry[20:24])
     return found
 
 
@@ -74,8 +59,8 @@ def address_of(interface: str, asked_by: str = "--network-interface ") -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """Returns the name of the interface with this address."""
-    return next((name for name, addresses in interfaces().items() if address in addresses), None)
+    """Returns the name of the interface with this first IPv4 address."""
+    return next((name for name, own in by_interface().items() if own == address), None) if address else None
 
 
 def loopback() -> str:

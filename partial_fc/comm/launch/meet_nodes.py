@@ -17,7 +17,6 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 from partial_fc import printable
-from partial_fc.comm.launch import addresses
 from partial_fc.comm.launch.detect import StartError
 from partial_fc.comm.launch.stores import Store
 
@@ -40,11 +39,6 @@ class Shard0:
         who = f"shard 0: {socket.gethostname()} (process {os.getpid()}, since {since})"
         return cls(who, reachable, port)
 
-    def found(self) -> "Found":
-        """Returns what shard 0 itself knows of rank 0. If the host has several addresses, the others choose."""
-        own = self.addresses[0] if len(self.addresses) == 1 else addresses.ANY
-        return Found(own, self.port, "")
-
     @classmethod
     def parse(cls, text: bytes, where: str) -> "Shard0":
         """Returns the announcement in `text`. Raises StartError if it is none."""
@@ -54,15 +48,6 @@ class Shard0:
             if right and 0 < found.port < 65536 and all(isinstance(address, str) for address in found.addresses):
                 return found
         raise StartError(f"{where} holds {text[:80]!r}, which no host of a run has written")
-
-
-@dataclass(frozen=True)
-class Found:
-    """The address of rank 0 to use here, and this host's own address on that path (shard 0's: unknown, "")."""
-
-    master_addr: str
-    master_port: int
-    own_addr: str
 
 
 @contextmanager
@@ -80,8 +65,8 @@ def announced(store: Store, shard: Shard0) -> Iterator[None]:
         yield
 
 
-def find(store: Store, shard_id: int, timeout_s: float) -> Found:
-    """Returns where rank 0 is, once it answers. Raises StartError after timeout_s seconds."""
+def find(store: Store, shard_id: int, timeout_s: float) -> tuple[str, int]:
+    """Returns address and port of rank 0, once it answers. Raises StartError after timeout_s seconds."""
     shard, last_try, deadline = None, False, time.monotonic() + timeout_s
     with closing(store), _errors(store, f"shard {shard_id}"):
         print(f"shard {shard_id} looks for shard 0 at {store.name}", file=sys.stderr, flush=True)
@@ -93,7 +78,7 @@ def find(store: Store, shard_id: int, timeout_s: float) -> Found:
                     # An address may be another host's here.
                     with suppress(OSError, ValueError):
                         socket.create_connection((address, shard.port), _PROBE_S).close()
-                        return Found(address, shard.port, addresses.towards(address))
+                        return address, shard.port
             time.sleep(_POLL_S)
         if shard is None:
             raise StartError(

@@ -14,6 +14,7 @@ import secrets
 import socket
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -67,7 +68,7 @@ def meet(launch: Launch, timeout_s: float, device: str = "cpu") -> Meeting:
         if launch.rank == 0:
             time.sleep(_LINGER_S)
         raise StartError(f"{launch}: {printable.name(outcome[:4000])}")
-    if launch.master_addr == addresses.ANY and (interface := addresses.interface_of(rank.address_of_rank_0())):
+    if launch.master_addr == addresses.ANY and (interface := addresses.interface_of(read(rank.keys, _ADDRESS))):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # the way between the hosts; see start.py
     return Meeting(_stores[at], rank.keys, attempt)
 
@@ -120,7 +121,7 @@ class _Rank:
     """One rank at the rendezvous. timeout_s: the time for all to join."""
 
     def __init__(self, server: dist.TCPStore, attempt: str, launch: Launch, device: str, timeout_s: float):
-        self.keys = self._store = dist.PrefixStore(attempt, server)
+        self.keys = dist.PrefixStore(attempt, server)
         self._server, self._attempt = server, attempt
         self._launch, self._device, self._timeout_s = launch, device, timeout_s
         self._names = [f"rank {rank}" for rank in range(launch.size)]
@@ -133,7 +134,7 @@ class _Rank:
         leads, started = self._launch.rank == 0, time.monotonic()
         patience_s, is_noted = left_s if leads else left_s + _LATER_S, not leads
         poll_s = max(_POLL_S, len(self._names) / _CHECKS_A_SECOND)
-        while not (outcome := self._read(_OUTCOME)):
+        while not (outcome := read(self.keys, _OUTCOME)):
             waited_s = time.monotonic() - started
             if text := self._all_here() or (self._missing() if waited_s > patience_s else ""):
                 return self._decide(text)
@@ -147,49 +148,42 @@ class _Rank:
             time.sleep(poll_s)
         return outcome
 
-    def address_of_rank_0(self) -> str:
-        """Returns the address at which other hosts reach rank 0; "": there are none."""
-        return self._read(_ADDRESS)
-
     def _claim(self) -> str:
         """Writes this rank's number, size and device; returns the error, or ""."""
         launch, host = self._launch, socket.gethostname()
         process = f"{host} (process {os.getpid()})"
         local_size = f"{launch.size} processes, says {self._name} on {host}"
-        first_size = self._store.compare_set("size", "", local_size).decode(errors="replace")
+        first_size = self.keys.compare_set("size", "", local_size).decode(errors="replace")
         if first_size.partition(" ")[0] != str(launch.size):
             return (
                 f"the ranks disagree on how many there are: {first_size}; {local_size}. Give every node the same "
                 "--nodes (--num-shards) and --gpus, and every job a port of its own"
             )
-        self._store.set(f"device of {self._name}", self._device)
+        self.keys.set(f"device of {self._name}", self._device)
         if launch.master_addr != addresses.ANY:
-            self._store.set(_ADDRESS, launch.master_addr)
-        holder = self._store.compare_set(self._name, "", process).decode(errors="replace")
+            self.keys.set(_ADDRESS, launch.master_addr)
+        holder = self.keys.compare_set(self._name, "", process).decode(errors="replace")
         number = holder.removeprefix(f"{host} (process ").removesuffix(")")
         if number.isdecimal() and has_ended(int(number)):  # it was killed, and this process is started in its place
-            holder = self._store.compare_set(self._name, holder, process).decode(errors="replace")
+            holder = self.keys.compare_set(self._name, holder, process).decode(errors="replace")
         return "" if holder == process else f"{self._name} is there twice: {holder} and {process}. {_TWICE}"
 
     def _decide(self, text: str) -> str:
         """Sets the outcome to `text`, unless there is one. Returns the one in effect."""
-        return self._store.compare_set(_OUTCOME, "", text).decode(errors="replace")
-
-    def _read(self, key: str) -> str:
-        return read(self._store, key)
+        return self.keys.compare_set(_OUTCOME, "", text).decode(errors="replace")
 
     def _all_here(self) -> str:
         """Returns the outcome on rank 0 if all ranks have joined; else ""."""
-        if self._launch.rank != 0 or not self._store.check(self._names):
+        if self._launch.rank != 0 or not self.keys.check(self._names):
             return ""
-        devices = self._store.multi_get([f"device of {rank}" for rank in self._names])
+        devices = self.keys.multi_get([f"device of {rank}" for rank in self._names])
         return devices_differ([device.decode() for device in devices]) or ALL_HERE
 
     def _absent(self) -> list[str]:
-        return [key for key in self._names if not self._store.check([key])]
+        return [key for key in self._names if not self.keys.check([key])]
 
     def _missing(self) -> str:
-        present = [f"{key}: {claim}" for key in self._names if (claim := self._read(key))]
+        present = [f"{key}: {claim}" for key in self._names if (claim := read(self.keys, key))]
         return (
             f"{printable.some(self._absent(), 16)} did not join {_where(self._launch)} within {self._timeout_s:g} s. "
             f"There are: {printable.some(present, 16)}. {self._remedy()}"
@@ -233,47 +227,43 @@ def _host(launch: Launch, timeout_s: float) -> dist.TCPStore:
 def _listen(launch: Launch) -> socket.socket:
     """Listens at the master address; at all addresses if that is not this host's (behind address translation, or by
     mistake, which shows later), or if its name resolves to the loopback here, as Debian sets it up."""
-    name = launch.master_addr
-    try:
-        resolved = {entry[4][0] for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
-    except OSError:
-        resolved = set()
-    loops = any(str(address).startswith("127.") or address == "::1" for address in resolved)
-    # Kubeflow's first operator gives "localhost" to the master.
-    if resolved and not (loops and (name not in (*resolved, "localhost") or launch.local_size < launch.size)):
-        address = str(min(resolved, key=lambda a: ":" in str(a)))  # IPv4, if it has both
-        if addresses.is_local(address):
-            return _server(address, launch.master_port)
-    return _server("", launch.master_port)
-
-
-def _server(address: str, port: int) -> socket.socket:
-    if address in ("", "::") and socket.has_dualstack_ipv6():
-        return socket.create_server(("::", port), family=socket.AF_INET6, backlog=128, dualstack_ipv6=True)
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, port), family=family, backlog=128)
+    name, here = launch.master_addr, ""
+    with suppress(OSError):
+        resolved = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+        loops = any(address.startswith("127.") or address == "::1" for address in resolved)
+        # Kubeflow's first operator gives "localhost" to the master.
+        if not loops or (name in (*resolved, "localhost") and launch.local_size == launch.size):
+            first = min(resolved, key=lambda address: ":" in address)  # IPv4, if it has both
+            here = first if addresses.is_local(first) else ""
+    if here in ("", "::") and socket.has_dualstack_ipv6():
+        return socket.create_server(
+            ("::", launch.master_port), family=socket.AF_INET6, backlog=128, dualstack_ipv6=True
+        )
+    family = socket.AF_INET6 if ":" in here else socket.AF_INET
+    return socket.create_server((here, launch.master_port), family=family, backlog=128)
 
 
 def _connect(launch: Launch, timeout_s: float, left_s: float) -> dist.TCPStore:
     """Returns a connection to the store at the master's address, once it answers there. Raises StartError."""
     if has_agent():
         expect(launch, "store of torchrun", launch.master_addr, launch.master_port)
-    deadline, pause_s, is_first = time.monotonic() + left_s, _RETRY_S, True
-    problem, is_silent = "no answer", False
-    while (left := deadline - time.monotonic()) > 0 or is_first:
-        is_first = False
+    deadline, pause_s = time.monotonic() + left_s, _RETRY_S
+    while True:
+        left, is_silent = max(0.1, deadline - time.monotonic()), False
         try:
-            store = dial(launch.master_addr, launch.master_port, max(0.1, left))
+            store = dial(launch.master_addr, launch.master_port, left)
             store.set_timeout(timedelta(seconds=max(1.0, timeout_s)))
             return store
         except NotAStore as error:
             problem, is_silent = str(error), True
         except TimeoutError:
-            problem, is_silent = "no answer: is a firewall between the hosts, or the address wrong?", False
+            problem = "no answer: is a firewall between the hosts, or the address wrong?"
         except socket.gaierror as error:
-            problem, is_silent = f"this host does not know the name ({error.strerror})", False
+            problem = f"this host does not know the name ({error.strerror})"
         except OSError as error:
-            problem, is_silent = error.strerror or str(error), False
+            problem = error.strerror or str(error)
+        if time.monotonic() >= deadline:
+            break
         # Rank 0 may come up soon: it may have been restarted at the same time.
         pause_s = min(0.2, 1.3 * pause_s)
         time.sleep(max(0.0, min(pause_s, deadline - time.monotonic())))

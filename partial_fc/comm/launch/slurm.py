@@ -45,7 +45,11 @@ def task(environ: Mapping[str, str]) -> Launch:
             "another step left over? Start with a fresh `srun`"
         )
     address = environ.get("MASTER_ADDR") or _first_host(environ, rank, node)
-    port = _integer(environ, "MASTER_PORT") if environ.get("MASTER_PORT") else _port(environ)
+    if environ.get("MASTER_PORT"):
+        port = _integer(environ, "MASTER_PORT")
+    else:
+        number = _integer(environ, "SLURM_JOB_ID") * 101 + _integer(environ, "SLURM_STEP_ID")
+        port = _PORTS[number % len(_PORTS)]
     return Launch("torch", rank, size, _integer(environ, "SLURM_LOCALID"), tasks[node], "srun", address, port)
 
 
@@ -75,11 +79,6 @@ def _first_host(environ: Mapping[str, str], rank: int, node: int) -> str:
             "for it in the wrong place: set MASTER_ADDR to the host of task 0"
         )
     return first_host(_text(environ, "SLURM_STEP_NODELIST"))
-
-
-def _port(environ: Mapping[str, str]) -> int:
-    job, step = _integer(environ, "SLURM_JOB_ID"), _integer(environ, "SLURM_STEP_ID")
-    return _PORTS[(job * 101 + step) % len(_PORTS)]
 
 
 def _text(environ: Mapping[str, str], name: str) -> str:

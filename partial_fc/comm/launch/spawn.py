@@ -29,11 +29,11 @@ LEAVES_BEHIND = ("torchrun", "horovodrun")
 def run(
     command: Sequence[str],
     *,
-    nodes: int,
     gpus: int,
-    nr: int,
-    master_addr: str,
-    master_port: int | None,
+    nodes: int = 1,
+    nr: int = 0,
+    master_addr: str = "127.0.0.1",
+    master_port: int | None = None,
     listening: socket.socket | None = None,
     environ: Mapping[str, str] = os.environ,
     blocked: Collection[signal.Signals] = (),
@@ -52,24 +52,19 @@ def run(
         listening = _listen(master_addr)
     port = master_port or listening.getsockname()[1]  # type: ignore[union-attr]
     ranks = [Launch("torch", nr * gpus + i, nodes * gpus, i, gpus, "", master_addr, port) for i in range(gpus)]
-    return _supervise(command, ranks, listening, environ, blocked, within, restarts)
+    return supervise(command, ranks, restarts, listening, environ, blocked, within)
 
 
-def again(command: Sequence[str], launch: Launch, blocked: Collection[signal.Signals], restarts: int) -> int:
-    """Runs `command` in place of this process, which another launcher has started as one rank, and again after
-    failures."""
-    return _supervise(command, [launch], None, os.environ, blocked, nullcontext, restarts)
-
-
-def _supervise(
+def supervise(
     command: Sequence[str],
     ranks: Sequence[Launch],
-    listening: socket.socket | None,
-    environ: Mapping[str, str],
-    blocked: Collection[signal.Signals],
-    within: Callable[[], AbstractContextManager[object]],
     num_restarts: int,
+    listening: socket.socket | None = None,
+    environ: Mapping[str, str] = os.environ,
+    blocked: Collection[signal.Signals] = (),
+    within: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> int:
+    """Runs `command` as these ranks, of which another launcher may have started one: this process."""
     restarts = Restarts(num_restarts) if num_restarts else None
 
     def commands(listening: socket.socket | None = None) -> list[Command]:
@@ -128,23 +123,17 @@ def _listen(address: str) -> socket.socket:
         ) from None
 
 
-def stay_with_parent(parent: int = 0) -> None:
+def stay_with_parent() -> None:
     """Ends this process when its parent is gone, as SIGTERM does: with a checkpoint if it trains, without one if that
     takes too long.
 
-    parent: its process id; 0: from the environment. Processes of other launchers are treated alike, except that a
-    parent that ended before this call is not noticed.
+    Processes of other launchers are treated alike, except that a parent that ended before this call is not noticed.
     """
-    parent = parent or int(os.environ.get(PARENT) or os.getppid())
-    end_with(parent)
-    threading.Thread(target=_outlive, args=(parent,), name="parent", daemon=True).start()
-
-
-def end_with(parent: int) -> None:
-    """Sends SIGTERM to this process when its parent, with this process id, is gone."""
+    parent = int(os.environ.get(PARENT) or os.getppid())
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # gone before prctl
         os._exit(1)
+    threading.Thread(target=_outlive, args=(parent,), name="parent", daemon=True).start()
 
 
 def _outlive(parent: int) -> None:

@@ -10,9 +10,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 from partial_fc import comm, interrupts
 from partial_fc.comm import World
@@ -62,12 +61,13 @@ def _start_node(launch: LaunchFlags) -> int | None:
     if launch.nodes == launch.gpus == 1:
         if given:
             print(f"note: {flags} without effect: one process, which needs no others", file=sys.stderr)
-        return spawn.again(_this_command(), by, _BLOCKED, launch.restarts) if launch.restarts else None
+        return spawn.supervise(_this_command(), [by], launch.restarts, blocked=_BLOCKED) if launch.restarts else None
     port = launch.master_port or (8888 if launch.nodes > 1 else None)
     return _spawn(launch, launch.nodes, launch.nr, launch.master_addr or "127.0.0.1", port)
 
 
-def _spawn(launch: LaunchFlags, nodes: int, nr: int, master_addr: str, master_port: int | None) -> int:
+def _spawn(launch: LaunchFlags, nodes: int, nr: int, master_addr: str, master_port: int | None, **shards: Any) -> int:
+    """shards: as spawn.run has it, of --num-shards."""
     print(f"starting {counted(launch.gpus, 'process')}", file=sys.stderr, flush=True)
     return spawn.run(
         _this_command(),
@@ -78,6 +78,7 @@ def _spawn(launch: LaunchFlags, nodes: int, nr: int, master_addr: str, master_po
         master_port=master_port,
         blocked=_BLOCKED,
         restarts=launch.restarts,
+        **shards,
     )
 
 
@@ -145,37 +146,22 @@ def _start_shard(rendezvous: RendezvousFlags, launch: LaunchFlags) -> int | None
 
 
 def _run_shard(rendezvous: RendezvousFlags, launch: LaunchFlags, run_id: str) -> int:
+    num, number = rendezvous.num_shards, rendezvous.shard_id
     store = _open_store(rendezvous, run_id, launch.start_timeout)
-    if rendezvous.shard_id:
-        found = meet_nodes.find(store, rendezvous.shard_id, launch.start_timeout)
-        return _spawn_shard(found, rendezvous, launch)
+    if number:
+        address, port = meet_nodes.find(store, number, launch.start_timeout)
+        environ = dict(os.environ)
+        # Gloo listens at the address over which this host reaches shard 0 (and there, see meet_ranks.py): its default
+        # is that of the host's name, on Debian 127.0.1.1.
+        if launch.network_interface is None and (way := addresses.interface_of(addresses.towards(address))):
+            environ.setdefault("GLOO_SOCKET_IFNAME", way)
+        return _spawn(launch, num, number, address, port, environ=environ)
     reachable = addresses.reachable(launch.network_interface)
     with _listen(reachable[0] if launch.network_interface else "", launch.master_port) as listening:
-        shard = meet_nodes.Shard0.here(reachable, listening.getsockname()[1])
-        within = partial(meet_nodes.announced, store, shard)
-        return _spawn_shard(shard.found(), rendezvous, launch, listening, within)
-
-
-def _spawn_shard(
-    found: meet_nodes.Found,
-    rendezvous: RendezvousFlags,
-    launch: LaunchFlags,
-    listening: socket.socket | None = None,
-    within: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> int:
-    return spawn.run(
-        _this_command(),
-        nodes=rendezvous.num_shards,
-        gpus=launch.gpus,
-        nr=rendezvous.shard_id,
-        master_addr=found.master_addr,
-        master_port=found.master_port,
-        listening=listening,
-        environ=_environment(found, launch.network_interface),
-        blocked=_BLOCKED,
-        within=within,
-        restarts=launch.restarts,
-    )
+        port = listening.getsockname()[1]
+        within = partial(meet_nodes.announced, store, meet_nodes.Shard0.here(reachable, port))
+        own = reachable[0] if len(reachable) == 1 else addresses.ANY  # of several the others choose
+        return _spawn(launch, num, 0, own, port, listening=listening, within=within)
 
 
 def _compare(rendezvous: RendezvousFlags, by: comm.Launch) -> None:
@@ -219,12 +205,3 @@ def _listen(address: str, port: int | None) -> socket.socket:
         return socket.create_server((address, port or 0), backlog=128)
     except OSError as error:
         raise ValueError(f"--master-port {port}: cannot listen there on {socket.gethostname()}: {error}") from None
-
-
-def _environment(found: meet_nodes.Found, network_interface: str | None) -> dict[str, str]:
-    """Returns the processes' environment. Gloo listens at the address over which this host reaches shard 0 (and there,
-    see meet_ranks.py): its default is that of the host's name, on Debian 127.0.1.1."""
-    environ = dict(os.environ)
-    if network_interface is None and (interface := addresses.interface_of(found.own_addr)):
-        environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    return environ

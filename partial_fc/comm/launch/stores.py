@@ -4,12 +4,13 @@ A store holds one short text, the announcement of one run. Nothing is unpickled.
 """
 
 import os
-import secrets
 import shlex
 import stat
 import sys
+import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
@@ -98,15 +99,9 @@ class RedisStore(Store):
 
     def _refresh(self) -> None:
         """Renews the key. If the server fails now, the run does not need it any more: the key may only expire."""
-        answered = True
         while not self._closed.wait(self._expire_s / 4):
-            try:
+            with suppress(*self.errors):
                 self._client.expire(self.key, self._expire_s)
-                answered = True
-            except self.errors as error:
-                if answered and not self._closed.is_set():
-                    print(f"note: {self.name} cannot be refreshed: {error}", file=sys.stderr, flush=True)
-                answered = False
 
 
 class FileStore(Store):
@@ -120,24 +115,23 @@ class FileStore(Store):
         self.name = f"file {self.path}"
         self.leftover = f"remove it on one host: `rm {shlex.quote(str(self.path.absolute()))}`"
         try:
-            probe = self._written("")
+            with tempfile.TemporaryFile(dir=shared) as probe:
+                self._owner = os.fstat(probe.fileno()).st_uid  # of this user's files, for the folder's server
         except OSError as error:
             raise StartError(
                 f"--file-store-path {shared}: {error.strerror} ({error.filename}). It must be a folder that this user "
                 "may write to, the same one on all hosts (`ls -ld`, `mount` and `df` show it)"
             ) from None
-        self._owner = os.lstat(probe).st_uid  # of this user's files, in the eyes of the folder's server
-        probe.unlink()
 
     def announce(self, text: str) -> bytes | None:
-        written = self._written(text)
-        try:
-            os.link(written, self.path)  # only one process can create it, over NFS too
-            self.mine = text.encode()
-        except FileExistsError:
-            return self.read() or b""
-        finally:
-            written.unlink()
+        with tempfile.NamedTemporaryFile(mode="w", prefix=".partial-fc-", dir=self._shared) as written:  # of mode 600
+            written.write(text)
+            written.flush()
+            try:
+                os.link(written.name, self.path)  # only one process can create it, over NFS too
+            except FileExistsError:
+                return self.read() or b""
+        self.mine = text.encode()
         return None
 
     def read(self) -> bytes | None:
@@ -161,18 +155,6 @@ class FileStore(Store):
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
 
-    def _written(self, text: str) -> Path:
-        """Returns a new file with that text, of mode 600."""
-        path = self._shared / f".partial-fc-{secrets.token_hex(8)}"
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(descriptor, "w") as file:
-                file.write(text)
-        except OSError:
-            path.unlink(missing_ok=True)
-            raise
-        return path
-
 
 def open_redis(host: str, port: int, run_id: str, timeout_s: float, **options: Any) -> RedisStore:
     """Returns the run's store, once the server answers; else raises StartError. host: a name, or a URL. options: of
@@ -192,23 +174,17 @@ def open_redis(host: str, port: int, run_id: str, timeout_s: float, **options: A
         try:
             client.exists(f"partial-fc:{run_id}")
             return RedisStore(client, run_id)
-        except (exceptions.AuthenticationError, exceptions.AuthorizationError, exceptions.NoPermissionError) as error:
-            raise StartError(
-                f"{where} refuses this process ({error}). Its password comes from --redis-password-file or "
-                "REDIS_PASSWORD in the environment, a user's name from REDIS_USERNAME, on each host"
-            ) from None
-        except (
-            exceptions.ConnectionError,
-            exceptions.TimeoutError,
-            OSError,
-        ) as error:  # BusyLoadingError, too: a server that starts
-            if time.monotonic() < deadline:
-                time.sleep(0.2)
-                continue
-            raise StartError(
-                f"{where} does not answer after {waited_s:g} s: {error}. Are --redis-host and --redis-port right, does "
-                "it run (`redis-cli -h HOST ping`), does it listen for other hosts (`bind` in redis.conf), and is "
-                "--redis-host rediss://HOST given where it speaks TLS, and only there?"
-            ) from None
-        except exceptions.RedisError as error:
-            raise StartError(f"{where} does not serve this process: {error}") from None
+        except (exceptions.RedisError, OSError) as error:
+            says_no = (exceptions.AuthenticationError, exceptions.AuthorizationError, exceptions.NoPermissionError)
+            if isinstance(error, says_no):
+                raise StartError(
+                    f"{where} refuses this process ({error}). Its password comes from --redis-password-file or "
+                    "REDIS_PASSWORD in the environment, a user's name from REDIS_USERNAME, on each host"
+                ) from None
+            if time.monotonic() >= deadline:
+                raise StartError(
+                    f"{where} does not answer after {waited_s:g} s: {error}. Are --redis-host and --redis-port right, "
+                    "does it run (`redis-cli -h HOST ping`), does it listen for other hosts (`bind` in redis.conf), "
+                    "and is --redis-host rediss://HOST given where it speaks TLS, and only there?"
+                ) from None
+            time.sleep(0.2)

@@ -1,10 +1,8 @@
 """What the ranks of a world tell each other of hanging collectives, as keys of a store that all of them reach.
 
-state R           rank R's newest RankState as JSON, every few seconds, and soon after `asked` has changed
-processes on H    the ranks of a host, with their process numbers
-hang              the rank that reports a hang; end: it has done so, and all are to end
-rank 0 has left   why
-asked, left       counts: of questions and other news; of the ranks that read no more
+state R       rank R's newest RankState as JSON, every few seconds, and soon after `asked` has changed
+hang          the rank that reports a hang: all end
+asked, left   counts: of questions; of the ranks that read no more
 """
 
 import json
@@ -18,14 +16,13 @@ from typing import TYPE_CHECKING
 
 from partial_fc.comm.launch import addresses, tcp_store
 from partial_fc.comm.launch.tcp_store import NotAStore, dial, has_ended, read
-from partial_fc.comm.watch.report import Link, PeerState, RankState
+from partial_fc.comm.watch.report import PeerState, RankState
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
 ANSWER_S = 3.0  # a rank that has not answered by then is unresponsive
 _CONNECT_S = 5.0
-HANG, END, RANK_0_HAS_LEFT = "hang", "end", "rank 0 has left"
 _served: list["dist.TCPStore"] = []  # until the process ends: others may ask after rank 0 has closed its world
 
 
@@ -66,69 +63,55 @@ class Board:
 
     def __init__(self, store: "dist.Store", rank: int, size: int, began: float):
         self._store, self._rank, self._size, self._began = store, rank, size, began
-        self._host = f"processes on {socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
-
-    def enter(self, state: RankState) -> None:
-        """Writes the first state."""
-        self._store.append(self._host, f"{self._rank} {os.getpid()}\n")  # type: ignore[attr-defined]
-        self.write(state)
 
     def write(self, state: RankState) -> None:
-        state.ended_here, state.at_s = sorted(self._ended_here()), time.monotonic() - self._began
+        state.at_s = time.monotonic() - self._began
         self._store.set(f"state {self._rank}", json.dumps(asdict(state)))
 
     def leave(self, state: RankState, patience_s: float) -> None:
         """Writes the last state. On rank 0, which may serve the store, waits until the others read no more."""
-        if state.goodbye:
-            self.write(state)
-        left = self._store.add("left", 1)
-        if self._rank == 0:
-            self.tell(RANK_0_HAS_LEFT, state.goodbye)
-            deadline = time.monotonic() + patience_s
-            while left < self._size and time.monotonic() < deadline:
-                time.sleep(0.02)
-                left = self._store.add("left", 0)
+        self.write(state)
+        left, deadline = self._store.add("left", 1), time.monotonic() + patience_s
+        while self._rank == 0 and left < self._size and time.monotonic() < deadline:
+            time.sleep(0.02)
+            left = self._store.add("left", 0)
 
     def num_asked(self) -> int:
         return self._store.add("asked", 0)
 
-    def tell(self, key: str, value: str) -> str:
-        """Sets a key, unless it is set, and has all ranks look soon. Returns its value."""
-        found = self._store.compare_set(key, "", value).decode(errors="replace")
+    def claim_hang(self) -> bool:
+        """Has all ranks end soon. Returns whether this one is to report, as the first."""
+        first = self._store.compare_set("hang", "", str(self._rank))
         self._store.add("asked", 1)
-        return found
+        return first.decode() == str(self._rank)
 
-    def told(self, key: str) -> str:
-        return read(self._store, key)
+    def hangs(self) -> bool:
+        """Returns whether a rank reports a hang."""
+        return bool(read(self._store, "hang"))
 
     def ask(self) -> list[PeerState]:
         """Returns what is known of all ranks, once all have answered or ANSWER_S are over."""
         before, deadline = self._states(), time.monotonic() + ANSWER_S
         self._store.add("asked", 1)
         while True:
-            found = self._peer_states(before)
-            if all(s.answered or s.link in ("left", "lost") for s in found) or time.monotonic() > deadline:
-                return found
+            peers = [self._peer(rank, *states) for rank, states in enumerate(zip(before, self._states(), strict=True))]
+            if all(peer.is_known for peer in peers) or time.monotonic() > deadline:
+                return peers
             time.sleep(0.05)
-
-    def _peer_states(self, before: list[RankState | None]) -> list[PeerState]:
-        states, now = self._states(), time.monotonic() - self._began
-        ended = self._ended_here().union(*(state.ended_here for state in states if state))
-        found = []
-        for rank, (earlier, state) in enumerate(zip(before, states, strict=True)):
-            if state is None:
-                found.append(PeerState(rank, "lost" if rank in ended else "never"))
-                continue
-            link: Link = "left" if state.goodbye else "lost" if rank in ended else "open"
-            answered = earlier is None or earlier.at_s != state.at_s
-            found.append(PeerState(rank, link, max(0.0, now - state.at_s), answered, state))
-        return found
 
     def _states(self) -> list[RankState | None]:
         texts = [read(self._store, f"state {rank}") for rank in range(self._size)]
         return [RankState(**json.loads(text)) if text else None for text in texts]
 
-    def _ended_here(self) -> set[int]:
-        """Returns the ranks of this host whose process has ended."""
-        pairs = [line.split() for line in read(self._store, self._host).splitlines()]
-        return {int(rank) for rank, process in pairs if has_ended(int(process))}
+    def _peer(self, rank: int, before: RankState | None, state: RankState | None) -> PeerState:
+        if state is None:
+            return PeerState(rank)
+        age_s = max(0.0, time.monotonic() - self._began - state.at_s)
+        answered = before is None or before.at_s != state.at_s
+        is_here = (state.host, state.namespace) == (socket.gethostname(), own_namespace())
+        return PeerState(rank, state, age_s, answered, is_here and has_ended(state.process))
+
+
+def own_namespace() -> str:
+    """Returns the name of the namespace of this process's number: a container has its own."""
+    return os.readlink("/proc/self/ns/pid")

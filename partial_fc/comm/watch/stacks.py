@@ -9,16 +9,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+THREAD_NAME = "comm-watch"  # of the watchdog's threads
 _log = logging.getLogger("partial_fc")
 # Files whose code only leads to a collective.
 _COMMUNICATION_CODE = ("/partial_fc/comm/", "/horovod/", "/torch/distributed/")
 
 
-def stacks(without: str) -> str:
-    """Returns the Python stack of each thread, the main one first, except for threads named `without`."""
+def stacks() -> str:
+    """Returns the Python stack of each thread but the watchdog's, the main one first."""
     frames = sys._current_frames()
     main = threading.main_thread()
-    threads = [main, *(t for t in threading.enumerate() if t is not main and t.name != without)]
+    threads = [main, *(t for t in threading.enumerate() if t is not main and t.name != THREAD_NAME)]
     parts = [
         f"thread {t.name}\n{''.join(traceback.format_stack(frames[t.ident]))}" for t in threads if t.ident in frames
     ]
@@ -37,19 +38,19 @@ def code_of_main_thread() -> str:
     return ", called from ".join(lines) or "no Python code"
 
 
-def emit(rank: int, text: str, thread_name: str, on_stderr: bool = True) -> None:
-    """Writes to stderr, bypassing Python's locks, and to this rank's log, in threads of that name."""
+def emit(rank: int, text: str, on_stderr: bool = True) -> None:
+    """Writes to stderr, bypassing Python's locks, and to this rank's log."""
     if on_stderr:
-        _run_within(2.0, lambda: os.write(2, f"rank {rank}: {text}\n".encode()), thread_name)
+        _run_within(2.0, lambda: os.write(2, f"rank {rank}: {text}\n".encode()))
     for handler in _log.handlers:
         if not isinstance(handler, logging.FileHandler):
             continue  # a terminal, which stderr is
         record = _log.makeRecord(_log.name, logging.CRITICAL, __file__, 0, text, (), None)
-        _run_within(2.0, partial(handler.handle, record), thread_name)
+        _run_within(2.0, partial(handler.handle, record))
 
 
-def _run_within(seconds: float, act: Callable[[], Any], thread_name: str) -> None:
+def _run_within(seconds: float, act: Callable[[], Any]) -> None:
     """Calls `act`, and waits `seconds` at most: a full pipe or hanging file system must not delay the process's end."""
-    thread = threading.Thread(target=act, name=thread_name, daemon=True)
+    thread = threading.Thread(target=act, name=THREAD_NAME, daemon=True)
     thread.start()
     thread.join(seconds)

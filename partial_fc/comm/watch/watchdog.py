@@ -14,16 +14,16 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from partial_fc import output
 from partial_fc.comm.launch.detect import StartError
-from partial_fc.comm.watch.board import ANSWER_S, END, HANG, RANK_0_HAS_LEFT, Board, Endpoint
-from partial_fc.comm.watch.report import PeerState, Query, RankState, failure_report, hang_report
-from partial_fc.comm.watch.stacks import code_of_main_thread, emit, stacks
+from partial_fc.comm.watch.board import ANSWER_S, Board, Endpoint, own_namespace
+from partial_fc.comm.watch.report import PeerState, RankState, report
+from partial_fc.comm.watch.stacks import THREAD_NAME, code_of_main_thread, emit, stacks
 
 EXIT_STATUS = 1
-THREAD_NAME = "comm-watch"
 _FIRST_CONNECTION_S = 2.0  # time to connect at the start, so that the others know ranks that end at once
 _log = logging.getLogger("partial_fc")
 _open_watches: "set[Watch]" = set()
@@ -81,15 +81,15 @@ class Watch:
         self._state_every_s = max(2.0, journal.size / 200)
         self._endpoint = endpoint
         self._began = time.monotonic()
-        self._host, self._process = socket.gethostname(), os.getpid()
+        self._process = os.getpid()
         self._ending_since = 0.0
-        self._why_closed, self._why_rank_0_left = "", ""
+        self._why_closed = ""
         # The collective that the backend gave up, and how many had been started by then.
         self._failed = ("", 0)
         self._is_known, self._closed = threading.Event(), threading.Event()
-        parts = (self._measure_waits, self._tell_states)
         self._threads = [
-            threading.Thread(target=self._guarded, args=(part,), name=THREAD_NAME, daemon=True) for part in parts
+            threading.Thread(target=part, name=THREAD_NAME, daemon=True)
+            for part in (self._measure_waits, self._tell_states)
         ]
         try:
             for thread in self._threads:
@@ -119,31 +119,24 @@ class Watch:
         if self._ending_since:
             # The backend noticed that another rank has ended, as this one will at once: nothing is left to report.
             time.sleep(5 * ANSWER_S)
+        rank, step = self._journal.rank, self._journal.step
         self._failed = call.name, self._journal.num_started
-        _log.error(f"collective {call.name} failed, step {self._journal.step}: {backend_error}; asking the other ranks")
-        return failure_report(self._query(call), self.peer_states(), backend_error, self._why_rank_0_left)
+        _log.error(f"collective {call.name} failed, step {step}: {backend_error}; asking the other ranks")
+        peers = self.peer_states()
+        others = None if peers is None else [peer for peer in peers if peer.rank != rank]
+        where = f"on rank {rank}, step {step}, call {call.nth} of that name"
+        return report(f"collective {call.name} failed {where}: {backend_error}", call.name, call.nth, others)
 
     def peer_states(self) -> list[PeerState] | None:
         """Returns the state of all ranks; None if the store does not answer."""
-        try:
-            board = None if self._why_rank_0_left else self._connect()
-            return board.ask() if board else None
-        except RuntimeError:  # DistError: the store is gone; or no thread can start
-            return None
+        with suppress(RuntimeError):  # DistError: the store is gone; or no thread can start
+            if board := self._connect():
+                return board.ask()
+        return None
 
     def _connect(self) -> Board | None:
         store = self._endpoint.connect()
         return Board(store, self._journal.rank, self._journal.size, self._began) if store else None
-
-    def _guarded(self, part: Callable[[], None]) -> None:
-        try:
-            part()
-        except Exception:
-            _log.exception(
-                "the watch over collectives has ended by a fault of its own; one that hangs is not reported any more"
-            )
-        finally:
-            self._is_known.set()
 
     # ---- in the thread that measures
 
@@ -156,8 +149,8 @@ class Watch:
             self._count_waiting(passed)
             call = self._journal.oldest_in_flight()
             if self._ending_since:
-                if now - self._ending_since > 4 * ANSWER_S:
-                    self._end("ends: a collective hangs, and nobody reported it in time")
+                if now - self._ending_since > 2 * ANSWER_S:  # whoever reports has what it asked for
+                    self._end("ends, as another rank reports a collective that hangs")
             elif call and call.waited_s >= self._timeout_s:
                 self._report(call)
 
@@ -171,35 +164,27 @@ class Watch:
                 call.waited_s += passed_s
 
     def _report(self, call: Call) -> None:
-        rank, board, peer_states = str(self._journal.rank), None, None
-        try:
-            if (board := self._connect()) and board.tell(HANG, rank) != rank:
-                self._prepare_to_exit()  # that rank ends this one, or the time does
-                return
-            peer_states = board.ask() if board else None
-        except RuntimeError:  # as in peer_states
-            board = None
-        self._prepare_to_exit()
-        emit(self._journal.rank, hang_report(self._query(call), peer_states, self._why_rank_0_left), THREAD_NAME)
-        if board:
-            board.tell(END, rank)
-            time.sleep(3 * self._look_every_s)  # the others read that; the store may be this process's
-        output.drain()
-        os._exit(EXIT_STATUS)
+        peers, journal = None, self._journal
+        with suppress(RuntimeError):  # as in peer_states
+            if board := self._connect():
+                if not board.claim_hang():
+                    self._prepare_to_exit()
+                    return
+                peers = board.ask()
+        head = (
+            f"collective {call.name} has not finished after {call.waited_s:.0f} s. Step {journal.step}; "
+            f"call {call.nth} of that name, collective number {call.number} of rank {journal.rank}"
+        )
+        self._end(report(head, call.name, call.nth, peers))
 
     # ---- in the thread that tells
 
     def _tell_states(self) -> None:
         import torch.distributed as dist
 
-        try:
-            if board := self._connect():
+        if board := self._connect():
+            with suppress(dist.DistError):  # rank 0 has ended
                 self._tell(board)
-                return
-        except dist.DistError:  # rank 0 has ended
-            if self._ending_since:
-                time.sleep(1.0)
-                self._end("ends: a rank reported a collective that hangs, and rank 0 has ended")
             return
         at = self._endpoint
         _log.warning(
@@ -208,40 +193,33 @@ class Watch:
         )
 
     def _tell(self, board: Board) -> None:
-        board.enter(self._state())
+        board.write(self._state())
         self._is_known.set()
         asked, told = 0, time.monotonic()
-        while not (self._closed.wait(self._look_every_s) or self._why_rank_0_left):
+        while not self._closed.wait(self._look_every_s):
             number = board.num_asked()
             if number == asked and time.monotonic() - told < self._state_every_s:
                 continue
             asked, told = number, time.monotonic()
             board.write(self._state())
-            if board.told(HANG):
+            if board.hangs():
                 self._prepare_to_exit()
-            if (reporter := board.told(END)) not in ("", str(self._journal.rank)):
-                self._end(f"ends, as rank {reporter} reported a collective that hangs")
-            self._why_rank_0_left = board.told(RANK_0_HAS_LEFT)
         board.leave(self._state(self._why_closed), 3 * self._look_every_s)
-
-    def _query(self, call: Call) -> Query:
-        journal, waited_s = self._journal, max(0.0, call.waited_s)
-        return Query(journal.rank, call.name, call.nth, call.number, journal.step, waited_s, journal.backend == "torch")
 
     def _state(self, goodbye: str = "") -> RankState:
         journal = self._journal
         waiting, newest = journal.oldest_in_flight(), journal.newest
         return RankState(
             rank=journal.rank,
-            host=self._host,
+            host=socket.gethostname(),
             process=self._process,
+            namespace=own_namespace(),
             step=journal.step,
             num_started=journal.num_started,
             last=newest.name if newest else "",
             waits_for=waiting.name if waiting else "",
             waited_s=max(0.0, waiting.waited_s) if waiting else 0.0,
-            started={name: [call.nth, call.number] for name, call in journal.newest_of.copy().items()},
-            in_flight=[[call.name, call.nth] for call in list(journal.in_flight)],
+            started={name: call.nth for name, call in journal.newest_of.copy().items()},
             failed=self._failed[0] if self._failed[1] == journal.num_started else "",
             code=code_of_main_thread(),
             goodbye=goodbye,
@@ -254,10 +232,12 @@ class Watch:
             return
         self._ending_since = time.monotonic()
         has_log_file = any(isinstance(handler, logging.FileHandler) for handler in _log.handlers)
-        emit(self._journal.rank, stacks(THREAD_NAME), THREAD_NAME, on_stderr=not has_log_file)
+        emit(self._journal.rank, stacks(), on_stderr=not has_log_file)
 
     def _end(self, words: str) -> None:
-        emit(self._journal.rank, words, THREAD_NAME)
+        self._prepare_to_exit()
+        emit(self._journal.rank, words)
+        time.sleep(3 * self._look_every_s)  # the others see that they are to end; the store may be this process's
         output.drain()
         os._exit(EXIT_STATUS)
 

@@ -36,7 +36,7 @@ def wait_for_end(pids: list[int]) -> None:
 
 
 def run(command: list[str], gpus: int = 2) -> int:
-    return spawn.run(command, nodes=1, gpus=gpus, nr=0, master_addr="127.0.0.1", master_port=None)
+    return spawn.run(command, gpus=gpus)
 
 
 def test_two_processes_of_one_host_which_partial_fc_launch_calls_one_worker(capfd, monkeypatch):
@@ -154,7 +154,7 @@ def test_a_master_address_without_a_port_is_where_rank_0_is_reached(monkeypatch)
 @pytest.mark.parametrize("address", ["192.0.2.77", "no-such-host.invalid"])
 def test_a_master_address_that_is_not_of_the_only_host_is_refused(address):
     with pytest.raises(ValueError, match=rf"--master-addr {address}: .* cannot listen there \(.*leave it away"):
-        spawn.run(["true"], nodes=1, gpus=2, nr=0, master_addr=address, master_port=None)
+        spawn.run(["true"], gpus=2, master_addr=address)
 
 
 @pytest.fixture(autouse=True)

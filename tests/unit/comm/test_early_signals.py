@@ -18,34 +18,6 @@ try:
 except KeyboardInterrupt:
     pass
 """
-# A recipe of no more than a start, on two shards or two GPUs.
-STARTS = """
-import signal
-import tyro
-from dataclasses import dataclass
-from partial_fc.comm.launch import start, stores
-from partial_fc.flags import Flags, LaunchFlags, RendezvousFlags
-
-@dataclass(frozen=True)
-class Job:
-    launch: Flags[LaunchFlags] = LaunchFlags()
-    rendezvous: Flags[RendezvousFlags] = RendezvousFlags()
-
-def main(arguments):
-    job = tyro.cli(Job, args=arguments)
-    status = start.start(job.launch, job.rendezvous)
-    if status is None:
-        print("trains")
-    return status or 0
-"""
-ENDED_ONCE_ANNOUNCED = """
-announce = stores.FileStore.announce
-def announce_and_end(store, text):
-    announced = announce(store, text)
-    signal.raise_signal(signal.SIGTERM)
-    return announced
-stores.FileStore.announce = announce_and_end
-"""
 
 
 @pytest.fixture
@@ -73,12 +45,3 @@ def test_ctrl_c_ends_an_import_that_would_lose_it(train):
 def test_ctrl_c_is_an_exception_once_all_is_imported(train):
     status, printed = train("def main(flags):\n    import signal\n    signal.raise_signal(signal.SIGINT)")
     assert (status, "recipe.py: interrupted" in printed) == (130, True), printed
-
-
-def test_a_shard_that_is_ended_once_it_is_announced_leaves_nothing(train, tmp_path):
-    meet = tmp_path / "meet"
-    meet.mkdir()
-    flags = ["--num-shards", "2", "--shard-id", "0", "--run-id", "ended", "--file-store-path", str(meet)]
-    status, printed = train(STARTS + ENDED_ONCE_ANNOUNCED, *flags)
-    assert status == 128 + signal.SIGTERM, printed
-    assert os.listdir(meet) == []

@@ -9,6 +9,7 @@ import pytest
 import torch
 import tyro
 
+from partial_fc import comm
 from partial_fc.comm import Launch, detect, device
 from partial_fc.comm.launch import addresses, meet_nodes, start
 from partial_fc.comm.launch.detect import MPI_YIELD, PARENT, mpi_settings
@@ -133,30 +134,20 @@ def test_the_patterns_of_nccl(said, agrees):
 
 
 def test_interfaces_are_those_that_psutil_finds():
-    families = (socket.AF_INET, socket.AF_INET6)
-    entries = psutil.net_if_addrs().items()
-    theirs = {name: {entry.address for entry in each if entry.family in families} for name, each in entries}
-    assert {name: set(each) for name, each in addresses.interfaces().items()} == theirs
+    theirs = {
+        name: next((entry.address for entry in each if entry.family == socket.AF_INET), "")
+        for name, each in psutil.net_if_addrs().items()
+    }
+    assert addresses.by_interface() == theirs
     assert addresses.interface_of("127.0.0.1") == addresses.loopback()
 
 
 @pytest.mark.parametrize(("name", "words"), [("ib0", "has no IPv4 address"), ("eth77", "does not exist")])
 def test_a_network_interface_that_cannot_be_used_is_an_error_that_lists_the_others(monkeypatch, name, words):
-    some = {"ib0": ["fe80::1%ib0"], "lo": ["::1", "127.0.0.1"]}
-    monkeypatch.setattr(addresses, "interfaces", lambda: some)
+    monkeypatch.setattr(addresses, "by_interface", lambda: {"ib0": "", "lo": "127.0.0.1"})
     with pytest.raises(ValueError, match=rf"{name}: {words} on .*; there are lo \(127\.0\.0\.1\)$"):
         addresses.choose(name, {})
     addresses.choose("lo", {})
-
-
-class Cores:
-    """A world of which this process is rank 0; the others have said which cores they may use."""
-
-    def __init__(self, others: list[tuple[str, set[int]]]):
-        self.others = others
-
-    def all_gather(self, t: torch.Tensor, *, name: str) -> torch.Tensor:
-        return torch.cat([t, *(torch.tensor(device.cores(host, used)) for host, used in self.others)])
 
 
 def all_of(num: int) -> tuple[str, set[int]]:
@@ -184,7 +175,8 @@ def test_processes_share_the_cores_that_they_have_in_common(monkeypatch, given, 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
-    device.share_cores(Cores(others))
+    monkeypatch.setattr(device.comm, "all_gather_json", lambda own, *_: [own, *([at, *used] for at, used in others)])
+    device.share_cores(comm.SingleWorld())
     assert asked == expected
 
 
@@ -271,14 +263,15 @@ def test_under_a_launcher_shards_come_from_it(environ, capsys, launcher, variabl
             start._start_shard(parse(words), LaunchFlags())
 
 
-def test_gloo_listens_where_the_hosts_reach_each_other(monkeypatch):
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    found = meet_nodes.Found("127.0.0.1", 1, "127.0.0.1")
-    told = start._environment(found, None)
-    assert told["GLOO_SOCKET_IFNAME"] == "lo"
-    assert "GLOO_SOCKET_IFNAME" not in start._environment(found, "eth0")  # the processes set it
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    assert start._environment(found, None)["GLOO_SOCKET_IFNAME"] == "eth7"
+@pytest.mark.parametrize("said", [None, "eth7"])
+def test_gloo_listens_where_the_hosts_reach_each_other(environ, tmp_path, said):
+    if said:
+        environ.setenv("GLOO_SOCKET_IFNAME", said)
+    environ.setattr(meet_nodes, "find", lambda *_: ("127.0.0.1", 1))
+    environ.setattr(start, "_spawn", lambda *_, **more: more["environ"].get("GLOO_SOCKET_IFNAME"))
+    second = parse(f"--num_shards 2 --shard_id 1 --run_id x --file_store_path {tmp_path}")
+    assert start._start_shard(second, LaunchFlags()) == (said or "lo")
+    assert start._start_shard(second, LaunchFlags(network_interface="eth0")) == said  # the processes set it
 
 
 def test_a_port_that_is_taken_is_refused():

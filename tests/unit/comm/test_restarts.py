@@ -126,12 +126,3 @@ def test_a_signal_is_passed_on_and_nothing_is_started_again(number, start, tmp_p
     supervisor.send_signal(number)
     assert supervisor.wait(60) == (75 if number == signal.SIGTERM else 200 + number)
     assert len(workers(tmp_path)) == 1
-
-
-def test_the_processes_end_with_their_supervisor(start, tmp_path):
-    supervisor = start("5 wait\n")
-    (worker,) = workers(tmp_path, 1)
-    supervisor.kill()
-    supervisor.wait()
-    while Path(f"/proc/{worker[0]}").exists() and "Z" not in Path(f"/proc/{worker[0]}/stat").read_text().split()[2]:
-        time.sleep(0.01)

@@ -71,31 +71,6 @@ with StopSignals(clock=lambda: now):
     assert "ending at once" in done.stderr
 
 
-@pytest.mark.parametrize("end", ["os.close(read)", "fill(write)"], ids=["gone", "not read"])
-def test_a_terminal_keeps_nobody_from_the_checkpoint(end):
-    program = f"""
-import os
-from partial_fc import output
-from partial_fc.train.guards.signals import StopSignals
-output.drain.__defaults__ = (0.2,)
-read, write = os.pipe()
-def fill(pipe):
-    os.set_blocking(pipe, False)
-    while True:
-        try:
-            os.write(pipe, bytes(4096))
-        except BlockingIOError:
-            return os.set_blocking(pipe, True)
-{end}
-os.dup2(write, 2)
-with StopSignals() as signals:
-    os.kill(os.getpid(), 15)
-    print(signals.received.name)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "SIGTERM\n"
-
-
 @pytest.mark.parametrize("all_listen", [False, True])
 def test_a_rank_ends_by_the_signal_that_has_ended_another(seen, all_listen):
     """... which did not listen yet."""

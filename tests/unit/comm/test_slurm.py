@@ -1,8 +1,6 @@
 """What srun says of a task, as its manual has it."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from partial_fc.comm import Launch, detect
 from partial_fc.comm.launch import slurm
@@ -109,9 +107,3 @@ def test_the_first_host_of_a_node_list(short, first):
 def test_node_lists_that_are_none(bad):
     with pytest.raises(ValueError, match="node list"):
         slurm.first_host(bad)
-
-
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=8))
-def test_tasks_per_node_written_short_and_long(counts):
-    assert slurm.tasks_per_node(",".join(map(str, counts))) == counts
-    assert slurm.tasks_per_node(",".join(f"{n}(x2)" for n in counts)) == [n for n in counts for _ in range(2)]

@@ -10,35 +10,35 @@ import torch
 from partial_fc import comm
 from partial_fc.comm.watch import board
 from partial_fc.comm.watch.board import Endpoint
-from partial_fc.comm.watch.report import MAX_LINES, PeerState, Query, RankState, failure_report, hang_report
+from partial_fc.comm.watch.report import MAX_LINES, PeerState, RankState, report
 from partial_fc.comm.watch.watchdog import Journal, Watch
 from tests.waiting import free_port, until
 
-QUERY = Query(rank=0, name="head/sum", nth=12, number=40, step=12, waited_s=600.2)
+HEAD = "collective head/sum has not finished after 600 s"
 
 
-def waiting(rank: int, **more) -> PeerState:
-    calls = {"started": {"head/sum": [12, 40]}, "in_flight": [["head/sum", 12]]}
-    state = RankState(rank, "gpu1", 100 + rank, 12, 40, "head/sum", "head/sum", 599.0, **calls)
-    return PeerState(rank, "open", 0.1, True, state, **more)
-
-
-def computing(rank: int) -> PeerState:
-    state = RankState(
-        rank, "gpu7", 4711, 11, 39, "backbone/gradient_3", started={"head/sum": [11, 31]}, code="decode.py:88 read"
-    )
-    return PeerState(rank, "open", 0.1, True, state)
+def waiting(rank: int) -> PeerState:
+    state = RankState(rank, "gpu1", 100 + rank, "", 12, 40, "head/sum", "head/sum", 599.0, started={"head/sum": 12})
+    return PeerState(rank, state, 0.1, answered=True)
 
 
 def silent(rank: int) -> PeerState:
-    return PeerState(rank, "open", 597.0, False, RankState(rank, "gpu9", 5, 11, 38, "backbone/gradient_2"))
+    return PeerState(rank, RankState(rank, "gpu9", 5, "", 11, 38, "backbone/gradient_2"), 597.0)
+
+
+def killed(rank: int) -> PeerState:
+    return PeerState(rank, RankState(rank, "gpu3", 7, "", 12, 39, "head/max"), 30.0, has_ended=True)
+
+
+def told(*peers: PeerState) -> str:
+    return report(HEAD, "head/sum", 12, peers)
 
 
 def test_hang_tells_a_silent_rank_from_an_ended_one():
-    ended = PeerState(3, "lost", 30.0, False, RankState(3, "gpu3", 7, 12, 39, "head/max"))
     goodbye = "its Python ended without closing the world; ValueError: key 17"
-    left = PeerState(4, "left", 20.0, False, RankState(4, goodbye=goodbye))
-    text = hang_report(QUERY, [waiting(0), silent(1), PeerState(2, "never"), ended, left])
+    left = PeerState(4, RankState(4, goodbye=goodbye), 20.0)
+    text = told(waiting(0), silent(1), PeerState(2), killed(3), left)
+    assert text.startswith(HEAD)
     assert "missing: rank 1 (host gpu9, process 5): no sign of life for 597 s" in text
     assert "unknown: rank 2: has never reached the store" in text
     assert "missing: rank 3 (host gpu3, process 7): no longer there" in text
@@ -47,47 +47,31 @@ def test_hang_tells_a_silent_rank_from_an_ended_one():
     assert "what to check: the output of ranks 3-4" in text
 
 
-def test_order_matters_only_where_the_backend_matches_by_order():
-    early = waiting(1)
-    early.state.started["head/sum"][1] = 39
-    assert "waiting in it: ranks 0-1" in hang_report(QUERY, [waiting(0), early])
-    ordered = Query(**{**vars(QUERY), "ordered": True})
-    text = hang_report(ordered, [waiting(0), early])
-    assert "out of order: rank 1" in text
-    assert "number 39, not 40" in text
-
-
 def test_hang_with_all_ranks_there_points_at_the_network():
-    text = hang_report(QUERY, [waiting(rank) for rank in range(3)])
+    text = told(*map(waiting, range(3)))
     assert "missing" not in text
+    assert "waiting in it: ranks 0-2" in text
     assert "every rank has called it" in text
 
 
-def test_a_rank_that_is_done_with_it_and_goes_on_is_not_missing():
-    done = computing(1)
-    done.state.started["head/sum"] = [12, 40]
-    text = hang_report(QUERY, [waiting(0), done])
-    assert "started: rank 1 (host gpu7, process 4711): has started it and computes" in text
-    assert "missing" not in text
-
-
 def test_a_thousand_missing_ranks_do_not_make_a_thousand_lines():
-    text = hang_report(QUERY, [waiting(0), *(silent(rank) for rank in range(1, 1000))])
+    text = told(waiting(0), *map(silent, range(1, 1000)))
     assert f"... and {999 - MAX_LINES} more ranks" in text
     assert len(text.splitlines()) == MAX_LINES + 4
     assert "network of ranks 1-999" in text
 
 
-def test_failure_names_who_ended_first_and_not_those_that_failed_with_it():
-    failed_too = PeerState(1, "left", 0.0, False, RankState(1, "gpu1", 5, failed="head/sum", goodbye="CollectiveError"))
-    killed = PeerState(2, "lost", 0.2, False, RankState(2, "gpu7", 4711, 11, 39, "backbone/gradient_3"))
-    text = failure_report(QUERY, [waiting(0), failed_too, killed], "Connection closed by peer")
-    assert all(words in text for words in ("head/sum failed on rank 0, step 12, call 12", "Connection closed"))
+def test_who_ended_first_is_told_from_those_whose_collective_failed_with_it():
+    failed_too = PeerState(1, RankState(1, "gpu1", 5, failed="head/sum", goodbye="CollectiveError"))
+    text = told(failed_too, killed(2))
     assert (
         "failed too: rank 1 (host gpu1, process 5): its backend gave up collective head/sum, and it has ended" in text
     )
-    assert "missing: rank 2 (host gpu7, process 4711): no longer there" in text
-    assert text.endswith("check first the output and the host of rank 2")
+    assert "what to check: the output of rank 2;" in text
+
+
+def test_a_store_that_does_not_answer_was_that_of_rank_0():
+    assert "missing: rank 0, whose process" in report(HEAD, "head/sum", 12, None)
 
 
 # ---- the store
@@ -114,39 +98,31 @@ def test_every_rank_is_asked_for_its_place(watches):
     watches[1]._journal.begin("t/a")
     watches[1]._journal.in_flight.clear()
     watches[2]._journal.begin("t/b")
-    call = watches[0]._journal.begin("t/a")
+    watches[0]._journal.begin("t/a")
     seen = watches[0].peer_states()
-    assert [s.link for s in seen] == ["open", "open", "open", "never"]
     assert [s.answered for s in seen] == [True, True, True, False]
     states = [s.state for s in seen[:3]]
     assert [state.step for state in states] == [5, 6, 7]
-    assert [state.has_started(watches[0]._query(call)) for state in states] == [True, True, False]
-    assert [state.in_flight for state in states] == [[["t/a", 1]], [], [["t/b", 1]]]
+    assert [state.started for state in states] == [{"t/a": 1}, {"t/a": 1}, {"t/b": 1}]
     assert [state.waits_for for state in states] == ["t/a", "", "t/b"]
+    assert seen[3].state is None
 
 
 def test_who_left_who_was_killed_and_who_is_silent_is_told(watches, monkeypatch):
     watches[2].close("it failed; ValueError: key 17")
-    monkeypatch.setattr(board.Board, "_ended_here", lambda _: {3})
     monkeypatch.setattr(board, "ANSWER_S", 0.6)
     monkeypatch.setattr(watches[1], "_state", threading.Event().wait)  # for ever
     seen = watches[0].peer_states()
-    assert [s.link for s in seen] == ["open", "open", "left", "lost"]
     assert [s.answered for s in seen[:2]] == [True, False]
     assert seen[2].state.goodbye == "it failed; ValueError: key 17"
+    monkeypatch.setattr(board, "has_ended", lambda process: True)
+    assert watches[0].peer_states()[1].has_ended
 
 
 def test_the_first_to_report_a_hang_is_the_only_one(watches):
     boards = [watch._connect() for watch in watches]
-    assert [made.tell(board.HANG, str(rank)) for rank, made in enumerate(boards)] == ["0"] * 3
+    assert [made.claim_hang() for made in boards] == [True, False, False]
     until(lambda: all(watch._ending_since for watch in watches))
-
-
-def test_rank_0_that_leaves_says_why_and_the_others_ask_no_more(watches):
-    watches[0].close("it failed; ValueError: key 18")
-    text = watches[1].describe_failure(watches[1]._journal.begin("t/a"), "Connection closed by peer")
-    assert "missing: rank 0, whose process (or its torchrun) keeps the store" in text
-    assert "has left (it failed; ValueError: key 18)" in text
 
 
 def test_a_store_elsewhere_that_answers_at_the_same_port_is_another_one(watches):
@@ -179,18 +155,6 @@ def test_time_counts_from_the_second_look_and_a_gpu_that_is_done_waits_no_longer
     ready = True
     watches[0]._count_waiting(10.0)
     assert journal.in_flight == {call}
-
-
-def test_a_watch_that_fails_says_so(monkeypatch, caplog):
-    def fails(*_):
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(Watch, "_count_waiting", fails)
-    watch = Watch(a_journal(0, 1), 0.08, Endpoint.served(1, one_host=True))  # looks every 10 ms
-    until(lambda: caplog.records)
-    watch.close()
-    assert "ended by a fault of its own" in caplog.text
-    assert "ZeroDivisionError" in caplog.text
 
 
 @pytest.mark.parametrize("timeout_s", [-1.0, float("nan"), float("inf")])
