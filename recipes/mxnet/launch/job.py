@@ -83,14 +83,13 @@ class Plan:
 
 
 def plan(options: LaunchOptions, command: Sequence[str], environ: Mapping[str, str] = os.environ) -> Plan:
-    """Plans the scheduler, the servers and the workers; without servers, the ranks of a torch job. (Under sge only the
-    scheduler's host is known; the others' is meaningless.) Raises ValueError."""
+    """Plans scheduler, servers and workers; without servers, the ranks of a torch job. Raises ValueError."""
     num_servers = options.servers(command)
     hosts = read_hosts(options.hostfile) if options.hostfile else [Host("127.0.0.1")]
     given = options.variables(environ)
     common = forwarded(environ) | {"PYTHONUNBUFFERED": "1"} | given[""]  # unbuffered output
     interface = common.get("DMLC_INTERFACE", "")
-    own = _own_address(options, hosts, interface if num_servers else "")
+    own = _own_address(hosts, interface if num_servers else "")
     addresses = {host: _address(host, own) for host in hosts}
     servers, workers = place(hosts, num_servers, options.num_workers)
     if not num_servers:
@@ -155,14 +154,12 @@ def _here(host: Host) -> bool:
     return host.is_here and host.ssh_port is None
 
 
-def _own_address(options: LaunchOptions, hosts: Sequence[Host], interface: str) -> str:
+def _own_address(hosts: Sequence[Host], interface: str) -> str:
     """Returns the address on which the scheduler, on this host, listens."""
     if interface:
         from partial_fc.comm.launch import addresses  # the package takes long to import
 
         return addresses.address_of(interface, "DMLC_INTERFACE=")
-    if options.launcher == "sge":
-        return source_address("198.51.100.1")  # any address: that of the default route
     return own_address(hosts)
 
 
