@@ -27,6 +27,7 @@ _WITHOUT_EFFECT = {
 }
 _SWITCHES = ("use-decord", "slowfast", "use-amp", "use-pretrained", "more-fix-crop")
 _REFUSED = {
+    "resume-states": "momentum is not read from GluonCV's files; leave it out: it starts from 0",
     "use-pretrained": "nothing is downloaded; give the published file with --resume-params",
     "hashtag": "nothing is downloaded; give the published file with --resume-params",
 }

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from partial_fc import flags
-from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags
+from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
 from partial_fc.flags.facts import Shows
 from partial_fc.recipe import start
 
 from . import gluoncv_flags as gluoncv
-from .flags import DataFlags, ModelFlags, RateFlags
+from .flags import DataFlags, ModelFlags
 from .video import ClipList
 
 # Parts that need torch are imported after the flags are checked: torch takes seconds, which --help avoids.
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Trains a SlowFast network. Defaults are those of GluonCV's train_recognizer. Its flags are all taken; see
-    recipes/compat/gluoncv.py for those of other names here."""
+    """Trains a SlowFast network. Defaults are those of GluonCV's train_recognizer. Its flags of other
+    names are taken, too (recipes/kinetics/gluoncv_flags.py)."""
 
     data: Flags[DataFlags] = DataFlags()
     model: Flags[ModelFlags]
     optim: Annotated[Flags[OptimFlags], Shows(("weight_decay",))] = OptimFlags(
         batch_size=25, weight_decay=1e-4, precision="fp32"
     )
-    schedule: Flags[RateFlags] = RateFlags(
+    schedule: Flags[ScheduleFlags] = ScheduleFlags(
         lr=0.1, lr_scaling="none", base_batch_size=64, lr_scheduler="step", epochs=3.0
     )
     run: Flags[RunFlags] = RunFlags(
@@ -72,11 +72,8 @@ class Config:
             raise ValueError("--train-list is missing: a video a line, `path num_frames label`")
         if self.data.val_list is None and not self.model.train_only:
             raise ValueError("--val-list is missing; without one, --train-only")
-        if self.optim.optimizer != "sgd":
-            if self.model.clip_grad:
-                raise ValueError("--clip-grad goes with --optimizer sgd; take --clip")
-            if self.model.resume_states:
-                raise ValueError("--resume-states is momentum, which --optimizer sgd has")
+        if self.optim.optimizer != "sgd" and self.model.clip_grad:
+            raise ValueError("--clip-grad goes with --optimizer sgd; take --clip")
         if self.model.resume_epoch and self.model.resume_epoch >= self.schedule.epochs:
             raise ValueError(
                 f"--resume-epoch {self.model.resume_epoch} of --num-epochs {self.schedule.epochs:g}, counted from 0: "
@@ -201,8 +198,6 @@ def _notes(config: Config) -> Iterator[str]:
     """Yields notes on flags without effect."""
     if config.data.data_aug == "v4" and flags.is_given(config.data, "scale_ratios"):
         yield "--scale-ratios go with --data-aug v1 and v2"
-    if config.model.eval and config.model.resume_states:
-        yield "--resume-states without effect: --eval trains nothing"
     if config.model.model.endswith("_custom") and not config.model.resume_params:
         yield f"--model {config.model.model}: GluonCV starts it from Kinetics weights that it downloads; here it is new"
     if config.model.train_only and config.data.val_list:

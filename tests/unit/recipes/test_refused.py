@@ -118,8 +118,7 @@ KINETICS = """
     --num-segments 10 | --eval
     --logging-file a/b.log | --save-dir
     --lr-decay-epoch x | 40,60
-    --resume-states f.states | .params
-    --resume-params f --resume-states f --optimizer adamw | --optimizer sgd
+    --resume-states f.states | leave it out
     --resume-epoch 3 | --resume-epoch 3 of --num-epochs 3
     --model slowfast_4x16_resnet50_sthsthv2 | slowfast_4x16_resnet50_custom
 """
