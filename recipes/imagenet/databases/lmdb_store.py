@@ -1,6 +1,6 @@
-"""LMDB as a store of records. Any number of processes may read one, each with its own environment."""
+"""LMDB as a store of records. Any number of processes may read one, each with its own environment: open it after a
+fork."""
 
-import os
 import weakref
 from array import array
 from collections.abc import Iterable
@@ -19,16 +19,11 @@ class LmdbStore:
 
     def __init__(self, path: Path, leveldb: Path | None = None):
         self.kind, self.path = ("LevelDB", leveldb) if leveldb else ("LMDB", path)
-        self._file = Path(os.path.realpath(path / "data.mdb" if path.is_dir() else path))
-        self.connect()
-        _stores.add(self)
+        file = (path / "data.mdb" if path.is_dir() else path).resolve()
+        _environments[file] = self._environment = _environments.get(file) or _open(file)
         with self._environment.begin() as transaction, transaction.cursor() as cursor:
             self._version = transaction.id()
             self._keys = KeyList(cursor.iternext(keys=True, values=False))
-
-    def connect(self) -> None:
-        environment = _environments.get(self._file) or _open(self._file)
-        _environments[self._file] = self._environment = environment
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -63,20 +58,8 @@ class KeyList:
         return bytes(self._joined[self._ends[index - 1] if index else 0 : self._ends[index]])
 
 
-# LMDB allows one environment per file and process; stores share it, but not across a fork.
+# LMDB allows one environment per file and process; stores share it.
 _environments: weakref.WeakValueDictionary[Path, lmdb.Environment] = weakref.WeakValueDictionary()
-_stores: weakref.WeakSet[LmdbStore] = weakref.WeakSet()
-
-
-def _connect_again() -> None:
-    for environment in list(_environments.values()):
-        environment.close()
-    _environments.clear()
-    for store in list(_stores):
-        store.connect()
-
-
-os.register_at_fork(after_in_child=_connect_again)
 
 
 def _open(file: Path) -> lmdb.Environment:

@@ -132,20 +132,3 @@ def test_a_key_that_comes_twice(tmp_path: Path) -> None:
         put(b"a", b"2")
         with pytest.raises(ValueError, match="two records have the key b"):
             put(b"b", b"3")
-
-
-def test_a_disk_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_images(tmp_path / "in", COUNTS)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: type("", (), {"free": 100}))
-    with pytest.raises(ValueError, match=r"has 0.0 GiB free; 6 images need about"):
-        make_lmdb(DatabaseOptions(tmp_path / "in", tmp_path / "out"))
-    assert not list(tmp_path.glob("out*"))
-
-
-def test_more_images_than_are_in_work_at_a_time(tmp_path: Path) -> None:
-    """None is lost where the room on the disk is checked, after the first 512."""
-    write_idx(tmp_path / "train-images-idx3-ubyte", np.zeros((600, 2, 2), np.uint8))
-    write_idx(tmp_path / "train-labels-idx1-ubyte", (np.arange(600) % 10).astype(np.uint8))
-    make_lmdb(DatabaseOptions(tmp_path, tmp_path / "out"))
-    source = open_database(tmp_path / "out", "lmdb", 10)
-    assert [source.read(i).label for i in range(len(source))] == [i % 10 for i in range(600)]
