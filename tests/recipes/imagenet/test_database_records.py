@@ -7,10 +7,11 @@ import pytest
 
 from partial_fc.data.decode import decode
 from partial_fc.data.sample import BadRecord
-from recipes.imagenet.databases.records import read_record
+from recipes.imagenet.databases.records import BYTE, FLOAT, INT32, INT64, STRING, Datum, TensorProtos, read_record
 from tests.recipes.imagenet import databases
-from tests.recipes.imagenet.databases import BYTE, DOUBLE, FLOAT, INT32, INT64, STRING, Datum, Packed, Unpacked, tensors
+from tests.recipes.imagenet.databases import Unpacked, tensors
 
+DOUBLE = 13
 RGB = databases.picture(1)
 GREY = RGB[..., :1]
 IMAGE = {"data_type": BYTE, "dims": RGB.shape, "byte_data": RGB[..., ::-1].tobytes()}
@@ -59,7 +60,7 @@ def test_grey_tensors(dims: tuple[int, ...]) -> None:
     check(tensors({"data_type": BYTE, "dims": dims, "byte_data": GREY.tobytes()}, LABEL), GREY)
 
 
-@pytest.mark.parametrize("message", [Packed, Unpacked])
+@pytest.mark.parametrize("message", [TensorProtos, Unpacked])
 @pytest.mark.parametrize(
     "label",
     [
@@ -98,7 +99,7 @@ def test_labels_packed_and_unpacked(message: Any, label: dict[str, Any]) -> None
         (tensors({"data_type": BYTE, "byte_data": bytes(30)}, LABEL), "no size has 30"),
         (tensors({"data_type": STRING}, LABEL), "STRING of 0 parts"),
         (tensors({"data_type": STRING, "string_data": [b"a", b"b"]}, LABEL), "STRING of 2 parts"),
-        (Packed(protos=[IMAGE]).SerializeToString(), "with 1 tensors"),
+        (TensorProtos(protos=[IMAGE]).SerializeToString(), "with 1 tensors"),
         (tensors(IMAGE, LABEL, BOX), "with 3 tensors"),
     ],
 )

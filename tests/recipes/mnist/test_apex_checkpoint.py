@@ -167,17 +167,6 @@ def test_a_state_dict_alone(tmp_path):
         saved(tmp_path, torch.zeros(3))
 
 
-def test_files_that_would_run_code_are_not_loaded(tmp_path):
-    torch.save({"model": ConvNet(), "optimizer": {}, "amp": {}}, tmp_path / "whole.pt")
-    with pytest.raises(ValueError, match=r"whole.pt: its model is no state dict"):
-        apex.read(tmp_path / "whole.pt")
-    (tmp_path / "text.pt").write_text("no checkpoint")
-    with pytest.raises(ValueError, match=r"text.pt cannot be read"):
-        apex.read(tmp_path / "text.pt")
-    with pytest.raises(ValueError, match=r"none.pt not found"):
-        apex.read(tmp_path / "none.pt")
-
-
 def test_another_model(tmp_path):
     net, optimizer = trained()
     content = by_apex(net, optimizer)

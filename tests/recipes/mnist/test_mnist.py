@@ -19,7 +19,6 @@ from tests.recipes.mnist.mnist_job import (
     GLOBAL_BATCH,
     NUM_TEST,
     NUM_TRAIN,
-    assert_same_files,
     assert_same_weights,
     reference,
     train_here,
@@ -64,33 +63,6 @@ def test_what_is_printed_and_written(digits, tmp_path, capfd):
         assert tag in events.read_bytes()
     assert (tmp_path / "logs" / "rank-0000.log").read_text().count(" rank 0 I Epoch [") == 4
     assert reported(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        pytest.param("--precision fp16-o2 --momentum 0.9 --gradient-compression bf16", marks=pytest.mark.long),
-        "--precision fp16 --accumulate 2 --gradient-compression fp16",
-    ],
-)
-def test_resume_continues_bit_by_bit(digits, tmp_path, flags, capfd):
-    """Interrupted within an epoch, at its end (after 7, or 4 where two batches make an update), within the next."""
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train_here(digits, whole, flags)
-    for max_steps in (2, 4, 5) if "accumulate" in flags else (2, 7, 8):
-        train_here(digits, parts, f"{flags} --max-steps {max_steps}")
-        assert result(parts)["steps"] == max_steps
-    capfd.readouterr()
-    train_here(digits, parts, flags)
-    assert "resumed from" in capfd.readouterr().out
-    assert losses(parts) == losses(whole)
-    assert_same_files(whole, parts, result(whole)["steps"])
-    assert result(parts)["confusion"] == result(whole)["confusion"]
-
-    finished = (parts / "result.json").read_text()
-    train_here(digits, parts, flags)
-    assert "is finished" in capfd.readouterr().out
-    assert (parts / "result.json").read_text() == finished
 
 
 # ---- Apex's files
