@@ -305,12 +305,13 @@ ELSEWHERE = {
     "num-layers": "lenet and mlp have their layers; networks with a choice of them are recipe imagenet's",
     "image-shape": "the images are as large as the files say",
     "test-io": "the images lie in memory, there is no reading to measure (see benchmarks/data.py for others)",
-    "profile-worker-suffix": "MXNet's profiler is left out: mx.profiler in a script of your own has it",
-    "profile-server-suffix": "MXNet's profiler is left out, also that of the servers",
+    **dict.fromkeys(
+        ("profile-worker-suffix", "profile-server-suffix"),
+        "MXNet's profiler is left out: mx.profiler in a script of your own has it",
+    ),
     "use-imagenet-data-augmentation": "digits are not augmented; recipe imagenet has that",
     "macrobatch-size": "it is lbsgd's, which is left out; give a larger --batch-size, or more workers",
-    "warmup-epochs": "it is lbsgd's, which is left out; give a smaller --lr",
-    "warmup-strategy": "it is lbsgd's, which is left out; give a smaller --lr",
+    **dict.fromkeys(("warmup-epochs", "warmup-strategy"), "it is lbsgd's, which is left out; give a smaller --lr"),
 }
 _ONLY_THERE = ("kv_store", "network", "disp_batches", "num_epochs", "model_prefix", "gc_type")
 

@@ -2,8 +2,6 @@
 fork."""
 
 import weakref
-from array import array
-from collections.abc import Iterable
 from pathlib import Path
 
 import lmdb
@@ -23,7 +21,7 @@ class LmdbStore:
         _environments[file] = self._environment = _environments.get(file) or _open(file)
         with self._environment.begin() as transaction, transaction.cursor() as cursor:
             self._version = transaction.id()
-            self._keys = KeyList(cursor.iternext(keys=True, values=False))
+            self._keys = list(cursor.iternext(keys=True, values=False))
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -38,24 +36,6 @@ class LmdbStore:
                     f"{self.path} was written to after it was opened; start again when the writer has finished"
                 )
             return key, value
-
-
-class KeyList:
-    """Keys in their order, in a key's own bytes and 8 more each."""
-
-    def __init__(self, keys: Iterable[bytes]):
-        self._joined, self._ends = bytearray(), array("q")
-        for key in keys:
-            self._joined += key
-            self._ends.append(len(self._joined))
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def __getitem__(self, index: int) -> bytes:
-        if not 0 <= index < len(self):
-            raise IndexError(f"record {index} of {len(self)}")
-        return bytes(self._joined[self._ends[index - 1] if index else 0 : self._ends[index]])
 
 
 # LMDB allows one environment per file and process; stores share it.
