@@ -19,17 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from partial_fc import files, flags
 from partial_fc.errors import UsageError
-from partial_fc.flags import (
-    ExchangeFlags,
-    Flags,
-    GuardFlags,
-    HeadFlags,
-    LaunchFlags,
-    OptimFlags,
-    RunFlags,
-    ScheduleFlags,
-    check_numbers,
-)
+from partial_fc.flags import Flags, check_numbers
 from partial_fc.flags.facts import CLASSES, LABELS, PIXELS, THREADS, Basic, In, MayChange, Refused, Shows, facts
 from partial_fc.flags.from_file import with_file
 from partial_fc.flags.known import split
@@ -166,13 +156,13 @@ class Config:
     data: Flags[DataFlags] = DataFlags()
     model: Flags[ModelFlags] = ModelFlags()
     tuning: Flags[TuningFlags] = TuningFlags()
-    head: Annotated[Flags[HeadFlags], Shows(("loss", "sample_rate", "start_centres"))] = HeadFlags()
-    optim: Flags[OptimFlags] = OptimFlags()
-    schedule: Flags[ScheduleFlags] = ScheduleFlags()
-    run: Flags[RunFlags] = RunFlags(models_root=Path("runs/face-DATA-NETWORK"))
-    guards: Flags[GuardFlags] = GuardFlags()
-    exchange: Flags[ExchangeFlags] = ExchangeFlags()
-    launch: Annotated[Flags[LaunchFlags], Shows(("device",))] = LaunchFlags()
+    head: Annotated[Flags[flags.HeadFlags], Shows(("loss", "sample_rate", "start_centres"))] = flags.HeadFlags()
+    optim: Flags[flags.OptimFlags] = flags.OptimFlags()
+    schedule: Flags[flags.ScheduleFlags] = flags.ScheduleFlags()
+    run: Flags[flags.RunFlags] = flags.RunFlags(models_root=Path("runs/face-DATA-NETWORK"))
+    guards: Flags[flags.GuardFlags] = flags.GuardFlags()
+    exchange: Flags[flags.ExchangeFlags] = flags.ExchangeFlags()
+    launch: Annotated[Flags[flags.LaunchFlags], Shows(("device",))] = flags.LaunchFlags()
 
     def __post_init__(self) -> None:
         from partial_fc.train import head_from_flags

@@ -6,10 +6,8 @@
     horovodrun -np 32 -H ip1:8,ip2:8,ip3:8,ip4:8 python train.py kinetics ... --lr 0.4     the tutorial's four machines
     python train.py kinetics ... --eval --resume-params best.params --num-segments 10 --three-crop     30 views
 
-`--batch-size` counts the clips of one process (GPU), `--num-data-workers` the threads of a machine. Their other names
-are taken, too: --num-epochs (--epochs), --wd, --log-interval (--frequent), --save-dir (--models-root), --lr-mode
-(--lr-scheduler), --lr-decay (--lr-factor), --num-gpus (--gpus), --dtype (--precision). What a GluonCV user tries first,
-and results on clips that can be made here: docs/recipes/kinetics.md.
+`--batch-size` counts the clips of one process (GPU), `--num-data-workers` the threads of a machine. What a GluonCV
+user tries first, and results on clips that can be made here: docs/recipes/kinetics.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """MXNet's train_mnist.py: digits over a key-value store (KVStore), with its flags and defaults; part of recipe `mnist`.
 
-    python train.py mnist --engine mxnet --network lenet                                     one process
     partial-fc launch -n 2 -s 2 --launcher local python train.py mnist --engine mxnet --kv-store dist_sync
-    partial-fc launch -n 2 -s 2 --launcher ssh -H hosts python train.py mnist --engine mxnet --kv-store dist_async
 
 What one sees, what differs from MXNet's own, measured accuracies: docs/recipes/mxnet.md. MXNet is imported when the
 flags are known to be right.
