@@ -203,6 +203,7 @@ def train_here(run: Run) -> int:
     from partial_fc.data.sets.joined import tables_of
     from partial_fc.data.transform import as_stored, training_square
     from partial_fc.evaluate.verification import Verification
+    from partial_fc.models import lora
 
     from . import backbone as face_backbone
     from . import tuning as face_tuning
@@ -240,7 +241,8 @@ def train_here(run: Run) -> int:
     torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
     input_size = tables_of(source)[0].width if of_vectors else data.image_size
     network = face_backbone.build(config.model, input_size, run.device, data.mirror)
-    face_tuning.adapt(config.tuning, network, input_size)
+    if rank := config.tuning.lora:
+        network.notes.append(f"--lora {rank}: {lora.adapt(network.module, rank, input_size)}")
     compile_for = (data.image_size, data.image_size, 3) if config.model.compile else None
     backbone = run.backbone(network.module, network.to_input, network.contract, precision=network.precision,
                             compile_for=compile_for, **config.model.optimizer_options())  # fmt: skip

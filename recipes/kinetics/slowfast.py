@@ -9,7 +9,7 @@ State-dict names are those of GluonCV's blocks (fast_res2.0.conv1), so its publi
 B clips, T frames (fast ones first, then slow ones), H = W pixels, C classes.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -32,7 +32,6 @@ class Shape:
     slow_frames: int
     lateral_kernel: int  # frames
     fast_frames: int = 32
-    width: int = 64  # channels of the slow stem
 
     @property
     def alpha(self) -> int:
@@ -83,11 +82,11 @@ class Bottleneck(nn.Module):
 class SlowFast(nn.Module):
     """Normalised clip_B3THW (float), H = W of at least 32 -> logit_BC."""
 
-    def __init__(self, shape: Shape, num_classes: int, dropout: float = _DROPOUT):
+    def __init__(self, shape: Shape, num_classes: int, width: int, dropout: float):
         super().__init__()
         self.shape = shape
         self.fixed_statistics = False  # see freeze_batch_norms
-        slow, fast = shape.width, shape.width // _FAST_SHARE
+        slow, fast = width, width // _FAST_SHARE
         self.fast_conv1 = _conv(3, fast, (5, 7, 7), (1, 2, 2))
         self.fast_bn1 = _batch_norm(fast)
         self.slow_conv1 = _conv(3, slow, (1, 7, 7), (1, 2, 2))
@@ -166,7 +165,7 @@ def build(name: str, num_classes: int = 400, width: int = 64, dropout: float = _
             f"width {width}, classes {num_classes}, dropout {dropout}: expected a multiple of {_FAST_SHARE}, 1 or "
             "more, and from 0 to below 1"
         )
-    return SlowFast(replace(SHAPES[name], width=width), num_classes, dropout)
+    return SlowFast(SHAPES[name], num_classes, width, dropout)
 
 
 def _stage(width_in: int, width: int, depth: int, stride: int, time_kernel: int) -> nn.Sequential:

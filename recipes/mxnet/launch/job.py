@@ -155,12 +155,20 @@ def _here(host: Host) -> bool:
 
 
 def _own_address(hosts: Sequence[Host], interface: str) -> str:
-    """Returns the address on which the scheduler, on this host, listens."""
-    if interface:
-        from partial_fc.comm.launch import addresses  # the package takes long to import
+    """Returns this host's address for the others, on which the scheduler listens: that of the interface, else the
+    source address of packets to the first other host, else the first host's. Raises ValueError."""
+    from partial_fc.comm.launch import addresses  # the package takes long to import
 
+    if interface:
         return addresses.address_of(interface, "DMLC_INTERFACE=")
-    return own_address(hosts)
+    others = [host for host in hosts if not host.is_here]
+    if not others:
+        return address(hosts[0])
+    destination = address(others[0])
+    try:
+        return addresses.towards(destination)
+    except OSError as error:
+        raise ValueError(f"this host does not reach {destination}: {error.strerror}; see `ip route`") from None
 
 
 def _address(host: Host, own: str) -> str:
@@ -233,22 +241,3 @@ def address(host: Host) -> str:
         raise ValueError(
             f"host {host.name} of the host file: {error.strerror}; write its address, or put its name into /etc/hosts"
         ) from None
-
-
-def own_address(hosts: Sequence[Host]) -> str:
-    """Returns this host's address for the others: the source address of packets to the first other host, or the first
-    host's address if there is none."""
-    others = [host for host in hosts if not host.is_here]
-    if not others:
-        return address(hosts[0])
-    return source_address(address(others[0]))
-
-
-def source_address(destination: str) -> str:
-    """Returns the source address of this host's packets to that one; sends nothing. Raises ValueError."""
-    from partial_fc.comm.launch import addresses  # the package takes long to import
-
-    try:
-        return addresses.towards(destination)
-    except OSError as error:
-        raise ValueError(f"this host does not reach {destination}: {error.strerror}; see `ip route`") from None

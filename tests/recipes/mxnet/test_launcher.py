@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from partial_fc.comm.launch import addresses
 from recipes.mxnet.launch import job
 from recipes.mxnet.launch.command import launch
 from recipes.mxnet.launch.options import split, torch_recipe
@@ -16,7 +17,7 @@ ECHO = ["sh", "-c", 'echo "$DMLC_ROLE $DMLC_TASK_ID"']
 @pytest.fixture
 def hosts(tmp_path, monkeypatch):
     """Writes a host file; returns its path. Nothing is asked of the network."""
-    monkeypatch.setattr(job, "source_address", lambda destination: "127.0.0.1")
+    monkeypatch.setattr(addresses, "towards", lambda destination: "127.0.0.1")
 
     def write(text: str) -> Path:
         (tmp_path / "hosts").write_text(text)
