@@ -39,7 +39,6 @@ _DEAR = (
     "cluster/test_sockets.py",
     "recipes/face/test_face_head.py",
     "faults/test_runs.py",
-    "recipes/face/test_flag_pairs.py",
     "recipes/launchers/test_hang_report.py",
     "recipes/face/test_face.py",
     "recipes/launchers/test_rendezvous.py",

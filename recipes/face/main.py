@@ -19,17 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from partial_fc import files, flags
 from partial_fc.errors import UsageError
-from partial_fc.flags import (
-    ExchangeFlags,
-    Flags,
-    GuardFlags,
-    HeadFlags,
-    LaunchFlags,
-    OptimFlags,
-    RunFlags,
-    ScheduleFlags,
-    check_numbers,
-)
+from partial_fc.flags import Flags, check_numbers
 from partial_fc.flags.facts import CLASSES, LABELS, PIXELS, THREADS, Basic, In, MayChange, Refused, Shows, facts
 from partial_fc.flags.from_file import with_file
 from partial_fc.flags.known import split
@@ -166,13 +156,13 @@ class Config:
     data: Flags[DataFlags] = DataFlags()
     model: Flags[ModelFlags] = ModelFlags()
     tuning: Flags[TuningFlags] = TuningFlags()
-    head: Annotated[Flags[HeadFlags], Shows(("loss", "sample_rate", "start_centres"))] = HeadFlags()
-    optim: Flags[OptimFlags] = OptimFlags()
-    schedule: Flags[ScheduleFlags] = ScheduleFlags()
-    run: Flags[RunFlags] = RunFlags(models_root=Path("runs/face-DATA-NETWORK"))
-    guards: Flags[GuardFlags] = GuardFlags()
-    exchange: Flags[ExchangeFlags] = ExchangeFlags()
-    launch: Annotated[Flags[LaunchFlags], Shows(("device",))] = LaunchFlags()
+    head: Annotated[Flags[flags.HeadFlags], Shows(("loss", "sample_rate", "start_centres"))] = flags.HeadFlags()
+    optim: Flags[flags.OptimFlags] = flags.OptimFlags()
+    schedule: Flags[flags.ScheduleFlags] = flags.ScheduleFlags()
+    run: Flags[flags.RunFlags] = flags.RunFlags(models_root=Path("runs/face-DATA-NETWORK"))
+    guards: Flags[flags.GuardFlags] = flags.GuardFlags()
+    exchange: Flags[flags.ExchangeFlags] = flags.ExchangeFlags()
+    launch: Annotated[Flags[flags.LaunchFlags], Shows(("device",))] = flags.LaunchFlags()
 
     def __post_init__(self) -> None:
         from partial_fc.train import head_from_flags
@@ -213,6 +203,7 @@ def train_here(run: Run) -> int:
     from partial_fc.data.sets.joined import tables_of
     from partial_fc.data.transform import as_stored, training_square
     from partial_fc.evaluate.verification import Verification
+    from partial_fc.models import lora
 
     from . import backbone as face_backbone
     from . import tuning as face_tuning
@@ -250,7 +241,8 @@ def train_here(run: Run) -> int:
     torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
     input_size = tables_of(source)[0].width if of_vectors else data.image_size
     network = face_backbone.build(config.model, input_size, run.device, data.mirror)
-    face_tuning.adapt(config.tuning, network, input_size)
+    if rank := config.tuning.lora:
+        network.notes.append(f"--lora {rank}: {lora.adapt(network.module, rank, input_size)}")
     compile_for = (data.image_size, data.image_size, 3) if config.model.compile else None
     backbone = run.backbone(network.module, network.to_input, network.contract, precision=network.precision,
                             compile_for=compile_for, **config.model.optimizer_options())  # fmt: skip

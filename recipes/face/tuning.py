@@ -54,14 +54,6 @@ class TuningFlags:
                 )
 
 
-def adapt(tuning: TuningFlags, network: Network, image_size: int) -> None:
-    """Puts adapters on the network, in place. Raises ValueError for one that has nothing to adapt."""
-    from partial_fc.models import lora
-
-    if tuning.lora:
-        network.notes.append(f"--lora {tuning.lora}: {lora.adapt(network.module, tuning.lora, image_size)}")
-
-
 def teacher(tuning: TuningFlags, network: Network, image_size: int, backbone: TorchBackbone) -> Teacher | None:
     """Loads the teacher. Raises ValueError for one of other images or embeddings."""
     from partial_fc.embedding.load import load

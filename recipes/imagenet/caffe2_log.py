@@ -47,8 +47,6 @@ class Caffe2Log:
     --gpus names others. batch_size: of this machine, all GPUs. now: when the run was first started; a resumed run must
     give the same to find its file (`first_start`). model: imagenet_trainer's is "resnext" and the number of layers.
     shard: number of this machine; it stands in the name of all but the first, as machines may share the folder.
-
-    Raises ValueError for a file of that name that is no such log.
     """
 
     def __init__(
@@ -105,19 +103,12 @@ class Caffe2Log:
     def _go_on(self, epoch: int) -> None:
         # A line without its end was cut by a full disk or a crash: its epoch was not saved either.
         lines = [line for line in self.path.read_text(encoding="utf-8").splitlines(keepends=True) if line[-1] == "\n"]
-        if not lines or not lines[0].startswith("# "):
-            raise ValueError(
-                f"{self.path} is no log of Caffe2's trainers: expected '# ' and the arguments; move it away"
-            )
         kept, columns = lines[:2], lines[1].strip().split(",") if len(lines) > 1 else []
         for line in lines[2:]:
             row = dict(zip(columns, line.strip().split(","), strict=False))
-            try:
-                if int(row["epoch"]) >= epoch:
-                    break
-                spent, count = float(row["cumulative_time_spent"]), int(row["cumulative_input_count"])
-            except (KeyError, ValueError):
-                raise ValueError(f"{self.path}, line {len(kept) + 1}: {line!r} is no row under {lines[1]!r}") from None
+            if int(row["epoch"]) >= epoch:
+                break
+            spent, count = float(row["cumulative_time_spent"]), int(row["cumulative_input_count"])
             self._start_time, self._last_count = self._last_time - spent, count
             kept.append(line)
         self._has_header = len(kept) > 2

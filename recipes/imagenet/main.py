@@ -1,13 +1,10 @@
 """ImageNet classification from the image databases of Caffe and Caffe2, on their command line: a ResNet, cross-entropy.
 
     python train.py imagenet --train_data my_lmdb                                      one process, batches of 32
-    python train.py imagenet --train_data my_lmdb --num_gpus 2 --batch_size 64         two, of 32 images each
     horovodrun -np 16 -H ip1:8,ip2:8 python train.py imagenet --train_data my_lmdb --batch_size 256
-    python train.py imagenet --train_data my_lmdb --num_shards 2 --shard_id 0 --run_id a --redis_host ip1    by hand
 
-`--batch_size` counts the images of one machine, over all its processes. Their other names are taken, too:
---base_learning_rate (--lr), --num_epochs (--epochs), --num_gpus and `--gpus 0,2` (--gpus), --dtype (--precision).
-Results on real digits and characters, and what a Caffe2 user tries first: docs/recipes/imagenet.md.
+`--batch_size` counts the images of one machine, over all its processes. Other commands, results, and what a Caffe2
+user tries first: docs/recipes/imagenet.md.
 """
 
 from __future__ import annotations
@@ -17,17 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from partial_fc import flags
-from partial_fc.flags import (
-    ExchangeFlags,
-    Flags,
-    GuardFlags,
-    HeadFlags,
-    LaunchFlags,
-    OptimFlags,
-    RendezvousFlags,
-    RunFlags,
-    ScheduleFlags,
-)
+from partial_fc.flags import Flags
 from partial_fc.flags.facts import Shows
 from partial_fc.recipe import start
 
@@ -43,7 +30,7 @@ if TYPE_CHECKING:
     from partial_fc.train.job import Head
     from partial_fc.train.run import Run
 
-_SOFTMAX = HeadFlags(loss="softmax", scale=16.0)
+_SOFTMAX = flags.HeadFlags(loss="softmax", scale=16.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,24 +41,24 @@ class Config:
 
     data: Flags[DataFlags]
     model: Flags[ModelFlags] = ModelFlags()
-    optim: Annotated[Flags[OptimFlags], Shows(("weight_decay",))] = OptimFlags(
+    optim: Annotated[Flags[flags.OptimFlags], Shows(("weight_decay",))] = flags.OptimFlags(
         batch_size=32, weight_decay=1e-4, precision="fp32"
     )
-    schedule: Annotated[Flags[ScheduleFlags], Shows(("lr_step_epochs",))] = ScheduleFlags(
+    schedule: Annotated[Flags[flags.ScheduleFlags], Shows(("lr_step_epochs",))] = flags.ScheduleFlags(
         lr=0.1, lr_scaling="none", base_batch_size=256, lr_scheduler="step", lr_step_epochs=30.0, epochs=1000.0
     )
-    run: Flags[RunFlags] = RunFlags(
+    run: Flags[flags.RunFlags] = flags.RunFlags(
         models_root=Path("runs/imagenet-DATA-NETWORK"),
         verbose=0,
         checkpoint_every=0,
         keep_checkpoints=2,
         save_best=False,
     )
-    guards: Flags[GuardFlags] = GuardFlags()
-    exchange: Flags[ExchangeFlags] = ExchangeFlags()
-    launch: Flags[LaunchFlags] = LaunchFlags()
-    rendezvous: Flags[RendezvousFlags] = RendezvousFlags()
-    partial_fc: Flags[HeadFlags] = _SOFTMAX
+    guards: Flags[flags.GuardFlags] = flags.GuardFlags()
+    exchange: Flags[flags.ExchangeFlags] = flags.ExchangeFlags()
+    launch: Flags[flags.LaunchFlags] = flags.LaunchFlags()
+    rendezvous: Flags[flags.RendezvousFlags] = flags.RendezvousFlags()
+    partial_fc: Flags[flags.HeadFlags] = _SOFTMAX
 
     def __post_init__(self) -> None:
         if self.optim.batch_size == 1 and not self.optim.sync_bn:

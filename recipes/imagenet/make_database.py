@@ -2,9 +2,7 @@
 
 import logging
 import os
-import shutil
 from dataclasses import dataclass
-from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,9 +25,7 @@ from partial_fc.verbs.data.left_out import usable
 from .databases import DatabaseSource
 from .databases.write import Format, encode_record, lmdb_writer
 
-_JUDGED = 512  # images from which the total size is estimated
 _MOST_LABELS = 2**31  # int32
-_SPARE = 1.1  # factor on the required space, for the database's overhead
 
 _log = logging.getLogger("partial_fc")
 
@@ -73,7 +69,7 @@ class DatabaseOptions:
 
 
 def make_lmdb(options: DatabaseOptions) -> None:
-    """Writes it. Raises ValueError for unusable images, and for too little space."""
+    """Writes it. Raises ValueError for unusable images, and where the disk fails."""
     check_new(options.output)
     source = open_any(options.source, options.root, options.split)
     options.output.parent.mkdir(parents=True, exist_ok=True)
@@ -84,16 +80,13 @@ def make_lmdb(options: DatabaseOptions) -> None:
         lambda number: _record(source, number, int(order[number]), options),
         range(len(order)), options.num_workers, options.max_bad_records, "write",
     )  # fmt: skip
-    records = (record for _, record in made)
-    first = list(islice(records, _JUDGED))
-    if not first:
-        raise ValueError(f"{options.source}: not one image could be read")
-    _check_room(options.output, [len(value) for _, value in first], len(source))
     with lmdb_writer(options.output) as put:
         total = 0
-        for key, value in chain(first, records):
+        for _, (key, value) in made:
             put(key, value)
             total += 1
+        if not total:
+            raise ValueError(f"{options.source}: not one image could be read")
     names = source.class_names()
     if names:
         write_names(options.output / "classes.txt", names)
@@ -142,14 +135,3 @@ def _resize(pixel: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     to = (width * size // shorter, height * size // shorter)
     resized: Any = cv2.resize(pixel, to, interpolation=cv2.INTER_AREA)
     return resized.reshape(*resized.shape[:2], -1)  # OpenCV drops the axis of a single channel
-
-
-def _check_room(output: Path, num_bytes: list[int], num_images: int) -> None:
-    """Checks the free space, estimated from the first images."""
-    needed = int(sum(num_bytes) / len(num_bytes) * num_images * _SPARE)
-    free = shutil.disk_usage(output.parent).free
-    if free < needed:
-        raise ValueError(
-            f"{output.parent} has {free / 2**30:.1f} GiB free; {counted(num_images, 'image')} need about "
-            f"{needed / 2**30:.1f} GiB. Give a folder on a larger disk, or a smaller --size"
-        )

@@ -93,13 +93,12 @@ class ResNet(nn.Module):
         block: type[BasicBlock | Bottleneck],
         depths: tuple[int, ...],
         num_classes: int,
-        in_channels: int,
         groups: int,
         width_per_group: int,
         details: Details,
     ):
         super().__init__()
-        self.conv1 = _conv(in_channels, 64, 7, 2)
+        self.conv1 = _conv(3, 64, 7, 2)
         self.bn1 = _batch_norm(64, details)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=details.pool_padding)
@@ -135,12 +134,7 @@ class ResNet(nn.Module):
 
 
 def build(
-    name: str,
-    num_classes: int = 1000,
-    in_channels: int = 3,
-    groups: int = 1,
-    width_per_group: int = 64,
-    details: Details = TORCHVISION,
+    name: str, num_classes: int = 1000, groups: int = 1, width_per_group: int = 64, details: Details = TORCHVISION
 ) -> ResNet:
     """Builds a fresh network by torchvision's name, with weights from torch's global generator.
 
@@ -149,13 +143,13 @@ def build(
     """
     if name not in NETWORKS:
         raise ValueError(f"unknown network {name!r}, expected one of {', '.join(NETWORKS)}")
-    if num_classes < 0 or min(in_channels, groups, width_per_group) < 1:
+    if num_classes < 0 or min(groups, width_per_group) < 1:
         raise ValueError(
-            f"classes {num_classes}, channels {in_channels}, groups {groups}, width per group {width_per_group}: "
-            "expected 0 or more, and 1 or more"
+            f"classes {num_classes}, groups {groups}, width per group {width_per_group}: expected 0 or more, and 1 or "
+            "more"
         )
     block, depths = NETWORKS[name]
-    return ResNet(block, depths, num_classes, in_channels, groups, width_per_group, details)
+    return ResNet(block, depths, num_classes, groups, width_per_group, details)
 
 
 def _conv(width_in: int, width: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:

@@ -20,7 +20,6 @@ from partial_fc.evaluate.evaluation import Evaluation, Forward
 from partial_fc.flags import ScheduleFlags
 from partial_fc.foreign import ndarray_file
 from partial_fc.head import CrossEntropy
-from partial_fc.optim.backbone import load_named_state
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.job import Hooks, RunState
 from partial_fc.train.record.log import Interval, StepLine
@@ -189,20 +188,11 @@ def measure(run: Run, backbone: TorchBackbone, source: Source) -> int:
 
 
 def load_params(run: Run, backbone: TorchBackbone) -> None:
-    """Loads weights and running statistics of a .params file, momentum of a .states file. A collective."""
-    model, module = run.config.model, backbone.module
-    gluoncv.load(module, model.resume_params)
-    state, message = dict(module.state_dict()), f"started from {model.resume_params}"
-    if model.resume_states and not model.eval:
-        found = gluoncv.read_states(module, model.resume_states)
-        state |= found.masters
-        named = dict(backbone.weights.named_parameters())
-        momentum = {f"{name}/momentum": t.to(named[name].dtype) for name, t in found.momentum.items()}
-        load_named_state(backbone.optimizer, backbone.weights, momentum)
-        message += f", with the momentum of {model.resume_states} after {found.num_updates:,} updates"
-    backbone.weights.load_state_dict(state)
+    """Loads weights and running statistics of a .params file. A collective."""
+    gluoncv.load(backbone.module, run.config.model.resume_params)
+    backbone.weights.load_state_dict(backbone.module.state_dict())
     check_replicas(backbone.replicated(), run.world)
-    run.logger.info(message)
+    run.logger.info(f"started from {run.config.model.resume_params}")
 
 
 def start_from(run: Run, backbone: TorchBackbone, order: Order, state: RunState) -> None:

@@ -111,8 +111,6 @@ class ModelFlags:
     """For --lr-mode step, instead: the number of epochs between two drops."""
     resume_params: Annotated[Path | None, Basic, MayChange] = None
     """Start from a .params file, GluonCV's or ours: weights and running statistics."""
-    resume_states: Annotated[Path | None, MayChange] = None
-    """With --resume-params: start with the momentum of GluonCV's .states file."""
     resume_epoch: Annotated[int, MayChange] = 0
     """Start at this epoch of data and learning rate."""
     save_frequency: Annotated[int, MayChange] = 10
@@ -136,8 +134,6 @@ class ModelFlags:
         self.decay_epochs(0)
         if Path(self.logging_file).name != self.logging_file:
             raise ValueError(f"--logging-file is {self.logging_file!r}; expected a name: it is put inside --save-dir")
-        if self.resume_states and not self.resume_params:
-            raise ValueError("--resume-states is momentum of the weights of --resume-params; give the .params, too")
         if not self.eval and (self.num_segments > 1 or self.three_crop):
             raise ValueError("--num-segments and --three-crop are for --eval: a clip is trained on by itself")
 
@@ -148,12 +144,3 @@ class ModelFlags:
         if not all(word.strip().isdecimal() for word in words):
             raise ValueError(f"--lr-decay-epoch is {self.lr_decay_epoch!r}; expected epochs, as in 40,60")
         return [int(word) for word in words]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RateFlags(flags.ScheduleFlags):
-    """The length of a run and its learning-rate schedule."""
-
-    # What --lr-decay-epoch says counts; configurations of older runs have it here, too, as updates.
-    lr_steps: Annotated[tuple[int, ...], In(1), MayChange] = ()
-    """For `step`: the updates after which the rate falls (--lr-factor)."""

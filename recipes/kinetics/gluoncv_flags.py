@@ -27,6 +27,7 @@ _WITHOUT_EFFECT = {
 }
 _SWITCHES = ("use-decord", "slowfast", "use-amp", "use-pretrained", "more-fix-crop")
 _REFUSED = {
+    "resume-states": "momentum is not read from GluonCV's files; leave it out: it starts from 0",
     "use-pretrained": "nothing is downloaded; give the published file with --resume-params",
     "hashtag": "nothing is downloaded; give the published file with --resume-params",
 }
@@ -103,8 +104,6 @@ def _kvstore(name: str) -> str:
             f"--kvstore {name}: each worker would train on weights that others change meanwhile; here all make every "
             "update together. Take --kvstore dist_sync_device, and start with horovodrun or --gpus"
         )
-    if name.lower() == "none":
-        return "--kvstore None: gradients are added up by an all-reduce where there are several processes"
     return (
         f"--kvstore {name}: there are no servers; the processes add up their gradients by an all-reduce (NCCL, MPI or "
         "Gloo), which is the same update as dist_sync's"

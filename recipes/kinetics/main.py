@@ -6,10 +6,8 @@
     horovodrun -np 32 -H ip1:8,ip2:8,ip3:8,ip4:8 python train.py kinetics ... --lr 0.4     the tutorial's four machines
     python train.py kinetics ... --eval --resume-params best.params --num-segments 10 --three-crop     30 views
 
-`--batch-size` counts the clips of one process (GPU), `--num-data-workers` the threads of a machine. Their other names
-are taken, too: --num-epochs (--epochs), --wd, --log-interval (--frequent), --save-dir (--models-root), --lr-mode
-(--lr-scheduler), --lr-decay (--lr-factor), --num-gpus (--gpus), --dtype (--precision). What a GluonCV user tries first,
-and results on clips that can be made here: docs/recipes/kinetics.md.
+`--batch-size` counts the clips of one process (GPU), `--num-data-workers` the threads of a machine. What a GluonCV
+user tries first, and results on clips that can be made here: docs/recipes/kinetics.md.
 """
 
 from __future__ import annotations
@@ -23,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from partial_fc import flags
-from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags
+from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
 from partial_fc.flags.facts import Shows
 from partial_fc.recipe import start
 
 from . import gluoncv_flags as gluoncv
-from .flags import DataFlags, ModelFlags, RateFlags
+from .flags import DataFlags, ModelFlags
 from .video import ClipList
 
 # Parts that need torch are imported after the flags are checked: torch takes seconds, which --help avoids.
@@ -39,15 +37,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Trains a SlowFast network. Defaults are those of GluonCV's train_recognizer. Its flags are all taken; see
-    recipes/compat/gluoncv.py for those of other names here."""
+    """Trains a SlowFast network. Defaults are those of GluonCV's train_recognizer. Its flags of other
+    names are taken, too (recipes/kinetics/gluoncv_flags.py)."""
 
     data: Flags[DataFlags] = DataFlags()
     model: Flags[ModelFlags]
     optim: Annotated[Flags[OptimFlags], Shows(("weight_decay",))] = OptimFlags(
         batch_size=25, weight_decay=1e-4, precision="fp32"
     )
-    schedule: Flags[RateFlags] = RateFlags(
+    schedule: Flags[ScheduleFlags] = ScheduleFlags(
         lr=0.1, lr_scaling="none", base_batch_size=64, lr_scheduler="step", epochs=3.0
     )
     run: Flags[RunFlags] = RunFlags(
@@ -72,11 +70,8 @@ class Config:
             raise ValueError("--train-list is missing: a video a line, `path num_frames label`")
         if self.data.val_list is None and not self.model.train_only:
             raise ValueError("--val-list is missing; without one, --train-only")
-        if self.optim.optimizer != "sgd":
-            if self.model.clip_grad:
-                raise ValueError("--clip-grad goes with --optimizer sgd; take --clip")
-            if self.model.resume_states:
-                raise ValueError("--resume-states is momentum, which --optimizer sgd has")
+        if self.optim.optimizer != "sgd" and self.model.clip_grad:
+            raise ValueError("--clip-grad goes with --optimizer sgd; take --clip")
         if self.model.resume_epoch and self.model.resume_epoch >= self.schedule.epochs:
             raise ValueError(
                 f"--resume-epoch {self.model.resume_epoch} of --num-epochs {self.schedule.epochs:g}, counted from 0: "
@@ -201,8 +196,6 @@ def _notes(config: Config) -> Iterator[str]:
     """Yields notes on flags without effect."""
     if config.data.data_aug == "v4" and flags.is_given(config.data, "scale_ratios"):
         yield "--scale-ratios go with --data-aug v1 and v2"
-    if config.model.eval and config.model.resume_states:
-        yield "--resume-states without effect: --eval trains nothing"
     if config.model.model.endswith("_custom") and not config.model.resume_params:
         yield f"--model {config.model.model}: GluonCV starts it from Kinetics weights that it downloads; here it is new"
     if config.model.train_only and config.data.val_list:

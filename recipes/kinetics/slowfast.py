@@ -6,10 +6,10 @@ slow frame count, are concatenated to the slow ones. Both are averaged at the en
 
 State-dict names are those of GluonCV's blocks (fast_res2.0.conv1), so its published parameters load by name.
 
-B clips, T frames (fast ones first, then slow ones), H = W pixels, C classes, D feature width.
+B clips, T frames (fast ones first, then slow ones), H = W pixels, C classes.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -32,7 +32,6 @@ class Shape:
     slow_frames: int
     lateral_kernel: int  # frames
     fast_frames: int = 32
-    width: int = 64  # channels of the slow stem
 
     @property
     def alpha(self) -> int:
@@ -81,14 +80,13 @@ class Bottleneck(nn.Module):
 
 
 class SlowFast(nn.Module):
-    """Normalised clip_B3THW (float), H = W of at least 32 -> logit_BC; with num_classes 0 the pooled feat_BD, for a
-    Partial-FC head. feature_width: D."""
+    """Normalised clip_B3THW (float), H = W of at least 32 -> logit_BC."""
 
-    def __init__(self, shape: Shape, num_classes: int, dropout: float = _DROPOUT):
+    def __init__(self, shape: Shape, num_classes: int, width: int, dropout: float):
         super().__init__()
         self.shape = shape
         self.fixed_statistics = False  # see freeze_batch_norms
-        slow, fast = shape.width, shape.width // _FAST_SHARE
+        slow, fast = width, width // _FAST_SHARE
         self.fast_conv1 = _conv(3, fast, (5, 7, 7), (1, 2, 2))
         self.fast_bn1 = _batch_norm(fast)
         self.slow_conv1 = _conv(3, slow, (1, 7, 7), (1, 2, 2))
@@ -105,9 +103,8 @@ class SlowFast(nn.Module):
             slow_in += fast_in * _FUSED
             setattr(self, f"slow_{stage}", _stage(slow_in, slow << number, depth, stride, time_kernel))
             fast_in, slow_in = (fast << number) * _EXPANSION, (slow << number) * _EXPANSION
-        self.feature_width = slow_in + fast_in
         self.dp = nn.Dropout(dropout)
-        self.fc = nn.Linear(self.feature_width, num_classes) if num_classes else nn.Identity()
+        self.fc = nn.Linear(slow_in + fast_in, num_classes)
         self._initialize()
 
     def _initialize(self) -> None:
@@ -118,9 +115,8 @@ class SlowFast(nn.Module):
                 nn.init.normal_(module.weight, std=(2 / (1 + 0.25**2) / ((fan_in + fan_out) / 2)) ** 0.5)
             if isinstance(module, Bottleneck):
                 nn.init.zeros_(module.bn3.weight)
-        if isinstance(self.fc, nn.Linear):
-            nn.init.normal_(self.fc.weight, std=_FC_STD)
-            nn.init.zeros_(self.fc.bias)
+        nn.init.normal_(self.fc.weight, std=_FC_STD)
+        nn.init.zeros_(self.fc.bias)
 
     def freeze_batch_norms(self, how: Literal["partial", "scales"]) -> None:
         """Freezes as GluonCV's partial_bn: all but the first of each network normalise with running statistics, also in
@@ -164,12 +160,12 @@ def build(name: str, num_classes: int = 400, width: int = 64, dropout: float = _
     of the slow stem, a multiple of 8. Raises ValueError for invalid values."""
     if name not in SHAPES:
         raise ValueError(f"unknown network {name!r}, expected one of {', '.join(SHAPES)}")
-    if width < _FAST_SHARE or width % _FAST_SHARE or num_classes < 0 or not 0 <= dropout < 1:
+    if width < _FAST_SHARE or width % _FAST_SHARE or num_classes < 1 or not 0 <= dropout < 1:
         raise ValueError(
-            f"width {width}, classes {num_classes}, dropout {dropout}: expected a multiple of {_FAST_SHARE}, 0 or "
+            f"width {width}, classes {num_classes}, dropout {dropout}: expected a multiple of {_FAST_SHARE}, 1 or "
             "more, and from 0 to below 1"
         )
-    return SlowFast(replace(SHAPES[name], width=width), num_classes, dropout)
+    return SlowFast(SHAPES[name], num_classes, width, dropout)
 
 
 def _stage(width_in: int, width: int, depth: int, stride: int, time_kernel: int) -> nn.Sequential:

@@ -22,8 +22,6 @@ from partial_fc.foreign.state_dicts import check_parameter_state, is_state_dict,
 from partial_fc.optim.backbone import in_layout_of
 
 _PARTS = ("model", "optimizer", "amp")
-# Settings that make an optimizer incompatible with the file's buffers.
-_HYPERPARAMETERS = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
 
 
 @dataclass(frozen=True)
@@ -76,12 +74,12 @@ def read(path: Path) -> ApexCheckpoint:
     return ApexCheckpoint(path, model, optimizer, *_scaler(path, content["amp"]))
 
 
-def load_optimizer(checkpoint: ApexCheckpoint, optimizer: torch.optim.Optimizer) -> list[str]:
+def load_optimizer(checkpoint: ApexCheckpoint, optimizer: torch.optim.Optimizer) -> None:
     """Loads the file's buffers (momentum) by parameter order, since it has no names. Keeps this run's rates and
-    coefficients; returns a note for each that differs. Raises ValueError if the parameters do not match."""
-    path, groups = checkpoint.path, optimizer.param_groups
+    coefficients. Raises ValueError if the parameters do not match."""
+    path = checkpoint.path
     states = parameter_states(checkpoint.optimizer, path)
-    parameters = [p for group in groups for p in group["params"]]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if len(states) != len(parameters):
         raise ValueError(
             f"{path}: its optimizer has {len(states)} parameters, this one {len(parameters)}: another model"
@@ -100,12 +98,6 @@ def load_optimizer(checkpoint: ApexCheckpoint, optimizer: torch.optim.Optimizer)
             for name, value in state.items()
         }
     optimizer.load_state_dict({**optimizer.state_dict(), "state": kept_states})
-    written = checkpoint.optimizer["param_groups"][0]
-    return [
-        f"{path} was written with {name} {written[name]}; this run's {groups[0][name]} holds"
-        for name in _HYPERPARAMETERS
-        if isinstance(written.get(name), int | float) and written[name] != groups[0].get(name)
-    ]
 
 
 def _state_names(optimizer: torch.optim.Optimizer) -> set[str]:

@@ -12,7 +12,6 @@ from partial_fc.data import Source
 from partial_fc.data.transform import as_stored
 from partial_fc.evaluate.classification import Classification
 from partial_fc.foreign.state_dicts import check_fits
-from partial_fc.optim.backbone import set_lr
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.job import Hooks, Outcome, RunState
 from partial_fc.train.precision import LossScaler
@@ -90,9 +89,7 @@ def load_amp(run: Run, backbone: TorchBackbone, path: Path, start: RunState) -> 
     found = apex.read(path)
     check_fits(found.model, backbone.weights.state_dict(), path, "ConvNet")
     backbone.weights.load_state_dict(found.model)
-    set_lr(backbone.optimizer, run.config.schedule.lr)  # compared with the file's
-    for note in apex.load_optimizer(found, backbone.optimizer):
-        run.note(note)
+    apex.load_optimizer(found, backbone.optimizer)
     scaler = backbone.scaler
     if scaler and found.loss_scale != 1:
         clean = found.unskipped if found.unskipped < LossScaler.GROWTH_INTERVAL else 0

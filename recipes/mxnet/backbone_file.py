@@ -46,14 +46,15 @@ def from_mxnet(arrays: Mapping[str, Tensor], network: Network, graph: Graph, pat
     for layer, module in _batch_norms(network.build("meta")):
         norm = graph.batch_norm(layer_name(layer))
         gamma, variance = f"{layer}.weight", f"{layer}.running_var"
-        if norm.fix_gamma and not _is_one(state[gamma]):
-            fixed.append(f"{layer_name(layer)}_gamma (was {_range(state[gamma])})")
-            state[gamma] = torch.ones_like(state[gamma])
+        given = state[gamma]
+        if norm.fix_gamma and not bool((given == 1).all()):
+            fixed.append(f"{layer_name(layer)}_gamma (was {given.min():.4g} to {given.max():.4g})")
+            state[gamma] = torch.ones_like(given)
         num_eps += norm.eps != module.eps
-        state[variance] = _plus(state[variance], norm.eps - module.eps)
+        state[variance] = (state[variance].double() + (norm.eps - module.eps)).float()
     ones = f"1 in place of {', '.join(fixed)}" if fixed else "they are 1 already"
     scale = graph.input_scale * _FACE_STD
-    state["conv1.weight"] = _times(state["conv1.weight"], scale)
+    state["conv1.weight"] = (state["conv1.weight"].double() * scale).float()
     return state, [
         f"fixed gammas: {ones}",
         f"input scale: conv0_weight times {scale:.6g}, for / {_FACE_STD} here and * {graph.input_scale:g} in the graph",
@@ -97,19 +98,3 @@ def _under_our_names(arrays: Mapping[str, Tensor], network: Network, path: Path)
 def _batch_norms(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
     """Returns the batch norms by our names."""
     return [(name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
-
-
-def _plus(t: Tensor, number: float) -> Tensor:
-    return (t.double() + number).float()
-
-
-def _times(t: Tensor, number: float) -> Tensor:
-    return (t.double() * number).float()
-
-
-def _is_one(t: Tensor) -> bool:
-    return bool((t == 1).all())
-
-
-def _range(t: Tensor) -> str:
-    return f"{t.min():.4g} to {t.max():.4g}"

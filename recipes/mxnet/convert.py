@@ -56,8 +56,8 @@ class _Model:
     state: "State"
     network: "Network"
     notes: list[str]
-    # By implementation: uint8 images -> embeddings.
-    embed: "dict[str, Callable[[Tensor], Tensor]]"
+    computed_by: str
+    embed: "Callable[[Tensor], Tensor]"  # uint8 images -> embeddings
 
 
 def convert(options: ConvertOptions) -> None:
@@ -127,7 +127,7 @@ def _read(path: Path, symbol: Path | None, image_size: int | None) -> _Model:
         def as_mxnet(image_B3HW: "Tensor") -> "Tensor":
             return mxnet_backbone.embed_as_mxnet(arrays, network, graph, image_B3HW, path)
 
-        return _Model(state, network, notes, {"torch with MXNet's rules": as_mxnet, **_mxnet_itself(symbol, path)})
+        return _Model(state, network, notes, "torch with MXNet's rules", as_mxnet)
     state, contract = read_weights(path)
     said = contract.get("image_size", "")
     if image_size is None and said.isdecimal():
@@ -136,19 +136,7 @@ def _read(path: Path, symbol: Path | None, image_size: int | None) -> _Model:
     check_fits(state, network.build("meta").state_dict(), path, network.name)
     state = {name: t.float() if t.is_floating_point() else t for name, t in state.items()}
     notes = [contract["note"]] if "note" in contract else []
-    return _Model(state, network, notes, {"torch": lambda image: mxnet_backbone.embed(state, network, image)})
-
-
-def _mxnet_itself(symbol: Path | None, params: Path) -> "dict[str, Callable[[Tensor], Tensor]]":
-    """Returns MXNet as an implementation of embeddings; empty if it is not installed, or without a symbol."""
-    if symbol is None:
-        return {}
-    try:
-        from .graph import embed
-    except ModuleNotFoundError as error:
-        print(f"note: not compared with MXNet itself: {error}")
-        return {}
-    return {f"MXNet with {symbol.name}": lambda image: embed(symbol, params, image)}
+    return _Model(state, network, notes, "torch", lambda image: mxnet_backbone.embed(state, network, image))
 
 
 # ---- writing, and comparing
@@ -182,16 +170,16 @@ def _compare(before: _Model, after: _Model, output: Path) -> None:
     size = before.network.image_size
     generator = torch.Generator().manual_seed(0)
     image_B3HW = torch.randint(0, 256, (_NUM_IMAGES, 3, size, size), generator=generator, dtype=torch.uint8)
-    before_BD, after_BD = ({who: embed(image_B3HW) for who, embed in m.embed.items()} for m in (before, after))
-    for one, feat_BD in before_BD.items():
-        if not bool(torch.isfinite(feat_BD).all()):
-            raise ValueError(f"{one} gives NaN or Inf, so there is nothing to compare with: the network has diverged")
-        for other, again_BD in after_BD.items():
-            smallest = cosine_similarity(feat_BD, again_BD, eps=0.0).min().item()
-            print(f"  {_NUM_IMAGES} random images, {one} and then {other}: smallest cosine {smallest:.8f}")
-            if not smallest >= _SMALLEST_COSINE:
-                graph = "; that symbol has another graph than the arrays' names tell" if "MXNet with" in one else ""
-                raise ValueError(
-                    f"the embeddings differ: smallest cosine {smallest:.8f} between {one} before and {other} after, of "
-                    f"images of {size} pixels{graph}; {output} is not written"
-                )
+    before_BD, after_BD = before.embed(image_B3HW), after.embed(image_B3HW)
+    if not bool(torch.isfinite(before_BD).all()):
+        raise ValueError(
+            f"{before.computed_by} gives NaN or Inf, so there is nothing to compare with: the network has diverged"
+        )
+    smallest = cosine_similarity(before_BD, after_BD, eps=0.0).min().item()
+    both = f"{before.computed_by} and then {after.computed_by}"
+    print(f"  {_NUM_IMAGES} random images, {both}: smallest cosine {smallest:.8f}")
+    if not smallest >= _SMALLEST_COSINE:
+        raise ValueError(
+            f"the embeddings differ: smallest cosine {smallest:.8f} between {both}, of images of {size} pixels; "
+            f"{output} is not written"
+        )

@@ -11,7 +11,6 @@ copies: an evaluation forward leaves MXNet's in oneDNN's memory layout.
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from torch.utils import dlpack
 from partial_fc.models.iresnet import IResNet
 
 from .library import mx
-from .symbol_file import EMBEDDING, mxnet_names, symbol_json
+from .symbol_file import mxnet_names, symbol_json
 
 
 class Graph:
@@ -169,19 +168,3 @@ def compute_in_mxnet(net: IResNet) -> MxnetIResNet:
     assert isinstance(net, MxnetIResNet)
     net.graph = graph
     return net
-
-
-def embed(symbol: Path, params: Path, image_B3HW: Tensor) -> Tensor:
-    """Embeds uint8 images on the CPU from a network's files, float64: the reference of a conversion. Raises ValueError
-    if MXNet cannot load or run them."""
-    try:
-        output = mx.sym.load(str(symbol)).get_internals()[f"{EMBEDDING}_output"]
-        arrays = mx.nd.load(str(params))
-        module = mx.mod.Module(output, data_names=["data"], label_names=None, context=mx.cpu())
-        module.bind([("data", tuple(image_B3HW.shape))], for_training=False)
-        arg, aux = ({name[4:]: a for name, a in arrays.items() if name.startswith(kind)} for kind in ("arg:", "aux:"))
-        module.set_params(arg, aux)
-        module.forward(mx.io.DataBatch([mx.nd.array(image_B3HW.numpy())]), is_train=False)
-        return torch.from_numpy(module.get_outputs()[0].asnumpy()).double()
-    except (mx.base.MXNetError, RuntimeError) as error:
-        raise ValueError(f"MXNet cannot run {symbol} with {params}: {str(error).strip().splitlines()[0]}") from error

@@ -111,22 +111,17 @@ def check_started_for(name: str, environ: Mapping[str, str] = os.environ) -> Non
 
 
 def _with_store(name: str, start_timeout_s: float) -> Job:
-    if not name.startswith("dist"):
-        return _job(name)
     deadline = threading.Timer(start_timeout_s, _give_up, (start_timeout_s,))
     deadline.daemon = True
-    deadline.start()
+    if name.startswith("dist"):
+        deadline.start()
     try:
-        return _job(name)
+        # The only way to a subclass: create() makes the object, and its type is in the C++ library.
+        store = mx.kvstore.create(name)
+        store.__class__ = Store
+        return Job(name, store.rank, store.num_workers, store)
     finally:
         deadline.cancel()
-
-
-def _job(name: str) -> Job:
-    # The only way to a subclass: create() makes the object, and its type is in the C++ library.
-    store = mx.kvstore.create(name)
-    store.__class__ = Store
-    return Job(name, store.rank, store.num_workers, store)
 
 
 def _give_up(after_s: float) -> None:

@@ -1,8 +1,6 @@
 """MXNet's train_mnist.py: digits over a key-value store (KVStore), with its flags and defaults; part of recipe `mnist`.
 
-    python train.py mnist --engine mxnet --network lenet                                     one process
     partial-fc launch -n 2 -s 2 --launcher local python train.py mnist --engine mxnet --kv-store dist_sync
-    partial-fc launch -n 2 -s 2 --launcher ssh -H hosts python train.py mnist --engine mxnet --kv-store dist_async
 
 What one sees, what differs from MXNet's own, measured accuracies: docs/recipes/mxnet.md. MXNet is imported when the
 flags are known to be right.
@@ -305,12 +303,13 @@ ELSEWHERE = {
     "num-layers": "lenet and mlp have their layers; networks with a choice of them are recipe imagenet's",
     "image-shape": "the images are as large as the files say",
     "test-io": "the images lie in memory, there is no reading to measure (see benchmarks/data.py for others)",
-    "profile-worker-suffix": "MXNet's profiler is left out: mx.profiler in a script of your own has it",
-    "profile-server-suffix": "MXNet's profiler is left out, also that of the servers",
+    **dict.fromkeys(
+        ("profile-worker-suffix", "profile-server-suffix"),
+        "MXNet's profiler is left out: mx.profiler in a script of your own has it",
+    ),
     "use-imagenet-data-augmentation": "digits are not augmented; recipe imagenet has that",
     "macrobatch-size": "it is lbsgd's, which is left out; give a larger --batch-size, or more workers",
-    "warmup-epochs": "it is lbsgd's, which is left out; give a smaller --lr",
-    "warmup-strategy": "it is lbsgd's, which is left out; give a smaller --lr",
+    **dict.fromkeys(("warmup-epochs", "warmup-strategy"), "it is lbsgd's, which is left out; give a smaller --lr"),
 }
 _ONLY_THERE = ("kv_store", "network", "disp_batches", "num_epochs", "model_prefix", "gc_type")
 

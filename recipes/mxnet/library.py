@@ -4,28 +4,20 @@ MXNet 1.9.1 (2022, the last release) uses names that numpy has removed since. Du
 two that it also looks up later stay. Its two functions that call `tostring`, which numpy 2.3 removed, call `tobytes`
 here.
 
-MXNet takes as many threads as torch has; by itself it would set half of the cores for both. torch comes first: imported
-after Horovod's module for MXNet it crashes. Servers and schedulers do without it.
+MXNet takes as many threads as torch has; by itself it would set half of the cores for both. Import torch before
+Horovod's module for MXNet, or it crashes.
 """
 
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from functools import partial
 
 import numpy as np
 
 # bool: missing in 1.24 to 1.26 only. Inf: EarlyStoppingHandler.
 _LOOKED_UP_LATER = {"bool": bool, "Inf": np.inf}
-
-
-def _msort(a: Any) -> Any:
-    return np.sort(a, axis=0)
-
-
-def _moved(*_: Any, **__: Any) -> NoReturn:
-    raise NotImplementedError("numpy's financial functions are in the package numpy-financial since numpy 1.20")
 
 
 _LENT = {
@@ -38,12 +30,12 @@ _LENT = {
     "alltrue": np.all,
     "sometrue": np.any,
     "in1d": np.isin,
-    "msort": _msort,
+    "msort": partial(np.sort, axis=0),
     "trapz": getattr(np, "trapezoid", None),
     "product": np.prod,
     "round_": np.round,
-    # mx.np re-exports these; they have not worked since numpy 1.20.
-    **dict.fromkeys(("mirr", "npv", "pmt", "ppmt", "pv", "rate"), _moved),
+    # mx.np re-exports these, which left numpy in 1.20.
+    **dict.fromkeys(("mirr", "npv", "pmt", "ppmt", "pv", "rate")),
 }
 
 
@@ -77,8 +69,6 @@ def _threads_of_torch() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-if os.environ.get("DMLC_ROLE") not in ("server", "scheduler"):
-    pass
 try:
     with _lend(), _threads_of_torch():
         import mxnet as mx
@@ -93,5 +83,3 @@ except ModuleNotFoundError as error:
 for _function in (mx.recordio.pack, mx.recordio.pack_img):
     _code = _function.__code__
     _function.__code__ = _code.replace(co_names=tuple("tobytes" if n == "tostring" else n for n in _code.co_names))
-
-__all__ = ["mx"]

@@ -41,7 +41,6 @@ from partial_fc.verbs.model.embed import unit_rows
 from partial_fc.verbs.model.ijb import Ijb
 from recipes.face import arcface_torch as arcface_torch_config
 from recipes.imagenet.databases.records import INT32, STRING, Datum, TensorProtos, read_record
-from recipes.kinetics import gluoncv_files as gluoncv
 from recipes.kinetics.video.clip_list import ClipList
 from recipes.kinetics.video.frames import VideoFile
 from recipes.mnist import apex
@@ -176,7 +175,6 @@ def video_files() -> list[Files]:
 
 def read_clips(folder: Path) -> None:
     clips = ClipList(folder / "clips.txt", folder, 5, videos=True)
-    clips.missing(range(len(clips)))
     clips.labels()
 
 
@@ -259,22 +257,6 @@ def symbol_files() -> list[Files]:
     return [{"model-symbol.json": recipe_symbol(small).encode()}]
 
 
-def states_files() -> list[Files]:
-    """What Gluon's trainer pickles, in its own words."""
-    arrays = []
-    for place, shape in enumerate(((3,), (3, 2), (3,), (3,))):
-        content = b"".join(ndarray_file._array_bytes(torch.ones(shape), "momentum"))
-        state = b"}\x8c\x06handlecbuiltins\nbytearray\nB" + struct.pack("<I", len(content)) + content + b"\x85Rs"
-        arrays.append(b"K" + bytes([place]) + b"cmxnet.ndarray.ndarray\nNDArray\nN\x85R" + state + b"b")
-    optimizer = b"cmxnet.optimizer.optimizer\nNAG\n)\x81}\x8c\x0anum_updateK\x02sb"
-    return [{"f.states": b"\x80\x04}(" + b"".join(arrays) + b"u" + optimizer + b"\x86."}]
-
-
-def read_states(folder: Path) -> None:
-    parts = {"fc": torch.nn.Linear(2, 3), "fast_bn1": torch.nn.BatchNorm1d(3)}
-    gluoncv.read_states(torch.nn.ModuleDict(parts), folder / "f.states")
-
-
 def numpys(save: Callable[..., None], *arrays: Any, **named: Any) -> bytes:
     out = io.BytesIO()
     save(out, *arrays, **named)
@@ -352,7 +334,6 @@ READERS = {
     "arcface": Reader(arcface_files, read_arcface, _CALLS, in_zip),
     "mxnet-params": Reader(ndarray_files, lambda f: ndarray_file.read(f / "0_centers.param")),
     "mxnet-symbol": Reader(symbol_files, lambda f: mxnet_symbol.read(f / "model-symbol.json").batch_norm("fc1"), _JSON),
-    "gluon-states": Reader(states_files, read_states, _CALLS),
     "npy": Reader(lambda: [{"x": numpys(np.save, np.ones((3, 4), "<f4"))}], lambda f: from_file(f / "x", 4), _NPY),
     "npz": Reader(npz_files, lambda f: unit_rows([Vectors(f / "x.npz")]), _NPY, in_zip),
     "model": Reader(model_files, lambda f: find(f / "model.safetensors").model(), _JSON, in_header),

@@ -1,9 +1,7 @@
-"""LMDB as a store of records. Any number of processes may read one, each with its own environment."""
+"""LMDB as a store of records. Any number of processes may read one, each with its own environment: open it after a
+fork."""
 
-import os
 import weakref
-from array import array
-from collections.abc import Iterable
 from pathlib import Path
 
 import lmdb
@@ -19,16 +17,11 @@ class LmdbStore:
 
     def __init__(self, path: Path, leveldb: Path | None = None):
         self.kind, self.path = ("LevelDB", leveldb) if leveldb else ("LMDB", path)
-        self._file = Path(os.path.realpath(path / "data.mdb" if path.is_dir() else path))
-        self.connect()
-        _stores.add(self)
+        file = (path / "data.mdb" if path.is_dir() else path).resolve()
+        _environments[file] = self._environment = _environments.get(file) or _open(file)
         with self._environment.begin() as transaction, transaction.cursor() as cursor:
             self._version = transaction.id()
-            self._keys = KeyList(cursor.iternext(keys=True, values=False))
-
-    def connect(self) -> None:
-        environment = _environments.get(self._file) or _open(self._file)
-        _environments[self._file] = self._environment = environment
+            self._keys = list(cursor.iternext(keys=True, values=False))
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -45,38 +38,8 @@ class LmdbStore:
             return key, value
 
 
-class KeyList:
-    """Keys in their order, in a key's own bytes and 8 more each."""
-
-    def __init__(self, keys: Iterable[bytes]):
-        self._joined, self._ends = bytearray(), array("q")
-        for key in keys:
-            self._joined += key
-            self._ends.append(len(self._joined))
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def __getitem__(self, index: int) -> bytes:
-        if not 0 <= index < len(self):
-            raise IndexError(f"record {index} of {len(self)}")
-        return bytes(self._joined[self._ends[index - 1] if index else 0 : self._ends[index]])
-
-
-# LMDB allows one environment per file and process; stores share it, but not across a fork.
+# LMDB allows one environment per file and process; stores share it.
 _environments: weakref.WeakValueDictionary[Path, lmdb.Environment] = weakref.WeakValueDictionary()
-_stores: weakref.WeakSet[LmdbStore] = weakref.WeakSet()
-
-
-def _connect_again() -> None:
-    for environment in list(_environments.values()):
-        environment.close()
-    _environments.clear()
-    for store in list(_stores):
-        store.connect()
-
-
-os.register_at_fork(after_in_child=_connect_again)
 
 
 def _open(file: Path) -> lmdb.Environment:

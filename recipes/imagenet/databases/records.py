@@ -4,9 +4,9 @@ Two messages occur, and each parses as the other without an error, empty. The fi
 record: TensorProtos has one field, number 1 of bytes (0x0a); in a Datum that number is an integer.
 
     Datum         encoded: an image file. Otherwise uint8 (C, H, W), C 1 or 3, BGR.
-    TensorProtos  image, label, perhaps a box. Image: STRING, an image file; BYTE, uint8 (H, W, 3) BGR, (H, W, 1), (H,
+    TensorProtos  image, label. Image: STRING, an image file; BYTE, uint8 (H, W, 3) BGR, (H, W, 1), (H,
                   W), or (1, H, W), as make_mnist_db --channel_first writes it. Label: INT32, INT64 or FLOAT, one
-                  number. Box: INT32, ymin, xmin, height, width: the part of the image to use.
+                  number.
 
 (As in Caffe2's caffe2/image/image_input_op.h.)
 """
@@ -20,7 +20,6 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from partial_fc.data.decode import decode
 from partial_fc.data.sample import BadRecord
 
 _Field = descriptor_pb2.FieldDescriptorProto
@@ -131,10 +130,9 @@ def _datum(datum: Any) -> tuple[Image, int]:
 
 def _tensors(record: Any) -> tuple[Image, int]:
     protos = record.protos
-    if len(protos) not in (2, 3):
-        raise BadRecord(f"TensorProtos with {len(protos)} tensors; expected image and label, or image, label and box")
-    image, label = _image(protos[0]), _label(protos[1])
-    return (image if len(protos) == 2 else _inside(image, protos[2])), label
+    if len(protos) != 2:
+        raise BadRecord(f"TensorProtos with {len(protos)} tensors; expected image and label")
+    return _image(protos[0]), _label(protos[1])
 
 
 def _image(proto: Any) -> Image:
@@ -174,15 +172,3 @@ def _label(proto: Any) -> int:
         shown = ", ".join(map(str, values[:5]))
         raise BadRecord(f"the label is {_NAMES[proto.data_type]} [{shown}]; expected one whole number")
     return int(values[0])
-
-
-def _inside(image: Image, proto: Any) -> NDArray[np.uint8]:
-    """Returns the part of the image inside the box."""
-    box = list(proto.int32_data)
-    if proto.data_type != INT32 or len(box) != 4:
-        raise BadRecord(f"the third tensor has {len(box)} INT32 numbers; expected a box: ymin, xmin, height, width")
-    pixel = decode(image) if isinstance(image, bytes) else image
-    ymin, xmin, height, width = box
-    if min(ymin, xmin) < 0 or min(height, width) < 1 or ymin + height > len(pixel) or xmin + width > pixel.shape[1]:
-        raise BadRecord(f"the box (ymin, xmin, height, width) {box} is not in the image of {pixel.shape[:2]} pixels")
-    return np.ascontiguousarray(pixel[ymin : ymin + height, xmin : xmin + width])

@@ -100,14 +100,6 @@ def open_database(
     return DatabaseSource(_open(Path(path), db_type), num_classes, num_labels)
 
 
-def kind_at(path: Path, db_type: Kind | None = None) -> Kind:
-    """Returns the kind of database at a path. Raises ValueError if it is none, or not db_type."""
-    kind = _kind(path)
-    if db_type not in (None, kind):
-        raise ValueError(f"{path} is a {_NAMES[kind]}, --db_type says {db_type}; give --db_type {kind}")
-    return kind
-
-
 _NAMES = {"lmdb": "LMDB", "leveldb": "LevelDB"}
 
 
@@ -138,7 +130,9 @@ def _kind(path: Path) -> Kind:
 
 
 def _open(path: Path, db_type: Kind | None) -> LmdbStore:
-    kind = kind_at(path, db_type)
+    kind = _kind(path)
+    if db_type not in (None, kind):
+        raise ValueError(f"{path} is a {_NAMES[kind]}, --db_type says {db_type}; give --db_type {kind}")
     if kind == "lmdb":
         return LmdbStore(path)
     from .leveldb import as_lmdb

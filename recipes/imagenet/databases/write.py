@@ -45,37 +45,27 @@ def _tensors(image: dict, label: int) -> bytes:
 @contextmanager
 def lmdb_writer(path: Path) -> Iterator[Put]:
     """Yields put(key, value) of an LMDB. Raises ValueError if the folder exists, a key repeats or the disk fails."""
-    with (
-        _new_folder(path) as folder,
-        _told(path, lmdb.Error),
-        lmdb.open(str(folder), map_size=_MAP_BYTES, sync=False, lock=False) as environment,
-    ):
-        transaction, count = environment.begin(write=True), 0
-
-        def put(key: bytes, value: bytes) -> None:
-            nonlocal transaction, count
-            if not transaction.put(key, value, overwrite=False):
-                raise _twice(path, key)
-            count += 1
-            if count % _COMMIT_EVERY == 0:
-                transaction.commit()
-                transaction = environment.begin(write=True)
-
-        yield put
-        transaction.commit()
-        environment.sync(True)
-
-
-@contextmanager
-def _told(path: Path, kind: type[Exception]) -> Iterator[None]:
     try:
-        yield
-    except kind as error:
+        with (
+            _new_folder(path) as folder,
+            lmdb.open(str(folder), map_size=_MAP_BYTES, sync=False, lock=False) as environment,
+        ):
+            transaction, count = environment.begin(write=True), 0
+
+            def put(key: bytes, value: bytes) -> None:
+                nonlocal transaction, count
+                if not transaction.put(key, value, overwrite=False):
+                    raise ValueError(f"{path}: two records have the key {key.decode('utf-8', 'backslashreplace')}")
+                count += 1
+                if count % _COMMIT_EVERY == 0:
+                    transaction.commit()
+                    transaction = environment.begin(write=True)
+
+            yield put
+            transaction.commit()
+            environment.sync(True)
+    except lmdb.Error as error:
         raise ValueError(f"{path} cannot be written: {error}") from error
-
-
-def _twice(path: Path, key: bytes) -> ValueError:
-    return ValueError(f"{path}: two records have the key {key.decode('utf-8', 'backslashreplace')}")
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import glob
 import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -77,15 +77,11 @@ class ClipList(Source):
         yield self._labels
         yield from map(os.fsencode, self.names)
 
-    def missing(self, indices: Sequence[int]) -> list[str]:
-        """Returns the paths of those that are missing on this host."""
-        kind = os.path.isfile if self.videos else os.path.isdir
-        return [self.where(index) for index in indices if not kind(self.where(index))]
-
     def check_present(self, most: int) -> None:
         """Raises ValueError that names videos missing on this host; most: how many to check, spread over the list."""
         looked_at = np.unique(np.linspace(0, len(self) - 1, min(most, len(self))).astype(int)).tolist()
-        if missing := self.missing(looked_at):
+        there = os.path.isfile if self.videos else os.path.isdir
+        if missing := [path for path in map(self.where, looked_at) if not there(path)]:
             what = "files" if self.videos else "folders of frames"
             raise ValueError(
                 f"{socket.gethostname()}: of {len(looked_at):,} {what} of {self.list_file} that were looked for, "

@@ -5,20 +5,17 @@ import shlex
 import socket
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from partial_fc import errors, supervisor, terminal
 from partial_fc.comm.launch.hosts import Host
 from partial_fc.findings import counted
 from partial_fc.flags.command_line import parse
 
-from . import queues, shell
+from . import mpi, shell
 from .job import Plan, Task, is_secret, plan
 from .options import LaunchOptions, split
 
@@ -81,42 +78,31 @@ def run(options: LaunchOptions, command: Sequence[str]) -> int:
     if len(command) == 1 and len(command[0].split()) > 1:
         command = ["sh", "-c", command[0]]  # launch.py's ssh passed it to the shells there
     planned = plan(options, command)
-    with ExitStack() as stack:
-        starts = _starts(options, planned, list(command), stack)
-        if options.dry_run:
-            print("\n".join(map(str, starts)))
-            return 0
-        if options.sync_dst_dir:
-            _synchronise(list(planned.addresses), options.sync_dst_dir)
-        print(f"starting {counted(len(starts), 'process')}", file=sys.stderr, flush=True)
-        served = any(start.helper for start in starts)
-        return supervisor.run(
-            [start.as_command() for start in starts],
-            failure_grace_s=_MPI_GRACE_S if options.launcher == "mpi" else supervisor.FAILURE_GRACE_S,
-            interrupt_grace_s=_INTERRUPT_GRACE_S if served else supervisor.INTERRUPT_GRACE_S,
-        )
+    starts = _starts(options, planned, list(command))
+    if options.dry_run:
+        print("\n".join(map(str, starts)))
+        return 0
+    if options.sync_dst_dir:
+        _synchronise(list(planned.addresses), options.sync_dst_dir)
+    print(f"starting {counted(len(starts), 'process')}", file=sys.stderr, flush=True)
+    served = any(start.helper for start in starts)
+    return supervisor.run(
+        [start.as_command() for start in starts],
+        failure_grace_s=_MPI_GRACE_S if options.launcher == "mpi" else supervisor.FAILURE_GRACE_S,
+        interrupt_grace_s=_INTERRUPT_GRACE_S if served else supervisor.INTERRUPT_GRACE_S,
+    )
 
 
-def _starts(options: LaunchOptions, planned: Plan, command: list[str], stack: ExitStack) -> list[Start]:
-    """Returns the commands that this host starts. stack: cleans up afterwards."""
-    if options.launcher in ("local", "ssh"):
+def _starts(options: LaunchOptions, planned: Plan, command: list[str]) -> list[Start]:
+    """Returns the commands that this host starts."""
+    if options.launcher != "mpi":
         return _each(options, planned, command)
+    mpi.check_open_mpi()
     scheduler = [task for task in planned.tasks if task.role == "scheduler"]
-    others = [task for task in planned.tasks if task.role != "scheduler"]
     starts = [Start(task.name, None, task.prepare([], ""), command, helper=True) for task in scheduler]
-    if options.launcher == "mpi":
-        queues.check_open_mpi()
-        by_role = [[task for task in others if task.role == role] for role in ("server", "worker")]
-        folder = options.sync_dst_dir or os.getcwd()
-        starts += [_mpirun(planned, tasks, command, folder) for tasks in by_role if tasks]
-    else:
-        file = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="partial-fc-launch-")), "tasks.sh")
-        variables, words, script = queues.qsub(others, command, str(file))
-        file.write_text(script)
-        starts.append(Start("tasks", None, shell.exports(variables), words, leads_to="SGE"))
-        if options.dry_run:
-            print(f"# {file}\n{script}")
-    return starts
+    by_role = [[task for task in planned.tasks if task.role == role] for role in ("server", "worker")]
+    folder = options.sync_dst_dir or os.getcwd()
+    return starts + [_mpirun(planned, tasks, command, folder) for tasks in by_role if tasks]
 
 
 def _each(options: LaunchOptions, planned: Plan, command: list[str]) -> list[Start]:
@@ -134,7 +120,7 @@ def _each(options: LaunchOptions, planned: Plan, command: list[str]) -> list[Sta
 
 
 def _mpirun(planned: Plan, tasks: list[Task], command: list[str], folder: str) -> Start:
-    variables, words = queues.mpirun(planned, tasks, command, folder)
+    variables, words = mpi.mpirun(planned, tasks, command, folder)
     role = tasks[0].role
     names = ", ".join(dict.fromkeys(task.place.name for task in tasks))
     return Start(f"{role}s", None, shell.exports(variables), words, role == "server", f"{names} (mpirun)")

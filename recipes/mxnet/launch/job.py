@@ -83,14 +83,13 @@ class Plan:
 
 
 def plan(options: LaunchOptions, command: Sequence[str], environ: Mapping[str, str] = os.environ) -> Plan:
-    """Plans the scheduler, the servers and the workers; without servers, the ranks of a torch job. (Under sge only the
-    scheduler's host is known; the others' is meaningless.) Raises ValueError."""
+    """Plans scheduler, servers and workers; without servers, the ranks of a torch job. Raises ValueError."""
     num_servers = options.servers(command)
     hosts = read_hosts(options.hostfile) if options.hostfile else [Host("127.0.0.1")]
     given = options.variables(environ)
     common = forwarded(environ) | {"PYTHONUNBUFFERED": "1"} | given[""]  # unbuffered output
     interface = common.get("DMLC_INTERFACE", "")
-    own = _own_address(options, hosts, interface if num_servers else "")
+    own = _own_address(hosts, interface if num_servers else "")
     addresses = {host: _address(host, own) for host in hosts}
     servers, workers = place(hosts, num_servers, options.num_workers)
     if not num_servers:
@@ -155,15 +154,21 @@ def _here(host: Host) -> bool:
     return host.is_here and host.ssh_port is None
 
 
-def _own_address(options: LaunchOptions, hosts: Sequence[Host], interface: str) -> str:
-    """Returns the address on which the scheduler, on this host, listens."""
-    if interface:
-        from partial_fc.comm.launch import addresses  # the package takes long to import
+def _own_address(hosts: Sequence[Host], interface: str) -> str:
+    """Returns this host's address for the others, on which the scheduler listens: that of the interface, else the
+    source address of packets to the first other host, else the first host's. Raises ValueError."""
+    from partial_fc.comm.launch import addresses  # the package takes long to import
 
+    if interface:
         return addresses.address_of(interface, "DMLC_INTERFACE=")
-    if options.launcher == "sge":
-        return source_address("198.51.100.1")  # any address: that of the default route
-    return own_address(hosts)
+    others = [host for host in hosts if not host.is_here]
+    if not others:
+        return address(hosts[0])
+    destination = address(others[0])
+    try:
+        return addresses.towards(destination)
+    except OSError as error:
+        raise ValueError(f"this host does not reach {destination}: {error.strerror}; see `ip route`") from None
 
 
 def _address(host: Host, own: str) -> str:
@@ -236,22 +241,3 @@ def address(host: Host) -> str:
         raise ValueError(
             f"host {host.name} of the host file: {error.strerror}; write its address, or put its name into /etc/hosts"
         ) from None
-
-
-def own_address(hosts: Sequence[Host]) -> str:
-    """Returns this host's address for the others: the source address of packets to the first other host, or the first
-    host's address if there is none."""
-    others = [host for host in hosts if not host.is_here]
-    if not others:
-        return address(hosts[0])
-    return source_address(address(others[0]))
-
-
-def source_address(destination: str) -> str:
-    """Returns the source address of this host's packets to that one; sends nothing. Raises ValueError."""
-    from partial_fc.comm.launch import addresses  # the package takes long to import
-
-    try:
-        return addresses.towards(destination)
-    except OSError as error:
-        raise ValueError(f"this host does not reach {destination}: {error.strerror}; see `ip route`") from None

@@ -45,8 +45,8 @@ class LaunchOptions:
     RECIPE`) without --engine mxnet. 0: neither servers nor a scheduler."""
     hostfile: Annotated[Path | None, tyro.conf.arg(aliases=["-H"])] = None
     """The host file; required by ssh and mpi."""
-    launcher: Literal["local", "ssh", "mpi", "sge"] = "ssh"
-    """local: all here. mpi: through mpirun. sge: through qsub."""
+    launcher: Literal["local", "ssh", "mpi"] = "ssh"
+    """local: all here. mpi: through mpirun."""
     sync_dst_dir: str | None = None
     """Copy the current folder there on all hosts (rsync), and run in it. none: the hosts share the current folder."""
     env: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
@@ -62,16 +62,15 @@ class LaunchOptions:
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        needs_hosts = self.launcher in ("ssh", "mpi")
-        if needs_hosts and self.hostfile is None:
+        if self.launcher != "local" and self.hostfile is None:
             default = "" if self.launcher == "mpi" else " (the default, as launch.py's)"
             raise ValueError(
                 f"--launcher {self.launcher}{default} needs -H HOSTFILE, a line for each host; or --launcher local"
             )
-        if not needs_hosts and self.hostfile is not None:
-            raise ValueError(f"-H {self.hostfile} goes with --launcher ssh and mpi, not with {self.launcher}")
-        if not needs_hosts and self.sync_dst_dir is not None:
-            raise ValueError(f"--sync-dst-dir goes with --launcher ssh and mpi, not with {self.launcher}")
+        if self.launcher == "local" and self.hostfile is not None:
+            raise ValueError(f"-H {self.hostfile} goes with --launcher ssh and mpi, not with local")
+        if self.launcher == "local" and self.sync_dst_dir is not None:
+            raise ValueError("--sync-dst-dir goes with --launcher ssh and mpi, not with local")
         if self.sync_dst_dir is not None and not self.sync_dst_dir.startswith("/"):
             raise ValueError(f"--sync-dst-dir {self.sync_dst_dir}: expected a path that begins with /")
 
@@ -87,11 +86,6 @@ class LaunchOptions:
             for name, given in (("--p3", self.p3), ("--env-server", self.env_server)):
                 if given:
                     raise ValueError(f"{name} applies to servers, and this job has none")
-            if self.launcher == "sge":
-                raise ValueError(
-                    "--launcher sge without servers: the host of rank 0 is not known beforehand; start "
-                    "torch jobs with --launcher ssh or mpi, or srun"
-                )
             return 0
         return self.num_workers if self.num_servers is None else self.num_servers
 

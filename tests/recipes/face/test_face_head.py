@@ -1,52 +1,19 @@
-"""Flags of the head in recipe `face`: each does something, and resuming on two ranks is exact."""
+"""Flags of the head in recipe `face`: resuming on two ranks is exact. (That each does something:
+test_combinations.py.)"""
 
 import json
 import shlex
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.running import losses, same_tensors, train_here, train_several
-
-OPTIMIZERS = ("sgd", "nesterov", "adamw", "adagrad", "adam")
-# The first run is the one without.
-FAMILIES = {
-    "without": "",
-    "fp16, host": "--centre-dtype fp16 --centre-state-dtype bf16 --centre-place host",
-    "bf16": "--centre-dtype bf16",
-    "state": "--centre-state-dtype bf16",
-    **{name: f"--head-optimizer {name}" for name in OPTIMIZERS if name != "adamw"},
-    "rate": "--head-lr 0.01",
-    "decay": "--head-weight-decay 0.5",
-    "clip": "--head-clip 0.01",
-    "catch-up": "--head-catch-up exact",
-    "sub-centres": "--sub-centres 2",
-    "filter": "--interclass-filtering-threshold 0.1",
-    "hard negatives": "--hard-negatives 2",
-    **{
-        name: f"--loss {name} --margins None"
-        for name in ("softmax", "adaface", "curricularface", "arcface-straight-through")
-    },
-}
+from tests.running import same_tensors, train_several
 
 
 def data(glyphs) -> str:
     common = "--val-targets --check-data off --batch-size 8 --lr-scheduler constant --warmup-steps 0 --image-size 24 "
     return f"--dataset glyphs --rec {glyphs} {common}"
-
-
-@pytest.mark.long
-def test_every_flag_makes_a_difference(glyphs, tmp_path):
-    """On one rank. (What they mean on several: tests/parallel/head/test_head_kinds.py.)"""
-    for name, flags in FAMILIES.items():
-        train_here(tmp_path / name, f"{data(glyphs)} --max-steps 5 --sample-rate 0.3 {flags}")
-    curves = {name: losses(tmp_path / name) for name in FAMILIES}
-    for name, curve in curves.items():
-        assert len(curve) == 5
-        assert np.isfinite(curve).all(), name
-        assert (curve == curves["without"]) == (name == "without"), name
 
 
 RESUMED = {

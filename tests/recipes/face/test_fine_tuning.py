@@ -76,11 +76,3 @@ def test_a_frozen_backbone_of_two_processes(encoder, tmp_path):
     train_several({tmp_path / "two": flags})
     one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert max(abs(a - b) for a, b in zip(one, two, strict=True)) < 1e-7
-
-
-def test_the_centres_own_rate(encoder, tmp_path):
-    """That of --lr: the same run. Another one: another run."""
-    flags = f"{encoder[1]} --max-steps 3 --lr-scheduler cosine --lr 0.003"
-    for name, rate in {"lr": "", "own": "--head-lr 0.003", "other": "--head-lr 0.006"}.items():
-        train_here(tmp_path / name, f"{flags} {rate}")
-    assert losses(tmp_path / "lr") == losses(tmp_path / "own") != losses(tmp_path / "other")

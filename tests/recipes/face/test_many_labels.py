@@ -8,7 +8,7 @@ import pytest
 from partial_fc.data import open_source
 from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.train.record import first_batch
-from tests.running import endings, face, losses, result, same_tensors, several, train_here
+from tests.running import losses, result, train_here
 
 C, D, K = 40, 24, 3
 FLAGS = (
@@ -19,7 +19,7 @@ FLAGS = (
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """Vectors that are sums of one to three classes' directions: train.npz, test.npz; a row of bad.npz has four."""
+    """Vectors that are sums of one to three classes' directions: train.npz, test.npz."""
     folder = tmp_path_factory.mktemp("labels")
     rng = np.random.default_rng(0)
     direction_CD = rng.normal(size=(C, D))
@@ -29,9 +29,6 @@ def data(tmp_path_factory) -> Path:
         part_NKD = direction_CD[label_NK] * (label_NK >= 0)[:, :, None]
         row_ND = part_NKD.sum(axis=1) + 0.1 * rng.normal(size=(count, D))
         np.savez(folder / f"{name}.npz", embeddings=row_ND, labels=label_NK)
-    label_N4 = np.pad(label_NK, ((0, 0), (0, 1)), constant_values=-1)
-    label_N4[7] = [1, 2, 3, 4]
-    np.savez(folder / "bad.npz", embeddings=row_ND, labels=label_N4)
     return folder
 
 
@@ -55,36 +52,6 @@ def test_every_rule_learns(rule, data, tmp_path):
     values = result(tmp_path / "run")["evaluations"]
     assert values["test/rank1"] > 0.9
     assert values["test/rank5"] >= values["test/rank1"]
-
-
-@pytest.mark.long
-def test_processes_give_one_curve_and_resume_bit_by_bit(data, tmp_path):
-    """In fp64, with drawn labels; a run of one process goes on with two. What cannot be trained on ends both ranks."""
-    flags = "--rule own-out --labels-drawn 2 --accumulate 2 --max-steps"
-    train(data, tmp_path / "one", f"{flags} 6 --batch-size 12")
-    train(data, tmp_path / "begun", f"{flags} 3 --batch-size 12")
-    assert losses(tmp_path / "begun") == losses(tmp_path / "one")[:3]
-    runs = {"two": 6, "begun": 6, "parts": 3, "parts again": 6}
-    given = [
-        face(tmp_path / name.split()[0], f"--rec {data}/train.npz {FLAGS} {flags} {steps} --batch-size 6")
-        for name, steps in runs.items()
-    ]
-    given += [
-        face(tmp_path / f"bad-{check}", f"--rec {data}/bad.npz {FLAGS} --check-data {check} --batch-size 6")
-        for check in ("quick", "off")
-    ]
-    printed = several(given, 2)
-    for rank in range(2):
-        *good, quick, off = endings(printed, rank)
-        assert good == ["0"] * len(runs), printed[-6000:]
-        assert "bad.npz, row 7: 4 labels; expected 1 to 3" in quick
-        assert "bad.npz, row 7: 4 labels; expected 1 to 3" in off
-    one = losses(tmp_path / "one")
-    assert losses(tmp_path / "two") == pytest.approx(one, rel=1e-9)
-    assert losses(tmp_path / "begun") == pytest.approx(one, rel=1e-9)
-    assert losses(tmp_path / "parts") == losses(tmp_path / "two")
-    assert same_tensors(*(tmp_path / name / "checkpoints/step-00000006" for name in ("two", "parts")))
-    assert "step 1" not in (tmp_path / "bad-quick/logs/rank-0000.log").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 from partial_fc.checkpoint import lock
 from tests.running import ENCODER, SMALL, here, losses, result, same_tensors, steps_done, train_here, train_several
@@ -131,25 +129,14 @@ def test_who_loses_the_folder_to_another_run_keeps_its_last_state(glyphs, tmp_pa
     assert f"resumed from {saved}" in log
 
 
-def assert_resumes_compiled(root: Path, train: Callable[[Path, str], str], flags: str) -> None:
-    flags += " --val-targets --batch-size 8 --check-data off --lr-scheduler constant --compile --max-steps"
-    for name, steps in (("whole", 6), ("parts", 3), ("parts", 6)):
-        train(root / name, f"{flags} {steps}")
-    assert (root / "parts/logs/rank-0000.log").read_text().count("the backbone is compiled, in") == 2
-    assert losses(root / "parts") == losses(root / "whole")
-    assert same_tensors(root / "whole", root / "parts") == 1
-
-
-@pytest.mark.long
-def test_a_compiled_run_with_adapters_resumes_bit_by_bit(glyphs, tmp_path, monkeypatch):
-    """By torch's aot_eager, as tests/unit/train/test_compiled.py."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    assert_resumes_compiled(tmp_path, train_here, f"--dataset glyphs --rec {glyphs} --lora 4")
-
-
 @pytest.mark.long
 def test_a_compiled_run_of_two_processes_resumes_bit_by_bit(glyphs, tmp_path):
     """By torch's inductor."""
     (tmp_path / "encoder.py").write_text(ENCODER)
-    flags = f"--dataset glyphs --rec {glyphs} --network {tmp_path / 'encoder.py'}:make"
-    assert_resumes_compiled(tmp_path, lambda root, flags: train_several({root: flags}), flags)
+    flags = f"--dataset glyphs --rec {glyphs} --network {tmp_path / 'encoder.py'}:make --compile --max-steps"
+    flags = f"--val-targets --batch-size 8 --check-data off --lr-scheduler constant {flags}"
+    for name, steps in (("whole", 6), ("parts", 3), ("parts", 6)):
+        train_several({tmp_path / name: f"{flags} {steps}"})
+    assert (tmp_path / "parts/logs/rank-0000.log").read_text().count("the backbone is compiled, in") == 2
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert same_tensors(tmp_path / "whole", tmp_path / "parts") == 1

@@ -33,14 +33,3 @@ def test_a_row_of_ones_own_is_trained_and_repeats(glyphs, tmp_path, monkeypatch)
     with pytest.raises(ValueError, match="other figures") as raised:
         study.do(replace(options, repeat=1))
     assert str(raised.value).endswith(figures)
-
-
-def test_a_typing_error_leaves_no_failed_run(glyphs, tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "RESULTS", tmp_path)
-    study = Study("fidelity", fidelity.ARMS, [], fidelity.data, fidelity.analyse)
-    options = fidelity.FidelityOptions(cell="own-0.3", seed=0, rec=glyphs, held_out=tmp_path / "none", steps=5)
-    with pytest.raises(ValueError, match="none"):
-        study.do(options)
-    with pytest.raises(ValueError, match=r"expected an arm"):
-        study.do(replace(options, cell="own-0.7"))
-    assert not study.results.exists()

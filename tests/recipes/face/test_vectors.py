@@ -14,7 +14,7 @@ from partial_fc.optim import backbone as optimizers
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.precision import Precision
 from partial_fc.verbs.model import classify, embed, search
-from tests.running import losses, result, train_here, train_several
+from tests.running import losses, result, train_here
 from tests.unit.data.test_vectors import write
 
 C, D = 60, 12
@@ -62,18 +62,6 @@ def test_it_learns_and_resumes_bit_by_bit(network, data, tmp_path):
     a, b = (load_file(root / "model.safetensors") for root in (tmp_path / "whole", tmp_path / "parts"))
     assert (not a) == network.startswith("none")
     assert all(torch.equal(a[key], b[key]) for key in a)
-
-
-@pytest.mark.parametrize("network", ["none", pytest.param("linear --embedding-size 10", marks=pytest.mark.long)])
-def test_two_ranks_train_what_one_does(network, data, tmp_path):
-    flags = f"--network {network} --max-steps 20 --val-targets test"
-    train(data, tmp_path / "one", f"{flags} --batch-size 32")
-    runs = {"two": flags, "one": f"{flags} --max-steps 24"}  # the second goes on with what one process began
-    train_several({tmp_path / name: f"--rec {data}/train.npz {FLAGS} {of}" for name, of in runs.items()})
-    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one")[:20], rtol=2e-5)
-    one, two = (result(tmp_path / name)["evaluations"] for name in ("one", "two"))
-    assert two["test/rank1"] == pytest.approx(one["test/rank1"], abs=0.05)
-    assert len(losses(tmp_path / "one")) == 24
 
 
 def test_two_files_train_what_one_does(data, tmp_path):

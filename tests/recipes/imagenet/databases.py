@@ -1,5 +1,5 @@
-"""Image databases as Caffe and Caffe2 write them, made with the runtimes themselves (protobuf, lmdb, plyvel) and with
-messages declared here, apart from the reader's."""
+"""Image databases as Caffe and Caffe2 write them, made with the runtimes themselves (protobuf, lmdb,
+plyvel)."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,41 +10,21 @@ import lmdb
 import numpy as np
 import pytest
 
-from recipes.imagenet.databases.records import build_messages
+from recipes.imagenet.databases.records import BYTE, INT32, STRING, Datum, TensorProtos, build_messages
 
-FLOAT, INT32, BYTE, STRING, INT64, DOUBLE = 1, 2, 3, 4, 10, 13
-# Of Caffe's and Caffe2's .proto files.
-Datum = build_messages(
-    "test_caffe",
-    {
-        "Datum": [
-            (1, "channels", "int32"),
-            (2, "height", "int32"),
-            (3, "width", "int32"),
-            (4, "data", "bytes"),
-            (5, "label", "int32"),
-            (6, "float_data", "float*"),
-            (7, "encoded", "bool"),
-        ]
-    },
-)["Datum"]
-
-
-def _tensor_protos(package: str, several: str) -> Any:
-    fields = [
-        (1, "dims", "int64*"),
-        (2, "data_type", "int32=1"),
-        (3, "float_data", f"float{several}"),
-        (4, "int32_data", f"int32{several}"),
-        (5, "byte_data", "bytes"),
-        (6, "string_data", "bytes*"),
-        (10, "int64_data", f"int64{several}"),
-    ]
-    messages = {"TensorProto": fields, "TensorProtos": [(1, "protos", "TensorProto*")]}
-    return build_messages(package, messages)["TensorProtos"]
-
-
-Packed, Unpacked = _tensor_protos("test_packed", " packed"), _tensor_protos("test_unpacked", "*")
+# Numbers may also be written unpacked.
+_FIELDS = [
+    (1, "dims", "int64*"),
+    (2, "data_type", "int32=1"),
+    (3, "float_data", "float*"),
+    (4, "int32_data", "int32*"),
+    (5, "byte_data", "bytes"),
+    (6, "string_data", "bytes*"),
+    (10, "int64_data", "int64*"),
+]
+Unpacked = build_messages("test_unpacked", {"TensorProto": _FIELDS, "TensorProtos": [(1, "protos", "TensorProto*")]})[
+    "TensorProtos"
+]
 
 
 def picture(number: int, height: int = 5, width: int = 7) -> np.ndarray:
@@ -64,7 +44,7 @@ def datum(rgb: np.ndarray, label: int, encoded: bool = False) -> bytes:
     return Datum(channels=channels, height=height, width=width, data=data, label=label).SerializeToString()
 
 
-def tensors(image: dict[str, Any], label: dict[str, Any], *more: dict[str, Any], message: Any = Packed) -> bytes:
+def tensors(image: dict[str, Any], label: dict[str, Any], *more: dict[str, Any], message: Any = TensorProtos) -> bytes:
     return message(protos=[image, label, *more]).SerializeToString()
 
 

@@ -5,7 +5,6 @@ from argparse import Namespace
 from datetime import datetime
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 from partial_fc.train.job import RunState
@@ -70,22 +69,6 @@ def test_a_run_that_begins_anew_under_its_name_leaves_no_old_rows(tmp_path):
     add(log(tmp_path, 100.0, 104.0, 107.0), 0, 1)
     add(log(tmp_path, 900.0, 904.0, 906.0, 908.5), 0, 1, 2)
     assert (tmp_path / NAME).read_text() == GOLDEN
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("hello\n", "is no log of Caffe2's trainers"),
-        ("", "is no log of Caffe2's trainers"),
-        ("# a\ntime_spent,epoch\n1,x\n", "line 3: '1,x.n' is no row under 'time_spent,epoch"),
-        ("# a\ntime_spent,epoch\n1,0\n", "line 3"),
-    ],
-)
-def test_another_file_of_that_name_is_left_alone(tmp_path, text, message):
-    (tmp_path / NAME).write_text(text)
-    with pytest.raises(ValueError, match=message):
-        log(tmp_path, 0.0, epoch=1)
-    assert (tmp_path / NAME).read_text() == text
 
 
 def test_a_resumed_run_knows_when_it_was_first_started(tmp_path):

@@ -12,10 +12,11 @@ from partial_fc.data.decode import decode
 from partial_fc.data.idx import write_idx
 from partial_fc.verbs.data.pack import PackOptions, pack_images
 from recipes.imagenet.databases import open_database
+from recipes.imagenet.databases.records import BYTE, INT32, STRING, Datum, TensorProtos
 from recipes.imagenet.databases.write import lmdb_writer
 from recipes.imagenet.make_database import DatabaseOptions, make_lmdb
 from tests.recipes.imagenet import databases
-from tests.recipes.imagenet.databases import BYTE, INT32, STRING, Datum, Packed, records, write_leveldb
+from tests.recipes.imagenet.databases import records, write_leveldb
 from tests.unit.verbs.test_pack import make_images
 
 COUNTS = [2, 0, 3, 1]
@@ -57,7 +58,7 @@ def test_raw_pixels_of_another_size(tmp_path: Path, format: Any) -> None:
         assert (datum.channels, datum.height, datum.width, datum.encoded) == (3, 10, 15, False)
         found = np.frombuffer(datum.data, np.uint8).reshape(3, 10, 15).transpose(1, 2, 0)
     else:
-        image, label = Packed.FromString(value).protos
+        image, label = TensorProtos.FromString(value).protos
         assert (image.data_type, list(image.dims), label.data_type) == (BYTE, [10, 15, 3], INT32)
         assert list(label.int32_data) == [0]
         found = np.frombuffer(image.byte_data, np.uint8).reshape(10, 15, 3)
@@ -69,7 +70,7 @@ def test_list_and_rec_as_tensors(tmp_path: Path) -> None:
     (tmp_path / "list").write_text("class2/0.png 7\nclass0/1.png 1\n")
     found = make(tmp_path / "list", tmp_path / "out", root=tmp_path / "in", format="tensorprotos")
     assert list(found) == [b"00000000_class2/0.png", b"00000001_class0/1.png"]
-    image, label = Packed.FromString(found[b"00000000_class2/0.png"]).protos
+    image, label = TensorProtos.FromString(found[b"00000000_class2/0.png"]).protos
     assert (image.data_type, list(label.int32_data)) == (STRING, [7])
     assert image.string_data[0] == (tmp_path / "in/class2/0.png").read_bytes()
     pack_images(PackOptions(tmp_path / "in", tmp_path / "rec", image_size=None))
@@ -100,7 +101,7 @@ def test_leveldb_to_lmdb(tmp_path: Path) -> None:
     other = make(path, tmp_path / "tensors", format="tensorprotos")
     assert list(other) == list(items)
     for i, value in enumerate(other.values()):
-        assert list(Packed.FromString(value).protos[1].int32_data) == [i % 10]
+        assert list(TensorProtos.FromString(value).protos[1].int32_data) == [i % 10]
 
 
 def test_shuffled_by_a_seed(tmp_path: Path) -> None:
@@ -132,20 +133,3 @@ def test_a_key_that_comes_twice(tmp_path: Path) -> None:
         put(b"a", b"2")
         with pytest.raises(ValueError, match="two records have the key b"):
             put(b"b", b"3")
-
-
-def test_a_disk_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_images(tmp_path / "in", COUNTS)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: type("", (), {"free": 100}))
-    with pytest.raises(ValueError, match=r"has 0.0 GiB free; 6 images need about"):
-        make_lmdb(DatabaseOptions(tmp_path / "in", tmp_path / "out"))
-    assert not list(tmp_path.glob("out*"))
-
-
-def test_more_images_than_are_in_work_at_a_time(tmp_path: Path) -> None:
-    """None is lost where the room on the disk is checked, after the first 512."""
-    write_idx(tmp_path / "train-images-idx3-ubyte", np.zeros((600, 2, 2), np.uint8))
-    write_idx(tmp_path / "train-labels-idx1-ubyte", (np.arange(600) % 10).astype(np.uint8))
-    make_lmdb(DatabaseOptions(tmp_path, tmp_path / "out"))
-    source = open_database(tmp_path / "out", "lmdb", 10)
-    assert [source.read(i).label for i in range(len(source))] == [i % 10 for i in range(600)]

@@ -1,6 +1,5 @@
 """Image databases as sources: what lies at a path, and LMDB; LevelDB is in test_leveldb.py."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,19 +36,6 @@ def test_mixed_records_of_an_lmdb(tmp_path: Path) -> None:
     check(open_database(path, None, 10))  # a second time in this process
     check(open_database(path / "data.mdb", "lmdb", 10))
     assert [file.name for file in path.iterdir()] == ["data.mdb"]
-
-
-def test_lmdb_in_a_process_that_was_forked(tmp_path: Path) -> None:
-    source = open_database(write_lmdb(tmp_path / "db", records(N)), "lmdb", 10)
-    child = os.fork()
-    if not child:
-        try:
-            check(source)
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    check(source)
 
 
 def test_lmdb_that_is_written_to_meanwhile(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from recipes.kinetics import gluoncv_files as gluoncv
 from recipes.kinetics import slowfast
 from recipes.kinetics.epochs import ClipLine
 from tests.recipes.kinetics import videos
-from tests.recipes.kinetics.gluon_states import LR, write_states
 from tests.running import Given, here, losses, reported, result, several
 
 R50, N, BATCH = "slowfast_4x16_resnet50_kinetics400", 10, 4
@@ -112,25 +111,6 @@ def test_finished_weights_are_measured_in_several_views(one, data, tmp_path, cap
     assert float(accuracy) == pytest.approx(float(best.name.split("-")[0]), abs=1e-4)
     assert here("recipes.kinetics.main", words(tmp_path, data, f"{more} --num-segments 2 --three-crop")) == 0
     assert "2 x 3 clips a video" in capsys.readouterr().out
-
-
-@pytest.mark.mxnet
-def test_momentum_of_gluoncv_is_gone_on_with(mx, one, data, tmp_path):
-    """At the epoch that was asked for."""
-    (best,) = one.glob("*-best.params")
-    model = slowfast.build(R50, 2, width=8)
-    gluoncv.load(model, best)
-    write_states(mx, model, tmp_path / "gluon.states", lambda place: 0.25)
-    given = f"--resume-params {best} --resume-states {tmp_path / 'gluon.states'} --resume-epoch 1 --lr 0 --warmup-lr 0"
-    assert (
-        here("recipes.kinetics.main", words(tmp_path / "run", data, f"{given} --wd 0 --train-only --max-steps 3")) == 0
-    )
-    assert (tmp_path / "run/loss.csv").read_text().splitlines()[1].startswith("3,")
-    assert "gluon.states after 1 updates" in (tmp_path / "run/train.log").read_text()
-    # At rate 0 an update is that of the momentum: w -= 0.9 * (0.9 m) of Nesterov's.
-    after = load_file(tmp_path / "run/model.safetensors")
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(after[name], p - 0.81 * LR * 0.25)
 
 
 def test_two_processes_do_what_one_does(data, tmp_path):

@@ -21,16 +21,6 @@ def test_what_moves(motion, value, sign):
     assert all(np.ptp(getattr(path, name)) == 0 for name in still)
 
 
-def test_a_moment_says_nothing_of_the_class():
-    """Of each motion the same range of sizes and brightness."""
-    for motion in MOTIONS:
-        moments = [_path(motion, 72, 1, np.random.default_rng(i)) for i in range(300)]
-        for name, low, high in (("size", 0.35, 0.75), ("light", 0.3, 1.0)):
-            values = np.array([getattr(moment, name)[0] for moment in moments])
-            assert low - 1e-9 <= values.min() < low + 0.06, (motion, name)
-            assert high - 0.06 < values.max() <= high + 1e-9, (motion, name)
-
-
 def test_clips_and_their_list(tmp_path):
     options = MotionOptions(tmp_path / "motion", num_train=12, num_val=12, num_frames=10, jobs=1)
     make_motion(options)

@@ -1,8 +1,5 @@
 """SlowFast: sizes of the published networks, one stage against plain NumPy, what the clips must be."""
 
-import pickle
-from collections import OrderedDict
-
 import numpy as np
 import pytest
 import torch
@@ -39,9 +36,6 @@ def test_shapes_of_the_stages(name, slow, fast):
 def test_counts_of_the_published_networks():
     with torch.device("meta"):
         assert parameters(slowfast.build(R50)) == 34_480_216
-        features = slowfast.build(R50, 0)
-    assert parameters(features) == 34_480_216 - 400 * 2304 - 400
-    assert features.feature_width == 2304
 
 
 def convolved(x_CTHW, weight_OIKHW, stride, padding):
@@ -90,70 +84,15 @@ def test_parameters_that_mxnet_wrote(tmp_path):
         assert name in arrays
     path = tmp_path / "slowfast.params"
     mx.nd.save(str(path), arrays)
-    assert gluoncv.load(ours, path) == []
+    gluoncv.load(ours, path)
     assert all(torch.equal(t, ours.state_dict()[name]) for name, t in theirs.state_dict().items())
     other = slowfast.build(R50, 9, width=8)
     with pytest.raises(ValueError, match=r"2 of another shape or kind: fc\.weight"):
         gluoncv.load(other, path)
-    assert gluoncv.load(other, path, leave_out="fc.") == ["fc.weight", "fc.bias"]
     del arrays["lateral_res3.1.gamma"]
     mx.nd.save(str(path), arrays)
     with pytest.raises(ValueError, match=r"1 missing: lateral_res3\.1\.weight"):
         gluoncv.load(ours, path)
-
-
-# Places of GluonCV's own network: 8 channels wide, 552 arrays (GluonCV 0.10.5, MXNet 1.9.1).
-PLACES = {
-    0: "fc.bias", 6: "fast_conv1.weight", 56: "fast_res2.0.downsample.0.weight", 99: "fast_res3.2.conv1.weight",
-    105: "fast_res3.3.bn1.running_var", 267: "lateral_p1.1.beta", 291: "slow_conv1.weight",
-    412: "slow_res4.0.bn2.gamma",
-}  # fmt: skip
-
-
-@pytest.mark.mxnet
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_momentum_that_mxnet_wrote(dtype, tmp_path):
-    """By Gluon's trainer, after a step whose gradient is the parameter's place."""
-    from recipes.mxnet.library import mx
-    from tests.recipes.kinetics.gluon_states import write_states
-
-    model = slowfast.build(R50, 5, width=8)
-    path, named = tmp_path / "slowfast.states", gluoncv.arrays(model)
-    order = write_states(mx, model, path, lambda place: 0.25 * (place % 64), dtype)
-    assert len(order) == 552
-    assert {place: order[place] for place in PLACES} == PLACES
-    found = gluoncv.read_states(model, path)
-    assert found.num_updates == 1
-    assert found.momentum.keys() == dict(model.named_parameters()).keys()
-    ours = dict(zip(named, (name for name in model.state_dict() if "num_batches" not in name), strict=True))
-    for place, name in enumerate(order):
-        if ours[name] in found.momentum:
-            m = found.momentum[ours[name]]
-            assert torch.equal(m, torch.full(named[name].shape, 0.5 * 0.25 * (place % 64)))
-            if dtype == "float16":  # Nesterov's first step is 1.9 times the momentum
-                torch.testing.assert_close(found.masters[ours[name]], named[name].half().float() - 1.9 * m)
-    with pytest.raises(ValueError, match=r"fc\.bias is \(5,\), expected \(7,\)"):
-        gluoncv.read_states(slowfast.build(R50, 7, width=8), path)
-    model.freeze_batch_norms("scales")
-    trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    assert gluoncv.read_states(model, path).momentum.keys() == trained
-    write_states(mx, model, path, float, dtype, only=("weight", "bias"))
-    found = gluoncv.read_states(model, path).momentum
-    assert found.keys() == trained
-    assert [found[name].mean() for name in ("fc.bias", "fc.weight", "fast_conv1.weight")] == [0, 0.5, 1]
-
-
-def test_what_is_no_file_of_a_trainer(tmp_path):
-    path = tmp_path / "f.states"
-    model = slowfast.build(R50, 2, width=8)
-    for value, message in (
-        ([1, 2], "no file of Gluon's trainer.save_states for a SlowFast"),
-        (OrderedDict(), r"asks for collections\.OrderedDict"),
-        (({(1, 2): 3}, 4), "no file of Gluon's trainer.save_states"),
-    ):
-        path.write_bytes(pickle.dumps(value))
-        with pytest.raises(ValueError, match=message):
-            gluoncv.read_states(model, path)
 
 
 def test_what_cannot_be():

@@ -1,6 +1,5 @@
 """What the tests of recipe `mnist` run, and what they compare it with."""
 
-import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from torch.utils.data import DistributedSampler
 from demo.make_digits import load
 from partial_fc.data.idx import names, read_set, write_idx
 from recipes.mnist.convnet import ConvNet
-from tests.running import Given, endings, here, same_tensors, several
+from tests.running import Given, endings, here, several
 
 NUM_TRAIN, NUM_TEST = 151, 101  # no number of processes divides them
 # An epoch has 7 updates: 6 of 24 images, and one of the 7 that are left.
@@ -82,13 +81,3 @@ def assert_same_weights(root: Path, expected: dict[str, torch.Tensor], tolerance
     found = load_file(root / "model.safetensors")
     for name, t in expected.items():
         torch.testing.assert_close(found[name], t.detach(), rtol=tolerance, atol=tolerance)
-
-
-def assert_same_files(one: Path, other: Path, step: int) -> None:
-    """Two checkpoints, tensor by tensor and bit by bit."""
-    folders = [root / "checkpoints" / f"step-{step:08d}" for root in (one, other)]
-    assert same_tensors(*folders) >= 3
-    manifests = [json.loads((folder / "manifest.json").read_text()) for folder in folders]
-    for key in ("step", "position"):  # not the best accuracy: an interrupted run is looked at more often
-        assert manifests[0][key] == manifests[1][key]
-    assert manifests[0].get("loss_scaler") == manifests[1].get("loss_scaler")

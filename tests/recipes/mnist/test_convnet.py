@@ -24,9 +24,3 @@ def test_equals_the_tutorials_sequence(training):
     torch.testing.assert_close(net(image_B1HW), expected, rtol=0, atol=0)
     channels_last = net(image_B1HW.to(memory_format=torch.channels_last))
     torch.testing.assert_close(channels_last, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("shape", [(2, 1, 32, 32), (2, 3, 28, 28), (1, 28, 28)])
-def test_other_images_are_refused(shape):
-    with pytest.raises(ValueError, match=r"expected \(batch, 1, 28, 28\)"):
-        ConvNet()(torch.zeros(shape))

@@ -1,13 +1,12 @@
-"""`partial-fc launch`: its flags, its host file, and what it would give to ssh, mpirun and qsub."""
+"""`partial-fc launch`: its flags, its host file, and what it would give to ssh."""
 
-import os
 import re
 import shlex
-import socket
 from pathlib import Path
 
 import pytest
 
+from partial_fc.comm.launch import addresses
 from recipes.mxnet.launch import job
 from recipes.mxnet.launch.command import launch
 from recipes.mxnet.launch.options import split, torch_recipe
@@ -18,25 +17,13 @@ ECHO = ["sh", "-c", 'echo "$DMLC_ROLE $DMLC_TASK_ID"']
 @pytest.fixture
 def hosts(tmp_path, monkeypatch):
     """Writes a host file; returns its path. Nothing is asked of the network."""
-    monkeypatch.setattr(job, "source_address", lambda destination: "127.0.0.1")
+    monkeypatch.setattr(addresses, "towards", lambda destination: "127.0.0.1")
 
     def write(text: str) -> Path:
         (tmp_path / "hosts").write_text(text)
         return tmp_path / "hosts"
 
     return write
-
-
-def program(folder: Path, name: str, text: str) -> None:
-    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-    (folder / name).chmod(0o755)
-
-
-@pytest.fixture
-def programs(tmp_path, monkeypatch) -> Path:
-    """A folder whose programs come before all others."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -110,7 +97,6 @@ def test_a_line_that_is_no_host_is_named_and_none_is_an_error(hosts, line):
         ("-n 1 --launcher local --env-worker X true", "--env-worker X: expected NAME:VALUE"),
         ("-n 1 --launcher local -s 0 --p3 true", "--p3"),
         ("-n 1 --launcher local -s 2 python train.py face", "-s 2, but recipe face"),
-        ("-n 1 -s 0 --launcher sge true", "rank 0"),
         ("-n 1 --launcher local --env DMLC_PS_ROOT_URI=192.0.2.7 true", "cannot listen at 192.0.2.7"),
     ],
 )
@@ -144,42 +130,3 @@ def test_what_would_go_over_ssh(hosts, capsys, monkeypatch):
         assert "export DMLC_NODE_HOST" not in text
         assert shlex.join(["python", "it's.py"]) in text
     assert "export DMLC_PS_ROOT_URI=127.0.0.1\n" in scheduler  # the address of lo
-
-
-QSUB = """
-printf '%s\\n' "$*" >"$0.line"
-for script; do :; done
-cp "$script" "$0.script"
-status=0
-for SGE_TASK_ID in 1 2 3 4; do
-    export SGE_TASK_ID JOB_ID=7
-    sh "$script" || status=1
-    [ ! -e "$0.deleted" ] || exit 1
-done
-exit "$status"
-"""
-
-
-def test_what_sge_gets(programs, capfd):
-    """Against a stand-in that runs the tasks one after the other."""
-    program(programs, "qsub", QSUB)
-    given = ["--launcher", "sge", "-n", "3", "-s", "1", "--env-worker", "A:b c"]
-    assert launch([*given, "sh", "-c", 'echo "$DMLC_ROLE $DMLC_TASK_ID $A"']) == 0
-    out = [line for line in capfd.readouterr().out.splitlines() if line.startswith("tasks: ")]
-    assert out == ["tasks: worker 0 b c", "tasks: worker 1 b c", "tasks: worker 2 b c", "tasks: server 0 "]
-    line = (programs / "qsub.line").read_text().split()
-    assert line[:12] == ["-sync", "y", "-cwd", "-t", "1-4", "-S", "/bin/sh", "-N", "partial-fc-launch", "-j", "y", "-v"]
-    names = set(line[12].split(","))
-    assert {"DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER"} <= names
-    assert not names & {"PATH", "DMLC_ROLE", "DMLC_TASK_ID", "DMLC_NODE_HOST"}
-    assert not Path(line[13]).exists()
-
-
-def test_a_task_of_sge_that_fails_takes_the_others_with_it(programs, capfd):
-    """Not itself: qsub would end with 0."""
-    program(programs, "qsub", QSUB)
-    program(programs, "qdel", f'echo "$*" >>{programs}/qsub.deleted')
-    script = "[ $DMLC_ROLE$DMLC_TASK_ID != worker1 ] || exit 3"
-    assert launch(["--launcher", "sge", "-n", "3", "-s", "1", "sh", "-c", script]) == 1
-    assert (programs / "qsub.deleted").read_text() == "7 -t 1-1\n7 -t 3-4\n"
-    assert f"tasks: worker 1 on {socket.gethostname()} ended with exit status 3\n" in capfd.readouterr().err

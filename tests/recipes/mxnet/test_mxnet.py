@@ -86,23 +86,3 @@ def test_what_is_missing_is_named_with_the_command(name):
     assert done.returncode == 1
     assert "pip install" in done.stderr
     assert {"mxnet": "--no-deps mxnet==", "distutils": "setuptools"}[name] in done.stderr
-
-
-EVERYTHING = """
-import importlib, pkgutil, sys
-sys.modules["horovod"] = sys.modules["mxnet"] = None
-import partial_fc, recipes
-names = [module.name for package in (partial_fc, recipes)
-         for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".", onerror=lambda name: None)]
-for name in names:
-    if name not in ("partial_fc.comm.horovod", "recipes.mxnet.library", "partial_fc.__main__"):
-        importlib.import_module(name)
-print(len(names))
-"""
-
-
-@pytest.mark.long
-def test_nothing_imports_horovod_or_mxnet_that_does_not_need_it():
-    done = python(EVERYTHING)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 100

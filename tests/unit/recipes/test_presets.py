@@ -8,38 +8,6 @@ from recipes.face.main import parse
 from tests.unit.models.test_arcface_torch_config import HEAD, write
 
 
-def test_published_numbers():
-    # As published, typed a second time here on purpose.
-    expected = {
-        "webface": (10575, None, (20000, 28000), 32000, 512),
-        "emore": (85742, 5822653, (100000, 160000), 180000, 512),
-        "glint360k_8GPU": (360232, 17091657, (200000, 400000, 500000, 550000), 600000, 512),
-        "glint360k_16GPU": (360232, 17091657, (200000, 280000, 360000), 400000, 1024),
-        "100w": (10**6, None, (20000, 28000), 32000, 512),
-        "1000w": (10**7, None, (20000, 28000), 32000, 512),
-        "2000w": (2 * 10**7, None, (20000, 28000), 32000, 512),
-        "3000w": (3 * 10**7, None, (20000, 28000), 32000, 512),
-        "10000w": (10**8, None, (20000, 28000), 32000, 512),
-        "ms1mv3": (93431, 5179510, (), None, 1024),
-        "wf4m": (205990, 4235242, (), None, 1024),
-        "wf12m": (617970, 12720066, (), None, 1024),
-        "wf42m": (2059906, 42474557, (), None, 1024),
-    }
-    got = {
-        name: (p["num_classes"], p.get("num_images"), p.get("lr_steps", ()), p.get("max_steps"), p["base_batch_size"])
-        for name, p in presets.PRESETS.items()
-        if name not in ("glyphs", "synthetic")
-    }
-    assert got == expected
-
-
-def test_glyphs_are_not_mirrored():
-    glyphs = presets.get("glyphs")
-    assert not glyphs["mirror"]
-    assert glyphs["val_targets"] == ("unseen", "unseen_font", "lookalike")
-    assert not any("mirror" in preset for name, preset in presets.PRESETS.items() if name != "glyphs")
-
-
 def test_unknown_name_lists_the_known():
     with pytest.raises(ValueError, match=r"--dataset is glint; .*glint360k_8GPU.*did you mean glint360k_"):
         presets.get("glint")

@@ -1,6 +1,6 @@
 """Command lines that each recipe refuses before anything is read, by the names of their flags. (Numbers that have no
-meaning: tests/house/test_command_line.py, for every flag of every recipe; pairs of face's flags:
-tests/recipes/face/test_flag_pairs.py.)"""
+meaning: tests/house/test_command_line.py, for every flag of every recipe; what random flags of face do together:
+tests/recipes/face/test_combinations.py.)"""
 
 import shlex
 
@@ -22,6 +22,12 @@ FACE = """
     --centre-state-dtype fp16 --optimizer adamw | AdamW with its state in fp16
     --head-optimizer nesterov --momentum 0 | nesterov with momentum 0
     --head-lr 0.1 --lr 0 | --head-lr 0.1 with --lr 0
+    --precision fp64 --centre-dtype bf16 | centre-dtype
+    --precision fp64 --head-impl cpu | fp64 goes with plain
+    --accumulate 2 --loss adaface | averages over whole batches
+    --accumulate 2 --loss curricularface | averages over whole batches
+    --labels 3 --loss curricularface | told by one target
+    --labels 3 --rule mlcd --loss curricularface | told by one target
     --head-impl triton --device cpu | --head-impl triton with --device cpu
     --head-impl cpu --device cuda | --head-impl cpu with --device cuda
     --start-centres a --resume b | --start-centres with --resume b
@@ -118,8 +124,7 @@ KINETICS = """
     --num-segments 10 | --eval
     --logging-file a/b.log | --save-dir
     --lr-decay-epoch x | 40,60
-    --resume-states f.states | .params
-    --resume-params f --resume-states f --optimizer adamw | --optimizer sgd
+    --resume-states f.states | leave it out
     --resume-epoch 3 | --resume-epoch 3 of --num-epochs 3
     --model slowfast_4x16_resnet50_sthsthv2 | slowfast_4x16_resnet50_custom
 """

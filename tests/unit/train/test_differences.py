@@ -35,8 +35,8 @@ MAY_CHANGE = {
     "activation_checkpointing engine params trust_code compile",
     imagenet: f"{HEAD} num_workers max_bad_records check_data test_data load_model_path pretrained",
     kinetics: "num_workers prefetch_ratio max_bad_records check_data data_dir val_data_dir val_list logging_file "
-    "save_frequency resume_params resume_states resume_epoch train_only eval num_segments three_crop "
-    "channels_last_3d lr_steps",
+    "save_frequency resume_params resume_epoch train_only eval num_segments three_crop "
+    "channels_last_3d",
     mnist: "n_workers load_amp save_amp data_dir",
 }
 # Besides the contract's.

@@ -1,4 +1,4 @@
-"""Job systems that start the processes themselves: mpirun and qsub."""
+"""mpirun, which starts the processes itself."""
 
 import os
 import secrets
@@ -27,27 +27,6 @@ guard=$!
 status=$?
 kill "$guard"
 [ "$status" = 0 ] || echo "$role $number on $(hostname) ended with exit status $status" >&2
-exit "$status"
-"""
-# Tasks are numbered from 1, workers first. A failing one deletes the others, which would wait forever, but not itself:
-# qsub reports success for a job whose tasks are all deleted. (A PATH given to qsub does not arrive; SGE_O_PATH is the
-# one that it was started with.)
-_UNDER_SGE = """#!/bin/sh
-export PATH="${{SGE_O_PATH:+$SGE_O_PATH:}}$PATH"
-if [ "$SGE_TASK_ID" -le {num_workers} ]; then
-    export DMLC_ROLE=worker DMLC_TASK_ID=$((SGE_TASK_ID - 1))
-{worker}
-else
-    export DMLC_ROLE=server DMLC_TASK_ID=$((SGE_TASK_ID - 1 - {num_workers}))
-{server}
-fi
-{command}
-status=$?
-if [ "$status" != 0 ]; then
-    echo "$DMLC_ROLE $DMLC_TASK_ID on $(hostname) ended with exit status $status" >&2
-    [ "$SGE_TASK_ID" = 1 ] || qdel "$JOB_ID" -t "1-$((SGE_TASK_ID - 1))"
-    [ "$SGE_TASK_ID" = {num_tasks} ] || qdel "$JOB_ID" -t "$((SGE_TASK_ID + 1))-{num_tasks}"
-fi
 exit "$status"
 """
 
@@ -94,28 +73,3 @@ def _mpi_sessions() -> dict[str, str]:
     if any(os.environ.get(name) for name in ("TMPDIR", "OMPI_MCA_orte_tmpdir_base", _SESSIONS)):
         return {}
     return {_SESSIONS: f"/tmp/ompi.run.{secrets.token_hex(4)}"}
-
-
-def qsub(tasks: Sequence[Task], command: Sequence[str], file: str) -> tuple[dict[str, str], list[str], str]:
-    """Returns (variables, words, script) of the array job that runs these tasks; the script's path is `file`."""
-    servers = [task for task in tasks if task.role == "server"]
-    workers = [task for task in tasks if task.role == "worker"]
-    own = {"DMLC_ROLE", "DMLC_TASK_ID", "DMLC_NODE_HOST"}
-    same = {n: v for n, v in workers[0].variables.items() if n not in own and servers[0].variables.get(n) == v}
-    # qstat -j shows a job's variables to all users.
-    same = {name: value for name, value in same.items() if not name.startswith("AWS_")}
-
-    def exports(task: Task) -> str:
-        different = {n: v for n, v in task.variables.items() if n not in own | same.keys() and not n.startswith("AWS_")}
-        return "\n".join(f"    {line}" for line in shell.exports(different)) or "    :"
-
-    script = _UNDER_SGE.format(
-        num_workers=len(workers),
-        num_tasks=len(tasks),
-        worker=exports(workers[0]),
-        server=exports(servers[0]),
-        command=shlex.join(command),
-    )
-    array = f"1-{len(tasks)}"
-    words = ["qsub", "-sync", "y", "-cwd", "-t", array, "-S", "/bin/sh", "-N", "partial-fc-launch", "-j", "y"]
-    return same, [*words, "-v", ",".join(same), file], script
