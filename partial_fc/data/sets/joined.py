@@ -152,6 +152,9 @@ class Joined(Source):
             elif shared_classes:
                 line += f", {len(classes):,} classes of {len(np.unique(classes)):,} names"
             notes.append(line + (f", {drawn(count, weight):,} draws an epoch" if weight != 1 else ""))
+        of_all = np.concatenate([next(s.class_C for s in self.shards if s.name == name) for name, *_ in self.sets])
+        if shared_classes and len(np.unique(of_all)) == len(of_all):
+            notes.append("--shared-classes: no two classes have one name")
         return notes
 
     def _at(self, index: int) -> tuple[_Shard, int]:

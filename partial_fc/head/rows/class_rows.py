@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from partial_fc.head.rows.table import RowTable, initial_centres
 from partial_fc.head.shard import Shard
 
 if TYPE_CHECKING:
     from partial_fc.head.rows.copying import RowCopy
-    from partial_fc.head.rows.table import RowTable
 
 
 class Column(NamedTuple):
@@ -30,7 +30,7 @@ class ClassRows:
     """Reads and writes the rows of this rank's classes [start, stop): each created class has one entry of each column
     of `RowTable.row_state`."""
 
-    def __init__(self, store: "RowTable", shard: Shard, sub_centres: int):
+    def __init__(self, store: RowTable, shard: Shard, sub_centres: int):
         self.start, self.stop = shard.start, shard.stop
         self._store, self._sub_centres = store, sub_centres
 
@@ -74,13 +74,22 @@ class ClassRows:
 
     def write_centres(self, start: int, stop: int, class_M: Tensor, centre_M: Tensor) -> None:
         """Replaces the rows of classes [start, stop): class_M of them (ascending) start at these centres now, without
-        optimizer state; the others become uncreated. centre_M: (M, D), the same for all sub-centres, or their own."""
+        optimizer state; the others become uncreated. centre_M: (M, D), for all sub-centres, or (M, sub_centres, D)."""
         columns = self.columns
         rows = {name: centre_M.new_zeros(1).expand(len(class_M), *c.shape) for name, c in columns.items()}
         rows["touched"] = rows["touched"] + self._store.steps_counted
         if centre_M.dim() <= len(columns["centres"].shape):
-            centre_M = centre_M[:, None].expand(len(class_M), *columns["centres"].shape)
+            centre_M = self._apart(class_M, centre_M)
         self.write(start, stop, class_M, {**rows, "centres": centre_M})
+
+    def _apart(self, class_M: Tensor, centre_M: Tensor) -> Tensor:
+        """Returns (M, sub_centres, D): the first sub-centre of a class there, the others some hundredths of a radian
+        away. At one place rounding would choose among them, differently for each number of ranks."""
+        subs, (M, D) = self._sub_centres, centre_M.shape
+        row_K = (class_M[:, None] * subs + torch.arange(1, subs, device=class_M.device)).flatten()
+        aside = initial_centres(row_K, D, self._store.seed).view(M, subs - 1, D).to(centre_M)
+        length = centre_M.norm(dim=1)[:, None, None]
+        return torch.cat([centre_M[:, None], centre_M[:, None] + 0.1 * length * aside], dim=1)
 
 
 class CopiedRows:

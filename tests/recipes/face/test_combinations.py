@@ -281,7 +281,8 @@ def compare(one: Draw, data: Path, root: Path) -> None:
     )
     assert bool(evaluated) == ("val_targets" in one.values), str(one)
     assert again == pytest.approx(evaluated, abs=0.3 if one.near > 1e-9 else 1e-6), str(one)
-    names = [name for name in one.values if name not in SILENT]
+    silent = {*SILENT, *(["head_optimizer"] if one.values.get("head_optimizer") == one.values.get("optimizer") else [])}
+    names = [name for name in one.values if name not in silent]
     log = (root / "whole/logs/rank-0000.log").read_text()
     told = [line for line in log.splitlines() if "note: " in line]
     choose = random.Random(one.number)
