@@ -154,6 +154,16 @@ def running(hosts: TwoHosts, env: Mapping[str, str], root: Path, rendezvous: str
             agent.wait()
 
 
+def test_a_host_that_comes_later_takes_part(hosts, env, tmp_path):
+    """The short half; the other test has all of the page's table."""
+    with running(hosts, env, tmp_path / "job", f"--rdzv-endpoint={ADDRESSES[0]}:29400", "--checkpoint-every 0") as job:
+        job.start(0)
+        job.goes_on(1, 0)
+        starts = job.num_starts()
+        job.start(1)
+        assert job.goes_on(2, starts).lost == 0
+
+
 @pytest.mark.long
 def test_hosts_come_and_go_and_each_step_counts_once(hosts, env, tmp_path):
     store = f"--rdzv-conf=last_call_timeout=5,store_type=file --rdzv-endpoint={tmp_path}/store"
