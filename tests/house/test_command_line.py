@@ -80,7 +80,6 @@ ALSO: dict[str, dict[str, Any]] = {
     "export": {"onnx": Path("x.onnx")},
     "data show": {"out": Path("x.png")},
     "data drop": {"images": (Path("x"),), "out": Path("x.npy")},
-    "cluster": {"classes": 100},
 }
 # Numbers that may be negative.
 SIGNED = ("margins", "image_mean_per_channel", "threshold")
