@@ -75,10 +75,12 @@ def start(
     called: tuple[str | Path, str] | None = None,
     bare: bool = False,
     hist: Callable[[], "SecondFile"] | None = None,
+    first: Callable[[LaunchFlags], int | None] | None = None,
 ) -> int:
     """Starts the processes of the flags, and calls train_here in each process that trains. Returns the exit status.
-    Other arguments: see `run_recipe`."""
-    status = launch(config, called)
+    first: another way to start the processes than --gpus and --nodes, which returns a status if it did. Other
+    arguments: see `run_recipe`."""
+    status = launch(config, called, first)
     if status is not None:
         return status
     from partial_fc.train.run import run_recipe

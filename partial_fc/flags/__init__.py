@@ -6,7 +6,7 @@ from tyro.conf import OmitArgPrefixes as Flags
 from partial_fc.flags.command_line import near, parse, told_as_usage, trainer
 from partial_fc.flags.facts import basic, check_numbers, facts, flag, switch
 from partial_fc.flags.head import HeadFlags
-from partial_fc.flags.launch import LaunchFlags, RendezvousFlags
+from partial_fc.flags.launch import LaunchFlags
 from partial_fc.flags.training import (
     NO_CHECKPOINT,
     ExchangeFlags,

@@ -1,13 +1,11 @@
-"""The flags of a run's start and devices, which every recipe has; and of a start by hand on several hosts, named as
-imagenet's."""
+"""The flags of a run's start and devices, which every recipe has."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from partial_fc.flags.facts import PORT, PROCESSES, THREADS, Basic, Counts, In, check_numbers, may_change
+from partial_fc.flags.facts import PORT, PROCESSES, THREADS, Basic, In, check_numbers, may_change
 
 
 @may_change
@@ -53,35 +51,3 @@ class LaunchFlags:
                 f"--nodes {self.nodes} needs --master-addr: the address of the host with --nr 0, as the others reach "
                 "it, for example --master-addr 10.0.0.1 (`ip addr` there shows it); the same on all nodes"
             )
-
-
-@may_change
-@dataclass(frozen=True, kw_only=True)
-class RendezvousFlags:
-    """Several hosts without a launcher: the same command on each, with its own --shard-id. The others find
-    shard 0 through a Redis server, or else through a folder that all of them see."""
-
-    num_shards: Annotated[int, In(PROCESSES), Basic, Counts] = 1
-    """Hosts of the run."""
-    shard_id: Annotated[int, Basic] = 0
-    """Number of this host among --num-shards, from 0."""
-    run_id: Annotated[str | None, Basic] = None
-    """A name for this run, the same on all hosts, and of no other run at the same time."""
-    redis_host: str | None = None
-    """Host of the Redis server. Its password comes from REDIS_PASSWORD in the environment, or a file; a user's name
-    from REDIS_USERNAME. rediss://HOST?ssl_ca_certs=FILE&ssl_certfile=FILE&ssl_keyfile=FILE for one that speaks TLS."""
-    redis_port: Annotated[int, In(PORT)] = 6379
-    redis_password_file: Path | None = None
-    """A file that contains only the password."""
-    file_store_path: Annotated[Path, Basic] = Path("/tmp")
-    """Without --redis-host: a folder that all hosts see (NFS). /tmp serves shards of one host only."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
-        if not 0 <= self.shard_id < self.num_shards:
-            raise ValueError(
-                f"--shard-id is {self.shard_id}, of --num-shards {self.num_shards}; shards are numbered from 0 to "
-                f"{self.num_shards - 1}"
-            )
-        if self.run_id is not None and not 0 < len(self.run_id.encode()) <= 64:
-            raise ValueError(f"--run-id {self.run_id!r}: expected 1 to 64 bytes")

@@ -10,6 +10,7 @@ user tries first: docs/recipes/imagenet.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ from partial_fc.recipe import start
 
 from . import caffe2_flags as caffe2
 from .flags import DataFlags, ModelFlags
+from .rendezvous.start import RendezvousFlags, start_shard
 
 # Parts that need torch are imported after the flags are checked: torch takes seconds, which --help avoids.
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ class Config:
     guards: Flags[flags.GuardFlags] = flags.GuardFlags()
     exchange: Flags[flags.ExchangeFlags] = flags.ExchangeFlags()
     launch: Flags[flags.LaunchFlags] = flags.LaunchFlags()
-    rendezvous: Flags[flags.RendezvousFlags] = flags.RendezvousFlags()
+    rendezvous: Flags[RendezvousFlags] = RendezvousFlags()
     partial_fc: Flags[flags.HeadFlags] = _SOFTMAX
 
     def __post_init__(self) -> None:
@@ -79,7 +81,8 @@ class Config:
 def main(arguments: list[str]) -> int:
     """Runs the recipe; returns the exit status."""
     config, notes = parse(arguments)
-    return start("imagenet", train_here, config, notes, called=(config.data.train_data, config.model.network))
+    called = config.data.train_data, config.model.network
+    return start("imagenet", train_here, config, notes, called=called, first=partial(start_shard, config.rendezvous))
 
 
 def train_here(run: Run) -> int:

@@ -3,20 +3,24 @@
 import dataclasses
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from partial_fc.comm.launch import start
-from partial_fc.flags import RunFlags
+from partial_fc.flags import LaunchFlags, RunFlags
 
 
-def launch(config: Any, called: tuple[str | Path, str] | None = None) -> int | None:
-    """Starts this host's processes if asked; returns the exit status, None in a process that trains."""
+def launch(
+    config: Any, called: tuple[str | Path, str] | None = None, first: Callable[[LaunchFlags], int | None] | None = None
+) -> int | None:
+    """Starts this host's processes if asked; returns the exit status, None in a process that trains. first: see
+    `comm.launch.start`."""
     config = named(config, called)
     if "PARTIAL_FC_WHERE" in os.environ:  # for run.sh
         print(config.run.checkpoints)
         return 0
-    return start.start(config.launch, getattr(config, "rendezvous", None))
+    return start.start(config.launch, first)
 
 
 def roots(config: Any) -> list[Path]:

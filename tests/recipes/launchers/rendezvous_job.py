@@ -5,13 +5,15 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 import tyro
 
 from partial_fc.comm.launch import start
-from partial_fc.flags import Flags, LaunchFlags, RendezvousFlags
+from partial_fc.flags import Flags, LaunchFlags
+from recipes.imagenet.rendezvous.start import RendezvousFlags, start_shard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +30,7 @@ def main(arguments: list[str]) -> int:
     if "--data-dir" in arguments:
         return train(arguments)
     job = tyro.cli(Sum, args=arguments)
-    status = start.start(job.launch, job.rendezvous)
+    status = start.start(job.launch, partial(start_shard, job.rendezvous))
     if status is not None:
         return status
     world = start.join(job.launch, "cpu")
@@ -54,7 +56,7 @@ def train(arguments: list[str]) -> int:
         rendezvous: Flags[RendezvousFlags] = RendezvousFlags()
 
     config = tyro.cli(Config, args=arguments)
-    status = launch(config)
+    status = launch(config, first=partial(start_shard, config.rendezvous))
     return run_recipe("mnist", config, [], mnist.train_here, bare=True) if status is None else status
 
 

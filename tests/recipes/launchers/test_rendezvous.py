@@ -1,5 +1,5 @@
 """Commands that are typed on several hosts find each other through Redis or a folder, and train. (The hosts are this
-one; tests/cluster has two. What may go wrong as they meet: tests/unit/comm/test_stores.py.)"""
+one; tests/cluster has two. What may go wrong as they meet: tests/recipes/imagenet/test_stores.py.)"""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from partial_fc.comm import StartError
-from partial_fc.comm.launch import stores
+from recipes.imagenet.rendezvous import stores
 from tests.recipes.launchers import rendezvous_job
 from tests.redis_server import redis_server, skip_without
 from tests.running import ROOT, Given, environment, losses, several

@@ -1,19 +1,17 @@
 """How we were launched, read from the environment; what the flags that start or find processes refuse."""
 
 import os
-import shlex
 import socket
 
 import psutil
 import pytest
 import torch
-import tyro
 
 from partial_fc import comm
 from partial_fc.comm import Launch, detect, device
-from partial_fc.comm.launch import addresses, meet_nodes, start
+from partial_fc.comm.launch import addresses, start
 from partial_fc.comm.launch.detect import MPI_YIELD, PARENT, mpi_settings
-from partial_fc.flags import LaunchFlags, RendezvousFlags
+from partial_fc.flags import LaunchFlags
 
 TORCHRUN = {
     "RANK": "1",
@@ -209,73 +207,3 @@ def test_ranks_that_wait_in_mpi_leave_their_cores_where_all_are_in_use(num_cores
     # The user's own word stays; so do processes that MPI has not started.
     assert mpi_settings(launch, num_cores, environ | {MPI_YIELD: "0"}) == {}
     assert mpi_settings(launch, num_cores, {"OMP_NUM_THREADS": "1"}) == {}
-
-
-# ---- --num-shards
-
-
-def parse(words: str = "") -> RendezvousFlags:
-    return tyro.cli(RendezvousFlags, args=shlex.split(words))
-
-
-@pytest.mark.parametrize(
-    ("words", "launch", "message"),
-    [
-        ("--num_shards 2", LaunchFlags(), "--num-shards 2 needs --run-id"),
-        ("--num_shards 2 --run_id x", LaunchFlags(nodes=2, master_addr="h"), "--nodes and --num-shards are two ways"),
-        ("--num_shards 2 --run_id x", LaunchFlags(master_addr="h"), "--master-addr and --num-shards are two ways"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(environ, words, launch, message):
-    with pytest.raises(ValueError, match=message):
-        start._start_shard(parse(words), launch)
-
-
-def test_one_shard_meets_nobody_and_writes_nothing(environ, tmp_path, capsys):
-    assert start._start_shard(parse(f"--run_id x --file_store_path {tmp_path}"), LaunchFlags(gpus=2)) is None
-    assert list(tmp_path.iterdir()) == []
-    assert not capsys.readouterr().err
-    assert start._start_shard(parse("--redis_host nowhere.invalid"), LaunchFlags()) is None
-    assert capsys.readouterr().err == "note: --redis-host without effect: one shard meets no others\n"
-
-
-def test_a_process_that_was_started_here_meets_nobody_again(environ):
-    environ.setenv(PARENT, "1")
-    assert start._start_shard(parse("--num_shards 2 --run_id x --redis_host nowhere.invalid"), LaunchFlags()) is None
-
-
-@pytest.mark.parametrize(
-    ("launcher", "variables"), [("horovodrun", HOROVODRUN), (r"mpirun \(Open MPI\)", MPIRUN), ("torchrun", TORCHRUN)]
-)
-def test_under_a_launcher_shards_come_from_it(environ, capsys, launcher, variables):
-    """4 processes, 2 on each host; this is the last one."""
-    for name, value in {**variables, **dict(zip(variables, "3412", strict=False))}.items():
-        environ.setenv(name, value)
-    for words in ("", "--run_id x", "--num_shards 2", "--num_shards 2 --shard_id 1"):
-        assert start._start_shard(parse(words), LaunchFlags()) is None
-    assert not capsys.readouterr().err
-    assert start._start_shard(parse("--num_shards 2 --redis_host h"), LaunchFlags()) is None
-    assert "says where the others are" in capsys.readouterr().err
-    for words in ("--num_shards 4", "--num_shards 3 --shard_id 2", "--num_shards 4 --shard_id 3"):
-        with pytest.raises(
-            ValueError, match=rf"--num-shards \d, but {launcher} has started this process as rank 3 of 4"
-        ):
-            start._start_shard(parse(words), LaunchFlags())
-
-
-@pytest.mark.parametrize("said", [None, "eth7"])
-def test_gloo_listens_where_the_hosts_reach_each_other(environ, tmp_path, said):
-    if said:
-        environ.setenv("GLOO_SOCKET_IFNAME", said)
-    environ.setattr(meet_nodes, "find", lambda *_: ("127.0.0.1", 1))
-    environ.setattr(start, "_spawn", lambda *_, **more: more["environ"].get("GLOO_SOCKET_IFNAME"))
-    second = parse(f"--num_shards 2 --shard_id 1 --run_id x --file_store_path {tmp_path}")
-    assert start._start_shard(second, LaunchFlags()) == (said or "lo")
-    assert start._start_shard(second, LaunchFlags(network_interface="eth0")) == said  # the processes set it
-
-
-def test_a_port_that_is_taken_is_refused():
-    with start._listen("127.0.0.1", None) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=f"--master-port {port}: cannot listen there"):
-            start._listen("127.0.0.1", port)

@@ -11,6 +11,7 @@ from partial_fc import flags
 from partial_fc.train.resume import compare
 from recipes.face import main as face
 from recipes.imagenet import main as imagenet
+from recipes.imagenet.rendezvous.start import RendezvousFlags
 from recipes.kinetics import main as kinetics
 from recipes.mnist import main as mnist
 
@@ -94,7 +95,7 @@ def test_every_flag_is_refused_with_both_values_or_named_or_free(recipe):
     assert values.keys() == kinds.keys()
     if "num_classes" in values:
         values["num_classes"] = values["num_classes"] or 5
-    groups = (flags.LaunchFlags, flags.RunFlags, flags.GuardFlags, flags.RendezvousFlags)
+    groups = (flags.LaunchFlags, flags.RunFlags, flags.GuardFlags, RendezvousFlags)
     free = {name for group in groups for name in group.__dataclass_fields__} - {"seed", "num_shards"}
     free |= {"epochs", "max_steps", *MAY_CHANGE[recipe].split()}
     refused = REFUSED[recipe] | set(CONTRACT[recipe].values())

@@ -1,23 +1,30 @@
-"""Where hosts without a launcher look for shard 0: a real Redis server and real folders. (What the ranks then find:
-tests/recipes/launchers/test_rendezvous.py.)"""
+"""How hosts without a launcher find shard 0: in a real Redis server and real folders, and what --num-shards refuses.
+(What the ranks then find: tests/recipes/launchers/test_rendezvous.py.)"""
 
 import json
 import os
+import shlex
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import tyro
 
 from partial_fc.comm import StartError
-from partial_fc.comm.launch import meet_nodes, stores
-from partial_fc.comm.launch.meet_nodes import Shard0
-from partial_fc.comm.launch.stores import FileStore, RedisStore
+from partial_fc.comm.launch.detect import PARENT
+from partial_fc.flags import LaunchFlags
+from recipes.imagenet.rendezvous import shard0, start, stores
+from recipes.imagenet.rendezvous.shard0 import Shard0
+from recipes.imagenet.rendezvous.start import RendezvousFlags
+from recipes.imagenet.rendezvous.stores import FileStore, RedisStore
 from tests.redis_server import redis_server, skip_without
+from tests.unit.comm import test_launch
 from tests.waiting import free_port
 
 HOST = socket.gethostname()
+environ = test_launch.environ
 
 
 @pytest.fixture(scope="module")
@@ -159,9 +166,9 @@ def shard():
 def test_shard_0_is_found_where_it_answers_and_nothing_is_left(opened, shard):
     """An address of a host may be nobody's elsewhere."""
     found = []
-    late = threading.Thread(target=lambda: found.append(meet_nodes.find(opened(), 1, 20.0)))
+    late = threading.Thread(target=lambda: found.append(shard0.find(opened(), 1, 20.0)))
     late.start()  # may come first
-    with meet_nodes.announced(opened(), shard):
+    with shard0.announced(opened(), shard):
         late.join(30)
         assert found == [("127.0.0.1", shard.port)]
     store = opened()
@@ -170,30 +177,30 @@ def test_shard_0_is_found_where_it_answers_and_nothing_is_left(opened, shard):
 
 
 def test_a_run_id_in_use_is_refused_with_what_removes_it(opened, shard):
-    with meet_nodes.announced(opened(), shard):
+    with shard0.announced(opened(), shard):
         with (
             pytest.raises(StartError, match=f"the run id is in use, says .*shard 0: {HOST}.*another --run-id") as error,
-            meet_nodes.announced(opened(), shard),
+            shard0.announced(opened(), shard),
         ):
             pass
         assert "redis-cli -h 127.0.0.1" in str(error.value) or "`rm " in str(error.value)
-        assert meet_nodes.find(opened(), 1, 5.0)[1] == shard.port  # it is left alone
+        assert shard0.find(opened(), 1, 5.0)[1] == shard.port  # it is left alone
 
 
 def test_shard_0_is_missing(opened):
     with pytest.raises(StartError, match=rf"shard 1 on {HOST}: shard 0 .*within 0.3 s.*--run-id"):
-        meet_nodes.find(opened(), 1, 0.3)
+        shard0.find(opened(), 1, 0.3)
 
 
 def test_shard_0_that_does_not_answer_is_named(opened, monkeypatch):
-    monkeypatch.setattr(meet_nodes, "_PROBE_S", 0.3)
+    monkeypatch.setattr(shard0, "_PROBE_S", 0.3)
     port = free_port()
     strange = ["", "." * 300, "a" * 70 + ".example", "\x00", "-1"]
     with (
-        meet_nodes.announced(opened(), Shard0("shard 0: h", [*strange, "127.0.0.1"], port)),
+        shard0.announced(opened(), Shard0("shard 0: h", [*strange, "127.0.0.1"], port)),
         pytest.raises(StartError, match=rf"shard 0: h does not answer at port {port} of .*--network-interface"),
     ):
-        meet_nodes.find(opened(), 1, 0.3)
+        shard0.find(opened(), 1, 0.3)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +218,7 @@ def test_what_another_program_wrote_is_an_error(opened, text):
     store = opened()
     assert store.announce(text) is None
     with pytest.raises(StartError, match="which no host of a run has written") as error:
-        meet_nodes.find(opened(), 1, 1.0)
+        shard0.find(opened(), 1, 1.0)
     assert str(error.value).isprintable()
     store.close()
 
@@ -220,4 +227,79 @@ def test_a_server_that_fails_is_named():
     with redis_server() as port:
         store = open_at(port, 5)
     with pytest.raises(StartError, match=rf"shard 1 on {HOST}: Redis at 127.0.0.1:{port}, key partial-fc:r failed"):
-        meet_nodes.find(store, 1, 5.0)
+        shard0.find(store, 1, 5.0)
+
+
+# ---- the flags
+
+
+def parse(words: str = "") -> RendezvousFlags:
+    return tyro.cli(RendezvousFlags, args=shlex.split(words))
+
+
+@pytest.mark.parametrize(
+    ("words", "launch", "message"),
+    [
+        ("--num_shards 2", LaunchFlags(), "--num-shards 2 needs --run-id"),
+        ("--num_shards 2 --run_id x", LaunchFlags(nodes=2, master_addr="h"), "--nodes and --num-shards are two ways"),
+        ("--num_shards 2 --run_id x", LaunchFlags(master_addr="h"), "--master-addr and --num-shards are two ways"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(environ, words, launch, message):
+    with pytest.raises(ValueError, match=message):
+        start.start_shard(parse(words), launch)
+
+
+def test_one_shard_meets_nobody_and_writes_nothing(environ, tmp_path, capsys):
+    assert start.start_shard(parse(f"--run_id x --file_store_path {tmp_path}"), LaunchFlags(gpus=2)) is None
+    assert list(tmp_path.iterdir()) == []
+    assert not capsys.readouterr().err
+    assert start.start_shard(parse("--redis_host nowhere.invalid"), LaunchFlags()) is None
+    assert capsys.readouterr().err == "note: --redis-host without effect: one shard meets no others\n"
+
+
+def test_a_process_that_was_started_here_meets_nobody_again(environ):
+    environ.setenv(PARENT, "1")
+    assert start.start_shard(parse("--num_shards 2 --run_id x --redis_host nowhere.invalid"), LaunchFlags()) is None
+
+
+@pytest.mark.parametrize(
+    ("launcher", "variables"),
+    [
+        ("horovodrun", test_launch.HOROVODRUN),
+        (r"mpirun \(Open MPI\)", test_launch.MPIRUN),
+        ("torchrun", test_launch.TORCHRUN),
+    ],
+)
+def test_under_a_launcher_shards_come_from_it(environ, capsys, launcher, variables):
+    """4 processes, 2 on each host; this is the last one."""
+    for name, value in {**variables, **dict(zip(variables, "3412", strict=False))}.items():
+        environ.setenv(name, value)
+    for words in ("", "--run_id x", "--num_shards 2", "--num_shards 2 --shard_id 1"):
+        assert start.start_shard(parse(words), LaunchFlags()) is None
+    assert not capsys.readouterr().err
+    assert start.start_shard(parse("--num_shards 2 --redis_host h"), LaunchFlags()) is None
+    assert "says where the others are" in capsys.readouterr().err
+    for words in ("--num_shards 4", "--num_shards 3 --shard_id 2", "--num_shards 4 --shard_id 3"):
+        with pytest.raises(
+            ValueError, match=rf"--num-shards \d, but {launcher} has started this process as rank 3 of 4"
+        ):
+            start.start_shard(parse(words), LaunchFlags())
+
+
+@pytest.mark.parametrize("said", [None, "eth7"])
+def test_gloo_listens_where_the_hosts_reach_each_other(environ, tmp_path, said):
+    if said:
+        environ.setenv("GLOO_SOCKET_IFNAME", said)
+    environ.setattr(shard0, "find", lambda *_: ("127.0.0.1", 1))
+    environ.setattr(start, "spawn_here", lambda *_, **more: more["environ"].get("GLOO_SOCKET_IFNAME"))
+    second = parse(f"--num_shards 2 --shard_id 1 --run_id x --file_store_path {tmp_path}")
+    assert start.start_shard(second, LaunchFlags()) == (said or "lo")
+    assert start.start_shard(second, LaunchFlags(network_interface="eth0")) == said  # the processes set it
+
+
+def test_a_port_that_is_taken_is_refused():
+    with start._listen("127.0.0.1", None) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"--master-port {port}: cannot listen there"):
+            start._listen("127.0.0.1", port)

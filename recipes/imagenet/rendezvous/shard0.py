@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass
 
 from partial_fc import printable
 from partial_fc.comm.launch.detect import StartError
-from partial_fc.comm.launch.stores import Store
+
+from .stores import Store
 
 _PROBE_S = 2.0  # for one address of shard 0
 _POLL_S = 0.2
