@@ -7,6 +7,8 @@ The split is fixed: scans 0 to 1,286 train, 1,287 to 1,796 test, in scikit-learn
 digits; the test digits are from four separate forms. (14 forms, 13 people: a writer may be in both parts.)
 """
 
+import gzip
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc import pictures
-from partial_fc.data.idx import ImageSet, Split, names, write_idx
-from partial_fc.files import check_new
+from partial_fc.data.idx import ImageSet, Split, names
+from partial_fc.files import check_new, replacing
 
 NUM_TRAIN = 1287
 _SIDE, _DRAWN = 28, 20  # pixels of an image, and of the square that a scan fills
@@ -107,3 +109,11 @@ def contact_sheet(digits: ImageSet, num_a_class: int = 20, zoom: int = 2) -> NDA
         black = np.zeros((num_a_class - len(image_KHW), *image_KHW.shape[1:]), np.uint8)
         rows.append(np.concatenate((*image_KHW, *black), axis=1))
     return np.concatenate(rows).repeat(zoom, 0).repeat(zoom, 1)
+
+
+def write_idx(path: Path, array: NDArray[np.uint8]) -> None:
+    """Writes (N, H, W) images or (N,) labels, atomically; compressed if the name ends with .gz. The same array gives
+    the same bytes: there is no time stamp."""
+    content = struct.pack(f">{1 + array.ndim}I", 0x800 + array.ndim, *array.shape) + array.tobytes()
+    with replacing(path) as partial:
+        partial.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from partial_fc.data.sample import Sample, Source
 from partial_fc.file_kind import it_is
-from partial_fc.files import read_bytes, replacing
+from partial_fc.files import read_bytes
 
 Split = Literal["train", "t10k"]
 
@@ -119,14 +119,6 @@ def _content(path: Path) -> bytes:
             return file.read(_MOST_BYTES)  # a few bytes can decompress to terabytes
     except (EOFError, OSError, zlib.error) as error:
         raise ValueError(f"{path}: damaged or cut off ({error}); copy it again") from error
-
-
-def write_idx(path: Path, array: NDArray[np.uint8]) -> None:
-    """Writes (N, H, W) images or (N,) labels, atomically; compressed if the name ends with .gz. The same array gives
-    the same bytes: there is no time stamp."""
-    content = struct.pack(f">{1 + array.ndim}I", 0x800 + array.ndim, *array.shape) + array.tobytes()
-    with replacing(path) as partial:
-        partial.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
 
 class IdxSource(Source):

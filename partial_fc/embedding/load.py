@@ -221,11 +221,6 @@ def check(stored: Stored, image_size: int | None = None, flip: bool | None = Non
 def _said(path: Path, facts: Mapping[str, str], trust_code: bool) -> Network:
     """Returns the network that a file names. Raises ValueError if recipe face has no such network."""
     name, recipe = facts["network"], facts.get("recipe", "another")
-    if "symbol" in facts:
-        raise ValueError(
-            f"{path} is an {name}, which only its own library computes: embed images there, from model-symbol.json and "
-            "model-0000.params beside model.safetensors"
-        )
     of_vectors = is_of_vectors(name)
     if name not in models.NAMES and not encoders.is_encoder(name) and not of_vectors:
         raise ValueError(

@@ -196,8 +196,6 @@ def average_batch_norm(module: nn.Module, world: World) -> None:
 
 
 def running_moments(module: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Returns running (mean, variance) of each batch norm. Networks without torch's layers have a method `moments`."""
-    if hasattr(module, "moments"):
-        return module.moments()  # type: ignore[operator]
+    """Returns running (mean, variance) of each batch norm."""
     layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     return [(layer.running_mean, layer.running_var) for layer in layers]  # type: ignore[misc]

@@ -1,6 +1,6 @@
 """The end of a run: what it has learned in its folder, what to do next in its log, and its exit status."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -37,11 +37,8 @@ def is_finished(run: Context, start: Start, schedule: Schedule | Continued) -> b
     return True
 
 
-def finish(
-    run: Context, job: Job, outcome: Outcome, more: Mapping[str, Any], deliver: Callable[..., Any] | None = None
-) -> int:
+def finish(run: Context, job: Job, outcome: Outcome, more: Mapping[str, Any]) -> int:
     """Writes the results, leaves the world, returns the exit status. more: the recipe's additions to result.json.
-    deliver: called by rank 0 with the weights and a prefix of files to write them to besides model.safetensors.
     Raises OSError if the last state is in no checkpoint. A collective."""
     if outcome.stopped:
         run.logger.info(f"stopped at step {job.at.step}, as asked; {_how_to_resume(run, job)}")
@@ -52,8 +49,6 @@ def finish(
         raw = job.backbone.raw_weights() if keeps else {}
         if run.world.rank == 0:
             make_folders(run.root)  # it may have been removed
-            if keeps and deliver:
-                deliver(weights, run.root / "model")
             _write_results(run, job, outcome, {"model": weights, "model-raw": raw}, more)
         run.world.barrier(name="end")
         written = run.root / "result.json"

@@ -235,7 +235,6 @@ class Run(Context):
         start_from: Callable[[RunState], None] | None = None,
         rates: flags.ScheduleFlags | None = None,
         results: Callable[[Outcome], Mapping[str, Any]] | None = None,
-        deliver: Callable[..., Any] | None = None,
         teacher: Teacher | None = None,
         **settings: Any,
     ) -> int:
@@ -244,7 +243,7 @@ class Run(Context):
 
         line: of the log, from (--frequent, steps of the run, samples of an epoch). start_from: called with the state
         before the first step, to load weights of another program. rates: instead of the flags' schedule. results: what
-        the recipe adds to result.json; not called if the run was stopped. deliver: see `end.finish`. teacher: adds to
+        the recipe adds to result.json; not called if the run was stopped. teacher: adds to
         the loss. settings: of job.Settings, such as each_epoch=True: evaluate and save at the end of an epoch.
         """
         saver, order = self.saver(), loader.order
@@ -271,7 +270,7 @@ class Run(Context):
         more: Mapping[str, Any] | None = None
         if results and not self.outcome.stopped:
             more = spare("the recipe's part of result.json", results, self.outcome)
-        return end.finish(self, job, self.outcome, more or {}, deliver)
+        return end.finish(self, job, self.outcome, more or {})
 
     def _job(self, settings: Mapping[str, Any], data: Mapping[str, int], *, loader: Loader,
              backbone: TorchBackbone, head: Head, saver: checkpoint.Saver, **parts: Any) -> Job:  # fmt: skip

@@ -6,9 +6,8 @@ torch and the networks are imported after the flags are checked: they take secon
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -23,7 +22,7 @@ from .insightface import ELSEWHERE
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
     from partial_fc.models.inputs import Pixels, Unchanged
     from partial_fc.train.precision import Mode
@@ -82,14 +81,6 @@ class ModelFlags:
     engine: Annotated[Literal["torch", "mxnet"], MayChange] = "torch"
     """The engine of the backbone. mxnet: MXNet 1.9.1, in fp32 on the CPU; everything else, including checkpoints, is
     the same (docs/recipes/mxnet.md)."""
-    symbol: Path | None = None
-    """With --engine mxnet and --params, instead of --network: any MXNet network (NAME-symbol.json) of pixels, 0 to
-    255, as InsightFace's are. It is also delivered as MXNet's files."""
-    params: Annotated[Path | None, MayChange] = None
-    """The weights that --symbol starts from (NAME-0000.params)."""
-    output_name: str | None = None
-    """The layer of --symbol whose output is the embedding. none: its only output, or the input of a final loss
-    layer."""
 
     def __post_init__(self) -> None:
         if self.network.startswith("timm:"):
@@ -107,14 +98,8 @@ class ModelFlags:
             raise ValueError(f"--network is {self.network}; expected one of {', '.join(NETWORKS)}, timm:NAME, "
                              f"FILE.py:FUNCTION, or for vectors none, linear, mlp:512; {hint}")  # fmt: skip
         check_numbers(self)
-        if (self.symbol is None) != (self.params is None):
-            raise ValueError("--symbol FILE-symbol.json and --params FILE-0000.params go together: give both, or none")
-        if self.symbol is not None and self.engine != "mxnet":
-            raise ValueError("--symbol is a network of MXNet's: add --engine mxnet")
         if self.pretrained_partial and self.pretrained is None:
             raise ValueError("--pretrained-partial requires --pretrained")
-        if self.symbol is None and self.output_name is not None:
-            raise ValueError("--output-name requires --symbol")
         if self.engine == "mxnet":
             self._check_mxnet()
 
@@ -123,15 +108,13 @@ class ModelFlags:
         return _OF_VECTORS.fullmatch(self.network) is not None
 
     def _check_mxnet(self) -> None:
-        if self.network not in ("r18", "r34", "r50", "r100", "r200", "tiny", "mini") and self.symbol is None:
+        if self.network not in ("r18", "r34", "r50", "r100", "r200", "tiny", "mini"):
             remedy = "there is no symbol of it; take r18, r34, r50, r100, r200, tiny or mini"
             raise _refused(f"--network {self.network}", remedy)
         if self.activation_checkpointing:
             raise _refused("--activation-checkpointing", "MXNet keeps all inner values; leave it out")
         if self.compile:
             raise _refused("--compile", "it is torch's; leave it out")
-        if self.symbol is not None and self.pretrained is not None:
-            raise ValueError("--pretrained with --symbol: its weights are those of --params; leave one of the two out")
 
     def check(self, launch: LaunchFlags, optim: OptimFlags) -> None:
         """Raises ValueError for flags of other groups that the engine excludes."""
@@ -166,8 +149,6 @@ class Network:
     embedding_size: int
     precision: Mode | None = None  # the only supported one
     notes: list[str] = field(default_factory=list)
-    # Writes the delivered weights, with this prefix, in the engine's own format.
-    deliver: Callable[[Mapping[str, Tensor], Path], Any] | None = None
     code: Path | None = None  # the file whose function made the module
 
 
@@ -186,8 +167,6 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
 
     if model.engine == "mxnet" and device.type != "cpu":
         raise _refused(f"a {device.type} device", "MXNet computes on the CPU here; add --device cpu")
-    if model.symbol is not None:
-        return _symbol_network(model, image_size, flip)
     width = image_size if model.network == "none" else model.embedding_size
     if is_given(model, "embedding_size") and width != model.embedding_size:
         raise ValueError(f"--embedding-size {model.embedding_size}: with --network none it is the vectors' {width}")
@@ -239,27 +218,6 @@ def rate_notes(module: nn.Module, optim: OptimFlags, schedule: ScheduleFlags, gl
             "diverged so (insightface issues 2144 and 2043); known to train are --optimizer adamw --lr-scaling none "
             "with --lr 1e-4 to 1e-3 (docs/encoders.md)"
         )
-
-
-def _symbol_network(model: ModelFlags, image_size: int, flip: bool) -> Network:
-    _need_mxnet()
-    from partial_fc.models.inputs import Pixels
-
-    assert model.symbol is not None
-    assert model.params is not None
-    mxnet = recipe_table.module("mxnet.symbol")
-    module, width, notes = mxnet.read_network(model.symbol, model.params, model.output_name, image_size)
-    contract = {
-        "network": "MXNet symbol",
-        "symbol": module.digest,
-        "output_name": module.output_name,
-        **_facts(width, image_size, flip),
-    }
-    to_input = Pixels("float32 (N, 3, H, W), RGB, pixel, 0 to 255", 0.0, 1.0)
-    notes.append(f"{model.symbol}: the embedding is {module.output_name}, {width} wide; input {to_input.description}")
-    if is_given(model, "embedding_size") and model.embedding_size != width:
-        notes.append(f"--embedding-size {model.embedding_size} without effect: --symbol says {width}")
-    return Network(module, to_input, contract, width, "fp32", notes, partial(mxnet.write_network, module))
 
 
 def _facts(embedding_size: int, image_size: int, flip: bool) -> dict[str, str]:

@@ -266,8 +266,7 @@ def train_here(run: Run) -> int:
     # ---- a given checkpoint, else this run's newest, else --pretrained and --start-centres, else from scratch
     style = STYLES[config.data.log_style]
     tests = face_vectors.evaluations(data, source, head, labels) if of_vectors else [style.verifications(sets)]
-    return run.train(backbone, head, loader, tests, line=style.line, teacher=teacher, deliver=network.deliver,
-                     **settings)  # fmt: skip
+    return run.train(backbone, head, loader, tests, line=style.line, teacher=teacher, **settings)
 
 
 def _called(config: Config) -> tuple[str | Path, str]:
@@ -276,7 +275,7 @@ def _called(config: Config) -> tuple[str | Path, str]:
 
     data, model = config.data, config.model
     preset = data.dataset if data.dataset != "custom" else None
-    network = model.symbol.name.partition("-symbol")[0] if model.symbol else model.network.rpartition("/")[2]
+    network = model.network.rpartition("/")[2]
     plain = len(data.recs) == 1 and not is_pattern(data.recs[0])
     return preset or data.config or (
         data.recs[0] if plain else "+".join(files.named(rec)[0] or set_name(rec) for rec in data.recs)
@@ -361,7 +360,7 @@ def _notes(config: Config, source: Source) -> list[str]:
         notes += source.notes(data.shared_classes)
     if data.sample_weights and config.tuning.teacher:
         notes.append("--sample-weights with --teacher: what the teacher adds to the loss is not weighted")
-    if config.head.start_centres == "imprint" and not (config.model.pretrained or config.model.symbol):
+    if config.head.start_centres == "imprint" and not config.model.pretrained:
         notes.append("--start-centres imprint without --pretrained: the means are those of a random network")
     if data.config and data.num_images and not data.synthetic and data.num_images != len(source):
         notes.append(

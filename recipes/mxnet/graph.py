@@ -27,20 +27,12 @@ class Graph:
     """A symbol with its own arrays for one module's tensors.
 
     symbol: from a variable `data` to one output. names: of the module's parameters and buffers -> all of the symbol's
-    arguments and auxiliary states. draws: an operator uses random numbers. variances_of_torch: running variances divide
-    by n - 1, as torch's (MXNet's: by n), with MXNet's default momentum.
+    arguments and auxiliary states. Running variances divide by n - 1, as torch's (MXNet's: by n), with MXNet's default
+    momentum.
     """
 
-    def __init__(
-        self,
-        symbol: "mx.sym.Symbol",
-        module: nn.Module,
-        names: Mapping[str, str],
-        *,
-        draws: bool = False,
-        variances_of_torch: bool = False,
-    ):
-        self.symbol, self._draws = symbol, draws
+    def __init__(self, symbol: "mx.sym.Symbol", module: nn.Module, names: Mapping[str, str]):
+        self.symbol = symbol
         block = mx.gluon.SymbolBlock(symbol, [mx.sym.Variable("data", dtype="float32")])
         theirs = {name.removeprefix(block.prefix): p for name, p in block.collect_params().items()}
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
@@ -58,10 +50,8 @@ class Graph:
         trained = [name for name in names if name in parameters and parameters[name].requires_grad]
         self._gradients = {name: theirs[names[name]].grad() for name in trained}
         self._moving = [name for name in names if name in buffers]
-        self._variances = {}
-        if variances_of_torch:
-            ends = {name: its_name.removesuffix("_moving_var") for name, its_name in names.items()}
-            self._variances = {name: f"{layer}_output" for name, layer in ends.items() if layer != names[name]}
+        ends = {name: its_name.removesuffix("_moving_var") for name, its_name in names.items()}
+        self._variances = {name: f"{layer}_output" for name, layer in ends.items() if layer != names[name]}
         self._counts: dict[torch.Size, dict[str, int]] = {}
 
     def __call__(self, module: nn.Module, image_B: Tensor) -> Tensor:
@@ -69,9 +59,6 @@ class Graph:
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         for name, array in self._arrays.items():
             to_mxnet(tensors[name]).copyto(array)
-        if self._draws and module.training:
-            # From torch's generator, which the loop seeds by step and rank, so that resuming is exact.
-            mx.random.seed(int(torch.randint(2**31, ()).item()))
         parameters = [tensors[name] for name in self._gradients]
         return _Forward.apply(self, tensors, (module.training, torch.is_grad_enabled()), image_B, *parameters)
 
@@ -163,7 +150,7 @@ def compute_in_mxnet(net: IResNet) -> MxnetIResNet:
         raise ValueError(f"dropout {net.dropout.p:g} in a network for MXNet; expected 0")
     symbol = mx.sym.load_json(symbol_json(net))
     names = {name: theirs.partition(":")[2] for name, theirs in mxnet_names(net).items()}
-    graph = Graph(symbol, net, names, variances_of_torch=True)
+    graph = Graph(symbol, net, names)
     net.__class__ = MxnetIResNet
     assert isinstance(net, MxnetIResNet)
     net.graph = graph

@@ -20,11 +20,12 @@ import timm  # noqa: F401  imported here, not by the first file that names a net
 import torch
 from safetensors.torch import save_file
 
+from demo.make_digits import write_idx
 from partial_fc import models
 from partial_fc.checkpoint.class_names import read_names
 from partial_fc.comm.launch import hosts
 from partial_fc.data.decode import cv2, decode
-from partial_fc.data.idx import read_set, write_idx
+from partial_fc.data.idx import read_set
 from partial_fc.data.image_folder import ImageFolder
 from partial_fc.data.pairs import read_pairs
 from partial_fc.data.recordio import MAGIC, RecordSource, RecordWriter, pack

@@ -8,8 +8,8 @@ import lmdb
 import numpy as np
 import pytest
 
+from demo.make_digits import write_idx
 from partial_fc.data.decode import decode
-from partial_fc.data.idx import write_idx
 from partial_fc.verbs.data.pack import PackOptions, pack_images
 from recipes.imagenet.databases import open_database
 from recipes.imagenet.databases.records import BYTE, INT32, STRING, Datum, TensorProtos

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch.utils.data import DistributedSampler
 
-from demo.make_digits import load
-from partial_fc.data.idx import names, read_set, write_idx
+from demo.make_digits import load, write_idx
+from partial_fc.data.idx import names, read_set
 from recipes.mnist.convnet import ConvNet
 from tests.running import Given, endings, here, several
 

@@ -1,7 +1,6 @@
 """The backbone that computes in MXNet, beside the one in torch."""
 
 import copy
-import json
 import math
 import sys
 from functools import partial
@@ -11,7 +10,6 @@ import torch
 from torch import nn
 
 from partial_fc import models
-from partial_fc.foreign import ndarray_file
 from partial_fc.models.iresnet import IResNet
 from recipes.face import backbone as face_backbone
 from recipes.face import main as face
@@ -106,106 +104,3 @@ def test_a_missing_mxnet_is_said_with_the_command(monkeypatch):
     flags = face.ModelFlags(engine="mxnet", network="tiny", embedding_size=8)
     with pytest.raises(ValueError, match=r"--engine mxnet: .*pip install --no-deps mxnet=="):
         face_backbone.build(flags, 32, torch.device("cpu"))
-
-
-# ---- any network of MXNet's
-
-
-@pytest.fixture
-def files(mx, tmp_path):
-    """A network of MXNet's that ends in a loss layer: (its symbol, its arrays, what writes both)."""
-    from tests.recipes.mxnet.mxnet_network import arrays_of, small_network
-
-    symbol = small_network(mx)
-    return symbol, arrays_of(mx, symbol, 24), partial(write, tmp_path)
-
-
-def write(folder, symbol, arrays, text: str | None = None):
-    """Paths of the two files."""
-    paths = folder / "net-symbol.json", folder / "net-0000.params"
-    paths[0].write_text(symbol.tojson() if text is None else text)
-    ndarray_file.write(paths[1], arrays)
-    return paths
-
-
-@pytest.mark.mxnet
-def test_a_network_up_to_its_loss_layer_or_to_the_output_that_is_named(mx, files):
-    from recipes.mxnet.symbol import read_network
-
-    symbol, arrays, write = files
-    paths = write(symbol, arrays)
-    network, width, notes = read_network(*paths, None, 24)
-    assert (network.output_name, width, notes) == ("fc7_output", 10, [])
-    network, width, notes = read_network(*paths, "fc1", 24)
-    assert (network.output_name, width) == ("fc1_output", 8)
-    assert "arg:fc7_weight" in notes[0]
-    # Names are MXNet's own; batch norms' statistics are buffers; a gamma that MXNet fixes is 1, whatever the file says.
-    assert dict(network.named_parameters()).keys() == {n[4:] for n in arrays if n.startswith("arg:") and "fc7" not in n}
-    assert dict(network.named_buffers()).keys() == {n[4:] for n in arrays if n.startswith("aux:")}
-    assert [n for n, p in network.named_parameters() if not p.requires_grad] == ["bn0_gamma"]
-    assert (network.bn0_gamma == 1).all()
-    for n, buffer in network.named_buffers():
-        assert torch.equal(buffer, arrays[f"aux:{n}"]), "trying it out leaves no trace"
-
-
-@pytest.mark.mxnet
-def test_an_argument_whose_rate_is_0_is_kept_and_said(mx, tmp_path):
-    """The bias beside it has its gradient all the same."""
-    from recipes.mxnet.symbol import read_network
-
-    weight, bias = mx.sym.Variable("w", lr_mult=0), mx.sym.Variable("dotted.b", wd_mult=0)
-    symbol = mx.sym.FullyConnected(mx.sym.Variable("data"), weight, bias, num_hidden=4, name="fc")
-    arrays = {"arg:w": torch.rand(4, 48), "arg:dotted.b": torch.rand(4)}
-    network, _, (note,) = read_network(*write(tmp_path, symbol, arrays), None, 4)
-    assert {n: p.requires_grad for n, p in network.named_parameters()} == {"w": False, "dotted.b": True}
-    assert "lr_mult and wd_mult, of dotted.b, w, are not followed" in note
-    network(torch.rand(2, 3, 4, 4)).backward(torch.ones(2, 4))
-    assert network.get_parameter("dotted.b").grad.tolist() == [2.0] * 4
-
-
-@pytest.mark.mxnet
-@pytest.mark.parametrize(
-    ("case", "message"),
-    [
-        ("unknown output", "no output fc2; did you mean .*fc1.* has: .*fc7_output, fc1_output"),
-        ("loss", "loss layer softmax"),
-        ("four dimensions", "gives \\(2, 4, 6, 6\\) for .* expected \\(2, width"),
-        ("no gradient", "cannot train it: .*_shuffle is non-differentiable"),
-        ("gradient stopped", "no gradient reaches an argument"),
-        ("two outputs", "2 outputs: fc7_output, fc1_output"),
-        ("no input", "must be named data; its arguments are image"),
-        ("operator", "no symbol that MXNet 1.9.1 reads: .*FullyConn"),
-        ("no symbol", "no symbol that MXNet 1.9.1 reads"),
-        ("empty", "no symbol that MXNet 1.9.1 reads: the file is empty"),
-        ("lacking", "does not fit .*1 missing: arg:conv0_weight"),
-        ("shape", "--image-size 32: .*pre_fc1_weight is \\(8, 144\\), expected \\(8, 256\\)"),
-        ("fp16", "arg:bn0_beta is torch.float16, expected torch.float32; cast the network"),
-        ("names", "do not begin with arg: or aux:"),
-    ],
-)
-def test_what_is_wrong_with_a_network_is_said(mx, files, case, message):
-    from recipes.mxnet.symbol import read_network
-
-    symbol, arrays, write = files
-    inner = symbol.get_internals()
-    fc1, json_text, bn0 = inner["fc1_output"], symbol.tojson(), arrays["arg:bn0_beta"]
-    given = {"symbol": symbol, "arrays": arrays, "text": None, "name": None, "size": 24}
-    given |= {
-        "unknown output": lambda: {"name": "fc2"},
-        "loss": lambda: {"name": "softmax"},
-        "four dimensions": lambda: {"name": "pool0"},
-        "no gradient": lambda: {"symbol": mx.sym.shuffle(fc1)},
-        "gradient stopped": lambda: {"symbol": mx.sym.BlockGrad(fc1)},
-        "two outputs": lambda: {"symbol": mx.sym.Group([inner["fc7_output"], fc1])},
-        "no input": lambda: {"text": json_text.replace('"data"', '"image"')},
-        "operator": lambda: {"text": json_text.replace("FullyConnected", "FullyConn")},
-        "no symbol": lambda: {"text": json.dumps({"nodes": []})},
-        "empty": lambda: {"text": ""},
-        "lacking": lambda: {"arrays": {n: t for n, t in arrays.items() if n != "arg:conv0_weight"}},
-        "shape": lambda: {"size": 32},
-        "fp16": lambda: {"arrays": arrays | {"arg:bn0_beta": bn0.half()}},
-        "names": lambda: {"arrays": {n[4:]: t for n, t in arrays.items()}},
-    }[case]()
-    with pytest.raises(ValueError, match=message) as error:
-        read_network(*write(given["symbol"], given["arrays"], given["text"]), given["name"], given["size"])
-    assert "net-" in str(error.value)

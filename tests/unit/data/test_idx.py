@@ -6,7 +6,8 @@ import struct
 import numpy as np
 import pytest
 
-from partial_fc.data.idx import find, names, read_idx, read_set, write_idx
+from demo.make_digits import write_idx
+from partial_fc.data.idx import find, names, read_idx, read_set
 
 IMAGES = np.arange(5 * 3 * 2, dtype=np.uint8).reshape(5, 3, 2)
 LABELS = np.array([3, 0, 9, 1, 1], np.uint8)

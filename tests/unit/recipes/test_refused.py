@@ -67,10 +67,6 @@ ON_MXNET = """
     --activation-checkpointing | --activation-checkpointing with --engine mxnet
     --device cuda | --device cuda with --engine mxnet
     --network mbf | --network mbf with --engine mxnet
-    --symbol net-symbol.json | give both, or none
-    --symbol s.json --params p.params --engine torch | add --engine mxnet
-    --symbol s.json --params p.params --pretrained x.pt | leave one of the two out
-    --output-name fc1 | --output-name requires --symbol
 """
 MNIST = """
     --gradient-compression powersgd | none, fp16, bf16
