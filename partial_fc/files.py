@@ -26,7 +26,7 @@ PRIVATE = 0o077
 
 
 def named(path: Path) -> tuple[str, Path]:
-    """Returns (name, path) of what is written NAME=PATH; ("", path) of another path, and of one that exists."""
+    """Splits NAME=PATH into (name, path); ("", path) for any other path, and for a file of that very name."""
     match = None if path.exists() else _NAMED.fullmatch(str(path))
     return (match[1], Path(match[2])) if match else ("", path)
 

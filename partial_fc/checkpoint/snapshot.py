@@ -125,11 +125,14 @@ def capture(
     copy: bool | Callable[[int], bool] = True,
     behind: bool = False,
 ) -> Snapshot:
-    """Captures the state. backbone, optimizer, local: as in a Snapshot, no copies. facts: for the manifest, as JSON
-    (position, best scores, configuration). copy: into memory of its own, so that training may continue, or a function
-    that says whether so many bytes may be; else, and if there is no memory for a copy, the snapshot must be written
-    before training continues. behind: if possible, rows are copied only when the snapshot is written, with the changes
-    made since. Raises MemoryError."""
+    """Captures the state. Raises MemoryError.
+
+    backbone, optimizer, local: as in a Snapshot, no copies
+    facts: for the manifest, as JSON: position, best scores, configuration
+    copy: whether tensors are copied, so that training may go on before the snapshot is written; a function decides by
+        the number of bytes. Without a copy, or memory for one, training waits until it is written.
+    behind: rows are copied while the snapshot is written, where that is possible, with the changes made since
+    """
     tables = head.tables()
     lists = {name: table.hard_negatives.state() for name, table in tables.items() if table.hard_negatives}
     tensors = dict(backbone), dict(optimizer), dict(local)

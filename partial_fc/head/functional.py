@@ -52,15 +52,16 @@ def linear_partial_cross_entropy(
     in O(B * D) memory beside the gradients, with the kernels of PartialFC, which is the choice for more classes than
     one process holds, or for centres whose gradient is never formed as a whole.
 
-    feat_BD: floating, (B, D), or (..., D) with labels (...). label_B: class numbers in [0, C), integers; rows with
-    ignore_index take no part. centre_CD: (C, D), or (C, K, D) for K sub-centres of a class, of which the nearest
-    counts; float32, bfloat16 or float16, any length. All on one device. Sums and the loss are float32, or float64 where
-    features or centres are. margin: CosFace(...), "cosface", "arcface", "softmax", as of PartialFC; not one that
-    remembers something between the steps.
+    feat_BD: floating, (B, D), or (..., D) with labels (...)
+    label_B: integers, class numbers in [0, C); rows with ignore_index take no part
+    centre_CD: (C, D), or (C, K, D) for K sub-centres of a class, of which the nearest counts; float32, bfloat16 or
+        float16, any length
+    margin: CosFace(...), "cosface", "arcface", "softmax", as of PartialFC; none that keeps a state between steps
+    sample_rate: the share of all classes that are drawn as negatives; the classes of the batch always take part
+    generator: where the draw comes from; None: torch's own, which torch.manual_seed sets
+    The others are PartialFC's.
 
-    sample_rate: the share of all classes that are drawn as negatives; the classes of the batch always take part.
-    generator: where the draw comes from; None: torch's own, which torch.manual_seed sets. The other options are those
-    of PartialFC, and so are impl and precision.
+    All tensors are on one device. Sums and the loss are float32, or float64 where features or centres are.
 
     Gradients go to both tensors, in their dtypes: that of the centres is dense, (C, D), with zeros for classes that
     take no part, or with sparse=True a sparse tensor of the S classes, as of nn.Embedding(sparse=True), for

@@ -35,10 +35,11 @@ def build(
     """Builds an optimizer of all parameters that require a gradient. The learning rate is set before each step
     (`set_lr`).
 
-    nesterov, lr_in_momentum: of sgd; the second: see `RateInMomentum`.
-    decay_biases: some systems decay weights only. decay_norms: weights of batch norms too. no_decay:
-    further parameters without decay, by name or its last part. layer_decay: see `layer_scales`. clip_value, with
-    lr_in_momentum: clamps the gradient's numbers; 0: none.
+    nesterov, lr_in_momentum: of sgd; the second: see `RateInMomentum`
+    decay_biases, decay_norms: whether weight decay moves biases, and weights of batch norms
+    no_decay: further parameters without decay, by name or its last part
+    layer_decay: see `layer_scales`
+    clip_value: with lr_in_momentum, clamps the gradient's numbers; 0: does not
     """
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     free = {

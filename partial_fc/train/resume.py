@@ -204,8 +204,13 @@ def compare(
     facts: Mapping[str, tuple[object, ...]],
     num_classes: int | None = None,
 ) -> Differences:
-    """Returns the differences. manifest: the checkpoint's. recipe, contract (of the network), values (of all flags):
-    this run's. facts: of these flags (flags/facts.py). num_classes: of this run's head, if that has class centres."""
+    """Returns the differences between a checkpoint and this run.
+
+    manifest: the checkpoint's
+    recipe, contract, values: this run's, the contract of the network and the values of all flags
+    facts: what flags/facts.py says of these flags
+    num_classes: of this run's head, if that has class centres
+    """
     found, then = Differences(), manifest.get("configuration", {})
     if (then_recipe := manifest.get("recipe", recipe)) != recipe:
         return Differences([f"recipe {then_recipe}, this is recipe {recipe}"])

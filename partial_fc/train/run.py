@@ -241,10 +241,12 @@ class Run(Context):
         """Resumes, trains to the end, writes checkpoints on the way and model.safetensors and result.json at the end;
         returns the exit status. A collective.
 
-        line: of the log, from (--frequent, steps of the run, samples of an epoch). start_from: called with the state
-        before the first step, to load weights of another program. rates: instead of the flags' schedule. results: what
-        the recipe adds to result.json; not called if the run was stopped. teacher: adds to
-        the loss. settings: of job.Settings, such as each_epoch=True: evaluate and save at the end of an epoch.
+        line: of the log, from (--frequent, steps of the run, samples of an epoch)
+        start_from: called with the state before the first step, to load weights of another program
+        rates: instead of the flags' schedule
+        results: what the recipe adds to result.json; not called if the run was stopped
+        teacher: adds to the loss
+        settings: of job.Settings, such as each_epoch=True: evaluate and save at the end of an epoch
         """
         saver, order = self.saver(), loader.order
         start = resume.resume(self, backbone, head, loader.source)

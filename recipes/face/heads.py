@@ -47,14 +47,13 @@ OWN = by_name.own_flags(HeadFlags, _SetFlags, common=_COMMON)
 
 @dataclass(frozen=True)
 class NamedHead:
-    """The head of a set. share: the set's samples in a batch of a process; 0: as many as come. labels: of a sample;
-    drawn: in a step."""
+    """The head of a set."""
 
     name: str
     flags: HeadFlags
-    share: int
-    labels: int
-    drawn: int
+    share: int  # the set's samples in a batch of a process; 0: not fixed
+    labels: int  # the most of a sample
+    drawn: int  # of them in a step; 0: all
 
 
 def check_drawn(labels: int, drawn: int) -> None:

@@ -43,8 +43,11 @@ def run(
     """Runs `command` as the ranks nr * gpus to nr * gpus + gpus - 1 of nodes * gpus, and waits for them.
 
     master_port: None takes a free one of this host, which is then the only node; raises ValueError if master_addr is
-    not an IPv4 address of it. listening: node 0's socket that listens at the port already; it is closed. environ: their
-    variables besides those of the rank. blocked, within: see supervisor. restarts: the most, after failures.
+        not an IPv4 address of it
+    listening: node 0's socket that listens at the port already; it is closed
+    environ: the processes' variables besides those of the rank
+    blocked, within: see supervisor
+    restarts: at most so many, after failures
 
     Returns the exit status of supervisor.run. If this process is killed, `stay_with_parent` ends the others.
     """

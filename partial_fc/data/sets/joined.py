@@ -162,7 +162,7 @@ class Joined(Source):
         return self.shards[shard], index - self._starts[shard]
 
     def _classes(self, shard: _Shard, label_N: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the class numbers of the whole for labels of a shard; numbers of no class for what is none."""
+        """Returns the joined class numbers of a shard's labels; for a label of no class one that no class has."""
         known = (label_N >= 0) & (label_N < len(shard.class_C))
         class_N = np.asarray(shard.class_C)[np.where(known, label_N, 0)]
         class_N = np.where(known, class_N, _outside(label_N, self.num_classes))
