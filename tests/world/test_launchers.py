@@ -281,7 +281,7 @@ def test_flags_use_the_hosts(monkeypatch, capsys):
     """--nodes, as in a Kubeflow pod without torchrun; --gpus of one in a batch job."""
     for name, value in (pet() | env("SLURM_NTASKS=4 ENVIRONMENT=BATCH SLURM_JOB_ID=7")).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(start, "_spawn", lambda *_: 5)
+    monkeypatch.setattr(start, "spawn_here", lambda *_: 5)
     with pytest.raises(ValueError, match="PET_NNODES"):
         start.start(LaunchFlags(gpus=2))
     assert start.start(LaunchFlags(nodes=2, master_addr="host-0")) == 5
@@ -296,7 +296,7 @@ def test_gpus_in_a_pod_are_those_of_its_host(monkeypatch):
     """Kubeflow, PAI: RANK is the pod's; --gpus starts processes in each."""
     for name, value in kubernetes(1, 2).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(start, "_spawn", lambda *what: what)
+    monkeypatch.setattr(start, "spawn_here", lambda *what: what)
     assert start.start(LaunchFlags(gpus=4)) == (LaunchFlags(gpus=4), 2, 1, "host-0", 29500)
 
 

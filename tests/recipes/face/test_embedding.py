@@ -154,7 +154,6 @@ def test_what_cannot_be_loaded_is_named(run, tmp_path):
     (tmp_path / "empty").mkdir()
     refused("empty", "no complete checkpoint")
     refused("resnet.safetensors", "resnet50 of recipe imagenet.*no embedding", network="resnet50", recipe="imagenet")
-    refused("symbol.safetensors", "which only its own library computes", network="MXNet symbol", symbol="a1b2")
     sizes = {"embedding_size": str(D), "image_size": str(SIZE)}
     refused("r18.safetensors", "does not fit this r18", network="r18", **sizes)
     refused("size.safetensors", "image size ''; expected whole numbers", network="tiny", embedding_size="8")
