@@ -34,6 +34,7 @@ COPY recipes/__init__.py recipes/
 COPY recipes/mxnet/__init__.py recipes/mxnet/library.py recipes/mxnet/
 COPY partial_fc/head/native partial_fc/head/native
 RUN bash scripts/setup.sh \
+    && apt-get install -y --no-install-recommends openssh-server \
     && .venv/bin/python partial_fc/head/native/build.py all \
     && rm -rf /root/.cache/pip /root/.cache/partial-fc/wheels /var/lib/apt/lists/*
 
@@ -49,6 +50,7 @@ RUN rm -f /etc/ssh/ssh_host_* && mkdir -p /run/sshd \
         >/etc/ssh/sshd_cluster
 
 COPY . .
+RUN .venv/bin/python -m compileall -q partial_fc recipes
 # What the program writes into its own folder: the demo's data, runs.
 RUN mkdir -p demo runs build && chown trainer demo runs build
 ENV PATH=/opt/partial-fc/.venv/bin:$PATH

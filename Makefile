@@ -1,33 +1,36 @@
 # Each target is a line or two that could be typed by hand.
-.PHONY: help setup demo test first-hour test-old test-long test-quick torture lint lock sbom bench test-gpu bench-gpu clean
+.PHONY: help setup setup-all demo test first-hour test-old test-long test-quick torture lint lock sbom bench test-gpu bench-gpu clean
 help:   ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:[^#]*##/\t/'
 
-setup:  ## everything that is needed, into .venv (Debian packages as root); repeating it takes a second; docs/install.md
+setup:  ## what training needs, into .venv (Debian packages as root); repeating it takes a second; docs/install.md
 	@bash scripts/setup.sh
+
+setup-all:  ## the same, and what tests, exports, videos and MXNet need
+	@ALL=1 bash scripts/setup.sh
 
 demo: setup  ## build the demo data, train on it with two processes, show what was learned
 	@bash scripts/demo.sh
 
-test: setup  ## all tests, 10 minutes on two cores: units, ranks over Gloo, MPI and torchrun, recipes, faults, hosts
+test: setup-all  ## all tests, 10 minutes on two cores: units, ranks over Gloo, MPI and torchrun, recipes, faults, hosts
 	@bash scripts/test.sh
 
-first-hour: setup  ## types every line of README.md, in an empty folder with an empty HOME: two minutes; without .venv: `bash tests/recipes/first_hour.sh`
+first-hour: setup-all  ## types every line of README.md, in an empty folder with an empty HOME: two minutes; without .venv: `bash tests/recipes/first_hour.sh`
 	@bash tests/recipes/first_hour.sh .venv
 
-test-old: setup  ## units with numbers in them, as on a processor that has AVX2 and no more
+test-old: setup-all  ## units with numbers in them, as on a processor that has AVX2 and no more
 	@bash scripts/test.sh old
 
-test-long: setup  ## what enumerates and kills: every failing operation of the disk, every socket that listens, launchers killed
+test-long: setup-all  ## what enumerates and kills: every failing operation of the disk, every socket that listens, launchers killed
 	@bash scripts/test.sh long
 
-test-quick: setup  ## two minutes, for people at work: units but the slow ones, two ranks, one recipe
+test-quick: setup-all  ## two minutes, for people at work: units but the slow ones, two ranks, one recipe
 	@bash scripts/test.sh quick
 
-torture: setup  ## two hours: changed files for every reader, kills, signals, full disks, every failing operation, lost packets, sanitizers; `scripts/torture.sh bin` one reader
+torture: setup-all  ## two hours: changed files for every reader, kills, signals, full disks, every failing operation, lost packets, sanitizers; `scripts/torture.sh bin` one reader
 	@bash scripts/torture.sh
 
-lint: setup  ## ruff and mypy
+lint: setup-all  ## ruff and mypy
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
@@ -38,16 +41,16 @@ lock:  ## lock/ anew, after a change of constraints.txt or setup.cfg; needs uv (
 sbom:  ## what set-up installs, and what is known against it: build/sbom.cdx.json (CycloneDX)
 	@mkdir -p build && python3 scripts/sbom.py >build/sbom.cdx.json && echo build/sbom.cdx.json
 
-bench: setup  ## the tables of the head in docs/benchmarks.md, here and with AVX2 only; planned memory; all launchers: 30 minutes
+bench: setup-all  ## the tables of the head in docs/benchmarks.md, here and with AVX2 only; planned memory; all launchers: 30 minutes
 	.venv/bin/python -m benchmarks.head_tables
 	.venv/bin/python -m benchmarks.head_tables --instructions avx2
 	.venv/bin/python -m benchmarks.plan_memory
 	.venv/bin/python -m benchmarks.hosts.launchers
 
-test-gpu: setup  ## the GPU's kernel on a CUDA device; without one, everything is skipped
+test-gpu: setup-all  ## the GPU's kernel on a CUDA device; without one, everything is skipped
 	.venv/bin/python -m pytest tests/gpu tests/parallel/train/test_update.py -m gpu
 
-bench-gpu: setup  ## the GPU's kernel: its share of the device's matrix-product rate, its memory; then whole steps beside others
+bench-gpu: setup-all  ## the GPU's kernel: its share of the device's matrix-product rate, its memory; then whole steps beside others
 	.venv/bin/python -m benchmarks.gpu
 	.venv/bin/python -m benchmarks.gpu_versus
 

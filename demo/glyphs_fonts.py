@@ -3,7 +3,7 @@
 A class is a Unicode character: a CJK ideograph, one of extension A, or a Hangul syllable.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,17 +55,17 @@ class Font:
     codes: frozenset[int]
 
 
-def find_fonts(root: Path) -> list[Font]:
-    """Returns the font of each of TYPEFACES below a folder. Raises ValueError that names missing packages."""
+def find_fonts(root: Path, typefaces: Sequence[Typeface] = TYPEFACES) -> list[Font]:
+    """Returns the font of each typeface below a folder. Raises ValueError that names missing packages."""
     paths = {path.name: path for path in sorted(root.rglob("*")) if path.suffix in (".ttc", ".ttf")}
-    missing = [typeface for typeface in TYPEFACES if typeface.file not in paths]
+    missing = [typeface for typeface in typefaces if typeface.file not in paths]
     if missing:
         packages = " ".join(sorted({typeface.package for typeface in missing}))
         raise ValueError(
             f"{root}: no {', '.join(typeface.file for typeface in missing)} below this folder; "
             f"the glyph set needs these fonts. Install them with: apt-get install {packages}"
         )
-    return [_open(typeface, paths[typeface.file]) for typeface in TYPEFACES]
+    return [_open(typeface, paths[typeface.file]) for typeface in typefaces]
 
 
 def script(code: int) -> str | None:

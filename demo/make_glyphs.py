@@ -84,8 +84,12 @@ def build(options: GlyphOptions) -> None:
     if _is_complete(options):
         print(f"{options.out}: the glyph set is there already, with these options")
         return
-    fonts = find_fonts(options.fonts)
+    # The Chinese typefaces have characters for most sets, and the others are two packages more.
+    fonts = find_fonts(options.fonts, [TYPEFACES[i] for i in CHINESE])
     typefaces = characters(fonts)
+    if options.num_classes + options.num_unseen > sum(len(indices) == len(CHINESE) for indices in typefaces.values()):
+        fonts = find_fonts(options.fonts)
+        typefaces = characters(fonts)
     classes, unseen = choose(typefaces, options.num_classes, options.num_unseen, options.seed)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     # Built in a temporary folder and renamed at the end: an incomplete set is never visible.
@@ -227,7 +231,7 @@ def _write_manifest(
         "never_trained_typeface": TYPEFACES[NEVER_TRAINED].name,
         "typefaces": [
             {"name": typeface.name, "package": typeface.package, "file": font.path.name, "version": font.version}
-            for typeface, font in zip(TYPEFACES, fonts, strict=True)
+            for typeface, font in zip(TYPEFACES, fonts, strict=False)
         ],
         "libraries": {
             "pillow": version("pillow"),

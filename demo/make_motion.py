@@ -21,7 +21,7 @@ from partial_fc.findings import counted
 from partial_fc.flags.facts import In, check_numbers
 from recipes.kinetics.video.clip_list import write_list
 
-from .glyphs_fonts import CHINESE, characters, choose, find_fonts
+from .glyphs_fonts import CHINESE, TYPEFACES, characters, choose, find_fonts
 from .glyphs_render import Pen, drawing, workers
 
 _RATE = 25
@@ -139,7 +139,7 @@ def make_motion(options: MotionOptions) -> None:
     """Writes the clips and their lists. Raises ValueError for a non-empty folder."""
     if options.out.exists() and any(options.out.iterdir()):
         raise ValueError(f"{options.out} is there and not empty; name another folder, or remove it")
-    fonts = find_fonts(options.fonts)
+    fonts = find_fonts(options.fonts, [TYPEFACES[i] for i in CHINESE])
     codes = choose(characters(fonts), _NUM_CHARACTERS, _NUM_CHARACTERS, options.seed)
     pen = Pen(tuple((font.path, font.index) for font in fonts), options.size, 90, options.seed)
     names = sorted(MOTIONS)

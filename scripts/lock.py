@@ -8,7 +8,8 @@ Pythons from 3.11 and all platforms at once. A file is believed once, here; from
 
 base        what PyTorch imports, and what Horovod's build wants
 torch-V     PyTorch V and the CUDA libraries that it names. torch-2.13.0 is the registry's, for CUDA 13.0
-trainer     all else of setup.cfg that `make setup` installs
+trainer     what the command partial-fc and the demo import, and no more: `make setup`
+more        what else setup.cfg's extras name, for the tests too: `make setup-all`
 mxnet, horovod    MXNet and what it needs but numpy, Horovod's sources
 """
 
@@ -22,7 +23,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "lock"
-EXTRAS = ("train", "glyphs", "digits", "export", "redis", "video", "dev")  # of scripts/setup.sh
+# Of scripts/setup.sh.
+TRAINER = ("train", "glyphs")
+ALL = (*TRAINER, "digits", "export", "redis", "video", "dev")
 FOR_HOROVOD = ("setuptools", "wheel", "numpy", "cffi", "cloudpickle", "packaging", "psutil", "pyyaml")
 FOR_MXNET = ("graphviz", "requests")
 # Name -> its entry: the requirement, a marker where it has one, and a line for each file.
@@ -56,12 +59,12 @@ def version(name: str) -> str:
     return next(line for line in versions() if line.startswith(f"{name}=="))
 
 
-def wanted() -> list[str]:
-    """What setup.cfg asks for, with the extras that set-up installs."""
+def wanted(extras: Iterable[str] = ALL) -> list[str]:
+    """What setup.cfg asks for, with these extras."""
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     lines = setup["options"]["install_requires"].splitlines()
-    for extra in EXTRAS:
+    for extra in extras:
         lines += setup["options.extras_require"][extra].splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
@@ -86,10 +89,14 @@ def write_all() -> None:
     torch = resolve([version("torch")])
     cuda = for_cuda(torch) | {"torch": torch["torch"]}
     base = less(torch, cuda) | resolve(FOR_HOROVOD)
-    trainer = less(resolve(wanted()), base, {name: entry for name, entry in cuda.items() if name != "triton"})
+    without = {name: entry for name, entry in cuda.items() if name != "triton"}
+    more = less(resolve(wanted()), base, without)
+    names = resolve(wanted(TRAINER))
+    trainer = {name: entry for name, entry in more.items() if name in names and name not in cuda}
     write("base", base)
     write(version("torch").replace("==", "-"), cuda)
     write("trainer", trainer)
+    write("more", less(more, trainer))
     write("mxnet", less(resolve(FOR_MXNET), base) | resolve([version("mxnet")], "--no-deps"))
     write("horovod", resolve([version("horovod")], "--no-deps"))
 

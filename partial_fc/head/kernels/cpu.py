@@ -49,10 +49,10 @@ _SHARE_OF_FREE_MEMORY = 1 / 16  # the processes of a machine divide it
 def variant_here() -> str:
     """Returns the best variant that the processor runs, up to what torch uses (its ATEN_CPU_CAPABILITY=avx2 or =default
     lowers that); a RuntimeWarning says so where that is "amx" and fails its check."""
+    no_more = {"AVX2": "avx2", "DEFAULT": "portable"}.get(torch.backends.cpu.get_cpu_capability())
+    if no_more is not None:
+        return no_more
     best = load("portable").head_best().decode()
-    lowered = {"AVX2": "avx2", "DEFAULT": "portable"}.get(torch.backends.cpu.get_cpu_capability())
-    if lowered is not None and best != "portable":
-        return lowered
     if best != "amx":
         return best
     try:

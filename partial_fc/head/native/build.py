@@ -1,7 +1,7 @@
 """Compiles head.cpp into the user's cache at first use, for one instruction set.
 
-`python -m partial_fc.head.native.build [VARIANT ...]` does it for those (`all`: for an image that many
-machines run), or for those that this processor runs, as `make setup` does.
+`python partial_fc/head/native/build.py [VARIANT ...]` does it for those (`all`: for an image that many machines run;
+`runnable`: for the tests), or for those that the head takes on this processor, as `make setup` does.
 Each variant is a library of its own, since a function that the linker shares between objects would be taken from one
 of them, and perhaps from one that this processor cannot run.
 """
@@ -50,6 +50,12 @@ def runnable() -> list[str]:
         return list(VARIANTS)
     has = {"-m" + word.replace("_", "-" if word.startswith("amx_") else "") for word in listed.split()}
     return [variant for variant, flags in VARIANTS.items() if {f for f in flags if f.startswith("-m")} <= has]
+
+
+def taken() -> list[str]:
+    """Returns the variants that kernels/cpu.py loads to choose one, and that one."""
+    best = [variant for variant in runnable() if "emulated" not in variant][-1]
+    return {"avx2": ["avx2"], "amx": ["portable", "avx512_bf16", "amx"]}.get(best, ["portable", best])
 
 
 class CompilerNotFoundError(ValueError):
@@ -150,6 +156,7 @@ def _load(variant: str) -> ctypes.CDLL:
 
 if __name__ == "__main__":
     try:
-        build(VARIANTS if sys.argv[1:] == ["all"] else sys.argv[1:] or runnable())
+        named = {"all": [*VARIANTS], "runnable": runnable()}
+        build([name for word in sys.argv[1:] for name in named.get(word, [word])] or taken())
     except (CompilerNotFoundError, RuntimeError, OSError) as error:
         sys.exit(str(error))
