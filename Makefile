@@ -34,7 +34,7 @@ lint: setup  ## ruff and mypy
 
 docs:  ## build/site/index.html: README.md and docs/ as pages for a browser; mkdocs goes into build/mkdocs, not into .venv
 	@test -x build/mkdocs/bin/mkdocs || { python3 -m venv build/mkdocs && build/mkdocs/bin/pip install -q mkdocs==1.6.1 mkdocs-material==9.8.2; }
-	NO_MKDOCS_2_WARNING=1 build/mkdocs/bin/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 build/mkdocs/bin/mkdocs build --strict  # not --quiet, which hides the warnings from --strict
 
 lock:  ## lock/ anew, after a change of constraints.txt or setup.cfg; needs uv (pip install uv)
 	python3 scripts/lock.py
