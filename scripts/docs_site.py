@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from mkdocs.structure.files import File
+from mkdocs.structure.files import File, InclusionLevel
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -31,7 +31,9 @@ def on_files(files, config):
     wanted |= {path for page in ROOT.glob("*.md") for path in linked(page)}
     for path in sorted(wanted):
         if not path.is_relative_to(DOCS):
-            files.append(File.generated(config, place(path), abs_src_path=str(path)))
+            # mkdocs would leave out .github.
+            kept = InclusionLevel.INCLUDED
+            files.append(File.generated(config, place(path), abs_src_path=str(path), inclusion=kept))
     return files
 
 
