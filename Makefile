@@ -1,5 +1,5 @@
 # Each target is a line or two that could be typed by hand.
-.PHONY: help setup setup-all demo test first-hour test-old test-long test-quick torture lint lock sbom bench test-gpu bench-gpu clean
+.PHONY: help setup setup-all demo test first-hour test-old test-long test-quick torture lint docs lock sbom bench test-gpu bench-gpu clean
 help:   ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:[^#]*##/\t/'
 
@@ -34,6 +34,10 @@ lint: setup-all  ## ruff and mypy
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+
+docs:  ## build/site/index.html: README.md and docs/ as pages for a browser; mkdocs goes into build/mkdocs, not into .venv
+	@test -x build/mkdocs/bin/mkdocs || { python3 -m venv build/mkdocs && build/mkdocs/bin/pip install -q mkdocs==1.6.1 mkdocs-material==9.8.2; }
+	NO_MKDOCS_2_WARNING=1 build/mkdocs/bin/mkdocs build --strict  # not --quiet, which hides the warnings from --strict
 
 lock:  ## lock/ anew, after a change of constraints.txt or setup.cfg; needs uv (pip install uv)
 	python3 scripts/lock.py

@@ -49,7 +49,7 @@ font() { test -e "/usr/share/fonts/$1"; }
 # The base interpreter is meant: with .venv activated, python3 is the one that is about to be replaced.
 find_python() {
     local candidate
-    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
         "$candidate" -c 'import sys; assert sys.version_info >= (3, 11); print(sys._base_executable)' && return
     done 2>/dev/null
 }

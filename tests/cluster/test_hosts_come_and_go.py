@@ -155,7 +155,7 @@ def running(hosts: TwoHosts, env: Mapping[str, str], root: Path, rendezvous: str
 
 
 def test_a_host_that_comes_later_takes_part(hosts, env, tmp_path):
-    """The short half; the other test has all of the page's table."""
+    """The short half; the other test has all that the page says."""
     with running(hosts, env, tmp_path / "job", f"--rdzv-endpoint={ADDRESSES[0]}:29400", "--checkpoint-every 0") as job:
         job.start(0)
         job.goes_on(1, 0)

@@ -1,7 +1,9 @@
 """Commands and programs on the pages of docs can be typed as they stand: verbs and flags exist, the parser takes them.
-(README.md: tests/recipes/first_hour.sh; that programs run: test_library.py.)"""
+(README.md: tests/recipes/first_hour.sh; that programs run: test_library.py.) Links lead somewhere, and the site's
+navigation has every page (`make docs` asks mkdocs the same)."""
 
 import importlib
+import os
 import re
 import runpy
 import shlex
@@ -42,7 +44,8 @@ def after(words: list[str], name: str) -> list[str]:
 @pytest.mark.parametrize(("page", "words"), ALL, ids=[f"{page}: {' '.join(words)[:70]}" for page, words in ALL])
 def test_a_command_is_taken_as_it_stands(page, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "encoder.py").touch()  # docs/encoders.md
+    for name in ("encoder.py", "unseen.bin"):  # of docs/encoders.md and docs/after-training.md
+        (tmp_path / name).touch()
     script = next((word for word in words if word in ("train.py", "./train.py", "config.sh", "run.sh")), None)
     if script in ("train.py", "./train.py"):
         recipe, *flags = after(words, script)
@@ -107,3 +110,51 @@ def test_every_program_is_python():
         for block in blocks:
             compile(block, page, "exec")
     assert sum(map(len, found.values())) >= 7
+
+
+# ---- links, navigation, beginnings
+
+TOP = sorted(ROOT.glob("*.md"))
+_CODE = re.compile(r"^```.*?^```|^    .*?$", re.MULTILINE | re.DOTALL)
+
+
+def names(pages: list[Path]) -> list[str]:
+    return [str(page.relative_to(ROOT)) for page in pages]
+
+
+def anchors(page: Path) -> set[str]:
+    """As forges and mkdocs make them of the headings."""
+    titles = re.findall(r"^#+ (.*)$", _CODE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", TOP + PAGES, ids=names(TOP + PAGES))
+def test_links_lead_to_files_and_headings_that_are_there(page):
+    for path, anchor in re.findall(r"\]\((?!\w+:)([^)\s#]*)#?([^)\s]*)\)", _CODE.sub("", page.read_text())):
+        target = Path(os.path.normpath(page.parent / path)) if path else page
+        assert target.is_file(), f"{path}: no such file"
+        assert not anchor or anchor in anchors(target), f"{path}#{anchor}: no such heading"
+
+
+def test_files_that_are_named_exist():
+    """By pages, but those of history: tests and programs. By programs and their messages: pages."""
+    pages = [page for page in TOP + PAGES if page.name not in ("CHANGELOG.md", "log.md")]
+    named = [(page, r"\b(?:tests|benchmarks|scripts)/[\w/]+\.\w+") for page in pages]
+    folders = ("partial_fc", "recipes", "benchmarks", "demo", "scripts")
+    named += [(path, r"\bdocs/[\w/-]+\.md") for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    found = {(by.name, name) for by, pattern in named for name in re.findall(pattern, by.read_text())}
+    assert len(found) > 80
+    assert {(by, name) for by, name in found if not (ROOT / name).is_file()} == set()
+
+
+def test_every_page_is_in_the_navigation_once():
+    listed = re.findall(r"[\w/-]+\.md$", (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2], re.MULTILINE)
+    assert sorted(listed) == sorted([*names(TOP), *(str(page.relative_to(ROOT / "docs")) for page in PAGES)])
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "log.md"], ids=lambda page: page.name)
+def test_a_page_begins_with_what_to_type(page):
+    """After at most two lines: a command, or a table whose first column says it."""
+    title, *lines = [line for line in page.read_text().splitlines() if line]
+    assert title.startswith("# ")
+    assert any(line.startswith(("    ", "|", "```sh")) for line in lines[:3])
