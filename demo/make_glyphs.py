@@ -43,9 +43,9 @@ class GlyphOptions:
 
     out: Path
     """folder to make; it appears under this name only when complete"""
-    num_classes: Annotated[int, In(1)] = 4000
+    num_classes: Annotated[int, In(1)] = 2000
     """characters to train on; those that stand in all eight Chinese typefaces come first"""
-    images_per_typeface: Annotated[int, In(1)] = 3
+    images_per_typeface: Annotated[int, In(1)] = 2
     """distorted images of each character in each typeface"""
     image_size: Annotated[int, In("[16, 16384]")] = 40
     """width and height in pixels"""

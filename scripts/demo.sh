@@ -7,13 +7,16 @@ export PATH="$PWD/.venv/bin:$PATH"
 started=$SECONDS
 models_root=${MODELS_ROOT:-runs/demo}
 
-echo "[demo] data: 4,000 characters in seven typefaces; 6,000 pairs of each verification set"
+say() { printf '[demo %4ds] %s\n' $((SECONDS - started)) "$*"; }
+
+say "data: 2,000 characters in seven typefaces; 6,000 pairs of each verification set"
 python -m demo glyphs --out demo/glyphs
 [ -e demo/glyphs.png ] || partial-fc data show demo/glyphs --out demo/glyphs.png --images 14
 
-echo "[demo] training: horovodrun -np 2 -H localhost:2 bash config.sh"
+say "training: horovodrun -np 2 -H localhost:2 bash config.sh"
 MODELS_ROOT=$models_root horovodrun -np 2 -H localhost:2 bash config.sh "$@"
 
+say "done"
 minutes=$(python -c "print(round(($SECONDS - $started) / 60, 1))")
 python - "$models_root" "$minutes" <<'PYTHON'
 import json

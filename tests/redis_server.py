@@ -14,7 +14,7 @@ from tests.waiting import free_port, until
 def skip_without() -> None:
     pytest.importorskip("redis", reason="the package redis is not installed: pip install redis")
     if shutil.which("redis-server") is None:
-        pytest.skip("no redis-server here; `make setup` installs Debian's package redis-server")
+        pytest.skip("no redis-server here; `make setup-all` installs Debian's package redis-server")
 
 
 def command(port: int, *options: str) -> list[str]:

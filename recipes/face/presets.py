@@ -73,8 +73,8 @@ PRESETS: dict[str, Preset] = {
     "wf12m": _arcface_torch(617_970, 12_720_066, ()),
     "wf42m": _arcface_torch(2_059_906, 42_474_557, ("lfw", "cfp_fp", "agedb_30")),
     # Characters across typefaces (docs/data.md). A flipped character is another one. The demo's values: a CPU can
-    # process few images, and AdamW needs a third of SGD's, mini with Muon half of tiny's with AdamW (docs/log.md,
-    # 2026-11-20 and 2026-11-23).
+    # process few images, and AdamW needs a third of SGD's, mini with Muon half of tiny's with AdamW, and small batches
+    # fewer than large ones (docs/log.md, 2026-11-20, 2026-11-23 and 2026-11-29).
     "glyphs": {
         "image_size": 40,
         "network": "mini",
@@ -85,15 +85,15 @@ PRESETS: dict[str, Preset] = {
         "optimizer": "muon",
         "weight_decay": 0.05,
         "lr": 0.006,
-        "base_batch_size": 128,
+        "batch_size": 16,
+        "base_batch_size": 32,
         "lr_scheduler": "cosine",
-        "warmup_epochs": 0.09,
-        "epochs": 1.25,
+        "warmup_epochs": 0.05,
+        "epochs": 1.3,
         "val_targets": ("unseen", "unseen_font", "lookalike"),
         "augment": "glyph",
         "mirror": False,
-        "frequent": 50,
-        "verbose": 500,
+        "frequent": 100,
         "checkpoint_every": 500,
     },
     **SYNTHETIC,
