@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from partial_fc.verbs import train as train_command
 from tests.running import LAUNCHERS, SMALL, losses, result, run, train_here, train_several
 
-CURVE = "--max-steps 10 --batch-size 16 --val-targets"
+CURVE = "--max-steps 10 --batch-size 16 --image-size 24 --val-targets"
 
 
 @pytest.fixture(scope="module")
