@@ -41,9 +41,7 @@ _DEAR = (
     "recipes/face/test_face.py",
     "recipes/imagenet/test_imagenet.py",
     "recipes/face/test_guards.py",
-    "recipes/mnist/test_mnist.py",
     "recipes/mxnet/test_mnist_kvstore.py",
-    "unit/head/test_arcface_torch.py",
     "unit/verbs/test_export.py",
 )
 

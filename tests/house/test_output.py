@@ -138,7 +138,6 @@ with open(sys.argv[1], "w") as file:
     [
         ("--help", -signal.SIGPIPE),
         pytest.param("data pack --help", -signal.SIGPIPE, marks=pytest.mark.long),
-        pytest.param("train --help", 0, marks=pytest.mark.long),
         ("train face --help-all", 0),
         ("launch --help", 0),
         pytest.param("doctor env --help", 0, marks=pytest.mark.long),

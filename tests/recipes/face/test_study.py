@@ -21,8 +21,7 @@ def test_a_row_of_ones_own_is_trained_and_repeats(glyphs, tmp_path, monkeypatch)
     own = Cell("own", "0.3")
     source, held_out = open_source(glyphs), tmp_path / "few.rec"
     with RecordWriter(held_out) as few:  # they are embedded six times, twice
-        for key in range(200):
-            sample = source.read(key)
+        for key, sample in enumerate(map(source.read, range(200))):
             few.write(key, pack(sample.label, sample.data))
     study = Study("fidelity", fidelity.ARMS, [(own, 0)], fidelity.data, fidelity.analyse)
     options = fidelity.FidelityOptions(

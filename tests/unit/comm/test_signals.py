@@ -54,7 +54,6 @@ def test_what_comes_with_the_first_signal_is_no_second_one(seen):
 
 
 def test_a_second_signal_ends_the_process_with_it():
-    """A process for each signal, forked from one that has imported everything."""
     program = """
 import os, sys
 from partial_fc.train.guards.signals import SIGNALS, StopSignals
