@@ -57,7 +57,7 @@ if [ "$mode" = quick ]; then
     stage "transport, torchrun, 2 ranks" 10 torch 2 "${transport[@]}"
     stage "recipe face, one rank and two" 15 python -m pytest tests/recipes/face/test_face.py -k two_processes_give_the_curve_of_one "$@"
 elif [ "$mode" = long ]; then
-    stage "every failing operation, who listens, launchers killed, the wheel" 340 python -m pytest -m "long and not mxnet" $(marked long tests/{bench,house,recipes,faults,cluster,unit/{checkpoint,head,models,optim,train,verbs}}) "${four[@]}" -rs "$@"
+    stage "every failing operation, who listens, launchers killed, the wheel" 390 python -m pytest -m "long and not mxnet" $(marked long tests/{bench,house,recipes,faults,cluster,world,unit/{checkpoint,head,models,optim,train,verbs}}) "${four[@]}" -rs "$@"
     stage "MXNet: what takes long" 60 python -m pytest -m "mxnet and long" $(marked mxnet tests/recipes) "${two[@]}" "$@"
     stage "parallel, horovodrun Gloo, 2 ranks" 65 gloo 2 "${ranks[@]}" tests/parallel
     stage "transport, horovodrun Gloo, 3 ranks" 12 gloo 3 "${transport[@]}"
@@ -76,7 +76,7 @@ elif [ "$mode" = old ]; then
     grep -qw avx512f /proc/cpuinfo || { numeric=(tests/unit/kernels/test_triton.py -m long) two=(-n 2); }
     stage "numbers, with AVX2 instructions" 90 python -m pytest -m "not mxnet" "${numeric[@]}" "${two[@]}" "$@"
 else
-    stage "unit and world" 245 python -m pytest "${unit[@]}" -m "not mxnet and not long" "$@"
+    stage "unit and world" 200 python -m pytest "${unit[@]}" -m "not mxnet and not long" "$@"
     # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.
     stage "MXNet: engine, oracle and stores" 60 python -m pytest -m "mxnet and not long" $(marked mxnet tests/{unit,recipes}) "${two[@]}" "$@"
     # The mathematics does not depend on the transport: all of it over MPI on three ranks, by which the numbers of classes
@@ -86,7 +86,7 @@ else
     stage "transport, torchrun, 2 ranks" 12 torch 2 "${transport[@]}"
     stage "transport, one process" 8 "${transport[@]}"
     # Faults are of processes, disks and cables. -rs: why, where some are skipped.
-    stage "recipes, faults and two hosts" 210 python -m pytest tests/{recipes,faults,cluster} "${four[@]}" -m "not mxnet and not long" -rs "$@"
+    stage "recipes, faults and two hosts" 215 python -m pytest tests/{recipes,faults,cluster} "${four[@]}" -m "not mxnet and not long" -rs "$@"
 fi
 
 printf '\n%s%5d s of %3d  in all\n' "$table" "$SECONDS" "$budget"

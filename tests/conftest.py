@@ -30,25 +30,19 @@ for _number in (signal.SIGHUP, signal.SIGINT):
 # Of the files that start processes those that take longest. They come first, then files with slow tests: of processes
 # that share the files none is left alone with a dear one at the end. (With --no-loadscope-reorder of xdist.)
 _DEAR = (
-    "recipes/face/test_tuning.py",
-    "recipes/face/test_fine_tuning.py",
-    "recipes/imagenet/test_imagenet.py",
+    "recipes/face/test_combinations.py",
     "faults/disk/test_enumeration.py",
     "cluster/test_hosts_come_and_go.py",
     "cluster/test_two_hosts.py",
     "cluster/test_sockets.py",
-    "recipes/face/test_face_head.py",
-    "faults/test_runs.py",
-    "recipes/launchers/test_hang_report.py",
+    "recipes/face/test_several_heads.py",
+    "recipes/face/test_tuning.py",
+    "recipes/face/test_study.py",
     "recipes/face/test_face.py",
-    "recipes/launchers/test_rendezvous.py",
-    "recipes/face/test_resume.py",
-    "recipes/mxnet/test_mnist_kvstore.py",
-    "recipes/mnist/test_mnist.py",
-    "cluster/test_kv_launch.py",
-    "recipes/mxnet/test_kv_launch.py",
-    "recipes/launchers/test_spawn.py",
+    "recipes/imagenet/test_imagenet.py",
     "recipes/face/test_guards.py",
+    "recipes/mxnet/test_mnist_kvstore.py",
+    "unit/verbs/test_export.py",
 )
 
 

@@ -1,4 +1,4 @@
-"""The planner's formulas. (That its memory is what a process takes: tests/recipes/face/test_bench.py.)"""
+"""The planner's formulas, and the memory that a process takes."""
 
 import json
 import math
@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.head import measure
+from benchmarks.plan_memory import CASES, planned_bytes
 from partial_fc import cli
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC, Storage
@@ -143,3 +145,9 @@ def test_answers_on_pages_are_those_of_the_command(page, number, capsys):
         assert not {*told} - {*printed}
         if "..." not in answer:
             assert told == [line for line in printed if line]
+
+
+@pytest.mark.long
+def test_a_head_takes_the_memory_that_is_planned():
+    """(All cases: python -m benchmarks.plan_memory.)"""
+    assert measure(CASES[0])["added_bytes"] == pytest.approx(planned_bytes(CASES[0]), rel=0.25)

@@ -137,12 +137,11 @@ with open(sys.argv[1], "w") as file:
     ("words", "status"),
     [
         ("--help", -signal.SIGPIPE),
-        ("data pack --help", -signal.SIGPIPE),
-        ("train --help", 0),
+        pytest.param("data pack --help", -signal.SIGPIPE, marks=pytest.mark.long),
         ("train face --help-all", 0),
         ("launch --help", 0),
-        ("doctor env --help", 0),
-        ("evaluate --help", 0),
+        pytest.param("doctor env --help", 0, marks=pytest.mark.long),
+        pytest.param("evaluate --help", 0, marks=pytest.mark.long),
         ("run.sh --help", 0),  # which starts no mpirun: that would not end quietly
     ],
 )

@@ -420,6 +420,18 @@ def test_networks_published_as_onnx(tmp_path, published, row):
         assert all(torch.equal(t, model.network.state_dict()[name]) for name, t in built.module.state_dict().items())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "size"), [pytest.param("r18", 32, marks=pytest.mark.long), ("mbf", 64)])
+def test_networks_of_published_widths(tmp_path, name, size):
+    runtime, path = pytest.importorskip("onnxruntime"), tmp_path / f"w600k_{name}.onnx"
+    exported(lively(models.build(name, D, size)), path, 11, size)
+    model = partial_fc.load(path)
+    image = torch.randint(0, 256, (1, 3, size, size), dtype=torch.uint8)
+    expected = runtime.InferenceSession(str(path)).run(None, {"input.1": ((image.float() - 127.5) / 127.5).numpy()})[0]
+    np.testing.assert_allclose(model.forward(image), expected, rtol=0, atol=2e-5 * abs(expected).max())
+    assert (model.name, model.image_size, model.embedding_size) == (name, size, D)
+
+
 @table(
     [
         Row("other wiring, equal layers", "a variant", rewired, r"pytorch.*input\.1 \(1, 3, 32, 32\).*vectors"),

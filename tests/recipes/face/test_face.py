@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from partial_fc.verbs import train as train_command
 from tests.running import LAUNCHERS, SMALL, losses, result, run, train_here, train_several
 
-CURVE = "--max-steps 10 --batch-size 16 --val-targets"
+CURVE = "--max-steps 10 --batch-size 16 --image-size 24 --val-targets"
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_horovod_gives_the_curve_of_torch_distributed_in_fp32(glyphs, launched, 
     assert max(abs(a - b) for a, b in zip(losses(models_root), losses(tmp_path), strict=True)) < 1e-4
 
 
-VIT = "--network vit_t --optimizer adamw --lr 1e-3 --max-steps 3"
+VIT = "--network vit_t --image-size 40 --optimizer adamw --lr 1e-3 --max-steps 3"
 
 
 @pytest.mark.parametrize(("network", "num_steps"), [("", 10), pytest.param(VIT, 3, marks=pytest.mark.long)])

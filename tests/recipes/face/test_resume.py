@@ -18,8 +18,8 @@ from tests.unit.models.test_arcface_torch_config import SERVER
 
 def test_resume_continues_bit_by_bit(glyphs, tmp_path):
     """In one process. (Launches of several: test_face_head.py, tests/faults/signals/test_kill_matrix.py.)"""
-    flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --lr-scheduler constant --sample-rate 0.3 "
-    flags += "--clip 5 --checkpoint-every 4 --max-steps "
+    flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --image-size 24 --lr-scheduler constant "
+    flags += "--sample-rate 0.3 --clip 5 --checkpoint-every 4 --max-steps "
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     runs = [(whole, flags + "8"), (parts, flags + "4"), (parts, flags + "8"), (parts, flags + "8")]
     printed = [train_here(root, words) for root, words in runs][-1]
@@ -34,8 +34,8 @@ def test_resume_continues_bit_by_bit(glyphs, tmp_path):
 def test_one_process_then_three_give_the_curve_of_one(glyphs, tmp_path):
     """In fp64, in the midst of an epoch, with sampled negatives and the optimizer's state."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    common = f"--dataset glyphs --rec {glyphs} --val-targets --check-data off --lr-scheduler constant --sync-bn "
-    common += "--warmup-steps 1 --sample-rate 0.5 --precision fp64 --optimizer adamw --lr 0.003"
+    common = f"--dataset glyphs --rec {glyphs} --val-targets --check-data off --image-size 24 --lr-scheduler constant "
+    common += "--sync-bn --warmup-steps 1 --sample-rate 0.5 --precision fp64 --optimizer adamw --lr 0.003"
     train_here(whole, f"{common} --batch-size 24 --max-steps 4")
     train_here(parts, f"{common} --batch-size 24 --max-steps 2")
     printed = train_several({parts: f"{common} --batch-size 8 --max-steps 4"}, 3)

@@ -13,7 +13,7 @@ from partial_fc.data.transform import ShortSideCrop
 from recipes.imagenet import main as imagenet
 from recipes.imagenet import resnet
 from tests.recipes.imagenet.databases import datum, encoded_tensors, raw_tensors, write_leveldb, write_lmdb
-from tests.recipes.imagenet.imagenet_job import BATCH, UPDATES, C, N, picture, train_here, train_several
+from tests.recipes.imagenet.imagenet_job import BATCH, TWO_STAGES, UPDATES, C, N, picture, train_here, train_several
 from tests.running import losses, reported, result, same_tensors
 
 HEADER = (
@@ -26,6 +26,13 @@ EXACT = "--precision fp64 --sync-bn --base_learning_rate 0.001"
 
 def stored(kind) -> dict[bytes, bytes]:
     return {b"%08d_%d.png" % (i, i): kind(picture(i), i % C) for i in range(N)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_stages():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(resnet.NETWORKS, "resnet18", TWO_STAGES)
+        yield
 
 
 @pytest.fixture(scope="module")

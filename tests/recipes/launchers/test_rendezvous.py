@@ -120,7 +120,7 @@ def test_over_tls(started, tmp_path, monkeypatch):
                 rendezvous_job.main([*shards(2)[0], *flags, p, "--redis_host", host, "--start-timeout", "1"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_command_that_is_ended_while_it_waits_leaves_nothing(started, tmp_path, number):
     flags = ["--run_id", "ended", "--file_store_path", str(tmp_path)]
     waiting = started(*shards(2, *flags)[0])

@@ -53,7 +53,10 @@ def test_features_gradients_and_statistics_are_those_of_torch(mx, name):
 @pytest.mark.parametrize(
     ("name", "arguments", "states"),
     # As InsightFace's own symbols have them: (arrays, numbers).
-    [("r50", (238, 43_590_848), (158, 38_144)), ("r100", (463, 65_156_160), (308, 69_632))],
+    [
+        pytest.param("r50", (238, 43_590_848), (158, 38_144), marks=pytest.mark.long),
+        ("r100", (463, 65_156_160), (308, 69_632)),
+    ],
 )
 def test_a_symbol_has_the_arrays_of_insightface(mx, name, arguments, states):
     with torch.device("meta"):

@@ -19,10 +19,10 @@ MARGINS = [
 ]
 OPTIONS = [
     {},
-    {"sampled_S": torch.tensor([0, 1, 3, 4, 8, 10])},
-    {"filter_above": 0.3},
+    pytest.param({"sampled_S": torch.tensor([0, 1, 3, 4, 8, 10])}, marks=pytest.mark.long),
+    pytest.param({"filter_above": 0.3}, marks=pytest.mark.long),
     {"filter_above": 0.3, "sampled_S": torch.tensor([0, 1, 3, 8])},
-    {"sub_centres": 3},
+    pytest.param({"sub_centres": 3}, marks=pytest.mark.long),
     {"sub_centres": 2, "sampled_S": torch.tensor([0, 1, 3, 5, 8])},
 ]
 

@@ -101,7 +101,7 @@ def kept_bytes(model: nn.Module, image: Tensor) -> int:
     return sum(t.untyped_storage().nbytes() for key, t in held.items() if key not in own)
 
 
-@pytest.mark.parametrize(("name", "share"), [("r18", 0.45), ("r50", 0.3)])
+@pytest.mark.parametrize(("name", "share"), [("r18", 0.45), pytest.param("r50", 0.3, marks=pytest.mark.long)])
 def test_memory_falls(name, share):
     torch.manual_seed(0)
     model, image = models.build(name, D, 32), torch.randn(2, 3, 32, 32)

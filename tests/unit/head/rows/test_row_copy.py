@@ -63,8 +63,10 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("all_made", [True, False])
+@pytest.mark.parametrize(
+    ("size", "all_made"),
+    [(1, True), (2, False), *(pytest.param(*few, marks=pytest.mark.long) for few in ((1, False), (2, True)))],
+)
 def test_it_is_what_it_was_when_it_was_taken(monkeypatch, name, size, all_made):
     """Nobody copies while steps are made (so training has to), somebody does, or all at once."""
     monkeypatch.setattr(copying, "_CHUNK_BYTES", 500)
