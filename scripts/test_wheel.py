@@ -163,7 +163,7 @@ def test(environment: Environment, wheel: Future[Path], folder: Path) -> None:
     print(run(venv.python, "-c", SMOKE, folder=folder, environ=settings).strip(), flush=True)
     told = run(venv.bin / "partial-fc", "evaluate", "x", folder=folder, status=1, environ=settings)
     assert len(told.splitlines()) == 1, told
-    assert 'pip install "partial-fc[train]"' in told, told
+    assert "pip install 'torch>=" in told, told
     if environment.torch == OLDEST_TORCH:
         core_tests(venv, folder, settings)
     texts = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)

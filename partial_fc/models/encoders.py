@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from partial_fc.errors import package
 from partial_fc.files import import_file
 from partial_fc.models.inputs import FACE, Pixels
 
@@ -66,9 +67,7 @@ class OutputLinear(nn.Linear):
 
 def _of_timm(name: str, embedding_size: int, image_size: int, dropout: float) -> nn.Module:
     try:
-        import timm
-    except ImportError as error:
-        raise ValueError(f"--network timm:NAME needs timm ({error}): `pip install 'partial-fc[timm]'`") from error
+        timm = package("timm", "--network timm:NAME", "timm")
     except RuntimeError as error:
         raise ValueError(
             f"--network timm:NAME: timm cannot be imported ({error}); take torch and torchvision from one index"

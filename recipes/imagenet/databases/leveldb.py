@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from partial_fc import terminal
+from partial_fc.errors import install
 from partial_fc.files import in_cache
 
 from .write import lmdb_writer
@@ -91,7 +92,7 @@ def _import_plyvel(path: Path) -> Any:
         return importlib.import_module("plyvel")
     except ImportError:
         raise ValueError(
-            f"{path} is a LevelDB, which needs the package plyvel: `pip install plyvel==1.5.1`. It has no wheel for "
+            f"{path} is a LevelDB, which needs the package plyvel: `{install('leveldb')}`. It has no wheel for "
             "Python 3.13: there it needs a compiler and libleveldb-dev. Or make an LMDB of the database on a machine "
             "with an older Python: `partial-fc data lmdb`"
         ) from None
