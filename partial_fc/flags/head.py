@@ -86,10 +86,7 @@ class HeadFlags:
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        if self.loss_file is not None:
-            if not self.loss_file.is_file():
-                raise ValueError(f"--loss {self.loss}: there is no file {self.loss_file}")
-        elif self.loss not in LOSSES:
+        if self.loss_file is None and self.loss not in LOSSES:
             hint = near(self.loss, LOSSES)
             raise ValueError(f"--loss is {self.loss}; expected one of {', '.join(LOSSES)}, or FILE.py:CLASS{hint}")
         if self.margins is not None and self.margins[0] <= 0:
@@ -109,14 +106,7 @@ class HeadFlags:
         self, launch: LaunchFlags, optim: OptimFlags, schedule: ScheduleFlags, resume: str, num_labels: int = 1
     ) -> None:
         """Raises ValueError for flags that do not go together. num_labels: of an image, in a step."""
-        if num_labels > 1 or self.rule == "mlcd":
-            if self.loss == "curricularface":
-                what = f"{num_labels} labels an image" if num_labels > 1 else f"--rule {self.rule}"
-                raise ValueError(
-                    f"{what} with --loss curricularface, whose hard negatives are told by one target; leave one of the "
-                    "two out"
-                )
-        elif is_given(self, "rule"):
+        if num_labels == 1 and self.rule != "mlcd" and is_given(self, "rule"):
             raise ValueError(
                 f"--rule {self.rule} with one label an image: all rules but mlcd are the same loss then; leave it out, "
                 "or give --labels"

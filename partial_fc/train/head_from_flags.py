@@ -25,7 +25,7 @@ from partial_fc.head import (
     Storage,
 )
 from partial_fc.head.kernels.choice import auto_precision
-from partial_fc.head.options import check_options
+from partial_fc.head.options import check_options, check_several_labels
 from partial_fc.head.rows import RowOptimizer
 from partial_fc.models import encoders
 from partial_fc.train.precision import Mode, Precision
@@ -33,9 +33,12 @@ from partial_fc.train.precision import Mode, Precision
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def check(flags: HeadFlags, optim: OptimFlags) -> None:
-    """Raises ValueError for flags of which no head can be made, before there is anything to make it for."""
+def check(flags: HeadFlags, optim: OptimFlags, num_labels: int = 1) -> None:
+    """Raises ValueError for flags of which no head can be made, before there is anything to make it for. num_labels: of
+    an image, in a step."""
     margin = _margin(flags)
+    if num_labels > 1 or flags.rule == "mlcd":
+        check_several_labels(margin, f"{num_labels} labels an image" if num_labels > 1 else f"--rule {flags.rule}")
     if optim.accumulate > 1 and margin.state():
         raise ValueError(
             f"--accumulate {optim.accumulate} with --loss {flags.loss}: this loss keeps averages over whole "

@@ -48,7 +48,7 @@ def test_every_loss_has_its_margin(flags, margin):
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        (None, "there is no file"),
+        (None, "cannot be run: .*No such file"),
         ("import nothing_of_that_name", r"own\.py cannot be run: .*nothing_of_that_name"),
         ("Another = 3", r"own\.py has no Mine; it has none"),
         ("def Mine(scale): return scale", "is a float; expected a partial_fc.head.Margin"),
