@@ -4,10 +4,14 @@ import errno
 import importlib.util
 import json
 import os
+import re
+import shlex
 import sys
 import time
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from partial_fc import printable, terminal
 from partial_fc.files import replacing
@@ -59,9 +63,34 @@ def report(program: str, error: Exception, printed: bool = True) -> None:
 def require_trainer(program: str) -> None:
     """Ends the process, with status 1 and one line on stderr, if a package of the extra [train] is not installed."""
     if missing := [name for name in TRAINER if importlib.util.find_spec(name) is None]:
-        say = f"not installed: {', '.join(missing)}. pip install partial-fc brings the head only; the commands need"
-        report(program, UsageError(f'{say}: pip install "partial-fc[train]"'))
+        report(program, UsageError(f"not installed: {', '.join(missing)}, which the commands need: {install('train')}"))
         sys.exit(1)
+
+
+def install(extra: str) -> str:
+    """Returns the command that installs an extra of setup.cfg: of the checkout, where the package runs from one, else
+    its packages, as the name partial-fc is on no index. What depends on torch comes from the index of torch's build,
+    without replacing it."""
+    checkout, words = Path(__file__).parents[1], ["pip", "install"]
+    if (checkout / "setup.cfg").is_file():
+        words += ["-e", f"{checkout}[{extra}]"]
+    else:
+        for line in metadata.requires("partial-fc") or ():
+            words += [line.partition(";")[0].strip()] if re.search(f"extra == .{extra}.$", line) else []
+    torch = next((there.version for there in metadata.distributions(name="torch")), "")
+    if torch and extra in ("timm", "lora"):
+        words.append(f"torch=={torch}")
+    if extra in ("timm", "lora", "train") and (build := re.search(r"\+(cpu|xpu|cu\d+|rocm[\d.]+)$", torch)):
+        words += ["--extra-index-url", f"https://download.pytorch.org/whl/{build[1]}"]
+    return shlex.join(words)
+
+
+def package(name: str, what: str, extra: str) -> Any:
+    """Imports a package of an extra for what needs it. Raises ValueError, with the command, if it is missing."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ValueError(f"{what} needs the package {name} ({error}): `{install(extra)}`") from error
 
 
 def describe(error: Exception) -> str:

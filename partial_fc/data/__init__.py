@@ -10,5 +10,10 @@ from partial_fc.on_demand import on_demand
 
 if TYPE_CHECKING:
     from partial_fc.data.loader import Batch, Loader
+    from partial_fc.data.transform import SquareImage
 
-__getattr__ = on_demand(__name__, dict.fromkeys(("Batch", "Loader"), "loader"))
+__all__ = [
+    *("BadRecord", "Batch", "ImageFolder", "Loader", "RecordSource", "Sample", "Source", "SquareImage", "Synthetic"),
+    *("open_on_all", "open_source"),
+]
+__getattr__ = on_demand(__name__, {"Batch": "loader", "Loader": "loader", "SquareImage": "transform"})

@@ -2,15 +2,17 @@
 them.)"""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
+from partial_fc.flags.command_line import near
 from partial_fc.flags.facts import ANY, In, Kept, MayChange, Refused, Values, check_numbers
 from partial_fc.flags.launch import LaunchFlags
 from partial_fc.flags.training import NO_CHECKPOINT, OptimFlags, ScheduleFlags, is_given
 
-Loss = Literal["cosface", "arcface", "arcface-straight-through", "softmax", "adaface", "curricularface", "combined"]
+LOSSES = ("cosface", "arcface", "arcface-straight-through", "softmax", "adaface", "curricularface", "combined")
 
 
 def _moved_by(values: Values) -> str:
@@ -27,9 +29,10 @@ _OTHER_STATE = Refused("its state is of no use to another one", lambda then, now
 class HeadFlags:
     """The loss, the class centres, and how they are sampled, stored and moved."""
 
-    loss: Loss = "cosface"
-    """arcface-straight-through: the margin without its slope, as arcface_torch has it. combined: see --margins.
-    adaface, curricularface: with the margins that were published with them."""
+    loss: str = "cosface"
+    """cosface, arcface, softmax; arcface-straight-through: the margin without its slope, as arcface_torch has it;
+    combined: see --margins; adaface, curricularface: with the margins that were published with them; or FILE.py:CLASS,
+    a margin of your own, whose code is executed (docs/head.md)."""
     scale: Annotated[float, In("(0, inf)")] = 64.0
     """What cosines are multiplied by."""
     margins: Annotated[tuple[float, float, float] | None, In(ANY)] = None
@@ -83,6 +86,9 @@ class HeadFlags:
 
     def __post_init__(self) -> None:
         check_numbers(self)
+        if self.loss_file is None and self.loss not in LOSSES:
+            hint = near(self.loss, LOSSES)
+            raise ValueError(f"--loss is {self.loss}; expected one of {', '.join(LOSSES)}, or FILE.py:CLASS{hint}")
         if self.margins is not None and self.margins[0] <= 0:
             raise ValueError(f"--margins {self.margins[0]} ...: m1 multiplies the angle; expected more than 0")
         if self.loss == "combined" and self.margins is None:
@@ -100,14 +106,7 @@ class HeadFlags:
         self, launch: LaunchFlags, optim: OptimFlags, schedule: ScheduleFlags, resume: str, num_labels: int = 1
     ) -> None:
         """Raises ValueError for flags that do not go together. num_labels: of an image, in a step."""
-        if num_labels > 1 or self.rule == "mlcd":
-            if self.loss == "curricularface":
-                what = f"{num_labels} labels an image" if num_labels > 1 else f"--rule {self.rule}"
-                raise ValueError(
-                    f"{what} with --loss curricularface, whose hard negatives are told by one target; leave one of the "
-                    "two out"
-                )
-        elif is_given(self, "rule"):
+        if num_labels == 1 and self.rule != "mlcd" and is_given(self, "rule"):
             raise ValueError(
                 f"--rule {self.rule} with one label an image: all rules but mlcd are the same loss then; leave it out, "
                 "or give --labels"
@@ -131,11 +130,6 @@ class HeadFlags:
                 f"--head-lr {self.head_lr} with --lr {schedule.lr}: the centres' rate follows the schedule of --lr, as "
                 "a multiple of it; give an --lr above 0"
             )
-        if optim.accumulate > 1 and self.loss in ("adaface", "curricularface"):
-            raise ValueError(
-                f"--accumulate {optim.accumulate} with --loss {self.loss}: this loss keeps averages over whole "
-                "batches, and micro-batches would give it others; use another loss, or a larger --batch-size"
-            )
         self._check_optimizer(optim)
 
     def _check_optimizer(self, optim: OptimFlags) -> None:
@@ -150,6 +144,11 @@ class HeadFlags:
                 "AdamW with its state in fp16: squares of gradients are below what fp16 holds, and centres are thrown "
                 "far away; add --centre-state-dtype bf16 or fp32, or --head-optimizer adam"
             )
+
+    @property
+    def loss_file(self) -> Path | None:
+        """Returns the file of --loss FILE.py:CLASS."""
+        return Path(self.loss.rpartition(":")[0]) if ".py:" in self.loss else None
 
     def moved_by(self, optim: OptimFlags) -> str:
         """Returns the name of the optimizer of the centres: sgd, nesterov, adamw, adam or adagrad."""

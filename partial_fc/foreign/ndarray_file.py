@@ -41,14 +41,6 @@ def read(path: Path) -> dict[str, Tensor]:
     return _Reader(path, content).arrays()
 
 
-def read_one(content: bytes, what: object) -> Tensor:
-    """Reads the single array of these bytes, as in a pickled NDArray. what: its name for messages. Raises as `read`."""
-    reader = _Reader(what, bytearray(content))
-    array = reader.array(0)
-    reader.check_end()
-    return array
-
-
 def write(path: Path, arrays: Mapping[str, Tensor] | Sequence[Tensor], durable: bool = False) -> None:
     """Writes arrays by name (as MXNet's .params), or without names, byte for byte as mxnet.nd.save does. durable: see
     `replacing`. Raises ValueError for a dtype that MXNet lacks, and for a scalar."""

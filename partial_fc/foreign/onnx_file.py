@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from partial_fc.errors import package
 from partial_fc.file_kind import it_is
 from partial_fc.files import check_regular
 from partial_fc.foreign.ir_blocks import identity_norm
@@ -43,7 +44,7 @@ class _Layer(NamedTuple):
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Reads (weights under our names, what the file states, with a note). Raises ValueError if a package is missing, or
     for another network, which the message describes."""
-    onnx = package("onnx")
+    onnx = package("onnx", "ONNX", "export")
     check_regular(path)
     try:
         proto = onnx.load(str(path))
@@ -86,19 +87,9 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     )
 
 
-def package(name: str) -> Any:
-    """Imports a package of the extra `export`. Raises ValueError, with the command, if it is missing."""
-    try:
-        return __import__(name)
-    except ImportError as error:
-        raise ValueError(
-            f"ONNX needs the package {name} ({error}): `pip install onnx onnxscript onnxruntime`"
-        ) from None
-
-
 def session_of(path: Path) -> Any:
     """Returns onnxruntime's session of a file, on the CPU."""
-    runtime = package("onnxruntime")
+    runtime = package("onnxruntime", "ONNX", "export")
     options = runtime.SessionOptions()
     options.log_severity_level = 3
     return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -101,7 +101,7 @@ class PartialFC(HeadModule):
         embedding_size: int,
         margin: Margin | str = "cosface",
         sample_rate: float = 1.0,
-        world: "World | ProcessGroup | None" = None,
+        world: "World | ProcessGroup | int | None" = None,  # new_group() returns an int to others, which is refused
         seed: int = 0,
         optimizer: RowOptimizer | None = None,
         device: torch.device | str | Compute = "cpu",

@@ -6,6 +6,7 @@ A module may state its input contract as `to_input` (inputs.Pixels); else it is 
 """
 
 import difflib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from partial_fc.errors import package
 from partial_fc.files import import_file
 from partial_fc.models.inputs import FACE, Pixels
 
@@ -66,9 +68,7 @@ class OutputLinear(nn.Linear):
 
 def _of_timm(name: str, embedding_size: int, image_size: int, dropout: float) -> nn.Module:
     try:
-        import timm
-    except ImportError as error:
-        raise ValueError(f"--network timm:NAME needs timm ({error}): `pip install 'partial-fc[timm]'`") from error
+        timm = package("timm", "--network timm:NAME", "timm")
     except RuntimeError as error:
         raise ValueError(
             f"--network timm:NAME: timm cannot be imported ({error}); take torch and torchvision from one index"
@@ -121,19 +121,24 @@ def split(name: str) -> tuple[Path, str]:
     return Path(file), function
 
 
-def _of_file(name: str, embedding_size: int, image_size: int) -> nn.Module:
-    file, function = split(name)
+def of_file(flag: str, name: str) -> Callable[..., Any]:
+    """Runs the file of FILE.py:NAME and returns its function or class. Raises ValueError without one."""
+    file, wanted = split(name)
     try:
-        code = import_file(file, f"partial_fc_encoder_{file.stem}")
+        code = import_file(file, f"partial_fc{flag.replace('-', '_')}_{file.stem}")
     except (OSError, SyntaxError, ImportError) as error:
-        raise ValueError(f"--network {name}: {file} cannot be run: {error}") from error
-    make = getattr(code, function, None)
+        raise ValueError(f"{flag} {name}: {file} cannot be run: {error}") from error
+    make = getattr(code, wanted, None)
     if not callable(make):
         have = [key for key, value in vars(code).items() if callable(value) and not key.startswith("_")]
-        raise ValueError(f"--network {name}: {file} has no function {function}; it has {', '.join(have) or 'none'}")
-    module = make(embedding_size=embedding_size, image_size=image_size)
+        raise ValueError(f"{flag} {name}: {file} has no {wanted}; it has {', '.join(have) or 'none'}")
+    return make
+
+
+def _of_file(name: str, embedding_size: int, image_size: int) -> nn.Module:
+    module = of_file("--network", name)(embedding_size=embedding_size, image_size=image_size)
     if not isinstance(module, nn.Module):
-        raise ValueError(f"--network {name}: {function} returns a {type(module).__name__}; expected a torch.nn.Module")
+        raise ValueError(f"--network {name} returns a {type(module).__name__}; expected a torch.nn.Module")
     return module
 
 

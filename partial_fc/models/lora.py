@@ -10,6 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from partial_fc.errors import package
+
 _BASE, _A, _B = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
 
 
@@ -21,10 +23,7 @@ def adapt(module: nn.Module, rank: int, image_size: int) -> str:
     norms go on.
     Raises ValueError if peft is not installed, or for a network without such layers.
     """
-    try:
-        import peft
-    except ImportError as error:
-        raise ValueError(f"--lora needs peft ({error}): `pip install 'partial-fc[lora]'`") from error
+    peft = package("peft", "--lora", "lora")
     torch.backends.mha.set_fastpath_enabled(False)  # torch's transformer layers would use weights without adapters
     called = _called(module, image_size)
     layers = [name for name, part in called.items() if isinstance(part, nn.Linear | nn.Conv2d)]

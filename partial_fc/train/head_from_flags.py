@@ -25,17 +25,27 @@ from partial_fc.head import (
     Storage,
 )
 from partial_fc.head.kernels.choice import auto_precision
-from partial_fc.head.options import check_options
+from partial_fc.head.options import check_options, check_several_labels
 from partial_fc.head.rows import RowOptimizer
+from partial_fc.models import encoders
 from partial_fc.train.precision import Mode, Precision
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def check(flags: HeadFlags, optim: OptimFlags) -> None:
-    """Raises ValueError for flags of which no head can be made, before there is anything to make it for."""
+def check(flags: HeadFlags, optim: OptimFlags, num_labels: int = 1) -> None:
+    """Raises ValueError for flags of which no head can be made, before there is anything to make it for. num_labels: of
+    an image, in a step."""
+    margin = _margin(flags)
+    if num_labels > 1 or flags.rule == "mlcd":
+        check_several_labels(margin, f"{num_labels} labels an image" if num_labels > 1 else f"--rule {flags.rule}")
+    if optim.accumulate > 1 and margin.state():
+        raise ValueError(
+            f"--accumulate {optim.accumulate} with --loss {flags.loss}: this loss keeps averages over whole "
+            "batches, and micro-batches would give it others; use another loss, or a larger --batch-size"
+        )
     check_options(
-        _margin(flags),
+        margin,
         flags.sample_rate,
         interclass_filtering_threshold=flags.interclass_filtering_threshold or None,
         sub_centres=flags.sub_centres,
@@ -110,7 +120,15 @@ def notes(flags: HeadFlags, optim: OptimFlags, made: PartialFC) -> Iterator[str]
 
 
 def _margin(flags: HeadFlags) -> Margin:
-    """Returns the margin of --loss."""
+    """Returns the margin of --loss. Raises ValueError for a file without such a class, and for what is no margin."""
+    if flags.loss_file is not None:
+        try:
+            margin = encoders.of_file("--loss", flags.loss)(scale=flags.scale)
+        except TypeError as error:  # abstract methods, or without scale
+            raise ValueError(f"--loss {flags.loss}: {error}") from error
+        if not isinstance(margin, Margin):
+            raise ValueError(f"--loss {flags.loss} is a {type(margin).__name__}; expected a partial_fc.head.Margin")
+        return margin
     if flags.loss == "combined":
         assert flags.margins is not None
         return head.CombinedMargin(flags.scale, *flags.margins)

@@ -193,6 +193,8 @@ class Run(Context):
         )
         self.parts.enter_context(head)
         self.tables.append((given, head))
+        if given.loss_file is not None:
+            self.keep_code(given.loss_file)
         first, last = head.shard.start, head.shard.stop - 1
         some = f"{last - first + 1} of {num_classes} classes" + (f", {first} to {last}" if last >= first else "")
         self.logger.info(
@@ -205,7 +207,7 @@ class Run(Context):
         return head
 
     def keep_code(self, file: Path) -> None:
-        """Copies the file that makes the network into the run's folder, where `partial_fc.load` finds it."""
+        """Copies a file of --network or --loss into the run's folder, where `partial_fc.load` finds the network's."""
         copy = self.root / file.name
         if self.world.rank or (copy.exists() and copy.samefile(file)):
             return

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from partial_fc import recipe_table
+from partial_fc.errors import install
 from partial_fc.flags import LaunchFlags, OptimFlags, ScheduleFlags, check_numbers, flag, is_given, near
 from partial_fc.flags.facts import Basic, In, MayChange
 
@@ -85,7 +86,7 @@ class ModelFlags:
     def __post_init__(self) -> None:
         if self.network.startswith("timm:"):
             if find_spec("timm") is None:
-                raise ValueError(f"--network {self.network} needs timm: `pip install 'partial-fc[timm]'`")
+                raise ValueError(f"--network {self.network} needs timm: `{install('timm')}`")
         elif ".py:" in self.network:
             if not (file := Path(self.network.rpartition(":")[0])).is_file():
                 raise ValueError(f"--network {self.network}: there is no file {file}")

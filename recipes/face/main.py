@@ -177,7 +177,7 @@ class Config:
         heads = [(one.flags, one.drawn) for one in face_heads.of(self)]
         for head, drawn in heads or [(self.head, self.data.labels_drawn or self.data.labels)]:
             head.check(self.launch, self.optim, self.schedule, self.run.resume, drawn)
-            head_from_flags.check(head, self.optim)
+            head_from_flags.check(head, self.optim, drawn)
 
 
 def main(arguments: list[str]) -> int:

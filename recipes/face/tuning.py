@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from partial_fc.errors import install
 from partial_fc.flags import check_numbers, flag, is_given
 from partial_fc.flags.facts import In, MayChange, Refused
 
@@ -43,7 +44,7 @@ class TuningFlags:
             if is_given(self, name) and self.teacher is None:
                 raise ValueError(f"{flag(name)} requires --teacher")
         if self.lora and find_spec("peft") is None:
-            raise ValueError(f"--lora {self.lora} needs peft: `pip install 'partial-fc[lora]'`")
+            raise ValueError(f"--lora {self.lora} needs peft: `{install('lora')}`")
 
     def check(self, engine: str) -> None:
         """Raises ValueError for flags that the engine does not support."""

@@ -55,4 +55,4 @@ def test_a_command_without_the_trainer_names_the_pip_command_in_one_line(words):
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"partial-fc {words[0]}: not installed: cv2")
-    assert 'pip install "partial-fc[train]"' in line
+    assert f"pip install -e '{ROOT}[train]'" in line

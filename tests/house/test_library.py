@@ -5,6 +5,7 @@ import re
 import runpy
 import signal
 import sys
+from collections import defaultdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch.distributed.checkpoint import FileSystemWriter
 
 from partial_fc.head import CosFace, PartialFC, reference
 from partial_fc.verbs.train import exit_now
+from tests.recipes.conftest import class_folders
 from tests.running import ranks
 
 pytestmark = pytest.mark.slow
@@ -29,7 +31,8 @@ def programs(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (PAGES / page).read_text(), re.DOTALL)
 
 
-ONE, LABELS, HEADS, DDP, FSDP, LIGHTNING, ACCELERATE, HUGGING_FACE, *FROM_OTHERS, SEARCH, _, _ = programs("library.md")
+ONE, LABELS, HEADS, DDP, FSDP, LIGHTNING, ACCELERATE, HUGGING_FACE, *MORE = programs("library.md")
+LOADER, *FROM_OTHERS, SEARCH, _, _ = MORE
 
 
 def run(folder: Path, num_steps: int) -> list[float]:
@@ -99,6 +102,23 @@ def test_several_heads_move_the_centres_of_their_labels():
 def test_the_page_trains_as_one_process_would_also_after_a_restart(tmp_path):
     losses = run(tmp_path, STEPS // 2) + run(tmp_path, STEPS)
     assert losses == pytest.approx(dense_losses(), rel=1e-5)
+
+
+def test_the_loader_resumes_on_another_number_of_processes(tmp_path):
+    assert len([line for line in LOADER.splitlines() if line]) <= 13
+    class_folders(tmp_path / "photos")
+    (tmp_path / "train.py").write_text(LOADER)
+
+    def seen(size: int, steps: int) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = defaultdict(list)
+        for position, keys in re.findall(r"^(\d+) \[([\d, ]+)\]", ranks(size, program, tmp_path, str(steps)), re.M):
+            found[int(position)] += map(int, keys.split(", "))
+        return {position: sorted(keys) for position, keys in found.items()}
+
+    parts = seen(1, 2) | seen(2, 3)
+    assert list(parts) == [12, 24, 36, 48, 60]
+    (tmp_path / "position").unlink()
+    assert parts == seen(1, 5)
 
 
 def program_killed(moment: str, folder: Path, *words: str) -> None:

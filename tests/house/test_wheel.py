@@ -52,7 +52,7 @@ def test_one_wheel_serves_every_python_and_holds_one_package(wheel):
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"partial_fc"}
     for folder, there in (("partial_fc", "partial_fc"), ("recipes", "partial_fc/recipes")):
         for source in (ROOT / folder).rglob("*"):
-            if source.suffix in (".py", ".h", ".cpp"):
+            if source.suffix in (".py", ".h", ".cpp") or source.name == "py.typed":
                 assert f"{there}/{source.relative_to(ROOT / folder)}" in names
 
 
@@ -72,6 +72,23 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_its_command_line(environment):
     assert "checkpoint verify" in run(environment / "bin/partial-fc", "--help", PATH="/usr/bin:/bin")
     assert "--sample-rate" in run(environment / "bin/partial-fc", "train", "face", "--help", PATH="/usr/bin:/bin")
+
+
+def test_mypy_knows_the_types_of_the_installed_package(environment, tmp_path):
+    texts = [*programs("library.md")]
+    typo = texts[0].replace("sample_rate=", "smaple_rate=")
+    assert typo != texts[0]
+    for number, text in enumerate([*texts, typo]):
+        given = (
+            "from typing import Any\n\nloader: Any = ...\n" if "in loader:" in text and "loader =" not in text else ""
+        )
+        (tmp_path / f"program_{number}.py").write_text(given + text)
+    words = ["-m", "mypy", "--python-executable", environment / "bin/python", "--ignore-missing-imports", "."]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=tmp_path, env=ENVIRON)
+    *_, error, _, last = done.stdout.splitlines()
+    assert last.startswith("Found 1 error in 1 file"), done.stdout
+    assert f"program_{len(texts)}.py" in error
+    assert 'did you mean "sample_rate"' in error
 
 
 # ---- the recipes of docs/recipes.md, as they stand there

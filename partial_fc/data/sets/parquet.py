@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from partial_fc.data.labels import KEYS, as_int64, check_inside, in_rows, of_file, of_sample
 from partial_fc.data.sample import BadRecord, Sample, Source
+from partial_fc.errors import package
 from partial_fc.file_kind import it_is
 from partial_fc.files import check_regular
 
@@ -95,13 +96,11 @@ def read_parquet_pairs(path: Path) -> tuple[list[bytes], list[Any]]:
     return images, file.read(columns=["label"]).column(0).to_pylist()
 
 
-def import_pyarrow(path: Path, instead: str = "") -> Any:
-    """Imports pyarrow, with pyarrow.parquet. instead: ends the message. Raises ValueError if it is not installed."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ValueError(f"{path}: {error}; .parquet needs pyarrow: `pip install pyarrow`{instead}") from error
+def import_pyarrow(path: Path) -> Any:
+    """Imports pyarrow, with pyarrow.parquet. Raises ValueError if it is not installed."""
+    package("pyarrow.parquet", f"{path}, unlike an .npz,", "parquet")
+    import pyarrow
+
     return pyarrow
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from partial_fc.data.sample import SourceGone, SourceRefused
+from partial_fc.errors import install
 from partial_fc.file_kind import HEAD_BYTES, it_is
 from partial_fc.files import about, regular
 
@@ -19,8 +20,7 @@ WAITS_S: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _TIMEOUT_S = 30.0
 _BUSY = (408, 429, 500, 502, 503, 504)
 _TOKENS, _HUB = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), "https://huggingface.co"
-_NEEDS = {"http": "partial-fc[remote]", "s3": "fsspec s3fs", "gs": "fsspec gcsfs", "hf": "fsspec huggingface_hub"}
-_NEEDS["https"] = _NEEDS["http"]
+_NEEDS = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub"}
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +79,8 @@ class RemoteFile(io.RawIOBase):
                 options = {"client_kwargs": client, "headers": {"Accept-Encoding": "identity"}}
             self._files: Any = fsspec.filesystem(parts.scheme, skip_instance_cache=True, **options)
         except ImportError as error:
-            raise ValueError(f"{url}: {error}. pip install '{_NEEDS[parts.scheme]}'") from None
+            command = install("remote") if self._is_http else f"pip install fsspec {_NEEDS[parts.scheme]}"
+            raise ValueError(f"{url}: {error}: `{command}`") from None
         self.pread(0, 1)
 
     def pread(self, offset: int, count: int) -> bytes:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from partial_fc import __version__
 from partial_fc.embedding.model import EmbeddingModel
-from partial_fc.foreign.onnx_file import package, session_of
+from partial_fc.errors import package
+from partial_fc.foreign.onnx_file import session_of
 from partial_fc.models.inputs import FACE, InputContract, Pixels
 
 INPUT, OUTPUT = "input", "embedding"
@@ -57,8 +58,8 @@ def takes_pixels(contract: InputContract) -> TypeGuard[Pixels]:
 def write(model: EmbeddingModel, path: Path) -> None:
     """Writes the network: input "input" float32 (N, 3, H, W), or (N, size) for vectors, with any N, output "embedding"
     (N, D), not normalised; the model's facts in metadata_props. Raises ValueError if a package is missing."""
-    onnx = package("onnx")
-    package("onnxscript")
+    onnx = package("onnx", "ONNX", "export")
+    package("onnxscript", "ONNX", "export")
     contract: InputContract = model.to_input
     pixels = takes_pixels(contract)
     network = _FromPixels(model.network, contract).eval() if takes_pixels(contract) else model.network
@@ -88,7 +89,7 @@ def write(model: EmbeddingModel, path: Path) -> None:
 def _save(proto: Any, path: Path) -> None:
     """Saves a model in the file format of _OPSET, without what later formats added: nodes in the order of computation,
     and no operator sets but those that nodes are of. Raises ValueError if it is no valid ONNX."""
-    onnx = package("onnx")
+    onnx = package("onnx", "ONNX", "export")
     proto.ir_version = _IR_VERSION
     used = {node.domain for part in (proto.graph, *proto.functions) for node in part.node}
     kept = [opset for opset in proto.opset_import if opset.domain in used]
@@ -112,8 +113,8 @@ def _name_scaling(proto: Any) -> None:
 
 def write_fp16(source: Path, path: Path) -> None:
     """Writes it with float16 weights and arithmetic; input and output stay float32."""
-    onnx = package("onnx")
-    package("onnxruntime")
+    onnx = package("onnx", "ONNX", "export")
+    package("onnxruntime", "ONNX", "export")
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     with _quiet():

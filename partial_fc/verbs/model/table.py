@@ -24,7 +24,7 @@ def check_table(path: Path) -> None:
     if not path.parent.is_dir():
         raise ValueError(f"--out {path}: there is no folder {path.parent}; make it first")
     if path.suffix == ".parquet":
-        import_pyarrow(path, ", or take .npz")
+        import_pyarrow(path)
 
 
 class Layout(NamedTuple):
@@ -80,7 +80,7 @@ class _Parquet:
     """A .parquet: key string, label int64, embedding list of D float32, class string if known; model as metadata."""
 
     def __init__(self, opened: ExitStack, path: Path, layout: Layout):
-        arrow = self._arrow = import_pyarrow(path, ", or take .npz")
+        arrow = self._arrow = import_pyarrow(path)
         self._width = layout.width
         self._class_names = None if layout.class_names is None else [*map(_text, layout.class_names)]
         fields = {"key": arrow.string()}

@@ -7,15 +7,14 @@ the same order, for any number of processes.
 import contextlib
 import fcntl
 import hashlib
-import importlib
 import logging
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from partial_fc import terminal
+from partial_fc.errors import package
 from partial_fc.files import in_cache
 
 from .write import lmdb_writer
@@ -64,7 +63,8 @@ def _copy(path: Path, folder: Path) -> None:
 
 def _records(path: Path) -> Iterator[tuple[bytes, bytes]]:
     """Yields (key, value) in the order of the keys."""
-    plyvel = _import_plyvel(path)
+    aside = "or make an LMDB of it where there is an older Python, by `partial-fc data lmdb`"
+    plyvel = package("plyvel", f"{path} is a LevelDB ({aside}), which", "leveldb")
     try:
         with (
             contextlib.closing(plyvel.DB(str(path), create_if_missing=False, paranoid_checks=True)) as database,
@@ -84,14 +84,3 @@ def _remedy(path: Path, said: str) -> str:
     if "lock " in said:
         return "LevelDB lets one process in at a time: end the one that has it open"
     return "Files of it are missing or cannot be read: copy it again"
-
-
-def _import_plyvel(path: Path) -> Any:
-    try:
-        return importlib.import_module("plyvel")
-    except ImportError:
-        raise ValueError(
-            f"{path} is a LevelDB, which needs the package plyvel: `pip install plyvel==1.5.1`. It has no wheel for "
-            "Python 3.13: there it needs a compiler and libleveldb-dev. Or make an LMDB of the database on a machine "
-            "with an older Python: `partial-fc data lmdb`"
-        ) from None

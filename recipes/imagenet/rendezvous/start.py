@@ -11,6 +11,7 @@ from typing import Annotated
 from partial_fc import comm
 from partial_fc.comm.launch import addresses
 from partial_fc.comm.launch.start import spawn_here
+from partial_fc.errors import package
 from partial_fc.flags import LaunchFlags, check_numbers, flag, is_given
 from partial_fc.flags.facts import PORT, PROCESSES, Basic, Counts, In, may_change
 
@@ -110,13 +111,7 @@ def _compare(rendezvous: RendezvousFlags, by: comm.Launch) -> None:
 def _open_store(flags: RendezvousFlags, run_id: str, timeout_s: float) -> stores.Store:
     if flags.redis_host is None:
         return stores.FileStore(flags.file_store_path, run_id)
-    try:
-        import redis  # noqa: F401
-    except ImportError:
-        raise ValueError(
-            "--redis-host needs the package redis: `pip install redis` on each host, or let them meet in a folder "
-            "(--file-store-path)"
-        ) from None
+    package("redis", "--redis-host, unlike --file-store-path,", "redis")
     password = os.environ.get("REDIS_PASSWORD")
     if flags.redis_password_file is not None:
         password = flags.redis_password_file.read_text(encoding="utf-8").strip("\r\n")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from partial_fc.data.decode import decode
 from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord
+from partial_fc.errors import install
 from partial_fc.file_kind import TEXT, it_is, kind_of_file
 from partial_fc.files import read_bytes, regular
 
@@ -22,7 +23,7 @@ try:
     from av.error import FFmpegError
     from av.video.stream import VideoStream
 except ModuleNotFoundError as error:
-    raise ValueError("videos are read with PyAV, which is not installed: `pip install av`") from error
+    raise ValueError(f"videos are read with PyAV, which is not installed: `{install('video')}`") from error
 
 # Number of frames -> the wanted numbers, which may repeat.
 Choose = Callable[[int], Sequence[int]]

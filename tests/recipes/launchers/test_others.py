@@ -45,7 +45,7 @@ def test_a_dead_horovodrun_is_named_before_horovod_starts(monkeypatch):
 
 
 def test_without_horovod_mpirun_has_a_remedy(monkeypatch):
-    """pip install partial-fc brings no Horovod."""
+    """`pip install .` brings no Horovod."""
     for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"):
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", "0" if "RANK" in name else "2")
     monkeypatch.setitem(sys.modules, "horovod", None)

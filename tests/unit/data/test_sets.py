@@ -289,7 +289,7 @@ def test_a_proxy_of_the_environment(shard: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_tar_in_an_object_store(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec = pytest.importorskip("fsspec")
-    with pytest.raises(ValueError, match=r"^gs://shards/a.tar: .*pip install 'fsspec gcsfs'"):
+    with pytest.raises(ValueError, match=r"^gs://shards/a.tar: .*pip install fsspec gcsfs`"):
         open_sets([Path("gs://shards/a.tar")])
     store = fsspec.filesystem("memory", skip_instance_cache=True)
     monkeypatch.setattr(fsspec, "filesystem", lambda scheme, **_: store)

@@ -94,7 +94,7 @@ def test_a_function_in_a_file_is_trained_and_loaded_with_trust_alone(code, tmp_p
         ("narrow", r"returns \(2, 15\); expected \(2, 16\), by --embedding-size"),
         ("two", "two returns a int; expected a torch.nn.Module"),
         ("wrong", "does not take images of 32 pixels"),
-        ("missing", "no function missing; it has .*make"),
+        ("missing", "has no missing; it has .*make"),
     ],
 )
 def test_a_function_that_gives_no_encoder_is_named(code, function, says):

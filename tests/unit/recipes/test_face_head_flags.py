@@ -46,6 +46,24 @@ def test_every_loss_has_its_margin(flags, margin):
 
 
 @pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (None, "cannot be run: .*No such file"),
+        ("import nothing_of_that_name", r"own\.py cannot be run: .*nothing_of_that_name"),
+        ("Another = 3", r"own\.py has no Mine; it has none"),
+        ("def Mine(scale): return scale", "is a float; expected a partial_fc.head.Margin"),
+        ("from partial_fc.head import Margin\nclass Mine(Margin): bound = 1", "abstract class Mine .*target"),
+        ("Mine = int", "scale"),
+    ],
+)
+def test_a_file_without_a_margin_is_named(tmp_path, code, says):
+    if code is not None:
+        (tmp_path / "own.py").write_text(code)
+    with pytest.raises(ValueError, match=rf"--loss \S+own\.py:Mine.*{says}"):
+        config(f"--loss {tmp_path}/own.py:Mine")
+
+
+@pytest.mark.parametrize(
     "flags",
     [
         "--quota insightface --sample-rate 0.1 --hard-negatives 2",

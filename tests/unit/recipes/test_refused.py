@@ -24,6 +24,7 @@ FACE = """
     --head-lr 0.1 --lr 0 | --head-lr 0.1 with --lr 0
     --precision fp64 --centre-dtype bf16 | centre-dtype
     --precision fp64 --head-impl cpu | fp64 goes with plain
+    --loss cosfac | FILE.py:CLASS; did you mean cosface
     --accumulate 2 --loss adaface | averages over whole batches
     --accumulate 2 --loss curricularface | averages over whole batches
     --labels 3 --loss curricularface | told by one target
