@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from partial_fc import files, flags
 from partial_fc.errors import UsageError
 from partial_fc.flags import Flags, check_numbers
-from partial_fc.flags.facts import CLASSES, LABELS, PIXELS, THREADS, Basic, In, MayChange, Refused, Shows, facts
+from partial_fc.flags.facts import CLASSES, LABELS, PIXELS, Basic, In, MayChange, Refused, Shows, Workers, facts
 from partial_fc.flags.from_file import with_file
 from partial_fc.flags.known import split
 from partial_fc.recipe import start
@@ -93,8 +93,8 @@ class DataFlags:
     """shuffled: a random permutation. blocks: for a .rec on a spinning disk or a network drive: blocks of 1,024
     consecutive images in random order, shuffled 32 blocks at a time; the next 32 are read ahead, about 230 MB of 7 kB
     images."""
-    num_workers: Annotated[int, In(THREADS), MayChange] = 2
-    """Decoding threads of each process."""
+    num_workers: Workers = "auto"
+    """Decoding threads of each process. auto: its cores but one, from 1 to 16."""
     max_bad_records: Annotated[int, MayChange] = 100
     """Damaged records to log and replace by others before training stops."""
     check_data: Annotated[Literal["quick", "off"], MayChange] = "quick"

@@ -10,14 +10,20 @@ from typing import Any
 
 from partial_fc import checkpoint, flags
 from partial_fc.accessories import spare
+from partial_fc.findings import counted
 from partial_fc.train.context import Context
+from partial_fc.train.record.log import Line
 
 
 def begin(run: Context, typed: Any) -> None:
     """Logs the settings that are not the defaults; rank 0 writes configuration.json. typed: before `named`."""
     path = run.root / "configuration.json"
-    versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
-    run.logger.info(f"{run.world} on {run.device}; {versions}")
+    versions = [f"{name} {number}" for name, number in run.versions.items()]
+    workers = flags.flat(run.config).get("num_workers")
+    threads = f", {counted(workers, 'decoding thread')}" if workers else ""
+    where = f"{run.world} on {run.device}{threads}; "
+    short = [one for one in versions if one.split()[0] in ("partial-fc", "torch")]
+    run.logger.info(Line(where + ", ".join(versions), where + ", ".join(short)))
     lines = list(differences(typed))
     differing = "other than by default:" if lines else "all of it as by default"
     run.logger.info(f"recipe {run.recipe}, configuration in {path}; {differing}")
