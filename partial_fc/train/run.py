@@ -199,9 +199,9 @@ class Run(Context):
         some = f"{last - first + 1} of {num_classes} classes" + (f", {first} to {last}" if last >= first else "")
         self.logger.info(
             f"{f'head {name}: ' if name else ''}this rank has the centres of "
-            f"{some if self.world.size > 1 else f'all {num_classes} classes'}; kernel "
-            f"{head.kernel.name}, operands {head.kernel.precision}, {head.optimizer}"
+            f"{some if self.world.size > 1 else f'all {num_classes} classes'}"
         )
+        self.logger.info(f"kernel {head.kernel.name}, operands {head.kernel.precision}, {head.optimizer}")
         for note in head_from_flags.notes(given, optim, head):
             self.note(note)
         return head

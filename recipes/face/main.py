@@ -354,8 +354,7 @@ def _notes(config: Config, source: Source) -> list[str]:
     for name, one in {shard.name: shard.source for shard in shards}.items() or [(data.rec, source)]:
         stated = one.image_size if isinstance(one, RecordSource) else None
         if stated not in (None, (0, 0), (data.image_size, data.image_size)):
-            what = f"the shorter side is resized to --image-size {data.image_size}, and the middle square is used"
-            notes.append(f"{name} says that its images are {stated[0]} x {stated[1]} (height x width); {what}")
+            notes.append(f"{name}: its {stated[0]} x {stated[1]} images are resized to --image-size {data.image_size}")
     if isinstance(source, Joined):
         notes += source.notes(data.shared_classes)
     if data.sample_weights and config.tuning.teacher:
@@ -363,11 +362,8 @@ def _notes(config: Config, source: Source) -> list[str]:
     if config.head.start_centres == "imprint" and not config.model.pretrained:
         notes.append("--start-centres imprint without --pretrained: the means are those of a random network")
     if data.config and data.num_images and not data.synthetic and data.num_images != len(source):
-        notes.append(
-            f"num_image of {data.config} is {data.num_images:,}, and the data has {len(source):,} images, which count: "
-            "the learning rate reaches its end with the run. In arcface_torch warm-up and decay would take as long as "
-            "num_image says, whatever the data has"
-        )
+        counts = f"num_image is {data.num_images:,}, the data's {len(source):,} count"
+        notes.append(f"{counts} (docs/coming-from-insightface.md)")
     if data.synthetic and flags.is_given(data, "check_data"):
         notes.append(f"--check-data {data.check_data}: synthetic data has nothing to check")
     return notes
@@ -395,7 +391,7 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
         raise
     if rates:
         words = " ".join(f"{flags.flag(name)} {value}" for name, value in rates.items())
-        notes.append(f"--network {config.model.network}, a transformer, starts with {words}")
+        notes.append(f"a transformer: {words}")
     data, replaced = presets.give_way(config.data, {*typed, *stated})
     notes += replaced
     if "num_images" in typed and not data.synthetic:

@@ -3,6 +3,7 @@
 import dataclasses
 import shlex
 import sys
+import textwrap
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -37,7 +38,12 @@ def differences(config: Any) -> Iterator[str]:
     """Yields a line for each group of flags, with those that differ from the recipe's defaults, as typed."""
     for group, values in changed(config).items():
         if values:
-            yield f"  {group}: {' '.join(_with_value(name, value) for name, value in values.items())}"
+            words = (_with_value(name, value).replace(" ", "\0") for name, value in values.items())  # stay together
+            wrapped = textwrap.fill(
+                f"  {group}: {' '.join(words)}", 100, subsequent_indent="    ", break_long_words=False,
+                break_on_hyphens=False,
+            )  # fmt: skip
+            yield from wrapped.replace("\0", " ").split("\n")
 
 
 def changed(config: Any) -> dict[str, dict[str, Any]]:
