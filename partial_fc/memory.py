@@ -1,4 +1,4 @@
-"""The memory and the cores that a process can take, of its machine or container; allocator settings. Needs no torch."""
+"""What a process can take of its machine or container: memory, cores, GPUs; allocator settings. Needs no torch."""
 
 import contextlib
 import ctypes
@@ -8,6 +8,7 @@ import platform
 import re
 import warnings
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 # mallopt(3): number of the parameter, the environment's name for it, value.
@@ -83,6 +84,14 @@ def cores_allowed(proc: Path = Path("/proc/self")) -> float:
         if quota.isdigit() and period:  # neither "max" nor -1
             allowed = min(allowed, int(quota) / int(period[0]))
     return allowed
+
+
+def may_have_gpu(dev: Path = Path("/dev")) -> bool:
+    """Returns False where torch finds no GPU: of a build for CPUs, where all are hidden or no driver (NVIDIA's, WSL's,
+    Jetson's, AMD's) has a device."""
+    there = any((dev / name).exists() for name in ("nvidiactl", "dxg", "nvmap", "kfd"))
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return there and not hidden and not metadata.version("torch").endswith("+cpu")
 
 
 # Of a memory cgroup, v1 and v2: the files of its limit and its usage, and a line of its memory.stat (man 7 cgroups).

@@ -62,7 +62,7 @@ def parse(
     # A translation has read the flags already: aliases would come too late.
     aliases = {} if typed is not None else {a: b for a, b in _ALIASES.items() if b in fields and a not in fields}
     line = _Line(fields, elsewhere or {}, given if typed is None else typed, {**aliases, **(renamed or {})})
-    paragraphs, basic = [" ".join((flags.__doc__ or "").split())], frozenset[str]()
+    paragraphs, basic = [" ".join(part.split()) for part in (flags.__doc__ or "").split("\n\n")], frozenset[str]()
     matter = matter or basic_of(flags)
     if matter and {"-h", "--help"} & set(given):
         basic = frozenset(matter)

@@ -54,8 +54,8 @@ class ModelFlags:
 
     network: Annotated[str, tyro.conf.arg(aliases=["--backbone"]), Basic] = "r50"
     """Residual network by depth (r18 to r200), MobileFaceNet (mbf), arcface_torch's vision transformers (vit_t to
-    vit_h), timm:NAME, FILE.py:FUNCTION, or a small one for a CPU: tiny, or the demo's mini. FILE.py is copied into
-    --models-root (docs/encoders.md)."""
+    vit_h), timm:NAME, FILE.py:FUNCTION, or a small one: tiny, or the demo's mini. Without a GPU the default is tiny.
+    FILE.py is copied into --models-root (docs/encoders.md)."""
     embedding_size: Annotated[int, In("[1, 65536]"), Basic] = 512
     """Width of the embedding."""
     pretrained: Annotated[Path | None, Basic, MayChange] = None
@@ -64,7 +64,7 @@ class ModelFlags:
     pretrained_partial: Annotated[bool, MayChange] = False
     """Load only the tensors of --pretrained that fit this network by name and shape; the others are listed and start
     fresh. By default all must fit."""
-    freeze_steps: Annotated[int, Basic] = 0
+    freeze_steps: int = 0
     """Steps at the start in which only class centres move. The backbone, its running statistics too, stays as it is and
     computes as in evaluations, without dropout."""
     layer_decay: Annotated[float, In("(0, 1]")] = 1.0

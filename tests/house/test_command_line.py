@@ -244,7 +244,7 @@ def test_images_are_taken_at_the_size_that_the_set_says(tmp_path, says, typed, s
     with RecordWriter(tmp_path / "train.rec") as writer:
         writer.write(0, pack(0.0, b"an image", 0))
     (tmp_path / "property").write_text(f"{says}\n")
-    config, notes = face.parse(["--rec", str(tmp_path), *typed.split()])
+    config, notes = face.parse(["--rec", str(tmp_path), "--network", "tiny", *typed.split()])
     assert (config.data.image_size, notes) == (size, [])
     told = [note for note in face._notes(config, face._source(config.data, 1)) if "resized" in note]
     assert bool(told) == noted

@@ -23,8 +23,8 @@ def begin(run: Context, typed: Any) -> None:
     workers = flags.flat(run.config).get("num_workers")
     threads = f", {counted(workers, 'decoding thread')}" if workers else ""
     where = f"{run.world} on {run.device}{threads}; "
-    short = [one for one in versions if one.split()[0] in ("partial-fc", "torch")]
-    run.logger.info(Line(where + ", ".join(versions), where + ", ".join(short)))
+    short = ", ".join(one for one in versions if one.startswith(("partial-fc ", "torch ")))
+    run.logger.info(Line(where + ", ".join(versions), where + short))
     lines = list(differences(typed))
     differing = "other than by default:" if lines else "all of it as by default"
     run.logger.info(f"recipe {run.recipe}, configuration in {path}; {differing}")
@@ -38,12 +38,10 @@ def differences(config: Any) -> Iterator[str]:
     """Yields a line for each group of flags, with those that differ from the recipe's defaults, as typed."""
     for group, values in changed(config).items():
         if values:
-            words = (_with_value(name, value).replace(" ", "\0") for name, value in values.items())  # stay together
-            wrapped = textwrap.fill(
-                f"  {group}: {' '.join(words)}", 100, subsequent_indent="    ", break_long_words=False,
-                break_on_hyphens=False,
-            )  # fmt: skip
-            yield from wrapped.replace("\0", " ").split("\n")
+            # A flag and its value stay together.
+            text = " ".join(_with_value(name, value).replace(" ", "\0") for name, value in values.items())
+            for line in textwrap.wrap(f"{group}: {text}", 96, break_long_words=False, break_on_hyphens=False):
+                yield f"  {line}".replace("\0", " ")
 
 
 def changed(config: Any) -> dict[str, dict[str, Any]]:

@@ -52,7 +52,7 @@ def test_the_log_says_who_what_and_where_the_time_went(launched):
     for text in (
         "rank 0 of 2 (horovod)",
         "torch 2",
-        "  data: --dataset glyphs --rec ",
+        "  data: --rec ",
         "step 10/10 · loss ",
         "1,120 images; global batch 2 x 16 = 32",
         "the centres of 40 of 80 classes, 0 to 39",
