@@ -70,7 +70,7 @@ class DataFlags:
     a .parquet (docs/many-labels.md). 1: the first counts, if there are more."""
     labels_drawn: Annotated[int, In(0)] = 0
     """Of an image's --labels, how many are drawn for each step, others each time; 0: all."""
-    num_classes: Annotated[int | None, In(CLASSES), Basic, Refused("these are other classes")] = None
+    num_classes: Annotated[int | None, In(CLASSES), Refused("these are other classes")] = None
     """Classes of the last layer; none: what the data says."""
     num_images: Annotated[int | None, In(1)] = None
     """Images of one epoch of synthetic data."""
@@ -165,7 +165,7 @@ class Config:
     data: Flags[DataFlags] = DataFlags()
     model: Flags[ModelFlags] = ModelFlags()
     tuning: Flags[TuningFlags] = TuningFlags()
-    head: Annotated[Flags[flags.HeadFlags], Shows(("loss", "sample_rate", "start_centres"))] = flags.HeadFlags()
+    head: Annotated[Flags[flags.HeadFlags], Shows(("loss", "sample_rate"))] = flags.HeadFlags()
     optim: Flags[flags.OptimFlags] = flags.OptimFlags()
     schedule: Flags[flags.ScheduleFlags] = flags.ScheduleFlags()
     run: Flags[flags.RunFlags] = flags.RunFlags(models_root=Path("runs/face-DATA-NETWORK"))
