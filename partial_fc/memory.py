@@ -1,12 +1,14 @@
-"""The memory that a process can still take, of its machine or container; allocator settings. Needs no torch."""
+"""What a process can take of its machine or container: memory, cores, GPUs; allocator settings. Needs no torch."""
 
 import contextlib
 import ctypes
+import math
 import os
 import platform
 import re
 import warnings
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 # mallopt(3): number of the parameter, the environment's name for it, value.
@@ -65,14 +67,31 @@ def _free_on_machine_bytes() -> int:
 def _cgroup_bytes_left(proc: Path) -> Iterator[int]:
     """Yields the bytes left in each memory cgroup of the process, and in those above. Pages of files not used lately
     count as free: the kernel reclaims them."""
-    for folder, top, (limit_file, usage_file, inactive_files) in _memory_cgroups(proc):
-        for group in (folder, *folder.parents):
-            limit, usage, stat = (_read(group / name) for name in (limit_file, usage_file, "memory.stat"))
-            if limit.isdigit() and usage.isdigit():
-                files = re.search(rf"^{inactive_files} (\d+)$", stat, re.MULTILINE)
-                yield int(limit) - int(usage) + (int(files[1]) if files else 0)
-            if group == top:
-                break
+    for group, is_v2 in _cgroups(proc, "memory"):
+        limit_file, usage_file, inactive_files = _V2 if is_v2 else _V1
+        limit, usage, stat = (_read(group / name) for name in (limit_file, usage_file, "memory.stat"))
+        if limit.isdigit() and usage.isdigit():
+            files = re.search(rf"^{inactive_files} (\d+)$", stat, re.MULTILINE)
+            yield int(limit) - int(usage) + (int(files[1]) if files else 0)
+
+
+def cores_allowed(proc: Path = Path("/proc/self")) -> float:
+    """Returns how many cores' time the cgroups of this process allow (v1 and v2); inf: any."""
+    allowed = math.inf
+    for group, is_v2 in _cgroups(proc, "cpu"):
+        files = ["cpu.max"] if is_v2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        quota, *period = " ".join(_read(group / name) for name in files).split() or [""]
+        if quota.isdigit() and period:  # neither "max" nor -1
+            allowed = min(allowed, int(quota) / int(period[0]))
+    return allowed
+
+
+def may_have_gpu(dev: Path = Path("/dev")) -> bool:
+    """Returns False where torch finds no GPU: of a build for CPUs, where all are hidden or no driver (NVIDIA's, WSL's,
+    Jetson's, AMD's) has a device."""
+    there = any((dev / name).exists() for name in ("nvidiactl", "dxg", "nvmap", "kfd"))
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return there and not hidden and not metadata.version("torch").endswith("+cpu")
 
 
 # Of a memory cgroup, v1 and v2: the files of its limit and its usage, and a line of its memory.stat (man 7 cgroups).
@@ -80,8 +99,8 @@ _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _V2 = ("memory.max", "memory.current", "inactive_file")
 
 
-def _memory_cgroups(proc: Path) -> Iterator[tuple[Path, Path, tuple[str, str, str]]]:
-    """Yields (folder of the process's memory cgroup, the topmost visible folder, _V1 or _V2) (man 5 proc)."""
+def _cgroups(proc: Path, controller: str) -> Iterator[tuple[Path, bool]]:
+    """Yields (folder, whether it is v2's) of the process's cgroups of a controller, and of those above (man 5 proc)."""
     # By controller; v2 has one path for all of them, after an empty name.
     paths: dict[str, Path] = {}
     for line in _read(proc / "cgroup").splitlines():
@@ -91,13 +110,16 @@ def _memory_cgroups(proc: Path) -> Iterator[tuple[Path, Path, tuple[str, str, st
         mount, _, filesystem = line.partition(" - ")
         kind, _, options = filesystem.split(maxsplit=2)
         is_v2 = kind == "cgroup2"
-        path = paths.get("" if is_v2 else "memory")
-        if path is None or not (is_v2 or (kind == "cgroup" and "memory" in options.split(","))):
+        path = paths.get("" if is_v2 else controller)
+        if path is None or not (is_v2 or (kind == "cgroup" and controller in options.split(","))):
             continue
         # A container sees its own cgroup at the mount point, whose path outside is the mount's root.
         root, top = (Path(field.replace("\\040", " ")) for field in mount.split()[3:5])
         within = path.relative_to(root) if path.is_relative_to(root) and ".." not in path.parts else Path()
-        yield top / within, top, _V2 if is_v2 else _V1
+        for group in (top / within, *(top / within).parents):
+            yield group, is_v2
+            if group == top:
+                break
 
 
 def _read(path: Path) -> str:

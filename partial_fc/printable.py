@@ -55,10 +55,10 @@ class Lines:
     """A text stream for people, escaped by `lines` and fitted to a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self.plain = stream
 
     def write(self, text: str) -> int:
-        self._stream.write(terminal.fitted(lines(text), self._stream))
+        self.plain.write(terminal.fitted(lines(text), self.plain))
         return len(text)
 
     def writelines(self, texts: list[str]) -> None:
@@ -66,4 +66,4 @@ class Lines:
             self.write(text)
 
     def __getattr__(self, attribute: str) -> object:
-        return getattr(self._stream, attribute)
+        return getattr(self.plain, attribute)

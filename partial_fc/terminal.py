@@ -50,7 +50,7 @@ def bar(
     if stream.isatty():
         return tqdm(items, file=stream, dynamic_ncols=True, **given)
     if columns := _behind():
-        return tqdm(items, file=_Through(sys.stdout, "\r"), ncols=columns - 1, **given)
+        return tqdm(items, file=_Through(_stdout(), "\r"), ncols=columns - 1, **given)
     return tqdm(
         items,
         file=_Through(stream, "\n"),
@@ -62,19 +62,23 @@ def say(text: str) -> None:
     """Prints whole lines without breaking a bar, in one write: launchers put the rank before each piece."""
     from tqdm import tqdm
 
-    text = fitted(text, sys.stdout, _behind())
+    text = fitted(text, sys.stdout)
     if _behind():
-        sys.stdout.write(f"{_ERASE}{text}\n")
+        _stdout().write(f"{_ERASE}{text}\n")
     else:
         tqdm.write(text + "\n", file=sys.stdout, end="")
     sys.stdout.flush()
 
 
-def fitted(text: str, stream: TextIO, columns: int = 0) -> str:
+def _stdout() -> TextIO:
+    """Returns the stream below printable.Lines, which would escape what moves the cursor."""
+    return getattr(sys.stdout, "plain", sys.stdout)
+
+
+def fitted(text: str, stream: TextIO) -> str:
     """Returns a text for a stream: on a terminal, lines that are too long are broken at blanks, but not within
-    `quotes`, which people copy; their rest is indented. Lines with colours stay. columns: of a launcher's terminal."""
-    if not columns:
-        columns = _columns(stream.fileno()) if stream.isatty() else 0
+    `quotes`, which people copy; their rest is indented. Lines with colours stay."""
+    columns = _columns(stream.fileno()) if stream.isatty() else _behind()
     lines = text.split("\n")
     for number, line in enumerate(lines):
         if len(line) > columns >= _NARROW and "\033" not in line:

@@ -32,9 +32,7 @@ def check_class_names(checkpoint: Checkpoint, source: "Source") -> list[str]:
         return []
     if stored is None or names is None:
         has, lacks = (checkpoint.folder, "the data set") if stored else ("the data set", checkpoint.folder)
-        return [
-            f"{has} has names for its classes, {lacks} has none: whether class numbers mean the same cannot be checked"
-        ]
+        return [f"{has} has names for its classes, {lacks} has none: they cannot be compared"]
     now = names_of(source, max(len(stored), len(names)))
     assert now is not None
     if now == stored:

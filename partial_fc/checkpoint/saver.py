@@ -139,8 +139,8 @@ class Saver:
         else:
             num_bytes, seconds = self._job.result()
             _log.info(
-                f"checkpoint {self._folder}: {num_bytes / 1e6:.1f} MB of this rank; training paused for "
-                f"{self._pause_s:.3f} s, all was on the disk after {seconds:.2f} s"
+                f"checkpoint {self._folder.name}: {num_bytes / 1e6:.1f} MB of this rank; training paused for "
+                f"{self._pause_s:.3f} s, on the disk after {seconds:.2f} s"
             )
             self._marking = True
             self._job = self._thread.submit(self._mark)

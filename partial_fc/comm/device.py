@@ -64,18 +64,29 @@ def local_device(kind: Literal["cpu", "cuda"], world: World) -> torch.device:
 
 
 def share_cores(world: World) -> None:
-    """Sets torch's number of threads to this process's cores, and to its share of cores that other ranks may use too.
-    Several threads on one core wait for each other: steps take fifty times as long. All ranks call this.
-
-    srun and mpirun may give each process cores of its own; the processes of a container share all its cores.
-    OMP_NUM_THREADS, which config.sh and torchrun set, takes precedence.
+    """Sets torch's number of threads to this process's cores. Several threads on one core wait for each other: steps
+    take fifty times as long. OMP_NUM_THREADS, which config.sh and torchrun set, takes precedence. All ranks call this.
     """
+    cores = cores_of(world)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, int(cores)))
+
+
+def cores_of(world: World) -> float:
+    """Returns this process's cores, of those that other ranks may use too its share, and at most its share of what the
+    cgroup allows. srun and mpirun may give each process cores of its own; the processes of a container share all its
+    cores. All ranks call this."""
     host, mine = socket.gethostname(), os.sched_getaffinity(0)
     everybodys = comm.all_gather_json([host, *mine], world, "machine/cores")
-    num_users = Counter(core for name, *cores in everybodys if name == host for core in cores)
-    if "OMP_NUM_THREADS" not in os.environ:
-        share = sum(Fraction(1, num_users[core]) for core in mine)
-        torch.set_num_threads(max(1, int(share)))
+    here = [cores for name, *cores in everybodys if name == host]
+    num_users = Counter(core for cores in here for core in cores)
+    share = sum(Fraction(1, num_users[core]) for core in mine)
+    return float(min(share, memory.cores_allowed() / len(here)))
+
+
+def decoding_threads(asked: int | Literal["auto"], world: World) -> int:
+    """Returns --num-workers as a number; auto: this process's cores but one, from 1 to 16. All ranks call this."""
+    return min(max(1, int(cores_of(world)) - 1), 16) if asked == "auto" else asked
 
 
 def repeat_bit_by_bit() -> None:

@@ -62,7 +62,7 @@ def parse(
     # A translation has read the flags already: aliases would come too late.
     aliases = {} if typed is not None else {a: b for a, b in _ALIASES.items() if b in fields and a not in fields}
     line = _Line(fields, elsewhere or {}, given if typed is None else typed, {**aliases, **(renamed or {})})
-    paragraphs, basic = [" ".join((flags.__doc__ or "").split())], frozenset[str]()
+    paragraphs, basic = [" ".join(part.split()) for part in (flags.__doc__ or "").split("\n\n")], frozenset[str]()
     matter = matter or basic_of(flags)
     if matter and {"-h", "--help"} & set(given):
         basic = frozenset(matter)
@@ -214,27 +214,31 @@ class _Line:
 
 class _Values(NamedTuple):
     """The values after a flag. kind: the type of each. choices: the allowed ones by name, if limited. number: how many;
-    0: none, -1: any number, in a tuple."""
+    0: none, -1: any number, in a tuple. words: what may stand for a value of another kind, such as none."""
 
     kind: Any
     choices: dict[str, Any]
     number: int
-    optional: bool
+    words: dict[str, Any]
 
     @classmethod
     def of(cls, kind: Any) -> "_Values":
         bare = _bare(kind)
         parts = get_args(bare) if get_origin(bare) in (Union, types.UnionType) else (bare,)
-        one, count = next(part for part in parts if part is not type(None)), int(bare is not bool)
+        words: dict[str, Any] = {"none": None, "None": None} if type(None) in parts else {}
+        one, *literals = (part for part in parts if part is not type(None))
+        words |= {word: word for literal in literals for word in get_args(literal)}
+        count = int(bare is not bool)
         if get_origin(one) is tuple:
             count = -1 if Ellipsis in get_args(one) else len(get_args(one))
             one = get_args(one)[0]
         choices = get_args(one) if get_origin(one) is Literal else (True, False) if one is bool else ()
-        return cls(one, {str(choice): choice for choice in choices}, count, type(None) in parts)
+        return cls(one, {str(choice): choice for choice in choices}, count, words)
 
     def spec(self, name: str, elsewhere: Mapping[str, str]) -> PrimitiveConstructorSpec[Any]:
         """Returns the rules by which tyro reads and shows them."""
         one = "{" + ",".join(self.choices) + "}" if self.choices else _KINDS[self.kind][0]
+        one = "|".join([one, *(word for word, value in self.words.items() if value is not None)])
         return PrimitiveConstructorSpec(
             nargs=1 if self.number == 1 else "*",
             metavar=f"{one} ..." if self.number < 0 else " ".join([one] * self.number),
@@ -245,8 +249,8 @@ class _Values(NamedTuple):
 
     def read(self, name: str, elsewhere: Mapping[str, str], words: list[str]) -> Any:
         """Returns the value. Raises _Refused."""
-        if self.optional and words in (["none"], ["None"]):
-            return None
+        if len(words) == 1 and words[0] in self.words:
+            return self.words[words[0]]
         wrong = [word for word in words if word not in self.choices]
         if self.choices and wrong:
             hint = elsewhere.get(f"{name} {wrong[0].lower()}")
@@ -258,7 +262,8 @@ class _Values(NamedTuple):
             values = []
         if len(values) != len(words) or self.number not in (-1, len(words)):
             times = {-1: " or more", 1: ""}.get(self.number, f" {self.number} times")
-            raise _Refused(f"{flag(name)} is {' '.join(words)}; expected {_KINDS[self.kind][1]}{times}")
+            other = "".join(f" or {word}" for word, value in self.words.items() if value is not None)
+            raise _Refused(f"{flag(name)} is {' '.join(words)}; expected {_KINDS[self.kind][1]}{times}{other}")
         return values[0] if self.number == 1 else tuple(values)
 
 

@@ -1,7 +1,7 @@
 """Facts about a flag, annotated at its field:
 
     lr: Annotated[float, In("[0, inf)"), Basic] = 0.1
-    num_workers: Annotated[int, In(THREADS), MayChange] = 2
+    max_bad_records: Annotated[int, MayChange] = 100
 
 By default a number is 0 or more, only --help-all shows the flag, and a resumed run with another value counts as a
 different run.
@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 Values = Mapping[str, Any]  # of all flags, by name
 _T = TypeVar("_T")
@@ -110,6 +110,8 @@ CLASSES = f"[1, {1 << 48}]"
 LABELS = "[1, 1000]"
 PORT = "[1, 65535]"
 ANY = "(-inf, inf)"
+Workers = Annotated[int | Literal["auto"], In(THREADS), MayChange]
+"""Decoding threads of a process: see comm.device.decoding_threads."""
 _LARGEST_INT = 2**63 - 1
 
 

@@ -170,10 +170,7 @@ def notes(config: Any, world_size: int) -> Iterator[str]:
     if kind != "none" and world_size == 1:
         yield f"--gradient-compression {kind}: one process sends nothing; the gradient is only rounded"
     if kind == "fp16" and config.optim.precision not in ("fp16", "fp16-o2"):
-        yield (
-            "--gradient-compression fp16 without a loss scale: gradients below 6e-8 are sent as 0, and one above "
-            "65,504 ends the run"
-        )
+        yield "--gradient-compression fp16 without a loss scale: a small range (docs/benchmarks.md)"
     schedule = config.schedule
     needs = {"lr_factor": "step", "lr_power": "polynomial", "lr_steps": "step", "lr_step_epochs": "step"}
     for name, needed in needs.items():
@@ -183,7 +180,7 @@ def notes(config: Any, world_size: int) -> Iterator[str]:
     if schedule.warmup_lr and not (schedule.warmup_steps or schedule.warmup_epochs):
         yield "--warmup-lr without effect: there is no warm-up (--warmup-steps, --warmup-epochs)"
     if guards.on_nan == "rollback" and not run.checkpoint_every and not (run.save_best and run.verbose):
-        yield "--on-nan rollback without --checkpoint-every: there will be no checkpoint to go back to before the end"
+        yield "--on-nan rollback without --checkpoint-every: nothing to go back to (docs/reliability.md)"
     if is_given(guards, "desync_every") and world_size == 1:
         yield "--desync-every without effect: there is one process"
 

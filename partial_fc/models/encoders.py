@@ -49,8 +49,7 @@ def note(module: nn.Module, image_size: int) -> str:
     height, width = cfg.get("input_size", (3, image_size, image_size))[1:]
     if (height, width) == (image_size, image_size):
         return ""
-    how = f"published for {height} x {width} pixels, resized {cfg.get('interpolation')}"
-    return f"{how}; this run has --image-size {image_size}"
+    return f"published for {height} x {width} pixels, resized {cfg.get('interpolation')}, not {image_size}"
 
 
 class OutputLinear(nn.Linear):

@@ -1,5 +1,6 @@
 """The end of a run: what it has learned in its folder, what to do next in its log, and its exit status."""
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,7 +57,9 @@ def finish(run: Context, job: Job, outcome: Outcome, more: Mapping[str, Any]) ->
         elsewhere = f"{written} is on the host of rank 0"
         if raw:
             run.logger.info("model.safetensors holds the average weights, model-raw.safetensors the raw ones")
-        run.logger.info(f"Training is over! {written if written.exists() else elsewhere}")
+        pairs = [one.path for some in job.evaluations for one in getattr(some, "sets", ())][: int(keeps)]
+        command = shlex.join(["partial-fc", "evaluate" if pairs else "report", *map(str, [run.root, *pairs])])
+        run.logger.info(f"Training is over! {written if written.exists() else elsewhere}; next: `{command}`")
     if not outcome.saved:
         raise OSError(f"the last state, of step {job.at.step}, is in no checkpoint below {job.saver.root}: see above")
     run.world.close()

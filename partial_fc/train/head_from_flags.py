@@ -103,18 +103,18 @@ def notes(flags: HeadFlags, optim: OptimFlags, made: PartialFC) -> Iterator[str]
     if optim.precision in ("bf16", "fp16", "fp16-o2") and flags.head_impl == "plain":
         yield "--head-impl plain multiplies fp32 numbers, whatever --precision says"
     elif made.kernel.precision == "bf16" and auto_precision(made.kernel.name, made.store.device) == "fp32":
-        yield "--precision bf16: the head only rounds to it and multiplies fp32 numbers here; auto does not round"
+        yield "--precision bf16: the head only rounds to it here and multiplies fp32 (docs/head.md)"
     if made.margin.needs_target_cosines and made.kernel.name != "plain":
         yield f"--loss {flags.loss}: PyTorch forms its logits in fp32, not the {made.kernel.name} kernel"
     if optim.accumulate > 1 and flags.hard_negatives:
-        yield "--hard-negatives with --accumulate: a class of several micro-batches keeps the list of the last"
+        yield "--hard-negatives with --accumulate: a class keeps the list of its last micro-batch"
     if flags.quota == "insightface" and flags.sample_rate == 1.0:
         yield "--quota insightface: without sampling every class takes part in every step"
     if flags.head_catch_up == "none":
         if flags.sample_rate == 1.0:
             yield "--head-catch-up none: without sampling every centre is active in every step and none rests"
         elif not made.optimizer.moves_without_gradient:
-            yield f"--head-catch-up none: {made.optimizer} leaves centres alone that are not active in any case"
+            yield f"--head-catch-up none: {type(made.optimizer).__name__} leaves centres alone that are not active"
         elif any(getattr(made.optimizer, name, 0) for name in ("momentum", "beta1")):
             yield "--head-catch-up none: momentum rests with the centres, which costs accuracy (docs/fidelity.md)"
 

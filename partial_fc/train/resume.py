@@ -93,9 +93,8 @@ def begin_epoch_anew(run: Context, start: RunState, order: Order, source: Source
         if start.position > before:
             start.left_out.append((before, start.position))
         run.note(
-            f"the data has changed since the checkpoint ({start.data.get('samples')} samples then, "
-            f"{data['samples']} now; other keys, labels or order): a new epoch begins, with each of them once, in "
-            "place of the rest of the old one"
+            f"the data has changed ({start.data.get('samples')} samples then, {data['samples']} now): a new epoch "
+            "begins (docs/reliability.md)"
         )
     return data
 
@@ -177,7 +176,7 @@ def _compare(run: Context, found: checkpoint.Checkpoint, backbone: TorchBackbone
     )
     differences.check(found.folder)
     for change in differences.allowed:
-        run.note(f"{found.folder} was trained with {change}: allowed, but not the same run")
+        run.note(f"{found.folder.name} was trained with {change}: not the same run")
     return differences
 
 

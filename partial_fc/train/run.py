@@ -24,7 +24,7 @@ from torch import nn
 from partial_fc import accessories, checkpoint, flags
 from partial_fc.accessories import spare
 from partial_fc.checkpoint.class_names import names_of
-from partial_fc.comm.device import meet
+from partial_fc.comm.device import decoding_threads, meet
 from partial_fc.data import Loader, Source, Synthetic, open_on_all
 from partial_fc.data.loader import Transform
 from partial_fc.data.order import Order
@@ -65,6 +65,8 @@ def run_recipe(
     of the log, see `open_files`. called: data set and network, for a default --models-root."""
     asked, typed, config = is_asked_for(config), config, named(config, called)
     world, its_device = meet(config.launch)
+    if workers := flags.flat(config).get("num_workers"):
+        config = flags.replaced(config, {"num_workers": decoding_threads(workers, world)})
     accessories.begin_anew()
     folders, held = hold_folders(config, world)
     try:
@@ -199,9 +201,9 @@ class Run(Context):
         some = f"{last - first + 1} of {num_classes} classes" + (f", {first} to {last}" if last >= first else "")
         self.logger.info(
             f"{f'head {name}: ' if name else ''}this rank has the centres of "
-            f"{some if self.world.size > 1 else f'all {num_classes} classes'}; kernel "
-            f"{head.kernel.name}, operands {head.kernel.precision}, {head.optimizer}"
+            f"{some if self.world.size > 1 else f'all {num_classes} classes'}"
         )
+        self.logger.info(f"kernel {head.kernel.name}, operands {head.kernel.precision}, {head.optimizer}")
         for note in head_from_flags.notes(given, optim, head):
             self.note(note)
         return head

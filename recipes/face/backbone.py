@@ -55,8 +55,8 @@ class ModelFlags:
 
     network: Annotated[str, tyro.conf.arg(aliases=["--backbone"]), Basic] = "r50"
     """Residual network by depth (r18 to r200), MobileFaceNet (mbf), arcface_torch's vision transformers (vit_t to
-    vit_h), timm:NAME, FILE.py:FUNCTION, or a small one for a CPU: tiny, or the demo's mini. FILE.py is copied into
-    --models-root (docs/encoders.md)."""
+    vit_h), timm:NAME, FILE.py:FUNCTION, or a small one: tiny, or the demo's mini. Without a GPU the default is tiny.
+    FILE.py is copied into --models-root (docs/encoders.md)."""
     embedding_size: Annotated[int, In("[1, 65536]"), Basic] = 512
     """Width of the embedding."""
     pretrained: Annotated[Path | None, Basic, MayChange] = None
@@ -65,7 +65,7 @@ class ModelFlags:
     pretrained_partial: Annotated[bool, MayChange] = False
     """Load only the tensors of --pretrained that fit this network by name and shape; the others are listed and start
     fresh. By default all must fit."""
-    freeze_steps: Annotated[int, Basic] = 0
+    freeze_steps: int = 0
     """Steps at the start in which only class centres move. The backbone, its running statistics too, stays as it is and
     computes as in evaluations, without dropout."""
     layer_decay: Annotated[float, In("(0, 1]")] = 1.0
@@ -175,7 +175,7 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
     is_encoder, to_input = encoders.is_encoder(model.network), encoders.input_of(module)
     file = Path(model.network.rpartition(":")[0]) if ".py:" in model.network else None
     name = model.network if file is None else f"{file.name}:{model.network.rpartition(':')[2]}"
-    notes = [f"--network {name}: {note}" for note in [encoders.note(module, image_size)] if note]
+    notes = [f"{name}: {note}" for note in [encoders.note(module, image_size)] if note]
     if model.pretrained:
         wanted = networks.Network(name, width, image_size)
         remedy = ""
@@ -214,11 +214,8 @@ def rate_notes(module: nn.Module, optim: OptimFlags, schedule: ScheduleFlags, gl
     """Yields a note where a transformer starts at a learning rate that is known to diverge."""
     scale = global_batch / schedule.base_batch_size if schedule.lr_scaling == "linear" else 1.0
     if hasattr(module, "no_weight_decay") and (optim.optimizer == "sgd" or schedule.lr * scale > 1.001e-3):
-        yield (
-            f"--optimizer {optim.optimizer} at learning rate {schedule.lr * scale:g}: transformers with a margin have "
-            "diverged so (insightface issues 2144 and 2043); known to train are --optimizer adamw --lr-scaling none "
-            "with --lr 1e-4 to 1e-3 (docs/encoders.md)"
-        )
+        rate = f"--optimizer {optim.optimizer} at learning rate {schedule.lr * scale:g}"
+        yield f"{rate}: transformers have diverged so (docs/encoders.md)"
 
 
 def _facts(embedding_size: int, image_size: int, flip: bool) -> dict[str, str]:

@@ -12,7 +12,9 @@ results.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,15 +22,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from partial_fc import files, flags
 from partial_fc.errors import UsageError
 from partial_fc.flags import Flags, check_numbers
-from partial_fc.flags.facts import CLASSES, LABELS, PIXELS, THREADS, Basic, In, MayChange, Refused, Shows, facts
+from partial_fc.flags.facts import CLASSES, LABELS, PIXELS, Basic, In, MayChange, Refused, Shows, Workers, facts
 from partial_fc.flags.from_file import with_file
 from partial_fc.flags.known import split
+from partial_fc.memory import may_have_gpu
 from partial_fc.recipe import start
+from partial_fc.train.begin.start import named
 
 from . import arcface_torch, presets
 from . import heads as face_heads
 from . import vectors as face_vectors
-from .backbone import OF_TRANSFORMERS, ModelFlags, rates_of
+from .backbone import NETWORKS, OF_TRANSFORMERS, ModelFlags, rates_of
 from .insightface import ELSEWHERE
 from .tuning import TuningFlags
 
@@ -46,15 +50,15 @@ DATASETS = Literal[("custom", *presets.PRESETS)]  # type: ignore[valid-type]
 class DataFlags:
     """The training data."""
 
+    rec: Annotated[tuple[Path, ...] | Path | None, Basic] = None
+    """A folder with train.rec, a .rec, a folder of class folders, a list, tar shards or vectors (docs/data.md). Several
+    paths are several sets, whose classes follow one another; a pattern in quotes, 'shards/*.rec', names the shards of
+    one set; FILE.sets has a set a line, `name path [weight]`."""
     dataset: Annotated[DATASETS, Basic] = "custom"
     """A preset: class count, schedule and verification sets of a known data set; `custom` fixes none of them."""
     config: Annotated[Path | None, Basic, MayChange] = None
     """arcface_torch's configs/NAME.py, or NAME.toml with flags of this command line; read as data, never executed. The
     .toml may have a table for each of several heads (docs/many-labels.md)."""
-    rec: Annotated[tuple[Path, ...] | Path | None, Basic] = None
-    """A folder with train.rec, a .rec, a folder of class folders, a list, tar shards or vectors (docs/data.md). Several
-    paths are several sets, whose classes follow one another; a pattern in quotes, 'shards/*.rec', names the shards of
-    one set; FILE.sets has a set a line, `name path [weight]`."""
     heads: tuple[str, ...] = ()
     """What the head of one of several sets has otherwise than the others, if --rec names the sets, NAME=path: words
     NAME.flag=value. `--sample-rate words=0.1`, with any flag of the head, and `--batch-size image=96 words=32` mean
@@ -66,7 +70,7 @@ class DataFlags:
     a .parquet (docs/many-labels.md). 1: the first counts, if there are more."""
     labels_drawn: Annotated[int, In(0)] = 0
     """Of an image's --labels, how many are drawn for each step, others each time; 0: all."""
-    num_classes: Annotated[int | None, In(CLASSES), Basic, Refused("these are other classes")] = None
+    num_classes: Annotated[int | None, In(CLASSES), Refused("these are other classes")] = None
     """Classes of the last layer; none: what the data says."""
     num_images: Annotated[int | None, In(1)] = None
     """Images of one epoch of synthetic data."""
@@ -78,8 +82,9 @@ class DataFlags:
     in the file `property` beside a .rec."""
     mirror: bool = True
     """Mirror half of the training images, and add both embeddings in verification."""
-    augment: Literal["none", "glyph", "face", "photo"] = "none"
-    """face: some images are cropped, of low resolution, in other light, blurred, grey, JPEG or partly erased (AdaFace's
+    augment: Annotated[Literal["none", "glyph", "face", "photo"], Basic] = "none"
+    """none: right for short runs (docs/data.md).
+    face: some images are cropped, of low resolution, in other light, blurred, grey, JPEG or partly erased (AdaFace's
     and CVLface's). photo: a random part of each image, in other light, some also blurred, grey or partly erased.
     glyph: small shifts, turns, blur, noise and contrast, for the characters of the demo. See docs/data.md."""
     balance: Literal["none", "sqrt", "class"] = "none"
@@ -93,8 +98,8 @@ class DataFlags:
     """shuffled: a random permutation. blocks: for a .rec on a spinning disk or a network drive: blocks of 1,024
     consecutive images in random order, shuffled 32 blocks at a time; the next 32 are read ahead, about 230 MB of 7 kB
     images."""
-    num_workers: Annotated[int, In(THREADS), MayChange] = 2
-    """Decoding threads of each process."""
+    num_workers: Workers = "auto"
+    """Decoding threads of each process. auto: its cores but one, from 1 to 16."""
     max_bad_records: Annotated[int, MayChange] = 100
     """Damaged records to log and replace by others before training stops."""
     check_data: Annotated[Literal["quick", "off"], MayChange] = "quick"
@@ -150,13 +155,17 @@ class DataFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Trains a backbone with Partial FC. Every value comes from the flag, else --config, else --dataset's preset,
+    """Trains a backbone with Partial FC.
+
+    partial-fc train face --rec photos --epochs 10 --gpus 2
+
+    Every value comes from the flag, else --config, else --dataset's preset,
     else the default; the values shown below are already those of the --dataset and --config given."""
 
     data: Flags[DataFlags] = DataFlags()
     model: Flags[ModelFlags] = ModelFlags()
     tuning: Flags[TuningFlags] = TuningFlags()
-    head: Annotated[Flags[flags.HeadFlags], Shows(("loss", "sample_rate", "start_centres"))] = flags.HeadFlags()
+    head: Annotated[Flags[flags.HeadFlags], Shows(("loss", "sample_rate"))] = flags.HeadFlags()
     optim: Flags[flags.OptimFlags] = flags.OptimFlags()
     schedule: Flags[flags.ScheduleFlags] = flags.ScheduleFlags()
     run: Flags[flags.RunFlags] = flags.RunFlags(models_root=Path("runs/face-DATA-NETWORK"))
@@ -230,6 +239,10 @@ def train_here(run: Run) -> int:
     batch_size = config.optim.batch_size * 2
     verified = [] if of_vectors else _verification_sets(data)
     sets = [Verification(path, data.image_size, batch_size, flip=data.mirror, name=name) for name, path in verified]
+    if not (sets or of_vectors or data.synthetic) and data.val_targets is None:
+        rec = files.named(data.recs[0])[1]
+        beside = rec if rec.is_dir() else rec.parent
+        run.note(f"nothing is evaluated; pairs: `partial-fc data pairs FOLDER {beside / 'unseen.bin'}`")
     for one in sets if data.check_data != "off" else ():
         one.check(world)
     transform = as_stored if of_vectors else training_square(data.image_size, data.augment, data.mirror)
@@ -354,8 +367,7 @@ def _notes(config: Config, source: Source) -> list[str]:
     for name, one in {shard.name: shard.source for shard in shards}.items() or [(data.rec, source)]:
         stated = one.image_size if isinstance(one, RecordSource) else None
         if stated not in (None, (0, 0), (data.image_size, data.image_size)):
-            what = f"the shorter side is resized to --image-size {data.image_size}, and the middle square is used"
-            notes.append(f"{name} says that its images are {stated[0]} x {stated[1]} (height x width); {what}")
+            notes.append(f"{name}: its {stated[0]} x {stated[1]} images are resized to --image-size {data.image_size}")
     if isinstance(source, Joined):
         notes += source.notes(data.shared_classes)
     if data.sample_weights and config.tuning.teacher:
@@ -363,14 +375,25 @@ def _notes(config: Config, source: Source) -> list[str]:
     if config.head.start_centres == "imprint" and not config.model.pretrained:
         notes.append("--start-centres imprint without --pretrained: the means are those of a random network")
     if data.config and data.num_images and not data.synthetic and data.num_images != len(source):
-        notes.append(
-            f"num_image of {data.config} is {data.num_images:,}, and the data has {len(source):,} images, which count: "
-            "the learning rate reaches its end with the run. In arcface_torch warm-up and decay would take as long as "
-            "num_image says, whatever the data has"
-        )
+        counts = f"num_image is {data.num_images:,}, the data's {len(source):,} count"
+        notes.append(f"{counts} (docs/coming-from-insightface.md)")
     if data.synthetic and flags.is_given(data, "check_data"):
         notes.append(f"--check-data {data.check_data}: synthetic data has nothing to check")
     return notes
+
+
+def _for_this_machine(config: Config) -> tuple[Config, list[str]]:
+    """Returns the configuration, for which nobody has named a network, with that of the checkpoint to resume from, else
+    `tiny` where no device but a CPU is there; and notes."""
+    asked, device, notes, network = config.run.resume, config.launch.device, list[str](), ""
+    folder = named(config, _called(config)).run.checkpoints if asked in flags.NO_CHECKPOINT else Path(asked)
+    manifests = [*folder.glob("step-*/manifest.json"), *folder.glob("manifest.json")]
+    with suppress(OSError, ValueError, LookupError):  # a damaged checkpoint, or none
+        network = json.loads(files.read_text(sorted(manifests)[-1]))["contract"]["network"] if asked != "never" else ""
+    if network not in NETWORKS:
+        network = "r50" if device == "cuda" or (device == "auto" and may_have_gpu()) else "tiny"
+        notes += ["--network tiny, as there is no GPU: --network r50 is larger"] * (network == "tiny")
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, network=network)), notes
 
 
 @flags.told_as_usage
@@ -395,7 +418,10 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
         raise
     if rates:
         words = " ".join(f"{flags.flag(name)} {value}" for name, value in rates.items())
-        notes.append(f"--network {config.model.network}, a transformer, starts with {words}")
+        notes.append(f"a transformer: {words}")
+    if "network" not in {*typed, *preset} and not stated and not config.model.pretrained:
+        config, default = _for_this_machine(config)
+        notes += default
     data, replaced = presets.give_way(config.data, {*typed, *stated})
     notes += replaced
     if "num_images" in typed and not data.synthetic:

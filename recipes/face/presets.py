@@ -127,8 +127,7 @@ def give_way(data: DataFlags, given: Collection[str]) -> tuple[DataFlags, list[s
     own = {"num_classes": num_classes, "image_size": size[0] if size and size[0] == size[1] > 0 else None}
     taken: dict[str, Any] = {name: own[name] for name in names if own[name] not in (None, preset.get(name))}
     notes = [
-        f"--dataset {data.dataset} means {flags.flag(name)} {preset[name]}; {data.shown} says {value}, which is taken "
-        f"({flags.flag(name)} {preset[name]} would insist)"
+        f"{flags.flag(name)} {value}, as {data.shown} says, not --dataset {data.dataset}'s {preset[name]}"
         for name, value in taken.items()
         if name in preset
     ]

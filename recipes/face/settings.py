@@ -10,6 +10,7 @@ from pathlib import Path
 from reprlib import Repr
 from typing import Any
 
+_PAGE = "docs/coming-from-insightface.md"
 _short = Repr()  # a list may contain one list many times
 _short.maxlevel, _short.maxstring = 2, 200
 _shown = _short.repr
@@ -46,9 +47,9 @@ _TAKEN: dict[str, tuple[str, _Types]] = {
 }
 # Setting -> (the value that needs no note, why another has no effect).
 _WITHOUT_EFFECT = {
-    "momentum": (0.9, "arcface_torch's SGD has 0.9, whatever the file says; --momentum is another one"),
-    "dali": (False, "DALI is not used; OpenCV threads decode the records"),
-    "using_wandb": (False, "curves go to TensorBoard; --wandb PROJECT sends them to Weights & Biases, too"),
+    "momentum": (0.9, "their SGD has 0.9 always"),
+    "dali": (False, "DALI is not used"),
+    "using_wandb": (False, "see --wandb PROJECT"),
 }
 # Checkpoints always hold all states; the others are used only with using_wandb, and one is a key.
 _SILENT = (
@@ -77,7 +78,7 @@ def translate(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             )
         neutral, why = _WITHOUT_EFFECT.get(key, (value, ""))
         if value != neutral:
-            notes.append(f"config.{key} has no effect: {why}")
+            notes.append(f"config.{key} has no effect: {why} ({_PAGE})")
         if key in _TAKEN:
             name, types = _TAKEN[key]
             if not _is_a(value, types):
@@ -97,17 +98,10 @@ def _flags(key: str, name: str, value: Any, notes: list[str]) -> dict[str, Any]:
         case "margins":
             return _arcface_torch_margins(value, notes)
         case "sample_rate" if value < 1:
-            notes.append(
-                f"config.{key} = {value:g}: of all classes that take part, the batch's among them, as arcface_torch "
-                "counts (--quota insightface), but over the classes of all processes at once; --quota negatives, "
-                "otherwise the default here, has the batch's classes on top"
-            )
+            notes.append(f"config.{key} = {value:g}: --quota insightface, as there ({_PAGE})")
             return {name: value, "quota": "insightface"}
         case "interclass_filtering_threshold" if value:
-            notes.append(
-                f"config.{key} = {value}: a class above it is left out of the row's softmax here; "
-                "arcface_torch keeps it, with the cosine 0"
-            )
+            notes.append(f"config.{key}: classes are left out ({_PAGE})")
         case "rec" if value == "synthetic":
             return {"dataset": value}
         case "resume":
@@ -117,23 +111,15 @@ def _flags(key: str, name: str, value: Any, notes: list[str]) -> dict[str, Any]:
         case "rec":
             value = Path(value)
         case "models_root":
-            notes.append(f"config.output = {_shown(value)}: this is where the run writes (--models-root names another)")
+            notes.append(f"config.output = {_shown(value)}: the run writes there (--models-root)")
             value = Path(value)
         case "precision" if value:
-            notes.append(
-                "config.fp16: 16 bits are bf16 where the hardware has them, and no loss scale is needed; the head's "
-                "products are of bf16 numbers then, where arcface_torch's are of fp32, some 0.03 of a logit apart; "
-                "theirs are --precision fp16 and --head-impl plain"
-            )
+            notes.append(f"config.fp16: bf16 where the hardware has it ({_PAGE})")
             value = "auto"
         case "precision":
             value = "fp32"
         case "accumulate" if value > 1:
-            notes.append(
-                f"config.{key} = {value}: gradients of the micro-batches are added up, as in arcface_torch: {value} "
-                "times the gradient of their mean (--no-accumulate-sum), which --clip cuts; centres are sampled once "
-                "for all of them here, there for each"
-            )
+            notes.append(f"config.{key} = {value}: --accumulate-sum, as there ({_PAGE})")
         case "warmup_epochs":
             value = max(0, value)  # some published configs use -1 for none
         case "val_targets":
@@ -149,16 +135,10 @@ def _arcface_torch_margins(margins: Any, notes: list[str]) -> dict[str, Any]:
     m1, m2, m3 = (float(m) for m in margins)
     if (m1, m3) == (1.0, 0.0) and m2:
         flags = {"loss": "arcface-straight-through"} | ({} if m2 == 0.5 else {"margins": (m1, m2, m3)})
-        notes.append(
-            f"config.margin_list = {margins!r}: arcface_torch leaves the slope of this margin out, and so does this "
-            "run; --loss arcface has it"
-        )
+        notes.append(f"config.margin_list: the margin's slope is left out, as there ({_PAGE})")
     elif m3 > 0 and (m1, m2) != (1.0, 0.0):
         flags = _margins("", (1.0, 0.0, m3))
-        notes.append(
-            f"config.margin_list = {margins!r}: arcface_torch ignores m1 and m2 where m3 is positive, and so does this "
-            f"run; --loss combined --margins {m1:g} {m2:g} {m3:g} has all three"
-        )
+        notes.append(f"config.margin_list: m1 and m2 are ignored beside m3, as there ({_PAGE})")
     return {**flags, "scale": 64.0}
 
 

@@ -86,7 +86,4 @@ def teacher(tuning: TuningFlags, network: Network, image_size: int, backbone: To
 def notes(tuning: TuningFlags, total_steps: int) -> Iterator[str]:
     """Yields a note on an average that is slower than the run."""
     if tuning.ema and (left := tuning.ema**total_steps) > 0.05:
-        yield (
-            f"--ema {tuning.ema:g}: after the {total_steps} steps of this run {left:.0%} of the average are still the "
-            "weights that it started from; a smaller decay follows faster"
-        )
+        yield f"--ema {tuning.ema:g}: after {total_steps} steps {left:.0%} of it is still the start (docs/encoders.md)"

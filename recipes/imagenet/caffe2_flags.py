@@ -62,9 +62,7 @@ def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
         words = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in ours}
         for name in {"image_mean_per_channel", "image_std_per_channel"} - words:
             ours += [f"--{name}", "128", "128", "128"]  # but with Caffe2's pixels
-        notes.append(
-            "--model, --num_layers: imagenet_trainer's networks, so --conventions torchvision, of Caffe2's pixels"
-        )
+        notes.append("--model, --num_layers: --conventions torchvision, of Caffe2's pixels (docs/recipes/imagenet.md)")
     given.setdefault("batch_size", _BATCH_SIZE)
     ours += ["--batch-size", str(_of_a_process(count(given, "batch_size"), gpus))]
     return ours, notes

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from partial_fc.flags import check_numbers
-from partial_fc.flags.facts import ANY, CLASSES, PIXELS, THREADS, Basic, In, Makes, MayChange, Refused
+from partial_fc.flags.facts import ANY, CLASSES, PIXELS, Basic, In, Makes, MayChange, Refused, Workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,8 @@ class DataFlags:
     order: Literal["key", "shuffled"] = "key"
     """key: of S machines the k-th reads records k, k + S, ... in the order of their keys; shuffle when the database is
     built. shuffled: all machines read all of it in an order that is random in every epoch."""
-    num_workers: Annotated[int, In(THREADS), MayChange] = 2
-    """Decoding threads of each process."""
+    num_workers: Workers = "auto"
+    """Decoding threads of each process. auto: its cores but one, from 1 to 16."""
     max_bad_records: Annotated[int, MayChange] = 100
     """Damaged records to log and replace by others before training stops."""
     check_data: Annotated[Literal["quick", "off"], MayChange] = "quick"

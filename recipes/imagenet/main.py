@@ -180,7 +180,7 @@ def _backbone(run: Run) -> TorchBackbone:
             weights = {name: t for name, t in weights.items() if not name.startswith("fc.")}
         load_state(module, weights, given)
         if model.pretrained and model.conventions != "torchvision":
-            run.note("--pretrained without --conventions torchvision: torchvision's weights expect RGB and its scale")
+            run.note("--pretrained without --conventions torchvision: those weights expect RGB and its scale")
     module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     contract = {
         "network": model.network,

@@ -22,7 +22,7 @@ _MODES = {"step": ["step"], "cosine": ["cosine"], "poly": ["polynomial", "--lr-p
 # Of the tutorial's command.
 _WITHOUT_EFFECT = {
     "mode": "there is one way to run a network here",
-    "use-decord": "videos are read by a reader of our own, which gives the same frames",
+    "use-decord": "our own reader gives the same frames",
     "slowfast": "all networks here are SlowFast ones, trained with NAG",
 }
 _SWITCHES = ("use-decord", "slowfast", "use-amp", "use-pretrained", "more-fix-crop")
@@ -55,10 +55,7 @@ def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
     workers = count(given, "num-data-workers", 0) if "num-data-workers" in given else _WORKERS
     each = max(1, workers // processes)
     ours += ["--num-workers", str(each)]
-    notes.append(
-        f"--num-data-workers {workers}, of this machine: {each} threads for each of its {processes} processes; "
-        "--batch-size is that of each process (GPU)"
-    )
+    notes.append(f"--num-data-workers {workers}, of this machine: {each} threads for each of its {processes} processes")
     return ours, notes
 
 
@@ -104,7 +101,4 @@ def _kvstore(name: str) -> str:
             f"--kvstore {name}: each worker would train on weights that others change meanwhile; here all make every "
             "update together. Take --kvstore dist_sync_device, and start with horovodrun or --gpus"
         )
-    return (
-        f"--kvstore {name}: there are no servers; the processes add up their gradients by an all-reduce (NCCL, MPI or "
-        "Gloo), which is the same update as dist_sync's"
-    )
+    return f"--kvstore {name}: there are no servers, but an all-reduce (docs/recipes/kinetics.md)"

@@ -197,7 +197,7 @@ def _notes(config: Config) -> Iterator[str]:
     if config.data.data_aug == "v4" and flags.is_given(config.data, "scale_ratios"):
         yield "--scale-ratios go with --data-aug v1 and v2"
     if config.model.model.endswith("_custom") and not config.model.resume_params:
-        yield f"--model {config.model.model}: GluonCV starts it from Kinetics weights that it downloads; here it is new"
+        yield f"--model {config.model.model}: it starts new, not from Kinetics weights"
     if config.model.train_only and config.data.val_list:
         yield "--val-list without effect: --train-only"
     decays = config.model.lr_decay_period or flags.is_given(config.model, "lr_decay_epoch")

@@ -159,6 +159,9 @@ def test_ranges(interval, value, says):
         ("face --dataset emor", "did you mean emore?"),
         ("face --network r51", "--network is r51; expected one of r18, r34, r50"),
         ("face --dataset 100w --lr fast", "--lr is fast; expected a number"),
+        ("face --dataset 100w --lr auto", "--lr is auto; expected a number"),
+        ("face --dataset 100w --num-workers all", "--num-workers is all; expected a whole number or auto"),
+        ("face --dataset 100w --num-workers 0", "--num-workers is 0; expected at least 1"),
         ("face --dataset 100w --batch_size 1.5", "--batch_size is 1.5; expected a whole number"),
         ("face --dataset 100w r50", "'r50' belongs to no flag"),
         ("face --dataset 100w --bs 0", "--bs is 0; expected at least 1"),
@@ -204,7 +207,7 @@ def test_a_configuration_in_place_of_the_recipe(tmp_path, capsys):
     [
         ("--bs 7 --wd 0.25 --workers 3", "--batch-size 7 --weight-decay 0.25 --num-workers 3"),
         ("--learning_rate=0.5", "--lr=0.5"),
-        ("--num-classes 5 --master_addr none", "--num-classes 5"),
+        ("--num-classes 5 --master_addr none --num-workers auto", "--num-classes 5"),
     ],
 )  # fmt: skip
 def test_other_names_of_flags_do_the_same(theirs, ours):
@@ -241,7 +244,7 @@ def test_images_are_taken_at_the_size_that_the_set_says(tmp_path, says, typed, s
     with RecordWriter(tmp_path / "train.rec") as writer:
         writer.write(0, pack(0.0, b"an image", 0))
     (tmp_path / "property").write_text(f"{says}\n")
-    config, notes = face.parse(["--rec", str(tmp_path), *typed.split()])
+    config, notes = face.parse(["--rec", str(tmp_path), "--network", "tiny", *typed.split()])
     assert (config.data.image_size, notes) == (size, [])
     told = [note for note in face._notes(config, face._source(config.data, 1)) if "resized" in note]
     assert bool(told) == noted

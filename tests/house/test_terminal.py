@@ -17,7 +17,10 @@ from partial_fc import terminal
 PACKAGE = Path(__file__).parents[2] / "partial_fc"
 WORK = """
 import os, time
+import sys
 from partial_fc import terminal
+from partial_fc.printable import Lines
+sys.stdout = Lines(sys.stdout)  # as verbs have it
 rank = int(os.environ.get("RANK", 0))
 with terminal.bar(total=4, desc="train", shown=rank == 0, mininterval=0) as bar:
     for step in range(4):

@@ -56,11 +56,9 @@ def _note_other_length(run: Context, start: Start, schedule: Schedule | Continue
     given = vars(run.config.schedule)
     changed = {name: value for name, value in start.length_before.items() if value != given[name]}
     if changed:
-        words = [f"{flags.flag(name)} {value}, this run has {given[name]}" for name, value in changed.items()]
-        run.note(
-            f"the checkpoint was trained with {'; with '.join(words)}: allowed, and the schedule is this run's; the "
-            f"learning rate of the next step is {schedule.lr(start.state.step):g}"
-        )
+        words = [f"{flags.flag(name)} {value} before, {given[name]} now" for name, value in changed.items()]
+        lr = f"the next step's learning rate is {schedule.lr(start.state.step):g}"
+        run.note(f"{'; '.join(words)}: {lr}")
 
 
 def _from(run: Context, start: RunState, order: Order, unit: str, course: Schedule) -> Schedule | Continued:
@@ -79,10 +77,11 @@ def _from(run: Context, start: RunState, order: Order, unit: str, course: Schedu
     schedule = continued(course, start.step, order.updates_to(seen, total, run.global_batch), shift)
     left, like = schedule.total_steps - start.step, start.step + schedule.shift
     run.logger.info(
-        f"{seen:,} of {total:,.0f} {unit} have been seen in {start.step} steps; with {run.global_batch} a "
-        f"step {left} more steps remain, {schedule.total_steps} in all; learning rate {schedule.lr(start.step):g}, "
-        f"as in step {like:.1f} of {course.total_steps} of this size"
+        f"{seen:,} of {total:,.0f} {unit} have been seen in {start.step} steps; with {run.global_batch} a step {left} "
+        "more remain"
     )
+    lr = schedule.lr(start.step)
+    run.logger.info(f"learning rate {lr:g}, as in step {like:.1f} of {course.total_steps} of this size")
     return schedule
 
 
@@ -100,8 +99,8 @@ def _course(run: Context, order: Order, unit: str, given: flags.ScheduleFlags) -
         run.logger.info(arithmetic)
     if given.lr_scheduler == "step" and given.lr_steps and run.global_batch != given.base_batch_size:
         run.note(
-            "--lr-steps and --max-steps count updates and are not scaled: this run's updates see "
-            f"{run.global_batch} {unit}, those of the preset {given.base_batch_size}"
+            f"--lr-steps and --max-steps are updates of {run.global_batch} {unit} here, of {given.base_batch_size} in "
+            "the preset"
         )
     return Schedule(
         kind=given.lr_scheduler,

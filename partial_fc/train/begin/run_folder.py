@@ -68,10 +68,7 @@ def separate(beside: Mapping[Path, list[int]], size: int, environ: Mapping[str, 
     folders = [str(root) for root, ranks in beside.items() if len(ranks) < size]
     if not folders or environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
         return []
-    return [
-        f"the hosts do not share {' and '.join(folders)}: torchrun's restarts resume only with all of these hosts. For "
-        "--nnodes=MIN:MAX give a --models-root (and --checkpoint-dir) that all of them see"
-    ]
+    return [f"the hosts do not share {' and '.join(folders)}: restarts need all of them (docs/reliability.md)"]
 
 
 def _take(root: Path, world: World, folders: Folders) -> tuple[str, str, dict[str, Any]]:

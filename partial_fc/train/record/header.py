@@ -3,6 +3,7 @@
 import dataclasses
 import shlex
 import sys
+import textwrap
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -10,14 +11,20 @@ from typing import Any
 
 from partial_fc import checkpoint, flags
 from partial_fc.accessories import spare
+from partial_fc.findings import counted
 from partial_fc.train.context import Context
+from partial_fc.train.record.log import Line
 
 
 def begin(run: Context, typed: Any) -> None:
     """Logs the settings that are not the defaults; rank 0 writes configuration.json. typed: before `named`."""
     path = run.root / "configuration.json"
-    versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
-    run.logger.info(f"{run.world} on {run.device}; {versions}")
+    versions = [f"{name} {number}" for name, number in run.versions.items()]
+    workers = flags.flat(run.config).get("num_workers")
+    threads = f", {counted(workers, 'decoding thread')}" if workers else ""
+    where = f"{run.world} on {run.device}{threads}; "
+    short = ", ".join(one for one in versions if one.startswith(("partial-fc ", "torch ")))
+    run.logger.info(Line(where + ", ".join(versions), where + short))
     lines = list(differences(typed))
     differing = "other than by default:" if lines else "all of it as by default"
     run.logger.info(f"recipe {run.recipe}, configuration in {path}; {differing}")
@@ -31,7 +38,10 @@ def differences(config: Any) -> Iterator[str]:
     """Yields a line for each group of flags, with those that differ from the recipe's defaults, as typed."""
     for group, values in changed(config).items():
         if values:
-            yield f"  {group}: {' '.join(_with_value(name, value) for name, value in values.items())}"
+            # A flag and its value stay together.
+            text = " ".join(_with_value(name, value).replace(" ", "\0") for name, value in values.items())
+            for line in textwrap.wrap(f"{group}: {text}", 96, break_long_words=False, break_on_hyphens=False):
+                yield f"  {line}".replace("\0", " ")
 
 
 def changed(config: Any) -> dict[str, dict[str, Any]]:

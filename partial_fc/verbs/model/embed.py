@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from partial_fc import terminal
 from partial_fc.comm import World
+from partial_fc.comm.device import decoding_threads
 from partial_fc.data import ImageFolder, Source, open_on_all
 from partial_fc.data.sets.joined import parts_of, tables_of
 from partial_fc.data.vectors import Vectors
 from partial_fc.embedding.sources import has_classes, open_images
 from partial_fc.findings import counted
 from partial_fc.flags import Flags, LaunchFlags, check_numbers
-from partial_fc.flags.facts import BATCH, PIXELS, THREADS, In
+from partial_fc.flags.facts import BATCH, PIXELS, In, Workers
 from partial_fc.verbs.model.table import Layout, check_table, new_table
 
 if TYPE_CHECKING:
@@ -95,8 +96,8 @@ class EmbedOptions(ModelOptions):
     """For an unusable image: stop without a table, or write NaN and report it."""
     batch_size: Annotated[int, In(BATCH)] = 64
     """Images in one forward of the network."""
-    num_workers: Annotated[int, In(THREADS)] = 2
-    """Decoding threads of each process."""
+    num_workers: Workers = "auto"
+    """Decoding threads of each process. auto: its cores but one, from 1 to 16."""
     launch: Flags[LaunchFlags] = field(default_factory=LaunchFlags)
 
     def __post_init__(self) -> None:
@@ -109,7 +110,7 @@ class EmbedOptions(ModelOptions):
 def embed(options: EmbedOptions, world: World, device: Any) -> None:
     from partial_fc.embedding.on_ranks import embedded, why_bad
 
-    model = options.load(device)
+    model, num_threads = options.load(device), decoding_threads(options.num_workers, world)
     source = open_on_all(lambda: open_images(options.images, options.shared_classes), world)
     leads, num_bad = world.rank == 0, 0
     if leads:
@@ -121,7 +122,7 @@ def embed(options: EmbedOptions, world: World, device: Any) -> None:
     table_of_all = new_table(options.out, Layout(len(source), model.embedding_size, labelled, names, facts))
     bar = terminal.bar(total=len(source), unit="image", desc="embed", shown=leads)
     with bar, table_of_all if leads else nullcontext() as table:
-        for some in embedded(model, source, world, options.batch_size, options.num_workers):
+        for some in embedded(model, source, world, options.batch_size, num_threads):
             for index in some.bad:
                 reason = why_bad(model, source, index)
                 if options.on_bad == "stop":

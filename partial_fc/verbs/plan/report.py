@@ -89,7 +89,7 @@ def table(figures: dict[str, Any]) -> str:
     seconds = figures["seconds"]
     lines = [
         f"{figures['classes']:,} classes, D {figures['dim']}, batch {figures['batch']:,}, "
-        f"{figures['gpus']:,} process(es) of {figures['local_classes']:,} classes; "
+        f"{figures['gpus']:,} process(es) of {figures['local_classes']:,} classes",
         f"{figures['sampled']:,} take part at rate {figures['sample_rate']:g}",
         "",
         "memory of a process",

@@ -1,5 +1,6 @@
 """How we were launched, read from the environment; what the flags that start or find processes refuse."""
 
+import math
 import os
 import socket
 
@@ -176,6 +177,18 @@ def test_processes_share_the_cores_that_they_have_in_common(monkeypatch, given, 
     monkeypatch.setattr(device.comm, "all_gather_json", lambda own, *_: [own, *([at, *used] for at, used in others)])
     device.share_cores(comm.SingleWorld())
     assert asked == expected
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "quota", "num_ranks", "threads"),
+    [(8, math.inf, 1, 7), (8, math.inf, 2, 3), (8, 6.0, 2, 2), (1, math.inf, 1, 1), (4, 0.5, 4, 1), (64, 100, 1, 16)],
+)
+def test_decoding_takes_the_cores_but_one(monkeypatch, num_cores, quota, num_ranks, threads):
+    monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: set(range(num_cores)))
+    monkeypatch.setattr(device.memory, "cores_allowed", lambda: quota)
+    monkeypatch.setattr(device.comm, "all_gather_json", lambda own, *_: [own] * num_ranks)
+    assert device.decoding_threads("auto", comm.SingleWorld()) == threads
+    assert device.decoding_threads(5, comm.SingleWorld()) == 5
 
 
 def test_a_recipe_joins_or_ends_with_the_status_of_those_it_started(environ, monkeypatch):

@@ -103,7 +103,7 @@ def noise(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint
 
 def test_resume_by_position_is_exact_for_any_number_of_ranks_and_threads() -> None:
     whole = take(loader_of(Numbers(50), batch_size=6, augment=noise, num_workers=1), 20)
-    with loader_of(Numbers(50), batch_size=6, augment=noise, num_workers=3) as loader:
+    with loader_of(Numbers(50), batch_size=6, augment=noise, num_workers=16) as loader:
         for _ in range(9):
             next(loader)
         position = loader.position

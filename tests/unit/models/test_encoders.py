@@ -174,7 +174,7 @@ def test_a_model_of_a_file_starts_the_same_network_without_trust_and_no_other(co
 @pytest.mark.parametrize(
     ("network", "words", "noted"),
     [
-        ("vit_t", {}, "--optimizer sgd at learning rate 0.2: .*2144 and 2043"),
+        ("vit_t", {}, "--optimizer sgd at learning rate 0.2: .*docs/encoders.md"),
         ("vit_t", {"optimizer": "adamw", "lr": 1e-3}, "adamw at learning rate 0.002"),
         ("vit_t", {"optimizer": "adamw", "lr": 1e-3, "lr_scaling": "none"}, None),
         ("tiny", {}, None),

@@ -33,16 +33,43 @@ def test_what_the_data_says_of_itself_beats_the_preset(tmp_path):
     """A class count from a flag beats both."""
     (tmp_path / "train.rec").touch()
     (tmp_path / "property").write_text("50,64,64\n")
-    arguments = ["--dataset", "emore", "--rec", str(tmp_path)]
+    arguments = ["--dataset", "emore", "--rec", str(tmp_path), "--network", "r50"]
     config, notes = parse(arguments)
     assert (config.data.num_classes, config.data.image_size) == (50, 64)
     (note,) = notes
-    assert note.startswith("--dataset emore means --num-classes 85742; ")
-    assert f"{tmp_path} says 50, which is taken" in note
+    assert note == f"--num-classes 50, as {tmp_path} says, not --dataset emore's 85742"
     assert parse([*arguments, "--num_classes", "85742"])[0].data.num_classes == 85_742
     config, (note,) = parse(["--dataset", "glyphs", "--rec", str(tmp_path)])
     assert (config.data.num_classes, config.data.image_size) == (None, 64)
-    assert "--image-size 40" in note
+    assert note.startswith("--image-size 64, ")
+
+
+# ---- a network that nobody names
+
+
+@pytest.mark.parametrize(
+    ("words", "has_gpu", "network"),
+    [
+        ("", False, "tiny"),
+        ("", True, "r50"),
+        ("--device cpu", True, "tiny"),
+        ("--device cuda", False, "r50"),
+        ("--dataset glyphs", False, "mini"),
+        ("--pretrained model.pt", False, "r50"),
+        ("--models-root RUN", False, "mbf"),
+        ("--models-root RUN --resume never", False, "tiny"),
+        ("--resume RUN/checkpoints/step-00000003", True, "mbf"),
+    ],
+)
+def test_a_network_that_nobody_names_is_the_checkpoints_or_the_devices(tmp_path, monkeypatch, words, has_gpu, network):
+    monkeypatch.setattr("recipes.face.main.may_have_gpu", lambda: has_gpu)
+    folder = tmp_path / "run/checkpoints/step-00000003"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text('{"contract": {"network": "mbf"}}')
+    words = words.replace("RUN", str(tmp_path / "run")).split()
+    config, notes = parse(["--rec", str(tmp_path), *words])
+    assert config.model.network == network
+    assert any("--network r50" in note for note in notes) == (network == "tiny")
 
 
 # ---- transformers

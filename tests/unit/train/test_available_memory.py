@@ -1,11 +1,12 @@
-"""Free memory is the container's where a container has less than the machine: cgroups v1 and v2."""
+"""Free memory and cores are the container's where it has less than the machine: cgroups v1 and v2."""
 
+import math
 from pathlib import Path
 
 import pytest
 
 from partial_fc import memory
-from partial_fc.memory import available_memory_bytes
+from partial_fc.memory import available_memory_bytes, cores_allowed
 
 GB = 10**9
 V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
@@ -35,8 +36,8 @@ def proc(folder: Path, cgroup: str, mountinfo: str) -> Path:
 
 def v1(tmp_path: Path, path: str, root: str = "/") -> Path:
     mount = f"35 31 0:32 {root} {tmp_path}/memory rw,relatime - cgroup cgroup rw,memory"
-    other = f"36 31 0:33 / {tmp_path}/cpu rw,relatime - cgroup cgroup rw,cpu"
-    return proc(tmp_path / "proc", f"9:name=systemd:/\n4:memory:{path}\n1:cpu:/\n0::/\n", f"{other}\n{mount}")
+    other = f"36 31 0:33 {root} {tmp_path}/cpu rw,relatime - cgroup cgroup rw,cpu"
+    return proc(tmp_path / "proc", f"9:name=systemd:/\n4:memory:{path}\n1:cpu:{path}\n0::/\n", f"{other}\n{mount}")
 
 
 def v2(tmp_path: Path, path: str, root: str = "/") -> Path:
@@ -70,3 +71,20 @@ def test_the_tightest_of_nested_limits_counts_and_pages_of_files_are_free(tmp_pa
 def test_a_container_sees_its_own_limit_at_the_mount_point(tmp_path, make, names, top, path, root):
     group(tmp_path / top, names, 2 * GB, 1 * GB)
     assert available_memory_bytes(make(tmp_path, path, root)) == 1 * GB
+
+
+@pytest.mark.parametrize(
+    ("make", "top", "limits", "cores"),
+    [
+        (v2, "unified", {"cpu.max": "150000 100000"}, 1.5),
+        (v2, "unified", {"cpu.max": "max 100000"}, math.inf),
+        (v1, "cpu", {"cpu.cfs_quota_us": 300000, "cpu.cfs_period_us": 100000}, 3),
+        (v1, "cpu", {"cpu.cfs_quota_us": -1, "cpu.cfs_period_us": 100000}, math.inf),
+    ],
+)
+def test_the_cores_are_those_of_the_tightest_quota(tmp_path, make, top, limits, cores):
+    (tmp_path / top / "job/task").mkdir(parents=True)
+    for name, value in limits.items():
+        (tmp_path / top / "job" / name).write_text(f"{value}\n")
+    assert cores_allowed(make(tmp_path, "/job/task")) == cores
+    assert cores_allowed(make(tmp_path, "/other")) == math.inf

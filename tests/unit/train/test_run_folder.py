@@ -24,11 +24,11 @@ from tests.unit.thread_world import in_world
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--rec /data/faces", "runs/face-faces-r50"),
+        ("--rec /data/faces --device cuda", "runs/face-faces-r50"),
         ("--rec /data/my.faces/train.rec --network mbf", "runs/face-my.faces-mbf"),
-        ("--rec lists/a+b:c.lst", "runs/face-a+b_c-r50"),
+        ("--rec lists/a+b:c.lst --device cpu", "runs/face-a+b_c-tiny"),
         ("--rec /data/faces --dataset emore --network r100", "runs/face-emore-r100"),
-        ("--dataset 100w", "runs/face-100w-r50"),
+        ("--dataset 100w --device cuda", "runs/face-100w-r50"),
         ("--rec x --models-root mine", "mine"),
     ],
 )
