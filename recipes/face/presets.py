@@ -89,7 +89,7 @@ PRESETS: dict[str, Preset] = {
         "base_batch_size": 32,
         "lr_scheduler": "cosine",
         "warmup_epochs": 0.05,
-        "epochs": 1.3,
+        "epochs": 1.5,
         "val_targets": ("unseen", "unseen_font", "lookalike"),
         "augment": "glyph",
         "mirror": False,
