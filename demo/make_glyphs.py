@@ -43,7 +43,7 @@ class GlyphOptions:
 
     out: Path
     """folder to make; it appears under this name only when complete"""
-    num_classes: Annotated[int, In(1)] = 2000
+    num_classes: Annotated[int, In(1)] = 1500
     """characters to train on; those that stand in all eight Chinese typefaces come first"""
     images_per_typeface: Annotated[int, In(1)] = 2
     """distorted images of each character in each typeface"""

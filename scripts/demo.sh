@@ -9,7 +9,7 @@ models_root=${MODELS_ROOT:-runs/demo}
 
 say() { printf '[demo %4ds] %s\n' $((SECONDS - started)) "$*"; }
 
-say "data: 2,000 characters in seven typefaces; 6,000 pairs of each verification set"
+say "data: 1,500 characters in seven typefaces; 6,000 pairs of each verification set"
 python -m demo glyphs --out demo/glyphs
 [ -e demo/glyphs.png ] || partial-fc data show demo/glyphs --out demo/glyphs.png --images 14
 

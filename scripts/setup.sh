@@ -235,6 +235,8 @@ start_building_horovod() {
     set +m
 }
 if [ "$HOROVOD" = 1 ]; then start_building_horovod; fi
+beside=(nice -n 10) # the build takes longest: it has the cores first
+pip=("${beside[@]}" "${pip[@]}")
 
 install_packages() {
     local extras=train,glyphs
@@ -259,15 +261,15 @@ part "OpenCV and the rest" install_packages
 # Byte code, for an environment that forbids to write it at the first import, as many images do (PYTHONDONTWRITEBYTECODE):
 # torch alone takes seconds longer there, in each process of each start. Some files are templates, and no Python.
 compile_modules() {
-    .venv/bin/python -m compileall -q -j 2 partial_fc recipes
-    (cd .venv/lib/python3*/site-packages && ../../../bin/python -m compileall -q -j 2 -x '/tests?/' . >/dev/null || true)
+    "${beside[@]}" .venv/bin/python -m compileall -q -j 2 partial_fc recipes
+    (cd .venv/lib/python3*/site-packages && "${beside[@]}" ../../../bin/python -m compileall -q -j 2 -x '/tests?/' . >/dev/null || true)
 }
 part "compiling Python's byte code" compile_modules
 
 # The head's CPU kernels, for the instruction sets of this processor; another one compiles its own at first use.
 if have "${CXX:-g++}" >/dev/null; then
     kernels=$([ "$ALL" = 0 ] || echo runnable)
-    part "compiling the head's CPU kernels" .venv/bin/python partial_fc/head/native/build.py $kernels
+    part "compiling the head's CPU kernels" "${beside[@]}" .venv/bin/python partial_fc/head/native/build.py $kernels
 else
     say "no g++: the head's CPU kernels are not compiled; the head takes the plain one, which is slower, and says so"
 fi

@@ -83,7 +83,7 @@ class DataFlags:
     mirror: bool = True
     """Mirror half of the training images, and add both embeddings in verification."""
     augment: Annotated[Literal["none", "glyph", "face", "photo"], Basic] = "none"
-    """none: right for short runs (docs/data.md).
+    """none: the images as they are (docs/data.md has what was measured).
     face: some images are cropped, of low resolution, in other light, blurred, grey, JPEG or partly erased (AdaFace's
     and CVLface's). photo: a random part of each image, in other light, some also blurred, grey or partly erased.
     glyph: small shifts, turns, blur, noise and contrast, for the characters of the demo. See docs/data.md."""

@@ -1,6 +1,6 @@
-"""`partial-fc data show`: a picture of any set, a class a row, original or as training sees it."""
+"""`partial-fc data show`: a picture of any set, a class a row. (A run draws what it sees itself: first_batch.png.)"""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -16,9 +16,8 @@ from partial_fc.data.image_folder import class_folders
 from partial_fc.data.open import open_any
 from partial_fc.data.pairs import read_pairs
 from partial_fc.data.sample import BadRecord, Sample, still
-from partial_fc.data.transform import AugmentName, training_square
 from partial_fc.findings import counted
-from partial_fc.flags.facts import PIXELS, In, check_numbers
+from partial_fc.flags.facts import In, check_numbers
 from partial_fc.pictures import Pixels, Row, Tile
 
 _LOOKED_AT = 4096  # records, if their labels are inside them
@@ -40,21 +39,9 @@ class ShowOptions:
     """Images of each class, or pairs of each kind, chosen at random."""
     seed: int = 0
     """Seed of the choice."""
-    augmented: bool = False
-    """Each row is one image and several augmentations of it, by the transform of recipe face."""
-    image_size: Annotated[int | None, In(PIXELS)] = None
-    """With --augmented: pixels of a side. none: 112."""
-    mirror: bool = True
-    """With --augmented: mirror half of the images."""
-    augment: AugmentName = "none"
-    """With --augmented: the run's --augment."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        if not self.augmented and (self.image_size or not self.mirror or self.augment != "none"):
-            raise ValueError("--image-size, --mirror and --augment set the transform of training: add --augmented")
-        if self.augment == "glyph" and self.mirror:
-            raise ValueError("--augment glyph with --mirror: a mirrored character is another one; add --no-mirror")
 
 
 def show(options: ShowOptions) -> None:
@@ -66,32 +53,18 @@ def show(options: ShowOptions) -> None:
     bins = [path] if path.suffix == ".bin" else sorted(path.glob("*.bin")) if path.is_dir() else []
     rows: list[Row] = []
     problems: list[str] = []
-    seen = ""
     if not bins or (path.is_dir() and ((path / "train.rec").exists() or class_folders(path))):
-        source = open_any(path, None, "train")
-        transform = None
-        if options.augmented:
-            size = options.image_size or 112
-            transform = training_square(size, options.augment, options.mirror)
-            seen = f"; each as recipe face sees it, {size} x {size} pixels"
-        rows += _class_rows(source, options, transform, problems)
-    elif options.augmented:
-        raise ValueError(f"--augmented: {path} has pairs only, which are not trained on")
+        rows += _class_rows(open_any(path, None, "train"), options, problems)
     rows += [row for each in bins for row in _pair_rows(each, options, problems)]
     if problems and all(tile.image is None for row in rows for tile in row.tiles):
         raise ValueError(f"not one of {counted(len(problems), 'sample')} can be used; the first: {problems[0]}")
     pictures.write(options.out, pictures.sheet(rows, max(pictures.A_ROW, options.images)))
-    print(f"{options.out}: {counted(len(rows), 'row')}{seen}")
+    print(f"{options.out}: {counted(len(rows), 'row')}")
     if problems:
         print(f"{counted(len(problems), 'sample')} cannot be used, drawn as crosses; the first: {problems[0]}")
 
 
-Transform = Callable[[Sample, np.random.Generator], Pixels]
-
-
-def _class_rows(
-    source: Source, options: ShowOptions, transform: Transform | None, problems: list[str]
-) -> Iterator[Row]:
+def _class_rows(source: Source, options: ShowOptions, problems: list[str]) -> Iterator[Row]:
     """Yields a row per class. problems: receives the errors of unusable samples."""
     rng = np.random.default_rng(options.seed)
     label_N, index_N = _labels(source, rng)
@@ -100,18 +73,13 @@ def _class_rows(
     values = np.unique(label_N)
     for label in sorted(rng.choice(values, min(options.classes, len(values)), replace=False).tolist()):
         of_class = index_N[label_N == label]
-        # An image and its augmentations, or several images.
-        number = 1 if transform else min(options.images, len(of_class))
-        chosen = sorted(rng.choice(of_class, number, replace=False).tolist())
+        chosen = sorted(rng.choice(of_class, min(options.images, len(of_class)), replace=False).tolist())
         name = f" ({names[label]})" if 0 <= label < len(names) else ""
         title = f"class {label}{name}: {counted(len(of_class), 'image')}{whose}"
-        wanted: list[tuple[int, Transform, str]] = [(index, _as_it_is, "") for index in chosen]
-        if transform:
-            wanted += [(chosen[0], transform, f"as seen, {n}") for n in range(1, options.images)]
         tiles = []
-        for index, make, caption in wanted:
+        for index in chosen:
             try:
-                tiles.append(_tile(source, index, make, rng, caption))
+                tiles.append(_tile(source, index))
             except BadRecord as error:
                 tiles.append(Tile(None, [_name(source, index)]))
                 where, what = source.where(index), str(error)
@@ -135,10 +103,10 @@ def _labels(source: Source, rng: np.random.Generator) -> tuple[NDArray[np.int64]
     return np.array(list(label_of.values()), np.int64), np.array(list(label_of), np.int64)
 
 
-def _tile(source: Source, index: int, make: Transform, rng: np.random.Generator, caption: str) -> Tile:
-    image = make(source.read(index), rng)
+def _tile(source: Source, index: int) -> Tile:
+    image = _as_it_is(source.read(index))
     height, width = image.shape[:2]
-    return Tile(pictures.fit(image), [caption or _name(source, index), f"{width} x {height}"])
+    return Tile(pictures.fit(image), [_name(source, index), f"{width} x {height}"])
 
 
 def _name(source: Source, index: int) -> str:
@@ -146,7 +114,7 @@ def _name(source: Source, index: int) -> str:
     return source.where(index).rpartition("/")[2].rpartition(", ")[2]
 
 
-def _as_it_is(sample: Sample, _rng: np.random.Generator) -> Pixels:
+def _as_it_is(sample: Sample) -> Pixels:
     image = still(sample)
     return decode(image) if isinstance(image, bytes) else image
 

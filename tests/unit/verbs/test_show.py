@@ -73,14 +73,3 @@ def test_records_databases_lists_and_pairs(photos, shown, tmp_path):
     assert [len(row.tiles) for row in shown(tmp_path / "lmdb")] == [4] * 5
     (tmp_path / "list").write_text("photos/é0/1.jpg 7\n")
     assert names(shown(tmp_path / "list")) == [["1.jpg"]]
-
-
-def test_as_training_sees_them(photos, shown):
-    """One image a class, then what recipe face makes of it: mirrored or not."""
-    rows = shown(photos, classes=1, images=8, augmented=True, image_size=16)
-    (first, *seen) = rows[0].tiles
-    assert first.caption[0].endswith(".jpg")
-    assert [tile.caption for tile in seen] == [[f"as seen, {n}", "16 x 16"] for n in range(1, 8)]
-    assert len({tile.image.tobytes() for tile in seen}) == 2
-    glyphs = shown(photos, classes=1, images=8, augmented=True, augment="glyph", mirror=False)
-    assert len({tile.image.tobytes() for tile in glyphs[0].tiles}) == 8
