@@ -37,7 +37,7 @@ class HorovodWorld(World):
         chosen = mpi_settings(launch, len(os.sched_getaffinity(0)), os.environ)
         if chosen and launch.rank == 0:
             added = " ".join(f"{name}={value}" for name, value in chosen.items())
-            print(f"{added}: the processes fill the cores, and who waits leaves its core to who computes", flush=True)
+            print(f"{added}: a rank that waits leaves its core to the others\n", end="", flush=True)
         os.environ.update(chosen)
         hvd.init()
         if (hvd.rank(), hvd.size()) != (launch.rank, launch.size):
