@@ -5,7 +5,7 @@
     python -m benchmarks.fidelity --jobs 2        runs them, two at a time
     python -m benchmarks.fidelity --repeat 3      runs three of the finished ones again, and compares the bits
     python -m benchmarks.fidelity --analyse       recomputes every interval and test from benchmarks/results/fidelity,
-                                                  and writes them into README.md and docs
+                                                  and writes them into docs/fidelity.md
 
 Runs on your own data, `python -m benchmarks.fidelity faces-0.1 0 --rec SET --held-out SET --steps N --flags='...'`, are
 rows of their own.
@@ -51,7 +51,7 @@ ARMS = {
 OTHERS = [arm for arm in ARMS if arm != "1"]
 BEGIN, END = "<!-- begin: python -m benchmarks.fidelity --analyse -->", "<!-- end -->"
 SAME_IMAGES = ("clean", "flipped", "split")  # under other labels; runs of one arm take equally long
-SETS = (*SAME_IMAGES, "long")  # of README's table
+SETS = (*SAME_IMAGES, "long")  # of the first table
 SHOWN = {  # in it, by arm
     "exact": "0.1 (default; arcface_torch)",
     "exact-0.03": "0.03 (default; arcface_torch)",
@@ -86,7 +86,7 @@ STAGES = (
     [("clean", ("1", "0.1"), 6)],
     [("split", ("1", "0.1", "filter"), 7), ("split", ("0.3", "0.03"), 6),
      ("flipped", ("1", "0.3", "0.1", "0.03", "filter"), 6)],
-    [("clean", ("0.3", "0.03", "rising", "hard", "filter"), FEWEST)],  # README's table first
+    [("clean", ("0.3", "0.03", "rising", "hard", "filter"), FEWEST)],  # the first table's first
     [(name, ("exact",), 6) for name in SAME_IMAGES],
     [(name, ("adagrad", "adagrad-all"), FEWEST) for name in SAME_IMAGES],
     [("sgd", ("1", "0.1", "exact"), FEWEST), ("clean", ("exact-0.03",), FEWEST)],
@@ -186,8 +186,7 @@ def analyse(folder: Path) -> None:
 
 def pages(results: Results) -> dict[str, str]:
     """Returns the tables of each page."""
-    tables = {"README.md": for_users, "docs/fidelity.md": for_readers}
-    return {page: "\n".join(table(results)) for page, table in tables.items()}
+    return {"docs/fidelity.md": "\n".join((*for_users(results), "", *for_readers(results)))}
 
 
 def between(page: str, tables: str) -> str:
@@ -225,7 +224,7 @@ def for_readers(results: Results) -> Iterator[str]:
 
 
 def for_users(results: Results) -> Iterator[str]:
-    """Yields README's table: the error of all classes, and the ratios to it, with intervals over seeds."""
+    """Yields the first table: the error of all classes, and the ratios to it, with intervals over seeds."""
     found = {
         (name, arm): value
         for name, arm in product(SETS, SHOWN)
@@ -256,7 +255,7 @@ def _short(value: Values | None) -> str:
 
 
 def draw(results: Results, path: Path) -> None:
-    """Draws the ratios of README's table, with intervals over seeds."""
+    """Draws the ratios of the first table, with intervals over seeds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4), layout="constrained", dpi=100)

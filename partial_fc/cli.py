@@ -149,11 +149,6 @@ def load(name: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(f"partial_fc.verbs.{module}"), function)
 
 
-def flags_of(name: str) -> type:
-    """Returns the class whose fields are the flags of a verb."""
-    return get_type_hints(load(name))["options"]
-
-
 def main() -> None:
     interrupts.listen()
     output.open_closed()

@@ -128,7 +128,7 @@ def test_folds_are_balanced_and_labels_true(folder: Path, name: str) -> None:
 
 
 def test_missing_fonts_name_their_packages(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"apt-get install fonts-arphic-ukai fonts-arphic-uming fonts-nanum"):
+    with pytest.raises(ValueError, match=r"apt-get install fonts-arphic-ukai fonts-arphic-uming fonts-noto"):
         build(replace(SMALL, out=tmp_path / "set", fonts=tmp_path))
     assert not list(tmp_path.iterdir())
 

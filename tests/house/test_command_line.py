@@ -107,7 +107,7 @@ def test_every_number_of_a_recipe_is_refused_by_name_where_it_has_no_meaning(com
 
 @pytest.mark.parametrize("verb", [*(name for name in cli.VERBS if name not in cli._OWN_READERS), "launch"])
 def test_every_number_of_a_verb_is_refused_by_name_where_it_has_no_meaning(verb):
-    options = LaunchOptions if verb == "launch" else cli.flags_of(verb)
+    options = LaunchOptions if verb == "launch" else get_type_hints(cli.load(verb))["options"]
     right = dict(ALSO.get(verb, {}))
     for field in dataclasses.fields(options):
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:

@@ -11,6 +11,7 @@ import sys
 from argparse import ArgumentParser
 from pathlib import Path
 from types import ModuleType
+from typing import get_type_hints
 
 import pytest
 import tyro
@@ -64,7 +65,7 @@ def test_a_command_is_taken_as_it_stands(page, words, tmp_path, monkeypatch):
         if name == "train":
             recipe, *flags = rest
         else:
-            parse(cli.flags_of(name), rest, name)
+            parse(get_type_hints(cli.load(name))["options"], rest, name)
             return
     job = "mxnet.kvstore_job" if recipe == "mnist" and kvstore_job.asked_for(flags) else f"{recipe}.main"
     importlib.import_module(f"recipes.{job}").parse(flags)

@@ -18,22 +18,22 @@ ROOT = Path(__file__).parents[2]
 
 # Lines of Python that the wheel installs, at most.
 WHEEL = {
-    "partial_fc": 2_170,
+    "partial_fc": 2_215,
     "partial_fc/checkpoint": 2_350,
-    "partial_fc/comm": 2_710,
-    "partial_fc/data": 4_850,
+    "partial_fc/comm": 2_715,
+    "partial_fc/data": 4_855,
     "partial_fc/embedding": 750,
     "partial_fc/evaluate": 890,
     "partial_fc/flags": 1_170,
     "partial_fc/foreign": 1_160,
     "partial_fc/head": 7_710,
-    "partial_fc/models": 980,
+    "partial_fc/models": 985,
     "partial_fc/optim": 670,
-    "partial_fc/train": 4_000,
-    "partial_fc/verbs": 4_670,
+    "partial_fc/train": 4_025,
+    "partial_fc/verbs": 4_625,
     "recipes": 7_900,
 }
-TOGETHER = {"partial_fc": 34_000, "wheel": 42_000, "tests": 35_000, "python": 84_000, "patches": 750, "words": 42_000}
+TOGETHER = {"partial_fc": 34_000, "wheel": 42_000, "tests": 35_200, "python": 84_000, "patches": 750, "words": 41_200}
 FLAGS = {"face": 105, "imagenet": 96, "kinetics": 87, "mnist": 51}
 
 # Names of other programs' systems, which the core leaves to their recipes. comm/ alone knows Horovod; foreign/ reads

@@ -73,7 +73,10 @@ for file in faces/train.rec $run/model.safetensors $run/loss.csv $run/training.l
     $run/evaluation/roc.png $run/search/neighbours.csv $run/report.html photos.npz faces.onnx runs/more runs/fewer; do
     [ -s $file ] || die "README.md promises $file, which is not there"
 done
-sed -n '/^```python$/,/^```$/{/^```/!p}' "$repository/README.md" | python || die "README.md's program failed"
+for page in README.md docs/after-training.md; do
+    sed -n '/^```python$/,/^```$/{/^```/!p}' "$repository/$page" | python >"$folder/out.log" 2>&1 || die "the program of $page failed"
+    say "python, $page: $(cat "$folder/out.log")"
+done
 python - "$run/result.json" ${venv:+runs/demo/result.json} <<'PYTHON'
 import json
 import sys

@@ -15,7 +15,7 @@ from partial_fc.data.decode import decode
 from partial_fc.data.image_folder import class_folders
 from partial_fc.data.open import open_any
 from partial_fc.data.pairs import read_pairs
-from partial_fc.data.sample import BadRecord, Sample, still
+from partial_fc.data.sample import BadRecord, still
 from partial_fc.findings import counted
 from partial_fc.flags.facts import In, check_numbers
 from partial_fc.pictures import Pixels, Row, Tile
@@ -104,7 +104,8 @@ def _labels(source: Source, rng: np.random.Generator) -> tuple[NDArray[np.int64]
 
 
 def _tile(source: Source, index: int) -> Tile:
-    image = _as_it_is(source.read(index))
+    stored = still(source.read(index))
+    image = decode(stored) if isinstance(stored, bytes) else stored
     height, width = image.shape[:2]
     return Tile(pictures.fit(image), [_name(source, index), f"{width} x {height}"])
 
@@ -112,11 +113,6 @@ def _tile(source: Source, index: int) -> Tile:
 def _name(source: Source, index: int) -> str:
     """Returns a sample's short name: of "photos/alice/1.jpg" the file, of "faces/train.rec, key 17" the key."""
     return source.where(index).rpartition("/")[2].rpartition(", ")[2]
-
-
-def _as_it_is(sample: Sample) -> Pixels:
-    image = still(sample)
-    return decode(image) if isinstance(image, bytes) else image
 
 
 def _pair_rows(path: Path, options: ShowOptions, problems: list[str]) -> Iterator[Row]:

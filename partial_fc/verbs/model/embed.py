@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from partial_fc import terminal
 from partial_fc.comm import World
-from partial_fc.comm.device import decoding_threads
 from partial_fc.data import ImageFolder, Source, open_on_all
 from partial_fc.data.sets.joined import parts_of, tables_of
 from partial_fc.data.vectors import Vectors
@@ -108,6 +107,7 @@ class EmbedOptions(ModelOptions):
 
 
 def embed(options: EmbedOptions, world: World, device: Any) -> None:
+    from partial_fc.comm.device import decoding_threads
     from partial_fc.embedding.on_ranks import embedded, why_bad
 
     model, num_threads = options.load(device), decoding_threads(options.num_workers, world)

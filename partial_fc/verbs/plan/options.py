@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 from partial_fc.flags.facts import CLASSES, PROCESSES, THREADS, In
@@ -44,12 +43,8 @@ class PlanOptions:
     """Threads of each process, on CPUs."""
     backbone_parameters: int = 0
     """Adds the backbone's parameters, gradient and optimizer state to the memory, and its all-reduce."""
-    step_ms: Annotated[float | None, In("(0, inf)")] = None
-    """Milliseconds of a step without the head: does sampling pay?"""
     images_per_s: Annotated[float | None, In("(0, inf)")] = None
-    """The same as images a second of one process."""
-    rates: Path | None = None
-    """A file with the "rates" of another machine, as --json prints them."""
+    """Images a second of one process without the head: does sampling pay?"""
     tflops: Annotated[float | None, In("(0, inf)")] = None
     """Matrix products of --precision on one GPU, instead of what is measured."""
     bandwidth: Annotated[float | None, In("(0, inf)")] = None

@@ -69,7 +69,7 @@ def verdict(figures: dict[str, Any]) -> list[str]:
     elif backbone is None:
         sentences.append(
             f"The head takes {_time(full)} with all classes, {_time(sampled)} with {rate:.0%} of them. Whether that "
-            "matters depends on the rest of the step: give --step-ms or --images-per-s."
+            "matters depends on the rest of the step: give --images-per-s."
         )
     else:
         gain = (backbone + full) / (backbone + sampled)
@@ -131,8 +131,8 @@ def _resolved(options: PlanOptions) -> PlanOptions:
     device = options.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    elif device == "cuda" and not torch.cuda.is_available() and options.tflops is None and options.rates is None:
-        raise ValueError("--device cuda: no GPU here to measure; give --tflops and --bandwidth, or --rates")
+    elif device == "cuda" and not torch.cuda.is_available() and options.tflops is None:
+        raise ValueError("--device cuda: no GPU here to measure; give --tflops and --bandwidth")
     precision = options.precision
     if precision == "auto":
         is_here = device == "cpu" or torch.cuda.is_available()
@@ -145,11 +145,7 @@ def _rates(options: PlanOptions, workload: PlanOptions) -> "Rates":
 
     from .counts import Rates, measure_rates
 
-    if options.rates:
-        given = json.loads(options.rates.read_text())
-        rates = Rates(**given.get("rates", given))
-        rates = replace(rates, gexp_per_s=rates.gexp_per_s or math.inf)
-    elif options.tflops and options.bandwidth:
+    if options.tflops and options.bandwidth:
         # The rate of exponentials on another machine is unknown: they are not counted.
         rates = Rates({workload.precision: options.tflops * 1e3}, options.bandwidth, math.inf)
     elif options.tflops or options.bandwidth:
@@ -163,11 +159,7 @@ def _rates(options: PlanOptions, workload: PlanOptions) -> "Rates":
 
 
 def _backbone_seconds(options: PlanOptions) -> float | None:
-    if options.step_ms is not None and options.images_per_s is not None:
-        raise ValueError("--step-ms and --images-per-s say the same; give one of them")
-    if options.images_per_s is not None:
-        return options.batch / options.gpus / options.images_per_s
-    return None if options.step_ms is None else options.step_ms / 1e3
+    return None if options.images_per_s is None else options.batch / options.gpus / options.images_per_s
 
 
 def _size(count: float) -> str:

@@ -134,7 +134,7 @@ def test_a_run_of_epochs_goes_on_by_the_data_that_is_left(caplog):
             assert course.total_steps == 100
     assert "have been seen" not in caplog.text
     assert schedule_of(rolled_back, order, batch_size=20).total_steps == 30 + 35
-    for words in ("300 of 1,000 samples", "30 steps", "with 20 a step 35 more steps", "65 in all"):
+    for words in ("300 of 1,000 samples", "30 steps", "with 20 a step 35 more remain"):
         assert words in caplog.text
     assert schedule_of(rolled_back, order, batch_size=20, max_steps=100).total_steps == 100
     with pytest.raises(ValueError, match="step 101, beyond this run's 100"):

@@ -88,7 +88,7 @@ def test_a_network_that_nobody_names_is_the_checkpoints_or_the_devices(tmp_path,
         ("--network vit_t --config CONFIG", ("sgd", 0.02, "none", 5e-4)),
         ("--network r50", ("sgd", 0.1, "linear", 5e-4)),
         ("--network timm:convnext_tiny", ("sgd", 0.1, "linear", 5e-4)),
-        ("--dataset glyphs", ("muon", 0.006, "linear", 0.05)),
+        ("--dataset glyphs", ("muon", 0.007, "linear", 0.05)),
     ],
 )
 def test_a_transformer_starts_with_adamw_where_nothing_else_is_named(tmp_path, line, expected):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_type_hints
 
 import pytest
 from safetensors import SafetensorError
@@ -77,7 +78,7 @@ def test_the_example_of_a_section_is_a_command_line_that_is_taken(section, tmp_p
         return
     (tmp_path / "pairs.bin").touch()
     monkeypatch.chdir(tmp_path)
-    parse(cli.flags_of(name), rest, example)
+    parse(get_type_hints(cli.load(name))["options"], rest, example)
 
 
 def test_help_and_mistakes_of_every_verb_and_recipe_come_without_torch():
