@@ -51,7 +51,7 @@ def test_the_log_says_who_what_and_where_the_time_went(launched):
     models_root, printed = launched
     for text in (
         "rank 0 of 2 (horovod)",
-        "torch 2",
+        "partial-fc 0.",
         "  data: --rec ",
         "step 10/10 · loss ",
         "1,120 images; global batch 2 x 16 = 32",
@@ -130,5 +130,5 @@ def test_mistakes_are_named_without_a_trace(glyphs, tmp_path, flags, message, ca
 
 def test_help_shows_the_values_of_a_preset(capsys):
     with pytest.raises(SystemExit):
-        train_command.main(["face", "--dataset", "emore", "--help"], "train.py")
+        train_command.main(["face", "--dataset", "emore", "--help-all"], "train.py")
     assert "85742" in capsys.readouterr().out.replace(" ", "")
