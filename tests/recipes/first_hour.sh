@@ -34,7 +34,7 @@ train() {
     # Without job control bash starts background jobs with SIGINT ignored: Python takes it again.
     (exec python -c 'import os, shlex, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-command = shlex.split(sys.argv[1])
+command = shlex.split(sys.argv[1], comments=True)
 os.execvp(command[0], command)' "$1") &
     job=$!
     until grep -qs "Global Step: 10 " $log; do
