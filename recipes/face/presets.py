@@ -73,8 +73,8 @@ PRESETS: dict[str, Preset] = {
     "wf12m": _arcface_torch(617_970, 12_720_066, ()),
     "wf42m": _arcface_torch(2_059_906, 42_474_557, ("lfw", "cfp_fp", "agedb_30")),
     # Characters across typefaces (docs/data.md). A flipped character is another one. The demo's values: a CPU can
-    # process few images, and AdamW needs a third of SGD's, mini with Muon half of tiny's with AdamW, and small batches
-    # fewer than large ones (docs/log.md, 2026-11-20, 2026-11-23 and 2026-11-29).
+    # process few images, and AdamW needs a third of SGD's, mini with Muon half of tiny's with AdamW; an image teaches
+    # more in a small batch than in a large one (docs/log.md, 2026-11-20, 2026-11-23 and 2026-11-29).
     "glyphs": {
         "image_size": 40,
         "network": "mini",

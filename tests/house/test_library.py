@@ -239,7 +239,7 @@ _VARIANTS = 'variants = ("avx512_bf16", "avx512", "avx2", "portable")'
     ],
 )
 def test_a_program_runs(page, number, changes, tmp_path):
-    """(The program with a trained model is README.md's, which tests/recipes/first_hour.sh runs.)"""
+    """(The program with a trained model runs in tests/recipes/first_hour.sh, on README.md's model.)"""
     np.savez(tmp_path / "faces.npz", keys=np.array([*"abcdef"]), embeddings=np.eye(6, dtype=np.float32))
     text = programs(page)[number]
     for then, now in changes.items():

@@ -13,7 +13,7 @@ from partial_fc.head import CosFace, PartialFC, RowAdam, RowAdamW, RowSGD
 from tests.flat import flat_head
 from tests.unit.thread_world import ThreadWorld, in_world
 
-C, D, INPUTS, PER_RANK, STEPS = 61, 8, 12, 6, 80  # 61 classes: no number of ranks divides them
+C, D, INPUTS, PER_RANK, STEPS = 61, 8, 12, 6, 200  # 61 classes: no number of ranks divides them
 MARGIN = CosFace(16.0, 0.2)
 OURS: dict[str, Any] = {
     "sgd": (RowSGD(0.9, 5e-3), lambda params: torch.optim.SGD(params, 0.1, momentum=0.9, weight_decay=5e-3), 0.2),
