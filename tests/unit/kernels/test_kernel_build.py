@@ -13,7 +13,9 @@ from partial_fc.head.kernels import cpu
 from partial_fc.head.kernels.choice import choose
 from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.native import build as native
+from partial_fc.head.native import library as native_library
 from partial_fc.head.native.build import CompilerNotFoundError, build, library, runnable
+from partial_fc.head.rows import copying
 
 
 @pytest.fixture
@@ -44,6 +46,16 @@ def test_ranks_that_start_at_once_compile_it_once(compiled, empty_cache, tmp_pat
     assert Path(f"{slow}.log").read_text() == "called\n"
     assert sorted(path.name for path in empty_cache.iterdir()) == ["lock", compiled.name], "and nothing half-written"
     cpu.load.__wrapped__("portable")
+
+
+def test_a_training_loads_no_more_than_set_up_compiles(monkeypatch):
+    loaded = []
+    monkeypatch.setattr(native_library, "load_library", lambda variant: loaded.append(variant) or native._load(variant))
+    monkeypatch.setattr(cpu, "load", native_library.load.__wrapped__)
+    monkeypatch.setattr(copying, "load", native_library.load.__wrapped__)
+    cpu.variant_here.__wrapped__()
+    copying.rows_copier.__wrapped__()
+    assert loaded and set(loaded) <= set(native.taken())
 
 
 @pytest.mark.parametrize(
