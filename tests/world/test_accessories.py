@@ -268,7 +268,9 @@ def test_a_moved_folder_is_told(tmp_path, caplog):
 
 
 def test_a_checkpoint_that_a_run_removes_meanwhile_is_no_problem(photos, tmp_path, monkeypatch, capsys):
-    train(tmp_path, photos, "--max-steps 4 --val-targets")
+    log = train(tmp_path, photos, "--max-steps 4")
+    assert "nothing is evaluated" in log  # there are no pairs
+    assert f"next: `partial-fc report {tmp_path}`" in log
     old, new = sorted((tmp_path / "checkpoints").glob("step-*"))
     shutil.copytree(old, tmp_path / "checkpoints/step-00000001")
     (tmp_path / "checkpoints/step-00000001/COMPLETE").unlink()  # being removed, or being written
