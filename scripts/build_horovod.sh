@@ -26,10 +26,11 @@ for patch in "$root"/patches/horovod/*.patch; do
 done
 
 # Horovod and Gloo leave out headers that older standard libraries included by themselves (before GCC 13 and 14).
+# CMake 4 refuses Gloo, which names a CMake older than 3.5, unless it is told to take it.
 # Make's own MAKEFLAGS, where make called this, would set the number of jobs to one; so would nproc under OMP_NUM_THREADS.
 env HOROVOD_WITH_PYTORCH=1 HOROVOD_${mxnet}_MXNET=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \
     PYTHONPATH="$root" CXXFLAGS="${CXXFLAGS:-} -include cstdint -include stdexcept -include string" \
-    MAKEFLAGS="-j$(env -u OMP_NUM_THREADS nproc)" \
+    CMAKE_POLICY_VERSION_MINIMUM=3.5 MAKEFLAGS="-j$(env -u OMP_NUM_THREADS nproc)" \
     "$python" -m pip wheel --quiet --no-deps --no-build-isolation -w "$work/wheels" "$source" >"$work/log" 2>&1 ||
     { cat "$work/log" >&2; exit 1; }
 mkdir -p "$wheels"
