@@ -100,7 +100,7 @@ run() {
     # library finds: NCCL carries what is large, and MPI's other transports differ between hosts.
     [ -z "$own_sessions" ] || sessions=(-mca orte_top_session_dir "/tmp/ompi.run.${SRANDOM:-$RANDOM$RANDOM}")
     set -m # a process group of its own: Ctrl-C in a terminal reaches us alone, and mpirun from us, once
-    "${with_us[@]}" mpirun -np "$processes" --host "${places#* }" --allow-run-as-root -bind-to none -map-by slot \
+    "${with_us[@]}" mpirun -np "$processes" --host "${places#* }" --allow-run-as-root --bind-to none --map-by slot \
         -mca pml ob1 -mca btl "$transports" "${interface[@]}" "${sessions[@]}" "${ending[@]}" "${pass[@]}" \
         bash "$here/config.sh" "$@" </dev/null &
     job=$!

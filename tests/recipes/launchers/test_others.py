@@ -12,7 +12,7 @@ from tests.recipes.launchers import rendezvous_job
 from tests.waiting import free_port
 
 ROOT = Path(__file__).parents[3]
-MPIRUN = "mpirun -np 2 --oversubscribe --allow-run-as-root -bind-to none"
+MPIRUN = "mpirun -np 2 --oversubscribe --allow-run-as-root --bind-to none"
 LINES = {
     "torch.distributed.launch": "{python} -m torch.distributed.launch --nproc_per_node=2 --master_port={port} {job}",
     "mpirun of torchrun": MPIRUN
