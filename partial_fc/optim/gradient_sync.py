@@ -165,12 +165,13 @@ class GradientSync:
         """Tells whether a finite gradient can become infinite in the exchange."""
         return self._sent_as == torch.float16
 
+    def sum(self) -> Tensor:
+        """Returns the sum of all summed gradients, a scalar. NaN and Inf in them stay in it; it is Inf without one in
+        them only where they add up beyond their dtype."""
+        return torch.stack([bucket.summed.sum() for bucket in self._buckets]).sum()
+
     def finite(self) -> Tensor:
-        """Tells whether all summed gradients are finite: bool scalar, equal on all ranks if the sums are. One pass of a
-        sum, which preserves NaN and Inf; checks every value only if that is not finite."""
-        total = torch.stack([bucket.summed.sum() for bucket in self._buckets]).isfinite().all()
-        if total:
-            return total
+        """Tells whether all summed gradients are finite: bool scalar, equal on all ranks if the sums are."""
         return torch.stack([bucket.summed.isfinite().all() for bucket in self._buckets]).all()
 
     def square_sum(self) -> Tensor:

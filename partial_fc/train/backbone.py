@@ -132,6 +132,10 @@ class TorchBackbone:
             return
         self.sync.wait()
 
+    def gradient_sum(self) -> Tensor:
+        """Returns a scalar that is finite if the summed gradient is, but for a sum beyond its dtype."""
+        return torch.where(self._finite, 0.0, torch.nan) if self._frozen else self.sync.sum()
+
     def finite(self) -> Tensor:
         """Returns whether the summed gradient is finite: bool scalar, equal on all ranks if the sums are."""
         return self._finite if self._frozen else self.sync.finite()

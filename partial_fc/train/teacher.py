@@ -24,7 +24,8 @@ class Teacher:
         autocast: Callable[[], AbstractContextManager],
     ):
         self._forward, self._weight, self._world, self._autocast = forward, weight, world, autocast
-        self._loss = self._updates = 0.0  # since the last `drain`
+        self._updates = 0.0  # since the last `drain`, as is their loss
+        self._loss = torch.zeros((), dtype=torch.float64)
 
     def __call__(self, output_BD: Tensor, input_B: Tensor, num_global: int, share: float) -> Tensor:
         """Returns share of the loss, equal on all ranks; its gradient is that of this rank's samples, as the head's.
@@ -35,12 +36,12 @@ class Teacher:
         own = (1 - F.cosine_similarity(output_BD, target_BD)).double().sum()
         factor = share * self._weight / num_global
         total = self._world.all_reduce(own.detach(), name="train/teacher") * factor
-        self._loss += total.item()
+        self._loss = self._loss.to(total.device) + total  # the host does not wait for it
         self._updates += share
         return total + factor * (own - own.detach())
 
     def drain(self) -> float:
         """Returns the mean over the updates since the last call."""
-        mean = self._loss / (self._updates or 1.0)
-        self._loss = self._updates = 0.0
+        mean = self._loss.item() / (self._updates or 1.0)
+        self._loss, self._updates = torch.zeros_like(self._loss), 0.0
         return mean

@@ -70,7 +70,7 @@ def update(job: Job, batches: Sequence[Batch], lr: float, watch: Stopwatch) -> f
         fault = NonFinite(find_first_non_finite(job, attempt, str(error)), error.hopeless)
         if job.guards.on_nan != "skip":
             raise fault from None
-        skip(job, attempt, fault)
+        skip(job, fault)
     else:
         job.guards.num_skips = 0
     return attempt.loss
@@ -89,31 +89,31 @@ def _update(job: Job, attempt: Attempt, lr: float, watch: Stopwatch) -> None:
         with backbone.hold() if number + 1 < len(batches) else nullcontext():
             forward_backward(job, attempt, batch, label_NB[number], batch.num_global / num_samples, watch)
 
-    # ---- decision: all ranks update, or none does
-    clipping = bool(settings.clip or settings.head_clip)
-    known_first = backbone.scaler or clipping or backbone.may_overflow or job.guards.on_nan == "skip"
-    if known_first:
-        backbone.wait()
-        if backbone.scaler and overflowed(job, attempt.loss):
-            check_loss_scale(job, attempt.loss)
-            undo(job, attempt)
-            lower_loss_scale(job)
-            return
-        if not backbone.scaler:
-            check_gradient(job)
-    if clipping:
-        clip_gradients(job)
+    # ---- decision: all ranks update, or none does. Nothing was read from the device so far but labels, by the head.
+    backbone.wait()
+    sign = overflowed(job) if backbone.scaler else backbone.gradient_sum()
+    told, *numbers = _read(backbone.device, sign, *(loss for loss, _ in attempt.losses), *square_sums(job))
+    attempt.loss = sum(number * factor for number, (_, factor) in zip(numbers, attempt.losses, strict=False))
+    if backbone.scaler is None:
+        check(job, attempt.loss, told)
+    elif told or not math.isfinite(attempt.loss):
+        check_loss_scale(job, attempt.loss)
+        undo(job)
+        lower_loss_scale(job)
+        return
+    clip_gradients(job, *numbers[len(batches) :])
 
-    # ---- update the centres, if possible during the exchange of the last gradients; then the backbone
+    # ---- update
     watch.lap("backbone")
     head.step(lr * settings.head_lr_ratio)
-    attempt.centres_moved = True
     watch.lap("head")
-    if not known_first:
-        backbone.wait()
-        check_gradient(job)
     backbone.step(lr)
     watch.lap("backbone")
+
+
+def _read(device: torch.device, *scalars: Tensor) -> list[float]:
+    """The numbers of these scalars, for which the host waits once."""
+    return torch.stack([one.to(device, torch.float64) for one in scalars]).tolist()
 
 
 def forward_backward(job: Job, attempt: Attempt, batch: Batch, label_B: Tensor, share: float, watch: Stopwatch) -> None:
@@ -132,8 +132,7 @@ def forward_backward(job: Job, attempt: Attempt, batch: Batch, label_B: Tensor, 
         watch.lap("teacher")
     attempt.passes.append(Pass(output_B, job.head.last_step))
     loss.backward()
-    attempt.loss += loss.item() * (share / weight)
-    check_loss(attempt.loss, job)
+    attempt.losses.append((loss.detach(), share / weight))
     watch.lap("head")
 
     assert output_B.grad is not None
@@ -141,17 +140,12 @@ def forward_backward(job: Job, attempt: Attempt, batch: Batch, label_B: Tensor, 
     watch.lap("backbone")
 
 
-def check_loss(loss: float, job: Job) -> None:
-    """Raises NonFinite for a NaN or Inf loss before any update, on all ranks, as the loss is equal on all. (With a loss
-    scale, `overflowed` decides after backward.)"""
-    if not math.isfinite(loss) and job.backbone.scaler is None:
+def check(job: Job, loss: float, gradient_sum: float) -> None:
+    """Raises NonFinite for NaN or Inf in the loss or the backbone's gradient, which are equal on all ranks. The latter
+    covers the centres' gradient: a NaN or Inf slope spoils the features' gradient, and so all."""
+    if not math.isfinite(loss):
         raise NonFinite(f"the loss is {loss} at step {job.at.step + 1}{_usual_causes(job)}")
-
-
-def check_gradient(job: Job) -> None:
-    """Raises NonFinite for NaN or Inf in the backbone's gradient, the same sum on all ranks. It covers the centres'
-    gradient: a NaN or Inf slope spoils the features' gradient, and so all."""
-    if job.backbone.finite():
+    if math.isfinite(gradient_sum) or job.backbone.finite():
         return
     if job.backbone.may_overflow:
         raise NonFinite(
@@ -180,10 +174,10 @@ def _usual_causes(job: Job) -> str:
     return f" (usual causes: {causes}{others})"
 
 
-def overflowed(job: Job, loss: float) -> bool:
-    """Returns whether any number of the update, on any rank, is NaN or Inf: one decision for all. A collective."""
-    fine = job.backbone.finite() & job.head.finite().to(job.backbone.device) & math.isfinite(loss)
-    return bool(job.world.all_reduce(1 - fine.float(), "max", name="train/overflow").item())
+def overflowed(job: Job) -> Tensor:
+    """Returns whether a gradient of the update, on any rank, has NaN or Inf: 1.0 or 0.0, for all. A collective."""
+    fine = job.backbone.finite() & job.head.finite().to(job.backbone.device)
+    return job.world.all_reduce(1 - fine.float(), "max", name="train/overflow")
 
 
 def lower_loss_scale(job: Job) -> None:
@@ -198,23 +192,29 @@ def lower_loss_scale(job: Job) -> None:
     )
 
 
-def clip_gradients(job: Job) -> None:
-    """Scales backbone's and centres' gradient so that their joint norm, over all ranks, is at most clip; with head_clip
-    each separately. The centres' norm costs half a pass; it is skipped if head_clip is infinite."""
+def square_sums(job: Job) -> list[Tensor]:
+    """Returns the sums of squares that clipping asks for: of the backbone's gradient, and of the centres', over all
+    ranks, which costs half a pass and is left out if head_clip is infinite. A collective."""
     clip, head_clip = job.settings.clip, job.settings.head_clip
-    square = job.backbone.square_sum()
-    if clip and not head_clip:
-        square = square + job.head.gradient_square_sum()
-    factor = _shrink(square, clip)
+    if not (clip or head_clip):
+        return []
+    return [job.backbone.square_sum()] + ([job.head.gradient_square_sum()] if head_clip < math.inf else [])
+
+
+def clip_gradients(job: Job, square: float = 0.0, head_square: float = 0.0) -> None:
+    """Scales backbone's and centres' gradient so that their joint norm is at most clip; with head_clip each
+    separately. square, head_square: what `square_sums` returns."""
+    clip, head_clip = job.settings.clip, job.settings.head_clip
+    factor = _shrink(square if head_clip else square + head_square, clip)
     if factor < 1.0:
         job.backbone.scale(factor)
-    if head_clip and head_clip < math.inf:
-        factor = _shrink(job.head.gradient_square_sum(), head_clip)
-    if factor < 1.0 and head_clip < math.inf:
+    if head_clip:
+        factor = _shrink(head_square, head_clip)
+    if factor < 1.0:
         job.head.scale_gradient(factor)
 
 
-def _shrink(square_sum: Tensor, largest: float) -> float:
+def _shrink(square_sum: float, largest: float) -> float:
     """Returns the factor that reduces a gradient to the largest norm (0: any)."""
-    norm = square_sum.sqrt().item()
+    norm = math.sqrt(square_sum)
     return largest / norm if largest and norm > largest else 1.0

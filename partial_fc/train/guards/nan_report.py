@@ -34,9 +34,8 @@ def find_first_non_finite(job: Job, attempt: Attempt, symptom: str) -> str:
     folder, step = job.models_root / "non-finite", job.at.step + 1
     path = folder / f"step-{step:08d}-rank-{job.world.rank:05d}.json"
     spare(f"the batch below {folder}", _write_down, job, attempt, symptom, look, path)
-    moved = "The centres of this step have moved, the backbone has not" if attempt.centres_moved else ""
     return (
-        f"{symptom}. {_in_words(first_W)} {moved or 'Nothing was updated in this step'}; the last checkpoint remains. "
+        f"{symptom}. {_in_words(first_W)} Nothing was updated in this step; the last checkpoint remains. "
         f"Each rank's record keys and labels: {folder / f'step-{step:08d}-rank-*.json'}."
     )
 

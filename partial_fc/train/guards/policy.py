@@ -36,22 +36,22 @@ class Attempt:
 
     batches: Sequence[Batch]
     passes: list[Pass] = field(default_factory=list)
+    # Of each pass, on its device, and its factor in the update's loss, which is known once the gradients are.
+    losses: list[tuple[Tensor, float]] = field(default_factory=list)
     loss: float = 0.0
-    centres_moved: bool = False
 
 
-def undo(job: Job, attempt: Attempt) -> None:
+def undo(job: Job) -> None:
     """Undoes the update on all ranks: weights, centres, running statistics and margin state."""
-    assert not attempt.centres_moved
     job.backbone.undo()
     job.head.discard()
 
 
-def skip(job: Job, attempt: Attempt, fault: NonFinite) -> None:
+def skip(job: Job, fault: NonFinite) -> None:
     """Applies --on-nan skip: undoes the update. Raises the fault after too many of them, or if that cannot help."""
     guards = job.guards
     guards.num_skips += 1
-    undo(job, attempt)
+    undo(job)
     if fault.hopeless:
         raise NonFinite(f"{fault} --on-nan skip cannot help: every batch would meet it") from None
     if guards.num_skips > MAX_SKIPS:

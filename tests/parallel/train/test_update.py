@@ -1,6 +1,8 @@
 """One update of backbone and head: micro-batches are one batch, and an overflow on one rank is one everywhere."""
 
 import logging
+import traceback
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -8,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
+import partial_fc
 from partial_fc.data import Batch
 from partial_fc.head import CosFace
 from partial_fc.head.rows import RowSGD
@@ -23,6 +27,7 @@ from partial_fc.train.record.log import StepLine
 from partial_fc.train.update import Stopwatch, update
 from tests.flat import flat_head
 
+PACKAGE = Path(partial_fc.__file__).parent
 CLASSES, D, SIDE, MICRO = 37, 8, 8, 4
 _NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, _NO_GPU])])
@@ -97,6 +102,32 @@ def test_four_micro_batches_equal_one_batch(world, clip):
         assert make(many, batches) == pytest.approx(make(one, [joined(batches)]), rel=1e-12)
     for a, b in zip(everything(many), everything(one), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+class Reads(TorchFunctionMode):
+    """Counts, by file of the package, where the host takes numbers out of tensors: on a GPU it waits there."""
+
+    def __init__(self):
+        super().__init__()
+        self.by_file: Counter[str] = Counter()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") in ("item", "tolist", "cpu", "nonzero", "__bool__", "__int__", "__float__"):
+            files = [Path(frame.filename) for frame in reversed(traceback.extract_stack())]
+            self.by_file[next(str(file.relative_to(PACKAGE)) for file in files if file.is_relative_to(PACKAGE))] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("count", [1, MICRO])
+@pytest.mark.parametrize("how", [{}, {"clip": 0.5}, {"mode": "fp16"}], ids=str)
+def test_an_update_waits_once_for_its_numbers(world, how, count):
+    job = job_of(world, **how)
+    for step in range(2):
+        with Reads() as reads:
+            make(job, micro_batches(world, step, count))
+        assert {file: n for file, n in reads.by_file.items() if not file.startswith(("head/", "comm/"))} == {
+            "train/update.py": 1
+        }
 
 
 @pytest.mark.parametrize("clip", [0.0, 1e-3])
