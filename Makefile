@@ -12,7 +12,7 @@ setup-all:  ## the same, and what tests, exports, videos and MXNet need
 demo: setup  ## build the demo data, train on it with two processes, show what was learned
 	@bash scripts/demo.sh
 
-test: setup-all  ## all tests, 11 minutes on two cores: units, ranks over Gloo, MPI and torchrun, recipes, faults, hosts
+test: setup-all  ## all tests, ten minutes on two cores: units, ranks over Gloo, MPI and torchrun, recipes, faults, hosts
 	@bash scripts/test.sh
 
 first-hour: setup-all  ## types every line of README.md, in an empty folder with an empty HOME: six minutes; without .venv: `bash tests/recipes/first_hour.sh`

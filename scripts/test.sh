@@ -76,17 +76,17 @@ elif [ "$mode" = old ]; then
     grep -qw avx512f /proc/cpuinfo || { numeric=(tests/unit/kernels/test_triton.py -m long) two=(-n 2); }
     stage "numbers, with AVX2 instructions" 90 python -m pytest -m "not mxnet" "${numeric[@]}" "${two[@]}" "$@"
 else
-    stage "unit and world" 200 python -m pytest "${unit[@]}" -m "not mxnet and not long" "$@"
+    stage "unit and world" 180 python -m pytest "${unit[@]}" -m "not mxnet and not long" "$@"
     # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.
-    stage "MXNet: engine, oracle and stores" 65 python -m pytest -m "mxnet and not long" $(marked mxnet tests/{unit,recipes}) "${two[@]}" "$@"
+    stage "MXNet: engine, oracle and stores" 58 python -m pytest -m "mxnet and not long" $(marked mxnet tests/{unit,recipes}) "${two[@]}" "$@"
     # The mathematics does not depend on the transport: all of it over MPI on three ranks, by which the numbers of classes
     # do not divide; the core of the head's on two, too. Elsewhere only what speaks to the transport (more launchers: test-long).
-    stage "the head and transport, horovodrun Gloo, 2 ranks" 30 gloo 2 "${ranks[@]}" tests/parallel/head/test_head{,_kinds}.py $(marked transport tests/parallel)
-    stage "parallel, horovodrun MPI, 3 ranks" 70 mpi 3 "${ranks[@]}" -m "not long" tests/parallel
-    stage "transport, torchrun, 2 ranks" 12 torch 2 "${transport[@]}"
-    stage "transport, one process" 8 "${transport[@]}"
+    stage "the head and transport, horovodrun Gloo, 2 ranks" 20 gloo 2 "${ranks[@]}" tests/parallel/head/test_head{,_kinds}.py $(marked transport tests/parallel)
+    stage "parallel, horovodrun MPI, 3 ranks" 50 mpi 3 "${ranks[@]}" -m "not long" tests/parallel
+    stage "transport, torchrun, 2 ranks" 10 torch 2 "${transport[@]}"
+    stage "transport, one process" 7 "${transport[@]}"
     # Faults are of processes, disks and cables. -rs: why, where some are skipped.
-    stage "recipes, faults and two hosts" 290 python -m pytest tests/{recipes,faults,cluster} "${four[@]}" -m "not mxnet and not long" -rs "$@"
+    stage "recipes, faults and two hosts" 275 python -m pytest tests/{recipes,faults,cluster} "${four[@]}" -m "not mxnet and not long" -rs "$@"
 fi
 
 printf '\n%s%5d s of %3d  in all\n' "$table" "$SECONDS" "$budget"

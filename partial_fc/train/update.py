@@ -89,10 +89,11 @@ def _update(job: Job, attempt: Attempt, lr: float, watch: Stopwatch) -> None:
         with backbone.hold() if number + 1 < len(batches) else nullcontext():
             forward_backward(job, attempt, batch, label_NB[number], batch.num_global / num_samples, watch)
 
-    # ---- decision: all ranks update, or none does. Nothing was read from the device so far but labels, by the head.
+    # ---- decision: all ranks update, or none does. The host waits for the device once.
     backbone.wait()
     sign = overflowed(job) if backbone.scaler else backbone.gradient_sum()
-    told, *numbers = _read(backbone.device, sign, *(loss for loss, _ in attempt.losses), *square_sums(job))
+    scalars = [sign, *(loss for loss, _ in attempt.losses), *square_sums(job)]
+    told, *numbers = torch.stack([one.to(backbone.device, torch.float64) for one in scalars]).tolist()
     attempt.loss = sum(number * factor for number, (_, factor) in zip(numbers, attempt.losses, strict=False))
     if backbone.scaler is None:
         check(job, attempt.loss, told)
@@ -109,11 +110,6 @@ def _update(job: Job, attempt: Attempt, lr: float, watch: Stopwatch) -> None:
     watch.lap("head")
     backbone.step(lr)
     watch.lap("backbone")
-
-
-def _read(device: torch.device, *scalars: Tensor) -> list[float]:
-    """The numbers of these scalars, for which the host waits once."""
-    return torch.stack([one.to(device, torch.float64) for one in scalars]).tolist()
 
 
 def forward_backward(job: Job, attempt: Attempt, batch: Batch, label_B: Tensor, share: float, watch: Stopwatch) -> None:
@@ -208,8 +204,7 @@ def clip_gradients(job: Job, square: float = 0.0, head_square: float = 0.0) -> N
     factor = _shrink(square if head_clip else square + head_square, clip)
     if factor < 1.0:
         job.backbone.scale(factor)
-    if head_clip:
-        factor = _shrink(head_square, head_clip)
+    factor = _shrink(head_square, head_clip) if head_clip else factor
     if factor < 1.0:
         job.head.scale_gradient(factor)
 
