@@ -166,8 +166,8 @@ class GradientSync:
         return self._sent_as == torch.float16
 
     def sum(self) -> Tensor:
-        """Returns the sum of all summed gradients, a scalar. NaN and Inf in them stay in it; it is Inf without one in
-        them only where they add up beyond their dtype."""
+        """Returns the sum of all summed gradients, a scalar. It is NaN or Inf if one of them is; otherwise only if it
+        exceeds what its dtype holds."""
         return torch.stack([bucket.summed.sum() for bucket in self._buckets]).sum()
 
     def finite(self) -> Tensor:

@@ -89,15 +89,15 @@ def _update(job: Job, attempt: Attempt, lr: float, watch: Stopwatch) -> None:
         with backbone.hold() if number + 1 < len(batches) else nullcontext():
             forward_backward(job, attempt, batch, label_NB[number], batch.num_global / num_samples, watch)
 
-    # ---- decision: all ranks update, or none does. The host waits for the device once.
+    # ---- decision: all ranks update, or none does. Here the host waits for the device once.
     backbone.wait()
-    sign = overflowed(job) if backbone.scaler else backbone.gradient_sum()
-    scalars = [sign, *(loss for loss, _ in attempt.losses), *square_sums(job)]
-    told, *numbers = torch.stack([one.to(backbone.device, torch.float64) for one in scalars]).tolist()
+    guard = overflowed(job) if backbone.scaler else backbone.gradient_sum()
+    scalars = [guard, *(loss for loss, _ in attempt.losses), *square_sums(job)]
+    guarded, *numbers = torch.stack([one.to(backbone.device, torch.float64) for one in scalars]).tolist()
     attempt.loss = sum(number * factor for number, (_, factor) in zip(numbers, attempt.losses, strict=False))
     if backbone.scaler is None:
-        check(job, attempt.loss, told)
-    elif told or not math.isfinite(attempt.loss):
+        check(job, attempt.loss, guarded)
+    elif guarded or not math.isfinite(attempt.loss):
         check_loss_scale(job, attempt.loss)
         undo(job)
         lower_loss_scale(job)
