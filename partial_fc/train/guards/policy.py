@@ -36,7 +36,7 @@ class Attempt:
 
     batches: Sequence[Batch]
     passes: list[Pass] = field(default_factory=list)
-    # Of each pass, on its device, and its factor in the update's loss, which is known once the gradients are.
+    # Each pass's loss, on the device, and its factor in the update's loss.
     losses: list[tuple[Tensor, float]] = field(default_factory=list)
     loss: float = 0.0
 
