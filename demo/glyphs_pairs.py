@@ -1,7 +1,8 @@
 """The pairs of glyph images in the verification sets.
 
 All three sets are of characters never trained on. Half of the pairs show one character twice, in each of the ten folds;
-the two images of a pair always have different typefaces, so that the typeface is no cue.
+the two images of a pair always have different typefaces, so that the typeface is no cue. A character has one image in
+each typeface, which stands in several pairs, as the photos of LFW and CFP do.
 - unseen: any two of the trained typefaces; the second character is random.
 - unseen_font: the first image is in the typeface never trained on, the second in a trained one.
 - lookalike: as unseen, but the two characters of a pair are among each other's most similar ones.
@@ -36,8 +37,7 @@ def choose_pairs(
 ) -> list[Pair]:
     """Returns the pairs of one of SETS in file order: by fold, first the genuine pairs, then the impostors; a function
     of (name, seed, typefaces). typefaces: those that draw each held-out character. num_pairs: a multiple of 20."""
-    use = 1 + SETS.index(name)
-    rng = np.random.default_rng((seed, use))
+    rng = np.random.default_rng((seed, 1 + SETS.index(name)))
     codes = list(typefaces)
     if name == "unseen_font":
         codes = [code for code in codes if NEVER_TRAINED in typefaces[code]]
@@ -50,13 +50,12 @@ def choose_pairs(
     else:
         other = [(codes[a], codes[b]) for a, b in _random_others(half, len(codes), rng)]
 
-    number = iter(range(2 * num_pairs))
     pairs = []
     for fold in range(FOLDS):
         part = slice(*_part_of_fold(fold, half))
         for first, second in same[part] + other[part]:
             faces = _two_typefaces(typefaces[first], typefaces[second], name == "unseen_font", rng)
-            images = [Glyph(code, face, use, next(number)) for code, face in zip((first, second), faces, strict=True)]
+            images = [Glyph(code, face, 1) for code, face in zip((first, second), faces, strict=True)]
             pairs.append(Pair(images[0], images[1], first == second))
     return pairs
 

@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 class Glyph(NamedTuple):
-    """One image. typeface: index in TYPEFACES. use: 0 training, 1, 2, 3 the tests. number: counts images."""
+    """One image. typeface: index in TYPEFACES. use: 0 training, 1 the tests. number: counts images."""
 
     code: int
     typeface: int

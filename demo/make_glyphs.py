@@ -32,7 +32,7 @@ from .glyphs_pairs import FOLDS, SETS, choose_pairs, trained
 from .glyphs_render import SHAPE_SIDE, Glyph, Pen, Runner, workers
 
 MANIFEST = "manifest.json"
-_FORMAT = 1  # version of the generator: sets of another number differ for the same options
+_FORMAT = 2  # version of the generator: sets of another number differ for the same options
 _ALIGNED = 1.0  # second label of InsightFace's image records
 
 
@@ -211,10 +211,12 @@ def _write_tests(
 ) -> None:
     """Writes NAME.bin and NAME.tsv of each verification set."""
     shape_NTP = shapes(pen, run, typefaces)
-    for name in SETS:
-        pairs = choose_pairs(name, typefaces, options.pairs, options.seed, shape_NTP)
-        glyphs = [glyph for pair in pairs for glyph in (pair.first, pair.second)]
-        write_pairs(folder / f"{name}.bin", list(run(pen.jpeg, glyphs, name)), [pair.same for pair in pairs])
+    pairs_of = {name: choose_pairs(name, typefaces, options.pairs, options.seed, shape_NTP) for name in SETS}
+    glyphs_of = {name: [glyph for pair in pairs for glyph in pair[:2]] for name, pairs in pairs_of.items()}
+    wanted = sorted(set().union(*glyphs_of.values()))
+    jpeg = dict(zip(wanted, run(pen.jpeg, wanted, "test images"), strict=True))
+    for name, pairs in pairs_of.items():
+        write_pairs(folder / f"{name}.bin", [jpeg[glyph] for glyph in glyphs_of[name]], [pair.same for pair in pairs])
         with open(folder / f"{name}.tsv", "w", encoding="utf-8") as lines:
             for first, second, same in pairs:
                 shown = [f"{chr(glyph.code)}\t{TYPEFACES[glyph.typeface].name}" for glyph in (first, second)]

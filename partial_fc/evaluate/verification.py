@@ -1,6 +1,6 @@
 """Verification on pairs (1:1), as on LFW: do two images show the same class?
 
-N pairs of the set, n pairs of this rank, I images of one batch, T thresholds, F folds.
+N pairs of the set, M different images, I images of one batch, T thresholds, F folds.
 
 LFW's ten-fold protocol (Huang et al., 2007) as InsightFace computes it: embeddings of length 1
 (embedding/model.py); squared distance; thresholds 0, 0.01 ... 3.99; the folds are consecutive blocks of pairs,
@@ -47,19 +47,20 @@ class Verification:
     """One verification file (.bin of pairs), evaluated by all ranks together."""
 
     def __init__(self, path: Path, image_size: int, batch_size: int, flip: bool = True, name: str = ""):
-        """Reads the file without decoding images. batch_size: images per forward, rounded down to even, since pairs
-        stay together. flip: of `unit_embeddings`. name: by default the file's. Raises ValueError for a file that cannot
-        be evaluated."""
-        if batch_size < 2:
-            raise ValueError(f"verification of {path}: batch size {batch_size}; a pair needs at least 2")
+        """Reads the file without decoding images. batch_size: images per forward. flip: of `unit_embeddings`. name: by
+        default the file's. Raises ValueError for a file that cannot be evaluated."""
         self.path = Path(path)
         self.name = name or self.path.stem
         self.image_size = image_size
-        self.pairs_per_batch = batch_size // 2
+        self.batch_size = batch_size
         self.flip = flip
         self.roc: Roc | None = None  # of the latest run, as is distance_N, of the pairs in file order
         self.distance_N = np.empty(0)
-        self.images, self.same_N = read_pairs(self.path)
+        images, self.same_N = read_pairs(self.path)
+        # An image that stands in several pairs, as most of LFW's and CFP's do, is computed once.
+        number = {image: i for i, image in enumerate(dict.fromkeys(images))}
+        self.file_M = list(number)
+        self.pair_N2 = np.array([number[image] for image in images]).reshape(-1, 2)
         check_pairs(self.path, self.same_N)
 
     def check(self, world: World) -> None:
@@ -67,10 +68,10 @@ class Verification:
         training would meet it in each evaluation. A collective."""
 
         def decode_own() -> None:
-            own = own_part(len(self.images), world)
+            own = own_part(len(self.file_M), world)
             for batch, (_, bad) in enumerate(batches(own, self._read, black(self.image_size), _AT_ONCE)):
                 for i, error in bad.items():
-                    image = own[batch * _AT_ONCE + i]
+                    image = self.pair_N2.ravel().tolist().index(own[batch * _AT_ONCE + i])
                     raise ValueError(f"pair {image // 2}, image {image} cannot be used: {error}")
 
         all_or_raise(decode_own, world, "evaluate/check", f"the verification set {self.path} cannot be used")
@@ -82,27 +83,27 @@ class Verification:
         accuracy, accuracy_std: ten folds. accuracy_low, accuracy_high: its 95 % interval. tar@far=X: true accept rate
         at false accept rate X over the whole set, see `Roc.tar_at`. xnorm: mean length of the network's outputs.
 
-        One collective: an all-gather of 16 bytes a pair. Raises ValueError, on all ranks alike, for an unusable image
-        or a NaN or Inf embedding.
+        One collective: an all-gather of 8 (D + 1) bytes an image. Raises ValueError, on all ranks alike, for an
+        unusable image or a NaN or Inf embedding.
         """
         # The gathered rows are in file order. Batches and results are bit-identical for any number of ranks.
-        size = 2 * self.pairs_per_batch
-        own = own_part(math.ceil(len(self.images) / size), world)
-        images = range(own.start * size, min(own.stop * size, len(self.images)))
-        side = self.image_size
-        read = batches(images, self._read, black(side), size)
-        rows = [torch.empty(0, 2, dtype=torch.float64)]
+        size, num_images = self.batch_size, len(self.file_M)
+        own = own_part(math.ceil(num_images / size), world)
+        images = range(own.start * size, min(own.stop * size, num_images))
+        read = batches(images, self._read, black(self.image_size), size)
+        rows = [torch.empty(0, dtype=torch.float64)]  # flat: a rank without images does not know D
         shown = world.rank == 0
         bar = terminal.bar(total=len(images), desc=self.name, unit="image", shown=shown, leave=False)
         with torch.no_grad(), bar:
             for image_I3HW, bad in read:
                 unit_ID, norm_I = unit_embeddings(embed, image_I3HW, self.flip)
-                distance_n = (unit_ID[0::2] - unit_ID[1::2]).square().sum(1)
                 # Not raised here: the other ranks would wait for this one. `_check` raises it on all ranks.
-                distance_n[[image // 2 for image in bad]] = torch.nan
-                rows.append(torch.stack((distance_n, (norm_I[0::2] + norm_I[1::2]) / 2), dim=1))
+                unit_ID[list(bad)] = torch.nan
+                rows.append(torch.cat((unit_ID, norm_I[:, None]), dim=1).ravel())
                 bar.update(len(image_I3HW))
-        distance_N, norm_N = world.all_gather(torch.cat(rows), name=f"evaluate/{self.name}").numpy().T
+        row_ME = world.all_gather(torch.cat(rows), name=f"evaluate/{self.name}").numpy().reshape(num_images, -1)
+        difference_ND = row_ME[self.pair_N2[:, 0], :-1] - row_ME[self.pair_N2[:, 1], :-1]
+        distance_N = np.einsum("nd,nd->n", difference_ND, difference_ND)
         self._check(distance_N)
 
         self.distance_N = distance_N
@@ -111,10 +112,10 @@ class Verification:
         yield from accuracy_values(self.name, accuracy)
         for far in FALSE_ACCEPT_RATES:
             yield f"{self.name}/tar@far={far}", self.roc.tar_at(float(far))
-        yield f"{self.name}/xnorm", float(norm_N.mean())
+        yield f"{self.name}/xnorm", float(row_ME[self.pair_N2, -1].mean())
 
     def _read(self, image: int) -> Pixels:
-        return fit(decode(self.images[image]), self.image_size)
+        return fit(decode(self.file_M[image]), self.image_size)
 
     def _check(self, distance_N: np.ndarray) -> None:
         bad = np.flatnonzero(~np.isfinite(distance_N))
@@ -124,7 +125,7 @@ class Verification:
         where = f"{self.path}: pair {pair} of {len(self.same_N)} ({len(bad)} bad in all)"
         for image in (2 * pair, 2 * pair + 1):
             try:
-                self._read(image)
+                self._read(self.pair_N2.flat[image])
             except BadRecord as error:
                 raise ValueError(f"{where}: image {image} cannot be used: {error}") from error
         raise ValueError(

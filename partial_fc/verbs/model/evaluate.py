@@ -60,7 +60,7 @@ class EvaluateOptions(ModelOptions):
     shared_classes: bool = False
     """--all-pairs: classes that have the same name in several sets, or in sets without names the same number, are one
     class."""
-    batch_size: Annotated[int, In(2)] = 128
+    batch_size: Annotated[int, In(1)] = 128
     """Images in one forward of the network."""
     show: int = 10
     """Pairs of each kind in the picture of the worst pairs; 0: no picture."""
@@ -157,7 +157,8 @@ def _judge_bin(path: Path, model: "EmbeddingModel", options: EvaluateOptions, wo
     assert one.roc is not None
 
     def pixels(pair: int) -> tuple[pictures.Pixels, pictures.Pixels]:
-        return decode(one.images[2 * pair]), decode(one.images[2 * pair + 1])
+        first, second = one.pair_N2[pair]
+        return decode(one.file_M[first]), decode(one.file_M[second])
 
     kept = {key.partition("/")[2]: value for key, value in values.items() if "tar@" not in key}
     return Judged(one.name, one.distance_N, one.same_N, one.roc, kept | _tar(one.roc), pixels)

@@ -173,7 +173,29 @@ def test_one_collective_and_no_gradients(tmp_path, embed):
 
     list(Verification(tmp_path / "set.bin", SIZE, 8).run(watched, world))
     assert world.traffic.calls == {"evaluate/set": 1}
-    assert world.traffic.num_bytes == {"evaluate/set": 16 * 21}
+    assert world.traffic.num_bytes == {"evaluate/set": 8 * (5 + 1) * 2 * 21}
+
+
+def test_an_image_of_several_pairs_is_computed_once(tmp_path, embed):
+    """As in LFW, AgeDB and CFP; the same numbers as from the description, which knows nothing of it."""
+    images, _ = make_set(tmp_path / "set.bin", 30)
+    encoded, _ = read_pairs(tmp_path / "set.bin")
+    chosen = np.random.default_rng(2).integers(0, 20, 2 * 25)
+    same = np.arange(25) % 3 == 0
+    write_pairs(tmp_path / "set.bin", [encoded[i] for i in chosen], same.tolist())
+    seen = []
+
+    def watched(image_I3HW):
+        seen.extend(image.numpy().tobytes() for image in image_I3HW)
+        return embed(image_I3HW)
+
+    verification = Verification(tmp_path / "set.bin", SIZE, 8, flip=False)
+    result = dict(verification.run(watched, SingleWorld()))
+    assert len(seen) == len(set(seen)) == len(set(chosen.tolist()))
+    distances, xnorm = slow_distances([images[i] for i in chosen], embed, False)
+    np.testing.assert_allclose(verification.distance_N, distances, rtol=0, atol=1e-6)
+    assert result["set/accuracy"] == slow_accuracy(verification.distance_N, same)[0]
+    assert result["set/xnorm"] == pytest.approx(xnorm, rel=1e-6)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0])
@@ -208,16 +230,12 @@ def test_broken_image_is_an_error_on_every_rank(tmp_path, embed, content, words)
 
 
 @pytest.mark.parametrize(
-    ("num_pairs", "kinds", "batch_size", "message"),
-    [
-        (9, 2, 8, r"set\.bin: 9 pairs; 10 folds"),
-        (20, 1, 8, r"set\.bin: all 20 pairs are of one kind"),
-        (20, 2, 1, "batch size 1"),
-    ],
+    ("num_pairs", "kinds", "message"),
+    [(9, 2, r"set\.bin: 9 pairs; 10 folds"), (20, 1, r"set\.bin: all 20 pairs are of one kind")],
 )
-def test_sets_that_cannot_be_evaluated(tmp_path, num_pairs, kinds, batch_size, message):
+def test_sets_that_cannot_be_evaluated(tmp_path, num_pairs, kinds, message):
     make_set(tmp_path / "set.bin", num_pairs)
     encoded, same = read_pairs(tmp_path / "set.bin")
     write_pairs(tmp_path / "set.bin", encoded, same.tolist() if kinds == 2 else [True] * num_pairs)
     with pytest.raises(ValueError, match=message):
-        Verification(tmp_path / "set.bin", SIZE, batch_size)
+        Verification(tmp_path / "set.bin", SIZE, 8)
