@@ -34,7 +34,7 @@ from partial_fc.flags.facts import BATCH, PIXELS, THREADS, In
 from recipes.imagenet.databases import open_database
 
 if TYPE_CHECKING:
-    from partial_fc.data.loader import Transform
+    from partial_fc.data.build import Transform
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def _why(error: BaseException) -> str:
 # ---- threads
 
 
-class _Foreground(Executor):
+class Foreground(Executor):
     """Does the work where it is handed in."""
 
     def submit(self, do: Callable[..., Any], /, *args: Any, **named: Any) -> "Future[Any]":
@@ -73,7 +73,7 @@ def threads(count: int, name: str) -> Executor:
     if count > 1:
         return threads(count // 2, name)
     _log.warning(f"no thread for {name!r} ({why}): its work is done in the foreground, which takes longer")
-    return _Foreground()
+    return Foreground()
 
 
 # ---- matplotlib

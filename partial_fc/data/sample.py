@@ -3,7 +3,8 @@
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,9 @@ class LabelOutOfRange(ValueError):
     def __init__(self, message: str, label: int) -> None:
         super().__init__(message)
         self.label = label
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LabelOutOfRange, (str(self), self.label)
 
 
 @runtime_checkable
@@ -69,11 +73,22 @@ def still(sample: Sample) -> bytes | NDArray[np.uint8]:
 class Source(Protocol):
     """Samples 0 to len - 1 in a fixed order. Every method is safe to call from several threads at once. The default
     methods suit samples in memory; sources may inherit them. remote: reading may raise SourceGone. num_labels: the most
-    labels of a sample, K; with 1 only its first counts, whatever the file has (labels.py)."""
+    labels of a sample, K; with 1 only its first counts, whatever the file has (labels.py). alike: all samples have the
+    same data, and differ in labels."""
 
     num_classes: int
     remote: bool = False
     num_labels: int = 1
+    alike: bool = False
+
+    def __new__(cls, *args: Any, **named: Any) -> Self:
+        self = super().__new__(cls)
+        vars(self)["_opened"] = partial(cls, *args, **named)
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process it is opened again."""
+        return vars(self)["_opened"], ()
 
     def __len__(self) -> int: ...
 
@@ -144,12 +159,14 @@ def naming(source: Source, index: int) -> Iterator[None]:
 
 
 class Synthetic(Source):
-    """Data without reading images, to find out whether input is the bottleneck: one random image for every sample.
-    Sample i has label i % num_classes, and further ones evenly spread over the classes.
+    """Data without reading images, to find out whether input is the bottleneck: one random image for every sample, of
+    which the loader makes a batch once. Sample i has label i % num_classes, and further ones spread over the classes.
 
     The loader's keyed permutation shuffles the labels, so they need no randomness of their own, and every class occurs.
     100 million classes need no more memory than ten.
     """
+
+    alike = True
 
     def __init__(
         self, num_classes: int, image_size: int = 112, num_samples: int | None = None, num_labels: int = 1

@@ -3,6 +3,7 @@ place in the batch; a transform may write there and then returns `out` itself.""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import cv2
@@ -62,14 +63,14 @@ def training_square(size: int, augment: AugmentName, mirrored: bool) -> SquareIm
     """Returns recipe face's transform for training: --image-size, --augment and --mirror."""
     presets: dict[str, list[Augment]] = {"none": [], "glyph": [glyph], "face": [FACE], "photo": [PHOTO]}
     steps = [mirror] * mirrored + presets[augment]
-
-    def each(image: Pixels, rng: np.random.Generator) -> Pixels:
-        for step in steps:
-            image = step(image, rng)
-        return image
-
-    only = steps[0] if len(steps) == 1 else each
+    only = steps[0] if len(steps) == 1 else partial(_in_turn, steps)
     return SquareImage(size, only if steps else None, 0.35 if augment == "photo" else 1.0)
+
+
+def _in_turn(steps: Sequence[Augment], image: Pixels, rng: np.random.Generator) -> Pixels:
+    for step in steps:
+        image = step(image, rng)
+    return image
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,9 @@ class RunFlags:
     same: like auto, but only if it was trained with the same flags. never: start from step 0. DIR: resume from this
     checkpoint; if it is an older one of this run, the newer ones are renamed. Flags that differ from the checkpoint's
     are logged or refused."""
+    loader: Literal["auto", "threads", "process"] = "auto"
+    """Where the --num-workers threads of each rank decode. threads: in the training's process. process: in one beside
+    it, where they do not hold up the thread that launches the GPU's kernels. auto: process with a GPU, else threads."""
     frequent: Annotated[int, In(1)] = 20
     """Steps between two lines of the log. (The first ones come after 1, 2, 5 and 10 steps.)"""
     wandb: str | None = None

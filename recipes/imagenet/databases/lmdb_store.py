@@ -16,12 +16,16 @@ class LmdbStore:
     Raises ValueError for a path that is no LMDB or is cut short."""
 
     def __init__(self, path: Path, leveldb: Path | None = None):
+        self._opened = path, leveldb
         self.kind, self.path = ("LevelDB", leveldb) if leveldb else ("LMDB", path)
         file = (path / "data.mdb" if path.is_dir() else path).resolve()
         _environments[file] = self._environment = _environments.get(file) or _open(file)
         with self._environment.begin() as transaction, transaction.cursor() as cursor:
             self._version = transaction.id()
             self._keys = list(cursor.iternext(keys=True, values=False))
+
+    def __reduce__(self) -> tuple[type["LmdbStore"], tuple[Path, Path | None]]:
+        return LmdbStore, self._opened
 
     def __len__(self) -> int:
         return len(self._keys)

@@ -17,11 +17,12 @@ from tests.unit.models.test_arcface_torch_config import SERVER
 
 
 def test_resume_continues_bit_by_bit(glyphs, tmp_path):
-    """In one process. (Launches of several: test_face_head.py, tests/faults/signals/test_kill_matrix.py.)"""
+    """In one process, whose data another reads in its second part. (Launches of several: test_face_head.py,
+    tests/faults/signals/test_kill_matrix.py.)"""
     flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --image-size 24 --lr-scheduler constant "
     flags += "--sample-rate 0.3 --clip 5 --checkpoint-every 4 --max-steps "
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    runs = [(whole, flags + "8"), (parts, flags + "4"), (parts, flags + "8"), (parts, flags + "8")]
+    runs = [(whole, flags + "8"), (parts, flags + "4"), (parts, flags + "8 --loader process"), (parts, flags + "8")]
     printed = [train_here(root, words) for root, words in runs][-1]
     assert f"resumed from {parts}/checkpoints/step-00000004" in printed
     assert f"{parts} is finished" in printed
@@ -38,7 +39,7 @@ def test_one_process_then_three_give_the_curve_of_one(glyphs, tmp_path):
     common += "--sync-bn --warmup-steps 1 --sample-rate 0.5 --precision fp64 --optimizer adamw --lr 0.003"
     train_here(whole, f"{common} --batch-size 24 --max-steps 4")
     train_here(parts, f"{common} --batch-size 24 --max-steps 2")
-    printed = train_several({parts: f"{common} --batch-size 8 --max-steps 4"}, 3)
+    printed = train_several({parts: f"{common} --batch-size 8 --max-steps 4 --loader process"}, 3)
     assert f"resumed from {parts}/checkpoints/step-00000002" in printed
     assert losses(parts)[:2] == losses(whole)[:2]
     assert losses(parts) == pytest.approx(losses(whole), rel=1e-9)

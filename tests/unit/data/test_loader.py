@@ -23,6 +23,8 @@ from partial_fc.data.transform import Augment, SquareImage, mirror
 class Numbers(Synthetic):
     """Sample i is an image full of i, unless it is bad."""
 
+    alike = False
+
     def __init__(self, num_samples: int, bad: tuple[int, ...] = (), error: type[Exception] = BadRecord) -> None:
         super().__init__(num_samples, 4)
         self.bad, self.error = bad, error
@@ -260,4 +262,4 @@ def test_samples_decoded_together_are_those_decoded_one_by_one(tmp_path: Path) -
         assert torch.equal(mine.input_B, other.input_B)
         assert torch.equal(mine.label_B, other.label_B)
         assert torch.equal(mine.key_B, other.key_B)
-    assert len(several._bad) == len(single._bad) == 8
+    assert len(several.builder.bad) == len(single.builder.bad) == 8
