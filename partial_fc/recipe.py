@@ -74,7 +74,7 @@ def start(
     *,
     called: tuple[str | Path, str] | None = None,
     bare: bool = False,
-    hist: Callable[[], "SecondFile"] | None = None,
+    hist: "SecondFile | None" = None,
     first: Callable[[LaunchFlags], int | None] | None = None,
 ) -> int:
     """Starts the processes of the flags, and calls train_here in each process that trains. Returns the exit status.
@@ -85,4 +85,4 @@ def start(
         return status
     from partial_fc.train.run import run_recipe
 
-    return run_recipe(name, config, notes, train_here, bare, hist and hist(), called)
+    return run_recipe(name, config, notes, train_here, bare, hist, called)

@@ -8,7 +8,7 @@
 #                                built without CUDA, whatever PyTorch's build is, and without MPI's or Gloo's GPU paths.
 #   HOROVOD=0                    no Horovod, hence no compiler, no MPI, no ssh: torchrun and --gpus start the processes
 #   ALL=1                        also what tests, exports, videos and every extra of setup.cfg need: `make setup-all`
-#   MXNET=1                      MXNet, for `--engine mxnet` and the KVStore recipe; 0: not even with ALL=1. On x86-64 only
+#   MXNET=1                      MXNet, for `mnist --engine mxnet`; 0: not even with ALL=1. On x86-64 only
 #
 # Python packages are installed from lock/, each file by its SHA-256, wherever it comes from (docs/install.md).
 # HOROVOD, ALL and MXNET are remembered; the others choose what goes into a new .venv: remove it first (`make clean`).

@@ -78,7 +78,7 @@ elif [ "$mode" = old ]; then
 else
     stage "unit and world" 180 python -m pytest "${unit[@]}" -m "not mxnet and not long" "$@"
     # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.
-    stage "MXNet: engine, oracle and stores" 58 python -m pytest -m "mxnet and not long" $(marked mxnet tests/{unit,recipes}) "${two[@]}" "$@"
+    stage "MXNet: oracle and stores" 58 python -m pytest -m "mxnet and not long" $(marked mxnet tests/{unit,recipes}) "${two[@]}" "$@"
     # The mathematics does not depend on the transport: all of it over MPI on three ranks, by which the numbers of classes
     # do not divide; the core of the head's on two, too. Elsewhere only what speaks to the transport (more launchers: test-long).
     stage "the head and transport, horovodrun Gloo, 2 ranks" 20 gloo 2 "${ranks[@]}" tests/parallel/head/test_head{,_kinds}.py $(marked transport tests/parallel)

@@ -1,4 +1,4 @@
-"""The backbone of recipe `face`: its flags, their checks, and the network, for torch or MXNet.
+"""The backbone of recipe `face`: its flags, their checks, and the network.
 
 torch and the networks are imported after the flags are checked: they take seconds, which --help avoids.
 """
@@ -10,23 +10,20 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from partial_fc import recipe_table
 from partial_fc.errors import install
-from partial_fc.flags import LaunchFlags, OptimFlags, ScheduleFlags, check_numbers, flag, is_given, near
+from partial_fc.flags import OptimFlags, ScheduleFlags, check_numbers, flag, is_given, near
 from partial_fc.flags.facts import Basic, In, MayChange
 
 from .insightface import ELSEWHERE
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from partial_fc.models.inputs import Pixels, Unchanged
-    from partial_fc.train.precision import Mode
 
 
 NETWORKS = (
@@ -79,9 +76,6 @@ class ModelFlags:
     compile: Annotated[bool, MayChange] = False
     """Compile the training of the backbone (torch.compile; needs a C++ compiler); where that fails a note says why.
     Evaluated and delivered is the network itself (docs/encoders.md)."""
-    engine: Annotated[Literal["torch", "mxnet"], MayChange] = "torch"
-    """The engine of the backbone. mxnet: MXNet 1.9.1, in fp32 on the CPU; everything else, including checkpoints, is
-    the same (docs/recipes/mxnet.md)."""
 
     def __post_init__(self) -> None:
         if self.network.startswith("timm:"):
@@ -101,43 +95,15 @@ class ModelFlags:
         check_numbers(self)
         if self.pretrained_partial and self.pretrained is None:
             raise ValueError("--pretrained-partial requires --pretrained")
-        if self.engine == "mxnet":
-            self._check_mxnet()
 
     @property
     def takes_vectors(self) -> bool:
         return _OF_VECTORS.fullmatch(self.network) is not None
 
-    def _check_mxnet(self) -> None:
-        if self.network not in ("r18", "r34", "r50", "r100", "r200", "tiny", "mini"):
-            remedy = "there is no symbol of it; take r18, r34, r50, r100, r200, tiny or mini"
-            raise _refused(f"--network {self.network}", remedy)
-        if self.activation_checkpointing:
-            raise _refused("--activation-checkpointing", "MXNet keeps all inner values; leave it out")
-        if self.compile:
-            raise _refused("--compile", "it is torch's; leave it out")
-
-    def check(self, launch: LaunchFlags, optim: OptimFlags) -> None:
-        """Raises ValueError for flags of other groups that the engine excludes."""
-        if self.engine != "mxnet":
-            return
-        if optim.precision not in ("auto", "fp32"):
-            raise _refused(
-                f"--precision {optim.precision}", "MXNet 1.9.1 computes in fp32 on the CPU; leave it out, or take fp32"
-            )
-        if optim.sync_bn:
-            raise _refused("--sync-bn", "MXNet's batch norms see the images of their own process; leave it out")
-        if launch.device == "cuda":
-            raise _refused("--device cuda", "MXNet's last wheels for GPUs are older than today's GPUs; leave it out")
-
     def optimizer_options(self) -> dict[str, Any]:
         """Returns what the backbone's optimizer is to know besides the shared flags, of optim.backbone.build."""
         everything = {"decay_biases": True, "decay_norms": True, "no_decay": ()} if self.decay_all else {}
         return {"layer_decay": self.layer_decay, **everything}
-
-
-def _refused(what: str, remedy: str) -> ValueError:
-    return ValueError(f"{what} with --engine mxnet: {remedy}")
 
 
 @dataclass
@@ -148,12 +114,11 @@ class Network:
     to_input: Pixels | Unchanged
     contract: dict[str, str]
     embedding_size: int
-    precision: Mode | None = None  # the only supported one
     notes: list[str] = field(default_factory=list)
     code: Path | None = None  # the file whose function made the module
 
 
-def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool = True) -> Network:
+def build(model: ModelFlags, image_size: int, flip: bool = True) -> Network:
     """Builds the network with weights from torch's global generator. image_size: of a network of vectors their width.
     flip: embeddings add the flipped image. Raises ValueError for an unsupported network."""
     import torch
@@ -163,11 +128,8 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
     from partial_fc.foreign import networks
     from partial_fc.foreign.state_dicts import load_state
     from partial_fc.models import encoders
-    from partial_fc.models.iresnet import IResNet
     from partial_fc.train import activation_checkpointing
 
-    if model.engine == "mxnet" and device.type != "cpu":
-        raise _refused(f"a {device.type} device", "MXNet computes on the CPU here; add --device cpu")
     width = image_size if model.network == "none" else model.embedding_size
     if is_given(model, "embedding_size") and width != model.embedding_size:
         raise ValueError(f"--embedding-size {model.embedding_size}: with --network none it is the vectors' {width}")
@@ -195,19 +157,13 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
                     load.check(stored).start(module, wanted)
         except ValueError as error:
             raise ValueError(f"--pretrained {error}{remedy}") from error
-    if model.engine == "mxnet":
-        assert isinstance(module, IResNet)
-        _need_mxnet()
-        module = recipe_table.load("mxnet.graph:compute_in_mxnet")(module)
-    else:
-        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if model.activation_checkpointing:
         activation_checkpointing.enable(module)
     contract = {"network": name, **_facts(width, image_size, flip)}
     if model.takes_vectors:
         contract |= {"input_size": contract.pop("image_size"), "flip": "false"}
-    precision: Mode | None = "fp32" if model.engine == "mxnet" else None
-    return Network(module, to_input, contract, width, precision, notes, code=file)
+    return Network(module, to_input, contract, width, notes, code=file)
 
 
 def rate_notes(module: nn.Module, optim: OptimFlags, schedule: ScheduleFlags, global_batch: int) -> Iterator[str]:
@@ -225,10 +181,3 @@ def _facts(embedding_size: int, image_size: int, flip: bool) -> dict[str, str]:
         "output": "float32 (N, embedding_size), not normalised",
         "flip": "true" if flip else "false",
     }
-
-
-def _need_mxnet() -> None:
-    try:
-        recipe_table.module("mxnet.library")
-    except ModuleNotFoundError as error:
-        raise ValueError(f"--engine mxnet: {error}") from error

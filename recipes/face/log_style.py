@@ -1,6 +1,6 @@
 """The log lines of recipe face, in formats that parsers for InsightFace know.
 
-own: the files have arcface_torch's lines, with additions at the end of each speed line, and a line of ours for each
+The files have arcface_torch's lines, with additions at the end of each speed line, and a line of ours for each
 evaluation:
 
     Speed 2411.31 samples/sec   Loss 12.3456   LearningRate 0.100000   Epoch: 0   Global Step: 100   Required: 2 hours
@@ -12,22 +12,13 @@ training.log, arcface_torch's file, has them with "Training: " and the time befo
 there is a loss scale; the loss is the mean since the line before. The terminal has shorter lines of ours. (Formats:
 init_logging in utils/utils_logging.py, CallBackLogging and CallBackVerification in utils/utils_callbacks.py, of
 recognition/arcface_torch.)
-
-insightface-mxnet: exactly the log of its MXNet trainer (set_logger in recognition/partial_fc/mxnet/train_memory.py,
-CallBackLogging and CallBackVertification in callbacks.py):
-
-    rank-id:0:2026-11-22 21:40:05,123-Iter:20 Rank:391.20 it/sec Total:782.41 it/sec [0][loss]:43.12
-
-Its "it" are images; the loss is the mean since the line before; the number before it is that of finished epochs.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 from partial_fc.evaluate.verification import Verifications
-from partial_fc.train.record.log import Interval, Line, SecondFile, StepLine
+from partial_fc.train.record.log import Interval, Line, StepLine
 
 
 class SpeedLine(StepLine):
@@ -45,21 +36,6 @@ class SpeedLine(StepLine):
         return Line(text, self.short(step, since))
 
 
-class IterLine(StepLine):
-    """The line of the MXNet trainer, which ends with a space; none after the last step, unless it is due."""
-
-    early: ClassVar[tuple[int, ...]] = ()
-
-    def due(self, step: int, position: int) -> bool:
-        return step % self.frequent == 0
-
-    def text(self, step: int, position: int, loss: float, lr: float, since: Interval) -> str:
-        return (
-            f"Iter:{step} Rank:{since.samples_per_s_per_rank:.2f} it/sec Total:{since.samples_per_s:.2f} it/sec "
-            f"[{position // self.num_samples}][loss]:{since.mean_loss:.2f} "
-        )
-
-
 class SummedUp(Verifications):
     """arcface_torch's lines, and a summary of all sets; the terminal has a short line a set."""
 
@@ -74,22 +50,3 @@ class SummedUp(Verifications):
         summary = [Line(f"verification, step {step}: {', '.join(parts)}", "\n".join(short))] if parts else []
         theirs: list[str] = [Line(line, "") for line in super().lines(step, epoch, values, best)]
         return theirs + summary
-
-
-@dataclass(frozen=True)
-class LogStyle:
-    """The meaning of a value of --log-style."""
-
-    hist: SecondFile
-    line: type[StepLine]
-    verifications: type[Verifications]
-
-
-STYLES = {
-    "own": LogStyle(SecondFile("training.log", "Training: %(asctime)s-%(message)s"), SpeedLine, SummedUp),
-    "insightface-mxnet": LogStyle(
-        SecondFile("{rank}_hist.log", "rank-id:{rank}:%(asctime)s-%(message)s", every_rank=True, on_terminal=True),
-        IterLine,
-        Verifications,
-    ),
-}

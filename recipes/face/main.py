@@ -40,9 +40,9 @@ from .tuning import TuningFlags
 if TYPE_CHECKING:
     from partial_fc.data import Source
     from partial_fc.data.order import Order
-    from partial_fc.train.record.log import SecondFile
     from partial_fc.train.run import Run
 
+HIST = "training.log", "Training: %(asctime)s-%(message)s"  # as arcface_torch's (log_style.py)
 DATASETS = Literal[("custom", *presets.PRESETS)]  # type: ignore[valid-type]
 
 
@@ -74,9 +74,6 @@ class DataFlags:
     """Classes of the last layer; none: what the data says."""
     num_images: Annotated[int | None, In(1)] = None
     """Images of one epoch of synthetic data."""
-    log_style: Literal["own", "insightface-mxnet"] = "own"
-    """insightface-mxnet: the lines of InsightFace's MXNet trainer, to the letter, on the terminal and in
-    RANK_hist.log below --models-root, for what reads those: Iter:20 Rank:... [lfw][2000]Accuracy-Flip: ..."""
     image_size: Annotated[int, In(PIXELS), Basic] = 112
     """Height and width in pixels; of other images the shorter side is resized, and the middle used. By default the size
     in the file `property` beside a .rec."""
@@ -181,8 +178,6 @@ class Config:
         if self.optim.batch_size == 1 and not self.optim.sync_bn:
             raise ValueError("--batch-size 1: batch norm needs 2 images a process, or --sync-bn")
         face_vectors.check(self.data, self.model, self.tuning)
-        self.model.check(self.launch, self.optim)
-        self.tuning.check(self.model.engine)
         heads = [(one.flags, one.drawn) for one in face_heads.of(self)]
         for head, drawn in heads or [(self.head, self.data.labels_drawn or self.data.labels)]:
             head.check(self.launch, self.optim, self.schedule, self.run.resume, drawn)
@@ -191,14 +186,8 @@ class Config:
 
 def main(arguments: list[str]) -> int:
     """Runs the recipe; returns the exit status."""
-
-    def hist() -> SecondFile:
-        from .log_style import STYLES
-
-        return STYLES[config.data.log_style].hist
-
     config, notes = parse(arguments)
-    return start("face", train_here, config, notes, called=_called(config), hist=hist)
+    return start("face", train_here, config, notes, called=_called(config), hist=HIST)
 
 
 def train_here(run: Run) -> int:
@@ -216,7 +205,7 @@ def train_here(run: Run) -> int:
 
     from . import backbone as face_backbone
     from . import tuning as face_tuning
-    from .log_style import STYLES
+    from .log_style import SpeedLine, SummedUp
 
     config, data, world = run.config, run.config.data, run.world
     of_vectors = config.model.takes_vectors
@@ -253,12 +242,12 @@ def train_here(run: Run) -> int:
     # ---- model
     torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
     input_size = tables_of(source)[0].width if of_vectors else data.image_size
-    network = face_backbone.build(config.model, input_size, run.device, data.mirror)
+    network = face_backbone.build(config.model, input_size, data.mirror)
     if rank := config.tuning.lora:
         network.notes.append(f"--lora {rank}: {lora.adapt(network.module, rank, input_size)}")
     compile_for = (data.image_size, data.image_size, 3) if config.model.compile else None
-    backbone = run.backbone(network.module, network.to_input, network.contract, precision=network.precision,
-                            compile_for=compile_for, **config.model.optimizer_options())  # fmt: skip
+    backbone = run.backbone(network.module, network.to_input, network.contract, compile_for=compile_for,
+                            **config.model.optimizer_options())  # fmt: skip
     if config.tuning.ema:
         backbone.keep_average(config.tuning.ema)
     teacher = face_tuning.teacher(config.tuning, network, input_size, backbone)
@@ -277,9 +266,8 @@ def train_here(run: Run) -> int:
         run.note(note)
 
     # ---- a given checkpoint, else this run's newest, else --pretrained and --start-centres, else from scratch
-    style = STYLES[config.data.log_style]
-    tests = face_vectors.evaluations(data, source, head, labels) if of_vectors else [style.verifications(sets)]
-    return run.train(backbone, head, loader, tests, line=style.line, teacher=teacher, **settings)
+    tests = face_vectors.evaluations(data, source, head, labels) if of_vectors else [SummedUp(sets)]
+    return run.train(backbone, head, loader, tests, line=SpeedLine, teacher=teacher, **settings)
 
 
 def _called(config: Config) -> tuple[str | Path, str]:

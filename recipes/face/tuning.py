@@ -46,14 +46,6 @@ class TuningFlags:
         if self.lora and find_spec("peft") is None:
             raise ValueError(f"--lora {self.lora} needs peft: `{install('lora')}`")
 
-    def check(self, engine: str) -> None:
-        """Raises ValueError for flags that the engine does not support."""
-        for name in ("ema", "lora", "teacher"):
-            if engine == "mxnet" and getattr(self, name):
-                raise ValueError(
-                    f"{flag(name)} {getattr(self, name)} with --engine mxnet: it is for torch; leave it out"
-                )
-
 
 def teacher(tuning: TuningFlags, network: Network, image_size: int, backbone: TorchBackbone) -> Teacher | None:
     """Loads the teacher. Raises ValueError for one of other images or embeddings."""

@@ -1,5 +1,5 @@
-"""Our iresnet in InsightFace's MXNet recipe (fresnet with unit 3, output 'FC'): names of layers and arrays, a reader of
-the graph in symbol.json, without MXNet, and our graph for MXNet's engine.
+"""Our iresnet in InsightFace's MXNet recipe (fresnet with unit 3, output 'FC'): names of layers and arrays, and a
+reader of the graph in symbol.json, without MXNet.
 
 A symbol is a list of nodes; an input is [node, output of it, version]. Nodes without an operator are arrays. (Source:
 recognition/arcface_mxnet/symbol/: fresnet.py, resnet.py, symbol_utils.py.)
@@ -16,7 +16,6 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from partial_fc.files import read_text
-from partial_fc.models.iresnet import IResNet
 from partial_fc.printable import some
 
 EMBEDDING = "fc1"  # the output layer
@@ -25,7 +24,6 @@ _LAYERS = {"conv1": "conv0", "bn1": "bn0", "prelu": "relu0", "bn2": "bn1", "fc":
 _IN_BLOCK = {"prelu": "relu1", "downsample.0": "conv1sc", "downsample.1": "sc"}
 _OF_NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_var"}
 _MEAN, _SCALE, _EPS = 127.5, 0.0078125, 2e-5
-_VERSION = ("int", 10901)
 
 
 @dataclass(frozen=True)
@@ -133,61 +131,3 @@ def _input(nodes: Sequence[dict[str, Any]], number: int) -> tuple[float, float]:
         factor = scalar if operation == "_mul_scalar" else 1 / scalar
         return scale * factor, offset * factor
     raise ValueError(f"{operation} {node['name']!r} lies before conv0; expected (pixel - {_MEAN}) * SCALE alone")
-
-
-# ---- our graph
-
-
-def symbol_json(model: IResNet) -> str:
-    """Returns the symbol of a network as it computes here, as mxnet.sym.Symbol.tojson does: arrays under MXNet's names,
-    the input as "data", the embedding as "fc1_output"."""
-    nodes: list[dict[str, Any]] = []
-
-    def add(operator: str, name: str, *inputs: int, **attrs: object) -> int:
-        node: dict[str, Any] = {"op": operator, "name": name}
-        if attrs:
-            node["attrs"] = {key: str(value) for key, value in attrs.items()}
-        nodes.append({**node, "inputs": [[number, 0, 0] for number in inputs]})
-        return len(nodes) - 1
-
-    def add_layers(x: int, *names: str) -> int:
-        """Appends layers in sequence, each with its arrays."""
-        for name in names:
-            module, theirs = model.get_submodule(name), layer_name(name)
-            operator, attrs = _operator(module)
-            x = add(operator, theirs, x, *[add("null", f"{theirs}_{array}") for _, array in _arrays(module)], **attrs)
-        return x
-
-    x = add("null", "data")
-    x = add_layers(x, "conv1", "bn1", "prelu")
-    blocks = [f"{stage}.{number}" for stage in model.stages for number in range(len(getattr(model, stage)))]
-    for number, block in enumerate(blocks):
-        y = add_layers(x, *(f"{block}.{layer}" for layer in ("bn1", "conv1", "bn2", "prelu", "conv2", "bn3")))
-        if not isinstance(model.get_submodule(f"{block}.downsample"), nn.Identity):
-            x = add_layers(x, f"{block}.downsample.0", f"{block}.downsample.1")
-        x = add("elemwise_add", f"_plus{number}", y, x)
-    x = add_layers(x, "bn2", "fc", "features")
-    symbol = {
-        "nodes": nodes,
-        "arg_nodes": [number for number, node in enumerate(nodes) if node["op"] == "null"],
-        "node_row_ptr": list(range(len(nodes) + 1)),
-        "heads": [[x, 0, 0]],
-        "attrs": {"mxnet_version": _VERSION},
-    }
-    return json.dumps(symbol, indent=2) + "\n"
-
-
-def _operator(module: nn.Module) -> tuple[str, dict[str, object]]:
-    """Returns (MXNet's operator for a layer, its attributes)."""
-    match module:
-        case nn.Conv2d():
-            sizes = {"kernel": module.kernel_size, "stride": module.stride, "pad": module.padding}
-            return "Convolution", {"num_filter": module.out_channels, "no_bias": True, **sizes}
-        case nn.Linear():
-            return "FullyConnected", {"no_bias": False, "num_hidden": module.out_features}
-        case _BatchNorm():
-            return "BatchNorm", {"eps": module.eps, "momentum": 0.9, "fix_gamma": False}
-        case nn.PReLU():
-            return "LeakyReLU", {"act_type": "prelu"}
-    assert isinstance(module, nn.ReLU)
-    return "Activation", {"act_type": "relu"}

@@ -25,15 +25,8 @@ class Line(str):
         return line
 
 
-@dataclass(frozen=True)
-class SecondFile:
-    """Another file with the log's lines, below models_root, in another program's format. {rank} in name and format is
-    the rank's number. on_terminal: also formats the terminal's lines so."""
-
-    name: str
-    format: str
-    every_rank: bool = False
-    on_terminal: bool = False
+SecondFile = tuple[str, str]
+"""The name, below models_root, and the format of another file with rank 0's lines, as another program writes it."""
 
 
 def open_files(models_root: Path, world: World, bare: bool = False, hist: SecondFile | None = None) -> logging.Logger:
@@ -50,18 +43,15 @@ def open_files(models_root: Path, world: World, bare: bool = False, hist: Second
             old.close()
     line = f"%(asctime)s rank {world.rank} %(levelname).1s %(message)s"
     formatter = Formatter(line, "%Y-%m-%d %H:%M:%S")
-    on_terminal = Formatter("%(message)s") if bare else _ForPeople(world.rank)
     to_file = LogFile(folder / f"rank-{world.rank:04d}.log")
     speaks = (world.local_rank if bare or started_here() else world.rank) == 0
     to_terminal = _AboveBar(logging.INFO if speaks else logging.WARNING)
     to_file.setFormatter(formatter)
-    if hist and (hist.every_rank or world.rank == 0):
-        to_hist = LogFile(models_root / hist.name.format(rank=world.rank))
-        as_theirs = Formatter(hist.format.format(rank=world.rank))
-        to_hist.setFormatter(as_theirs)
+    to_terminal.setFormatter(Formatter("%(message)s") if bare else _ForPeople(world.rank))
+    if hist and world.rank == 0:
+        to_hist = LogFile(models_root / hist[0])
+        to_hist.setFormatter(Formatter(hist[1]))
         _log.addHandler(to_hist)
-        on_terminal = as_theirs if hist.on_terminal else on_terminal
-    to_terminal.setFormatter(on_terminal)
     _log.addHandler(to_file)
     _log.addHandler(to_terminal)
     return _log
@@ -110,7 +100,6 @@ class Interval:
 
     mean_loss: float
     samples_per_s: float  # of all ranks
-    samples_per_s_per_rank: float
     words: str
     seconds_left: float = 0.0
     loss_scale: float | None = None  # now; None: no loss scale

@@ -88,10 +88,9 @@ class Progress:
         seconds_left = (self._line.total_steps - step) * seconds / steps
         left = timedelta(seconds=round(seconds_left))
         spent = ", ".join(f"{part} {share:.0%}" for part, share in shares.items())
-        per_rank = rate / self._world.size
         part = "" if teacher is None else f"teacher loss {teacher:.4f} | "
-        words = f"{rate:.0f} {self._unit}/s, {per_rank:.0f} per rank | {part}{spent} | {left} left"
-        since = Interval(self._loss_sum / steps, rate, per_rank, words, seconds_left, loss_scale, self._unit, teacher)
+        words = f"{rate:.0f} {self._unit}/s, {rate / self._world.size:.0f} per rank | {part}{spent} | {left} left"
+        since = Interval(self._loss_sum / steps, rate, words, seconds_left, loss_scale, self._unit, teacher)
         # Before the line, below which the bar is drawn again.
         self._on_bar(lambda bar: bar.set_postfix(loss=f"{since.mean_loss:.3g}"))
         _log.info(self._line.text(step, position, loss, lr, since))

@@ -53,11 +53,15 @@ def without_mxnet(monkeypatch):
 
 
 def test_every_array_has_a_name_of_its_own():
-    for name in ("mini", "r18", "r100"):
+    """Arguments, auxiliary states and their numbers are those of InsightFace's own symbols."""
+    sizes = {"r50": [238, 43_590_848, 158, 38_144], "r100": [463, 65_156_160, 308, 69_632]}
+    for name in ("mini", "r18", "r50", "r100"):
         with torch.device("meta"):
             model = models.build(name)
-        names = mxnet_names(model)
-        assert len(set(names.values())) == len(names) == sum("num_batches" not in n for n in model.state_dict())
+        names, state = mxnet_names(model), model.state_dict()
+        assert len(set(names.values())) == len(names) == sum("num_batches" not in n for n in state)
+        kinds = [[state[ours].numel() for ours, its in names.items() if its[:3] == kind] for kind in ("arg", "aux")]
+        assert sizes.get(name) in (None, [do(numbers) for numbers in kinds for do in (len, sum)])
     for ours, theirs in {
         "conv1.weight": "arg:conv0_weight",
         "prelu.weight": "arg:relu0_gamma",

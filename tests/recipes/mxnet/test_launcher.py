@@ -51,7 +51,7 @@ def test_command_begins_where_the_flags_end(words, num_flags):
         ("python -m partial_fc train face", "face"),
         ("/x/bin/partial-fc train imagenet", "imagenet"),
         ("python train.py mnist --engine mxnet --kv-store dist_sync", ""),
-        ("python train.py face --engine=mxnet", ""),
+        ("python train.py mnist --engine=mxnet", ""),
         ("python train.py --kv-store dist_sync", ""),
         ("python train_mnist.py face", ""),
     ],

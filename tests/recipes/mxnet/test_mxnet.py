@@ -1,7 +1,5 @@
 """MXNet 1.9.1 beside today's numpy, in processes of their own."""
 
-import importlib.metadata
-import importlib.util
 import subprocess
 import sys
 
@@ -52,29 +50,23 @@ def test_it_imports_and_trains_and_leaves_numpy_alone():
     assert float(done.stdout) < 0.01
 
 
-AS_TRAIN_PY_DOES = """
+BESIDE_TORCH = """
 import os
 os.environ.pop("OMP_NUM_THREADS", None)
 import torch
-{horovod}
 threads = torch.get_num_threads()
 from recipes.mxnet.library import mx
 assert torch.get_num_threads() == threads, (torch.get_num_threads(), threads)
-assert not {{"OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS"}} & os.environ.keys()
+assert not {"OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS"} & os.environ.keys()
 product = mx.nd.dot(mx.nd.ones((300, 300)), mx.nd.ones((300, 300)))
 print(int(product.sum().asscalar()), int((torch.ones(300, 300) @ torch.ones(300, 300)).sum()))
-{end}
 """
 
 
 @pytest.mark.mxnet
-def test_after_torch_and_its_horovod_it_runs_and_leaves_torch_its_threads():
-    """The order of train.py: the world is joined before the backbone is made."""
+def test_after_torch_it_runs_and_leaves_torch_its_threads():
     pytest.importorskip("recipes.mxnet.library")
-    horovod, end = "import horovod.torch as hvd; hvd.init()", "hvd.shutdown()"
-    if importlib.util.find_spec("horovod") is None:
-        horovod = end = ""
-    done = python(AS_TRAIN_PY_DOES.format(horovod=horovod, end=end))
+    done = python(BESIDE_TORCH)
     assert (done.returncode, done.stdout) == (0, "27000000 27000000\n"), done.stderr
 
 

@@ -55,19 +55,8 @@ VECTORS = """
     --network none --no-mirror | --no-mirror with --network none
     --augment face | --augment with --network linear
     --network mlp:0 | --network is mlp:0
-    --engine mxnet | --engine mxnet
     --network none --ema 0.9 | --ema with --network none
     --compile | --compile with --network linear
-"""
-ON_MXNET = """
-    --ema 0.9 | --ema 0.9 with --engine mxnet
-    --teacher x | --teacher x with --engine mxnet
-    --precision bf16 | --precision bf16 with --engine mxnet
-    --precision fp64 | --precision fp64 with --engine mxnet
-    --sync-bn | --sync-bn with --engine mxnet
-    --activation-checkpointing | --activation-checkpointing with --engine mxnet
-    --device cuda | --device cuda with --engine mxnet
-    --network mbf | --network mbf with --engine mxnet
 """
 MNIST = """
     --gradient-compression powersgd | none, fp16, bf16
@@ -128,7 +117,6 @@ KINETICS = """
 RECIPES = {
     "face": (face.parse, "--dataset synthetic --num-classes 50", FACE),
     "face on vectors": (face.parse, "--rec x.npz --network linear", VECTORS),
-    "face on mxnet": (face.parse, "--dataset 100w --engine mxnet", ON_MXNET),
     "mnist": (mnist.parse, "", MNIST),
     "mnist on mxnet": (mnist_kvstore.parse, "", KVSTORE),
     "imagenet": (imagenet.parse, "--train_data db", IMAGENET),

@@ -33,7 +33,7 @@ CONTRACT = {
 HEAD = "head_impl start_centres centre_place"
 MAY_CHANGE = {
     face: f"{HEAD} config num_workers max_bad_records check_data val_targets pretrained pretrained_partial "
-    "activation_checkpointing engine params trust_code compile",
+    "activation_checkpointing trust_code compile",
     imagenet: f"{HEAD} num_workers max_bad_records check_data test_data load_model_path pretrained",
     kinetics: "num_workers prefetch_ratio max_bad_records check_data data_dir val_data_dir val_list logging_file "
     "save_frequency resume_params resume_epoch train_only eval num_segments three_crop "
@@ -116,6 +116,11 @@ def test_every_flag_is_refused_with_both_values_or_named_or_free(recipe):
         else:
             assert not found.refused, name
             assert found.allowed == ([] if name in free else [change]), name
+
+
+def test_flags_that_have_left_are_no_difference():
+    values = flags.flat(parsed(face))
+    assert not any(told(face, values | {"engine": "mxnet", "log_style": "insightface-mxnet"}, values).__dict__.values())
 
 
 def test_what_json_has_no_number_for_is_no_difference():
