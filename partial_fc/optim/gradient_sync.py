@@ -32,7 +32,7 @@ Stages = Generator[Work, Tensor, None]
 
 
 class Bucket:
-    """Parameters of one dtype on one device. Their gradients, p.grad, are views into `flat`.
+    """Parameters of one dtype on one device. `take` copies their gradients into `flat`: then p.grad are views of it.
 
     `summed` holds their sum over the ranks: `flat` itself, but a separate float32 tensor for narrower parameters, since
     a sum without loss scale would underflow in float16. Padding between parameters is zero.
@@ -51,8 +51,18 @@ class Bucket:
         self.flat = self.parameters[0].new_zeros(size)
         wide = torch.promote_types(self.flat.dtype, torch.float32)
         self.summed = self.flat if wide == self.flat.dtype else torch.zeros_like(self.flat, dtype=wide)
-        for p, view in zip(self.parameters, self.views(self.flat), strict=True):
-            p.grad = view  # autograd adds to it in place
+        self._views = list(self.views(self.flat))
+
+    def take(self) -> None:
+        """Copies the gradients of this rank into `flat`, at once; of parameters without one, zeros."""
+        found = [(p.grad, view) for p, view in zip(self.parameters, self._views, strict=True) if p.grad is not None]
+        if len(found) < len(self.parameters):
+            self.flat.zero_()
+        if found:
+            grads, views = zip(*found, strict=True)
+            torch._foreach_copy_(views, grads)
+        for p, view in zip(self.parameters, self._views, strict=True):
+            p.grad = view
 
     def views(self, flat: Tensor) -> Iterator[Tensor]:
         """Yields each parameter's part of a tensor laid out like `flat`, in the parameter's shape."""
@@ -90,9 +100,9 @@ class GradientSync:
 
     Several backwards for one update: all but the last inside `with sync.hold()`.
 
-    The gradients are stored in the buckets: p.grad are views, which nothing may replace (zero_grad). All ranks send
-    buckets in the order in which backward fills them: torch.distributed matches collectives by order. bf16 sends a
-    bucket's second message in `wait`.
+    Autograd makes each p.grad anew, so nothing is added to zeros; a full bucket copies its gradients in one operation.
+    All ranks send buckets in the order in which backward fills them: torch.distributed matches collectives by order.
+    bf16 sends a bucket's second message in `wait`.
 
     After `wait`, gradients have no loss scale. Those of float16 and bfloat16 parameters, which would underflow, are
     float32 and in `gradient_of` only: an optimizer must not use their p.grad.
@@ -134,8 +144,9 @@ class GradientSync:
         self._loss_scale = loss_scale
         self._summed = False
         for bucket in self._buckets:
-            bucket.flat.zero_()
             bucket.num_missing = len(bucket.parameters)
+            for p in bucket.parameters:
+                p.grad = None
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -166,9 +177,9 @@ class GradientSync:
         return self._sent_as == torch.float16
 
     def sum(self) -> Tensor:
-        """Returns the sum of all summed gradients, a scalar. It is NaN or Inf if one of them is; otherwise only if it
-        exceeds what its dtype holds."""
-        return torch.stack([bucket.summed.sum() for bucket in self._buckets]).sum()
+        """Returns the sum of all summed gradients' absolute values, a scalar. It is NaN or Inf if one of them is;
+        otherwise only if it exceeds what its dtype holds."""
+        return torch.stack(torch._foreach_norm([bucket.summed for bucket in self._buckets], 1)).sum()
 
     def finite(self) -> Tensor:
         """Tells whether all summed gradients are finite: bool scalar, equal on all ranks if the sums are."""
@@ -176,12 +187,12 @@ class GradientSync:
 
     def square_sum(self) -> Tensor:
         """Returns the sum of squares of the summed gradient: float64 scalar, equal on all ranks."""
-        return torch.stack([bucket.summed.double().square().sum() for bucket in self._buckets]).sum()
+        norms = torch._foreach_norm([bucket.summed for bucket in self._buckets], 2, dtype=torch.float64)
+        return torch.stack(norms).square().sum()
 
     def scale(self, factor: float) -> None:
         """Multiplies all summed gradients."""
-        for bucket in self._buckets:
-            bucket.summed.mul_(factor)
+        torch._foreach_mul_([bucket.summed for bucket in self._buckets], factor)
 
     def _arrived(self, number: int) -> None:
         bucket = self._buckets[number]
@@ -203,6 +214,7 @@ class GradientSync:
     def _start(self, stop: int) -> None:
         """Sends the buckets up to `stop` that have not been sent yet."""
         for bucket in self._buckets[len(self._under_way) : stop]:
+            bucket.take()
             stages = self._sum(bucket)
             self._under_way.append((stages, self._next(stages)))
 

@@ -160,13 +160,13 @@ class RunningStatistics:
 
     @torch.no_grad()
     def keep(self) -> None:
-        for kept, buffer in zip(self._kept, self._buffers, strict=True):
-            kept.copy_(buffer)
+        if self._kept:
+            torch._foreach_copy_(self._kept, self._buffers)
 
     @torch.no_grad()
     def restore(self) -> None:
-        for kept, buffer in zip(self._kept, self._buffers, strict=True):
-            buffer.copy_(kept)
+        if self._kept:
+            torch._foreach_copy_(self._buffers, self._kept)
 
 
 @contextmanager

@@ -15,6 +15,7 @@
 #include "passes.h"
 #include "optimizers.h"
 #include "rows.h"
+#include "catch_up.h"
 
 #include <cerrno>
 #include <cstddef>
@@ -134,10 +135,18 @@ EXPORT const char* head_row_targets(const RowJob* j) {
 EXPORT const char* head_row_gradients(const RowJob* j) {
     return guarded([&] { share(0, j->G, j->threads, 1, [&](int, int64_t begin, int64_t end) { RowMath(*j).gradients(begin, end); }); });
 }
+EXPORT const char* head_catch_up(const Job* j) {
+    return guarded([&] {
+        std::vector<int64_t> left(j->threads);
+        share(0, j->S, j->threads, 64, [&](int t, int64_t begin, int64_t end) { left[t] = CatchUp(*j).run(begin, end); });
+        for (int64_t rows : left) *j->left += rows;
+    });
+}
 // A letter of Python's module struct.
 template <class T> char letter() {
     if (std::is_pointer<T>::value) return 'P';
     if (std::is_same<T, float>::value) return 'f';
+    if (std::is_same<T, double>::value) return 'd';
     if (std::is_same<T, uint32_t>::value) return 'I';
     return sizeof(T) == 8 ? 'q' : 'i';
 }

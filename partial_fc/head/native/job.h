@@ -55,6 +55,14 @@ struct Job {
     int32_t* touched;        // (L): becomes touched_step where a row is moved
     int64_t touched_step;
     int64_t first_row;       // the number of row 0 among all rows of all ranks
+
+    // catch_up (rows/catch_up.py): brings S rows of these tables to touched_step, as far as the closed form of the optimizer goes
+    const int64_t* number;   // (S): their numbers for the noise, before first_row is added; null: row, or else 0 to S - 1
+    const double* sums;      // what the steps from `first_step` on add up to: a few numbers for each, sums_stride apart
+    int64_t sums_stride, first_step;
+    int64_t least_step;      // kAdamW: the first step from which it holds
+    double fade1, fade2;     // kAdamW: both betas
+    int64_t* left;           // how many rows were left as they are
 };
 
 enum Optimizer : int32_t { kSGD = 0, kAdamW = 1, kRowAdam = 2, kRowAdagrad = 3 };
@@ -90,7 +98,8 @@ struct RowJob {
     F(G) F(D) F(S) F(T) F(unit) F(centre) F(row) F(target) F(scale) F(shift) F(filter_above) F(sub_centres) F(centre_dtype) \
     F(low_precision) F(threads) F(denominator) F(weighted_sum) F(num_nearest) F(nearest_cos) F(nearest_class) F(cache) \
     F(cached_rows) F(factor) F(target_grad) F(begin) F(end) F(grad) F(optimizer) F(nesterov) F(wide) F(scalar) F(wide_dtype) \
-    F(centre_key) F(wide_key) F(lr) F(weight_decay) F(eps) F(beta1) F(beta2) F(touched) F(touched_step) F(first_row)
+    F(centre_key) F(wide_key) F(lr) F(weight_decay) F(eps) F(beta1) F(beta2) F(touched) F(touched_step) F(first_row) \
+    F(number) F(sums) F(sums_stride) F(first_step) F(least_step) F(fade1) F(fade2) F(left)
 #define FIELDS_OF_ROW_JOB(F) \
     F(G) F(D) F(S) F(T) F(label) F(start) F(num_local) F(active) F(row) F(table) F(feat) F(feat_stride) F(table_dtype) F(feat_dtype) \
     F(sub_centres) F(threads) F(unit) F(norm) F(position) F(cos) F(elsewhere) F(sum) F(weight) F(target_grad)

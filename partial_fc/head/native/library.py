@@ -10,10 +10,14 @@ from torch import Tensor
 from partial_fc.head.native.build import load_library
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_TYPES = {"P": ctypes.c_void_p, "f": ctypes.c_float, "q": ctypes.c_int64, "i": ctypes.c_int32, "I": ctypes.c_uint32}
+_TYPES = {
+    **{"P": ctypes.c_void_p, "f": ctypes.c_float, "d": ctypes.c_double},
+    **{"q": ctypes.c_int64, "i": ctypes.c_int32, "I": ctypes.c_uint32},
+}
 # Of the tensors whose memory C++ reads: dtype, and the sizes in its job that its shape is made of.
 _READ = {
     "row": (torch.int64, "S"),
+    "number": (torch.int64, "S"),
     "target": (torch.int64, "GT"),
     "unit": (torch.float32, "GD"),
     "factor": (torch.float32, "G"),
@@ -31,7 +35,17 @@ def load(variant: str) -> ctypes.CDLL:
     """Returns the compiled kernel of the variant, compiling it at first use. Raises CompilerNotFoundError without a
     compiler, RuntimeError if the operating system refuses the instructions."""
     compiled = load_library(variant)
-    functions = ("best", "prepare", "sums", "nearest", "gradients", "update", "row_targets", "row_gradients")
+    functions = (
+        "best",
+        "prepare",
+        "sums",
+        "nearest",
+        "gradients",
+        "update",
+        "catch_up",
+        "row_targets",
+        "row_gradients",
+    )
     for name in (*functions, "job_layout", "row_job_layout"):
         getattr(compiled, f"head_{name}").restype = ctypes.c_char_p
     compiled.head_cache_row.restype = ctypes.c_int64
@@ -70,9 +84,10 @@ def _struct(layout: bytes) -> type[ctypes.Structure]:
 
 def _check_tensors(arguments: dict[str, Any]) -> None:
     for name, (dtype, letters) in _READ.items():
-        tensor = arguments.get(name)
+        if (tensor := arguments.get(name)) is None:
+            continue
         shape = tuple(arguments[letter] for letter in letters)
-        if tensor is not None and ((tensor.dtype, tensor.shape) != (dtype, shape) or not tensor.is_contiguous()):
+        if (tensor.dtype, tensor.shape) != (dtype, shape) or not tensor.is_contiguous():
             raise ValueError(
                 f"the C++ kernel's {name} is {tensor.dtype} of shape {tuple(tensor.shape)}, strides {tensor.stride()}; "
                 f"expected {dtype} of shape {shape} without gaps"

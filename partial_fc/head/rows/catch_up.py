@@ -6,13 +6,19 @@ centres are those of the dense optimizer and still only touched rows cost time. 
 are kept, 8 bytes each, from the last step on that moved every row: in training without sampling there are none.
 """
 
+import ctypes
+import functools
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from partial_fc.head.rows.optimizers import RowOptimizer, RowSGD
+from partial_fc.head.native.build import taken
+from partial_fc.head.native.library import DTYPES, call, load
+from partial_fc.head.rows.optimizers import RowAdamW, RowOptimizer, RowSGD
 
+_NEVER = 2**31
 _Matrix = tuple[Any, ...]  # 2x2, as (ww, wm, mw, mm)
 
 
@@ -46,6 +52,36 @@ class CatchUp:
         order_K = since_K.argsort(stable=True)
         return late_K[order_K], since_K[order_K]
 
+    def closed_form(self) -> dict[str, Any] | None:
+        """Returns the closed form as C++ takes it (native/catch_up.h); None: there is none."""
+        return None
+
+    def in_place(
+        self, tables: dict[str, Tensor], row_S: Tensor | None, number_S: Tensor | None = None, first_row: int = 0,
+        keys: dict[str, int] | None = None,
+    ) -> bool:  # fmt: skip
+        """Catches up rows of tables on the CPU where they lie (row_S: ascending; None: all), as far as C++ does it;
+        returns whether all of them are up to date now. The same bits as `apply`, for float32. number_S, first_row,
+        keys: of the noise that rounds to bfloat16 (`RowTable.begin_fused_update`); number_S None: row_S."""
+        form, centre = self.closed_form(), tables["centres"]
+        if form is None or centre.device.type != "cpu" or centre.dtype not in DTYPES or not (compiled := _native()):
+            return False
+        wide = [name for name, width in self._optimizer.state_widths().items() if width == "row"]
+        scalar = [name for name, width in self._optimizer.state_widths().items() if width == "scalar"]
+        if not all(t.is_contiguous() for t in tables.values()):
+            return False
+        keys, left = keys or {}, torch.zeros(1, dtype=torch.int64)
+        rows = {"row": row_S, "number": number_S, "S": len(centre) if row_S is None else len(row_S)}
+        call(compiled, "head_catch_up", {
+            **form, **rows, "D": centre.shape[1], "first_row": first_row, "threads": torch.get_num_threads(),
+            "centre": centre, "centre_dtype": DTYPES[centre.dtype], "centre_key": keys.get("centres", 0),
+            "wide": tuple(tables[name].data_ptr() for name in wide), "wide_dtype": DTYPES[tables[wide[0]].dtype],
+            "wide_key": tuple(keys.get(name, 0) for name in wide),
+            "scalar": tuple(tables[name].data_ptr() for name in scalar),
+            "touched": tables["touched"], "touched_step": self.num_steps, "first_step": self.first, "left": left,
+        })  # fmt: skip
+        return not left.item()
+
     def apply(self, centre_KD: Tensor, state: dict[str, Tensor], since_K: Tensor) -> None:
         """Makes the steps from since_K[k] on of row k, in place. since_K: ascending, `first` to `num_steps` - 1."""
         grad_KD = torch.empty_like(centre_KD)
@@ -55,6 +91,105 @@ class CatchUp:
             n += counts[missed] if missed < len(counts) else 0
             part = {name: t[:n] for name, t in state.items()}
             self._optimizer.step(centre_KD[:n], part, grad_KD[:n].zero_(), lr)
+
+
+class AdamWCatchUp(CatchUp):
+    """AdamW in closed form, where it holds. With zero gradient, the j-th step since s, whose number is t, makes
+
+        w = (1 - lr_t decay) w - lr_t beta1^j m / (1 - beta1^t) / (sqrt(v) / y_j + eps)
+        y_j^2 = (1 - beta2^t) / beta2^j
+
+    of a row whose own steps are the s that it stands for. So w' = P w - m sum_j B_j / (x + eps y_j), with x = sqrt(v),
+    B_j = lr_t beta1^j y_j / (1 - beta1^t), and the decay of later steps in P and B. The y_j are near y_1 = c where B_j
+    counts, so the sum is a series in z = eps c / (x + eps c), which is between 0 and 1 for any v:
+
+        sum_k (-z)^k a_k / (x + eps c),  a_k = sum_j B_j (y_j / c - 1)^k
+
+    P and five a_k are kept for each s, once for all rows. Rows of the first steps, when y_j still moves fast, rows that
+    have rested, and float64 are caught up step by step.
+    """
+
+    _TERMS = 5  # the first term that is left out is below 1e-7 of the sum
+
+    def __init__(self, optimizer: RowAdamW, rates: list[float], first: int):
+        super().__init__(optimizer, [], first)
+        self._adamw = optimizer
+        memory = 1.3 / (1 - optimizer.beta1)  # (of the steps whose B_j count, the fifth root of the mean of j^5) / 2
+        self.least = math.ceil(memory / 0.04) if memory * (1 - optimizer.beta2) <= 0.04 else _NEVER
+        self._window = math.ceil(45 / -math.log(max(optimizer.beta1, 1e-9)))  # beta1^j below 1e-19
+        num = len(rates)
+        # [:, s - first] = P, a_0, a_1, ... of steps s to now
+        self._sums_FN = torch.zeros(1 + self._TERMS, num + 1, dtype=torch.float64)
+        keep_N = 1 - optimizer.weight_decay * torch.tensor(rates, dtype=torch.float64)
+        later_N = torch.cat((keep_N.flip(0).cumprod(0).flip(0), keep_N.new_ones(1)))  # P of steps s to now
+        self._sums_FN[0] = later_N
+        rate_N, since_N = torch.tensor(rates, dtype=torch.float64), torch.arange(first, first + num)
+        for j in range(1, min(num, self._window) + 1):
+            self._sums_FN[1:, : num - j + 1] += self._terms(since_N[: num - j + 1], j, rate_N[j - 1 :]) * later_N[j:]
+        self.rates = list(rates)
+
+    def _terms(self, since_N: Tensor, j: Tensor | int, lr: Tensor | float) -> Tensor:
+        """Returns what the j-th step since each of these adds to a_0, a_1, ..."""
+        adamw, t_N = self._adamw, since_N + j
+        y_N = self._y(since_N, j)
+        B_N = lr * adamw.beta1**j * y_N / (1 - adamw.beta1 ** t_N.double())
+        return B_N * (y_N / self._y(since_N, 1) - 1) ** torch.arange(self._TERMS)[:, None]
+
+    def _y(self, since_N: Tensor, j: Tensor | int) -> Tensor:
+        beta2 = self._adamw.beta2
+        return ((1 - beta2 ** (since_N + j).double()) / beta2**j).sqrt()
+
+    def record(self, lr: float) -> None:
+        num = len(self.rates) + 1
+        if num == self._sums_FN.shape[1]:
+            self._sums_FN = torch.cat((self._sums_FN, self._sums_FN.new_zeros(1 + self._TERMS, num + 1024)), dim=1)
+        self._sums_FN[:, :num] *= 1 - lr * self._adamw.weight_decay
+        self._sums_FN[0, num] = 1.0
+        begin = max(0, num - self._window)
+        since_N = torch.arange(self.first + begin, self.first + num)
+        self._sums_FN[1:, begin:num] += self._terms(since_N, self.first + num - since_N, lr)
+        super().record(lr)
+
+    def forget(self) -> None:
+        super().forget()
+        self._sums_FN = self._sums_FN.new_tensor([1.0] + [0.0] * self._TERMS).unsqueeze(1)
+
+    def closed_form(self) -> dict[str, Any]:
+        adamw, sums_FN = self._adamw, self._sums_FN
+        betas = {"fade1": adamw.beta1, "fade2": adamw.beta2, "eps": adamw.eps}
+        return {"optimizer": 1, **betas, "least_step": self.least, "sums": sums_FN, "sums_stride": sums_FN.stride(0)}
+
+    def apply(self, centre_KD: Tensor, state: dict[str, Tensor], since_K: Tensor) -> None:
+        since_K = since_K.int()
+        if self.in_place({"centres": centre_KD, **state, "touched": since_K}, None):
+            return
+        late_K = since_K < self.num_steps  # others are done
+        is_closed_K = late_K & (since_K >= self.least) & (state["num_steps"].squeeze(1) == since_K)
+        if centre_KD.dtype != torch.float32:
+            is_closed_K = torch.zeros_like(late_K)
+        for part_K, apply in ((late_K & ~is_closed_K, super().apply), (is_closed_K, self._apply_closed)):
+            at_K = part_K.nonzero().squeeze(1)
+            if len(at_K):
+                rows, *more = (t[at_K] for t in (centre_KD, *state.values()))
+                apply(rows, dict(zip(state, more, strict=True)), since_K[at_K].long())
+                for t, some in zip((centre_KD, *state.values()), (rows, *more), strict=True):
+                    t[at_K] = some
+
+    def _apply_closed(self, centre_KD: Tensor, state: dict[str, Tensor], since_K: Tensor) -> None:
+        adamw, number_K = self._adamw, (since_K - self.first).cpu()
+        missed_K = (self.num_steps - since_K).double()
+        P_K1, *a_FK1 = self._sums_FN[:, number_K].to(centre_KD).unsqueeze(2)
+        near_K1 = (adamw.eps * self._y(since_K, 1)).to(centre_KD)[:, None]
+        first_KD, second_KD = state["first_moment"], state["second_moment"]
+        scale_KD = second_KD.sqrt().add_(near_K1)
+        z_KD = near_K1 / scale_KD
+        sum_KD = a_FK1[-1]
+        for a_K1 in reversed(a_FK1[:-1]):
+            sum_KD = a_K1 - z_KD * sum_KD
+        centre_KD.mul_(P_K1).sub_(sum_KD.div_(scale_KD).mul_(first_KD))
+        first_KD.mul_((adamw.beta1**missed_K).to(centre_KD)[:, None])
+        second_KD.mul_((adamw.beta2**missed_K).to(centre_KD)[:, None])
+        state["num_steps"].add_(missed_K[:, None].to(centre_KD))
 
 
 class SGDCatchUp(CatchUp):
@@ -94,7 +229,12 @@ class SGDCatchUp(CatchUp):
         super().forget()
         self._product_4N = self._product_4N.new_tensor((1.0, 0.0, 0.0, 1.0)).unsqueeze(1)
 
+    def closed_form(self) -> dict[str, Any]:
+        return {"optimizer": 0, "sums": self._product_4N, "sums_stride": self._product_4N.stride(0)}
+
     def apply(self, centre_KD: Tensor, state: dict[str, Tensor], since_K: Tensor) -> None:
+        if self.in_place({"centres": centre_KD, **state, "touched": since_K.int()}, None):
+            return
         momentum_KD = state["momentum"]
         product_4K = self._product_4N.index_select(1, since_K - self.first).to(centre_KD.dtype)
         ww_K1, wm_K1, mw_K1, mm_K1 = product_4K.unsqueeze(2).unbind()
@@ -112,9 +252,20 @@ def make(
         return None
     if isinstance(optimizer, RowSGD):
         return SGDCatchUp(optimizer, rates or [], first, device)
+    if isinstance(optimizer, RowAdamW):
+        return AdamWCatchUp(optimizer, rates or [], first)
     return CatchUp(optimizer, rates or [], first)
 
 
 def _multiply(a: _Matrix, b: _Matrix) -> _Matrix:
     """The product of two 2x2 matrices (ww, wm, mw, mm), of numbers or of equally long tensors of them."""
     return (a[0] * b[0] + a[1] * b[2], a[0] * b[1] + a[1] * b[3], a[2] * b[0] + a[3] * b[2], a[2] * b[1] + a[3] * b[3])
+
+
+@functools.cache
+def _native() -> ctypes.CDLL | None:
+    """Returns the library of the C++ kernel; None: it cannot be made here, of which the kernel's choice has warned."""
+    try:
+        return load(taken()[0])
+    except (ValueError, RuntimeError, OSError):
+        return None

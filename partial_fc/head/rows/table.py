@@ -344,6 +344,10 @@ class RowTable:
             raise ValueError(f"step {step} after {self._catch_up.num_steps} steps; catch-up needs every step")
         if self._is_current():
             return
+        # With the noise of the step before: a row that lags behind did not use it then, and will use this step's own.
+        keys = {name: counter_rng.rounding_key(self.seed, i, step - 1) for i, name in enumerate(self._columns)}
+        if self._catch_up.in_place(tables, at_S, None if at_S is row_S else row_S, self.first_row, keys):
+            return
         touched_S = tables["touched"].squeeze(1)
         if at_S is not None:
             touched_S = touched_S.index_select(0, at_S)
@@ -352,7 +356,6 @@ class RowTable:
             return
         at, row = (late if each is None else each[late] for each in (at_S, row_S))
         for at_K, row_K, centre_KD, state in self._caught_up(tables, at, row, since):
-            # With the noise of the step before: this row did not use it then, and will use this step's own now.
             self._store(tables, at_K, row_K.to(self.device), centre_KD, state, step - 1)
 
     def _caught_up(
