@@ -10,6 +10,7 @@ class CatchUp {
         int64_t left = 0;
         for (int64_t k = begin; k < end; k++) {
             const int64_t row = job.row ? job.row[k] : k;
+            if (k + 1 < end) soon(job.row ? job.row[k + 1] : k + 1);
             if (job.touched[row] >= job.touched_step) continue;
             const int64_t since = std::max<int64_t>(job.touched[row], job.first_step);
             if (job.optimizer == kAdamW && (since < job.least_step || job.scalar[0][row] != (float)since)) {
@@ -35,6 +36,12 @@ class CatchUp {
     }
 
   private:
+    void soon(int64_t row) const {
+        prefetch_row(job.centre, job.centre_dtype, row, job.D);
+        for (void* table : job.wide)
+            if (table) prefetch_row(table, job.wide_dtype, row, job.D);
+    }
+
     // A row as floats: where it lies, or a copy.
     float* opened(void* table, int32_t dtype, int64_t row, float* copy) const {
         if (dtype == kFloat32) return (float*)table + row * job.D;

@@ -18,7 +18,7 @@ from partial_fc.head.native.build import taken
 from partial_fc.head.native.library import DTYPES, call, load
 from partial_fc.head.rows.optimizers import RowAdamW, RowOptimizer, RowSGD
 
-_NEVER = 2**31
+_NEVER = 2**31 - 1  # as "touched" holds it
 _Matrix = tuple[Any, ...]  # 2x2, as (ww, wm, mw, mm)
 
 

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD, RowTable, Storage
+from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD, RowTable, Storage, catch_up
 
 L, D = 37, 6
 EXACT = Storage(torch.float64)
@@ -122,6 +122,56 @@ def test_catch_up_goes_on_after_a_restart(optimizer):
         ours.fetch(None, 40)
     for name, tensor in whole.row_state().items():
         torch.testing.assert_close(second.row_state()[name], tensor, rtol=1e-14, atol=0)
+
+
+CLOSED = [RowSGD(), RowSGD(0.9, 0.01, nesterov=True), RowAdamW(), RowAdamW(0.8, 0.99, eps=1e-5, weight_decay=0.05)]
+
+
+def lagging(optimizer, num_steps, generator):
+    """Rows of moments of all sizes, above and far below eps, that have missed 1 to all but the first steps."""
+    since_K = torch.randint(0, num_steps, (300,), generator=generator).sort().values
+    size_KD = 10.0 ** torch.randint(-12, 0, (300, D), generator=generator)
+    wide = {
+        n: torch.randn(300, D, generator=generator) * size_KD for n, w in optimizer.state_widths().items() if w == "row"
+    }
+    if isinstance(optimizer, RowAdamW):
+        wide = {"first_moment": wide["first_moment"], "second_moment": wide["second_moment"] ** 2 + size_KD**2 / 1e3}
+        wide["num_steps"] = since_K[:, None].float()
+        wide["num_steps"][::7] -= 1  # as of a row that has rested for a step
+    return since_K, torch.randn(300, D, generator=generator) / 20, wide
+
+
+@pytest.mark.parametrize("optimizer", CLOSED, ids=str)
+@pytest.mark.parametrize("how", ["C++", "torch", "C++ in place", "restarted"])
+def test_the_closed_form_is_what_the_steps_make(optimizer, how, monkeypatch):
+    """For rows that missed the first steps, and for others; in float32, beside all steps in float64."""
+    num_steps, generator = 700, torch.Generator().manual_seed(3)
+    rates = [0.01 * (1 + i % 7) for i in range(num_steps)]
+    ours = catch_up.make(optimizer, torch.device("cpu"), rates[: num_steps if how == "restarted" else 450])
+    for lr in rates[len(ours.rates) :]:
+        ours.record(lr)
+    if how == "torch":
+        monkeypatch.setattr(catch_up, "_native", lambda: None)
+    since_K, centre_KD, state = lagging(optimizer, num_steps, generator)
+    before, exact = centre_KD.double(), {name: t.double() for name, t in state.items()}
+    after = before.clone()
+    catch_up.CatchUp(optimizer, rates, 0).apply(after, exact, since_K)
+    tables = {"centres": centre_KD, **state, "touched": since_K.int()[:, None]}
+    if how == "C++ in place":
+        order = torch.randperm(300, generator=generator)
+        tables = {name: t[order].contiguous() for name, t in tables.items()}
+        done = ours.in_place(tables, torch.arange(300))
+        tables = {name: t[order.argsort()] for name, t in tables.items()}
+        keep = (tables["touched"] == num_steps).squeeze(1)
+        assert done == keep.all()
+        assert keep.sum() == {CLOSED[2]: 135, CLOSED[3]: 0}.get(optimizer, 300)  # AdamW's first steps are left
+    else:
+        ours.apply(centre_KD, state, since_K)
+        keep = torch.ones(300, dtype=torch.bool)
+    error, moved = (tables["centres"].double() - after).abs(), (after - before).abs()
+    assert (error <= 4e-6 * (moved + before.abs()))[keep].all()  # as 700 steps in float32 have it
+    for name in state:
+        torch.testing.assert_close(tables[name][keep].double(), exact[name][keep], rtol=3e-5, atol=1e-30)
 
 
 def test_catch_up_says_what_it_misses():
