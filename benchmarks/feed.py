@@ -8,9 +8,10 @@ the time in which one thread decodes it alone, so two cores suffice. Sides in tu
 
 import math
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -27,6 +28,8 @@ from partial_fc.data.open import open_source
 from partial_fc.data.transform import mirror
 from partial_fc.flags.facts import BATCH, PIXELS, THREADS, In
 
+from . import networks
+
 _SHARE = 0.8
 
 
@@ -34,8 +37,8 @@ _SHARE = 0.8
 class FeedOptions:
     """Launches small operations beside a loader."""
 
-    source: Annotated[Path, tyro.conf.Positional]
-    """A folder with train.rec, a .rec file, a folder of class folders, or a list."""
+    source: Annotated[Path | None, tyro.conf.Positional] = None
+    """A folder with train.rec, a .rec file, a folder of class folders, or a list; none: 8,000 JPEGs, drawn for it."""
     image_size: Annotated[int, In(PIXELS)] = 112
     batch_size: Annotated[int, In(BATCH)] = 128
     threads: Annotated[tuple[int, ...], In(THREADS)] = (1, 2, 8)
@@ -89,18 +92,24 @@ def fed(batches: Iterator[Any], batch_size: int, launches: int, seconds: float) 
 
 def bench_feed(options: FeedOptions) -> None:
     """Measures and prints the results."""
+    if options.source is None:
+        with tempfile.TemporaryDirectory(prefix="feed-") as folder:
+            networks.draw(Path(folder, "images"), 4000, options.image_size)
+            bench_feed(replace(options, source=Path(folder, "images")))
+        return
     torch.set_num_threads(1)
+    path = options.source
 
     def ours(mode: Literal["threads", "process"], threads: int, launches: int) -> Fed:
         with Loader(
-            open_source(options.source), SquareImage(options.image_size, mirror), batch_size=options.batch_size,
+            open_source(path), SquareImage(options.image_size, mirror), batch_size=options.batch_size,
             num_workers=threads, mode=mode,
         ) as loader:  # fmt: skip
             return fed(loader, options.batch_size, launches, options.seconds)
 
     def torchs(processes: int, launches: int) -> Fed:
         loader = DataLoader(
-            Images(options.source, options.image_size), options.batch_size, shuffle=True, num_workers=processes,
+            Images(path, options.image_size), options.batch_size, shuffle=True, num_workers=processes,
             drop_last=True, persistent_workers=True,
         )  # fmt: skip
         batches = (batch for _ in iter(int, 1) for batch in loader)

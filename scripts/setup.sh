@@ -212,25 +212,19 @@ if [ "$MXNET" = 1 ]; then part "MXNet $(version mxnet)" locked mxnet; fi
 
 # --- 4. Horovod: published as sources only, so built here once and kept; meanwhile the rest ----------------------------
 
-# Sets `wheels` and `parts`, and starts the build where there is none yet: its process is `builder`, and a group of its own.
+# Sets `wheels`, and starts the build where there is none yet: its process is `builder`, and a group of its own.
 start_building_horovod() {
     local torch build
-    parts=(PyTorch MPI Gloo)
     # The build's name has all that decides it: 2.13.0+cpu is not 2.13.0+cu130.
     torch=$(.venv/bin/python -c 'import torch; print(torch.__version__)')
     build="horovod-$(version horovod)-torch-$torch"
-    # Horovod with CUDA wants every framework to have it, and MXNet's wheel for Linux has not.
-    if [ "$MXNET" = 1 ] && [ -z "${HOROVOD_GPU_OPERATIONS:-}" ]; then
-        build+="-mxnet-$(version mxnet)"
-        parts+=(MXNet)
-    fi
     build+="-$(.venv/bin/python -c 'import sys; print(sys.implementation.cache_tag)')-$(uname -m)"
     build+="${HOROVOD_GPU_OPERATIONS:+-$HOROVOD_GPU_OPERATIONS}-$(cat scripts/build_horovod.sh patches/horovod/* | cksum | cut -d' ' -f1)"
     wheels="${XDG_CACHE_HOME:-${HOME:?set HOME or XDG_CACHE_HOME: wheels are kept there}/.cache}/partial-fc/wheels/$build"
     if compgen -G "$wheels/*.whl" >/dev/null; then return; fi
-    say "building Horovod $(version horovod) for ${parts[*]}, beside what follows; kept in $wheels"
+    say "building Horovod $(version horovod) for PyTorch, MPI and Gloo, beside what follows; kept in $wheels"
     set -m
-    bash scripts/build_horovod.sh .venv/bin/python "$(version horovod)" "$wheels" "${parts[@]}" </dev/null &
+    bash scripts/build_horovod.sh .venv/bin/python "$(version horovod)" "$wheels" </dev/null &
     builder=$!
     set +m
 }
@@ -285,7 +279,7 @@ check_horovod() {
     local check part
     check=$(.venv/bin/horovodrun --check 2>&1) || die "horovodrun --check failed:
 $check"
-    for part in "${parts[@]}"; do
+    for part in PyTorch MPI Gloo; do
         grep -qF "[X] $part" <<<"$check" || die "Horovod was built without $part, or cannot load it:
 $check
 The wheel is in $wheels; remove that folder to have it built again."

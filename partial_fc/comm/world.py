@@ -173,11 +173,6 @@ class World(ABC):
         """Returns the rows (dim 0) of all ranks in rank order. Their number may differ between ranks, and be 0."""
         return self.start_all_gather(t, name=name).wait()
 
-    def reduce_scatter(self, t: Tensor, rows: Sequence[int], *, name: str) -> Tensor:
-        """Sums t, (sum(rows), ...), over the ranks and returns this rank's rows of the sum: rows[rank] of them, after
-        those of the ranks before it. rows: the number of rows of every rank, equal on all ranks."""
-        return self.start_reduce_scatter(t, rows, name=name).wait()
-
     def broadcast(self, t: Tensor, root: int = 0, *, name: str) -> Tensor:
         """Returns t of rank `root`. Shape and dtype are equal on all ranks."""
         self._count(name, t)
@@ -213,7 +208,8 @@ class World(ABC):
         return self._start(name, lambda: self._all_gather(wire, rows, name), restore)
 
     def start_reduce_scatter(self, t: Tensor, rows: Sequence[int], *, name: str) -> Work:
-        """Starts `reduce_scatter` in the background."""
+        """Starts, in the background, to sum t, (sum(rows), ...), over the ranks; the result is this rank's rows of the
+        sum: rows[rank] of them, after those of the ranks before it. rows: of every rank, equal on all ranks."""
         _check_reducible(name, t)
         if t.dim() == 0:
             raise ValueError(f"{name}: reduce_scatter needs rows; got a scalar, expected at least one dimension")

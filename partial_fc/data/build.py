@@ -4,7 +4,7 @@ so it works as well in another process (loader_process.py)."""
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass, fields
 from itertools import count
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -46,9 +46,6 @@ _TOGETHER_BYTES = 2**20  # of samples that are read before the first is decoded
 _log = logging.getLogger(__name__)
 
 
-Room = Callable[[int, tuple[int, ...], np.dtype], NDArray]
-
-
 class Built(NamedTuple):
     """The samples of a batch: arrays as the transform makes them, (B, ...); labels and keys, int64 (B,), labels of a
     source with several (B, K); weights, float64 (B,), or None."""
@@ -59,6 +56,7 @@ class Built(NamedTuple):
     weight_B: NDArray[np.float64] | None
 
 
+@dataclass(eq=False)
 class Builder:
     """Builds batches, in several threads at once; see Loader for the options. Travels to another process, where its
     source is opened again.
@@ -66,41 +64,30 @@ class Builder:
     room: (samples, shape, dtype) -> where a batch is built. stop: set to end all threads after the image at hand.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        transform: Transform,
-        *,
-        rank: int,
-        world_size: int,
-        seed: int,
-        max_bad_records: int,
-        labels_drawn: int | Sequence[int],
-        weights: NDArray | None,
-    ) -> None:
-        self._options = {name: value for name, value in locals().items() if name != "self"}
-        self.source = source
-        self.transform = transform
-        self.rank = rank
-        self.world_size = world_size
-        self.seed = seed
-        self.max_bad_records = max_bad_records
-        self.labels_drawn = labels_drawn
-        self.num_labels = getattr(source, "num_labels", 1)
-        self.room: Room = _anywhere
+    source: Source
+    transform: Transform
+    rank: int
+    world_size: int
+    seed: int
+    max_bad_records: int
+    labels_drawn: int | Sequence[int]
+    weights: NDArray | None
+
+    def __post_init__(self) -> None:
+        self.num_labels = getattr(self.source, "num_labels", 1)
+        self.room: Callable[[int, tuple[int, ...], np.dtype], NDArray]
         self.stop = threading.Event()
         self.has_started = False  # an update was returned
         self.bad: dict[int, str] = {}  # index -> error
-        self._staged = transform if isinstance(transform, Staged) else None
-        self._weights = weights
+        self._staged = self.transform if isinstance(self.transform, Staged) else None
         self._layout: tuple[tuple[int, ...], np.dtype] | None = None  # shape and dtype of the transform's first array
         self._alike_B = np.empty(0)  # a batch of a source whose samples have the same data
-        self._augment_key = derive_key(seed, _AUGMENT)
+        self._augment_key = derive_key(self.seed, _AUGMENT)
         self._lock = threading.Lock()
         self._random = _Random()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Builder, **self._options), ()
+        return Builder, tuple(getattr(self, field.name) for field in fields(self))
 
     def build(self, position_B: NDArray[np.int64], index_B: NDArray[np.int64]) -> Built:
         """Makes the batch of these samples. position_B: of their random numbers."""
@@ -116,7 +103,7 @@ class Builder:
             data_B, label_B, key_B, index_B = self._each(position_B.tolist(), index_B.tolist())
         if self.labels_drawn:
             label_B = self._drawn(torch.from_numpy(label_B), position_B, index_B).numpy()
-        weight_B = None if self._weights is None else self._weights[index_B].astype(np.float64)
+        weight_B = None if self.weights is None else self.weights[index_B].astype(np.float64)
         return Built(data_B, label_B, key_B, weight_B)
 
     def _alike(self, index_B: list[int]) -> tuple[NDArray, ...]:
@@ -260,10 +247,6 @@ class Builder:
                 )
             if not known:
                 _log.warning("bad record %d of at most %d, replaced: %s", num, self.max_bad_records, message)
-
-
-def _anywhere(num: int, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-    return np.empty((num, *shape), dtype)
 
 
 class _Random(threading.local):

@@ -7,8 +7,9 @@ The whole state is one integer: the position, the number of samples that all ran
 
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from functools import partial
-from typing import Literal, NamedTuple, Protocol, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from partial_fc.accessories import Foreground, threads
 from partial_fc.data.build import Builder, Built, Transform
-from partial_fc.data.loader_process import LoaderProcess
+from partial_fc.data.loader_process import LoaderProcess, Pending
 from partial_fc.data.order import Keyed, Order, Selection
 from partial_fc.data.sample import Source, SourceGone, SourceRefused
 from partial_fc.data.transform import channels_first
@@ -43,24 +44,6 @@ class Batch(NamedTuple):
     ends_epoch: bool = False
     position_B: Tensor | None = None
     weight_B: Tensor | None = None
-
-
-class Pending(Protocol):
-    def result(self) -> Built:
-        """Waits for it. Raises what the builder has raised."""
-        ...
-
-    def cancel(self) -> object: ...
-
-
-class Workers(Protocol):
-    """Who builds batches: some ahead, in any order."""
-
-    def submit(self, selection: Selection) -> Pending: ...
-
-    def close(self) -> None:
-        """Stops them and waits for them: at most for one image each."""
-        ...
 
 
 class Loader:
@@ -104,17 +87,16 @@ class Loader:
         # Position of the next batch to return.
         self.position = position
         self.builder = Builder(
-            source, transform, rank=rank, world_size=world_size, seed=seed, max_bad_records=max_bad_records,
-            labels_drawn=labels_drawn, weights=weights,
+            source, transform, rank, world_size, seed, max_bad_records, labels_drawn, weights
         )  # fmt: skip
         self._in_flight = num_workers + prefetch if num_workers else 0
-        self._workers: Workers
+        self._workers: LoaderProcess | _Threads
         if mode == "process" and not getattr(source, "alike", False):  # nothing is decoded for those
             num_slots = max(1, self._in_flight) + keep
             self._workers = LoaderProcess(self.builder, batch_size, num_slots, max(1, num_workers), pin_memory)
         else:
             self._workers = _Threads(self.builder, num_workers, pin_memory)
-        self._pending: deque[tuple[Selection, Pending]] = deque()
+        self._pending: deque[tuple[Selection, Pending | Future[Built]]] = deque()
         self._next_position = position  # position of the next batch to start
         self._reserve: list[Batch] = []  # the update after the last returned, of a remote source
         self.gone: SourceGone | None = None  # why there is no further update
@@ -196,14 +178,14 @@ class Loader:
 
 
 class _Threads:
-    """Workers in this process."""
+    """Builds batches in this process, as LoaderProcess does in another."""
 
     def __init__(self, builder: Builder, num_threads: int, pin_memory: bool) -> None:
         self._builder = builder
         self._pool = threads(max(1, num_threads), "loader") if num_threads else Foreground()
         builder.room = partial(_room, pin_memory)
 
-    def submit(self, selection: Selection) -> Pending:
+    def submit(self, selection: Selection) -> "Future[Built]":
         return self._pool.submit(self._builder.build, selection.position_B.numpy(), selection.index_B.numpy())
 
     def close(self) -> None:

@@ -46,26 +46,28 @@ class _Buffer:
         self._slot_bytes = 0
 
     def view(self, slot: int, num: int, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-        """Returns the memory of a batch of num <= batch_size arrays. Raises MemoryError where there is none."""
+        """Returns the memory of a batch of num <= batch_size arrays. Raises ValueError where there is none."""
         with self._lock:
             if self.memory is None:
                 page = mmap.PAGESIZE
                 self._slot_bytes = -(-self._batch_size * math.prod(shape) * dtype.itemsize // page) * page
-                size, free = self._num_slots * self._slot_bytes, available_memory_bytes()
-                if size > free:  # what is mapped is taken at its first use: too late for an error
-                    raise MemoryError(
-                        f"the loader needs {size / 1e6:,.0f} MB for {self._num_slots} batches of {self._batch_size} "
-                        f"samples of {dtype} {shape}, and {free / 1e6:,.0f} MB are free here; give fewer "
-                        "--num-workers or a smaller --batch-size"
-                    )
-                os.ftruncate(self._file, size)
+                size = self._num_slots * self._slot_bytes
+                if not os.fstat(self._file).st_size:
+                    # What is mapped is taken at its first use: too late for an error.
+                    if size > (free := available_memory_bytes()):
+                        raise ValueError(
+                            f"the loader needs {size / 1e6:,.0f} MB for {self._num_slots} batches of "
+                            f"{self._batch_size} samples of {dtype} {shape}, and {free / 1e6:,.0f} MB are free here; "
+                            "give fewer --num-workers or a smaller --batch-size"
+                        )
+                    os.ftruncate(self._file, size)
                 self.memory = np.frombuffer(mmap.mmap(self._file, size), np.uint8)
         at = slot * self._slot_bytes
         return self.memory[at : at + num * math.prod(shape) * dtype.itemsize].view(dtype).reshape(num, *shape)
 
 
 class LoaderProcess:
-    """Workers in a process of their own; see `loader.Workers`."""
+    """Builds batches in a process of its own, some ahead, in any order."""
 
     def __init__(self, builder: Builder, batch_size: int, num_slots: int, num_threads: int, pin_memory: bool) -> None:
         """Raises CannotTravel."""
@@ -81,26 +83,22 @@ class LoaderProcess:
         self._done: dict[int, tuple[Any, ...]] = {}
         here, there = socket.socketpair()
         self._file = os.memfd_create("partial-fc batches")
+        path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
+        environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         with there:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(there.fileno()), str(self._file)],
-                pass_fds=(there.fileno(), self._file),
-                stdin=subprocess.DEVNULL,
-                env={
-                    **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CUDA_VISIBLE_DEVICES": "",
-                    "OMP_NUM_THREADS": "1",
-                },
-            )  # fmt: skip
+            ends = there.fileno(), self._file
+            command = [sys.executable, "-P", "-m", __name__, *map(str, ends)]
+            self._process = subprocess.Popen(command, pass_fds=ends, stdin=subprocess.DEVNULL, env=environment)
         self._pipe = Connection(here.detach())
         self._buffer = _Buffer(self._file, batch_size, num_slots)
         self._pinned = 0
         self._send_bytes(given)
 
-    def submit(self, selection: Selection) -> "_Batch":
+    def submit(self, selection: Selection) -> "Pending":
         number, self._count = self._count, self._count + 1
         task = (number, selection.position_B.numpy(), selection.index_B.numpy(), self._builder.has_started)
         self._send_bytes(pickle.dumps(task))
-        return _Batch(self, number)
+        return Pending(self, number)
 
     def wait(self, number: int) -> Built:
         """Waits for a batch. Raises what the builder has raised there, and ValueError if the process is gone."""
@@ -165,7 +163,7 @@ class LoaderProcess:
         )
 
 
-class _Batch:
+class Pending:
     def __init__(self, process: LoaderProcess, number: int) -> None:
         self._process, self._number = process, number
 
@@ -222,12 +220,21 @@ def serve(pipe: Connection, file: int) -> None:
             data_B, *rest = builder.build(position_B, index_B)
             answer("built", number, (len(data_B), data_B.shape[1:], data_B.dtype), rest)
         except Exception as error:
-            answer("error", number, error)
+            answer("error", number, _portable(error))
 
     pool = threads(num_threads, "loader")
     while True:
         number, position_B, index_B, builder.has_started = pickle.loads(pipe.recv_bytes())
         pool.submit(build, number, position_B, index_B)
+
+
+def _portable(error: Exception) -> Exception:
+    """Returns the error, or what it says if pickle cannot bring it over."""
+    try:
+        pickle.loads(pickle.dumps(error))
+        return error
+    except Exception:  # of any library's class
+        return ValueError(f"{type(error).__name__}: {error}")
 
 
 def main() -> None:

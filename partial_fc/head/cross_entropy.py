@@ -47,23 +47,11 @@ class CrossEntropy(AbstractContextManager):
 
     # ---- there are no class centres: nothing to update, to store or to reshard
 
-    def prepare(self, label_B: Tensor) -> None:
-        """Does nothing: no classes have to be chosen."""
-
     def finite(self) -> Tensor:
         return torch.ones((), dtype=torch.bool)
 
-    def discard(self) -> None:
-        """Does nothing: no gradient is pending."""
-
     def gradient_square_sum(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64)
-
-    def scale_gradient(self, factor: float) -> None:
-        """Does nothing: there is no gradient of rows."""
-
-    def step(self, lr: float) -> None:
-        """Does nothing: there are no rows."""
 
     def tables(self) -> dict[str, Table]:
         return {}
@@ -71,14 +59,10 @@ class CrossEntropy(AbstractContextManager):
     def state(self) -> dict[str, Any]:
         return {}
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Does nothing: there is no state."""
+    def _nothing(self, *_: object) -> None:
+        """No classes have to be chosen, no gradient of rows is pending, no file is open."""
 
-    def close(self) -> None:
-        """Does nothing: no file is open."""
-
-    def __exit__(self, *_: object) -> None:
-        """Does nothing: no file is open."""
+    prepare = discard = scale_gradient = step = load = close = __exit__ = _nothing
 
 
 class _Loss(torch.autograd.Function):

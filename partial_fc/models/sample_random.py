@@ -60,15 +60,11 @@ class Dropout(SampleRandom):
         return x_BX * kept.to(x_BX.dtype) / (1 - self.p)
 
 
-class DropPath(SampleRandom):
+class DropPath(Dropout):
     """Leaves out a residual branch for a share p of the samples in training; the others' branches grow by 1 / (1 - p).
 
     (Huang et al., 2016, "Deep Networks with Stochastic Depth", https://arxiv.org/abs/1603.09382.)
     """
-
-    def __init__(self, p: float, stream: int):
-        super().__init__(stream)
-        self.p = p
 
     def forward(self, x_BX: Tensor) -> Tensor:
         if not self.training or self.p == 0:

@@ -44,7 +44,7 @@ from partial_fc.train.begin.run_folder import hold_folders
 from partial_fc.train.begin.start import is_asked_for, named
 from partial_fc.train.context import Context
 from partial_fc.train.job import Guards, Head, Hooks, Job, Outcome, RunState, Settings
-from partial_fc.train.precision import Mode, Precision, choose
+from partial_fc.train.precision import Precision, choose
 from partial_fc.train.record import header
 from partial_fc.train.record.boards import open_wandb
 from partial_fc.train.record.log import SecondFile, StepLine, open_files
@@ -147,20 +147,18 @@ class Run(Context):
         module: nn.Module,
         to_input: InputContract,
         contract: Mapping[str, str],
-        precision: Mode | None = None,
         compile_for: Sequence[int] | None = None,
         **optimizer: Any,
     ) -> TorchBackbone:
         """Builds the backbone from a module by the shared flags: on this run's device, equal on all ranks. contract:
-        see TorchBackbone. precision: the module's only one. compile_for: the shape of a sample, to
-        compile the training of the module for. optimizer: for `optim.backbone.build`; a module
-        with no_weight_decay(), as timm's and our transformers have it, adds the parameters that it names, norms and
-        biases to those without decay. A collective."""
+        see TorchBackbone. compile_for: the shape of a sample, to compile the training of the module for. optimizer: for
+        `optim.backbone.build`; a module with no_weight_decay(), as timm's and our transformers have it, adds the
+        parameters that it names, norms and biases to those without decay. A collective."""
         optim, world = self.config.optim, self.world
         if hasattr(module, "no_weight_decay"):
             no_decay: Any = module.no_weight_decay
             optimizer = {"decay_biases": False, "decay_norms": False, "no_decay": no_decay(), **optimizer}
-        chosen = Precision(precision or choose(optim.precision, self.device, world), self.device)
+        chosen = Precision(choose(optim.precision, self.device, world), self.device)
         module.to(self.device, chosen.parameter_dtype)
         if module.state_dict():
             broadcast_module(module, world)

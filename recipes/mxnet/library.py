@@ -4,8 +4,7 @@ MXNet 1.9.1 (2022, the last release) uses names that numpy has removed since. Du
 two that it also looks up later stay. Its two functions that call `tostring`, which numpy 2.3 removed, call `tobytes`
 here.
 
-MXNet takes as many threads as torch has; by itself it would set half of the cores for both. Import torch before
-Horovod's module for MXNet, or it crashes.
+MXNet takes as many threads as torch has; by itself it would set half of the cores for both.
 """
 
 import os

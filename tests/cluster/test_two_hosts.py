@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.hosts.two_hosts import TwoHosts
 from tests.cluster.conftest import JOB, commands
+from tests.recipes.launchers.test_rendezvous import ended
 from tests.running import losses, result, train_several
 
 STEPS = 25
@@ -29,12 +30,6 @@ def start_on(hosts: TwoHosts, commands: list[list[str]], env: dict[str, str]) ->
     return [hosts.start(i, [*limit, *c], env=env, text=True, **pipes) for i, c in enumerate(commands)]
 
 
-def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
-    """Status and output of each."""
-    outputs = [process.communicate()[0] for process in processes]
-    return [(process.returncode, printed) for process, printed in zip(processes, outputs, strict=True)]
-
-
 @pytest.fixture(scope="module")
 def on_one_host(tmp_path_factory) -> list[float]:
     """The losses of two processes that share a host."""
@@ -47,7 +42,7 @@ def on_one_host(tmp_path_factory) -> list[float]:
 @pytest.mark.parametrize("launcher", ["horovodrun --gloo", "run.sh", "torchrun"])
 def test_trains_over_the_cable_as_on_one_host(hosts, env, on_one_host, tmp_path, launcher):
     before = [hosts.sent_bytes(host) for host in (0, 1)]
-    for status, printed in ended(start_on(hosts, on_both(launcher, tmp_path, FLAGS), env)):
+    for status, printed in ended(*start_on(hosts, on_both(launcher, tmp_path, FLAGS), env), timeout=None):
         assert status == 0, printed[-6000:]
     ours = losses(tmp_path / "run")
     assert len(ours) == STEPS
@@ -73,7 +68,7 @@ def test_a_cable_that_breaks_is_reported_on_both_hosts(hosts, env, tmp_path):
         if "step 20/" in line:
             break
     with hosts.cut():
-        (status_0, printed_0), (status_1, printed_1) = ended(processes)
+        (status_0, printed_0), (status_1, printed_1) = ended(*processes, timeout=None)
     assert status_0 not in (0, 124), printed_before + printed_0
     assert status_1 not in (0, 124), printed_1
     assert "has not finished after" in printed_0

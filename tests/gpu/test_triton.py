@@ -22,6 +22,7 @@ from partial_fc.head.margin import Negatives
 from tests.unit.kernels.test_cpu_kernel import (
     check_a_centre_that_is_too_long,
     check_nearest,
+    dense_cosines,
     exact,
     gradient,
     some_targets,
@@ -325,15 +326,6 @@ def test_a_shard_without_classes():
     assert sums.denominator_G.count_nonzero() == 0
     assert sums.weighted_sum_GD.count_nonzero() == 0
     assert list(TritonKernel("bf16").centre_gradients(logits, logit_grad)) == []
-
-
-def dense_cosines(logits: Logits, operands: torch.dtype) -> Tensor:
-    """(G, classes), float64, of operands that are rounded as a pass does."""
-    centre_LD = logits.centre_LD if logits.row_S is None else logits.centre_LD[logits.row_S]
-    norm = centre_LD.double().norm(dim=1)
-    centre_SD = centre_LD.to(operands).double() / torch.where(norm > 0, norm, 1.0)[:, None]
-    cos_GS = logits.unit_GD.to(operands).double() @ centre_SD.T
-    return cos_GS.unflatten(1, (-1, logits.sub_centres)).amax(2)
 
 
 @pytest.mark.parametrize(

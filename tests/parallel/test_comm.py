@@ -38,7 +38,7 @@ def test_what_some_backend_cannot_sum_is_refused_by_all(world, dtype):
     with pytest.raises(ValueError, match=f"t/bad: {dtype} is not summed"):
         world.all_reduce(torch.ones(2, dtype=dtype), name="t/bad")
     with pytest.raises(ValueError, match=f"t/bad: {dtype} is not summed"):
-        world.reduce_scatter(torch.ones(world.size, dtype=dtype), [1] * world.size, name="t/bad")
+        world.start_reduce_scatter(torch.ones(world.size, dtype=dtype), [1] * world.size, name="t/bad")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
@@ -61,7 +61,7 @@ def test_all_gather_when_one_rank_has_no_rows(world):
 def test_reduce_scatter_gives_each_rank_its_rows_of_the_sum(world, rows_of):
     rows = [rows_of(rank) for rank in range(world.size)]
     t = torch.arange(sum(rows), dtype=torch.float32)[:, None].expand(-1, 2) + world.rank
-    got = world.reduce_scatter(t, rows, name=f"t/scatter{rows}")
+    got = world.start_reduce_scatter(t, rows, name=f"t/scatter{rows}").wait()
     before = sum(rows[: world.rank])
     want = torch.arange(before, before + rows[world.rank]) * world.size + sum(range(world.size))
     assert got.shape == (rows[world.rank], 2)
@@ -95,7 +95,7 @@ def test_rows_that_do_not_add_up_are_refused(world):
     size = world.size
     for start, said in (
         (lambda: world.start_all_gather(torch.ones(1, 2), [1] * (size + 1), name="t/wrong"), "must name"),
-        (lambda: world.reduce_scatter(torch.ones(3, 1), [2] * size, name="t/wrong"), "add up"),
+        (lambda: world.start_reduce_scatter(torch.ones(3, 1), [2] * size, name="t/wrong"), "add up"),
         (lambda: world.start_all_to_all(torch.ones(3, 1), [2] * size, [2] * size, name="t/wrong"), "add up"),
         (lambda: world.start_all_to_all(torch.ones(size, 1), [1] * size, name="t/wrong"), "neither"),
         (lambda: world.start_all_to_all(torch.ones(()), name="t/wrong"), "equal blocks"),

@@ -151,8 +151,6 @@ def test_weights_of_integers_are_named():
 
 @table(
     [
-        Row("Hugging Face's pytorch_model.bin", "transformers", "pytorch_model.bin", None),
-        Row("a .pth.tar", "torchvision's example", "best.pth.tar", None),
         Row("a name without an ending", "mlflow", "weights", None),
         Row("a picture", "the arguments in another order", "a.png", "it is a PNG picture"),
         Row("a run's folder", "its path in place of its model's", "run", "it is a folder"),

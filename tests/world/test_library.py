@@ -18,28 +18,19 @@ from partial_fc.comm import SingleWorld, World
 from partial_fc.head import AdaFace, HardNegatives, Heads, OwnOut, PartialFC, RowSGD, Sampling, Storage
 from partial_fc.head.interop import inputs, module
 from tests.flat import flat_head
+from tests.unit.head import test_module
+from tests.unit.head.test_module import C, D, batch
 from tests.unit.thread_world import in_world
 from tests.world.rows import Row, table
 
-C, D, DECAY = 41, 8, 0.75
+DECAY = 0.75
 
 
-class Model(nn.Module):
+class Model(test_module.Model):
     def __init__(self, **options: Any):
-        super().__init__()
-        torch.manual_seed(1)
-        self.net = nn.Sequential(nn.Linear(5, D), nn.BatchNorm1d(D))
         # Small rates and a strong decay: most rows lag behind in each step.
         made = {"sample_rate": 0.2, "optimizer": RowSGD(0.9, 0.05), "impl": "plain"} | options
-        self.head = flat_head(C, D, "cosface", **made)
-
-    def forward(self, x, label):
-        return self.head(self.net(x), label)
-
-
-def batch(step: int, num_rows: int = 6):
-    random = torch.Generator().manual_seed(step)
-    return torch.randn(num_rows, 5, generator=random), torch.randint(0, C, (num_rows,), generator=random)
+        super().__init__(norm=True, margin="cosface", **made)
 
 
 def step(model: Model, number: int) -> None:
@@ -434,6 +425,7 @@ def test_several_heads_made_before_the_process_group_are_sharded_together(monkey
         Row("a rule's class", "", {"rule": OwnOut}, r"rule is .*OwnOut.*OwnOut\(\)"),
         Row("ignore_index of words", "", {"ignore_index": "x"}, "ignore_index is 'x'; expected an integer"),
         Row("rate of a YAML file", "", {"sample_rate": "0.1"}, "sample_rate is '0.1'; expected a share"),
+        Row("rate in per cent", "", {"sample_rate": 10}, "sample_rate is 10; expected a share"),
         Row("rate 0", "", {"sample_rate": 0}, "sample_rate is 0; expected a share"),
         Row("threshold in degrees", "", {"interclass_filtering_threshold": 40}, "threshold is 40; expected a cosine"),
         Row("threshold of words", "", {"interclass_filtering_threshold": "0.4"}, "is '0.4'; expected a cosine"),
@@ -463,6 +455,9 @@ def test_arguments_of_a_wrong_kind_are_named_with_what_is_expected(row):
 @table(
     [
         Row("nothing", "the shortest program", {}, "m3=0.4"),
+        Row("a rate", "", {"sample_rate": 0.1}, "sample rate 0.1, RowSGD("),
+        Row("a size", "", {}, f"PartialFC({C} classes, {D} wide, "),
+        Row("a place", "", {}, f"; rank 0 of 1 (single): classes [0, {C})"),
         Row("adaface", "--loss", {"margin": "adaface"}, "AdaFace"),
         Row("curricularface", "--loss", {"margin": "curricularface"}, "CurricularFace"),
         Row("numpy's and Python's numbers", "", {"sample_rate": 1}, "sample rate 1"),

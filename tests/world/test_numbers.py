@@ -1,4 +1,4 @@
-"""Named sets of vectors, classes that are merged, few seeds: what other people's sets and habits must give."""
+"""Named sets of vectors, classes that are merged: what other people's sets and habits must give."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from benchmarks.study.statistics import interval
 from partial_fc import checkpoint
 from partial_fc.checkpoint.rows_now import rows_now
 from partial_fc.comm import SingleWorld
@@ -235,9 +234,3 @@ def test_a_teacher_of_vectors_computes_in_the_precision_of_the_run(folder: Path,
             made()
         return
     assert made()._forward(torch.ones(2, width)).dtype == row.right
-
-
-@table([Row(f"{n} seeds", "error bars over seeds in papers", n, 0.95) for n in (3, 6, 7)])
-def test_an_interval_covers_the_mean_as_often_as_it_says(row: Row) -> None:
-    bounds = [interval(value) for value in np.random.default_rng(row.given).normal(0.3, 0.05, (500, row.given))]
-    assert np.mean([low <= 0.3 <= high for low, high in bounds]) == pytest.approx(row.right, abs=0.03)

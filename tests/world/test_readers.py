@@ -5,8 +5,6 @@ import io
 import pickle
 import re
 import tarfile
-import threading
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
@@ -33,6 +31,7 @@ from partial_fc.verbs.data.pack import PackOptions, pack_images
 from partial_fc.verbs.data.pair_list import read_pair_list
 from recipes.imagenet.databases import open_database
 from recipes.imagenet.databases.records import Datum
+from tests.recipes.imagenet.databases import write_lmdb
 from tests.unit.data.shards import RangeServer, serving
 from tests.world.made import image, picture, write_rec
 from tests.world.rows import Row, table
@@ -310,13 +309,10 @@ def faulty(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(ranges, "WAITS_S", (0.0, 0.0))
     write_tar_index(shard(tmp_path / "a.tar", cls=cls, jpg=face))
-    given = {"folder": tmp_path, "mode": [], "seen": [], "answers": [], "left": [], "moved": ""}
-    handler = type("Handler", (Faulty,), given)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/a.tar", handler.mode, handler.seen  # type: ignore[attr-defined]
-    server.shutdown()
-    server.server_close()
+    mode: list[str] = []
+    seen: list[tuple[str, dict[str, str]]] = []
+    with serving(tmp_path, kind=Faulty, mode=mode, seen=seen) as url:
+        yield f"{url}/a.tar", mode, seen
 
 
 @table(
@@ -403,14 +399,6 @@ def test_a_token_and_a_redirect(faulty, monkeypatch):
 # ---- databases
 
 
-def lmdb_of(path: Path, records: dict[bytes, bytes], **more) -> Path:
-    lmdb = pytest.importorskip("lmdb")
-    with lmdb.open(str(path), map_size=1 << 24, **more) as environment, environment.begin(write=True) as transaction:
-        for key, value in records.items():
-            transaction.put(key, value)
-    return path
-
-
 def datum(number: int, raw: bool = False) -> bytes:
     if not raw:
         return Datum(data=face(number), label=number + 4, encoded=True).SerializeToString()
@@ -428,7 +416,7 @@ def datum(number: int, raw: bool = False) -> bytes:
 def test_databases_of_faces(row: Row, tmp_path):
     raw, more = row.given
     records = {b"%08d" % number: datum(number, raw) for number in range(3)}
-    source = open_source(lmdb_of(tmp_path / "faces", records, **more))
+    source = open_source(write_lmdb(tmp_path / "faces", records, **more))
     assert (len(source), source.num_classes) == (3, 7)
     assert source.labels().tolist() == [4, 5, 6]
     assert SquareImage(40)(source.read(1), np.random.default_rng(0)).shape == (40, 40, 3)
@@ -452,7 +440,7 @@ def test_databases_of_faces(row: Row, tmp_path):
 )  # fmt: skip
 def test_databases_of_others_are_named(row: Row, tmp_path):
     with pytest.raises(ValueError, match=row.right):
-        open_source(lmdb_of(tmp_path / "faces", row.given))
+        open_source(write_lmdb(tmp_path / "faces", row.given))
 
 
 # ---- pictures that are not square
@@ -481,9 +469,6 @@ def test_packing_with_bars_keeps_all_rows(tmp_path):
     assert pixels.shape == (112, 112, 3)
     assert np.abs(pixels[:, 8:104] - decode(image(0, 0, (112, 96), ".png"))).mean() < 16
     assert max(pixels[:, :6].mean(), pixels[:, 106:].mean()) < 6
-
-
-# ---- what else is said
 
 
 # ---- videos

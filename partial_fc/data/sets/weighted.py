@@ -12,9 +12,19 @@ from partial_fc.data.sets.joined import drawn
 _SETS = 3  # purpose of a key; the order of positions uses 0, the loader 1 and 2
 
 
-def _drawn(draw_N: Tensor, number: int, count: int, seed: int) -> Tensor:
-    """Returns the samples of draws of set `number`, counted over all epochs: the set's own keyed order."""
-    return sample_order(draw_N, count, derive_key(seed, _SETS, number)) if len(draw_N) else draw_N
+def _of_sets(turn_N: Tensor, place_N: Tensor, sets: list[tuple[int, int]], seed: int) -> Tensor:
+    """Returns the samples at places of turns. sets: (samples, places in every turn) of each, in order. Each set draws
+    its samples in its own keyed order, counted over all turns."""
+    index_N = torch.empty_like(place_N)
+    first = first_place = 0
+    for number, (count, places) in enumerate(sets):
+        of_set = (place_N >= first_place) & (place_N < first_place + places)
+        draw_N = turn_N[of_set] * places + place_N[of_set] - first_place
+        if len(draw_N):
+            draw_N = sample_order(draw_N, count, derive_key(seed, _SETS, number))
+        index_N[of_set] = first + draw_N
+        first, first_place = first + count, first_place + places
+    return index_N
 
 
 class Weighted(Keyed):
@@ -30,15 +40,7 @@ class Weighted(Keyed):
         super().__init__(sum(draws for _, draws in self._sets), seed)
 
     def _permute(self, position_N: Tensor) -> Tensor:
-        place_N, epoch_N = super()._permute(position_N), position_N // self.num_samples
-        index_N = torch.empty_like(place_N)
-        first = first_draw = 0
-        for number, (count, draws) in enumerate(self._sets):
-            of_set = (place_N >= first_draw) & (place_N < first_draw + draws)
-            draw_N = epoch_N[of_set] * draws + place_N[of_set] - first_draw
-            index_N[of_set] = first + _drawn(draw_N, number, count, self._seed)
-            first, first_draw = first + count, first_draw + draws
-        return index_N
+        return _of_sets(position_N // self.num_samples, super()._permute(position_N), self._sets, self._seed)
 
 
 class Shares(Keyed):
@@ -56,12 +58,4 @@ class Shares(Keyed):
         super().__init__(max(-(-count // share) for count, share in self._sets) * self._turn, seed)
 
     def _permute(self, position_N: Tensor) -> Tensor:
-        turn_N, place_N = position_N // self._turn, position_N % self._turn
-        index_N = torch.empty_like(place_N)
-        first = first_place = 0
-        for number, (count, share) in enumerate(self._sets):
-            of_set = (place_N >= first_place) & (place_N < first_place + share)
-            draw_N = turn_N[of_set] * share + place_N[of_set] - first_place
-            index_N[of_set] = first + _drawn(draw_N, number, count, self._seed)
-            first, first_place = first + count, first_place + share
-        return index_N
+        return _of_sets(position_N // self._turn, position_N % self._turn, self._sets, self._seed)

@@ -30,8 +30,6 @@ def test_where_gradients_are_averaged_features_get_w_times_theirs(world):
     assert loss == other_loss
     assert torch.equal(centres, other_centres)
     torch.testing.assert_close(averaged, world.size * summed, rtol=1e-15, atol=0)
-    with pytest.raises(ValueError, match="'mean'; expected sum or average"):
-        flat_head(CLASSES, D, CosFace(), world=world, backbone_gradients="mean")
 
 
 def test_evaluation_takes_two_collectives(world):

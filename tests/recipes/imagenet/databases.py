@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-import lmdb
 import numpy as np
 import pytest
 
@@ -64,8 +63,9 @@ def records(count: int, size: int = 5) -> dict[bytes, bytes]:
     return {b"%08d_%d.png" % (i, i): kinds[i % 4](picture(i, size, size), i % 10) for i in range(count)}
 
 
-def write_lmdb(path: Path, items: dict[bytes, bytes]) -> Path:
-    with lmdb.open(str(path), map_size=2**28) as environment, environment.begin(write=True) as transaction:
+def write_lmdb(path: Path, items: dict[bytes, bytes], **options: Any) -> Path:
+    lmdb = pytest.importorskip("lmdb")
+    with lmdb.open(str(path), map_size=2**28, **options) as environment, environment.begin(write=True) as transaction:
         for key, value in items.items():
             transaction.put(key, value)
     return path

@@ -60,8 +60,6 @@ def test_files_that_are_no_videos_say_what_they_are(tmp_path):
     for content, message in (
         (whole[:-100], "cut short: box moov at byte "),
         (whole[:500], "cut short: box mdat at byte "),
-        (b"", "no video that FFmpeg can read"),
-        (b"no video at all\n" * 100, "no video that FFmpeg can read"),
     ):
         (tmp_path / "bad.mp4").write_bytes(content)
         with pytest.raises(BadRecord, match=message):

@@ -44,8 +44,8 @@ def shards(num_shards: int, *flags: str) -> list[list[str]]:
     return [["--num_shards", str(num_shards), "--shard_id", str(shard), *flags] for shard in range(num_shards)]
 
 
-def ended(*processes: subprocess.Popen[str]) -> list[tuple[int, str]]:
-    outputs = [process.communicate(timeout=150)[0] for process in processes]
+def ended(*processes: subprocess.Popen[str], timeout: int | None = 150) -> list[tuple[int, str]]:
+    outputs = [process.communicate(timeout=timeout)[0] for process in processes]
     return [(process.returncode, printed) for process, printed in zip(processes, outputs, strict=True)]
 
 

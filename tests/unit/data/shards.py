@@ -70,10 +70,12 @@ class RangeServer(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(folder: Path, answers: list[int] | None = None, **more: Any) -> Iterator[str]:
-    """Yields the URL of a folder. more: as RangeServer says."""
+def serving(
+    folder: Path, answers: list[int] | None = None, kind: type[RangeServer] = RangeServer, **more: Any
+) -> Iterator[str]:
+    """Yields the URL of a folder. more: as RangeServer says, and attributes of another kind."""
     given = {"answers": answers if answers is not None else [], "left": [], "moved": "", "seen": [], **more}
-    handler = type("Handler", (RangeServer,), {"folder": folder, **given})
+    handler = type("Handler", (kind,), {"folder": folder, **given})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:

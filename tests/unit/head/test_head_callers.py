@@ -168,12 +168,6 @@ def test_state_of_another_width_or_selection_is_refused():
         flat_head(200, D, CosFace(), 0.1, hard_negatives=HardNegatives(200, k=2)).load_state_dict(state)
 
 
-def test_a_head_says_what_it_is():
-    words = repr(PartialFC(200, D, CosFace(), 0.1))
-    for noun in ("200 classes", "16 wide", "m3=0.4", "0.1", "RowSGD", "float32", "cpu", "rank 0 of 1", "[0, 200)"):
-        assert noun in words
-
-
 def test_catch_up_goes_on_where_a_rank_has_no_active_row():
     """More ranks than classes, and a sample of less than a row."""
 

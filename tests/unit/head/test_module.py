@@ -22,10 +22,10 @@ C, D = 41, 8
 class Model(nn.Module):
     """What everybody writes."""
 
-    def __init__(self, **options):
+    def __init__(self, norm: bool = False, **options):
         super().__init__()
         torch.manual_seed(1)
-        self.net = nn.Linear(5, D)
+        self.net = nn.Sequential(nn.Linear(5, D), nn.BatchNorm1d(D)) if norm else nn.Linear(5, D)
         self.head = flat_head(C, D, **{"margin": CosFace(scale=8.0), **options})
 
     def forward(self, x, label):

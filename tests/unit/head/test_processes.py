@@ -7,30 +7,22 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from partial_fc.head import HardNegatives, RowSGD
 from partial_fc.verbs.train import exit_now
-from tests.flat import flat_head
 from tests.running import ranks
+from tests.unit.head import test_module
+from tests.unit.head.test_module import C
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
-C, D = 41, 8
 
-
-class Model(nn.Module):
+class Model(test_module.Model):
     def __init__(self, **options: Any):
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(5, D), nn.BatchNorm1d(D))
         sampled = {"sample_rate": 0.3, "hard_negatives": HardNegatives(C, 2), "optimizer": RowSGD(0.9, 0.01)}
-        self.head = flat_head(C, D, **sampled, **options)
-
-    def forward(self, x, label):
-        return self.head(self.net(x), label)
+        super().__init__(norm=True, **sampled, **options)
 
 
 def trained(model: Model, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

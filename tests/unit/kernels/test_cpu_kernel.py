@@ -201,9 +201,12 @@ def test_operands_that_bfloat16_holds_cost_nothing(variant, G, S, D):
             torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
 
 
-def dense_cosines(logits: Logits) -> torch.Tensor:
+def dense_cosines(logits: Logits, operands: torch.dtype = torch.float64) -> torch.Tensor:
+    """(G, classes), float64, of operands that are rounded as a pass does."""
     centre_LD = logits.centre_LD if logits.row_S is None else logits.centre_LD[logits.row_S]
-    cos_GS = logits.unit_GD.double() @ unit(centre_LD.double())[0].T
+    norm = centre_LD.double().norm(dim=1)
+    centre_SD = centre_LD.to(operands).double() / torch.where(norm > 0, norm, 1.0)[:, None]
+    cos_GS = logits.unit_GD.to(operands).double() @ centre_SD.T
     return cos_GS.unflatten(1, (-1, logits.sub_centres)).amax(2)
 
 

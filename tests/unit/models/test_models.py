@@ -78,12 +78,12 @@ def test_every_network_takes_odd_sizes_and_trains_all_but_the_fixed_scale(name, 
     assert set(fixed) - {"fc.bias"} == (set() if name == "mbf" else {"features.weight"})
 
 
-def with_half_weights(model: nn.Module) -> nn.Module:
+def with_half_weights(model: nn.Module, dtype: torch.dtype = torch.half) -> nn.Module:
     model = copy.deepcopy(model)
     kept = models.keeps_fp32(model)
     for module in model.modules():
         for p in module.parameters(recurse=False) if module not in kept else ():
-            p.data = p.data.half()
+            p.data = p.data.to(dtype)
     return model
 
 
@@ -99,9 +99,9 @@ def relative_error(found: list[Tensor], wanted: list[Tensor]) -> float:
     return (difference.norm() / torch.cat([b.flatten() for b in wanted]).norm()).item()
 
 
-def narrow_r18(embedding_size: int, image_size: int) -> nn.Module:
+def narrow_r18(embedding_size: int, image_size: int, dropout: float = 0.0) -> nn.Module:
     """CPUs without fp16 arithmetic take a minute over the whole one."""
-    return IResNet(DEPTHS["r18"], embedding_size, image_size, widths=(8, 16, 24, 32))
+    return IResNet(DEPTHS["r18"], embedding_size, image_size, dropout=dropout, widths=(8, 16, 24, 32))
 
 
 @pytest.mark.parametrize("build", [narrow_r18, partial(models.build, "mbf"), partial(models.build, "tiny")])

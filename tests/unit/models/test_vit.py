@@ -11,6 +11,7 @@ import partial_fc
 from partial_fc import models
 from partial_fc.models import vit
 from partial_fc.models.sample_random import Dropout, DropPath, SampleRandom
+from tests.unit.models.test_models import with_half_weights
 
 SIZE, WIDTH, SIDE = 32, 16, 8
 SMALL = vit.Size(64, 3)
@@ -148,10 +149,7 @@ def test_16_bit_weights_and_autocast_give_fp32_features():
     model, image = vit.VisionTransformer(SMALL, WIDTH, SIZE), torch.randn(4, 3, SIZE, SIZE)
     with torch.autocast("cpu", torch.bfloat16):
         assert model(image).dtype == torch.float32
-    kept = models.keeps_fp32(model)
-    for module in model.modules():
-        for p in module.parameters(recurse=False) if module not in kept else ():
-            p.data = p.data.bfloat16()
+    model = with_half_weights(model, torch.bfloat16)
     features = model(image.bfloat16())
     assert features.dtype == torch.float32
     features.sum().backward()

@@ -3,9 +3,9 @@ import torch
 from torch import Tensor, nn
 
 from partial_fc import models
-from partial_fc.models.iresnet import DEPTHS, IResNet
 from partial_fc.train import activation_checkpointing
 from recipes.mnist.convnet import ConvNet
+from tests.unit.models.test_models import narrow_r18
 
 pytestmark = pytest.mark.slow
 
@@ -13,14 +13,9 @@ pytestmark = pytest.mark.slow
 B, D, SIDE = 3, 8, 17
 
 
-def narrow_r18() -> nn.Module:
-    """r18 has 24 million weights, over which SGD takes longer than all the rest."""
-    return IResNet(DEPTHS["r18"], D, SIDE, dropout=0.1, widths=(8, 16, 24, 32))
-
-
 def backbone(name: str, block_dropout: float = 0.0) -> nn.Module:
     torch.manual_seed(0)
-    model = models.build(name, D, SIDE, dropout=0.1) if name != "narrow r18" else narrow_r18()
+    model = models.build(name, D, SIDE, dropout=0.1) if name != "narrow r18" else narrow_r18(D, SIDE, 0.1)
     if block_dropout:
         for block in model.modules():
             if isinstance(block, models.BLOCKS):

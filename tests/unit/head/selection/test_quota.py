@@ -86,5 +86,3 @@ def test_hard_negatives_come_on_top():
         found = len(head.pending[0].rows)
         head.step(0.0)
     assert 30 < found <= 30 + 2 * 20
-    with pytest.raises(ValueError, match="quota is 'theirs'; expected one of negatives, insightface"):
-        flat_head(300, D, CosFace(), 0.1, quota="theirs")

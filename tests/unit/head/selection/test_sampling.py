@@ -123,12 +123,6 @@ def test_steps_seeds_and_shards_draw_differently():
             assert len(blocks[i] & blocks[j]) < 0.2 * len(blocks[i]), "two blocks draw the same places"
 
 
-@pytest.mark.parametrize("rate", [0.0, -0.1, 1.1])
-def test_rates_that_are_no_share(rate):
-    with pytest.raises(ValueError, match="sample_rate"):
-        Draw(100, rate, 0)
-
-
 def test_shards_cover_all_classes_once():
     for num_classes in (1, 2, 5, 100, 101):
         for size in (1, 2, 3, 7):
