@@ -59,7 +59,7 @@ class HeadOptions:
     without --centre-dtype.)"""
     state_dtype: Literal["same", "fp32", "bf16", "fp16"] = "same"
     """Dtype of this head's optimizer state; same: as the centres'."""
-    optimizer: Literal["sgd", "adamw", "adagrad", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adamw", "adagrad"] = "sgd"
     """Optimizer of the centres, on the active rows; adagrad and adam have one second moment a row."""
     place: Literal["device", "host"] = "device"
     """Where this head's centres and state are kept."""

@@ -86,9 +86,7 @@ class Loader:
         self.batch_size = batch_size
         # Position of the next batch to return.
         self.position = position
-        self.builder = Builder(
-            source, transform, rank, world_size, seed, max_bad_records, labels_drawn, weights
-        )  # fmt: skip
+        self.builder = Builder(source, transform, rank, world_size, seed, max_bad_records, labels_drawn, weights)
         self._in_flight = num_workers + prefetch if num_workers else 0
         self._workers: LoaderProcess | _Threads
         if mode == "process" and not getattr(source, "alike", False):  # nothing is decoded for those

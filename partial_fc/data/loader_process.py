@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -32,10 +33,6 @@ _WAIT_S = 5.0  # for a process that has been told to end
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # the training decides
 
 
-class CannotTravel(ValueError):
-    """A source or transform that pickle does not take."""
-
-
 class _Buffer:
     """The slots of a shared file, each large enough for a batch; made when the first array is known."""
 
@@ -49,8 +46,8 @@ class _Buffer:
         """Returns the memory of a batch of num <= batch_size arrays. Raises ValueError where there is none."""
         with self._lock:
             if self.memory is None:
-                page = mmap.PAGESIZE
-                self._slot_bytes = -(-self._batch_size * math.prod(shape) * dtype.itemsize // page) * page
+                size = self._batch_size * math.prod(shape) * dtype.itemsize
+                self._slot_bytes = size + -size % mmap.PAGESIZE
                 size = self._num_slots * self._slot_bytes
                 if not os.fstat(self._file).st_size:
                     # What is mapped is taken at its first use: too late for an error.
@@ -70,11 +67,11 @@ class LoaderProcess:
     """Builds batches in a process of its own, some ahead, in any order."""
 
     def __init__(self, builder: Builder, batch_size: int, num_slots: int, num_threads: int, pin_memory: bool) -> None:
-        """Raises CannotTravel."""
+        """Raises ValueError for a source or transform that pickle does not take."""
         try:
             given = pickle.dumps((builder, len(builder.source), batch_size, num_slots, num_threads))
         except (TypeError, AttributeError, pickle.PicklingError) as error:
-            raise CannotTravel(
+            raise ValueError(
                 f"--loader process: {error}. What reads and transforms a sample goes to another process by pickle: a "
                 "function or class of a module, not one within a function; or give --loader threads"
             ) from error
@@ -171,11 +168,9 @@ class Pending:
         return self._process.wait(self._number)
 
     def cancel(self) -> None:
-        """Waits for it: until then its slot is written."""
-        try:
+        """Waits for it, since until then its slot is written."""
+        with suppress(ValueError, OSError, RuntimeError):  # of a batch that nobody wants
             self.result()
-        except (ValueError, OSError, RuntimeError) as error:
-            logging.getLogger(__name__).debug("of a batch that is not used: %s", error)
 
 
 # ---- there
@@ -205,8 +200,6 @@ def serve(pipe: Connection, file: int) -> None:
         builder, num_samples, batch_size, num_slots, num_threads = pickle.loads(pipe.recv_bytes())
         if (there := len(builder.source)) != num_samples:
             raise ValueError(f"{there:,} samples, where the training has {num_samples:,}: the set has changed")
-    except EOFError:
-        return
     except Exception as error:  # of any module that is imported here
         answer("failed", ValueError(f"the process that reads the data cannot begin: {type(error).__name__}: {error}"))
         return

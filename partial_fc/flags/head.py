@@ -68,9 +68,9 @@ class HeadFlags:
     """How the optimizer's state of the centres is stored, where it is as wide as they are."""
     centre_place: Annotated[Literal["device", "host"], MayChange] = "device"
     """Where the centres and their state lie: in the memory of the device that computes, or in the host's."""
-    head_optimizer: Annotated[Literal["same", "sgd", "nesterov", "adamw", "adagrad", "adam"], _OTHER_STATE] = "same"
-    """What moves the centres that were active in a step. same: as --optimizer. adagrad and adam are row-wise: one
-    number for a centre instead of one for each of its values (adam: for the second moment)."""
+    head_optimizer: Annotated[Literal["same", "sgd", "nesterov", "adamw", "adagrad"], _OTHER_STATE] = "same"
+    """What moves the centres that were active in a step. same: as --optimizer. adagrad is row-wise: one number
+    for a centre instead of one for each of its values."""
     head_lr: float | None = None
     """Learning rate of the centres; scaled and scheduled like --lr, which it is when not given."""
     head_weight_decay: float | None = None
@@ -142,7 +142,7 @@ class HeadFlags:
         if moved_by == "adamw" and self.state_dtype == "fp16":
             raise ValueError(
                 "AdamW with its state in fp16: squares of gradients are below what fp16 holds, and centres are thrown "
-                "far away; add --centre-state-dtype bf16 or fp32, or --head-optimizer adam"
+                "far away; add --centre-state-dtype bf16 or fp32, or --head-optimizer adagrad"
             )
 
     @property
@@ -151,7 +151,7 @@ class HeadFlags:
         return Path(self.loss.rpartition(":")[0]) if ".py:" in self.loss else None
 
     def moved_by(self, optim: OptimFlags) -> str:
-        """Returns the name of the optimizer of the centres: sgd, nesterov, adamw, adam or adagrad."""
+        """Returns the name of the optimizer of the centres: sgd, nesterov, adamw or adagrad."""
         name = optim.optimizer if self.head_optimizer == "same" else self.head_optimizer
         return "adamw" if name == "muon" else name  # which is for matrices that are multiplied by
 

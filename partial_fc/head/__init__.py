@@ -14,7 +14,7 @@ from partial_fc.head.margin_curricular import CurricularFace
 from partial_fc.head.options import Compute, LossOptions, Sampling
 from partial_fc.head.partial_fc import PartialFC
 from partial_fc.head.protocol import Head, Table, check_head
-from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD, Storage
+from partial_fc.head.rows import RowAdagrad, RowAdamW, RowSGD, Storage
 from partial_fc.head.rule import MLC, MLCD, MeanSoftmax, OwnOut, Rule, SoftTarget
 from partial_fc.head.selection.hard_negatives import HardNegatives
 from partial_fc.head.selection.labels import draw_labels
@@ -41,7 +41,6 @@ __all__ = [
     "OwnOut",
     "PartialFC",
     "RowAdagrad",
-    "RowAdam",
     "RowAdamW",
     "RowSGD",
     "Rule",

@@ -85,7 +85,7 @@ class PartialFC(HeadModule):
     world (None: this process has all classes): comm.init(), or a process group of torch.distributed. A head without one
         that is made before torch.distributed has several processes is sharded over them at its first training step.
     seed (0): decides the start value of each class, N(0, 0.01), and the negatives of each step.
-    optimizer (None: RowSGD()): RowSGD, RowAdamW, RowAdam or RowAdagrad, with momentum and decay; the rate is step's.
+    optimizer (None: RowSGD()): RowSGD, RowAdamW or RowAdagrad, with momentum and decay; the rate is step's.
     device ("cpu"): what computes, or Compute(device, impl, precision).
     sampling (None: Sampling(sample_rate)): Sampling(rate, quota, hard_negatives, catch_up).
     storage (None: Storage()): dtype and place of centres and their state. A step computes in float32; with

@@ -17,7 +17,6 @@ from partial_fc.head import (
     Margin,
     PartialFC,
     RowAdagrad,
-    RowAdam,
     RowAdamW,
     RowSGD,
     Rule,
@@ -155,8 +154,6 @@ def _row_optimizer(flags: HeadFlags, optim: OptimFlags) -> RowOptimizer:
             return RowSGD(optim.momentum, decay, nesterov=name == "nesterov")
         case "adamw":
             return RowAdamW(weight_decay=decay)
-        case "adam":
-            return RowAdam(weight_decay=decay)
     return RowAdagrad(weight_decay=decay)
 
 

@@ -27,7 +27,6 @@ from partial_fc.checkpoint.class_names import names_of
 from partial_fc.comm.device import decoding_threads, meet
 from partial_fc.data import Loader, Source, Synthetic, open_on_all
 from partial_fc.data.build import Transform
-from partial_fc.data.loader_process import CannotTravel
 from partial_fc.data.order import Order
 from partial_fc.data.transform import channels_first
 from partial_fc.evaluate.evaluation import Evaluation
@@ -110,28 +109,21 @@ class Run(Context):
     def loader(self, source: Source, transform: Transform, order: Order | None = None, **more: Any) -> Loader:
         """Returns this rank's batches; `train` skips to the run's position. more: of Loader. Closed at the end."""
         optim, on_gpu, mode = self.config.optim, self.device.type == "cuda", self.config.run.loader
-        make = partial(
-            Loader,
-            source,
-            transform,
-            order,
-            batch_size=optim.batch_size,
-            rank=self.world.rank,
-            world_size=self.world.size,
-            seed=self.config.run.seed,
-            pin_memory=on_gpu,
-            # A batch is used until its update is done; a remote source's next update is there, too.
-            keep=2 * optim.accumulate,
-            **more,
+        return self.parts.enter_context(
+            Loader(
+                source,
+                transform,
+                order,
+                batch_size=optim.batch_size,
+                rank=self.world.rank,
+                world_size=self.world.size,
+                seed=self.config.run.seed,
+                pin_memory=on_gpu,
+                mode="process" if mode == "process" or (mode == "auto" and on_gpu) else "threads",
+                keep=2 * optim.accumulate,  # of an update, and of a remote source's next one
+                **more,
+            )
         )
-        try:
-            loader = make(mode="process" if mode == "process" or (mode == "auto" and on_gpu) else "threads")
-        except CannotTravel as error:
-            if mode == "process":
-                raise
-            self.note(f"decoding in threads: {error}")
-            loader = make()
-        return self.parts.enter_context(loader)
 
     # ---- start
 

@@ -9,13 +9,13 @@ pytest.importorskip("triton")
 
 from partial_fc.head.kernels.triton import TritonKernel
 from partial_fc.head.kernels.triton_bytes import update_bytes
-from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD, RowTable, Storage
+from partial_fc.head.rows import RowAdagrad, RowAdamW, RowSGD, RowTable, Storage
 from partial_fc.head.rows.storage import round_stochastically
 from tests.gpu.test_triton import DEVICE, INTERPRETED, Case, Logits, problem, pytestmark  # noqa: F401
 
 # Factors that are powers of 2: their products are exact, so it does not matter what is rounded before a sum.
 EXACT = [RowSGD(0.5, 2.0**-11), RowSGD(0.5, 2.0**-11, nesterov=True), RowSGD(0.0, 0.0)]
-OTHERS = [RowAdamW(weight_decay=0.1), RowAdam(weight_decay=0.1), RowAdagrad(weight_decay=0.01)]
+OTHERS = [RowAdamW(weight_decay=0.1), RowAdagrad(weight_decay=0.01)]
 STORED = [
     (torch.float32, torch.float32),
     (torch.bfloat16, torch.bfloat16),

@@ -13,7 +13,7 @@ from partial_fc import checkpoint
 from partial_fc.checkpoint.rows_now import rows_now
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, Heads, PartialFC, draw_labels
-from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
+from partial_fc.head.rows import RowAdagrad, RowAdamW, RowSGD
 from partial_fc.models.vectors import input_of
 from partial_fc.train.precision import Precision
 from partial_fc.verbs.checkpoint import classes
@@ -160,7 +160,6 @@ MERGE = "classes merge, after "
     [
         Row("SGD, exact", MERGE + "--head-catch-up exact", (RowSGD(0.9, 0.05), "exact", 1), 9),
         Row("AdamW, exact", MERGE + "--head-catch-up exact", (RowAdamW(weight_decay=0.2), "exact", 1), 9),
-        Row("Adam, exact", MERGE + "--head-catch-up exact", (RowAdam(weight_decay=0.2), "exact", 1), 9),
         Row(
             "Adagrad with decay, exact", MERGE + "--head-catch-up exact", (RowAdagrad(weight_decay=0.2), "exact", 1), 9
         ),

@@ -22,7 +22,7 @@ from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.margin import Negatives
 from partial_fc.head.native.build import VARIANTS
 from partial_fc.head.native.library import DTYPES, call, load
-from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
+from partial_fc.head.rows import RowAdagrad, RowAdamW, RowSGD
 from partial_fc.head.rows.storage import zeros
 from partial_fc.head.softmax import RowMath
 from partial_fc.memory import available_memory_bytes
@@ -242,11 +242,10 @@ def _optimizer_fields(store: "RowTable", num_rows: int, lr: float, step: int) ->
     match optimizer:
         case RowSGD():
             settings = {"optimizer": 0, "nesterov": optimizer.nesterov, "beta1": optimizer.momentum}
-        case RowAdamW() | RowAdam():
-            settings = {"beta1": optimizer.beta1, "beta2": optimizer.beta2, "eps": optimizer.eps}
-            settings["optimizer"] = 1 if isinstance(optimizer, RowAdamW) else 2
+        case RowAdamW():
+            settings = {"optimizer": 1, "beta1": optimizer.beta1, "beta2": optimizer.beta2, "eps": optimizer.eps}
         case RowAdagrad():
-            settings = {"optimizer": 3, "eps": optimizer.eps}
+            settings = {"optimizer": 2, "eps": optimizer.eps}
         case _:
             raise TypeError(f"native/optimizers.h does not have {optimizer}")
     return {

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from partial_fc.head.kernels import LogitGrad, Logits
 from partial_fc.head.kernels.triton_kernels import INTERPRETED, SHRUNK, SMALLEST
-from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
+from partial_fc.head.rows import RowAdagrad, RowAdamW, RowSGD
 
 if TYPE_CHECKING:
     from partial_fc.head.rows import RowTable
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 NONE = tl.constexpr(0)
 SGD = tl.constexpr(1)
 ADAMW = tl.constexpr(2)
-ROW_ADAM = tl.constexpr(3)
-ROW_ADAGRAD = tl.constexpr(4)
+ROW_ADAGRAD = tl.constexpr(3)
 
 
 @triton.jit
@@ -136,18 +135,11 @@ def finish_rows(
             correct1 = _correction(num, LOG_BETA1)
             correct2 = _correction(num, LOG_BETA2)
             first += (grad - first) * weight1
-            if OPTIMIZER == ADAMW:
-                second = tl.load(second_ptr + at, mask=mask, other=0.0).to(tl.float32)
-                second = second * beta2 + grad * grad * weight2
-                _write(second_ptr, at, mask, second, number, d, second_key)
-                scale = (tl.sqrt_rn(tl.div_rn(second, correct2[:, None])) + eps) * correct1[:, None]
-                moved = centre * keep - tl.div_rn(first * lr, tl.where(mask, scale, 1.0))
-            else:
-                second_K = tl.load(scalar_ptr + row, mask=there, other=0.0)
-                second_K += (tl.sum(grad * grad, axis=1) / D - second_K) * weight2
-                tl.store(scalar_ptr + row, second_K, mask=there)
-                scale_K = (tl.sqrt_rn(tl.div_rn(second_K, correct2)) + eps) * correct1
-                moved = centre * keep - tl.div_rn(first * lr, tl.where(there, scale_K, 1.0)[:, None])
+            second = tl.load(second_ptr + at, mask=mask, other=0.0).to(tl.float32)
+            second = second * beta2 + grad * grad * weight2
+            _write(second_ptr, at, mask, second, number, d, second_key)
+            scale = (tl.sqrt_rn(tl.div_rn(second, correct2[:, None])) + eps) * correct1[:, None]
+            moved = centre * keep - tl.div_rn(first * lr, tl.where(mask, scale, 1.0))
         if OPTIMIZER != ROW_ADAGRAD:
             _write(first_ptr, at, mask, first, number, d, first_key)
         _write(centre_ptr, centre_at, mask, moved, number, d, centre_key)
@@ -186,18 +178,12 @@ def optimizer_step(store: "RowTable", num_rows: int, lr: float, step: int) -> di
     match optimizer:
         case RowSGD():
             settings = {"OPTIMIZER": SGD.value, "NESTEROV": optimizer.nesterov, "beta1": optimizer.momentum}
-        case RowAdamW() | RowAdam():
+        case RowAdamW():
             beta1, beta2 = optimizer.beta1, optimizer.beta2
             settings = {"beta1": beta1, "weight1": 1 - beta1, "beta2": beta2, "weight2": 1 - beta2}
             settings |= {"LOG_BETA1": _log(beta1), "LOG_BETA2": _log(beta2)}
-            settings |= {"OPTIMIZER": (ADAMW if isinstance(optimizer, RowAdamW) else ROW_ADAM).value}
-            settings |= {
-                "eps": optimizer.eps,
-                "keep": 1 - lr * optimizer.weight_decay,
-                "steps_ptr": tables["num_steps"],
-            }
-            if isinstance(optimizer, RowAdam):
-                settings["scalar_ptr"] = tables["second_moment"]
+            settings |= {"OPTIMIZER": ADAMW.value, "eps": optimizer.eps, "keep": 1 - lr * optimizer.weight_decay}
+            settings |= {"steps_ptr": tables["num_steps"]}
         case RowAdagrad():
             settings = {"OPTIMIZER": ROW_ADAGRAD.value, "eps": optimizer.eps, "scalar_ptr": tables["square_sum"]}
         case _:

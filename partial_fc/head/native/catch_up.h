@@ -13,7 +13,8 @@ class CatchUp {
             if (k + 1 < end) soon(job.row ? job.row[k + 1] : k + 1);
             if (job.touched[row] >= job.touched_step) continue;
             const int64_t since = std::max<int64_t>(job.touched[row], job.first_step);
-            if (job.optimizer == kAdamW && (since < job.least_step || job.scalar[0][row] != (float)since)) {
+            const bool closed = since == 0 || since >= job.least_step;  // (0: it never took part)
+            if (job.optimizer == kAdamW && (!closed || job.scalar[0][row] != (float)since)) {
                 left++;
                 continue;
             }

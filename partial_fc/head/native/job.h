@@ -45,8 +45,8 @@ struct Job {
     // update: the step of an optimizer of rows/optimizers.py; noise keys as in counter_rng.py, `rounding_noise`
     int32_t optimizer;
     int32_t nesterov;        // of kSGD
-    void* wide[2];           // (L, D) of wide_dtype: kSGD: momentum; kAdamW: both moments; kRowAdam: the first
-    float* scalar[2];        // (L): kAdamW: number of steps; kRowAdam: second moment, number; kRowAdagrad: sum of squares
+    void* wide[2];           // (L, D) of wide_dtype: kSGD: momentum; kAdamW: both moments
+    float* scalar[2];        // (L): kAdamW: number of steps; kRowAdagrad: sum of squares
     int32_t wide_dtype;
     uint32_t centre_key;
     uint32_t wide_key[2];
@@ -65,7 +65,7 @@ struct Job {
     int64_t* left;           // how many rows were left as they are
 };
 
-enum Optimizer : int32_t { kSGD = 0, kAdamW = 1, kRowAdam = 2, kRowAdagrad = 3 };
+enum Optimizer : int32_t { kSGD = 0, kAdamW = 1, kRowAdagrad = 2 };
 
 // For the functions of rows.h.
 struct RowJob {

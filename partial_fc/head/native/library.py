@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partial_fc.head.native.build import load_library
+from partial_fc.head.native.build import load_library, taken
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _TYPES = {
@@ -54,6 +54,16 @@ def load(variant: str) -> ctypes.CDLL:
     if refusal:
         raise RuntimeError(refusal.decode())
     return compiled
+
+
+@functools.cache
+def loaded() -> ctypes.CDLL | None:
+    """Returns the library that the kernel takes here, which any variant's functions on rows are in; None: it cannot be
+    made, of which the kernel's choice has warned."""
+    try:
+        return load(taken()[0])
+    except (ValueError, RuntimeError, OSError):
+        return None
 
 
 def call(compiled: ctypes.CDLL, function: str, arguments: dict[str, Any]) -> None:

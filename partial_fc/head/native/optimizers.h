@@ -43,7 +43,6 @@ class RowStep {
         switch (job.optimizer) {
             case kSGD: sgd_row(centre, grad, projection); break;
             case kAdamW: adamw(row, centre, grad, projection); break;
-            case kRowAdam: row_adam(row, centre, grad, projection); break;
             default: row_adagrad(row, centre, grad, projection);
         }
         int64_t number = job.first_row + row;
@@ -104,21 +103,6 @@ class RowStep {
             store(first + d, m);
             store(second + d, v);
             store(w + d, from * keep - m * job.lr / ((root(v / correct2) + job.eps) * correct1));
-        }
-    }
-
-    void row_adam(int64_t row, const float* centre, float* grad, Projection projection) {
-        float& second_moment = job.scalar[0][row];
-        auto [correct1, correct2] = corrections(job.scalar[1][row] += 1);
-        float mean = form_gradient(centre, grad, projection, 0) / job.D;
-        second_moment += (mean - second_moment) * (1 - job.beta2);
-        float rate = job.lr / ((std::sqrt(second_moment / correct2) + job.eps) * correct1);
-        float keep = 1 - job.lr * job.weight_decay;
-        for (int64_t d = 0; d < Dp; d += LANES) {
-            vf m = load<vf>(first + d);
-            m += (load<vf>(grad + d) - m) * (1 - job.beta1);
-            store(first + d, m);
-            store(w + d, load<vf>(centre + d) * keep - m * rate);
         }
     }
 

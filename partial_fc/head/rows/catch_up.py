@@ -6,16 +6,13 @@ centres are those of the dense optimizer and still only touched rows cost time. 
 are kept, 8 bytes each, from the last step on that moved every row: in training without sampling there are none.
 """
 
-import ctypes
-import functools
 import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from partial_fc.head.native.build import taken
-from partial_fc.head.native.library import DTYPES, call, load
+from partial_fc.head.native.library import DTYPES, call, loaded
 from partial_fc.head.rows.optimizers import RowAdamW, RowOptimizer, RowSGD
 
 _NEVER = 2**31 - 1  # as "touched" holds it
@@ -64,12 +61,13 @@ class CatchUp:
         returns whether all of them are up to date now. The same bits as `apply`, for float32. number_S, first_row,
         keys: of the noise that rounds to bfloat16 (`RowTable.begin_fused_update`); number_S None: row_S."""
         form, centre = self.closed_form(), tables["centres"]
-        if form is None or centre.device.type != "cpu" or centre.dtype not in DTYPES or not (compiled := _native()):
+        fits = (
+            centre.device.type == "cpu" and centre.dtype in DTYPES and all(t.is_contiguous() for t in tables.values())
+        )
+        if form is None or not fits or not (compiled := loaded()):
             return False
         wide = [name for name, width in self._optimizer.state_widths().items() if width == "row"]
         scalar = [name for name, width in self._optimizer.state_widths().items() if width == "scalar"]
-        if not all(t.is_contiguous() for t in tables.values()):
-            return False
         keys, left = keys or {}, torch.zeros(1, dtype=torch.int64)
         rows = {"row": row_S, "number": number_S, "S": len(centre) if row_S is None else len(row_S)}
         call(compiled, "head_catch_up", {
@@ -105,14 +103,14 @@ class AdamWCatchUp(CatchUp):
 
         sum_k (-z)^k a_k / (x + eps c),  a_k = sum_j B_j (y_j / c - 1)^k
 
-    P and five a_k are kept for each s, once for all rows. Rows of the first steps, when y_j still moves fast, rows that
-    have rested, and float64 are caught up step by step.
+    P and five a_k are kept for each s, once for all rows. A row that never took part has m = 0. Rows of the other first
+    steps, when y_j still moves fast, rows that have rested, and float64 are caught up step by step.
     """
 
     _TERMS = 5  # the first term that is left out is below 1e-7 of the sum
 
     def __init__(self, optimizer: RowAdamW, rates: list[float], first: int):
-        super().__init__(optimizer, [], first)
+        super().__init__(optimizer, rates, first)
         self._adamw = optimizer
         memory = 1.3 / (1 - optimizer.beta1)  # (of the steps whose B_j count, the fifth root of the mean of j^5) / 2
         self.least = math.ceil(memory / 0.04) if memory * (1 - optimizer.beta2) <= 0.04 else _NEVER
@@ -120,13 +118,12 @@ class AdamWCatchUp(CatchUp):
         num = len(rates)
         # [:, s - first] = P, a_0, a_1, ... of steps s to now
         self._sums_FN = torch.zeros(1 + self._TERMS, num + 1, dtype=torch.float64)
-        keep_N = 1 - optimizer.weight_decay * torch.tensor(rates, dtype=torch.float64)
+        rate_N, since_N = torch.tensor(rates, dtype=torch.float64), torch.arange(first, first + num)
+        keep_N = 1 - optimizer.weight_decay * rate_N
         later_N = torch.cat((keep_N.flip(0).cumprod(0).flip(0), keep_N.new_ones(1)))  # P of steps s to now
         self._sums_FN[0] = later_N
-        rate_N, since_N = torch.tensor(rates, dtype=torch.float64), torch.arange(first, first + num)
         for j in range(1, min(num, self._window) + 1):
             self._sums_FN[1:, : num - j + 1] += self._terms(since_N[: num - j + 1], j, rate_N[j - 1 :]) * later_N[j:]
-        self.rates = list(rates)
 
     def _terms(self, since_N: Tensor, j: Tensor | int, lr: Tensor | float) -> Tensor:
         """Returns what the j-th step since each of these adds to a_0, a_1, ..."""
@@ -154,7 +151,9 @@ class AdamWCatchUp(CatchUp):
         super().forget()
         self._sums_FN = self._sums_FN.new_tensor([1.0] + [0.0] * self._TERMS).unsqueeze(1)
 
-    def closed_form(self) -> dict[str, Any]:
+    def closed_form(self) -> dict[str, Any] | None:
+        if not self._adamw.eps:
+            return None
         adamw, sums_FN = self._adamw, self._sums_FN
         betas = {"fade1": adamw.beta1, "fade2": adamw.beta2, "eps": adamw.eps}
         return {"optimizer": 1, **betas, "least_step": self.least, "sums": sums_FN, "sums_stride": sums_FN.stride(0)}
@@ -164,8 +163,8 @@ class AdamWCatchUp(CatchUp):
         if self.in_place({"centres": centre_KD, **state, "touched": since_K}, None):
             return
         late_K = since_K < self.num_steps  # others are done
-        is_closed_K = late_K & (since_K >= self.least) & (state["num_steps"].squeeze(1) == since_K)
-        if centre_KD.dtype != torch.float32:
+        is_closed_K = late_K & ((since_K >= self.least) | (since_K == 0)) & (state["num_steps"].squeeze(1) == since_K)
+        if centre_KD.dtype != torch.float32 or not self._adamw.eps:
             is_closed_K = torch.zeros_like(late_K)
         for part_K, apply in ((late_K & ~is_closed_K, super().apply), (is_closed_K, self._apply_closed)):
             at_K = part_K.nonzero().squeeze(1)
@@ -260,12 +259,3 @@ def make(
 def _multiply(a: _Matrix, b: _Matrix) -> _Matrix:
     """The product of two 2x2 matrices (ww, wm, mw, mm), of numbers or of equally long tensors of them."""
     return (a[0] * b[0] + a[1] * b[2], a[0] * b[1] + a[1] * b[3], a[2] * b[0] + a[3] * b[2], a[2] * b[1] + a[3] * b[3])
-
-
-@functools.cache
-def _native() -> ctypes.CDLL | None:
-    """Returns the library of the C++ kernel; None: it cannot be made here, of which the kernel's choice has warned."""
-    try:
-        return load(taken()[0])
-    except (ValueError, RuntimeError, OSError):
-        return None

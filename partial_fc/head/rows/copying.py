@@ -16,8 +16,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from partial_fc.head.native.build import taken
-from partial_fc.head.native.library import load
+from partial_fc.head.native.library import loaded
 
 _CHUNK_BYTES = 2 << 20
 
@@ -124,9 +123,7 @@ class RowCopy:
 def rows_copier() -> Callable[[Tensor, Tensor, Tensor, Tensor], object]:
     """copy(to_MD, from_LD, to_K, from_K): rows of one table to places in another one, both without gaps. By the C++
     kernel's library, which is compiled where that kernel is; torch goes over them twice, at a third of the speed."""
-    try:
-        compiled = load(taken()[0])  # any has it; this one is compiled by now
-    except (ValueError, RuntimeError, OSError):  # the kernel's choice has warned of it
+    if not (compiled := loaded()):
         return lambda to_MD, from_LD, to_K, from_K: to_MD.index_copy_(0, to_K, from_LD.index_select(0, from_K))
     copy_rows = compiled.head_copy_rows
     copy_rows.restype = None

@@ -73,19 +73,14 @@ class RowSGD(RowOptimizer):
 
 
 @dataclass(frozen=True)
-class _Moments(RowOptimizer):
-    """The settings of AdamW and of row-wise Adam; neither is a kind of the other."""
+class RowAdamW(RowOptimizer):
+    """AdamW (https://arxiv.org/abs/1711.05101), as torch.optim.AdamW has it; bias is corrected by the number of
+    steps in which the row took part."""
 
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.01
-
-
-@dataclass(frozen=True)
-class RowAdamW(_Moments):
-    """AdamW (https://arxiv.org/abs/1711.05101), as torch.optim.AdamW has it; bias is corrected by the number of
-    steps in which the row took part."""
 
     def state_widths(self) -> dict[str, Width]:
         return {"first_moment": "row", "second_moment": "row", "num_steps": "scalar"}
@@ -97,23 +92,6 @@ class RowAdamW(_Moments):
         second_KD.mul_(self.beta2).addcmul_(grad_KD, grad_KD, value=1 - self.beta2)
         scale_KD = torch.div(second_KD, correct2_K1, out=grad_KD).sqrt_().add_(self.eps).mul_(correct1_K1)
         centre_KD.mul_(1 - lr * self.weight_decay).addcdiv_(first_KD, scale_KD, value=-lr)
-
-
-@dataclass(frozen=True)
-class RowAdam(_Moments):
-    """AdamW with one second moment a row, that of the mean square of the row's gradient: little more than half of its
-    memory (what FBGEMM, whose tables serve TorchRec, calls partial row-wise Adam)."""
-
-    def state_widths(self) -> dict[str, Width]:
-        return {"first_moment": "row", "second_moment": "scalar", "num_steps": "scalar"}
-
-    def step(self, centre_KD: Tensor, state: dict[str, Tensor], grad_KD: Tensor, lr: float) -> None:
-        first_KD, second_K1 = state["first_moment"], state["second_moment"]
-        correct1_K1, correct2_K1 = _bias_corrections(state["num_steps"], self.beta1, self.beta2)
-        first_KD.lerp_(grad_KD, 1 - self.beta1)
-        second_K1.lerp_(grad_KD.square_().mean(dim=1, keepdim=True), 1 - self.beta2)
-        scale_K1 = (second_K1 / correct2_K1).sqrt_().add_(self.eps).mul_(correct1_K1)
-        centre_KD.mul_(1 - lr * self.weight_decay).addcdiv_(first_KD, scale_K1, value=-lr)
 
 
 @dataclass(frozen=True)
@@ -140,7 +118,7 @@ class RowAdagrad(RowOptimizer):
         centre_KD.addcdiv_(grad_KD, scale_K1.masked_fill_(scale_K1 == 0, 1.0), value=-lr)
 
 
-_KINDS: dict[str, type[RowOptimizer]] = {k.__name__: k for k in (RowSGD, RowAdamW, RowAdam, RowAdagrad)}
+_KINDS: dict[str, type[RowOptimizer]] = {k.__name__: k for k in (RowSGD, RowAdamW, RowAdagrad)}
 
 
 def from_repr(text: object) -> RowOptimizer:

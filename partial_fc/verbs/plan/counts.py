@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from partial_fc.head.kernels import cpu, triton_bytes
-from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD, Storage
+from partial_fc.head.rows import RowAdagrad, RowAdamW, RowSGD, Storage
 from partial_fc.machine import has_bf16
 
 from .options import PlanOptions
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-OPTIMIZERS: dict[str, type] = {"sgd": RowSGD, "adamw": RowAdamW, "adagrad": RowAdagrad, "adam": RowAdam}
+OPTIMIZERS: dict[str, type] = {"sgd": RowSGD, "adamw": RowAdamW, "adagrad": RowAdagrad}
 
 # ---- memory
 

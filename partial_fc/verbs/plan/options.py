@@ -35,7 +35,7 @@ class PlanOptions:
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of the matrix products' operands; auto: bf16 where the device multiplies such numbers itself (a GPU
     that is not here does, a CPU is taken to be this one), else fp32."""
-    optimizer: Literal["sgd", "adamw", "adagrad", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adamw", "adagrad"] = "sgd"
     """Optimizer of the centres."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the head; auto: a GPU if there is one here."""

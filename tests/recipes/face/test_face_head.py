@@ -18,7 +18,7 @@ def data(glyphs) -> str:
 
 RESUMED = {
     # The others' states: tests/unit/head/rows/test_row_optimizers.py.
-    "adam": "--head-optimizer adam --head-catch-up exact --centre-dtype bf16 --sample-rate 0.2",
+    "adamw": "--head-optimizer adamw --head-catch-up exact --centre-dtype bf16 --sample-rate 0.2",
     "hard negatives, curricularface": "--hard-negatives 3 --sample-rate 0.1 "
     "--loss curricularface --margins None --head-clip 0.5",
     "fp16-o2, sent as fp16": "--precision fp16-o2 --gradient-compression fp16 --accumulate 2 --sample-rate 0.3",

@@ -12,7 +12,7 @@ from partial_fc.checkpoint import folders
 from partial_fc.checkpoint.rows_now import load_centres, rows_now
 from partial_fc.files import MANIFEST_BYTES, read_manifest
 from partial_fc.head import CosFace, PartialFC, Storage
-from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
+from partial_fc.head.rows import RowAdagrad, RowAdamW, RowSGD
 from partial_fc.verbs.checkpoint import remap_classes
 from partial_fc.verbs.model import classify
 from tests.flat import flat_head
@@ -51,7 +51,7 @@ def test_rows_lag_behind_in_the_files_and_not_when_they_are_read(tmp_path):
         (RowSGD(momentum=0.5, weight_decay=0.1, nesterov=True), {"sub_centres": 3}),
         (RowSGD(momentum=0.0), {"dtype": torch.float64}),
         (RowAdamW(weight_decay=0.2), {"sub_centres": 2}),
-        (RowAdam(), {"storage": Storage(torch.bfloat16, torch.float32)}),
+        (RowAdamW(), {"storage": Storage(torch.bfloat16, torch.float32)}),
         (RowAdagrad(weight_decay=0.1), {}),
         (RowAdagrad(), {}),
     ],

@@ -15,7 +15,7 @@ import torch
 
 from partial_fc.data import Batch, Loader, SquareImage, open_source
 from partial_fc.data.idx import IdxSource
-from partial_fc.data.loader_process import CannotTravel, LoaderProcess, _Buffer
+from partial_fc.data.loader_process import LoaderProcess, _Buffer
 from partial_fc.data.sample import LabelOutOfRange, Source
 from partial_fc.data.sets.joined import open_sets
 from partial_fc.data.sets.tar_shards import write_tar_index
@@ -36,9 +36,8 @@ def rec(tmp_path: Path) -> Path:
     return doctor_sets.write(tmp_path / "rec", records)
 
 
-def loader(source: Source, mode: Any, transform: Any = None, **more: Any) -> Loader:
-    options = {"batch_size": 6, "num_workers": 2, "seed": 3, **more}
-    return Loader(source, transform or training_square(24, "face", True), mode=mode, **options)
+def loader(source: Source, mode: Any, transform: Any = training_square(24, "face", True), **more: Any) -> Loader:  # noqa: B008
+    return Loader(source, transform, mode=mode, **{"batch_size": 6, "num_workers": 2, "seed": 3, **more})
 
 
 def taken(batches: Loader, count: int) -> list[Batch]:
@@ -176,7 +175,7 @@ def test_signals_are_the_trainings_business_and_no_process_is_left(rec: Path) ->
 
 
 def test_what_does_not_travel_or_fit_is_named(rec: Path) -> None:
-    with pytest.raises(CannotTravel, match=r"--loader process: .*lambda.*--loader threads"):
+    with pytest.raises(ValueError, match=r"--loader process: .*lambda.*--loader threads"):
         loader(open_source(rec), "process", lambda sample, rng, out=None: None)
     buffer = _Buffer(os.memfd_create("test"), 2**40, 8)
     with pytest.raises(ValueError, match=r"8,796,\d\d\d,\d\d\d MB for 8 batches of .* samples of uint8 \(1000,\)"):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from partial_fc.head import CosFace, PartialFC, RowAdam, RowAdamW, RowSGD
+from partial_fc.head import CosFace, PartialFC, RowAdamW, RowSGD
 from tests.flat import flat_head
 from tests.unit.thread_world import ThreadWorld, in_world
 
@@ -112,7 +112,7 @@ def test_resting_centres_train_otherwise():
     assert largest_difference(found["centres"], expected["centres"]) > 0.1
 
 
-@pytest.mark.parametrize("optimizer", [RowSGD(0.9, 5e-3), RowAdamW(), RowAdam()])
+@pytest.mark.parametrize("optimizer", [RowSGD(0.9, 5e-3), RowAdamW()])
 def test_without_sampling_no_learning_rates_are_kept(optimizer):
     """Also of a head that goes on without sampling."""
     head, whole = (PartialFC(C, D, MARGIN, rate, optimizer=optimizer) for rate in (0.2, 1.0))

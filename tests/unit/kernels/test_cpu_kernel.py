@@ -15,7 +15,7 @@ from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.kernels.unit import unit
 from partial_fc.head.margin import Negatives
 from partial_fc.head.native.build import VARIANTS, runnable
-from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD, RowTable, Storage
+from partial_fc.head.rows import RowAdagrad, RowAdamW, RowSGD, RowTable, Storage
 
 pytestmark = pytest.mark.slow
 
@@ -315,7 +315,6 @@ OPTIMIZERS = [
     RowSGD(0.8, 0.01, nesterov=True),
     RowSGD(0.0, 0.0),
     RowAdamW(weight_decay=0.1),
-    RowAdam(weight_decay=0.1),
     RowAdagrad(weight_decay=0.01),
 ]
 

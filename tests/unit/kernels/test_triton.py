@@ -20,7 +20,7 @@ from partial_fc.head.kernels.triton import TritonKernel
 from partial_fc.head.kernels.triton_choice import DeviceChoice
 from partial_fc.head.kernels.triton_pass import tiles_for
 from partial_fc.head.margin import ArcFace, Negatives
-from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD, RowTable, Storage
+from partial_fc.head.rows import RowAdagrad, RowAdamW, RowOptimizer, RowSGD, RowTable, Storage
 from partial_fc.head.selection.active_rows import ActiveRows
 from partial_fc.head.selection.sampling import BLOCK, Draw
 from partial_fc.head.shard import Shard
@@ -149,7 +149,7 @@ def launch_everything(logits: Logits, kernel: TritonKernel, optimizer: RowOptimi
 @pytest.mark.parametrize(
     ("generation", "precision", "stored", "optimizer"),
     [
-        pytest.param(10, "bf16", torch.float32, RowAdam(), marks=pytest.mark.long),
+        pytest.param(10, "bf16", torch.float32, RowAdamW(), marks=pytest.mark.long),
         pytest.param(9, "bf16", torch.bfloat16, RowAdamW(), marks=pytest.mark.long),
         pytest.param(8, "bf16", torch.float16, RowSGD(nesterov=True), marks=pytest.mark.long),
         pytest.param(8, "fp32", torch.float32, RowAdagrad(), marks=pytest.mark.long),
@@ -197,7 +197,7 @@ def test_the_compiler_takes_several_labels_and_every_rule(labels, generation, na
     negatives = Negatives(above)
     logits = Logits(torch.zeros(G, D), torch.zeros(S, D), None, target_G, 64.0, negatives, sub_centres=sub_centres)
     kernel = TritonKernel("bf16", tiles_for(generation, torch.bfloat16))
-    how = (RowSGD(), Storage(torch.bfloat16)) if labels > 1 else (RowAdam(), Storage())
+    how = (RowSGD(), Storage(torch.bfloat16)) if labels > 1 else (RowAdamW(), Storage())
     launch_everything(logits, kernel, *how)
     check_fit(recorders, names, generation, tmp_path, weigh=160 if labels > 1 else 0)
 

@@ -118,7 +118,7 @@ def test_flags_that_make_no_difference_or_cost_much_are_noted(flags, noted):
     assert noted in note
 
 
-@pytest.mark.parametrize("optimizer", ["sgd --momentum 0 --head-catch-up none", "adam", "sgd", "adagrad"])
+@pytest.mark.parametrize("optimizer", ["sgd --momentum 0 --head-catch-up none", "adamw", "sgd", "adagrad"])
 def test_sampling_without_resting_momentum_has_no_note(optimizer):
     given = config(f"--sample-rate 0.3 --head-optimizer {optimizer}")
     head = build(given)

@@ -34,9 +34,8 @@ def plain(foreach: bool | None, batch: updates.Batch) -> int:
 def test_an_update_has_hardly_more_operations_than_a_plain_loop(monkeypatch) -> None:
     """With the same network and cross-entropy. On a CPU torch's own SGD has one operation for each parameter and step,
     on a GPU one for all parameters."""
-    monkeypatch.setattr(updates, "network", network)
-    monkeypatch.setattr(updates, "SIDE", SIDE)
-    monkeypatch.setattr(updates, "CLASSES", CLASSES)
+    for name, value in {"network": network, "SIDE": SIDE, "CLASSES": CLASSES}.items():
+        monkeypatch.setattr(updates, name, value)
     world = SingleWorld()
     job = updates.job_of(world)
     job.head = CrossEntropy(CLASSES, world)

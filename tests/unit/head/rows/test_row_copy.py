@@ -10,7 +10,7 @@ import torch
 from partial_fc import checkpoint
 from partial_fc.checkpoint import folders
 from partial_fc.head import CosFace, PartialFC
-from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD, Storage, copying
+from partial_fc.head.rows import RowAdagrad, RowAdamW, RowSGD, Storage, copying
 from tests.flat import flat_head
 from tests.unit.thread_world import in_world
 
@@ -55,7 +55,7 @@ KINDS = {
     "sgd, all rows": {"sample_rate": 1.0, "optimizer": RowSGD(momentum=0.9)},
     "adamw, bf16": {"sample_rate": 0.1, "optimizer": RowAdamW(), "storage": BF16},
     "adamw, bf16, all rows": {"sample_rate": 1.0, "optimizer": RowAdamW(), "storage": BF16},
-    "adam, sub-centres": {"sample_rate": 0.1, "optimizer": RowAdam(), "sub_centres": 3},
+    "adamw, sub-centres": {"sample_rate": 0.1, "optimizer": RowAdamW(), "sub_centres": 3},
     "adagrad, plain": {"sample_rate": 0.1, "optimizer": RowAdagrad(), "impl": "plain"},
     "caught up": {"sample_rate": 0.1, "optimizer": RowSGD(momentum=0.9), "catch_up": "exact"},
     "caught up, plain": {"sample_rate": 1.0, "optimizer": RowAdamW(), "catch_up": "exact", "impl": "plain"},

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from partial_fc import counter_rng
-from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD, RowTable, Storage
+from partial_fc.head.rows import RowAdagrad, RowAdamW, RowOptimizer, RowSGD, RowTable, Storage
 from partial_fc.head.rows import table as module
 from partial_fc.head.rows.storage import round_stochastically
 from partial_fc.head.rows.table import initial_centres
@@ -70,7 +70,7 @@ def train(ours: RowTable, steps: range, prefetch: bool = True) -> None:
         (RowSGD(), torch.float32, None),
         (RowSGD(nesterov=True), BF16, None),
         (RowAdamW(), torch.float16, BF16),
-        (RowAdam(), BF16, torch.float32),
+        (RowAdamW(), BF16, torch.float32),
         (RowAdagrad(weight_decay=0.1), BF16, None),
     ],
     ids=str,
