@@ -55,12 +55,11 @@ class Bucket:
 
     def take(self) -> None:
         """Copies the gradients of this rank into `flat`, at once; of parameters without one, zeros."""
-        found = [(p.grad, view) for p, view in zip(self.parameters, self._views, strict=True) if p.grad is not None]
+        found = [(view, p.grad) for p, view in zip(self.parameters, self._views, strict=True) if p.grad is not None]
         if len(found) < len(self.parameters):
             self.flat.zero_()
         if found:
-            grads, views = zip(*found, strict=True)
-            torch._foreach_copy_(views, grads)
+            torch._foreach_copy_(*zip(*found, strict=True))
         for p, view in zip(self.parameters, self._views, strict=True):
             p.grad = view
 
@@ -192,7 +191,8 @@ class GradientSync:
 
     def scale(self, factor: float) -> None:
         """Multiplies all summed gradients."""
-        torch._foreach_mul_([bucket.summed for bucket in self._buckets], factor)
+        for bucket in self._buckets:
+            bucket.summed.mul_(factor)
 
     def _arrived(self, number: int) -> None:
         bucket = self._buckets[number]

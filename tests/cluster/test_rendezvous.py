@@ -45,7 +45,7 @@ def test_two_hosts_find_each_other(hosts, env, redis, tmp_path):
         as_debian += "--run_id two"
         commands.append(["unshare", "--mount", "sh", "-c", as_debian])
     before = hosts.sent_bytes(1)
-    for host, (status, printed) in enumerate(ended(start_on(hosts, commands, env))):
+    for host, (status, printed) in enumerate(ended(*start_on(hosts, commands, env))):
         assert status == 0, printed
         assert f"rank {host} of 2, 0 of 1 here: 3" in printed
     assert hosts.sent_bytes(1) > before
