@@ -55,11 +55,11 @@ class Bucket:
 
     def take(self) -> None:
         """Copies the gradients of this rank into `flat`, at once; of parameters without one, zeros."""
-        found = [(view, p.grad) for p, view in zip(self.parameters, self._views, strict=True) if p.grad is not None]
+        found = {view: p.grad for p, view in zip(self.parameters, self._views, strict=True) if p.grad is not None}
         if len(found) < len(self.parameters):
             self.flat.zero_()
         if found:
-            torch._foreach_copy_(*zip(*found, strict=True))
+            torch._foreach_copy_(list(found), list(found.values()))
         for p, view in zip(self.parameters, self._views, strict=True):
             p.grad = view
 
