@@ -363,7 +363,7 @@ def test_the_fused_update_is_that_of_the_row_optimizer(variant, optimizer, width
         if torch.float32 in (dtype, first[name].dtype) and torch.float32 in (state_dtype, first[name].dtype):
             # (AdamW and Adagrad divide by the gradient's size: where that is all rounding, so is the quotient)
             close = torch.isclose(fused, apart, rtol=1e-4, atol=1e-6).float().mean()
-            assert close > (0.999 if isinstance(optimizer, RowSGD) else 0.995)
+            assert close > (0.999 if isinstance(optimizer, RowSGD) else 0.98)
         else:
             assert (fused == apart).float().mean() > 0.97
             torch.testing.assert_close(fused, apart, rtol=2e-2, atol=2e-3)
