@@ -54,14 +54,14 @@ bench: setup-all  ## the tables of the head in docs/benchmarks.md, here and with
 test-gpu: setup-all  ## the GPU's kernel on a CUDA device; without one, everything is skipped
 	.venv/bin/python -m pytest tests/gpu tests/parallel/train/test_update.py -m gpu
 
-bench-gpu: test-gpu  ## 20 minutes on one GPU: the tests of its kernel, the head's tables, whole training beside a plain loop, the loader, NCCL
+bench-gpu: test-gpu  ## on one GPU: the tests of its kernel, the head's tables, whole training beside a plain loop, the loader, NCCL
 	.venv/bin/python -m benchmarks.gpu
 	.venv/bin/python -m benchmarks.gpu_versus
 	.venv/bin/python -m benchmarks.networks --networks r50 r100 vit_b timm:vit_base_patch16_224 --image-size 112 --batch-size 128 \
 	    --workers 8 --steps 60 --sides partial-fc "plain PyTorch"
 	.venv/bin/python -m benchmarks.feed
 	.venv/bin/torchrun --nproc-per-node 1 train.py face --dataset synthetic --num-classes 1000000 --network r50 --batch-size 128 \
-	    --max-steps 200 --warmup-epochs 0 --warmup-steps 0
+	    --max-steps 200 --warmup-epochs 0 --warmup-steps 0 --resume never
 
 clean:  ## remove .venv and what tools left; demo data and runs stay
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -108,7 +108,7 @@ class LoaderProcess:
                 name, level, text = content
                 logging.getLogger(name).log(level, "%s", text)
             elif kind == "failed":
-                raise content[0]
+                raise ValueError(f"rank {self._builder.rank}: {content[0]}")
             else:
                 self._done[content[0]] = (kind, *content[1:])
         kind, *content = self._done.pop(number)
@@ -146,6 +146,10 @@ class LoaderProcess:
             raise self._ended() from None
 
     def _ended(self) -> ValueError:
+        with suppress(EOFError, OSError):  # it may have said why before it ended
+            while True:
+                if (said := self._pipe.recv())[0] == "failed":
+                    return ValueError(f"rank {self._builder.rank}: {said[1]}")
         try:
             status = self._process.wait(_WAIT_S)
         except subprocess.TimeoutExpired:
@@ -201,7 +205,7 @@ def serve(pipe: Connection, file: int) -> None:
         if (there := len(builder.source)) != num_samples:
             raise ValueError(f"{there:,} samples, where the training has {num_samples:,}: the set has changed")
     except Exception as error:  # of any module that is imported here
-        answer("failed", ValueError(f"the process that reads the data cannot begin: {type(error).__name__}: {error}"))
+        answer("failed", f"the process that reads the data cannot begin: {type(error).__name__}: {error}")
         return
     logging.getLogger().addHandler(_ToTraining(answer))
     buffer, here = _Buffer(file, batch_size, num_slots), threading.local()

@@ -35,18 +35,8 @@ def load(variant: str) -> ctypes.CDLL:
     """Returns the compiled kernel of the variant, compiling it at first use. Raises CompilerNotFoundError without a
     compiler, RuntimeError if the operating system refuses the instructions."""
     compiled = load_library(variant)
-    functions = (
-        "best",
-        "prepare",
-        "sums",
-        "nearest",
-        "gradients",
-        "update",
-        "catch_up",
-        "row_targets",
-        "row_gradients",
-    )
-    for name in (*functions, "job_layout", "row_job_layout"):
+    functions = ("prepare", "best", "sums", "nearest", "gradients", "update", "catch_up")
+    for name in (*functions, "row_targets", "row_gradients", "job_layout", "row_job_layout"):
         getattr(compiled, f"head_{name}").restype = ctypes.c_char_p
     compiled.head_cache_row.restype = ctypes.c_int64
     compiled.head_cache_row.argtypes = [ctypes.c_int64, ctypes.c_int32]

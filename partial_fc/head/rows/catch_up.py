@@ -61,9 +61,7 @@ class CatchUp:
         returns whether all of them are up to date now. The same bits as `apply`, for float32. number_S, first_row,
         keys: of the noise that rounds to bfloat16 (`RowTable.begin_fused_update`); number_S None: row_S."""
         form, centre = self.closed_form(), tables["centres"]
-        fits = (
-            centre.device.type == "cpu" and centre.dtype in DTYPES and all(t.is_contiguous() for t in tables.values())
-        )
+        fits = centre.is_cpu and centre.dtype in DTYPES and all(t.is_contiguous() for t in tables.values())
         if form is None or not fits or not (compiled := loaded()):
             return False
         wide = [name for name, width in self._optimizer.state_widths().items() if width == "row"]

@@ -175,6 +175,11 @@ def test_signals_are_the_trainings_business_and_no_process_is_left(rec: Path) ->
 
 
 def test_what_does_not_travel_or_fit_is_named(rec: Path) -> None:
+    moved = loader(open_source(rec), "process", rank=1, world_size=2)
+    (rec / "train.rec").rename(rec / "other.rec")
+    with moved, pytest.raises(ValueError, match=r"rank 1: the process .* cannot begin: .*train.rec not found"):
+        taken(moved, 40)
+    (rec / "other.rec").rename(rec / "train.rec")
     with pytest.raises(ValueError, match=r"--loader process: .*lambda.*--loader threads"):
         loader(open_source(rec), "process", lambda sample, rng, out=None: None)
     buffer = _Buffer(os.memfd_create("test"), 2**40, 8)
