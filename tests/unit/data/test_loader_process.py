@@ -107,9 +107,7 @@ def test_every_kind_of_set_travels(tmp_path: Path) -> None:
         assert_equal(mine, its)
 
 
-class Strange(Exception):
-    """Pickle cannot make it again."""
-
+class Strange(Exception):  # pickle cannot make it again
     def __init__(self, one: int, other: int) -> None:
         super().__init__(f"{one} and {other}")
 
@@ -143,10 +141,8 @@ def test_a_batch_stays_while_it_is_kept_and_a_killed_process_is_named(rec: Path)
         workers = batches._workers
         assert isinstance(workers, LoaderProcess)
         workers._process.kill()
-        began = time.monotonic()
         with pytest.raises(ValueError, match=rf"rank 2: process {workers._process.pid}.*killed by SIGKILL.*dmesg"):
             taken(batches, 30)
-    assert time.monotonic() - began < 5
 
 
 def test_signals_are_the_trainings_business_and_no_process_is_left(rec: Path) -> None:
