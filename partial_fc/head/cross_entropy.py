@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import log_softmax
+from torch.nn.functional import log_softmax, nll_loss
 
 from partial_fc.comm import SingleWorld, World
 from partial_fc.head.protocol import Table
@@ -68,15 +68,15 @@ class CrossEntropy(AbstractContextManager):
 class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logit_BC: Tensor, label_B: Tensor, head: CrossEntropy) -> Tensor:
-        inside_B = (label_B >= 0) & (label_B < head.num_classes)
         log_p_BC = log_softmax(logit_BC.detach().to(head.dtype), dim=1)
-        safe_B = label_B.where(inside_B, torch.zeros_like(label_B))
-        loss_B = -log_p_BC.gather(1, safe_B[:, None]).squeeze(1)
+        safe_B = label_B.clamp(0, head.num_classes - 1)
+        loss_B = nll_loss(log_p_BC, safe_B, reduction="none")
         head.last_step = {"loss_B": loss_B, "correct_B": log_p_BC.argmax(1) == label_B}
-        numbers = torch.stack([x.double().sum() for x in (loss_B, torch.ones_like(loss_B), ~inside_B)])
+        total, num_outside = (x.sum(dtype=torch.float64) for x in (loss_B, safe_B != label_B))
+        numbers = torch.stack((total, total.new_full((), len(loss_B)), num_outside))
         total, num_rows, num_outside = head.world.all_reduce(numbers, name="head/cross_entropy").unbind()
         if num_outside:
-            here = label_B[~inside_B][:5].tolist()
+            here = label_B[safe_B != label_B][:5].tolist()
             shown = f"here {', '.join(map(str, here))}" if here else "none on this rank"
             raise ValueError(
                 f"{head.world}: {int(num_outside)} labels of the global batch lie outside [0, {head.num_classes}) "
@@ -90,5 +90,5 @@ class _Loss(torch.autograd.Function):
     def backward(ctx, grad_loss: Tensor):
         log_p_BC, label_B = ctx.saved_tensors
         grad_BC = log_p_BC.exp()
-        grad_BC[torch.arange(len(label_B), device=label_B.device), label_B] -= 1
-        return (grad_BC * (grad_loss / ctx.num_rows)).to(ctx.dtype), None, None
+        grad_BC.scatter_add_(1, label_B[:, None], grad_BC.new_full((len(label_B), 1), -1))
+        return grad_BC.mul_(grad_loss / ctx.num_rows).to(ctx.dtype), None, None

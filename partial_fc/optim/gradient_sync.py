@@ -124,7 +124,8 @@ class GradientSync:
         self._overlap = overlap
         self._sent_as = _SENT_AS[compression]
         if bucket_bytes is None:
-            bucket_bytes = min(BUCKET_BYTES, sum(p.nbytes for _, p in in_backward_order) // 4)
+            num_bytes = sum(p.nbytes for _, p in in_backward_order)
+            bucket_bytes = num_bytes if world.size == 1 else min(BUCKET_BYTES, num_bytes // 4)  # one: nothing is sent
         self._buckets = buckets_of(in_backward_order, bucket_bytes)
         self._loss_scale = 1.0
         self._under_way: list[tuple[Stages, Work | None]] = []  # of the sent buckets; None: done

@@ -98,7 +98,8 @@ class TorchBackbone:
     def zero(self, num_samples: int) -> None:
         """Prepares an update over num_samples samples of all ranks."""
         self._statistics.keep()
-        self._finite = torch.tensor(True, device=self.device)
+        if self._frozen:
+            self._finite = torch.tensor(True, device=self.device)
         self.sync.zero(self.precision.loss_scale)
 
     def name_samples(self, position_B: Tensor | None) -> None:
@@ -119,7 +120,9 @@ class TorchBackbone:
         if self._frozen:
             self._finite &= grad_B.isfinite().all()
             return
-        _Gradient.apply(output_B, (grad_B * self.precision.loss_scale).to(output_B.dtype)).backward()
+        if self.precision.loss_scale != 1.0:
+            grad_B = grad_B * self.precision.loss_scale
+        _Gradient.apply(output_B, grad_B.to(output_B.dtype)).backward()
 
     def hold(self) -> AbstractContextManager:
         """Returns the context for the backward of all micro-batches but the last: no gradient exchange (no_sync)."""

@@ -93,7 +93,7 @@ def _update(job: Job, attempt: Attempt, lr: float, watch: Stopwatch) -> None:
     backbone.wait()
     guard = overflowed(job) if backbone.scaler else backbone.gradient_sum()
     scalars = [guard, *(loss for loss, _ in attempt.losses), *square_sums(job)]
-    guarded, *numbers = torch.stack([one.to(backbone.device, torch.float64) for one in scalars]).tolist()
+    guarded, *numbers = torch.stack([one.to(backbone.device) for one in scalars]).tolist()
     attempt.loss = sum(number * factor for number, (_, factor) in zip(numbers, attempt.losses, strict=False))
     if backbone.scaler is None:
         check(job, attempt.loss, guarded)
@@ -121,7 +121,8 @@ def forward_backward(job: Job, attempt: Attempt, batch: Batch, label_B: Tensor, 
     watch.lap("backbone")
 
     weights = {} if batch.weight_B is None else {"row_weight_B": batch.weight_B}
-    loss = job.head(output_B, label_B, **weights) * weight
+    loss = job.head(output_B, label_B, **weights)
+    loss = loss if weight == 1.0 else loss * weight
     if job.teacher:
         watch.lap("head")
         loss = loss + job.teacher(output_B, batch.input_B, batch.num_global, weight).to(loss.dtype)

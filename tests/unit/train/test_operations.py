@@ -43,6 +43,6 @@ def test_an_update_has_hardly_more_operations_than_a_plain_loop(monkeypatch) -> 
     for _ in range(2):
         with Operations() as operations:
             updates.make(job, [batch])
-    assert operations.count <= 0.6 * plain(None, batch)
-    assert operations.count <= 1.25 * plain(True, batch)
+    assert operations.count <= 0.5 * plain(None, batch)
+    assert operations.count <= 1.1 * plain(True, batch)
     assert sum(operations.waits.values()) == 2  # the labels' check of the head, and the loop's own
