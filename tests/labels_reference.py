@@ -1,4 +1,4 @@
-"""The dense head of rows with several labels, in differentiable tensor operations, as head/reference.py is."""
+"""The dense head of rows with several labels, in differentiable tensor operations, as head_reference.py is."""
 
 from dataclasses import replace
 
@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-from partial_fc.head import reference
 from partial_fc.head.margin import Margin, State
 from partial_fc.head.rule import MLC, MLCD, MeanSoftmax, OwnOut, Rule, SoftTarget
+from tests import head_reference as reference
 
 
 def loss_of_labels(

@@ -8,6 +8,7 @@ The whole state is one integer: the position, the number of samples that all ran
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Literal, NamedTuple, Self
 
@@ -46,7 +47,7 @@ class Batch(NamedTuple):
     weight_B: Tensor | None = None
 
 
-class Loader:
+class Loader(AbstractContextManager["Loader"]):
     """Iterates over batches without end; close it, or use it as a context manager.
 
     transform: decodes, crops and augments. Its rng depends on (seed, position) only, so ranks and threads do not change
@@ -167,9 +168,6 @@ class Loader:
         self.builder.stop.set()
         self._workers.close()
         self._pending.clear()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

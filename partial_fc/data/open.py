@@ -87,30 +87,13 @@ def stated(path: Path) -> tuple[int | None, tuple[int, int] | None]:
 def open_on_all(make: Callable[[], Source], world: "World") -> Source:
     """Opens a source with make() on every rank. Raises ValueError on all ranks if one cannot open it, or sees another
     number of images or classes, or other class names. A collective."""
-    # Imported here: `open_source` alone needs no torch, which takes seconds.
-    import torch
+    from partial_fc.comm import all_gather_json, all_or_raise  # `open_source` alone needs no torch, which takes seconds
 
-    source, problem = None, None
-    local = (-1, -1, -1)
-    try:
-        source = make()
-        names = "\n".join(source.class_names() or [])
-        local = (len(source), source.num_classes, zlib.crc32(names.encode("utf-8", "surrogateescape")))
-    except (ValueError, OSError) as error:
-        problem = error
-    seen_W3 = world.all_gather(torch.tensor([local]), name="data/opened").tolist()
-    if problem:
-        # Other hosts may have the file.
-        where = f"{socket.gethostname()}: " if isinstance(problem, OSError) and world.size > 1 else ""
-        raise ValueError(f"{where}{problem}") from problem
-    assert source is not None
-    if any(seen != seen_W3[0] for seen in seen_W3):
-        each = ", ".join(f"rank {rank} {_describe(*seen)}" for rank, seen in enumerate(seen_W3))
+    source = all_or_raise(make, world, "data/opened", f" ({socket.gethostname()})" if world.size > 1 else "")
+    names = zlib.crc32("\n".join(source.class_names() or []).encode("utf-8", "surrogateescape"))
+    seen = f"{counted(len(source), 'image')}, {counted(source.num_classes, 'class')} (names {names:08x})"
+    seen_W = all_gather_json(seen, world, "data/seen")
+    if set(seen_W) != {seen}:
+        each = ", ".join(f"rank {rank} {seen}" for rank, seen in enumerate(seen_W))
         raise ValueError(f"{world}: the training data is not the same on all ranks: {each}")
     return source
-
-
-def _describe(images: int, classes: int, names: int) -> str:
-    if images < 0:
-        return "cannot open it"
-    return f"{counted(images, 'image')}, {counted(classes, 'class')} (names {names:08x})"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ class _Part(NamedTuple):
     seen: dict[str, Tensor]  # the head's last_step
 
 
-class Heads(nn.Module):
+class Heads(nn.Module, AbstractContextManager["Heads"]):
     """Several heads, such as one for each data set; each row belongs to one of them.
 
         heads = Heads(image=PartialFC(2_000_000, 512, "cosface", 0.1, world, name="image"),
@@ -226,9 +227,6 @@ class Heads(nn.Module):
         """Stops the heads' threads. `with heads:` calls it."""
         for _, head in self._each():
             head.close()
-
-    def __enter__(self) -> "Heads":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

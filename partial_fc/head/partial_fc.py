@@ -16,6 +16,7 @@ import copy
 import logging
 import warnings
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class PartialFC(HeadModule):
+class PartialFC(HeadModule, AbstractContextManager["PartialFC"]):
     """A last layer of num_classes class centres. Each rank stores and updates its shard of them.
 
         loss = head(feat_BD, label_B)   # scalar of `dtype`, equal on every rank: the mean over the global batch
@@ -70,7 +71,7 @@ class PartialFC(HeadModule):
         head.step(lr)                   # updates the centres that took part
 
     The loss is that of the dense head in one process over all ranks' features, labels and (active) centres,
-    `reference.loss`, and so are the gradients and, up to rounding, the centres. The batch sizes of the ranks may
+    tests/head_reference.py, and so are the gradients and, up to rounding, the centres. The batch sizes of the ranks may
     differ, and be 0. Centres start as N(0, 0.01) by (seed, class), alike for any number of ranks.
 
     A row may have several labels: head(feat_BD, label_BK), or with their weights head(feat_BD, label_BK, weight_BK);
@@ -472,9 +473,6 @@ class PartialFC(HeadModule):
     def close(self) -> None:
         """Stops threads; the head cannot be used afterwards. `with head:` calls it."""
         self.store.close()
-
-    def __enter__(self) -> "PartialFC":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

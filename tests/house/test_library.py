@@ -16,8 +16,9 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint import FileSystemWriter
 
-from partial_fc.head import CosFace, PartialFC, reference
+from partial_fc.head import CosFace, PartialFC
 from partial_fc.verbs.train import exit_now
+from tests import head_reference as reference
 from tests.recipes.conftest import class_folders
 from tests.running import ranks
 

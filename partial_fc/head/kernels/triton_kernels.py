@@ -314,3 +314,63 @@ def pull(
         weight = tl.load(weight_ptr + g[:, None] * K_PAD + place[None, :])
         total = _dot(tl.trans(weight), tl.load(x_ptr + g[:, None] * D_PAD + d[None, :]), total)
     tl.store(sum_ptr + place[:, None] * D + d[None, :], total, mask=(place < K)[:, None] & (d < D)[None, :])
+
+
+# ---- of the kernels that change rows of tables where they lie: triton_update.py, triton_catch_up.py
+
+# What `finish_rows` does with the gradient. NONE: it is the result.
+NONE = tl.constexpr(0)
+SGD = tl.constexpr(1)
+ADAMW = tl.constexpr(2)
+ROW_ADAGRAD = tl.constexpr(3)
+
+
+@triton.jit
+def _hash32(x):
+    x ^= x >> 16
+    x *= 0x7FEB352D
+    x ^= x >> 15
+    x *= 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def write(table_ptr, at, mask, x, number_K, d, key):
+    """x to its table, in the table's dtype; bfloat16 is rounded with the noise of this row and column."""
+    dtype: tl.constexpr = table_ptr.dtype.element_ty
+    if dtype == tl.bfloat16:
+        low = (number_K & 0xFFFFFFFF).to(tl.uint32)
+        row_key = _hash32(_hash32(low + key.to(tl.uint32, bitcast=True)) ^ (number_K >> 32).to(tl.uint32))
+        pair = _hash32(row_key[:, None] + (d >> 1).to(tl.uint32)[None, :])
+        noise = tl.where((d & 1)[None, :] == 1, pair >> 16, pair & 0xFFFF)
+        bits = x.to(tl.uint32, bitcast=True)
+        finite = (bits & 0x7F800000) != 0x7F800000
+        bits = tl.where(finite, bits + noise, bits)
+        tl.store(table_ptr + at, (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True), mask=mask)
+    else:
+        tl.store(table_ptr + at, x.to(dtype), mask=mask)
+
+
+@triton.jit
+def correction(num_K, LOG_BETA: tl.constexpr):
+    """1 - beta ** num; in float64, as it has four digits left in float32."""
+    log_beta = tl.full(num_K.shape, LOG_BETA, tl.float64)
+    return (1.0 - tl.exp(num_K.to(tl.float64) * log_beta)).to(tl.float32)
+
+
+def row_blocks(width: int) -> dict[str, int]:
+    """BLOCK_K, BLOCK_D and num_warps: whole rows, 16 numbers of each table to a thread."""
+    columns = max(16, triton.next_power_of_2(width))
+    rows = max(1, 2048 // columns)
+    if INTERPRETED.value:
+        rows = 64  # few programs: each takes the interpreter milliseconds
+    return {"BLOCK_K": rows, "BLOCK_D": columns, "num_warps": max(4, min(32, columns // 512))}
+
+
+def signed(key: int) -> int:
+    """The same 32 bits as an int32: a launch's integers beyond that are of another type, which compiles anew."""
+    return key - (1 << 32) if key >= 1 << 31 else key
+
+
+def log(beta: float) -> float:
+    return math.log(beta) if beta else -math.inf

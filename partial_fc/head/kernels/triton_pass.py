@@ -14,8 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from partial_fc.head.kernels import Logits
 from partial_fc.head.kernels import triton_kernels as device_side
 from partial_fc.head.kernels.nearest import Nearest
-from partial_fc.head.kernels.triton_kernels import LOG2_E
-from partial_fc.head.kernels.triton_update import row_blocks
+from partial_fc.head.kernels.triton_kernels import LOG2_E, row_blocks
 from partial_fc.head.kernels.unit import divisor
 
 CHUNK_ROWS = 1 << 16

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from partial_fc.head.kernels import LogitGrad, Sums
-from partial_fc.head.kernels.triton_update import row_blocks
+from partial_fc.head.kernels.triton_kernels import row_blocks
 from partial_fc.head.margin import EDGE, CombinedMargin, Margin, State
 from partial_fc.head.selection.active_rows import ActiveRows
 from partial_fc.head.shard import Shard

@@ -6,7 +6,6 @@ and 1 / length need them. So the product leaves its sums to this kernel, 4 bytes
 L2 cache. The optimizers are those of rows/optimizers.py, the random bits those of counter_rng.rounding_noise.
 """
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,50 +14,11 @@ import triton.language as tl
 from torch import Tensor
 
 from partial_fc.head.kernels import LogitGrad, Logits
-from partial_fc.head.kernels.triton_kernels import INTERPRETED, SHRUNK, SMALLEST
+from partial_fc.head.kernels import triton_kernels as gpu
 from partial_fc.head.rows import RowAdagrad, RowAdamW, RowSGD
 
 if TYPE_CHECKING:
     from partial_fc.head.rows import RowTable
-
-# What `finish_rows` does with the gradient. NONE: it is the result.
-NONE = tl.constexpr(0)
-SGD = tl.constexpr(1)
-ADAMW = tl.constexpr(2)
-ROW_ADAGRAD = tl.constexpr(3)
-
-
-@triton.jit
-def _hash32(x):
-    x ^= x >> 16
-    x *= 0x7FEB352D
-    x ^= x >> 15
-    x *= 0x846CA68B
-    return x ^ (x >> 16)
-
-
-@triton.jit
-def _write(table_ptr, at, mask, x, number_K, d, key):
-    """x to its table, in the table's dtype; bfloat16 is rounded with the noise of this row and column."""
-    dtype: tl.constexpr = table_ptr.dtype.element_ty
-    if dtype == tl.bfloat16:
-        low = (number_K & 0xFFFFFFFF).to(tl.uint32)
-        row_key = _hash32(_hash32(low + key.to(tl.uint32, bitcast=True)) ^ (number_K >> 32).to(tl.uint32))
-        pair = _hash32(row_key[:, None] + (d >> 1).to(tl.uint32)[None, :])
-        noise = tl.where((d & 1)[None, :] == 1, pair >> 16, pair & 0xFFFF)
-        bits = x.to(tl.uint32, bitcast=True)
-        finite = (bits & 0x7F800000) != 0x7F800000
-        bits = tl.where(finite, bits + noise, bits)
-        tl.store(table_ptr + at, (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True), mask=mask)
-    else:
-        tl.store(table_ptr + at, x.to(dtype), mask=mask)
-
-
-@triton.jit
-def _correction(num_K, LOG_BETA: tl.constexpr):
-    """1 - beta ** num; in float64, as it has four digits left in float32."""
-    log_beta = tl.full(num_K.shape, LOG_BETA, tl.float64)
-    return (1.0 - tl.exp(num_K.to(tl.float64) * log_beta)).to(tl.float32)
 
 
 @triton.jit(
@@ -88,10 +48,10 @@ def finish_rows(
     at = row[:, None] * D + d[None, :]
     centre_at = row[:, None] * stride + d[None, :]
     centre = tl.load(centre_ptr + centre_at, mask=mask, other=0.0).to(tl.float32)
-    grad = tl.load(sum_ptr + place[:, None] * D + d[None, :], mask=mask, other=0.0) * (1.0 / SHRUNK)
+    grad = tl.load(sum_ptr + place[:, None] * D + d[None, :], mask=mask, other=0.0) * (1.0 / gpu.SHRUNK)
 
     square = tl.sum(centre * centre, axis=1)
-    long = square >= SMALLEST
+    long = square >= gpu.SMALLEST
     inverse = tl.where(long, tl.div_rn(1.0, tl.sqrt_rn(tl.where(long, square, 1.0))), 0.0)
     inverse = tl.where(square < float("inf"), inverse, float("nan"))  # a length beyond fp32: 0 would hide it
     low = tl.load(own_ptr + place, mask=there, other=0)
@@ -108,22 +68,22 @@ def finish_rows(
     along = tl.sum(grad * centre, axis=1) * inverse * inverse
     grad -= centre * along[:, None]
 
-    if OPTIMIZER == NONE:
+    if OPTIMIZER == gpu.NONE:
         tl.store(sum_ptr + place[:, None] * D + d[None, :], grad, mask=mask)
     else:
         number = first_row + row
         tl.store(touched_ptr + row, tl.full((BLOCK_K,), touched_step, tl.int32), mask=there)
-        if (OPTIMIZER == SGD) | (OPTIMIZER == ROW_ADAGRAD):
+        if (OPTIMIZER == gpu.SGD) | (OPTIMIZER == gpu.ROW_ADAGRAD):
             grad += centre * decay
-        if OPTIMIZER != ROW_ADAGRAD:
+        if OPTIMIZER != gpu.ROW_ADAGRAD:
             first = tl.load(first_ptr + at, mask=mask, other=0.0).to(tl.float32)
-        if OPTIMIZER == SGD:
+        if OPTIMIZER == gpu.SGD:
             first = first * beta1 + grad
             step = first
             if NESTEROV:
                 step = grad + first * beta1
             moved = centre - step * lr
-        elif OPTIMIZER == ROW_ADAGRAD:
+        elif OPTIMIZER == gpu.ROW_ADAGRAD:
             square_sum = tl.load(scalar_ptr + row, mask=there, other=0.0) + tl.sum(grad * grad, axis=1) / D
             tl.store(scalar_ptr + row, square_sum, mask=there)
             scale = tl.sqrt_rn(square_sum) + eps
@@ -132,31 +92,17 @@ def finish_rows(
         else:
             num = tl.load(steps_ptr + row, mask=there, other=0.0) + 1.0
             tl.store(steps_ptr + row, num, mask=there)
-            correct1 = _correction(num, LOG_BETA1)
-            correct2 = _correction(num, LOG_BETA2)
+            correct1 = gpu.correction(num, LOG_BETA1)
+            correct2 = gpu.correction(num, LOG_BETA2)
             first += (grad - first) * weight1
             second = tl.load(second_ptr + at, mask=mask, other=0.0).to(tl.float32)
             second = second * beta2 + grad * grad * weight2
-            _write(second_ptr, at, mask, second, number, d, second_key)
+            gpu.write(second_ptr, at, mask, second, number, d, second_key)
             scale = (tl.sqrt_rn(tl.div_rn(second, correct2[:, None])) + eps) * correct1[:, None]
             moved = centre * keep - tl.div_rn(first * lr, tl.where(mask, scale, 1.0))
-        if OPTIMIZER != ROW_ADAGRAD:
-            _write(first_ptr, at, mask, first, number, d, first_key)
-        _write(centre_ptr, centre_at, mask, moved, number, d, centre_key)
-
-
-def row_blocks(width: int) -> dict[str, int]:
-    """BLOCK_K, BLOCK_D and num_warps: whole rows, 16 numbers of each table to a thread."""
-    columns = max(16, triton.next_power_of_2(width))
-    rows = max(1, 2048 // columns)
-    if INTERPRETED.value:
-        rows = 64  # few programs: each takes the interpreter milliseconds
-    return {"BLOCK_K": rows, "BLOCK_D": columns, "num_warps": max(4, min(32, columns // 512))}
-
-
-def _signed(key: int) -> int:
-    """The same 32 bits as an int32: a launch's integers beyond that are of another type, which compiles anew."""
-    return key - (1 << 32) if key >= 1 << 31 else key
+        if OPTIMIZER != gpu.ROW_ADAGRAD:
+            gpu.write(first_ptr, at, mask, first, number, d, first_key)
+        gpu.write(centre_ptr, centre_at, mask, moved, number, d, centre_key)
 
 
 def gradient_only() -> dict[str, Any]:
@@ -164,7 +110,7 @@ def gradient_only() -> dict[str, Any]:
     tables = dict.fromkeys(("first_ptr", "second_ptr", "scalar_ptr", "steps_ptr", "touched_ptr"))
     integers = dict.fromkeys(("first_row", "touched_step", "centre_key", "first_key", "second_key"), 0)
     numbers = dict.fromkeys(("lr", "keep", "decay", "beta1", "weight1", "beta2", "weight2", "eps"), 0.0)
-    constants = {"OPTIMIZER": NONE.value, "NESTEROV": False, "LOG_BETA1": 0.0, "LOG_BETA2": 0.0}
+    constants = {"OPTIMIZER": gpu.NONE.value, "NESTEROV": False, "LOG_BETA1": 0.0, "LOG_BETA2": 0.0}
     return {**tables, **integers, **numbers, **constants}
 
 
@@ -172,28 +118,24 @@ def optimizer_step(store: "RowTable", num_rows: int, lr: float, step: int) -> di
     """The optimizer's arguments of `finish_rows`; the store counts the step as begun."""
     optimizer, keys, tables = store.optimizer, store.begin_fused_update(num_rows, lr, step), store.row_state()
     names = [name for name, width in optimizer.state_widths().items() if width == "row"]
-    wide: dict[str, Any] = {"centre_key": _signed(keys["centres"])}
+    wide: dict[str, Any] = {"centre_key": gpu.signed(keys["centres"])}
     for part, name in zip(("first", "second"), names, strict=False):
-        wide |= {f"{part}_key": _signed(keys[name]), f"{part}_ptr": tables[name]}
+        wide |= {f"{part}_key": gpu.signed(keys[name]), f"{part}_ptr": tables[name]}
     match optimizer:
         case RowSGD():
-            settings = {"OPTIMIZER": SGD.value, "NESTEROV": optimizer.nesterov, "beta1": optimizer.momentum}
+            settings = {"OPTIMIZER": gpu.SGD.value, "NESTEROV": optimizer.nesterov, "beta1": optimizer.momentum}
         case RowAdamW():
             beta1, beta2 = optimizer.beta1, optimizer.beta2
             settings = {"beta1": beta1, "weight1": 1 - beta1, "beta2": beta2, "weight2": 1 - beta2}
-            settings |= {"LOG_BETA1": _log(beta1), "LOG_BETA2": _log(beta2)}
-            settings |= {"OPTIMIZER": ADAMW.value, "eps": optimizer.eps, "keep": 1 - lr * optimizer.weight_decay}
+            settings |= {"LOG_BETA1": gpu.log(beta1), "LOG_BETA2": gpu.log(beta2)}
+            settings |= {"OPTIMIZER": gpu.ADAMW.value, "eps": optimizer.eps, "keep": 1 - lr * optimizer.weight_decay}
             settings |= {"steps_ptr": tables["num_steps"]}
         case RowAdagrad():
-            settings = {"OPTIMIZER": ROW_ADAGRAD.value, "eps": optimizer.eps, "scalar_ptr": tables["square_sum"]}
+            settings = {"OPTIMIZER": gpu.ROW_ADAGRAD.value, "eps": optimizer.eps, "scalar_ptr": tables["square_sum"]}
         case _:
             raise TypeError(f"triton_update.py does not have {optimizer}")
     rest = {"lr": lr, "decay": optimizer.weight_decay, "touched_ptr": tables["touched"]}
     return {**gradient_only(), **wide, **settings, **rest, "first_row": store.first_row, "touched_step": step + 1}
-
-
-def _log(beta: float) -> float:
-    return math.log(beta) if beta else -math.inf
 
 
 def can_move(store: "RowTable", centre_LD: Tensor) -> bool:
@@ -213,7 +155,7 @@ class Finish:
         position_N, self._order_N = logits.target_G.flatten().sort(stable=True)
         places = torch.arange(logits.num_sampled + 1, device=position_N.device)
         self._own_S = torch.searchsorted(position_N, places, out_int32=True)
-        self._blocks = row_blocks(logits.unit_GD.shape[1])
+        self._blocks = gpu.row_blocks(logits.unit_GD.shape[1])
 
     def __call__(self, begin: int, size: int, sum_KD: Tensor) -> None:
         """Places begin to begin + size; sum_KD: their sums over the features."""

@@ -7,6 +7,7 @@ are kept, 8 bytes each, from the last step on that moved every row: in training 
 """
 
 import math
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -57,16 +58,24 @@ class CatchUp:
         self, tables: dict[str, Tensor], row_S: Tensor | None, number_S: Tensor | None = None, first_row: int = 0,
         keys: dict[str, int] | None = None,
     ) -> bool:  # fmt: skip
-        """Catches up rows of tables on the CPU where they lie (row_S: ascending; None: all), as far as C++ does it;
-        returns whether all of them are up to date now. The same bits as `apply`, for float32. number_S, first_row,
-        keys: of the noise that rounds to bfloat16 (`RowTable.begin_fused_update`); number_S None: row_S."""
+        """Catches up rows of tables where they lie (row_S: ascending; None: all), as far as C++ does it, on a GPU all,
+        without a wait for it; returns whether all are up to date now. number_S, first_row, keys: of the noise that
+        rounds to bfloat16 (`RowTable.begin_fused_update`); number_S None: row_S."""
         form, centre = self.closed_form(), tables["centres"]
-        fits = centre.is_cpu and centre.dtype in DTYPES and all(t.is_contiguous() for t in tables.values())
-        if form is None or not fits or not (compiled := loaded()):
+        if form is None or centre.dtype not in DTYPES or not all(t.is_contiguous() for t in tables.values()):
             return False
         wide = [name for name, width in self._optimizer.state_widths().items() if width == "row"]
         scalar = [name for name, width in self._optimizer.state_widths().items() if width == "scalar"]
-        keys, left = keys or {}, torch.zeros(1, dtype=torch.int64)
+        keys = keys or {}
+        if centre.is_cuda and find_spec("triton"):
+            from partial_fc.head.kernels.triton_catch_up import catch_up
+
+            form |= {"first_step": self.first, "touched_step": self.num_steps}
+            catch_up(form, tables, wide, row_S, number_S, first_row, keys)
+            return True
+        if not centre.is_cpu or not (compiled := loaded()):
+            return False
+        left = torch.zeros(1, dtype=torch.int64)
         rows = {"row": row_S, "number": number_S, "S": len(centre) if row_S is None else len(row_S)}
         call(compiled, "head_catch_up", {
             **form, **rows, "D": centre.shape[1], "first_row": first_row, "threads": torch.get_num_threads(),
@@ -80,13 +89,21 @@ class CatchUp:
 
     def apply(self, centre_KD: Tensor, state: dict[str, Tensor], since_K: Tensor) -> None:
         """Makes the steps from since_K[k] on of row k, in place. since_K: ascending, `first` to `num_steps` - 1."""
-        grad_KD = torch.empty_like(centre_KD)
-        oldest, counts = int(since_K[0]), torch.bincount(since_K - since_K[0]).tolist()
+        touched_K = since_K.int()
+        if self.in_place({"centres": centre_KD, **state, "touched": touched_K}, None):
+            return
+        left_K = (touched_K < self.num_steps).nonzero().squeeze(1)
+        rows, more = centre_KD[left_K], {name: t[left_K] for name, t in state.items()}
+        grad_KD, oldest = torch.empty_like(rows), int(since_K[left_K[0]])
+        counts = torch.bincount(since_K[left_K] - oldest).tolist()
         n = 0  # rows that have begun to lag behind by the step at hand: always the first ones
         for missed, lr in enumerate(self.rates[oldest - self.first :]):
             n += counts[missed] if missed < len(counts) else 0
-            part = {name: t[:n] for name, t in state.items()}
-            self._optimizer.step(centre_KD[:n], part, grad_KD[:n].zero_(), lr)
+            part = {name: t[:n] for name, t in more.items()}
+            self._optimizer.step(rows[:n], part, grad_KD[:n].zero_(), lr)
+        centre_KD[left_K] = rows
+        for name, t in more.items():
+            state[name][left_K] = t
 
 
 class AdamWCatchUp(CatchUp):
@@ -101,27 +118,29 @@ class AdamWCatchUp(CatchUp):
 
         sum_k (-z)^k a_k / (x + eps c),  a_k = sum_j B_j (y_j / c - 1)^k
 
-    P and five a_k are kept for each s, once for all rows. A row that never took part has m = 0. Rows of the other first
-    steps, when y_j still moves fast, rows that have rested, and float64 are caught up step by step.
+    P, five a_k and the rate of step s are kept for each s, once for all rows. A row that never took part has m = 0.
+    Rows of the other first steps, when y_j still moves fast, rows that have rested, and float64 are caught up step by
+    step, as all rows are where nothing is compiled.
     """
 
     _TERMS = 5  # the first term that is left out is below 1e-7 of the sum
 
-    def __init__(self, optimizer: RowAdamW, rates: list[float], first: int):
+    def __init__(self, optimizer: RowAdamW, rates: list[float], first: int, device: torch.device):
         super().__init__(optimizer, rates, first)
         self._adamw = optimizer
         memory = 1.3 / (1 - optimizer.beta1)  # (of the steps whose B_j count, the fifth root of the mean of j^5) / 2
         self.least = math.ceil(memory / 0.04) if memory * (1 - optimizer.beta2) <= 0.04 else _NEVER
         self._window = math.ceil(45 / -math.log(max(optimizer.beta1, 1e-9)))  # beta1^j below 1e-19
         num = len(rates)
-        # [:, s - first] = P, a_0, a_1, ... of steps s to now
-        self._sums_FN = torch.zeros(1 + self._TERMS, num + 1, dtype=torch.float64)
+        # [:, s - first] = P, a_0, a_1, ... of steps s to now, and the rate of s
+        self._sums_FN = torch.zeros(2 + self._TERMS, num + 1, dtype=torch.float64)
         rate_N, since_N = torch.tensor(rates, dtype=torch.float64), torch.arange(first, first + num)
         keep_N = 1 - optimizer.weight_decay * rate_N
         later_N = torch.cat((keep_N.flip(0).cumprod(0).flip(0), keep_N.new_ones(1)))  # P of steps s to now
-        self._sums_FN[0] = later_N
+        self._sums_FN[0], self._sums_FN[-1, :num] = later_N, rate_N
         for j in range(1, min(num, self._window) + 1):
-            self._sums_FN[1:, : num - j + 1] += self._terms(since_N[: num - j + 1], j, rate_N[j - 1 :]) * later_N[j:]
+            self._sums_FN[1:-1, : num - j + 1] += self._terms(since_N[: num - j + 1], j, rate_N[j - 1 :]) * later_N[j:]
+        self._sums_FN = self._sums_FN.to(device)
 
     def _terms(self, since_N: Tensor, j: Tensor | int, lr: Tensor | float) -> Tensor:
         """Returns what the j-th step since each of these adds to a_0, a_1, ..."""
@@ -137,56 +156,26 @@ class AdamWCatchUp(CatchUp):
     def record(self, lr: float) -> None:
         num = len(self.rates) + 1
         if num == self._sums_FN.shape[1]:
-            self._sums_FN = torch.cat((self._sums_FN, self._sums_FN.new_zeros(1 + self._TERMS, num + 1024)), dim=1)
-        self._sums_FN[:, :num] *= 1 - lr * self._adamw.weight_decay
-        self._sums_FN[0, num] = 1.0
+            self._sums_FN = torch.cat((self._sums_FN, self._sums_FN.new_zeros(2 + self._TERMS, num + 1024)), dim=1)
+        self._sums_FN[:-1, :num] *= 1 - lr * self._adamw.weight_decay
+        self._sums_FN[0, num], self._sums_FN[-1, num - 1] = 1.0, lr
         begin = max(0, num - self._window)
         since_N = torch.arange(self.first + begin, self.first + num)
-        self._sums_FN[1:, begin:num] += self._terms(since_N, self.first + num - since_N, lr)
+        terms_FN = self._terms(since_N, self.first + num - since_N, lr)  # few: on the CPU
+        self._sums_FN[1:-1, begin:num] += terms_FN.to(self._sums_FN.device, non_blocking=True)
         super().record(lr)
 
     def forget(self) -> None:
         super().forget()
-        self._sums_FN = self._sums_FN.new_tensor([1.0] + [0.0] * self._TERMS).unsqueeze(1)
+        self._sums_FN = self._sums_FN.new_zeros(2 + self._TERMS, 1)
+        self._sums_FN[0] = 1.0
 
     def closed_form(self) -> dict[str, Any] | None:
         if not self._adamw.eps:
             return None
         adamw, sums_FN = self._adamw, self._sums_FN
-        betas = {"fade1": adamw.beta1, "fade2": adamw.beta2, "eps": adamw.eps}
+        betas = {"fade1": adamw.beta1, "fade2": adamw.beta2, "eps": adamw.eps, "weight_decay": adamw.weight_decay}
         return {"optimizer": 1, **betas, "least_step": self.least, "sums": sums_FN, "sums_stride": sums_FN.stride(0)}
-
-    def apply(self, centre_KD: Tensor, state: dict[str, Tensor], since_K: Tensor) -> None:
-        since_K = since_K.int()
-        if self.in_place({"centres": centre_KD, **state, "touched": since_K}, None):
-            return
-        late_K = since_K < self.num_steps  # others are done
-        is_closed_K = late_K & ((since_K >= self.least) | (since_K == 0)) & (state["num_steps"].squeeze(1) == since_K)
-        if centre_KD.dtype != torch.float32 or not self._adamw.eps:
-            is_closed_K = torch.zeros_like(late_K)
-        for part_K, apply in ((late_K & ~is_closed_K, super().apply), (is_closed_K, self._apply_closed)):
-            at_K = part_K.nonzero().squeeze(1)
-            if len(at_K):
-                rows, *more = (t[at_K] for t in (centre_KD, *state.values()))
-                apply(rows, dict(zip(state, more, strict=True)), since_K[at_K].long())
-                for t, some in zip((centre_KD, *state.values()), (rows, *more), strict=True):
-                    t[at_K] = some
-
-    def _apply_closed(self, centre_KD: Tensor, state: dict[str, Tensor], since_K: Tensor) -> None:
-        adamw, number_K = self._adamw, (since_K - self.first).cpu()
-        missed_K = (self.num_steps - since_K).double()
-        P_K1, *a_FK1 = self._sums_FN[:, number_K].to(centre_KD).unsqueeze(2)
-        near_K1 = (adamw.eps * self._y(since_K, 1)).to(centre_KD)[:, None]
-        first_KD, second_KD = state["first_moment"], state["second_moment"]
-        scale_KD = second_KD.sqrt().add_(near_K1)
-        z_KD = near_K1 / scale_KD
-        sum_KD = a_FK1[-1]
-        for a_K1 in reversed(a_FK1[:-1]):
-            sum_KD = a_K1 - z_KD * sum_KD
-        centre_KD.mul_(P_K1).sub_(sum_KD.div_(scale_KD).mul_(first_KD))
-        first_KD.mul_((adamw.beta1**missed_K).to(centre_KD)[:, None])
-        second_KD.mul_((adamw.beta2**missed_K).to(centre_KD)[:, None])
-        state["num_steps"].add_(missed_K[:, None].to(centre_KD))
 
 
 class SGDCatchUp(CatchUp):
@@ -229,16 +218,6 @@ class SGDCatchUp(CatchUp):
     def closed_form(self) -> dict[str, Any]:
         return {"optimizer": 0, "sums": self._product_4N, "sums_stride": self._product_4N.stride(0)}
 
-    def apply(self, centre_KD: Tensor, state: dict[str, Tensor], since_K: Tensor) -> None:
-        if self.in_place({"centres": centre_KD, **state, "touched": since_K.int()}, None):
-            return
-        momentum_KD = state["momentum"]
-        product_4K = self._product_4N.index_select(1, since_K - self.first).to(centre_KD.dtype)
-        ww_K1, wm_K1, mw_K1, mm_K1 = product_4K.unsqueeze(2).unbind()
-        from_momentum_KD = momentum_KD * wm_K1
-        momentum_KD.mul_(mm_K1).addcmul_(centre_KD, mw_K1)
-        centre_KD.mul_(ww_K1).add_(from_momentum_KD)
-
 
 def make(
     optimizer: RowOptimizer, device: torch.device, rates: list[float] | None = None, first: int = 0
@@ -250,7 +229,7 @@ def make(
     if isinstance(optimizer, RowSGD):
         return SGDCatchUp(optimizer, rates or [], first, device)
     if isinstance(optimizer, RowAdamW):
-        return AdamWCatchUp(optimizer, rates or [], first)
+        return AdamWCatchUp(optimizer, rates or [], first, device)
     return CatchUp(optimizer, rates or [], first)
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
-from partial_fc import terminal
 from partial_fc.comm import World
 from partial_fc.data import open_on_all
 from partial_fc.embedding.sources import ImageFiles, open_images
@@ -69,17 +68,15 @@ def drop(options: DropOptions, world: World, device: Any) -> None:
         raise ValueError(f"{options.images[0]}: images without classes; expected a training set")
     leads, bad = world.rank == 0, []
     cosine_NK, label_N = np.empty((0, 0), np.float32), np.empty(len(source), np.int64)
-    with terminal.bar(total=len(source), unit="image", desc="drop", shown=leads) as bar:
-        for part in embedded(model, source, world, options.batch_size):
-            # On all ranks, so that an error ends all of them.
-            of_part = slice(part.first, part.first + len(part.label_I))
-            label_N[of_part] = part.label_I
-            cosine_IK = own_cosines(part.row_ID, part.label_I, rows, created_C)
-            if not part.first:
-                cosine_NK = np.empty((len(source), cosine_IK.shape[1]), np.float32)
-            cosine_NK[of_part] = cosine_IK
-            bad += part.bad
-            bar.update(len(part.label_I))
+    for part in embedded(model, source, world, options.batch_size, bar="drop"):
+        # On all ranks, so that an error ends all of them.
+        of_part = slice(part.first, part.first + len(part.label_I))
+        label_N[of_part] = part.label_I
+        cosine_IK = own_cosines(part.row_ID, part.label_I, rows, created_C)
+        if not part.first:
+            cosine_NK = np.empty((len(source), cosine_IK.shape[1]), np.float32)
+        cosine_NK[of_part] = cosine_IK
+        bad += part.bad
     if not leads:
         return
     main_N = main_cosines(cosine_NK, label_N)

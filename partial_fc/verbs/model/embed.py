@@ -120,9 +120,8 @@ def embed(options: EmbedOptions, world: World, device: Any) -> None:
     labelled = has_classes(source)
     names = source.class_names() if labelled else None
     table_of_all = new_table(options.out, Layout(len(source), model.embedding_size, labelled, names, facts))
-    bar = terminal.bar(total=len(source), unit="image", desc="embed", shown=leads)
-    with bar, table_of_all if leads else nullcontext() as table:
-        for some in embedded(model, source, world, options.batch_size, num_threads):
+    with table_of_all if leads else nullcontext() as table:
+        for some in embedded(model, source, world, options.batch_size, num_threads, bar="embed"):
             for index in some.bad:
                 reason = why_bad(model, source, index)
                 if options.on_bad == "stop":
@@ -133,7 +132,6 @@ def embed(options: EmbedOptions, world: World, device: Any) -> None:
             if table is not None:
                 keys = [source.key(some.first + i) for i in range(len(some.row_ID))]
                 table.add(keys, some.label_I, some.row_ID)
-            bar.update(len(some.row_ID))
     world.barrier(name="embed/written")
     if leads:
         bad = f"; NaN for {counted(num_bad, 'image')} that could not be used" if num_bad else ""
@@ -154,14 +152,10 @@ def embed_together(
     from partial_fc.embedding.on_ranks import embedded, why_bad
 
     row_ND = np.empty((len(source), model.embedding_size), np.float32)
-    with terminal.bar(total=len(source), desc=name, unit="image", shown=world.rank == 0) as bar:
-        for part in embedded(model, source, world, batch_size, unit=unit):
-            if part.bad:
-                raise ValueError(
-                    f"{name}: {why_bad(model, source, part.bad[0])} (image {part.bad[0]} of {len(source)})"
-                )
-            row_ND[part.first : part.first + len(part.row_ID)] = part.row_ID
-            bar.update(len(part.row_ID))
+    for part in embedded(model, source, world, batch_size, unit=unit, bar=name):
+        if part.bad:
+            raise ValueError(f"{name}: {why_bad(model, source, part.bad[0])} (image {part.bad[0]} of {len(source)})")
+        row_ND[part.first : part.first + len(part.row_ID)] = part.row_ID
     return row_ND
 
 

@@ -4,7 +4,8 @@ all kinds of heads.)"""
 import pytest
 import torch
 
-from partial_fc.head import ArcFace, CosFace, PartialFC, reference
+from partial_fc.head import ArcFace, CosFace, PartialFC
+from tests import head_reference as reference
 from tests.parallel.head.test_head_kinds import D, batch_of, check_against_dense, relative_error
 
 

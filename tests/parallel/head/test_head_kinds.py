@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from partial_fc.comm import SingleWorld
-from partial_fc.head import MLCD, ArcFace, CombinedMargin, CosFace, HardNegatives, PartialFC, Storage, reference
+from partial_fc.head import MLCD, ArcFace, CombinedMargin, CosFace, HardNegatives, PartialFC, Storage
 from partial_fc.head.margin_adaptive import AdaFace
 from partial_fc.head.margin_curricular import CurricularFace
 from partial_fc.head.rows import RowAdagrad, RowAdamW, RowSGD
+from tests import head_reference as reference
 from tests.flat import flat_head
 from tests.labels_reference import loss_of_labels
 

@@ -5,8 +5,9 @@ import sys
 import pytest
 import torch
 
-from partial_fc.head import ArcFace, CosFace, PartialFC, Softmax, Storage, reference
+from partial_fc.head import ArcFace, CosFace, PartialFC, Softmax, Storage
 from partial_fc.head.rows import RowAdamW
+from tests import head_reference as reference
 from tests.flat import flat_head
 
 D = 16

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from partial_fc.head import reference
 from partial_fc.head.margin import ArcFace, CombinedMargin, CosFace, Softmax
 from partial_fc.head.margin_adaptive import AdaFace
 from partial_fc.head.margin_curricular import CurricularFace
+from tests import head_reference as reference
 
 G, C, D = 6, 11, 5
 MARGINS = [

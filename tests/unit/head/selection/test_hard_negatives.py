@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from partial_fc.head import reference
 from partial_fc.head.selection import hard_negatives
 from partial_fc.head.selection.hard_negatives import HardNegatives
+from tests import head_reference as reference
 
 C, D = 3000, 16
 
