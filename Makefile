@@ -59,6 +59,8 @@ bench-gpu: test-gpu  ## on one GPU: the tests of its kernel, the head's tables, 
 	.venv/bin/python -m benchmarks.gpu_versus
 	.venv/bin/python -m benchmarks.networks --networks r50 r100 vit_b timm:vit_base_patch16_224 --image-size 112 --batch-size 128 \
 	    --workers 8 --steps 60 --sides partial-fc "plain PyTorch"
+	.venv/bin/python -m benchmarks.networks --networks r50 timm:vit_base_patch16_224 --image-size 112 --batch-size 128 \
+	    --data device --steps 60 --sides partial-fc "plain PyTorch"
 	.venv/bin/python -m benchmarks.feed
 	.venv/bin/torchrun --nproc-per-node 1 train.py face --dataset synthetic --num-classes 1000000 --network r50 --batch-size 128 \
 	    --max-steps 200 --warmup-epochs 0 --warmup-steps 0 --resume never

@@ -3,10 +3,13 @@
 The main thread stands for a training: for each batch it makes a fixed number of small operations (torch.add of 8
 numbers), as a GPU's step is launched, then takes the next batch. The loader decodes in threads of this process, in a
 process beside it, or is torch's DataLoader with processes. Every side makes as many operations a batch as take 0.8 of
-the time in which one thread decodes it alone, so two cores suffice. Sides in turn, medians with smallest and largest.
+the time in which one thread decodes it alone, so two cores suffice. Cores share caches, memory and clock: what a
+stranger's process that makes operations takes from decoding is measured, too. Sides in turn, medians with smallest and
+largest.
 """
 
 import math
+import multiprocessing
 import sys
 import tempfile
 import time
@@ -90,6 +93,24 @@ def fed(batches: Iterator[Any], batch_size: int, launches: int, seconds: float) 
     return Fed(1e6 * spent / (number * launches) if launches else math.nan, number * batch_size / now)
 
 
+def make_operations() -> None:
+    torch.set_num_threads(1)
+    while True:
+        launch(100_000)
+
+
+def beside_a_stranger(measure: Callable[[], Fed]) -> Fed:
+    """Measures while another process makes operations, which wants nothing of this one."""
+    stranger = multiprocessing.get_context("spawn").Process(target=make_operations, daemon=True)
+    stranger.start()
+    time.sleep(5)  # until it has imported torch
+    try:
+        return measure()
+    finally:
+        stranger.kill()
+        stranger.join()
+
+
 def bench_feed(options: FeedOptions) -> None:
     """Measures and prints the results."""
     if options.source is None:
@@ -121,6 +142,7 @@ def bench_feed(options: FeedOptions) -> None:
     sides: dict[str, Callable[[], Fed]] = {
         "operations alone": lambda: Fed(1e6 * launch(launches * 20) / (launches * 20), math.nan),
         "decoding alone, 1 thread": lambda: ours("threads", 1, 0),
+        "decoding, a stranger beside it": lambda: beside_a_stranger(lambda: ours("threads", 1, 0)),
     }
     for count in options.threads:
         what = f"{count} thread{'s' * (count > 1)}"

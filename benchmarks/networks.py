@@ -2,10 +2,10 @@
 
     python -m benchmarks.networks --networks mini vit_t timm:vit_tiny_patch16_224 r18 --rounds 3
 
-All sides train the same network from the same JPEG files, with the same classes, CosFace, optimizer, precision and
-threads, on a GPU where there is one. The plain loop is what one writes without this program: a DataLoader whose workers
-decode with OpenCV, autocast, channels-last convolutions, a head of all class centres in fp32, one fused optimizer; no
-checks, no log.
+All sides train the same network from the same JPEGs of a .rec file (--data device: from images that are there already),
+with the same classes, CosFace, optimizer, precision and threads, on a GPU where there is one. The plain loop is what
+one writes without this program: a DataLoader whose workers decode with OpenCV, autocast, channels-last convolutions, a
+head of all class centres in fp32, one fused optimizer; no checks, no log.
 Sides take turns, as a machine's speed drifts; the table has the median round and the smallest and largest ratio.
 """
 
@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -29,6 +30,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from partial_fc import models
 from partial_fc.comm.device import device_type
+from partial_fc.data import RecordSource
+from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.machine import has_bf16
 from partial_fc.models import encoders
 
@@ -60,7 +63,9 @@ class Options:
     threads: int = len(os.sched_getaffinity(0))
     """OMP_NUM_THREADS of all sides."""
     workers: int = 1
-    """Processes of each side that decode images."""
+    """Threads or processes of each side that decode images."""
+    data: Literal["rec", "device"] = "rec"
+    """device: images that no side decodes."""
     plain: str = ""
     """(Of this script itself: the network of the plain loop.)"""
     images: str = ""
@@ -105,13 +110,15 @@ def main() -> None:
 
 
 def draw(folder: Path, num_classes: int, size: int) -> None:
-    """Writes two JPEG files of each class."""
+    """Writes a set of two JPEGs of each class."""
     random = np.random.default_rng(0)
-    for label in range(num_classes):
-        (folder / f"{label:05d}").mkdir(parents=True)
-        for number in range(2):
+    folder.mkdir()
+    (folder / "property").write_text(f"{num_classes},{size},{size}\n")
+    with RecordWriter(folder / "train.rec") as records:
+        for key in range(2 * num_classes):
             coarse = random.integers(0, 256, (8, 8, 3), np.uint8)
-            cv2.imwrite(str(folder / f"{label:05d}" / f"{number}.jpg"), cv2.resize(coarse, (size, size)))
+            jpeg = cv2.imencode(".jpg", cv2.resize(coarse, (size, size)))[1].tobytes()
+            records.write(key, pack(key // 2, jpeg, key))
 
 
 def _rate(options: Options, network: str, side: str, size: int, folder: Path) -> float:
@@ -122,33 +129,18 @@ def _rate(options: Options, network: str, side: str, size: int, folder: Path) ->
     if more is None:
         command = ["-m", "benchmarks.networks", "--plain", network, "--images", str(images), *shared]
         command += ["--classes", str(options.classes), "--steps", str(options.steps)]
-        command += ["--workers", str(options.workers)]
+        command += ["--workers", str(options.workers), "--data", options.data]
     else:
-        command = ["train.py", "face", "--rec", str(images), "--network", network, *shared, "--models-root", str(root)]
-        command += [
-            "--embedding-size",
-            str(EMBEDDING_SIZE),
-            "--loss",
-            "combined",
-            "--scale",
-            str(SCALE),
-            "--margins",
-            "1",
-        ]
-        command += ["0", str(MARGIN), "--optimizer", "adamw", "--lr", str(LR), "--lr-scaling", "none", "--weight-decay"]
-        command += [str(WEIGHT_DECAY), "--lr-scheduler", "constant", "--max-steps", str(options.steps), "--frequent"]
-        command += [
-            str(WARM_UP),
-            "--verbose",
-            "0",
-            "--checkpoint-every",
-            "0",
-            "--check-data",
-            "off",
-            "--resume",
-            "never",
-        ]
-        command += ["--num-workers", str(options.workers), *more]
+        data = ["--rec", str(images)] if options.data == "rec" else ["--dataset", "synthetic", "--num-classes"]
+        data += [str(options.classes)] * (options.data == "device")
+        said = (
+            f"--models-root {root} --network {network} --embedding-size {EMBEDDING_SIZE} --loss combined "
+            f"--scale {SCALE} --margins 1 0 {MARGIN} --optimizer adamw --lr {LR} --lr-scaling none "
+            f"--weight-decay {WEIGHT_DECAY} "
+            f"--lr-scheduler constant --max-steps {options.steps} --frequent {WARM_UP} --verbose 0 --check-data off "
+            f"--checkpoint-every 0 --resume never --num-workers {options.workers}"
+        )
+        command = ["train.py", "face", *data, *shared, *said.split(), *more]
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
     done = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, text=True, capture_output=True)
     if done.returncode or "is not compiled" in done.stdout:
@@ -162,19 +154,19 @@ def _rate(options: Options, network: str, side: str, size: int, folder: Path) ->
 
 
 class Images(Dataset):
-    """The decoded images of class folders, mirrored at random."""
+    """The decoded images of a set, mirrored at random."""
 
     def __init__(self, folder: Path):
-        self.paths = sorted(folder.glob("*/*.jpg"))
+        self.source = RecordSource(folder)
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.source)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = cv2.imread(str(self.paths[index]), cv2.IMREAD_COLOR_RGB)
-        assert image is not None, self.paths[index]
+        sample = self.source.read(index)
+        image: Any = cv2.imdecode(np.frombuffer(sample.data, np.uint8), cv2.IMREAD_COLOR_RGB)
         image = np.ascontiguousarray(image[:, ::-1]) if np.random.rand() < 0.5 else image
-        return torch.from_numpy(image), int(self.paths[index].parent.name)
+        return torch.from_numpy(image), sample.label
 
 
 def plain(options: Options, folder: Path) -> float:
@@ -187,7 +179,7 @@ def plain(options: Options, folder: Path) -> float:
     centre_CD = torch.nn.Parameter(torch.randn(options.classes, EMBEDDING_SIZE, device=device) * 0.01)
     parameters = [*module.parameters(), centre_CD]
     optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=WEIGHT_DECAY, fused=True)
-    loader = DataLoader(
+    loader: Any = DataLoader(
         Images(folder),
         options.batch_size,
         shuffle=True,
@@ -196,6 +188,8 @@ def plain(options: Options, folder: Path) -> float:
         pin_memory=device.type == "cuda",
         persistent_workers=True,
     )
+    if options.data == "device":
+        loader = [[t.to(device) for t in next(iter(loader))]]
     step, began = 0, 0.0
     while step < options.steps:
         for pixel_BHWC, label_B in loader:
