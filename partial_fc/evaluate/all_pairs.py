@@ -45,9 +45,11 @@ def all_pairs(
     *,
     name: str,
     rates: Sequence[str] = FALSE_ACCEPT_RATES,
+    gallery_ND: NDArray[np.float32] | None = None,
 ) -> AllPairs:
     """Measures all pairs; equal labels are genuine. Every rank gives the same rows, of length 1, and computes every
-    W-th block. rates: FARs in [0, 1), as text.
+    W-th block. rates: FARs in [0, 1), as text. gallery_ND: the second image of a pair by another model, of the same
+    width; the first is that of the smaller class, or earlier in the data.
 
     Memory beside the rows: 100 MB, and 16 bytes for each impostor that the largest rate accepts. Two collectives, the
     larger one of 8 bytes for each such impostor and rank. Raises ValueError if there are no pairs of one kind.
@@ -62,7 +64,8 @@ def all_pairs(
     if not allowed:
         return AllPairs(num_genuine, num_impostors, {})
 
-    pairs = _Pairs(row_ND, np.argsort(place_N, kind="stable"), np.sort(place_N), device)
+    gallery_ND = row_ND if gallery_ND is None else gallery_ND
+    pairs = _Pairs(row_ND, gallery_ND, np.argsort(place_N, kind="stable"), np.sort(place_N), device)
     top_K = pairs.highest_impostors(max(allowed.values()) + 1, world, name)
     # Above the first impostor too many: of equal scores all or none are accepted.
     bounds = {far: float(top_K[number]) for far, number in allowed.items()}
@@ -89,6 +92,7 @@ class _Pairs:
     place i < place j. Blocks are named by their first image."""
 
     row_ND: NDArray[np.float32]
+    gallery_ND: NDArray[np.float32]
     order_N: NDArray[np.int64]
     place_N: NDArray[np.int64]
     device: torch.device
@@ -132,12 +136,12 @@ class _Pairs:
 
     def scores(self, i: int, j: int) -> Tensor:
         """Returns (B, b) float64."""
-        (unit_BD, half_B), (unit_bD, half_b) = self._side(i), self._side(j)
+        (unit_BD, half_B), (unit_bD, half_b) = self._side(self.row_ND, i), self._side(self.gallery_ND, j)
         return (unit_BD @ unit_bD.T).add_(half_B[:, None] + half_b)
 
-    def _side(self, i: int) -> tuple[Tensor, Tensor]:
+    def _side(self, row_ND: NDArray[np.float32], i: int) -> tuple[Tensor, Tensor]:
         """Returns the rounded embeddings of a block, and (1 - length^2) / 2 of each."""
-        row_BD = torch.from_numpy(self.row_ND[self.order_N[i : i + _BLOCK]]).to(self.device, torch.float64)
+        row_BD = torch.from_numpy(row_ND[self.order_N[i : i + _BLOCK]]).to(self.device, torch.float64)
         unit_BD = row_BD.mul_(_PER_UNIT).round_().div_(_PER_UNIT)
         return unit_BD, (1 - unit_BD.square().sum(1)) / 2
 

@@ -56,6 +56,7 @@ class Verification:
         self.flip = flip
         self.roc: Roc | None = None  # of the latest run, as is distance_N, of the pairs in file order
         self.distance_N = np.empty(0)
+        self.row_MD = np.empty((0, 0))  # likewise, the embeddings of its images, of length 1
         images, self.same_N = read_pairs(self.path)
         # An image that stands in several pairs, as most of LFW's and CFP's do, is computed once.
         number = {image: i for i, image in enumerate(dict.fromkeys(images))}
@@ -102,9 +103,9 @@ class Verification:
                 rows.append(torch.cat((unit_ID, norm_I[:, None]), dim=1).ravel())
                 bar.update(len(image_I3HW))
         row_ME = world.all_gather(torch.cat(rows), name=f"evaluate/{self.name}").numpy().reshape(num_images, -1)
-        difference_ND = row_ME[self.pair_N2[:, 0], :-1] - row_ME[self.pair_N2[:, 1], :-1]
-        distance_N = np.einsum("nd,nd->n", difference_ND, difference_ND)
+        distance_N = distances(row_ME[:, :-1], row_ME[:, :-1], self.pair_N2)
         self._check(distance_N)
+        self.row_MD = row_ME[:, :-1]
 
         self.distance_N = distance_N
         accuracy = fold_accuracy(distance_N, self.same_N)
@@ -166,6 +167,12 @@ class Verifications:
         curves = {one.name: one.roc for one in self.sets if one.roc is not None}
         if curves:
             plot(curves, folder / "roc.png")
+
+
+def distances(row_MD: np.ndarray, other_MD: np.ndarray, pair_N2: np.ndarray) -> np.ndarray:
+    """Returns the squared distances of pairs, the first of each from row_MD, the second from other_MD: float64 (N,)."""
+    difference_ND = (row_MD[pair_N2[:, 0]] - other_MD[pair_N2[:, 1]]).astype(np.float64)
+    return np.einsum("nd,nd->n", difference_ND, difference_ND)
 
 
 def accuracy_values(name: str, accuracy: Accuracy) -> Iterator[tuple[str, float]]:

@@ -178,6 +178,8 @@ class Config:
         if self.optim.batch_size == 1 and not self.optim.sync_bn:
             raise ValueError("--batch-size 1: batch norm needs 2 images a process, or --sync-bn")
         face_vectors.check(self.data, self.model, self.tuning)
+        if self.tuning.compatible_with and self.data.heads:
+            raise ValueError("--compatible-with is for a run with one head; --rec names several sets")
         heads = [(one.flags, one.drawn) for one in face_heads.of(self)]
         for head, drawn in heads or [(self.head, self.data.labels_drawn or self.data.labels)]:
             head.check(self.launch, self.optim, self.schedule, self.run.resume, drawn)
@@ -258,6 +260,8 @@ def train_here(run: Run) -> int:
         settings["head_lr_ratio"] = 1.0  # each head has its own
     else:
         head = run.partial_fc(config.head, num_classes, network.embedding_size, backbone, ignored)
+    if config.tuning.compatible_with:
+        head, settings["start_from"] = face_tuning.with_older(run, head, network, backbone, source)
     if network.code:
         run.keep_code(network.code)
     rates = face_backbone.rate_notes(network.module, config.optim, config.schedule, run.global_batch)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from partial_fc.errors import install
-from partial_fc.flags import check_numbers, flag, is_given
+from partial_fc.flags import check_numbers, is_given
 from partial_fc.flags.facts import In, MayChange, Refused
 
 if TYPE_CHECKING:
+    from partial_fc.data import Source
+    from partial_fc.head import PartialFC
+    from partial_fc.head.compatible import Compatible
     from partial_fc.train.backbone import TorchBackbone
+    from partial_fc.train.job import RunState
+    from partial_fc.train.run import Run
     from partial_fc.train.teacher import Teacher
 
     from .backbone import Network
@@ -36,13 +41,21 @@ class TuningFlags:
     teacher_weight: Annotated[float, In("(0, inf)")] = 1.0
     """With --teacher: the loss gets this times the mean of 1 - cosine to the teacher's embedding."""
     trust_code: Annotated[bool, MayChange] = False
-    """With --teacher: execute the FILE.py beside it that builds its network."""
+    """With --teacher and --compatible-with: execute the FILE.py beside it that builds its network."""
+    compatible_with: Annotated[Path | None, Refused("a frozen head is added or left out")] = None
+    """Make embeddings that can be searched among those of this older model: its class centres, which stay as they are,
+    classify them, too. A run, a checkpoint, or arcface_torch's folder (docs/after-training.md)."""
+    compatible_weight: Annotated[float, In("(0, inf)"), MayChange] = 1.0
+    """With --compatible-with: what that loss is multiplied by."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        for name in ("teacher_weight", "trust_code"):
-            if is_given(self, name) and self.teacher is None:
-                raise ValueError(f"{flag(name)} requires --teacher")
+        if is_given(self, "teacher_weight") and self.teacher is None:
+            raise ValueError("--teacher-weight requires --teacher")
+        if is_given(self, "compatible_weight") and self.compatible_with is None:
+            raise ValueError("--compatible-weight requires --compatible-with")
+        if is_given(self, "trust_code") and self.teacher is None and self.compatible_with is None:
+            raise ValueError("--trust-code requires --teacher or --compatible-with")
         if self.lora and find_spec("peft") is None:
             raise ValueError(f"--lora {self.lora} needs peft: `{install('lora')}`")
 
@@ -73,6 +86,41 @@ def teacher(tuning: TuningFlags, network: Network, image_size: int, backbone: To
         lambda input_B: network_of(model.to_input(input_B.to(backbone.device, non_blocking=True)).to(dtype)),
         tuning.teacher_weight, backbone.world, backbone.precision.autocast,
     )  # fmt: skip
+
+
+def with_older(
+    run: Run, head: PartialFC, network: Network, backbone: TorchBackbone, source: Source
+) -> tuple[Compatible, Callable[[RunState], None]]:
+    """Returns the head with the centres of --compatible-with beside its own, and what writes them in a run that starts.
+    A collective. Raises ValueError, on all ranks, for a model of other images, or wider embeddings."""
+    from partial_fc.head.compatible import Compatible
+    from partial_fc.models.inputs import Unchanged
+    from partial_fc.train import head_from_flags
+    from partial_fc.train.begin.compatible import open_older, write_centres
+
+    config, given = run.config, run.config.tuning.compatible_with
+    older = open_older(given, run.world, backbone.device, config.tuning.trust_code)
+    of_vectors = [isinstance(one.to_input, Unchanged) for one in (older.model, network)]
+    if of_vectors[0] != of_vectors[1] or older.model.embedding_size > head.embedding_size:
+        raise ValueError(
+            f"--compatible-with {given}: {older.model}; this run has {network.to_input.description}, and embeddings of "
+            f"{head.embedding_size} numbers: expected the same kind of input, and at most as many numbers"
+        )
+    flags = replace(
+        config.head, sub_centres=1, hard_negatives=0, start_centres=None, head_optimizer="adagrad",
+        head_weight_decay=0.0, head_lr=None, centre_state_dtype="same", head_catch_up="none",
+    )  # fmt: skip
+    old = head_from_flags.build(
+        flags, head.num_classes, older.model.embedding_size, run.world, backbone.precision, config.optim,
+        config.run.seed, head.ignore_index, "old",
+    )  # fmt: skip
+    run.parts.enter_context(old)
+
+    def start(state: RunState) -> None:
+        if not state.step:
+            write_centres(run, older, old, source, given)
+
+    return Compatible(head, old, config.tuning.compatible_weight), start
 
 
 def notes(tuning: TuningFlags, total_steps: int) -> Iterator[str]:

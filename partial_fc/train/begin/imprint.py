@@ -13,7 +13,9 @@ M chosen images, I of a batch, K classes, D feature width, W ranks.
 
 import time
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
 from logging import Logger
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,25 +31,43 @@ from partial_fc.data.decode import fit
 from partial_fc.data.sample import still
 from partial_fc.embedding.images import batches, black, pixels_of
 from partial_fc.embedding.model import unit_embeddings
+from partial_fc.evaluate.evaluation import Forward
 from partial_fc.findings import counted
 from partial_fc.head import Shard, Table
-from partial_fc.train.backbone import TorchBackbone
 
 NUM_IMAGES = 16  # of a class, at most
 _BATCH = 64  # not --batch-size, which changes with the number of ranks
 _SHORTEST = 1e-6  # mean of unit vectors that has a direction
 
 
-def imprint(backbone: TorchBackbone, table: Table, source: Source, logger: Logger, first_class: int = 0) -> None:
+class Embeds(Protocol):
+    """What embeds: TorchBackbone, or an older model (compatible.py)."""
+
+    @property
+    def contract(self) -> Mapping[str, str]: ...
+
+    def evaluating(self) -> AbstractContextManager[Forward]: ...
+
+
+def imprint(
+    backbone: Embeds,
+    table: Table,
+    source: Source,
+    logger: Logger,
+    first_class: int = 0,
+    what: str = "--start-centres imprint",
+    known_C: Tensor | None = None,
+) -> None:
     """Writes the mean directions, of length 1, by the backbone in evaluation mode, with the flipped image where the
     model adds it. An image with several labels counts for each of their classes. Images that cannot be read do not
     count; classes without images start as without imprinting. first_class: the number that the source gives to the
-    table's first class; it may have those of other tables. A collective. Raises ValueError, on all ranks, for a mean
+    table's first class; it may have those of other tables. what: of the user's words. known_C: bool, classes that have
+    their centre already. A collective. Raises ValueError, on all ranks, for a mean
     that has NaN, Inf or length 0."""
     facts, world, started = backbone.contract, table.world, time.perf_counter()
     if "flip" not in facts:
-        raise ValueError("--start-centres imprint is for networks that embed images or vectors, those of recipe face")
-    index_M, class_M = _chosen(table, source, first_class)
+        raise ValueError(f"{what} is for networks that embed images or vectors, those of recipe face")
+    index_M, class_M = _chosen(table, source, first_class, known_C)
     owner_M = Shard.owners(class_M, table.num_classes, world.size)
     piece = _BATCH * world.size
     images = _own_images(source, facts, index_M, world)
@@ -82,7 +102,7 @@ def imprint(backbone: TorchBackbone, table: Table, source: Source, logger: Logge
             bar.update(len(owners))
     found_W = all_gather_json([problem, num_started, num_bad], world, "imprint/found")
     if problem := next((problem for problem, _, _ in found_W if problem), None):
-        raise ValueError(f"--start-centres imprint: {problem}")
+        raise ValueError(f"{what}: {problem}")
     num_started, num_bad = (sum(found[i] for found in found_W) for i in (1, 2))
     said = (
         f"the centres of {counted(num_started, 'class')} are means of {counted(len(index_M) - num_bad, 'image')}, in "
@@ -90,17 +110,20 @@ def imprint(backbone: TorchBackbone, table: Table, source: Source, logger: Logge
     )
     if num_bad:
         said += f"; {counted(num_bad, 'image')} could not be read and do not count"
-    if num_started < table.num_classes:
-        lack = counted(table.num_classes - num_started, "class")
+    if lacking := table.num_classes - num_started - (0 if known_C is None else int(known_C.sum())):
+        lack = counted(lacking, "class")
         said += f"; {lack} without images: their centres start at random"
-    logger.info(f"--start-centres imprint: {said}")
+    logger.info(f"{what}: {said}")
 
 
-def _chosen(table: Table, source: Source, first_class: int) -> tuple[NDArray[np.int64], Tensor]:
+def _chosen(table: Table, source: Source, first_class: int, known_C: Tensor | None) -> tuple[NDArray[np.int64], Tensor]:
     """Returns the images to embed, by class, and their classes. A collective. Raises ValueError on all ranks."""
     label_N = labels_of(source)
     assert label_N is not None, "recipe face has no source without labels"
     label_N = label_N.reshape(-1) - first_class
+    if known_C is not None:
+        inside_N = (label_N >= 0) & (label_N < table.num_classes)
+        label_N = np.where(inside_N & ~known_C.numpy()[label_N * inside_N], label_N, -1)
     at_M = first_images(label_N, table.num_classes, NUM_IMAGES)
     index_M, class_M = at_M // source.num_labels, torch.from_numpy(label_N[at_M])
     chosen = {"images": torch.from_numpy(index_M), "their classes": class_M}

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 FALSE_ACCEPT_RATES = ("1e-1", "1e-2", "1e-3", "1e-4", "1e-5", "1e-6")
 _ACROSS = 5  # pairs per row of the picture
+_SIDES = ("new, new", "new, old", "old, old")  # of --against: query and gallery
 # With one more column of 11 it fits into 80 columns.
 _HEAD = f"  {'threshold':12}{'cosine >=':>10}{'distance² <=':>13}{'right':>8}{'same accepted':>14}{'different':>10}"
 
@@ -60,6 +61,9 @@ class EvaluateOptions(ModelOptions):
     shared_classes: bool = False
     """--all-pairs: classes that have the same name in several sets, or in sets without names the same number, are one
     class."""
+    against: Path | None = None
+    """An older model: also TAR at FAR of this model's embeddings searched among those that the older one has made
+    (--compatible-with), on SETs and --all-pairs."""
     batch_size: Annotated[int, In(1)] = 128
     """Images in one forward of the network."""
     show: int = 10
@@ -74,6 +78,8 @@ class EvaluateOptions(ModelOptions):
             raise ValueError("nothing to evaluate on: give a .bin, a CSV file of pairs, --ijb DIR, or --all-pairs SET")
         if self.model is None and (self.sets or self.ijb):
             raise ValueError("MODEL is missing; only tables of `partial-fc embed`, after --all-pairs, need none")
+        if self.against and (self.model is None or not (self.sets or self.all_pairs)):
+            raise ValueError("--against compares two models on pairs: give MODEL, and SETs or --all-pairs")
         names = [path.stem for path in self.sets] + ([self.target] if self.ijb else [])
         if len(set(names)) < len(names):
             raise ValueError(f"two sets have the same name, of {', '.join(names)}; rename one")
@@ -95,6 +101,8 @@ class Judged:
     same_N: NDArray[np.bool_]
     roc: Roc
     values: dict[str, float]
+    row_MD: NDArray[Any]  # the embeddings of its images
+    pair_N2: NDArray[np.int64]
     pixels: Callable[[int], tuple[pictures.Pixels, pictures.Pixels]] | None = None
     caption: Callable[[int], list[str]] = lambda pair: []
     folds: int = 10
@@ -132,6 +140,8 @@ def evaluate(options: EvaluateOptions, world: World, device: Any) -> None:
     report["sets"] = {one.name: _report(one) for one in judged}
     if options.all_pairs:
         report["all_pairs"] = _all_pairs(options, model, world, device)
+    if options.against and model:
+        report["against"] = _against(options, model, judged, world, device)
     if folder:
         (folder / "evaluation.json").write_text(as_json(report))
         if judged:
@@ -161,16 +171,16 @@ def _judge_bin(path: Path, model: "EmbeddingModel", options: EvaluateOptions, wo
         return decode(one.file_M[first]), decode(one.file_M[second])
 
     kept = {key.partition("/")[2]: value for key, value in values.items() if "tar@" not in key}
-    return Judged(one.name, one.distance_N, one.same_N, one.roc, kept | _tar(one.roc), pixels)
+    return Judged(one.name, one.distance_N, one.same_N, one.roc, kept | _tar(one.roc), one.row_MD, one.pair_N2, pixels)
 
 
 def _judge_list(path: Path, model: "EmbeddingModel", options: EvaluateOptions, world: World) -> Judged:
-    from partial_fc.evaluate.verification import accuracy_values, fold_accuracy
+    from partial_fc.evaluate.verification import accuracy_values, distances, fold_accuracy
 
     name, pairs = path.stem, _read_together(path, options.root, world)
     row_ND = embed_together(model, pairs.images, world, options.batch_size, name)
-    difference = (row_ND[pairs.first_N] - row_ND[pairs.second_N]).astype(np.float64)
-    distance_N = np.einsum("nd,nd->n", difference, difference)
+    pair_N2 = np.stack((pairs.first_N, pairs.second_N), axis=1)
+    distance_N = distances(row_ND, row_ND, pair_N2)
     accuracy = fold_accuracy(distance_N, pairs.same_N, pairs.folds)
     curve = Roc.from_distances(distance_N, pairs.same_N, accuracy.mean)
     values = {key.partition("/")[2]: value for key, value in accuracy_values(name, accuracy)}
@@ -184,7 +194,8 @@ def _judge_list(path: Path, model: "EmbeddingModel", options: EvaluateOptions, w
     def caption(pair: int) -> list[str]:
         return [pairs.images.where(int(which[pair])) for which in (pairs.first_N, pairs.second_N)]
 
-    return Judged(name, distance_N, pairs.same_N, curve, values | _tar(curve), pixels, caption, pairs.folds)
+    values |= _tar(curve)
+    return Judged(name, distance_N, pairs.same_N, curve, values, row_ND, pair_N2, pixels, caption, pairs.folds)
 
 
 def _read_together(path: Path, root: Path | None, world: World) -> PairList:
@@ -220,7 +231,7 @@ def _judge_ijb(
         values |= dict(janus.values_1_n(template_TD, ijb, world, device))
     elif world.rank == 0:
         print(f"{folder / 'meta'} has no lists for 1:N (..._1N_gallery_*.csv, ..._1N_probe_mixed.csv): 1:1 only")
-    return Judged(options.target, distance_M, ijb.same_M, curve, values)
+    return Judged(options.target, distance_M, ijb.same_M, curve, values, template_TD, np.empty((0, 2), np.int64))
 
 
 def _all_pairs(
@@ -256,6 +267,52 @@ def _all_pairs(
         "values": {f"tar@far={far}": found.at_far[far].tar if far in found.at_far else float("nan") for far in RATES},
         "threshold_at_far": {far: asdict(threshold) for far, threshold in found.at_far.items()},
     }
+
+
+def _against(
+    options: EvaluateOptions, new: "EmbeddingModel", judged: list[Judged], world: World, device: "torch.device"
+) -> dict[str, Any]:
+    """Prints a table of each set, of both models and of the new one's embeddings searched among the old one's, and
+    returns their part of the report. Raises ValueError for an older model with wider embeddings, or other inputs."""
+    from partial_fc.evaluate.all_pairs import all_pairs
+    from partial_fc.evaluate.verification import distances
+
+    assert options.against is not None
+    old = replace(options, model=options.against, image_size=None, flip=None).load(device)
+    if type(old) is not type(new) or old.embedding_size > new.embedding_size:
+        raise ValueError(
+            f"--against {options.against}: {old}; {new}: expected the same kind of input, and embeddings that are at "
+            "most as wide"
+        )
+    found: dict[str, list[dict[str, float]]] = {}
+    for one, other in zip(judged, _judged(replace(options, ijb=None), old, world, device), strict=False):
+        distance_N = distances(_narrowed(one.row_MD, old.embedding_size), other.row_MD, one.pair_N2)
+        found[one.name] = [*map(_tar, (one.roc, Roc.from_distances(distance_N, one.same_N, None), other.roc))]
+    if options.all_pairs:
+        source = open_on_all(lambda: open_sets(options.all_pairs, shared_classes=options.shared_classes), world)
+        (new_ND, label_N), (old_ND, _) = (
+            embed_labelled(one, source, world, options.batch_size, "all pairs") for one in (new, old)
+        )
+        for query_ND, gallery_ND in ((new_ND, None), (_narrowed(new_ND, old.embedding_size), old_ND), (old_ND, None)):
+            at_far = all_pairs(query_ND, label_N, world, device, name="pairs", gallery_ND=gallery_ND).at_far
+            found.setdefault("all pairs", []).append({f"tar@far={far}": one.tar for far, one in at_far.items()})
+    if world.rank == 0:
+        print(f"query and gallery by this model (new) and by {old.source} (old): TAR at FAR")
+        for name, rates in found.items():
+            keys = [key for key, value in rates[0].items() if not np.isnan(value)]
+            print(f"  {name:18}" + "".join(f"{key.removeprefix('tar@far='):>9}" for key in keys))
+            for side, of_side in zip(_SIDES, rates, strict=True):
+                print(f"    {side:16}" + "".join(f"{of_side[key]:>9.2%}" for key in keys), flush=True)
+    return {
+        "model": str(old.source),
+        "sets": {name: dict(zip(_SIDES, rates, strict=True)) for name, rates in found.items()},
+    }
+
+
+def _narrowed(row_MD: NDArray[Any], width: int) -> NDArray[Any]:
+    """Returns the first numbers of each row, scaled to length 1."""
+    part_MD = row_MD[:, :width]
+    return part_MD / np.linalg.norm(part_MD, axis=1, keepdims=True)
 
 
 def _tar(curve: Roc) -> dict[str, float]:
