@@ -7,6 +7,7 @@ import torch
 from benchmarks.baselines import PlainHead, TorchHead
 from partial_fc.head import CosFace
 from tests import head_reference as reference
+from tests.flat import learn
 
 SCALE = 16.0
 
@@ -15,10 +16,7 @@ def step_of(head, weight_CD, feat_GD, label_G):
     """(loss, the features' gradient, the centres afterwards)."""
     head.weight_LD.copy_(weight_CD)
     leaf_GD = feat_GD.clone().requires_grad_()
-    loss = head(leaf_GD, label_G)
-    loss.backward()
-    head.step(0.1)
-    return loss.detach(), leaf_GD.grad, head.weight_LD.clone()
+    return learn(head, leaf_GD, label_G), leaf_GD.grad, head.weight_LD.clone()
 
 
 def problem(num_rows=13):
