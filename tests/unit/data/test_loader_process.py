@@ -23,6 +23,7 @@ from partial_fc.data.transform import ShortSideCrop, as_stored, training_square
 from recipes.imagenet.databases import open_database
 from tests.recipes.imagenet.databases import records as database_records
 from tests.recipes.imagenet.databases import write_lmdb
+from tests.recipes.launchers.test_spawn import wait_for_end
 from tests.unit import doctor_sets
 from tests.unit.data.shards import write_tar
 from tests.unit.data.test_idx import by_the_format
@@ -164,10 +165,7 @@ def test_signals_are_the_trainings_business_and_no_process_is_left(rec: Path) ->
     os.kill(pid, 0)
     training.kill()
     training.wait()
-    until = time.monotonic() + 5
-    while os.path.exists(f"/proc/{pid}") and "(zombie)" not in Path(f"/proc/{pid}/status").read_text():
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    wait_for_end([pid])
 
 
 def test_what_does_not_travel_or_fit_is_named(rec: Path) -> None:
