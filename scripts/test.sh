@@ -70,7 +70,7 @@ elif [ "$mode" = old ]; then
     # PyTorch, oneDNN, OpenBLAS and numpy each have a setting of their own; the head's kernel takes what PyTorch takes.
     export ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Zen
     export NPY_DISABLE_CPU_FEATURES="X86_V4 AVX512_ICL AVX512_SPR"
-    numeric=(tests/unit/head/{test_{head,head_callers,optimizer_start,reference,step_operations},selection/test_quota,rows/test_row_{optimizers,table}}.py)
+    numeric=(tests/unit/head/{test_{head,head_callers,reference,step_operations},selection/test_quota,rows/test_row_{optimizers,table}}.py)
     numeric+=(tests/unit/kernels/test_{cpu_kernel,cpu_rows,triton}.py tests/unit/{optim/test_muon,train/test_precision,verbs/test_export}.py)
     # A processor without AVX512 has done so in `make test` already, but for what takes long.
     grep -qw avx512f /proc/cpuinfo || { numeric=(tests/unit/kernels/test_triton.py -m long) two=(-n 2); }

@@ -1,4 +1,4 @@
-"""Heads from flat options, as tables of tests have them."""
+"""Heads from flat options, as tables of tests have them, and a step of one."""
 
 from typing import Any
 
@@ -30,3 +30,11 @@ def flat_head(num_classes: int, embedding_size: int, *arguments: Any, **options:
         if given:
             grouped[group] = kind(**given)
     return PartialFC(num_classes, embedding_size, *arguments, **options, **grouped)
+
+
+def learn(head: Any, *given: Any, lr: float = 0.1) -> torch.Tensor:
+    """A step on features, labels, and what else the head is called with. Returns the loss."""
+    loss = head(*given)
+    loss.backward()
+    head.step(lr)
+    return loss.detach()

@@ -1,12 +1,16 @@
 """`python -m benchmarks.head`: what it compares with computes the same as the reference, and flags that mean nothing
-are refused. (Sharded: tests/parallel/head/test_bench_sides.py.)"""
+are refused. (Sharded: tests/parallel/head/test_bench_sides.py.) And `make bench-gpu`, the last layer beside others:
+speed needs a GPU; that each side trains is seen without one."""
 
 import pytest
 import torch
 
+from benchmarks import gpu_versus
 from benchmarks.baselines import PlainHead, TorchHead
+from benchmarks.gpu_versus import VersusOptions, versus
 from partial_fc.head import CosFace
 from tests import head_reference as reference
+from tests.flat import learn
 
 SCALE = 16.0
 
@@ -15,10 +19,7 @@ def step_of(head, weight_CD, feat_GD, label_G):
     """(loss, the features' gradient, the centres afterwards)."""
     head.weight_LD.copy_(weight_CD)
     leaf_GD = feat_GD.clone().requires_grad_()
-    loss = head(leaf_GD, label_G)
-    loss.backward()
-    head.step(0.1)
-    return loss.detach(), leaf_GD.grad, head.weight_LD.clone()
+    return learn(head, leaf_GD, label_G), leaf_GD.grad, head.weight_LD.clone()
 
 
 def problem(num_rows=13):
@@ -75,3 +76,24 @@ def test_momentum_stays_with_its_rows(kind, rate):
         dense_CD[rows] -= 0.1 * momentum_CD[rows]
         head.step(0.1)
     torch.testing.assert_close(head.weight_LD, dense_CD)
+
+
+def test_every_side_trains_or_says_why_not(capsys):
+    options = VersusOptions(classes=50, batch=8, dims=(16,), rounds=1, device="cpu")
+    lines = versus(options)
+    said = capsys.readouterr().out
+    assert [line["side"].split()[0] for line in lines] == [
+        "PartialFC", "F.linear,", "F.linear_cross_entropy,", "F.linear_cross_entropy,", "QuACK", "Liger",
+    ]  # fmt: skip
+    for line in lines:
+        assert line["operands"] == line["storage"] == "fp32"
+        assert line["side"] in said
+        assert ("step_ms" in line) != ("pip install" in line.get("problem", "")), line
+    assert all("step_ms" in line for line in lines[:4])
+
+    sides = gpu_versus._sides(options, 16)[:4]
+    first = [side.step().item() for side in sides]
+    for _ in range(30):
+        last = [side.step().item() for side in sides]
+    assert first[1:] == pytest.approx([first[1]] * 3, rel=1e-5), "one loss: written out, as a whole, in chunks"
+    assert all(after < before for before, after in zip(first, last, strict=True))

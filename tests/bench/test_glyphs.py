@@ -132,6 +132,3 @@ def test_missing_fonts_name_their_packages(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"apt-get install fonts-arphic-ukai fonts-arphic-uming fonts-noto"):
         build(replace(SMALL, out=tmp_path / "set", fonts=tmp_path))
     assert not list(tmp_path.iterdir())
-
-
-# ---- whole, or not there at all

@@ -20,7 +20,7 @@ from partial_fc.verbs.plan import counts as plan
 from partial_fc.verbs.plan import report as plan_report
 from partial_fc.verbs.plan.counts import OPTIMIZERS, Rates
 from partial_fc.verbs.plan.options import PlanOptions
-from tests.flat import flat_head
+from tests.flat import flat_head, learn
 
 
 def workload(**changed):
@@ -46,8 +46,7 @@ def test_collectives_are_those_of_a_step(dtype, labels):
     head = PartialFC(50, 16, CosFace(), world=world)
     feat = torch.randn(6, 16).to(dtype).requires_grad_()
     with world.count_traffic() as traffic:
-        head(feat, torch.arange(6 * labels).view(6, labels)).backward()
-        head.step(0.1)
+        learn(head, feat, torch.arange(6 * labels).view(6, labels))
     planned = plan.collective_bytes(workload(classes=50, dim=16, gpus=1, batch=6, labels=labels), dtype.itemsize)
     assert dict(traffic.num_bytes) == planned
 

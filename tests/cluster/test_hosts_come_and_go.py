@@ -18,7 +18,7 @@ import pytest
 from benchmarks.hosts.two_hosts import ADDRESSES, TwoHosts
 from partial_fc.comm.torch_dist import LOST_AFTER_S
 from tests.cluster.conftest import JOB
-from tests.running import ROOT, train_here
+from tests.running import ROOT, steps_done, train_here
 from tests.waiting import until
 
 FOR_EVER = shlex.split("--lr-scheduler constant --max-steps 1000000 --frequent 1 --keep-checkpoints 10000")
@@ -83,9 +83,7 @@ class Job:
 
     def last_step(self) -> int:
         """Of the loss curve."""
-        rows = self.rows()
-        number = rows[-1].partition(",")[0] if rows else ""
-        return int(number) if number.isdigit() else 0
+        return steps_done(self.root / "run")
 
     def rows(self) -> list[str]:
         return rows_of(self.root / "run")

@@ -6,7 +6,6 @@ INPUTS in the environment: changed files of each reader (`make torture`: many, a
 import contextlib
 import os
 import pickle
-import signal
 import struct
 import sys
 import warnings
@@ -19,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.faults.foreign_files import READERS, Change, Files, Reader
+from tests.waiting import at_most
 
 SECONDS = 20  # of a file below a megabyte, on a busy machine
 _INPUTS = os.environ.get("INPUTS")
@@ -44,21 +44,13 @@ class Slow(BaseException):
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
     """Fails where code runs, or it takes too long."""
-
-    def too_late(*_: object) -> None:
-        raise Slow
-
-    before = signal.signal(signal.SIGALRM, too_late)
-    signal.alarm(SECONDS)
     _watching[0] = True
     try:
-        with warnings.catch_warnings():
+        with at_most(SECONDS, Slow), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         _watching[0] = False
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
         ran, _ran[:] = [*_ran], []
     assert not ran
 

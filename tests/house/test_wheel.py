@@ -1,22 +1,21 @@
 """`pip install .` somewhere else: the wheel has everything, and only under our name."""
 
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
-import time
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.house.test_library import programs
 from tests.recipes.conftest import class_folders
+from tests.running import result
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -117,10 +116,6 @@ def command(environment: Path, words: str) -> list[str]:
     return [str(environment / "bin/partial-fc"), "train", *words.split()]
 
 
-def result(root: Path) -> dict[str, Any]:
-    return json.loads((root / "result.json").read_text())
-
-
 def test_the_recipe_for_pictures(environment, recipes, monkeypatch):
     monkeypatch.chdir(recipes)
     run(
@@ -140,11 +135,7 @@ def test_the_recipe_for_texts_is_killed_and_goes_on_with_other_ranks(environment
     killed = subprocess.Popen(
         again, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRON
     )
-    until = time.monotonic() + 120
-    while not (recipes / "killed/checkpoints/step-00000020/COMPLETE").exists():
-        assert killed.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.002)
+    until((recipes / "killed/checkpoints/step-00000020/COMPLETE").exists, 120.0, killed)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
     assert not (recipes / "killed/result.json").exists()

@@ -1,6 +1,7 @@
 """Small sets for the doctor's tests, good ones, and its verdict on a set."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import cv2
@@ -16,6 +17,15 @@ def picture(seed: int, size: int = 24) -> bytes:
     """A JPEG file unlike those of other seeds."""
     few = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), np.uint8)
     return cv2.imencode(".jpg", cv2.resize(few, (size, size)))[1].tobytes()
+
+
+def class_folders(folder: Path, labels: Iterable[int]) -> Path:
+    """Writes FOLDER/classLABEL/NUMBER.jpg, each another picture; returns the folder."""
+    for number, label in enumerate(labels):
+        path = folder / f"class{label}/{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture(number))
+    return folder
 
 
 def records(counts: tuple[int, ...] = COUNTS) -> dict[int, bytes]:

@@ -8,7 +8,7 @@ from partial_fc.checkpoint import capture
 from partial_fc.checkpoint.folders import mark
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC
-from tests.flat import flat_head
+from tests.flat import flat_head, learn
 
 D = 6
 
@@ -86,7 +86,4 @@ def one_step(head, world, num_classes: int, width: int) -> float:
     made = torch.Generator().manual_seed(head.num_steps)
     feat_GD, label_G = torch.randn(12, width, generator=made), torch.randint(0, num_classes, (12,), generator=made)
     mine = slice(world.rank, None, world.size)
-    loss = head(feat_GD[mine].clone().requires_grad_(), label_G[mine])
-    loss.backward()
-    head.step(0.05)
-    return loss.item()
+    return learn(head, feat_GD[mine].clone().requires_grad_(), label_G[mine], lr=0.05).item()

@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 from partial_fc.comm import SingleWorld, World
 from partial_fc.head import AdaFace, HardNegatives, Heads, OwnOut, PartialFC, RowSGD, Sampling, Storage
 from partial_fc.head.interop import inputs, module
-from tests.flat import flat_head
+from tests.flat import flat_head, learn
 from tests.unit.head import test_module
 from tests.unit.head.test_module import C, D, batch
 from tests.unit.thread_world import in_world
@@ -284,8 +284,7 @@ def test_a_step_without_a_backward_says_that_nothing_moves():
         head.step(0.1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        head(torch.randn(6, D), torch.arange(6)).backward()
-        head.step(0.1)
+        learn(head, torch.randn(6, D), torch.arange(6))
         with torch.no_grad():
             head(torch.randn(6, D), torch.arange(6))
         head.step(0.1)
@@ -335,10 +334,7 @@ def trained(model: Any, world: World, steps: range) -> list[float]:
     losses = []
     for number in steps:
         x, label = (t[world.rank :: world.size] for t in batch(number))
-        loss = model.head(x @ torch.ones(5, D), label)
-        losses.append(loss.item())
-        loss.backward()
-        model.head.step(0.1)
+        losses.append(learn(model.head, x @ torch.ones(5, D), label).item())
     return losses
 
 
@@ -404,10 +400,7 @@ def test_several_heads_made_before_the_process_group_are_sharded_together(monkey
         heads = Heads(a=PartialFC(30, D, name="a"), b=PartialFC(20, D, name="b"))
         start()
         label = torch.tensor([1, 2, 3] if world.rank else [1, 31, 49])  # rank 1 has no row of b
-        loss = heads(torch.ones(3, D).cumsum(0), label)
-        loss.backward()
-        heads.step(0.1)
-        return loss.item(), heads.world.size
+        return learn(heads, torch.ones(3, D).cumsum(0), label).item(), heads.world.size
 
     found = joined(monkeypatch, 2, on_rank)
     assert found[0] == found[1]
@@ -467,8 +460,7 @@ def test_arguments_of_a_wrong_kind_are_named_with_what_is_expected(row):
 def test_arguments_that_are_plainly_meant_are_taken(row):
     head = flat_head(C, D, **row.given)
     assert row.right in repr(head)
-    head(torch.randn(4, D), torch.arange(4)).backward()
-    head.step(0.1)
+    learn(head, torch.randn(4, D), torch.arange(4))
 
 
 # ---- neighbours
@@ -482,8 +474,7 @@ def test_a_sharded_checkpoint_of_a_head_with_hard_negatives_loads():
 
     head, other = made(), made()
     for each, number in ((head, 1), (other, 2)):
-        each(torch.randn(6, D, generator=torch.Generator().manual_seed(number)), torch.arange(6)).backward()
-        each.step(0.1)
+        learn(each, torch.randn(6, D, generator=torch.Generator().manual_seed(number)), torch.arange(6))
     other.sharded().load_state_dict(head.sharded().state_dict())
     assert torch.equal(other.centres, head.centres)
     assert other.margin_state == head.margin_state
@@ -495,8 +486,7 @@ def test_a_sharded_checkpoint_of_a_head_with_hard_negatives_loads():
 def test_new_classes_start_as_in_a_fresh_head_however_long_it_has_trained(sample_rate):
     head = flat_head(C, D, "cosface", sample_rate, optimizer=RowSGD(0.9, 0.5), sub_centres=2)
     for number in range(6):
-        head(torch.randn(4, D, generator=torch.Generator().manual_seed(number)), torch.arange(4)).backward()
-        head.step(0.1)
+        learn(head, torch.randn(4, D, generator=torch.Generator().manual_seed(number)), torch.arange(4))
     before = head.centres.clone()
     head.resize(C + 3)
     assert torch.equal(head.centres[C:], flat_head(C + 3, D, sub_centres=2).centres[C:])

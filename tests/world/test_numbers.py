@@ -21,7 +21,7 @@ from recipes.face import heads as face_heads
 from recipes.face import tuning as face_tuning
 from recipes.face import vectors as face_vectors
 from recipes.face.main import DataFlags
-from tests.flat import flat_head
+from tests.flat import flat_head, learn
 from tests.running import train_here
 from tests.unit.stored_checkpoints import D, save
 from tests.world.rows import Row, table
@@ -147,8 +147,7 @@ def trained(folder: Path, optimizer: Any, catch_up: Any, sub_centres: int) -> Pa
     random = torch.Generator().manual_seed(0)
     for step in range(9):
         label_B = torch.randint(40, (3,), generator=random) if step else torch.tensor([4, 6, 9])
-        head(torch.randn(3, D, generator=random).requires_grad_(), label_B).backward()
-        head.step(0.3 / (1 + step))
+        learn(head, torch.randn(3, D, generator=random).requires_grad_(), label_B, lr=0.3 / (1 + step))
     save(folder / "step-00000009", [head], step=9, names=[f"c{n:02d}" for n in range(40)])
     return head
 

@@ -11,11 +11,10 @@ import pty
 import re
 import shlex
 import shutil
-import signal
 import struct
 import sys
 import termios
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,6 +40,7 @@ from partial_fc.verbs.model.search import SearchOptions, search_faces
 from partial_fc.verbs.report.page import page
 from partial_fc.verbs.report.run_facts import read_run
 from recipes.face import main as face
+from tests.waiting import at_most
 from tests.world.made import class_folders, image
 from tests.world.rows import Row, table
 
@@ -206,20 +206,6 @@ def test_a_pipe_gets_whole_lines(capsys):
     errors.report("partial-fc", ValueError(SENTENCE))
     assert stream.getvalue() == SENTENCE + "\n"
     assert capsys.readouterr().err == f"partial-fc: {SENTENCE}\n"
-
-
-@contextlib.contextmanager
-def at_most(seconds: int) -> Iterator[None]:
-    def stop(*_: object) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 # COLUMNS. right: the width of the boxes.

@@ -1,10 +1,8 @@
 """Data as other people's programs write it: .rec files, lists, shards, databases and pairs."""
 
 import gzip
-import io
 import pickle
 import re
-import tarfile
 from pathlib import Path
 from typing import ClassVar
 
@@ -32,7 +30,7 @@ from partial_fc.verbs.data.pair_list import read_pair_list
 from recipes.imagenet.databases import open_database
 from recipes.imagenet.databases.records import Datum
 from tests.recipes.imagenet.databases import write_lmdb
-from tests.unit.data.shards import RangeServer, serving
+from tests.unit.data.shards import RangeServer, serving, write_members, write_parquet
 from tests.world.made import image, picture, write_rec
 from tests.world.rows import Row, table
 
@@ -215,13 +213,8 @@ def test_few_classes_need_other_folds():
 
 def shard(path: Path, **contents) -> Path:
     """Writes KEY.ENDING of three samples; contents: ENDING (__ for a point) -> of a number."""
-    with tarfile.open(path, "w") as tar:
-        for number in range(3):
-            for ending, content in contents.items():
-                info = tarfile.TarInfo(f"a/{number:06d}.{ending.replace('__', '.')}")
-                info.size = len(content(number))
-                tar.addfile(info, io.BytesIO(content(number)))
-    return path
+    each = [(number, ending.replace("__", "."), of) for number in range(3) for ending, of in contents.items()]
+    return write_members(path, ((f"a/{number:06d}.{ending}", of(number)) for number, ending, of in each))
 
 
 def cls(number: int) -> bytes:
@@ -686,10 +679,7 @@ def test_a_label_beyond_int64_is_named(tmp_path, suffix):
         np.save(tmp_path / "a.npy", np.eye(2, dtype=np.float32))
         np.save(tmp_path / "a.labels.npy", label_N)
     else:
-        arrow = pytest.importorskip("pyarrow")
-        pytest.importorskip("pyarrow.parquet").write_table(
-            arrow.table({"embedding": np.eye(2).tolist(), "label": label_N}), tmp_path / "a.parquet"
-        )
+        write_parquet(tmp_path / "a.parquet", {"embedding": np.eye(2).tolist(), "label": label_N})
     with pytest.raises(ValueError, match=rf"a\{suffix}: label 9223372036854775808"):
         open_source(tmp_path / f"a{suffix}", vectors=True)
 

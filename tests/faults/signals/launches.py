@@ -8,14 +8,16 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from tests.running import ROOT, environment, steps_done
+from tests.waiting import until
 
 JOB = shlex.split(
     "--dataset synthetic --num-classes 200 --num-images 256 --image-size 24 --batch-size 4 --backbone tiny "
@@ -96,19 +98,13 @@ class Started:
 
     def wait_until_it_trains(self, num_steps: int = 3) -> None:
         """Some steps, of both ranks, since this was started. AssertionError: it does not come so far."""
-        self._until(lambda: all((self.folder / f"rank-{rank}").exists() for rank in (0, 1)))
+        wait = partial(until, seconds=PATIENCE_S, job=self.process, said=lambda: self.printed[-6000:])
+        wait(lambda: all((self.folder / f"rank-{rank}").exists() for rank in (0, 1)))
         # It goes back to an older step first, so steps are counted from a new line on.
         begin = steps_done(self.root)
-        self._until(lambda: steps_done(self.root) != begin)
+        wait(lambda: steps_done(self.root) != begin)
         begin = steps_done(self.root)
-        self._until(lambda: steps_done(self.root) >= begin + num_steps)
-
-    def _until(self, happened: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not happened():
-            assert self.process.poll() is None, f"ended with {self.process.returncode}\n{self.printed[-6000:]}"
-            assert time.monotonic() < deadline, f"no steps\n{self.printed[-6000:]}"
-            time.sleep(0.02)
+        wait(lambda: steps_done(self.root) >= begin + num_steps)
 
     def pid_of(self, target: str) -> int:
         """target: "rank 0", "launcher", ..."""

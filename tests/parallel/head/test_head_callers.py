@@ -5,7 +5,7 @@ import torch
 
 from partial_fc.comm import CollectiveError
 from partial_fc.head import CosFace, PartialFC
-from tests.flat import flat_head
+from tests.flat import flat_head, learn
 
 D, CLASSES = 12, 37
 
@@ -22,9 +22,7 @@ def test_where_gradients_are_averaged_features_get_w_times_theirs(world):
     for backbone_gradients in ("sum", "average"):
         head = flat_head(CLASSES, D, CosFace(), 0.3, world, dtype=torch.float64, backbone_gradients=backbone_gradients)
         leaf = feat.clone().requires_grad_()
-        loss = head(leaf, label)
-        loss.backward()
-        head.step(0.1)
+        loss = learn(head, leaf, label)
         results.append((loss.item(), leaf.grad, head.centres.clone()))
     (loss, summed, centres), (other_loss, averaged, other_centres) = results
     assert loss == other_loss
@@ -67,8 +65,7 @@ def test_a_rank_without_rows_trains_where_the_others_do(world):
     heads = [PartialFC(CLASSES, D, CosFace(), 1.0, world) for _ in range(2)]
     feat, label = batch(world, 0 if world.rank == 0 and world.size > 1 else 3)
     for head, requires_grad in zip(heads, (True, len(feat) > 0), strict=True):
-        head(feat.float().clone().requires_grad_(requires_grad), label).backward()
-        head.step(0.1)
+        learn(head, feat.float().clone().requires_grad_(requires_grad), label)
     assert torch.equal(heads[0].centres, heads[1].centres)
 
 

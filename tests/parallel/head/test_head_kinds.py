@@ -13,7 +13,7 @@ from partial_fc.head.margin_adaptive import AdaFace
 from partial_fc.head.margin_curricular import CurricularFace
 from partial_fc.head.rows import RowAdagrad, RowAdamW, RowSGD
 from tests import head_reference as reference
-from tests.flat import flat_head
+from tests.flat import flat_head, learn
 from tests.labels_reference import loss_of_labels
 
 D, CLASSES, FILL = 24, 101, -100
@@ -204,8 +204,7 @@ def test_hard_negatives_take_part(world):
         rows = head.active_rows(label_G).rows
         here = rows + head.shard.start
         took_part.append(bool(world.all_reduce((here == near).sum().float(), name="t/near").item()))
-        head(feat_GD[:1].float().expand(2, -1).clone().requires_grad_(), label_G[:2]).backward()
-        head.step(0.0)
+        learn(head, feat_GD[:1].float().expand(2, -1).clone().requires_grad_(), label_G[:2], lr=0.0)
     first = took_part.index(True)
     assert first < 6
     assert all(took_part[first:])

@@ -16,7 +16,7 @@ from partial_fc.head import (
     PartialFC,
     SoftTarget,
 )
-from tests.flat import flat_head
+from tests.flat import flat_head, learn
 from tests.parallel.head import test_head_kinds as one_label
 from tests.parallel.head.test_head_kinds import CLASSES, FILL, PATHS, D, check_against_dense, check_any_number_of_ranks
 
@@ -73,8 +73,7 @@ def test_sharded_equals_dense_with_hard_negatives(world, rule, path):
     feat_GD, label_GT, part, weight_GT = batch_of(world, rule)
     own_BT = weight_GT[part] if rule.has_weights else None
     for _ in range(3):
-        head(feat_GD[part].to(dtype).requires_grad_(), label_GT[part], own_BT).backward()
-        head.step(0.1)
+        learn(head, feat_GD[part].to(dtype).requires_grad_(), label_GT[part], own_BT)
     _, classes = check_against_dense(world, head, feat_GD, label_GT, part, allowed, weight_GT=weight_GT)
     drawn = world.all_gather(head.draw.negatives(3, head.shard, "cpu"), name="t/drawn")
     assert len(classes) > len(torch.cat([drawn, label_GT[label_GT != FILL]]).unique()), "none but drawn ones"
@@ -92,10 +91,8 @@ def test_one_label_is_the_same_to_the_bit_however_it_is_given(world, impl):
         for label, weight in given:
             head = flat_head(CLASSES, D, ArcFace(), 0.3, world, 3, impl=impl, rule=rule)
             feat_BD = feat_GD[part].float().requires_grad_()
-            loss = head(feat_BD, label, weight if head.rule.has_weights and label.dim() == 2 else None)
-            loss.backward()
-            head.step(0.1)
-            seen.append((loss.detach(), feat_BD.grad, head.centres.clone()))
+            loss = learn(head, feat_BD, label, weight if head.rule.has_weights and label.dim() == 2 else None)
+            seen.append((loss, feat_BD.grad, head.centres.clone()))
     for one in seen[1:]:
         assert all(map(torch.equal, one, seen[0]))
 
@@ -169,10 +166,7 @@ def test_fewer_classes_than_ranks_and_a_rank_without_rows(world, impl):
             head = flat_head(2, D, CosFace(16.0), world=ranks, impl=impl, rule=rule)
             has_rows = ranks.rank == ranks.size - 1
             feat_BD = torch.ones(2, D).cumsum(0)[: 2 * has_rows].requires_grad_()
-            loss = head(feat_BD, label_BT[: 2 * has_rows])
-            loss.backward()
+            losses.append(learn(head, feat_BD, label_BT[: 2 * has_rows]).item())
             assert feat_BD.grad.isfinite().all()
-            head.step(0.1)
             assert head.centres.isfinite().all()
-            losses.append(loss.item())
         assert abs(losses[0] - losses[1]) < 1e-5

@@ -43,7 +43,7 @@ from partial_fc.head import (
 from partial_fc.head.rows import RowAdagrad, RowAdamW, RowSGD
 from partial_fc.recipe import start
 from recipes.face import main as face
-from tests.flat import flat_head
+from tests.flat import flat_head, learn
 from tests.running import SMALL, Given, endings, here, result, several
 from tests.unit.thread_world import in_world
 from tests.world import made
@@ -386,10 +386,7 @@ def steps(head: PartialFC | Heads, world: World, numbers: range, labels: int) ->
             label_GK = start + label_GK % torch.where(start > 0, head.num_classes - C, C)
         label_G = label_GK if labels > 1 else label_GK[:, 0]
         mine = slice(world.rank, None, world.size)
-        loss = head(feat_GD[mine].requires_grad_(), label_G[mine])
-        loss.backward()
-        head.step(0.1)
-        found.append(loss.item())
+        found.append(learn(head, feat_GD[mine].requires_grad_(), label_G[mine]).item())
     return found
 
 

@@ -12,7 +12,7 @@ from partial_fc.data.sets.tar_shards import write_tar_index
 from partial_fc.files import in_cache
 from partial_fc.train.guards.signals import EXIT_PREEMPTED
 from tests.running import endings, face, killed, losses, several, train_here, train_several
-from tests.unit.data.shards import serving, write_tar
+from tests.unit.data.shards import serving, write_parquet, write_tar
 
 CLASSES, STEPS = 80, 4
 
@@ -20,9 +20,6 @@ CLASSES, STEPS = 80, 4
 @pytest.fixture(scope="module")
 def forms(glyphs: Path, tmp_path_factory: pytest.TempPathFactory):
     """--rec of each form."""
-    arrow = pytest.importorskip("pyarrow")
-    import pyarrow.parquet
-
     root = tmp_path_factory.mktemp("forms")
     source = open_source(glyphs)
     samples = [source.read(index) for index in range(len(source))]
@@ -34,7 +31,7 @@ def forms(glyphs: Path, tmp_path_factory: pytest.TempPathFactory):
         write_tar(root / f"{part}.tar", [(f"{sample.key}", sample.data, str(sample.label)) for sample in some])
         write_tar_index(root / f"{part}.tar")
     columns = {"image": [{"bytes": s.data} for s in samples], "label": [s.label for s in samples]}
-    pyarrow.parquet.write_table(arrow.table(columns), root / "all.parquet", row_group_size=50)
+    write_parquet(root / "all.parquet", columns, row_group_size=50)
     with serving(root) as url:
         yield {
             "one .rec": str(glyphs),

@@ -1,14 +1,8 @@
 """MXNet 1.9.1 beside today's numpy, in processes of their own."""
 
-import subprocess
-import sys
-
 import pytest
 
-
-def python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
-
+from tests.house.test_head_alone import python
 
 TRAIN = """
 import numpy as np

@@ -128,17 +128,6 @@ def test_a_root_that_cannot_be_looked_into_is_no_empty_one(tmp_path, monkeypatch
         newest(tmp_path)
 
 
-def test_only_a_complete_folder_counts(tmp_path):
-    assert checkpoint.newest(tmp_path) is None
-    first = save(tmp_path, 5, [head_of(0, 1)])
-    second = save(tmp_path, 10, [head_of(0, 1)])
-    assert checkpoint.newest(tmp_path) == second
-    (second / "COMPLETE").unlink()
-    assert checkpoint.newest(tmp_path) == first
-    with pytest.raises(ValueError, match="no complete checkpoint"):
-        checkpoint.Checkpoint(second)
-
-
 def test_older_ones_are_removed_and_what_a_killed_run_left_of_them(tmp_path):
     """A later one that is not complete stays: somebody may be writing it."""
     for name in ("step-00000001", "step-00000031", "step-of-mine"):

@@ -1,8 +1,6 @@
 """Which checkpoint a run goes on from where some are damaged, and what becomes of those."""
 
 import errno
-import hashlib
-import json
 import logging
 import os
 from dataclasses import replace
@@ -19,6 +17,7 @@ from partial_fc.checkpoint.recovery import latest_valid
 from partial_fc.train.resume import resume
 from partial_fc.verbs.checkpoint.inspect import InspectOptions, inspect
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
+from tests.running import change_manifest
 from tests.unit.stored_checkpoints import damage
 from tests.unit.thread_world import in_world
 from tests.unit.train.test_face_start import config_of, parts_of, run_of, write
@@ -131,22 +130,11 @@ def test_a_folder_that_is_not_there_for_this_host_is_no_damage(root, owner, monk
 @pytest.mark.parametrize("number", [4, 6])
 def test_a_checkpoint_of_another_version_names_the_way_back(root, owner, number):
     """Its writer may come back: it is left as it is, and the run ends."""
-    folder = root / "step-00000030"
-    rewrite(folder, format=number)
+    change_manifest(root / "step-00000030", lambda manifest: manifest | {"format": number})
     (said, _) = go_on(root, owner)
     assert f"format {number}; this version reads format 5" in said
     assert f"--resume {root}/step-00000020" in said
     assert names(root) == ["10", "20", "30"]
-
-
-def rewrite(folder: Path, **facts: object) -> None:
-    """Other facts in a manifest, and their checksum."""
-    path = folder / "manifest.json"
-    before = path.read_bytes()
-    path.write_text(json.dumps({**json.loads(before), **facts}))
-    for listed in folder.glob("rank-*.sha256"):
-        one, other = (hashlib.sha256(content).hexdigest() for content in (before, path.read_bytes()))
-        listed.write_text(listed.read_text().replace(one, other))
 
 
 def test_an_error_of_the_disk_is_no_damage(root, owner, monkeypatch):

@@ -15,7 +15,7 @@ from partial_fc.head import CosFace, PartialFC, Storage
 from partial_fc.head.rows import RowAdagrad, RowAdamW, RowSGD
 from partial_fc.verbs.checkpoint import remap_classes
 from partial_fc.verbs.model import classify
-from tests.flat import flat_head
+from tests.flat import flat_head, learn
 from tests.unit.stored_checkpoints import D, save
 
 C = 40
@@ -29,8 +29,7 @@ def trained(folder: Path, steps: int = 9, label_stop: int = C, **options) -> Par
     random = torch.Generator().manual_seed(0)
     for step in range(steps):
         feat_BD = torch.randn(3, D, generator=random).requires_grad_()
-        head(feat_BD, torch.randint(label_stop, (3,), generator=random)).backward()
-        head.step(0.5 / (1 + step))
+        learn(head, feat_BD, torch.randint(label_stop, (3,), generator=random), lr=0.5 / (1 + step))
     save(folder / "step-00000009", [head], step=9, names=NAMES)
     return head
 

@@ -1,4 +1,4 @@
-"""Tar shards and a server for them, for tests."""
+"""Tar shards, Parquet files and a server for them, for tests."""
 
 import io
 import tarfile
@@ -10,15 +10,30 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+import pytest
+
+
+def write_members(path: Path, members: Iterable[tuple[str, bytes]]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
 
 def write_tar(path: Path, samples: Iterable[tuple[str, bytes, str]]) -> Path:
     """Writes (name, image, label as .cls has it) as webdataset does."""
-    with tarfile.open(path, "w") as tar:
-        for name, image, label in samples:
-            for ending, content in (("jpg", image), ("json" if label.startswith("{") else "cls", label.encode())):
-                member = tarfile.TarInfo(f"{name}.{ending}")
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
+    members = []
+    for name, image, label in samples:
+        members += [(f"{name}.jpg", image), (f"{name}.{'json' if label.startswith('{') else 'cls'}", label.encode())]
+    return write_members(path, members)
+
+
+def write_parquet(path: Path, columns: dict[str, Any], metadata: dict[str, str] | None = None, **more: Any) -> Path:
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table(columns).replace_schema_metadata(metadata)
+    pytest.importorskip("pyarrow.parquet").write_table(table, path, **more)
     return path
 
 

@@ -23,6 +23,7 @@ from partial_fc.data.transform import ShortSideCrop, as_stored, training_square
 from recipes.imagenet.databases import open_database
 from tests.recipes.imagenet.databases import records as database_records
 from tests.recipes.imagenet.databases import write_lmdb
+from tests.recipes.launchers.test_spawn import wait_for_end
 from tests.unit import doctor_sets
 from tests.unit.data.shards import write_tar
 from tests.unit.data.test_idx import by_the_format
@@ -71,13 +72,9 @@ def test_the_same_bits_as_threads(rec: Path, caplog: Any, num_workers: int, worl
 
 def sources(folder: Path) -> dict[str, tuple[Source, Any]]:
     rec = doctor_sets.write(folder / "rec", doctor_sets.records())
-    images = [(f"{i}", doctor_sets.picture(i), str(i % 3)) for i in range(9)]
-    for name, image, label in images:
-        path = folder / f"photos/{label}/{name}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(image)
-    (folder / "list.txt").write_text("".join(f"photos/{label}/{name}.jpg {label}\n" for name, _, label in images))
-    tar = write_tar(folder / "set.tar", images)
+    photos = doctor_sets.class_folders(folder / "photos", (i % 3 for i in range(9)))
+    (folder / "list.txt").write_text("".join(f"photos/class{i % 3}/{i}.jpg {i % 3}\n" for i in range(9)))
+    tar = write_tar(folder / "set.tar", [(f"{i}", doctor_sets.picture(i), str(i % 3)) for i in range(9)])
     write_tar_index(tar)
     np.savez(folder / "vectors.npz", embeddings=np.eye(9, 4, dtype=np.float32) + 1, labels=np.arange(9))
     (folder / "idx").mkdir()
@@ -86,7 +83,7 @@ def sources(folder: Path) -> dict[str, tuple[Source, Any]]:
     square = training_square(24, "photo", True)
     return {
         "rec": (open_source(rec), square),
-        "folder": (open_source(folder / "photos"), square),
+        "folder": (open_source(photos), square),
         "list": (open_source(folder / "list.txt"), SquareImage(24)),
         "tar": (open_source(tar), square),
         "sets": (open_sets([rec, tar]), square),
@@ -164,10 +161,7 @@ def test_signals_are_the_trainings_business_and_no_process_is_left(rec: Path) ->
     os.kill(pid, 0)
     training.kill()
     training.wait()
-    until = time.monotonic() + 5
-    while os.path.exists(f"/proc/{pid}") and "(zombie)" not in Path(f"/proc/{pid}/status").read_text():
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    wait_for_end([pid])
 
 
 def test_what_does_not_travel_or_fit_is_named(rec: Path) -> None:

@@ -18,7 +18,7 @@ from partial_fc.data.sets.joined import open_sets
 from partial_fc.data.sets.tar_shards import write_tar_index
 from partial_fc.verbs.data.pack import PackOptions, pack_images
 from partial_fc.verbs.doctor.data import DataOptions, doctor_data
-from tests.unit.data.shards import write_tar
+from tests.unit.data.shards import write_parquet, write_tar
 from tests.unit.doctor_sets import picture, records
 from tests.unit.doctor_sets import write as write_set
 
@@ -62,12 +62,8 @@ def tar(folder: Path, labels: list) -> Path:
 
 
 def parquet(folder: Path, labels: list, **columns: list) -> Path:
-    arrow = pytest.importorskip("pyarrow.parquet")
-    import pyarrow
-
     columns = columns or {"image": [{"bytes": picture(key)} for key in range(len(labels))]}
-    arrow.write_table(pyarrow.table({**columns, "label": labels}), folder / "a.parquet")
-    return folder / "a.parquet"
+    return write_parquet(folder / "a.parquet", {**columns, "label": labels})
 
 
 def rows(count: int) -> np.ndarray:

@@ -1,6 +1,5 @@
 """Several sets as one source, tar shards here and on a server, and their orders."""
 
-import importlib
 import json
 import re
 import tarfile
@@ -18,7 +17,7 @@ from partial_fc.data.sets import parquet as sets_parquet
 from partial_fc.data.sets.joined import Joined, open_sets, stated_together
 from partial_fc.data.sets.tar_shards import write_tar_index
 from partial_fc.data.sets.weighted import Weighted
-from tests.unit.data.shards import serving, write_tar
+from tests.unit.data.shards import serving, write_parquet, write_tar
 
 
 def rec(path: Path, labels: list[int]) -> Path:
@@ -305,25 +304,18 @@ def test_a_tar_in_an_object_store(shard: Path, monkeypatch: pytest.MonkeyPatch) 
 # ---- Parquet
 
 
-def parquet(path: Path, columns: dict, **more) -> Path:
-    arrow = pytest.importorskip("pyarrow")
-    table = arrow.table(columns)
-    names = {"info": {"features": {"label": {"names": ["a", "b", "c", "d"], "_type": "ClassLabel"}}}}
-    table = table.replace_schema_metadata({"huggingface": json.dumps(names)} if more.pop("named", False) else None)
-    importlib.import_module("pyarrow.parquet").write_table(table, path, **more)
-    return path
-
-
 def test_parquet_gives_what_went_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = [{"bytes": image, "path": None} for _, image, _ in SAMPLES]
     columns = {"image": images, "label": [int(label) for *_, label in SAMPLES]}
     expected = [(image, int(label)) for _, image, label in SAMPLES]
-    named = open_sets([parquet(tmp_path / "a.parquet", columns, named=True, row_group_size=3)])
+    names = {"info": {"features": {"label": {"names": ["a", "b", "c", "d"], "_type": "ClassLabel"}}}}
+    said = {"huggingface": json.dumps(names)}
+    named = open_sets([write_parquet(tmp_path / "a.parquet", columns, said, row_group_size=3)])
     assert contents(named) == expected
     assert (named.num_classes, named.class_names(), len(named._groups)) == (4, ["a", "b", "c", "d"], 7)  # type: ignore
     monkeypatch.setattr(sets_parquet, "_CACHE_BYTES", 300)
     bare = open_sets(
-        [parquet(tmp_path / "b.parquet", columns | {"image": [i["bytes"] for i in images]}, row_group_size=3)]
+        [write_parquet(tmp_path / "b.parquet", columns | {"image": [i["bytes"] for i in images]}, row_group_size=3)]
     )
     assert contents(bare) == expected
     assert bare.num_classes == 3
@@ -340,12 +332,12 @@ def test_parquet_mistakes(tmp_path: Path) -> None:
         ({"image": [b"x", b"y"], "label": [0, -1]}, r"a.parquet, row 1: label -1; expected 0 to 0"),
     ):
         with pytest.raises(ValueError, match=says):
-            open_source(parquet(tmp_path / "a.parquet", columns))
+            open_source(write_parquet(tmp_path / "a.parquet", columns))
     with pytest.raises(BadRecord, match=r"a.parquet, row 0: no bytes of an image"):
-        open_source(parquet(tmp_path / "a.parquet", {"image": [None, b"y"], "label": [0, 1]})).read(0)
+        open_source(write_parquet(tmp_path / "a.parquet", {"image": [None, b"y"], "label": [0, 1]})).read(0)
     with pytest.raises(ValueError, match=r"a.parquet, row 1: label 1; expected 0 to 0"):
         open_source(tmp_path / "a.parquet", 1)
-    path = parquet(tmp_path / "text.parquet", {"image": ["x"], "label": [0]})
+    path = write_parquet(tmp_path / "text.parquet", {"image": ["x"], "label": [0]})
     with pytest.raises(ValueError, match="column image has type string"):
         open_source(path).read(0)
     path.write_bytes(path.read_bytes()[:-9])
@@ -359,7 +351,7 @@ def test_parquet_pairs(tmp_path: Path) -> None:
         "image1": [{"bytes": b"a"}, {"bytes": b"c"}],
         "image2": [{"bytes": b"b"}, {"bytes": b"d"}],
     }
-    pairs = read_pairs(parquet(tmp_path / "p.parquet", columns, row_group_size=1))
+    pairs = read_pairs(write_parquet(tmp_path / "p.parquet", columns, row_group_size=1))
     assert (pairs.images, pairs.same.tolist()) == ([b"a", b"b", b"c", b"d"], [True, False])
     with pytest.raises(ValueError, match="no column image2"):
-        read_pairs(parquet(tmp_path / "p.parquet", {"image1": [b"a"], "label": [1]}))
+        read_pairs(write_parquet(tmp_path / "p.parquet", {"image1": [b"a"], "label": [1]}))

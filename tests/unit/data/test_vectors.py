@@ -16,6 +16,7 @@ from partial_fc.data.sets.joined import open_sets
 from partial_fc.data.transform import as_stored
 from partial_fc.data.vectors import Vectors
 from partial_fc.verbs.doctor.data import DataOptions, doctor_data
+from tests.unit.data.shards import write_parquet
 
 N, D = 30, 6
 
@@ -32,11 +33,8 @@ def write(path: Path, row_ND: np.ndarray, label_N: np.ndarray) -> Path:
         np.save(path, row_ND)
         np.save(path.with_suffix(".labels.npy"), label_N)
     else:
-        arrow = pytest.importorskip("pyarrow.parquet")
-        import pyarrow
-
-        table = pyarrow.table({"key": list(map(str, label_N)), "label": label_N, "embedding": list(row_ND)})
-        arrow.write_table(table, path, row_group_size=7)
+        columns = {"key": list(map(str, label_N)), "label": label_N, "embedding": list(row_ND)}
+        write_parquet(path, columns, row_group_size=7)
     return path
 
 
@@ -103,9 +101,6 @@ def test_what_is_wrong_is_named(tmp_path):
     np.savez(tmp_path / "other.npz", x=row_ND)
     with pytest.raises(ValueError, match=r"other\.npz has no array embeddings and no labels; it has x"):
         Vectors(tmp_path / "other.npz")
-    np.savez_compressed(tmp_path / "small.npz", embeddings=row_ND, labels=label_N)
-    with pytest.raises(ValueError, match=r"small\.npz .*compressed"):
-        Vectors(tmp_path / "small.npz")
     cut = write(tmp_path / "cut.npz", row_ND, label_N)
     for size in (len(cut.read_bytes()) - 1, 200, 0):
         cut.write_bytes(cut.read_bytes()[:size])
@@ -114,13 +109,9 @@ def test_what_is_wrong_is_named(tmp_path):
 
 
 def test_parquet_without_the_columns(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
     for columns in ({"label": [0, 1]}, {"embedding": [[1.0, 2.0], [3.0]], "label": [0, 1]}):
-        parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
         with pytest.raises(ValueError, match=r"x\.parquet.*embedding"):
-            Vectors(tmp_path / "x.parquet")
+            Vectors(write_parquet(tmp_path / "x.parquet", columns))
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
     with pytest.raises(ValueError, match=r"x\.parquet"):
         Vectors(tmp_path / "x.parquet")

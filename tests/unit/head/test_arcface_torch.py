@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from partial_fc.head import CosFace, PartialFC, RowAdamW, RowSGD
-from tests.flat import flat_head
+from tests.flat import flat_head, learn
 from tests.unit.thread_world import ThreadWorld, in_world
 
 C, D, INPUTS, PER_RANK, STEPS = 61, 8, 12, 6, 200  # 61 classes: no number of ranks divides them
@@ -121,8 +121,7 @@ def test_without_sampling_no_learning_rates_are_kept(optimizer):
             whole.load_state_dict(head.state_dict())
             head = whole
         label_G = batch(step, 1)[1]
-        head(torch.randn(len(label_G), D).requires_grad_(), label_G).backward()
-        head.step(0.1)
+        learn(head, torch.randn(len(label_G), D).requires_grad_(), label_G)
         schedule = head.facts()["schedule"]
         assert (schedule["first"], len(schedule["rates"])) == ((0, step + 1) if step < 4 else (step + 1, 0))
 
@@ -132,13 +131,11 @@ def test_a_checkpoint_made_with_none_goes_on_with_none(caplog):
     caplog.set_level("INFO", logger="partial_fc")
     for rate, catch_up, expected in ((0.3, "none", {}), (1.0, "exact", {"first": 1, "rates": []})):
         head = flat_head(C, D, MARGIN, rate, catch_up=catch_up)
-        head(torch.randn(4, D).requires_grad_(), torch.arange(4)).backward()
-        head.step(0.1)
+        learn(head, torch.randn(4, D).requires_grad_(), torch.arange(4))
         caplog.clear()
         again = PartialFC(C, D, MARGIN, 0.3)
         again.load_state_dict(head.state_dict())
         assert expected.items() <= again.facts()["schedule"].items()
         assert bool(again.facts()["schedule"]) == bool(expected)
         assert ("rested" in caplog.text) == (catch_up == "none")
-        again(torch.randn(4, D).requires_grad_(), torch.arange(4)).backward()
-        again.step(0.1)
+        learn(again, torch.randn(4, D).requires_grad_(), torch.arange(4))

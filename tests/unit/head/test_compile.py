@@ -9,7 +9,7 @@ from torch import nn
 from partial_fc import linear_partial_cross_entropy
 from partial_fc.head import CosFace
 from tests.unit.head import test_module
-from tests.unit.head.test_module import C, D
+from tests.unit.head.test_module import C, D, batch
 
 
 class Model(test_module.Model):
@@ -43,10 +43,8 @@ class Functional(nn.Module):
 def losses(model, call) -> list[float]:
     optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
     for step in range(3):
-        random = torch.Generator().manual_seed(step)
-        x, label = torch.randn(6, 5, generator=random), torch.randint(0, C, (6,), generator=random)
         optimizer.zero_grad()
-        loss = call(x, label)
+        loss = call(*batch(step))
         loss.backward()
         optimizer.step()
         model.learn(0.1)

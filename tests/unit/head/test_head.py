@@ -8,16 +8,9 @@ import torch
 from partial_fc.head import ArcFace, CosFace, PartialFC, Softmax, Storage
 from partial_fc.head.rows import RowAdamW
 from tests import head_reference as reference
-from tests.flat import flat_head
+from tests.flat import flat_head, learn
 
 D = 16
-
-
-def step(head: PartialFC, feat: torch.Tensor, label: torch.Tensor, lr: float = 0.1) -> float:
-    loss = head(feat.requires_grad_(), label)
-    loss.backward()
-    head.step(lr)
-    return loss.item()
 
 
 def test_a_zero_feature_and_a_zero_centre_are_defined():
@@ -56,7 +49,7 @@ def test_only_rows_that_took_part_move_in_memory():
     head = PartialFC(10_000, D, CosFace(), sample_rate=0.01)
     before = head.store.all_rows().clone()
     label = torch.tensor([5, 77, 9_999])
-    step(head, torch.randn(3, D), label)
+    learn(head, torch.randn(3, D, requires_grad=True), label)
     moved = (head.store.centre_LD != before).any(dim=1)
     assert bool((head.centres != before).any(dim=1).all())
     took_part = set(head.draw.negatives(0, head.shard).tolist()) | set(label.tolist())
@@ -90,7 +83,7 @@ def test_adamw_is_refused_where_its_state_cannot_hold_squares():
 def test_classes_that_a_checkpoint_lacks_are_as_never_made():
     head = PartialFC(9, D, CosFace(), seed=3)
     start = head.centres.clone()
-    step(head, torch.ones(3, D), torch.tensor([1, 7, 8]))
+    learn(head, torch.ones(3, D, requires_grad=True), torch.tensor([1, 7, 8]))
     rows = {name: tensor[[2, 5]].clone() for name, tensor in head.row_state().items()}
     head.rows.write(1, 8, torch.tensor([2, 5]), rows)
     kept, fresh = [0, 2, 5, 8], [1, 3, 4, 6, 7]

@@ -8,7 +8,7 @@ from partial_fc.head.kernels import LogitGrad, Logits
 from partial_fc.head.kernels.cpu import CpuKernel
 from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.margin import Negatives
-from tests.flat import flat_head
+from tests.flat import flat_head, learn
 from tests.unit.thread_world import in_world
 
 D = 16
@@ -132,10 +132,8 @@ def test_autocast_does_not_reach_into_the_head(impl):
         head = flat_head(200, D, CosFace(), impl=impl)
         feat, label = batch()
         with torch.autocast("cpu", enabled=enabled):
-            loss = head(feat, label)
-            loss.backward()
-            head.step(0.1)
-        results.append((loss.detach(), feat.grad, head.centres.clone()))
+            loss = learn(head, feat, label)
+        results.append((loss, feat.grad, head.centres.clone()))
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
 
@@ -146,9 +144,7 @@ def test_the_default_dtype_does_not_reach_into_the_head():
     torch.set_default_dtype(torch.float64)
     try:
         head = PartialFC(200, D, CosFace())
-        loss = head(feat, label)
-        loss.backward()
-        head.step(0.1)
+        loss = learn(head, feat, label)
     finally:
         torch.set_default_dtype(torch.float32)
     assert loss.item() == wanted
@@ -176,8 +172,7 @@ def test_catch_up_goes_on_where_a_rank_has_no_active_row():
             head = flat_head(classes, 4, CosFace(8.0), rate, world, impl="plain", catch_up="exact")
             for step in range(3):
                 feat_BD = torch.randn(2, 4, generator=torch.Generator().manual_seed(step)).requires_grad_()
-                head(feat_BD, torch.tensor([0, 1])).backward()
-                head.step(0.1)
+                learn(head, feat_BD, torch.tensor([0, 1]))
         return head.num_steps
 
     assert in_world(3, train) == [3, 3, 3]

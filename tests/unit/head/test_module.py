@@ -13,7 +13,7 @@ from torch.distributed import checkpoint as dcp
 
 from partial_fc.comm import SingleWorld
 from partial_fc.head import AdaFace, CosFace, HardNegatives, JointOptimizer, PartialFC, RowSGD
-from tests.flat import flat_head
+from tests.flat import flat_head, learn
 from tests.unit.thread_world import in_world
 
 C, D = 41, 8
@@ -163,8 +163,7 @@ def test_torch_distributed_checkpoint_loads_on_any_number_of_ranks(tmp_path):
     for each, steps in ((head, 3), (other, 1)):
         for step in range(steps):
             feat = torch.randn(4, D, generator=torch.Generator().manual_seed(step)).requires_grad_()
-            each(feat, torch.arange(4)).backward()
-            each.step(0.1)
+            learn(each, feat, torch.arange(4))
     dcp.save({"head": head.sharded()}, checkpoint_id=tmp_path / "step")
     dcp.load({"head": other.sharded()}, checkpoint_id=tmp_path / "step")
     assert other.num_steps == 3
@@ -180,15 +179,12 @@ def test_resized_rows_are_those_of_before_and_new_ones_those_of_a_fresh_head(wor
     def on_rank(world):
         head = flat_head(C, D, CosFace(scale=8.0), sample_rate=0.5, world=world, sub_centres=2)
         feat = torch.randn(6, D, generator=torch.Generator().manual_seed(world.rank)).requires_grad_()
-        head(feat, torch.arange(6) * 6).backward()
-        head.step(0.1)
+        learn(head, feat, torch.arange(6) * 6)
         before = {name: world.all_gather(t, name="x") for name, t in head.rows.tables().items()}
         head.resize(num_classes)
         after = {name: world.all_gather(t, name="x") for name, t in head.rows.tables().items()}
         centres = world.all_gather(head.centres, name="x")
-        loss = head(feat, torch.arange(6) % num_classes)
-        loss.backward()
-        head.step(0.1)
+        learn(head, feat, torch.arange(6) % num_classes)
         return before, after, centres, head.num_steps, len(head.shard)
 
     before, after, centres, num_steps, _ = in_world(world_size, on_rank)[0]

@@ -14,7 +14,7 @@ from partial_fc.head import HardNegatives, RowSGD
 from partial_fc.verbs.train import exit_now
 from tests.running import ranks
 from tests.unit.head import test_module
-from tests.unit.head.test_module import C
+from tests.unit.head.test_module import C, batch
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -30,10 +30,9 @@ def trained(model: Model, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     shared = DistributedDataParallel(model)
     net, rank, losses, average = torch.optim.SGD(shared.parameters(), 0.1), dist.get_rank(), [], None
     for step in range(6):
-        random = torch.Generator().manual_seed(10 * step + rank)
         for each in (net, optimizer):
             each.zero_grad()
-        loss = shared(torch.randn(6, 5, generator=random), torch.randint(0, C, (6,), generator=random))
+        loss = shared(*batch(10 * step + rank))
         loss.backward()
         for each in (net, optimizer):
             each.step()

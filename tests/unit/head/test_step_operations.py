@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from partial_fc.head import CosFace, PartialFC
+from tests.flat import learn
 from tests.unit.thread_world import in_world
 
 D = 16
@@ -27,10 +28,7 @@ def test_ranks_may_bring_other_numbers_of_rows_than_before(asks):
         for (feat, label), rows in zip(batches(4), ([12, 12], [12, 12], [8, 16], [0, 24]), strict=True):
             part = slice(sum(rows[: world.rank]), sum(rows[: world.rank + 1])) if world.size > 1 else slice(None)
             leaf = feat.detach()[part].requires_grad_()
-            loss = head(leaf, label[part])
-            loss.backward()
-            head.step(0.1)
-            losses.append(loss.item())
+            losses.append(learn(head, leaf, label[part]).item())
             gradients.append(leaf.grad)
         bad = torch.tensor([0, 50 if world.rank == world.size - 1 else 49])
         with pytest.raises(ValueError, match=f"label 50 at index 1 of rank {world.size - 1}'s batch is outside"):

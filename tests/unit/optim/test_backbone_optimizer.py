@@ -17,6 +17,7 @@ from partial_fc.optim.backbone import build, load_named_state, named_state, set_
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.precision import Precision
 from recipes.imagenet import resnet
+from tests.unit.optim.test_muon import stepped
 
 RATES = (0.1, 0.1, 0.01, 0.01)
 CARRIED = {"lr_in_momentum": True}
@@ -161,25 +162,17 @@ def test_a_channels_last_network_goes_on_to_the_same_bits_from_stored_moments(de
     """Stored moments are contiguous; the fused AdamW reads them as flat memory."""
     torch.manual_seed(0)
     start = nn.Conv2d(3, 6, 3).to(device, dtype, memory_format=torch.channels_last)
-    gradients = [[torch.randn_like(p) for p in start.parameters()] for _ in range(3)]
-
-    def stepped(module, optimizer, number):
-        set_lr(optimizer, 0.1)
-        for p, gradient in zip(module.parameters(), gradients[number], strict=True):
-            p.grad = gradient
-        optimizer.step()
-
+    gradients = [{name: torch.randn_like(p) for name, p in start.named_parameters()} for _ in range(3)]
     optimizer = build("adamw", start, 0.9, 0.01)
     assert {group["fused"] for group in optimizer.param_groups} == {fused}
-    for number in range(2):
-        stepped(start, optimizer, number)
+    stepped(optimizer, start, gradients[:2], 0.1)
     stored = {name: t.cpu().clone(memory_format=torch.contiguous_format)
               for name, t in named_state(optimizer, start).items()}  # fmt: skip
     resumed = copy.deepcopy(start)
     again = build("adamw", resumed, 0.9, 0.01)
     load_named_state(again, resumed, stored)
-    stepped(start, optimizer, 2)
-    stepped(resumed, again, 2)
+    stepped(optimizer, start, gradients[2:], 0.1)
+    stepped(again, resumed, gradients[2:], 0.1)
     assert all(torch.equal(p, q) for p, q in zip(start.parameters(), resumed.parameters(), strict=True))
     assert again.state[resumed.weight]["exp_avg"].stride() == resumed.weight.stride()
     with pytest.raises(ValueError, match=r"'weight/exp_avg': expected shape \(6, 3, 3, 3\), got \(1,\)"):

@@ -1,8 +1,9 @@
-"""Muon against torch's own, and the matrices that it makes."""
+"""The optimizers against torch's own, without what only torch.compile needs, and the matrices that Muon makes."""
 
 import copy
 import sys
 
+import pytest
 import torch
 from torch import nn
 
@@ -12,11 +13,44 @@ from partial_fc.optim.muon import orthogonal
 
 def stepped(optimizer: torch.optim.Optimizer, module: nn.Module, gradients: list[dict], lr: float) -> None:
     for gradient in gradients:
-        for group in optimizer.param_groups:
-            group["lr"] = lr
+        backbone.set_lr(optimizer, lr)
         for name, p in module.named_parameters():
             p.grad = gradient[name].clone()
         optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "theirs"),
+    [
+        ("sgd", lambda parameters: torch.optim.SGD(parameters, lr=0.0, momentum=0.9, weight_decay=0.01)),
+        ("adamw", lambda parameters: torch.optim.AdamW(parameters, lr=0.0, weight_decay=0.01, fused=True)),
+    ],
+)
+def test_it_is_torchs_without_torch_dynamo(kind, theirs, monkeypatch):
+    torch.manual_seed(0)
+    module = nn.Linear(5, 3)
+    other = copy.deepcopy(module)
+    expected = theirs(other.parameters())
+    gradients = [{name: torch.randn_like(p) for name, p in module.named_parameters()} for _ in range(4)]
+    for number, gradient in enumerate(gradients):
+        stepped(expected, other, [gradient], 0.1 / (1 + number))
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "torch._dynamo", None)  # importing it raises
+        optimizer = backbone.build(kind, module, 0.9, 0.01)
+        for number in range(4):
+            if number == 2:  # from a checkpoint
+                kept = {name: t.clone() for name, t in backbone.named_state(optimizer, module).items()}
+                optimizer = backbone.build(kind, module, 0.9, 0.01)
+                backbone.load_named_state(optimizer, module, kept)
+            stepped(optimizer, module, [gradients[number]], 0.1 / (1 + number))
+        optimizer.zero_grad()
+    with pytest.raises(ValueError, match="belongs to no parameter"):
+        backbone.load_named_state(optimizer, module, {"9.weight/momentum_buffer": torch.ones(1)})
+    assert isinstance(optimizer, type(expected))
+    for p, q in zip(module.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p, q)
+        assert p.requires_grad
+        assert p.grad is None
 
 
 def test_matrices_move_as_by_torchs_muon_and_the_rest_by_its_adamw(monkeypatch):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.house.test_setup import script
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -34,9 +35,7 @@ eval "$end"
 @pytest.fixture
 def start(tmp_path):
     """Starts run.sh, whose mpirun follows the plan."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/mpirun").write_text(MPIRUN)
-    (tmp_path / "bin/mpirun").chmod(0o755)
+    script(tmp_path / "bin/mpirun", MPIRUN)
     shutil.copy(ROOT / "run.sh", tmp_path)
     # Of the trainer only what run.sh asks it: where it writes without a flag that says so.
     (tmp_path / "config.sh").write_text('echo "runs/of $PARTIAL_FC_WHERE $*/checkpoints"\n')

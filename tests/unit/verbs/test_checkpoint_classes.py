@@ -27,7 +27,7 @@ from partial_fc.verbs.checkpoint.classes import (
     RenameOptions,
 )
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
-from tests.flat import flat_head
+from tests.flat import flat_head, learn
 from tests.unit.stored_checkpoints import D, heads_of, save, whole
 
 NAMES = ["ada", "bob", "cyd", "dov", "eve", "fay", "gus", "hal", "ida", "jon", "kim"]
@@ -287,8 +287,7 @@ def test_a_new_class_is_caught_up_on_no_step_from_before_it_was_there(tmp_path, 
     options = {"sample_rate": 0.2, "optimizer": RowSGD(0.9, 0.5), "sub_centres": sub_centres, "catch_up": "exact"}
     head = flat_head(len(NAMES), D, **options)
     for step in range(6):
-        head(torch.randn(4, D, generator=torch.Generator().manual_seed(step)), torch.arange(4)).backward()
-        head.step(0.1)
+        learn(head, torch.randn(4, D, generator=torch.Generator().manual_seed(step)), torch.arange(4))
     save(tmp_path / "a", [head], names=NAMES, configuration={"network": "tiny"})
     classes.add(AddOptions(tmp_path / "a", tmp_path / "b", ("zoe",)))
     other = flat_head(len(NAMES) + 1, D, **options)

@@ -1,19 +1,20 @@
 """`partial-fc checkpoint inspect | verify | reshard`."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from partial_fc import checkpoint
-from partial_fc.checkpoint.files import save_tensors
+from partial_fc.checkpoint.files import read_checksums, save_tensors, write_checksums
 from partial_fc.checkpoint.head_state import facts_of
 from partial_fc.checkpoint.output import new_checkpoint
 from partial_fc.head import PartialFC, Storage
 from partial_fc.verbs.checkpoint.inspect import InspectOptions, inspect
 from partial_fc.verbs.checkpoint.reshard import ReshardOptions, reshard
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
+from tests.running import change_manifest
 from tests.unit.stored_checkpoints import D, OneOf, damage, heads_of, save, whole
 
 
@@ -117,22 +118,15 @@ def test_each_file_that_is_damaged_or_missing_is_named(tmp_path, capsys, name):
     assert f"bad: {path} is missing" in capsys.readouterr().out
 
 
-def rewritten(folder: Path, path: Path, tensors=None, **manifest) -> None:
+def rewritten(folder: Path, path: Path, tensors) -> None:
     """Another content, with its right checksum: what only a look at the content can find."""
-    from partial_fc.checkpoint.files import read_checksums, write_checksums, write_json
-
-    if tensors is not None:
-        digest = save_tensors(tensors, path)
-    else:
-        digest = write_json({**json.loads(path.read_text()), **manifest}, path)
+    digest = save_tensors(tensors, path)
     for sums in folder.glob("rank-*.sha256"):
         if path.name in read_checksums(sums):
             write_checksums({**read_checksums(sums), path.name: digest}, sums)
 
 
 def test_what_checksums_cannot_see_is_found(tmp_path, capsys):
-    from safetensors.torch import load_file
-
     def problems(change) -> str:
         folder = tmp_path / f"a{len(list(tmp_path.iterdir()))}"
         save(folder, heads_of(2, made=(0, 3, 6)))
@@ -163,9 +157,9 @@ def test_what_checksums_cannot_see_is_found(tmp_path, capsys):
             {name: t for name, t in load_file(path).items() if name != "momentum"},
         )
     )
-    table = facts_of(heads_of(1)[0])["tables"][""]
+    table = facts_of(heads_of(1)[0])["tables"][""] | {"num_classes": 12}
     assert "no file holds classes 11 to 11" in problems(
-        lambda folder: rewritten(folder, folder / "manifest.json", tables={"": {**table, "num_classes": 12}})
+        lambda folder: change_manifest(folder, lambda manifest: manifest | {"tables": {"": table}})
     )
     assert "says 'x'; expected step 7" in problems(lambda folder: (folder / "COMPLETE").write_text("x"))
     assert "has no file COMPLETE" in problems(lambda folder: (folder / "COMPLETE").unlink())

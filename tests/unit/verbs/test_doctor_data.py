@@ -8,14 +8,11 @@ import numpy as np
 from partial_fc.data.pairs import write_pairs
 from partial_fc.verbs.data.pack import PackOptions, pack_images
 from partial_fc.verbs.doctor.data import DataOptions, doctor_data
-from tests.unit.doctor_sets import examine, picture, records, write
+from tests.unit.doctor_sets import class_folders, examine, picture, records, write
 
 
 def test_what_pack_writes_is_good(tmp_path):
-    for seed, label in enumerate([0, 0, 1, 1, 2, 2]):
-        folder = tmp_path / "in" / f"class{label}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{seed}.jpg").write_bytes(picture(seed))
+    class_folders(tmp_path / "in", [0, 0, 1, 1, 2, 2])
     for plain in (False, True):
         pack_images(PackOptions(tmp_path / "in", tmp_path / f"out{plain}", image_size=24, plain=plain))
         assert examine(tmp_path / f"out{plain}") == (0, {})
@@ -23,10 +20,7 @@ def test_what_pack_writes_is_good(tmp_path):
 
 
 def test_class_folders(tmp_path, capsys):
-    for seed, label in enumerate([0, 0, 0, 2, 2, 2, 3]):
-        folder = tmp_path / "in" / f"class{label}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{seed}.jpg").write_bytes(picture(seed))
+    class_folders(tmp_path / "in", [0, 0, 0, 2, 2, 2, 3])
     (tmp_path / "in/class1").mkdir()
     (tmp_path / "in/class2/4.jpg").write_bytes(picture(0))  # = class0/0.jpg
     (tmp_path / "in/class0/2.jpg").write_bytes(picture(0))
@@ -79,15 +73,10 @@ def test_what_is_not_read_of_a_folder_is_counted_and_named(tmp_path):
 
 
 def test_one_class_and_a_few(tmp_path, capsys):
-    for seed in range(4):
-        (tmp_path / "one/a").mkdir(parents=True, exist_ok=True)
-        (tmp_path / f"one/a/{seed}.jpg").write_bytes(picture(seed))
-        (tmp_path / f"few/{seed % 2}").mkdir(parents=True, exist_ok=True)
-        (tmp_path / f"few/{seed % 2}/{seed}.jpg").write_bytes(picture(seed))
-    status, found = examine(tmp_path / "one")
+    status, found = examine(class_folders(tmp_path / "one", [0] * 4))
     assert (status, set(found)) == (1, {"class-only-one"})
-    assert "it is called a (expected ROOT/CLASS/IMAGE)" in found["class-only-one"]["what"]
-    assert examine(tmp_path / "few") == (0, {})
+    assert "it is called class0 (expected ROOT/CLASS/IMAGE)" in found["class-only-one"]["what"]
+    assert examine(class_folders(tmp_path / "few", [0, 1] * 2)) == (0, {})
     assert "class-few (2): classes have images, fewer than 10" in capsys.readouterr().out
 
 

@@ -10,6 +10,7 @@ import pytest
 from partial_fc.comm.launch.hosts import Host, HostError, parse
 from partial_fc.verbs.doctor.env import EnvOptions, common_findings, doctor_env, host_findings
 from partial_fc.verbs.doctor.probe import MARK
+from tests.house.test_setup import script
 
 GOOD = {
     "name": "node1",
@@ -122,10 +123,7 @@ def test_this_machine_needs_no_ssh():
 
 def python(folder: Path, body: str) -> str:
     """Another Python, by a script of a shell."""
-    path = folder / "python"
-    path.write_text(f'#!/bin/sh\n{body} {sys.executable} "$@"\n')
-    path.chmod(0o755)
-    return str(path)
+    return str(script(folder / "python", f'#!/bin/sh\n{body} {sys.executable} "$@"\n'))
 
 
 def test_a_python_that_fails_is_told(tmp_path, monkeypatch):
@@ -143,8 +141,7 @@ SSH = {
 
 @pytest.mark.parametrize("words", SSH)
 def test_ssh_that_does_not_answer(tmp_path, monkeypatch, capsys, words):
-    (tmp_path / "ssh").write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 255\n")
-    (tmp_path / "ssh").chmod(0o755)
+    script(tmp_path / "ssh", f"#!/bin/sh\necho '{words}' >&2\nexit 255\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert doctor_env(EnvOptions(hosts="192.0.2.77:8")) == 1
     printed = capsys.readouterr().out

@@ -12,12 +12,13 @@ from torch import nn
 from partial_fc import checkpoint, models
 from partial_fc.foreign import ndarray_file
 from partial_fc.head import CosFace
-from partial_fc.head.rows import RowAdamW
+from partial_fc.head.rows import RowAdamW, RowSGD
 from partial_fc.head.shard import Shard
+from partial_fc.optim.backbone import build, load_named_state, set_lr
 from partial_fc.verbs.checkpoint.import_centres import ImportOptions, import_centres
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
 from tests.flat import flat_head
-from tests.unit.stored_checkpoints import D, OneOf
+from tests.unit.stored_checkpoints import D, OneOf, whole
 
 C = 11
 
@@ -32,7 +33,7 @@ def loaded(folder: Path, size: int, **options) -> dict[str, torch.Tensor]:
     heads = [flat_head(C, D, CosFace(), world=OneOf(rank, size), **options) for rank in range(size)]
     for head in heads:
         assert checkpoint.Checkpoint(folder).load_head(head) == []
-    return {name: torch.cat([h.row_state()[name] for h in heads]) for name in heads[0].row_state()}
+    return whole(heads)
 
 
 # ---- MXNet
@@ -138,8 +139,6 @@ def test_momentum_of_mxnet_means_the_same_step_here(mx, tmp_path):
     there(grads[1])
     import_centres(ImportOptions((tmp_path,), tmp_path / "out", momentum_lr=lr))
     rows = loaded(tmp_path / "out", 1)
-    from partial_fc.head.rows import RowSGD
-
     RowSGD().step(rows["centres"], {"momentum": rows["momentum"]}, grads[1].clone(), lr)
     np.testing.assert_allclose(rows["centres"], weight.asnumpy(), rtol=1e-5, atol=1e-6)
 
@@ -248,14 +247,10 @@ def test_a_whole_checkpoint_of_arcface_torch_goes_on_as_it_would_there(tmp_path,
     centre_CD, touched = rows.pop("centres"), rows.pop("touched")
     assert len(touched) == C
     if kind == "sgd":
-        from partial_fc.head.rows import RowSGD
-
         RowSGD(weight_decay=0.0).step(centre_CD, rows, values(7).clone(), 0.1)
     else:
         RowAdamW().step(centre_CD, rows, values(7).clone(), 0.1)
     torch.testing.assert_close(centre_CD, expected, rtol=1e-5, atol=1e-6)
-
-    from partial_fc.optim.backbone import build, load_named_state, set_lr
 
     again = models.build("tiny", D, 16)
     again.load_state_dict(found.backbone())
