@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import partial_fc
 from partial_fc.checkpoint.read import Checkpoint
@@ -14,7 +15,7 @@ from partial_fc.comm import SingleWorld
 from partial_fc.data.open import open_source
 from partial_fc.verbs.model.evaluate import EvaluateOptions, evaluate
 from tests.running import losses, train_here, train_several
-from tests.world.made import class_folders
+from tests.world.made import class_folders, image, write_rec
 
 FLAGS = "--check-data off --image-size 40 --batch-size 8 --network tiny --lr-scheduler constant --warmup-steps 0"
 OLD, NEW = f"{FLAGS} --embedding-size 16 --max-steps 6", f"{FLAGS} --embedding-size 24 --max-steps 6"
@@ -73,6 +74,17 @@ def test_the_older_centres_are_there_and_stay_on_any_number_of_ranks(sets, old, 
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
     assert losses(tmp_path / "whole")[0] < losses(tmp_path / "one")[0], "by its weight"
     torch.testing.assert_close(centres(tmp_path / "two", "old"), unit_CD, rtol=0, atol=1e-6)
+
+
+def test_classes_with_numbers_only_and_arcface_torchs_files(old, tmp_path):
+    theirs, centre_CD = tmp_path / "theirs", centres(old)
+    theirs.mkdir()
+    torch.save({"weight": centre_CD}, theirs / "softmax_fc_gpu_0.pt")
+    torch.save(load_file(old / "model.safetensors"), theirs / "model.pt")
+    rec = write_rec(tmp_path / "rec", ((key, key // 4, image(key // 4, key % 4)) for key in range(40)))
+    log = train_here(tmp_path / "new", f"--rec {rec} {NEW} --no-mirror --compatible-with {theirs}")
+    assert "it knows 8 of 10 classes" in log
+    torch.testing.assert_close(centres(tmp_path / "new", "old")[:8], torch.nn.functional.normalize(centre_CD))
 
 
 def test_a_new_model_is_measured_against_an_older_one(sets, old, tmp_path, capsys):
