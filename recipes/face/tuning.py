@@ -45,7 +45,7 @@ class TuningFlags:
     compatible_with: Annotated[Path | None, Refused("a frozen head is added or left out")] = None
     """Make embeddings that can be searched among those of this older model: its class centres, which stay as they are,
     classify them, too. A run, a checkpoint, or arcface_torch's folder (docs/after-training.md)."""
-    compatible_weight: Annotated[float, In("(0, inf)"), MayChange] = 1.0
+    compatible_weight: Annotated[float, In("(0, inf)")] = 1.0
     """With --compatible-with: what that loss is multiplied by."""
 
     def __post_init__(self) -> None:

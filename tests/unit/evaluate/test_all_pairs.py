@@ -63,7 +63,7 @@ def test_scores_have_the_same_bits_for_any_blocks_and_threads(monkeypatch):
     whole_ND = np.round(row_ND.astype(np.float64) * 2**26).astype(np.int64)
     expected_NN = (2**53 - ((whole_ND[:, None] - whole_ND) ** 2).sum(2)) * 2.0**-53
     assert expected_NN[7, 8] == 1
-    pairs = module._Pairs(row_ND, np.arange(90), np.arange(90), CPU)
+    pairs = module._Pairs(row_ND, row_ND, np.arange(90), np.arange(90), CPU)
     for block in (90, 32):
         monkeypatch.setattr(module, "_BLOCK", block)
         for i in range(0, 90, block):
