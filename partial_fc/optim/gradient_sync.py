@@ -25,6 +25,7 @@ _SENT_AS = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 # Enough to saturate a link; a small network gets four smaller ones, which are sent during backward.
 BUCKET_BYTES = 4 << 20
+LARGE_BYTES = 64 << 20  # of one process, which sends nothing: few operations, and little memory for gradients beside it
 # Each parameter begins at a multiple of so many values of its bucket: a cache line of float32.
 ALIGNMENT = 16
 # Yields a pending message, is resumed with the result, and may start another.
@@ -124,8 +125,8 @@ class GradientSync:
         self._overlap = overlap
         self._sent_as = _SENT_AS[compression]
         if bucket_bytes is None:
-            num_bytes = sum(p.nbytes for _, p in in_backward_order)
-            bucket_bytes = num_bytes if world.size == 1 else min(BUCKET_BYTES, num_bytes // 4)  # one: nothing is sent
+            bucket_bytes = min(BUCKET_BYTES, sum(p.nbytes for _, p in in_backward_order) // 4)
+            bucket_bytes = LARGE_BYTES if world.size == 1 else bucket_bytes
         self._buckets = buckets_of(in_backward_order, bucket_bytes)
         self._loss_scale = 1.0
         self._under_way: list[tuple[Stages, Work | None]] = []  # of the sent buckets; None: done
