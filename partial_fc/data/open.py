@@ -89,7 +89,13 @@ def open_on_all(make: Callable[[], Source], world: "World") -> Source:
     number of images or classes, or other class names. A collective."""
     from partial_fc.comm import all_gather_json, all_or_raise  # `open_source` alone needs no torch, which takes seconds
 
-    source = all_or_raise(make, world, "data/opened", f" ({socket.gethostname()})" if world.size > 1 else "")
+    def made() -> Source:
+        try:
+            return make()
+        except OSError as error:  # other hosts may have the file
+            raise ValueError(f"{socket.gethostname()}: {error}" if world.size > 1 else str(error)) from error
+
+    source = all_or_raise(made, world, "data/opened")
     names = zlib.crc32("\n".join(source.class_names() or []).encode("utf-8", "surrogateescape"))
     seen = f"{counted(len(source), 'image')}, {counted(source.num_classes, 'class')} (names {names:08x})"
     seen_W = all_gather_json(seen, world, "data/seen")

@@ -49,7 +49,7 @@ def all_pairs(
 ) -> AllPairs:
     """Measures all pairs; equal labels are genuine. Every rank gives the same rows, of length 1, and computes every
     W-th block. rates: FARs in [0, 1), as text. gallery_ND: the second image of a pair by another model, of the same
-    width; the first is that of the smaller class, or earlier in the data.
+    width; the first of a pair has the smaller label, or comes earlier in the data.
 
     Memory beside the rows: 100 MB, and 16 bytes for each impostor that the largest rate accepts. Two collectives, the
     larger one of 8 bytes for each such impostor and rank. Raises ValueError if there are no pairs of one kind.

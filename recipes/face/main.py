@@ -178,7 +178,7 @@ class Config:
         if self.optim.batch_size == 1 and not self.optim.sync_bn:
             raise ValueError("--batch-size 1: batch norm needs 2 images a process, or --sync-bn")
         face_vectors.check(self.data, self.model, self.tuning)
-        if self.tuning.compatible_with and self.data.heads:
+        if self.tuning.compatible_with and face_heads.of(self):
             raise ValueError("--compatible-with is for a run with one head; --rec names several sets")
         heads = [(one.flags, one.drawn) for one in face_heads.of(self)]
         for head, drawn in heads or [(self.head, self.data.labels_drawn or self.data.labels)]:

@@ -102,7 +102,7 @@ def test_a_new_model_is_measured_against_an_older_one(sets, old, tmp_path, capsy
         assert rates["old, old"] == pytest.approx(rates["new, new"], nan_ok=True)
 
 
-@pytest.mark.parametrize("what", ["names", "wider", "centres", "vectors", "nothing"])
+@pytest.mark.parametrize("what", ["names", "wider", "centres", "vectors", "nothing", "heads"])
 def test_what_cannot_be_compared(sets, old, tmp_path, what):
     rec, given, flags = sets[0], old, NEW
     match what:
@@ -126,6 +126,8 @@ def test_what_cannot_be_compared(sets, old, tmp_path, what):
                 "--network none --batch-size 4 --max-steps 2 --warmup-steps 0 --embedding-size 6",
             )
             message = "expected the same kind of input"
+        case "heads":
+            rec, message = f"a={sets[0]} b={sets[1]}", "for a run with one head"
         case "nothing":
             given, message = tmp_path, "--compatible-with: .* no complete checkpoint"
     with pytest.raises(ValueError, match=message):
