@@ -22,7 +22,7 @@ _CLASSES = "checkpoint.classes"
 _OWN_READERS = ("train", "launch")
 # Verbs that talk to other processes ignore SIGPIPE: a broken connection is an error to report, and they continue if
 # nobody reads their output.
-_CONNECTED = ("launch", "doctor env", "embed", "evaluate", "search", "data drop")
+_CONNECTED = ("launch", "doctor env", "embed", "evaluate", "search", "data clean")
 SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
     "Train": (
         "a backbone and its last layer, on one GPU or many hosts",
@@ -49,7 +49,7 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
         {
             "doctor data": ("doctor.data:doctor_data", "check a training set before training"),
             "data pack": ("data.pack:pack_images", "pack a folder or list of images into train.rec"),
-            "data drop": ("data.drop:drop", "leave out images that are far from their class"),
+            "data clean": ("data.clean:clean", "find wrong labels, and classes that are one or two"),
             "data pairs": ("data.draw_pairs:make_pairs", "draw pairs of images for tests, as a .bin"),
             "data show": ("data.show:show", "draw a picture of a set, one row for each class"),
             "data index": ("data.pack:make_index", "index tar shards, or a .rec without .idx"),

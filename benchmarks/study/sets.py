@@ -2,6 +2,7 @@
 
 clean, small, large     training sets of glyphs, as `python -m demo glyphs` draws them
 split, flipped          the same images as clean, with other labels
+other                   characters that are in none of the others, large aside
 heldout                 4,000 characters that no run sees in eight typefaces, and pairs of those that look alike
 seen-SET                another drawing of each character of clean, small or large
 """
@@ -29,7 +30,9 @@ from partial_fc.data.recordio import RecordReader, RecordWriter, pack
 NUM_UNSEEN = 4000
 # Classes before labels are changed. split: half of the classes are two by a coin for each image. flipped: two images of
 # five have the label of another class.
-CLASSES = {"clean": 12_000, "split": 12_000, "flipped": 12_000, "small": 4_000, "large": 34_694}
+CLASSES = {"clean": 12_000, "split": 12_000, "flipped": 12_000, "small": 4_000, "large": 34_694, "other": 4_000}
+_PARTS = {"encoder": (CLASSES["small"], CLASSES["small"] + 1000),
+          "other": (CLASSES["clean"], CLASSES["clean"] + CLASSES["other"])}  # fmt: skip
 SEED = 20_261_127  # not the demo's: other characters are held out
 IMAGES = 3  # of a character in a typeface
 LOOKALIKES = 60_000
@@ -88,10 +91,8 @@ def draw(path: Path, name: str) -> None:
             np.save(path / "lookalikes.npy", _lookalikes(pen, run, drawn))
             return
         of = name.removeprefix("seen-")
-        if of == "encoder":
-            codes = choose(typefaces, CLASSES["small"] + 1000, NUM_UNSEEN, SEED)[0][CLASSES["small"] :]
-        else:
-            codes, _ = choose(typefaces, CLASSES[of], NUM_UNSEEN, SEED)
+        first, stop = _PARTS.get(of) or (0, CLASSES[of])
+        codes = choose(typefaces, stop, NUM_UNSEEN, SEED)[0][first:]
         drawn = drawn_by(pen, run, {code: trained(typefaces[code]) for code in codes})
         if name == of:
             write_training(path, pen, run, drawn, IMAGES)

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from partial_fc import terminal
 from partial_fc.comm import World
 from partial_fc.evaluate.evaluation import own_part
 from partial_fc.evaluate.verification import wilson_interval
@@ -77,13 +78,14 @@ def search(
     is_gallery: bool = False,
     max_rank: int = 5,
     shown: int = 5,
+    bar: str = "",
 ) -> Found:
     """Searches each probe in the gallery; rows have length 1. Each rank searches its part of the probes; one collective
     of some 100 bytes a probe.
 
     probe_label_P: None: only the nearest images are asked for, and no probe has a mate.
     is_gallery: the probes are the gallery's images in its order, and none is its own neighbour. max_rank: of
-    Found.rank_P. shown: K. The average precision of a probe with R mates is the mean, over its R nearest images, of the
+    Found.rank_P. shown: K. bar: the name of a progress bar. The average precision of a probe with R mates is the mean, over its R nearest images, of the
     precision up to there if the image is a mate, else 0. Memory: gallery and probes, on the device too, and 300 MB for
     a block. Raises ValueError if no labelled probe has a mate.
     """
@@ -101,7 +103,8 @@ def search(
     kept = min(len(label_G), shown if probe_label_P is None else max(max_rank * int(count_C.max()) + 1, shown))
     rows = [torch.empty(0, 2 + 2 * shown, dtype=torch.float64)]
     gallery = torch.from_numpy(gallery_GD).to(device)
-    for block in own_part(-(-len(probe_PD) // _PROBES_AT_ONCE), world):
+    blocks = own_part(-(-len(probe_PD) // _PROBES_AT_ONCE), world)
+    for block in terminal.bar(blocks, desc=bar, unit="block", shown=bool(bar) and world.rank == 0):
         some = slice(block * _PROBES_AT_ONCE, min((block + 1) * _PROBES_AT_ONCE, len(probe_PD)))
         itself = torch.arange(some.start, some.stop, device=device) if is_gallery else None
         cosine, index = nearest(torch.from_numpy(probe_PD[some]), gallery, kept, device, itself)

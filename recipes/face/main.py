@@ -91,6 +91,9 @@ class DataFlags:
     """FILE.npy: a floating number for each record, in the order of the data (of several sets: one set after the other),
     which the loss of that record is multiplied by. The sum over a batch is divided by the number of its images, not by
     the sum of their weights, so weights with a mean of 1 keep the meaning of --lr. The log has the weighted loss."""
+    apply: Annotated[Path | None, Refused("these are other classes")] = None
+    """changes.tsv of `partial-fc data clean`: the labels to change, and the images to leave out (docs/after-training.md).
+    """
     order: Literal["shuffled", "blocks"] = "shuffled"
     """shuffled: a random permutation. blocks: for a .rec on a spinning disk or a network drive: blocks of 1,024
     consecutive images in random order, shuffled 32 blocks at a time; the next 32 are read ahead, about 230 MB of 7 kB
@@ -116,6 +119,8 @@ class DataFlags:
             raise ValueError(f"--order blocks is for a .rec file; the images of {self.shown} are separate files")
         if self.order == "blocks" and self.balance != "none":
             raise ValueError(f"--balance {self.balance} draws classes, --order blocks reads the file on; leave one out")
+        if self.apply and (self.labels > 1 or self.rec is None):
+            raise ValueError(f"--apply {self.apply} changes the one label of each image of --rec")
         if not self.heads:  # of sets each is checked by itself
             face_heads.check_drawn(self.labels, self.labels_drawn)
         if self.labels > 1 and self.balance != "none":
@@ -178,8 +183,9 @@ class Config:
         if self.optim.batch_size == 1 and not self.optim.sync_bn:
             raise ValueError("--batch-size 1: batch norm needs 2 images a process, or --sync-bn")
         face_vectors.check(self.data, self.model, self.tuning)
-        if self.tuning.compatible_with and face_heads.of(self):
-            raise ValueError("--compatible-with is for a run with one head; --rec names several sets")
+        for name in ("compatible_with", "apply"):
+            if (getattr(self.tuning, name, None) or getattr(self.data, name, None)) and face_heads.of(self):
+                raise ValueError(f"{flags.flag(name)} is for a run with one head; --rec names several sets")
         heads = [(one.flags, one.drawn) for one in face_heads.of(self)]
         for head, drawn in heads or [(self.head, self.data.labels_drawn or self.data.labels)]:
             head.check(self.launch, self.optim, self.schedule, self.run.resume, drawn)
@@ -220,7 +226,7 @@ def train_here(run: Run) -> int:
 
     # ---- data
     source = run.open_data(lambda: (face_vectors.open_tables if of_vectors else _source)(data, labels or data.labels))
-    num_classes = data.num_classes or source.num_classes
+    num_classes = source.num_classes if data.apply else data.num_classes or source.num_classes
     order = _order(run, source)
     total_steps, _ = run.lengths(order)
     if not data.synthetic:
@@ -294,7 +300,7 @@ def _source(data: DataFlags, labels: int | Mapping[str, int]) -> Source:
     if data.synthetic:
         assert data.num_classes is not None
         return Synthetic(data.num_classes, data.image_size, data.num_images, data.labels)
-    return open_sets(data.recs, data.num_classes, data.shared_classes, num_labels=labels)
+    return open_sets(data.recs, data.num_classes, data.shared_classes, num_labels=labels, changes=data.apply)
 
 
 def _order(run: Run, source: Source) -> Order:
@@ -416,6 +422,8 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
         notes += default
     data, replaced = presets.give_way(config.data, {*typed, *stated})
     notes += replaced
+    if "num_classes" in typed and data.apply:
+        raise UsageError(f"--num-classes with --apply {data.apply}: the data and the changes say how many there are")
     if "num_images" in typed and not data.synthetic:
         notes.append("--num-images is about synthetic data; this run has images")
     return dataclasses.replace(config, data=data), notes

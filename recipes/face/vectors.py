@@ -31,7 +31,7 @@ def check(data: DataFlags, model: ModelFlags, tuning: TuningFlags) -> None:
     if not data.recs or data.synthetic or any(rec.suffix not in (*SUFFIXES, ".sets") for rec in data.recs):
         what = f"--rec {data.shown}" if data.recs else f"--dataset {data.dataset}"
         raise ValueError(f"--network {network} takes vectors, .npz, .npy or .parquet; this run has {what}")
-    for name in ("image_size", "mirror", "augment", "order"):
+    for name in ("image_size", "mirror", "augment", "order", "apply"):
         if is_given(data, name):
             raise ValueError(f"{flag(name)} with --network {network}: it is about images; leave it out")
     for name in ("ema", "lora", "teacher") if network == "none" else ("lora",):

@@ -265,11 +265,11 @@ def check_repetitions(
 
 def check_vectors(
     parts: Sequence[Vectors], label_N: NDArray[np.int64], describe: Describe, file: str, bar: str = ""
-) -> tuple[list[Finding], bool]:
-    """Reads every vector of the files. Returns the findings, and whether all usable vectors are embeddings, of
-    length 1. label_N: of all of them. describe(i) names vector i. bar: the name of a progress bar, if any."""
+) -> list[Finding]:
+    """Reads every vector of the files. label_N: of all of them. describe(i) names vector i. bar: the name of a progress
+    bar, if any."""
     length_N, scan = np.empty(len(label_N)), ImageScan(len(label_N))
-    for some, row_BD in blocks_of(parts, bar):
+    for some, row_BD in _blocks_of(parts, bar):
         with np.errstate(over="ignore"):
             row32_BD = row_BD.astype(np.float32, copy=False)  # as training sees them
         length_N[some] = np.sqrt(np.einsum("nd,nd->n", row32_BD, row32_BD, dtype=np.float64))
@@ -286,11 +286,10 @@ def check_vectors(
     findings = [Finding("info", "vectors", f"{kinds}, {parts[0].width} numbers{lengths}", len(label_N), file=file)]
     what = "vectors have NaN or Inf, or only zeros: training replaces them by others"
     findings += findings_at("error", "vectors-bad", what, bad_N, with_problem, file)
-    are_units = len(good) > 0 and bool((np.abs(good - 1) < 1e-3).all())
-    return findings + check_repetitions(scan, label_N, describe, file, "vectors"), are_units
+    return findings + check_repetitions(scan, label_N, describe, file, "vectors")
 
 
-def blocks_of(parts: Sequence[Vectors], bar: str) -> Iterator[tuple[slice, NDArray[Any]]]:
+def _blocks_of(parts: Sequence[Vectors], bar: str) -> Iterator[tuple[slice, NDArray[Any]]]:
     """Yields blocks of vectors, as they are stored, each with its place among all."""
     start = 0
     with terminal.bar(total=sum(map(len, parts)), unit="vector", desc=bar, shown=bool(bar)) as progress:

@@ -98,6 +98,8 @@ class MatchOptions(_EmbeddingOptions):
     """--rec of the training that continues; its classes must have names."""
     shared_classes: bool = False
     """Its --shared-classes."""
+    apply: Path | None = None
+    """Its --apply: of classes that the table merges the mean direction stays."""
 
 
 def list_classes(options: ListOptions) -> None:
@@ -151,31 +153,16 @@ def remove(options: RemoveOptions) -> None:
 
 
 def merge_classes(options: MergeClassesOptions) -> None:
-    import torch
-    from torch.nn.functional import normalize
-
-    from partial_fc.checkpoint.rows_now import rows_now
-
     stored = _open(options.folder)
     (into,) = _numbers(stored, [options.into])
     parts = _numbers(stored, options.names)
     if not parts or into in parts:
         raise ValueError(f"name the classes that become part of {options.into!r}: at least one, and not itself")
-    rows = rows_now(stored)
-    if len(shape := rows.columns["centres"].shape) > 1:
-        raise ValueError(
-            f"{stored.where}: a class has {shape[0]} centres (--sub-centres), and no checkpoint says which its images "
-            f"are near. `checkpoint classes remove` the others, and give their images to {options.into!r} in the data"
-        )
     names = stored.names()
     kept = _all_but(parts, len(names))
-    now, directions = kept.index(into), {}
-    created = [number for number in (into, *parts) if bool(rows.created(number, number + 1))]
-    if created:
-        centre_MD = rows.read(torch.tensor(created), ["centres"])["centres"].double()
-        directions[now] = normalize(normalize(centre_MD).sum(dim=0), dim=0).float()
+    joined = dict.fromkeys(parts, kept.index(into))
     made_by = f"classes {some([names[n] for n in parts])} of {stored.where} joined with {names[into]}"
-    joined = dict.fromkeys(parts, now)
+    directions = _mean_directions(stored, joined | {into: kept.index(into)})
     _write(stored, options.out, made_by, [names[number] for number in kept], kept, directions, joined)
 
 
@@ -200,10 +187,36 @@ def rename(options: RenameOptions) -> None:
     _write(stored, options.out, f"classes of {stored.where} renamed", renamed, list(range(len(names))))
 
 
+def _apply(options: MatchOptions) -> None:
+    from partial_fc.checkpoint.class_names import check_class_names, names_of
+    from partial_fc.data.sets.changed import Changed
+    from partial_fc.verbs.checkpoint import imprint
+
+    stored = _open(options.folder)
+    source = open_sets(options.data, shared_classes=options.shared_classes, changes=options.apply)
+    assert isinstance(source, Changed)
+    before, changes = source.before, source.changes
+    if before.num_classes != len(stored.names()):
+        found = f"{stored.where} has {len(stored.names())} classes, the data {before.num_classes} before {options.apply}"
+        raise ValueError(f"{found}: give a checkpoint of a training on it")
+    check_class_names(stored, before)
+    names = names_of(source, source.num_classes) or [stored.names()[old] for old in changes.old_E.tolist()]
+    kept = before.num_classes - len(changes.joined)
+    joined = {old: int(changes.class_C[old]) for old in changes.joined}
+    grown = joined | {int(changes.old_E[new]): new for new in set(joined.values())}
+    directions = _mean_directions(stored, grown) if grown else {}
+    directions |= imprint.directions(stored, source, range(kept, source.num_classes), options.trust_code)
+    made_by = f"classes of {stored.where} changed by {options.apply}: {len(joined)} merged, {len(names) - kept} new"
+    old = [*changes.old_E[:kept].tolist(), *([-1] * (len(names) - kept))]
+    _write(stored, options.out, made_by, names, old, directions, joined)
+
+
 def match(options: MatchOptions) -> None:
     from partial_fc.checkpoint.class_names import names_of
     from partial_fc.verbs.checkpoint import imprint
 
+    if options.apply:
+        return _apply(options)
     stored = _open(options.folder)
     source = open_sets(options.data, shared_classes=options.shared_classes, vectors=True)
     wanted, shown = names_of(source, source.num_classes), " ".join(map(str, options.data))
@@ -220,6 +233,27 @@ def match(options: MatchOptions) -> None:
     gone = len(number_of) - (len(old) - len(new))
     made_by = f"classes of {stored.where} made those of {shown}: {len(new)} new, {gone} gone"
     _write(stored, options.out, made_by, wanted, old, directions)
+
+
+def _mean_directions(stored: "Checkpoint", new_of: dict[int, int]) -> "dict[int, Tensor]":
+    """Returns the mean of the directions of the classes that become one, for those that training has moved. new_of:
+    class -> new number. Raises ValueError for classes with several centres."""
+    import torch
+    from torch.nn.functional import normalize
+
+    from partial_fc.checkpoint.rows_now import rows_now
+
+    rows = rows_now(stored)
+    if len(shape := rows.columns["centres"].shape) > 1:
+        raise ValueError(
+            f"{stored.where}: a class has {shape[0]} centres (--sub-centres), and no checkpoint says which its images "
+            "are near. `checkpoint classes remove` all but one of those that are one, and train on"
+        )
+    created = [number for number in sorted(new_of) if bool(rows.created(number, number + 1))]
+    total: dict[int, Tensor] = {}
+    for number, centre_D in zip(created, rows.read(torch.tensor(created), ["centres"])["centres"].double(), strict=True):
+        total[new_of[number]] = total.get(new_of[number], torch.zeros(())) + normalize(centre_D, dim=0)
+    return {new: normalize(sum_D, dim=0).float() for new, sum_D in total.items()}
 
 
 def _open(folder: Path) -> "Checkpoint":

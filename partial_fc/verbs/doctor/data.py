@@ -15,7 +15,6 @@ from partial_fc import findings as report
 from partial_fc.data.check.images import check_images, check_vectors, scan_images, unreadable
 from partial_fc.data.check.labels import UNREAD, check_folders, check_labels, labels_of
 from partial_fc.data.check.pairs import check_pairs
-from partial_fc.data.check.similar import check_similar
 from partial_fc.data.image_folder import ImageFolder, class_folders, image_names
 from partial_fc.data.labels import NONE, first
 from partial_fc.data.open import is_database
@@ -129,10 +128,7 @@ def _check_set(options: DataOptions) -> tuple[list[Finding], int, NDArray[np.uin
         unread = [] if vectors else unreadable(np.flatnonzero(label_of_N == UNREAD), read, describe, file)
         return findings + unread, 0, no_hash_N
     if vectors:
-        found, are_embeddings = check_vectors(vectors, label_of_N, describe, file, bar)
-        if are_embeddings:
-            found += check_similar(vectors, label_of_N, describe, file, names, bar)
-        return findings + found, len(label_N), no_hash_N
+        return findings + check_vectors(vectors, label_of_N, describe, file, bar), len(label_N), no_hash_N
     height, width = (isinstance(joined, RecordSource) and joined.image_size) or (0, 0)
     scan = scan_images(read, len(label_N), options.num_workers, bar=bar)
     size = height if height == width > 0 else None
