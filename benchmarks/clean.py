@@ -101,7 +101,9 @@ def found(table: Path, label_N: NDArray[np.int64], truth_N: NDArray[np.int64]) -
     of_class = np.zeros(label_N.max() + 1, np.int64)
     of_class[label_N] = truth_N
     pairs = int((np.bincount(of_class[np.unique(label_N)]) - 1).clip(0).sum())
-    merges = [parts and of_class[int(one)] == of_class[int(to)] for action, _, one, to, *_ in lines if action == "merge"]
+    merges = [
+        parts and of_class[int(one)] == of_class[int(to)] for action, _, one, to, *_ in lines if action == "merge"
+    ]
     images = [int(image) for action, image, *_ in lines if action in ("move", "drop")]
     wrong_N = (label_N != truth_N) & (label_N.max() == truth_N.max())
     moved = [truth_N[int(image)] == int(to) for action, image, _, to, *_ in lines if action == "move"]

@@ -99,6 +99,8 @@ def with_older(
     from partial_fc.train.begin.compatible import open_older, write_centres
 
     config, given = run.config, run.config.tuning.compatible_with
+    if config.data.apply and source.class_names() is None:
+        raise ValueError("--apply with --compatible-with: classes get other numbers; expected names to match them by")
     older = open_older(given, run.world, backbone.device, config.tuning.trust_code)
     of_vectors = [isinstance(one.to_input, Unchanged) for one in (older.model, network)]
     if of_vectors[0] != of_vectors[1] or older.model.embedding_size > head.embedding_size:

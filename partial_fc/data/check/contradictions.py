@@ -15,7 +15,7 @@ from partial_fc.data.sets.changed import Change, root_of
 
 # Chosen on characters that docs/after-training.md does not measure on (docs/log.md, 2026-11-29).
 NEIGHBOURS = 15
-NEARER = 0.75  # of the other images of both classes, so that small classes tell something, too
+NEAREST = 0.75  # of the other images of both classes, so that small classes tell something, too
 ONE = 0.9  # of the neighbours in the other class that two classes would have if a coin had parted them
 GAP = 0.2  # by which a suspect's cosine with another class exceeds that with its own
 VOTES = 2  # neighbours of that other class
@@ -32,7 +32,7 @@ def find_changes(row_ND: _Rows, label_N: _Labels, near_NK: _Labels, num_classes:
     first.
 
     Two classes are one if their images have so many neighbours in the other one as after tossing a coin for each, ONE
-    or more; only the NEARER of their images count as neighbours. An image is a suspect if none of its
+    or more; only the NEAREST of their images count as neighbours. An image is a suspect if none of its
     NEIGHBOURS is of its class, VOTES or more are of one other class, and its cosine with the mean of that class is GAP
     larger than with the mean of the others of its own. It moves to the class that most of the neighbours without
     suspects have, if that has the nearest mean, too, by MARGIN; else it is left out. A class is two if two means divide
@@ -66,9 +66,7 @@ def _sorted(changes: list[Change]) -> list[Change]:
 # ---- classes that are one
 
 
-def _merges(
-    row_ND: _Rows, label_N: _Labels, near_NK: _Labels, count_C: _Labels
-) -> tuple[dict[int, int], list[Change]]:
+def _merges(row_ND: _Rows, label_N: _Labels, near_NK: _Labels, count_C: _Labels) -> tuple[dict[int, int], list[Change]]:
     num_classes = len(count_C)
     near_label_NK = label_N[near_NK]
     differs_NK = near_label_NK != label_N[:, None]
@@ -88,7 +86,7 @@ def _merges(
         image_M = np.concatenate((images_of[a], images_of[b]))
         near_MK = near_label_NK[image_M]
         inside_MK = (near_MK == a) | (near_MK == b)
-        inside_MK &= inside_MK.cumsum(axis=1) <= NEARER * (len(image_M) - 1)
+        inside_MK &= inside_MK.cumsum(axis=1) <= NEAREST * (len(image_M) - 1)
         cross = (near_MK != label_N[image_M][:, None]) & inside_MK
         mixed = float(cross.sum() / inside_MK.sum() / _chance(count_C[a], count_C[b]))
         if mixed < ONE:

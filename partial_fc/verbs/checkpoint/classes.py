@@ -197,7 +197,9 @@ def _apply(options: MatchOptions) -> None:
     assert isinstance(source, Changed)
     before, changes = source.before, source.changes
     if before.num_classes != len(stored.names()):
-        found = f"{stored.where} has {len(stored.names())} classes, the data {before.num_classes} before {options.apply}"
+        found = (
+            f"{stored.where} has {len(stored.names())} classes, the data {before.num_classes} before {options.apply}"
+        )
         raise ValueError(f"{found}: give a checkpoint of a training on it")
     check_class_names(stored, before)
     names = names_of(source, source.num_classes) or [stored.names()[old] for old in changes.old_E.tolist()]
@@ -251,7 +253,9 @@ def _mean_directions(stored: "Checkpoint", new_of: dict[int, int]) -> "dict[int,
         )
     created = [number for number in sorted(new_of) if bool(rows.created(number, number + 1))]
     total: dict[int, Tensor] = {}
-    for number, centre_D in zip(created, rows.read(torch.tensor(created), ["centres"])["centres"].double(), strict=True):
+    for number, centre_D in zip(
+        created, rows.read(torch.tensor(created), ["centres"])["centres"].double(), strict=True
+    ):
         total[new_of[number]] = total.get(new_of[number], torch.zeros(())) + normalize(centre_D, dim=0)
     return {new: normalize(sum_D, dim=0).float() for new, sum_D in total.items()}
 
