@@ -1,9 +1,9 @@
 """`python -m benchmarks.clean`: what `partial-fc data clean` finds, and what training with its changes gives.
 
-For each set of the study (docs/fidelity.md: split, flipped, clean) and each seed: a network is trained on it, the set is
-cleaned by that network, and another one is trained with the changes, in as many steps. Errors are 1 - TAR at FAR 1e-5
-over all pairs of images of 4,000 characters that no run has seen. The bounds in data/check/contradictions.py were chosen
-on the sets other-split, other-flipped and other-joined, of 4,000 other characters: `--sets other-split ...`.
+For each set of the study (docs/fidelity.md: split, flipped, clean) and each seed: a network is trained on it, the set
+is cleaned by that network, and another one is trained with the changes, in as many steps. Errors are 1 - TAR at FAR
+1e-5 over all pairs of images of 4,000 characters that no run has seen. The bounds in data/check/contradictions.py were
+chosen on the sets other-split, other-flipped and other-joined, of 4,000 other characters: `--sets other-split ...`.
 """
 
 import os

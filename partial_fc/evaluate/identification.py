@@ -85,9 +85,9 @@ def search(
 
     probe_label_P: None: only the nearest images are asked for, and no probe has a mate.
     is_gallery: the probes are the gallery's images in its order, and none is its own neighbour. max_rank: of
-    Found.rank_P. shown: K. bar: the name of a progress bar. The average precision of a probe with R mates is the mean, over its R nearest images, of the
-    precision up to there if the image is a mate, else 0. Memory: gallery and probes, on the device too, and 300 MB for
-    a block. Raises ValueError if no labelled probe has a mate.
+    Found.rank_P. shown: K. bar: the name of a progress bar. The average precision of a probe with R mates is the mean,
+    over its R nearest images, of the precision up to there if the image is a mate, else 0. Memory: gallery and probes,
+    on the device too, and 300 MB for a block. Raises ValueError if no labelled probe has a mate.
     """
     classes, label_G = np.unique(gallery_label_G, return_inverse=True)
     count_C = np.bincount(label_G)

@@ -92,8 +92,7 @@ class DataFlags:
     which the loss of that record is multiplied by. The sum over a batch is divided by the number of its images, not by
     the sum of their weights, so weights with a mean of 1 keep the meaning of --lr. The log has the weighted loss."""
     apply: Annotated[Path | None, Refused("these are other classes")] = None
-    """changes.tsv of `partial-fc data clean`: the labels to change, and the images to leave out (docs/after-training.md).
-    """
+    """changes.tsv of `partial-fc data clean`: labels to change, images to leave out (docs/after-training.md)."""
     order: Literal["shuffled", "blocks"] = "shuffled"
     """shuffled: a random permutation. blocks: for a .rec on a spinning disk or a network drive: blocks of 1,024
     consecutive images in random order, shuffled 32 blocks at a time; the next 32 are read ahead, about 230 MB of 7 kB
@@ -295,12 +294,15 @@ def _called(config: Config) -> tuple[str | Path, str]:
 
 def _source(data: DataFlags, labels: int | Mapping[str, int]) -> Source:
     from partial_fc.data import Synthetic
+    from partial_fc.data.sets.changed import open_changed
     from partial_fc.data.sets.joined import open_sets
 
     if data.synthetic:
         assert data.num_classes is not None
         return Synthetic(data.num_classes, data.image_size, data.num_images, data.labels)
-    return open_sets(data.recs, data.num_classes, data.shared_classes, num_labels=labels, changes=data.apply)
+    if data.apply:
+        return open_changed(data.recs, data.shared_classes, data.apply)
+    return open_sets(data.recs, data.num_classes, data.shared_classes, num_labels=labels)
 
 
 def _order(run: Run, source: Source) -> Order:

@@ -79,7 +79,7 @@ ALSO: dict[str, dict[str, Any]] = {
     "evaluate": {"model": Path("x"), "ijb": ROOT},
     "export": {"onnx": Path("x.onnx")},
     "data show": {"out": Path("x.png")},
-    "data drop": {"images": (Path("x"),), "out": Path("x.npy")},
+    "data clean": {"sets": (Path("x"),), "out": Path("x")},
 }
 # Numbers that may be negative.
 SIGNED = ("margins", "image_mean_per_channel", "threshold")

@@ -56,7 +56,7 @@ def _sums(row_ND: _Rows, class_N: _Labels, num_classes: int) -> _Rows:
 
 def _unit(row_ND: _Rows) -> _Rows:
     length_N = np.linalg.norm(row_ND, axis=1, keepdims=True)
-    return row_ND / np.where(length_N > 0, length_N, 1)
+    return (row_ND / np.where(length_N > 0, length_N, 1)).astype(np.float32, copy=False)
 
 
 def _sorted(changes: list[Change]) -> list[Change]:
@@ -181,7 +181,7 @@ def _splits(
         between, within = _between_and_within(row_ND[image_M], is_second_M)
         alike = (between - elsewhere) / max(1e-9, within - elsewhere)
         second = image_M[is_second_M]
-        if FEWEST <= len(second) and alike <= TWO:
+        if len(second) >= FEWEST and alike <= TWO:
             parts[label] = [second, alike, f"{len(image_M) - len(second)} and {len(second)} images: mean cosine "
                             f"{between:.2f} between them, {within:.2f} within"]  # fmt: skip
     return [

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from partial_fc import printable
 from partial_fc.data.labels import check_inside
 from partial_fc.data.sample import Sample, identity
-from partial_fc.data.sets.joined import Joined
+from partial_fc.data.sets.joined import Joined, as_joined, open_sets
 from partial_fc.file_kind import it_is
 from partial_fc.files import regular, replacing
 
@@ -220,3 +220,9 @@ class Changed(Joined):
         check_inside(label_N, self.before)
         old_M = self._old(np.arange(len(self)))
         return self._now(old_M, label_N[old_M])
+
+
+def open_changed(paths: Sequence[Path], shared_classes: bool, changes: Path) -> Changed:
+    """Opens sets as `open_sets` does, with the changes of a table. Raises ValueError as `read_changes`, too."""
+    source = as_joined(paths, open_sets(paths, shared_classes=shared_classes))
+    return Changed(source, read_changes(changes, source))

@@ -193,16 +193,10 @@ def open_sets(
     *,
     vectors: bool = False,
     num_labels: int | Mapping[str, int] = 1,
-    changes: Path | None = None,
 ) -> Source | Joined:
     """Opens one set or several. vectors: files of vectors, too. num_labels: see `open_source`; of all sets, or of each
-    by its name. changes: a table of `partial-fc data clean`. Raises ValueError if a pattern has no file, a file is
-    named twice, images and vectors are mixed, or the sets have more classes than num_classes."""
-    if changes is not None:
-        from partial_fc.data.sets.changed import Changed, read_changes
-
-        whole = as_joined(paths, open_sets(paths, None, shared_classes, vectors=vectors, num_labels=num_labels))
-        return Changed(whole, read_changes(changes, whole))
+    by its name. Raises ValueError if a pattern has no file, a file is named twice, images and vectors are mixed, or the
+    sets have more classes than num_classes."""
     sets = find_sets(paths)
     most = [num_labels if isinstance(num_labels, int) else num_labels[one.name] for one in sets]
     if len(sets) == 1 and len(sets[0].paths) == 1 and not shared_classes:

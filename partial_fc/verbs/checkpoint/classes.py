@@ -189,18 +189,16 @@ def rename(options: RenameOptions) -> None:
 
 def _apply(options: MatchOptions) -> None:
     from partial_fc.checkpoint.class_names import check_class_names, names_of
-    from partial_fc.data.sets.changed import Changed
+    from partial_fc.data.sets.changed import open_changed
     from partial_fc.verbs.checkpoint import imprint
 
     stored = _open(options.folder)
-    source = open_sets(options.data, shared_classes=options.shared_classes, changes=options.apply)
-    assert isinstance(source, Changed)
+    assert options.apply
+    source = open_changed(options.data, options.shared_classes, options.apply)
     before, changes = source.before, source.changes
     if before.num_classes != len(stored.names()):
-        found = (
-            f"{stored.where} has {len(stored.names())} classes, the data {before.num_classes} before {options.apply}"
-        )
-        raise ValueError(f"{found}: give a checkpoint of a training on it")
+        what = f"{stored.where} has {len(stored.names())} classes, the data {before.num_classes} before the changes"
+        raise ValueError(f"{what}: give a checkpoint of a training on it")
     check_class_names(stored, before)
     names = names_of(source, source.num_classes) or [stored.names()[old] for old in changes.old_E.tolist()]
     kept = before.num_classes - len(changes.joined)
@@ -218,7 +216,8 @@ def match(options: MatchOptions) -> None:
     from partial_fc.verbs.checkpoint import imprint
 
     if options.apply:
-        return _apply(options)
+        _apply(options)
+        return
     stored = _open(options.folder)
     source = open_sets(options.data, shared_classes=options.shared_classes, vectors=True)
     wanted, shown = names_of(source, source.num_classes), " ".join(map(str, options.data))
@@ -253,10 +252,9 @@ def _mean_directions(stored: "Checkpoint", new_of: dict[int, int]) -> "dict[int,
         )
     created = [number for number in sorted(new_of) if bool(rows.created(number, number + 1))]
     total: dict[int, Tensor] = {}
-    for number, centre_D in zip(
-        created, rows.read(torch.tensor(created), ["centres"])["centres"].double(), strict=True
-    ):
-        total[new_of[number]] = total.get(new_of[number], torch.zeros(())) + normalize(centre_D, dim=0)
+    centre_MD = normalize(rows.read(torch.tensor(created), ["centres"])["centres"].double())
+    for number, unit_D in zip(created, centre_MD, strict=True):
+        total[new_of[number]] = total.get(new_of[number], torch.zeros(())) + unit_D
     return {new: normalize(sum_D, dim=0).float() for new, sum_D in total.items()}
 
 

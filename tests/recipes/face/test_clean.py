@@ -29,8 +29,8 @@ EACH = 8
 
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory):
-    """Folder of (a .rec where image 8 of class 1 has label 3, class 2 is 2 and 12, and an image is damaged; a run on it; a
-    model, which knows the right classes)."""
+    """Folder of `set`, a .rec where image 8 of class 1 has label 3, class 2 is 2 and 12, and an image is damaged; of a
+    run on it; and of a model, which knows the right classes."""
     root = tmp_path_factory.mktemp("noisy")
     files = sorted(class_folders(root / "photos", 12, EACH).rglob("*.jpg"))
     records = [(key, key // EACH, file.read_bytes()) for key, file in enumerate(files)]
@@ -127,16 +127,12 @@ def test_a_checkpoint_with_the_changes(noisy, tmp_path):
     model, source = partial_fc.load(noisy / "run"), partial_fc.data.open_source(noisy / "set")
     mean_D = torch.from_numpy(model.embed([source.read(i).data for i in (56, 57, 58)])).double().sum(0)
     torch.testing.assert_close(normalize(new_CD[12], dim=0), normalize(mean_D, dim=0), atol=1e-6, rtol=0)
-    log = train_here(
-        tmp_path / "on", f"--rec {noisy}/set --apply {table} {FLAGS} --resume {tmp_path}/start --max-steps 15"
-    )
-    assert "a new epoch begins" in log
+    on = f"--rec {noisy}/set --apply {table} {FLAGS} --resume {tmp_path}/start --max-steps 15"
+    assert "a new epoch begins" in train_here(tmp_path / "on", on)
+    clean(CleanOptions(model=noisy / "run", sets=(noisy / "photos",), out=tmp_path), SingleWorld(), torch.device("cpu"))
+    other = MatchOptions(noisy / "run", out=tmp_path / "x", data=(noisy / "photos",), apply=tmp_path / "changes.tsv")
     with pytest.raises(ValueError, match="13 classes, the data 12 before"):
-        shutil.copytree(noisy / "photos", tmp_path / "photos")
-        options = CleanOptions(model=noisy / "run", sets=(tmp_path / "photos",), out=tmp_path / "other")
-        clean(options, SingleWorld(), torch.device("cpu"))
-        other = tmp_path / "other/changes.tsv"
-        match(MatchOptions(folder=noisy / "run", out=tmp_path / "x", data=(tmp_path / "photos",), apply=other))
+        match(other)
 
 
 @pytest.mark.parametrize(

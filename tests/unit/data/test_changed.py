@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from partial_fc.data.sample import identity
-from partial_fc.data.sets.changed import Change, write_changes
+from partial_fc.data.sets.changed import Change, Changed, open_changed, read_changes, write_changes
 from partial_fc.data.sets.joined import as_joined, open_sets
 from tests.world.made import class_folders
 
@@ -31,7 +31,7 @@ def folder(tmp_path):
 
 
 def changed(folder, path=None):
-    return open_sets([folder], changes=path or folder.parent / "changes.tsv")
+    return open_changed([folder], False, path or folder.parent / "changes.tsv")
 
 
 def test_every_way_of_reading_has_the_changes(folder):
@@ -56,7 +56,7 @@ def test_several_sets_lose_their_own_images(tmp_path):
     sets = [class_folders(tmp_path / name, 6, 4) for name in ("a", "b")]
     whole = open_sets(sets)
     write_changes(tmp_path / "t", whole, [Change("drop", 30, 7, -1, 1, ""), Change("move", 2, 0, 11, 1, "")])
-    source = open_sets(sets, changes=tmp_path / "t")
+    source = open_changed(sets, False, tmp_path / "t")
     assert source.sets == [("a", 24, 1.0), ("b", 23, 1.0)]
     assert source.set_of(np.array([23, 24, 46])).tolist() == [0, 1, 1]
     assert source.where(30) == whole.where(31)
@@ -68,7 +68,7 @@ def test_vectors_are_read_at_once(tmp_path):
     np.savez(tmp_path / "v.npz", embeddings=row_ND, labels=label_N)
     whole = as_joined([tmp_path / "v.npz"], open_sets([tmp_path / "v.npz"], vectors=True))
     write_changes(tmp_path / "t", whole, [Change("drop", 1, 1, -1, 1, ""), Change("move", 2, 2, 0, 1, "")])
-    source = open_sets([tmp_path / "v.npz"], vectors=True, changes=tmp_path / "t")
+    source = Changed(whole, read_changes(tmp_path / "t", whole))
     rows, labels, keys = source.read_batch(np.array([6, 1, 0]))
     assert rows.tolist() == row_ND[[7, 2, 0]].tolist()
     assert (labels.tolist(), keys.tolist()) == ([3, 0, 0], [6, 1, 0])
@@ -112,9 +112,10 @@ def test_a_line_that_makes_no_sense_is_named(folder, line, said):
 
 def test_the_table_of_other_data_and_other_files(folder, tmp_path):
     other = class_folders(tmp_path / "other", 6, 5)
-    with pytest.raises(ValueError, match="made for other data: samples 24, .* classes 6; --rec has samples 30"):
+    with pytest.raises(ValueError, match=r"made for other data: samples 24, .* classes 6; --rec has samples 30"):
         changed(other, tmp_path / "changes.tsv")
-    for content, said in ((b"PK\x03\x04" + bytes(30), "data clean"), (b"move\t1\t2\t3\n", "data clean"), (b"", "data clean"),
+    what = "data clean"
+    for content, said in ((b"PK\x03\x04" + bytes(30), what), (b"move\t1\t2\t3\n", what), (b"", what),
                           (b"# partial-fc data clean: {\n", "line 1")):  # fmt: skip
         (tmp_path / "x.tsv").write_bytes(content)
         with pytest.raises(ValueError, match=f"x.tsv.*{said}"):
