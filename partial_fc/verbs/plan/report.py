@@ -44,7 +44,7 @@ def make(options: PlanOptions) -> dict[str, Any]:
         "limit": limit,
         "collectives": {name: {"handed_in": handed_in[name], "sent": sent[name]} for name in handed_in},
         "seconds": seconds,
-        "backbone_seconds": _backbone_seconds(options),
+        "backbone_seconds": options.images_per_s and options.batch / options.gpus / options.images_per_s,
     }
     if limit is not None:
         others = figures["memory_total"] - sum(plan.memory(workload).values())
@@ -156,10 +156,6 @@ def _rates(options: PlanOptions, workload: PlanOptions) -> "Rates":
     if workload.precision not in rates.gflops:
         raise ValueError(f"the rates know {', '.join(rates.gflops)}, not --precision {workload.precision}")
     return rates
-
-
-def _backbone_seconds(options: PlanOptions) -> float | None:
-    return None if options.images_per_s is None else options.batch / options.gpus / options.images_per_s
 
 
 def _size(count: float) -> str:
