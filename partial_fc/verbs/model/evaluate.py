@@ -188,14 +188,12 @@ def _judge_list(path: Path, model: "EmbeddingModel", options: EvaluateOptions, w
     curve = Roc.from_distances(distance_N, pairs.same_N, accuracy.mean)
     values = {key.partition("/")[2]: value for key, value in accuracy_values(name, accuracy)}
 
-    def read(index: int) -> pictures.Pixels:
-        return decode(pairs.images.read_file(index))
-
     def pixels(pair: int) -> tuple[pictures.Pixels, pictures.Pixels]:
-        return read(int(pairs.first_N[pair])), read(int(pairs.second_N[pair]))
+        first, second = pair_N2[pair].tolist()
+        return decode(pairs.images.read_file(first)), decode(pairs.images.read_file(second))
 
     def caption(pair: int) -> list[str]:
-        return [pairs.images.where(int(which[pair])) for which in (pairs.first_N, pairs.second_N)]
+        return [pairs.images.where(image) for image in pair_N2[pair].tolist()]
 
     values |= _tar(curve)
     return Judged(name, distance_N, pairs.same_N, curve, values, row_ND, pair_N2, pixels, caption, pairs.folds)

@@ -92,12 +92,6 @@ def memory(workload: PlanOptions) -> dict[str, int]:
     }
 
 
-def backbone_bytes(parameters: int, optimizer: str) -> dict[str, int]:
-    """Returns the bytes of float32 parameters, gradient and optimizer state, without activations."""
-    moments = 1 if optimizer == "sgd" else 2
-    return {"backbone": 4 * parameters, "its gradient": 4 * parameters, "its optimizer state": 4 * moments * parameters}
-
-
 def largest_classes(workload: PlanOptions, limit_bytes: int) -> int:
     """Returns the largest number of classes with which `memory` is within the limit; 0: none."""
     together = lambda classes: sum(memory(replace(workload, classes=classes)).values())  # noqa: E731

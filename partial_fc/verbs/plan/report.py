@@ -28,7 +28,9 @@ def make(options: PlanOptions) -> dict[str, Any]:
     rates = _rates(options, workload)
     memory = plan.memory(workload)
     if options.backbone_parameters:
-        memory |= plan.backbone_bytes(options.backbone_parameters, options.optimizer)
+        in_fp32 = 4 * options.backbone_parameters  # without activations
+        moments = 1 if options.optimizer == "sgd" else 2
+        memory |= {"backbone": in_fp32, "its gradient": in_fp32, "its optimizer state": moments * in_fp32}
     limit = None if options.memory is None else num_bytes(options.memory) - num_bytes(options.reserve)
     shares = {"all": 1.0, "sampled": options.sample_rate}
     seconds = {name: plan.head_seconds(replace(workload, sample_rate=share), rates) for name, share in shares.items()}
