@@ -51,7 +51,7 @@ def load(path: str | Path) -> Any:
     zipped, names, lists = zipfile.is_zipfile(path), set[str](), set[str]()
     while True:
         # Some make lists, as torch's unpickler appends to those only.
-        own = {name: {"__new__": lambda *_, **__: []} if name in lists else {} for name in names}
+        own: dict[str, Any] = {name: {"__new__": lambda *_, **__: []} if name in lists else {} for name in names}
         known: list[Any] = [(_Filled(name, (Unknown,), content), name) for name, content in own.items()]
         try:
             with torch.serialization.safe_globals(known):
