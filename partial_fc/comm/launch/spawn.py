@@ -18,6 +18,7 @@ from partial_fc.comm.launch.detect import LISTENING_SOCKET, PARENT
 from partial_fc.comm.launch.restarts import FURTHEST_STEP, Restarts
 from partial_fc.supervisor import Command
 
+_FAILURE_GRACE_S = supervisor.FAILURE_GRACE_S
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PARENT_POLL_S = 1.0
 _ORPHAN_GRACE_S = 600.0  # for the last checkpoint, if the launcher was killed
@@ -79,7 +80,7 @@ def supervise(
     def after(status: int, signals: Collection[int]) -> list[Command]:
         return commands() if restarts and restarts.allows(status, signals) else []
 
-    return supervisor.run(commands(listening), supervisor.FAILURE_GRACE_S, started=started, within=within, again=after)
+    return supervisor.run(commands(listening), _FAILURE_GRACE_S, started=started, within=within, again=after)
 
 
 def _command(
