@@ -29,7 +29,11 @@ def join(launch: LaunchFlags) -> tuple[World, torch.device]:
 def meet(launch: LaunchFlags) -> tuple[World, torch.device]:
     """Returns this process's world and device, and shares the host's cores. All ranks call this."""
     if launch.deterministic:
-        repeat_bit_by_bit()
+        # Before the processes join. Slower on GPUs. Horovod fuses tensors that are ready together; with three processes
+        # or more, fusion changes the order of a sum.
+        os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS is not deterministic
+        torch.use_deterministic_algorithms(True)
     kind = device_type(launch.device)
     if kind == "cpu":
         memory.keep_freed()
@@ -87,14 +91,6 @@ def cores_of(world: World) -> float:
 def decoding_threads(asked: int | Literal["auto"], world: World) -> int:
     """Returns --num-workers as a number; auto: this process's cores but one, from 1 to 16. All ranks call this."""
     return min(max(1, int(cores_of(world)) - 1), 16) if asked == "auto" else asked
-
-
-def repeat_bit_by_bit() -> None:
-    """Selects deterministic algorithms, which are slower on GPUs. Must be called before the processes join."""
-    # Horovod fuses tensors that are ready together; with three processes or more, fusion changes the order of a sum.
-    os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS is not deterministic
-    torch.use_deterministic_algorithms(True)
 
 
 def versions() -> dict[str, str]:

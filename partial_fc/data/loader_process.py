@@ -117,7 +117,10 @@ class LoaderProcess:
         array, rest = content
         data_B = self._buffer.view(number % self._num_slots, *array)
         if self._pin and not self._pinned:
-            self._pin_memory()
+            memory = self._buffer.memory
+            assert memory is not None
+            torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)))
+            self._pinned = memory.ctypes.data
         return Built(data_B, *rest)
 
     def close(self) -> None:
@@ -132,12 +135,6 @@ class LoaderProcess:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-
-    def _pin_memory(self) -> None:
-        memory = self._buffer.memory
-        assert memory is not None
-        torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)))
-        self._pinned = memory.ctypes.data
 
     def _send_bytes(self, content: bytes) -> None:
         try:

@@ -90,17 +90,24 @@ class ShortSideCrop:
         given = still(sample)
         image = decode(given) if isinstance(given, bytes) else given
         check_proportions(image)
-        height, width = image.shape[:2]
-        shorter = min(height, width)
-        if shorter != self.resize:
-            size = (width * self.resize // shorter, height * self.resize // shorter)
-            image = np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), np.uint8)
+        image = short_side(image, self.resize)
         spare = (image.shape[0] - self.crop, image.shape[1] - self.crop)
         top, left = (rng.integers(0, n + 1) if self.random else n // 2 for n in spare)
         image = image[top : top + self.crop, left : left + self.crop]
         if self.mirror and rng.random() < 0.5:
             image = image[:, ::-1]
         return np.repeat(image.reshape(self.crop, self.crop, 1), 3, axis=2) if image.size == self.crop**2 else image
+
+
+def short_side(image: Pixels, size: int) -> Pixels:
+    """Resizes the shorter side to `size`, by INTER_AREA; the other one is rounded down."""
+    height, width = image.shape[:2]
+    shorter = min(height, width)
+    if shorter == size:
+        return image
+    to = (width * size // shorter, height * size // shorter)
+    resized = np.asarray(cv2.resize(image, to, interpolation=cv2.INTER_AREA), np.uint8)
+    return resized.reshape(*resized.shape[:2], -1)  # OpenCV drops the axis of a single channel
 
 
 def channels_first(array_B: "Tensor") -> "Tensor":

@@ -93,12 +93,9 @@ class _Reader:
         names = [self._name() for _ in range(num_names)] or [str(i) for i in range(count)]
         if len(set(names)) < count:
             raise self._bad("two arrays have one name")
-        self.check_end()
-        return dict(zip(names, arrays, strict=True))
-
-    def check_end(self) -> None:
         if self._left:
             raise self._bad(f"{self._left} bytes are left over")
+        return dict(zip(names, arrays, strict=True))
 
     def array(self, number: int) -> Tensor:
         what = f"array {number}"

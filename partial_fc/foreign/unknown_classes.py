@@ -50,9 +50,11 @@ def load(path: str | Path) -> Any:
     what it raises for a file that is damaged, or asks for what torch always refuses (module os)."""
     zipped, names, lists = zipfile.is_zipfile(path), set[str](), set[str]()
     while True:
-        known = [(_stand_in(name, name in lists), name) for name in names]
+        # Some make lists, as torch's unpickler appends to those only.
+        own: dict[str, Any] = {name: {"__new__": lambda *_, **__: []} if name in lists else {} for name in names}
+        known: list[Any] = [(_Filled(name, (Unknown,), content), name) for name, content in own.items()]
         try:
-            with torch.serialization.safe_globals(known):  # type: ignore[arg-type]
+            with torch.serialization.safe_globals(known):
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
         except pickle.UnpicklingError as error:
             asked, appended = _ASKED.search(str(error)), _APPENDED.search(str(error))
@@ -63,11 +65,6 @@ def load(path: str | Path) -> Any:
             if (more <= names and as_lists <= lists) or len(names | more) > _MOST_NAMES:
                 raise
             names, lists = names | more, lists | as_lists
-
-
-def _stand_in(name: str, is_list: bool) -> Any:
-    """Returns a class. is_list: it makes lists, as torch's unpickler appends to those only."""
-    return _Filled(name, (Unknown,), {"__new__": lambda *_, **__: []} if is_list else {})
 
 
 def tensors_of(module: Any, prefix: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Tensor]]:

@@ -70,7 +70,11 @@ def linear_partial_cross_entropy(
 
     (An, Zhu et al., "Partial FC: Training 10 Million Identities on a Single Machine", https://arxiv.org/abs/2010.05222.)
     """
-    _check_centres(centre_CD)
+    if centre_CD.dim() not in (2, 3) or not centre_CD.numel() or centre_CD.dtype not in FEATURE_DTYPES:
+        raise ValueError(
+            f"centres are {centre_CD.dtype}, {tuple(centre_CD.shape)}; expected (C, D) or (C, sub-centres, D) in one "
+            f"of {FEATURE_DTYPES}"
+        )
     margin = margin_of(margin)
     check_options(
         margin,
@@ -183,14 +187,6 @@ def _sub_centres(centre_CD: Tensor) -> int:
 def _seed(generator: torch.Generator | None) -> int:
     device = "cpu" if generator is None else generator.device
     return int(torch.randint(1 << 62, (), generator=generator, device=device))
-
-
-def _check_centres(centre_CD: Tensor) -> None:
-    if centre_CD.dim() not in (2, 3) or not centre_CD.numel() or centre_CD.dtype not in FEATURE_DTYPES:
-        raise ValueError(
-            f"centres are {centre_CD.dtype}, {tuple(centre_CD.shape)}; expected (C, D) or (C, sub-centres, D) in one "
-            f"of {FEATURE_DTYPES}"
-        )
 
 
 def _check_batch(feat_BD: Tensor, centre_CD: Tensor, label_B: Tensor) -> None:

@@ -33,7 +33,9 @@ def build(name: str, embedding_size: int, image_size: int, dropout: float = 0.0)
     if name.startswith(TIMM):
         module = _of_timm(name.removeprefix(TIMM), embedding_size, image_size, dropout)
     else:
-        module = _of_file(name, embedding_size, image_size)
+        module = of_file("--network", name)(embedding_size=embedding_size, image_size=image_size)
+        if not isinstance(module, nn.Module):
+            raise ValueError(f"--network {name} returns a {type(module).__name__}; expected a torch.nn.Module")
     _check_output(module, name, embedding_size, image_size)
     return module
 
@@ -132,13 +134,6 @@ def of_file(flag: str, name: str) -> Callable[..., Any]:
         have = [key for key, value in vars(code).items() if callable(value) and not key.startswith("_")]
         raise ValueError(f"{flag} {name}: {file} has no {wanted}; it has {', '.join(have) or 'none'}")
     return make
-
-
-def _of_file(name: str, embedding_size: int, image_size: int) -> nn.Module:
-    module = of_file("--network", name)(embedding_size=embedding_size, image_size=image_size)
-    if not isinstance(module, nn.Module):
-        raise ValueError(f"--network {name} returns a {type(module).__name__}; expected a torch.nn.Module")
-    return module
 
 
 def _check_output(module: nn.Module, name: str, embedding_size: int, image_size: int) -> None:

@@ -45,7 +45,7 @@ def build(
     free = {
         name
         for name, p in named
-        if not (decay_biases if _is_bias(name) else decay_norms or p.dim() > 1)  # a norm's are vectors
+        if not (decay_biases if name.rpartition(".")[2] == "bias" else decay_norms or p.dim() > 1)  # a norm's: vectors
         or not {name, name.rpartition(".")[2]}.isdisjoint(no_decay)
     }
     scales = layer_scales([name for name, _ in named], layer_decay) if layer_decay != 1.0 else {}
@@ -90,10 +90,6 @@ def layer_scales(names: Collection[str], decay: float) -> dict[str, float]:
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
 _STEM = re.compile(r"patch_embed|pos_embed|norm_pre|\w+_token")
-
-
-def _is_bias(name: str) -> bool:
-    return name.rpartition(".")[2] == "bias"
 
 
 class RateInMomentum(torch.optim.Optimizer):

@@ -44,7 +44,8 @@ class Muon(_AdamW):  # type: ignore[misc, valid-type]
         split = []
         for group in groups:
             for matrices in (False, True):
-                members = [p for p in group["params"] if is_matrix(p) == matrices]
+                # Matrices: not vectors, depthwise convolutions and layers on an image's colours.
+                members = [p for p in group["params"] if (p.dim() > 1 and p.shape[1] > 3) == matrices]
                 split += [{**group, "params": members, "matrices": matrices}] if members else []
         super().__init__(split or groups, lr=0.0, weight_decay=weight_decay)
 
@@ -71,11 +72,6 @@ class Muon(_AdamW):  # type: ignore[misc, valid-type]
         direction = orthogonal(p.grad.lerp(state["momentum"], _MOMENTUM).flatten(1))
         p.mul_(1 - lr * weight_decay)
         p.add_(direction.view(p.shape), alpha=-lr * 0.2 * math.sqrt(max(direction.shape)))
-
-
-def is_matrix(p: Tensor) -> bool:
-    """Tells whether Muon updates it: not vectors, depthwise convolutions and layers on an image's colours."""
-    return p.dim() > 1 and p.shape[1] > 3
 
 
 def orthogonal(x: Tensor) -> Tensor:

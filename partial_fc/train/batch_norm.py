@@ -184,7 +184,8 @@ def joined_statistics(module: nn.Module, world: World) -> Iterator[None]:
 @torch.no_grad()
 def average_batch_norm(module: nn.Module, world: World) -> None:
     """Joins all ranks' running statistics: mean of means, mean variance plus variance of means. A collective."""
-    moments = running_moments(module)
+    layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    moments: list[tuple[Tensor, Tensor]] = [(m.running_mean, m.running_var) for m in layers]  # type: ignore[misc]
     if world.size == 1 or not moments:
         return
     both = [torch.cat((mean.double(), var.double() + mean.double().square())) for mean, var in moments]
@@ -193,9 +194,3 @@ def average_batch_norm(module: nn.Module, world: World) -> None:
         joined_mean, joined_square = part.chunk(2)
         mean.copy_(joined_mean)
         var.copy_(joined_square - joined_mean.square())
-
-
-def running_moments(module: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Returns running (mean, variance) of each batch norm."""
-    layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    return [(layer.running_mean, layer.running_var) for layer in layers]  # type: ignore[misc]

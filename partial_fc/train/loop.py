@@ -2,10 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable
 from contextlib import closing
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -24,8 +23,6 @@ from partial_fc.train.record import first_batch
 from partial_fc.train.record.curve import Curve
 from partial_fc.train.record.progress import Progress
 from partial_fc.train.update import Stopwatch, update
-
-T = TypeVar("T")
 
 
 def train(job: Job) -> Outcome:
@@ -93,7 +90,15 @@ class _Training:
             self.go_back(fault, batches[-1].position)
             return
         at.step, at.lr, at.position = at.step + 1, lr, batches[-1].position
-        self.count_votes()
+
+        # ---- the decisions of all ranks on this step
+        votes = self.vote.result()
+        self.signals.all_listen = True
+        restarts.step_done(at.step)
+        job.saver.poll(votes.busy, votes.failed)
+        if votes.lost:
+            raise save_beside(job)
+        self.stopped = votes.stop
 
         # ---- log, evaluate, save
         self.curve.add(at.step, self.loss, lr)
@@ -118,16 +123,6 @@ class _Training:
         roll_back(self.job, fault, position)
         self.curve.rewind(self.job.at.step)
         self.progress.rewind(self.job.at.step, self.job.at.position)
-
-    def count_votes(self) -> None:
-        """Takes the decisions of all ranks on the step that was made. Raises LostLock."""
-        votes = self.vote.result()
-        self.signals.all_listen = True
-        restarts.step_done(self.job.at.step)
-        self.job.saver.poll(votes.busy, votes.failed)
-        if votes.lost:
-            raise save_beside(self.job)
-        self.stopped = votes.stop
 
     def save_and_evaluate(self, ends: bool) -> None:
         """Does what is due after this step. ends: whether an epoch ends with it. A collective."""
@@ -162,15 +157,6 @@ def is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def contained(job: Job, what: str, do: Callable[[], T]) -> T | None:
-    """Returns do(), a collective; None, on all ranks, if it fails on one, which the log says once."""
-    done, problem = all_or_none(do, job.world, "train/contained")
-    if problem and problem not in job.problems and job.world.rank == 0:
-        job.logger.error(f"step {job.at.step}: {what} failed, training goes on: {problem}")
-    job.problems += [problem] if problem else []
-    return done
-
-
 def evaluate(job: Job, progress: Progress, saved: int, ends: bool) -> tuple[dict[str, float], int]:
     """Runs all evaluations, once a checkpoint of this step is complete: whatever they do costs no trained step. Adds
     the scores to that checkpoint, or saves one if they are the best. saved: the step of the last checkpoint. ends:
@@ -182,7 +168,10 @@ def evaluate(job: Job, progress: Progress, saved: int, ends: bool) -> tuple[dict
     at, failures = job.at, len(job.problems)
     with job.backbone.evaluating() as forward:
         for evaluation in job.evaluations:
-            results = contained(job, "an evaluation", partial(measure, job, evaluation, forward))
+            results, problem = all_or_none(partial(measure, job, evaluation, forward), job.world, "train/contained")
+            if problem and problem not in job.problems and job.world.rank == 0:
+                job.logger.error(f"step {at.step}: an evaluation failed, training goes on: {problem}")
+            job.problems += [problem] if problem else []
             if isinstance(results, Diverged):
                 raise results
             measured, found = results or ({}, {})

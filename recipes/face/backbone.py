@@ -160,7 +160,13 @@ def build(model: ModelFlags, image_size: int, flip: bool = True) -> Network:
     module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if model.activation_checkpointing:
         activation_checkpointing.enable(module)
-    contract = {"network": name, **_facts(width, image_size, flip)}
+    contract = {
+        "network": name,
+        "embedding_size": str(width),
+        "image_size": str(image_size),
+        "output": "float32 (N, embedding_size), not normalised",
+        "flip": "true" if flip else "false",
+    }
     if model.takes_vectors:
         contract |= {"input_size": contract.pop("image_size"), "flip": "false"}
     return Network(module, to_input, contract, width, notes, code=file)
@@ -172,12 +178,3 @@ def rate_notes(module: nn.Module, optim: OptimFlags, schedule: ScheduleFlags, gl
     if hasattr(module, "no_weight_decay") and (optim.optimizer == "sgd" or schedule.lr * scale > 1.001e-3):
         rate = f"--optimizer {optim.optimizer} at learning rate {schedule.lr * scale:g}"
         yield f"{rate}: transformers have diverged so (docs/encoders.md)"
-
-
-def _facts(embedding_size: int, image_size: int, flip: bool) -> dict[str, str]:
-    return {
-        "embedding_size": str(embedding_size),
-        "image_size": str(image_size),
-        "output": "float32 (N, embedding_size), not normalised",
-        "flip": "true" if flip else "false",
-    }

@@ -109,7 +109,9 @@ class Caffe2Rows(Hooks):
         """Restores the position of the log. A collective."""
         run, config = self._run, self._run.config
         self._num_done = state.position // self._order.num_samples
-        now = _first_start(run, resumed=state.step > 0)
+        # By rank 0's clock and file: all hosts' log names agree.
+        started = first_start(run.root / "started.txt", state.step > 0).isoformat() if run.world.rank == 0 else ""
+        now = datetime.fromisoformat(all_gather_json(started, run.world, "run/first_start")[0])
         if run.world.local_rank == 0:
             network, groups = config.model.network, config.model.resnext_num_groups
             self._log = Caffe2Log(
@@ -133,9 +135,3 @@ class Caffe2Rows(Hooks):
             row = {**self._last.row, "learning_rate": state.lr, "test_accuracy": values.get("test/accuracy", -1)}
             updates = self._order.num_samples // self._run.global_batch
             spare(str(self._log.path), lambda log: log.add(epoch - 1, updates, **row), self._log)
-
-
-def _first_start(run: Run, resumed: bool) -> datetime:
-    """Returns when the run was first started, by rank 0's clock and file: all hosts' log names agree. A collective."""
-    start = first_start(run.root / "started.txt", resumed).isoformat() if run.world.rank == 0 else ""
-    return datetime.fromisoformat(all_gather_json(start, run.world, "run/first_start")[0])

@@ -4,7 +4,7 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import cv2
 import numpy as np
@@ -17,6 +17,7 @@ from partial_fc.data.idx import Split
 from partial_fc.data.image_folder import write_names
 from partial_fc.data.open import open_any
 from partial_fc.data.sample import BadRecord, naming, still
+from partial_fc.data.transform import short_side
 from partial_fc.files import check_new
 from partial_fc.findings import counted
 from partial_fc.flags.facts import PERCENT, PIXELS, THREADS, In
@@ -117,21 +118,10 @@ def _image(image: bytes | NDArray[np.uint8], options: DatabaseOptions) -> bytes 
     """Returns the stored form of an image. Decodes it in either case, to detect bad ones."""
     pixel = decode(image) if isinstance(image, bytes) else image
     check_proportions(pixel)
-    resized = pixel if options.size is None else _resize(pixel, options.size)
+    resized = pixel if options.size is None else short_side(pixel, options.size)  # as make_image_db
     if options.raw:
         return resized
     if isinstance(image, bytes) and resized is pixel:
         return image
     ending, flags = (".jpg", [cv2.IMWRITE_JPEG_QUALITY, options.quality]) if isinstance(image, bytes) else (".png", [])
     return cv2.imencode(ending, np.ascontiguousarray(resized[..., ::-1]), flags)[1].tobytes()
-
-
-def _resize(pixel: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """Resizes the shorter side to `size` as Caffe2's make_image_db --scale: the other one is rounded down."""
-    height, width = pixel.shape[:2]
-    shorter = min(height, width)
-    if shorter == size:
-        return pixel
-    to = (width * size // shorter, height * size // shorter)
-    resized: Any = cv2.resize(pixel, to, interpolation=cv2.INTER_AREA)
-    return resized.reshape(*resized.shape[:2], -1)  # OpenCV drops the axis of a single channel

@@ -97,7 +97,10 @@ class SlowFast(nn.Module):
         for number, stage in enumerate(_STAGES):
             stride, depth = 1 if number == 0 else 2, shape.depths[number]
             before = _STAGES[number - 1] if number else "p1"  # input of the lateral connection
-            setattr(self, f"lateral_{before}", _lateral(fast_in, shape))
+            # Connects the fast network to the slow one, strided in time to its number of frames.
+            conv = _conv(fast_in, fast_in * _FUSED, (shape.lateral_kernel, 1, 1), (shape.alpha, 1, 1))
+            lateral = nn.Sequential(conv, _batch_norm(fast_in * _FUSED), nn.ReLU(inplace=True))
+            setattr(self, f"lateral_{before}", lateral)
             setattr(self, f"fast_{stage}", _stage(fast_in, fast << number, depth, stride, 3))
             time_kernel = 3 if number >= 2 else 1  # the slow network convolves in time from res4 on
             slow_in += fast_in * _FUSED
@@ -172,12 +175,6 @@ def _stage(width_in: int, width: int, depth: int, stride: int, time_kernel: int)
     blocks = [Bottleneck(width_in, width, stride, time_kernel)]
     blocks += [Bottleneck(width * _EXPANSION, width, 1, time_kernel) for _ in range(depth - 1)]
     return nn.Sequential(*blocks)
-
-
-def _lateral(fast: int, shape: Shape) -> nn.Sequential:
-    """Connects the fast network to the slow one, strided in time to its number of frames."""
-    conv = _conv(fast, fast * _FUSED, (shape.lateral_kernel, 1, 1), (shape.alpha, 1, 1))
-    return nn.Sequential(conv, _batch_norm(fast * _FUSED), nn.ReLU(inplace=True))
 
 
 def _conv(

@@ -4,6 +4,7 @@ import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -123,10 +124,7 @@ def _read(path: Path, symbol: Path | None, image_size: int | None) -> _Model:
         state, notes = mxnet_backbone.from_mxnet(arrays, network, graph, path)
         if symbol is None:
             notes.insert(0, "no symbol beside it: the graph of InsightFace's recipe is assumed")
-
-        def as_mxnet(image_B3HW: "Tensor") -> "Tensor":
-            return mxnet_backbone.embed_as_mxnet(arrays, network, graph, image_B3HW, path)
-
+        as_mxnet = partial(mxnet_backbone.embed_as_mxnet, arrays, network, graph, path=path)
         return _Model(state, network, notes, "torch with MXNet's rules", as_mxnet)
     state, contract = read_weights(path)
     said = contract.get("image_size", "")

@@ -17,8 +17,6 @@ import numpy as np
 
 # bool: missing in 1.24 to 1.26 only. Inf: EarlyStoppingHandler.
 _LOOKED_UP_LATER = {"bool": bool, "Inf": np.inf}
-
-
 _LENT = {
     "int": int,
     **dict.fromkeys(("NAN", "NaN"), np.nan),

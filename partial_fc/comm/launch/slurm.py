@@ -44,7 +44,13 @@ def task(environ: Mapping[str, str]) -> Launch:
             f"{environ['SLURM_STEP_TASKS_PER_NODE']}: {sum(tasks)} tasks on {len(tasks)} node(s). Are variables of "
             "another step left over? Start with a fresh `srun`"
         )
-    address = environ.get("MASTER_ADDR") or _first_host(environ, rank, node)
+    address = environ.get("MASTER_ADDR")
+    if not address and rank == 0 and node != 0:
+        raise ValueError(
+            f"srun put task 0 on node {node} of the step, not on its first (--distribution?), so the others would look "
+            "for it in the wrong place: set MASTER_ADDR to the host of task 0"
+        )
+    address = address or first_host(_text(environ, "SLURM_STEP_NODELIST"))
     if environ.get("MASTER_PORT"):
         port = _integer(environ, "MASTER_PORT")
     else:
@@ -70,15 +76,6 @@ def tasks_per_node(text: str) -> list[int]:
             raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={text!r}: expected counts like 2(x3),1")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
-
-
-def _first_host(environ: Mapping[str, str], rank: int, node: int) -> str:
-    if rank == 0 and node != 0:
-        raise ValueError(
-            f"srun put task 0 on node {node} of the step, not on its first (--distribution?), so the others would look "
-            "for it in the wrong place: set MASTER_ADDR to the host of task 0"
-        )
-    return first_host(_text(environ, "SLURM_STEP_NODELIST"))
 
 
 def _text(environ: Mapping[str, str], name: str) -> str:

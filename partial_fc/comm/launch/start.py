@@ -29,11 +29,9 @@ def start(launch: LaunchFlags, first: Callable[[LaunchFlags], int | None] | None
     """
     interrupts.listen()  # in programs that do not start as `partial-fc`, too
     status = first(launch) if first else None
-    return _start_node(launch) if status is None else status
-
-
-def _start_node(launch: LaunchFlags) -> int | None:
-    """Starts the processes of --nodes and --gpus; with --restarts, also the one that another launcher has meant."""
+    if status is not None:
+        return status
+    # The processes of --nodes and --gpus; with --restarts, also the one that another launcher has meant.
     if comm.started_here():
         spawn.stay_with_parent()
         return None

@@ -24,7 +24,12 @@ def check_pairs(
         pairs = read_pairs(path)
     except (ValueError, OSError) as error:
         return [Finding("error", "pairs-unreadable", str(error), file=file)], 0
-    findings = _check_answers(pairs.same, file)
+    num_pairs, num_same = len(pairs.same), int(pairs.same.sum())
+    counts = f"{counted(num_pairs, 'pair')}, {num_same:,} of them of one class"
+    findings = [Finding("info", "pairs-count", counts, file=file)]
+    if num_same in (0, num_pairs):
+        what = f"{counts}: with one kind of pair every embedding scores 100 %"
+        findings.append(Finding("error", "pairs-one-answer", what, file=file))
     if not images:
         return findings, 0
     scan = scan_images(pairs.images.__getitem__, len(pairs.images), num_threads, bar=path.name if bar else "")
@@ -42,13 +47,3 @@ def check_pairs(
         trained = (trained_hash[at] == hash_N) & (hash_N != 0)
         findings += findings_at("warning", "pairs-trained-on", what, trained, describe, file)
     return findings, len(pairs.images)
-
-
-def _check_answers(same_P: NDArray[np.bool_], file: str) -> list[Finding]:
-    num_pairs, num_same = len(same_P), int(same_P.sum())
-    counts = f"{counted(num_pairs, 'pair')}, {num_same:,} of them of one class"
-    findings = [Finding("info", "pairs-count", counts, file=file)]
-    if num_same in (0, num_pairs):
-        what = f"{counts}: with one kind of pair every embedding scores 100 %"
-        return [*findings, Finding("error", "pairs-one-answer", what, file=file)]
-    return findings

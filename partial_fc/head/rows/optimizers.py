@@ -87,7 +87,9 @@ class RowAdamW(RowOptimizer):
 
     def step(self, centre_KD: Tensor, state: dict[str, Tensor], grad_KD: Tensor, lr: float) -> None:
         first_KD, second_KD = state["first_moment"], state["second_moment"]
-        correct1_K1, correct2_K1 = _bias_corrections(state["num_steps"], self.beta1, self.beta2)
+        num_K1 = state["num_steps"].add_(1)
+        # In float64: 1 - 0.999 has only four digits left in float32.
+        correct1_K1, correct2_K1 = ((1 - b ** num_K1.double()).to(num_K1.dtype) for b in (self.beta1, self.beta2))
         first_KD.lerp_(grad_KD, 1 - self.beta1)
         second_KD.mul_(self.beta2).addcmul_(grad_KD, grad_KD, value=1 - self.beta2)
         scale_KD = torch.div(second_KD, correct2_K1, out=grad_KD).sqrt_().add_(self.eps).mul_(correct1_K1)
@@ -132,10 +134,3 @@ def from_repr(text: object) -> RowOptimizer:
         return _KINDS[found[1]](**values)
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{str(text)[:200]!r}; expected one of {', '.join(_KINDS)} with its settings") from None
-
-
-def _bias_corrections(num_K1: Tensor, *betas: float) -> list[Tensor]:
-    """Counts this step in num_K1, and returns 1 - beta ** num for each beta, in num_K1's dtype."""
-    num_K1.add_(1)
-    # In float64: 1 - 0.999 has only four digits left in float32.
-    return [(1 - beta ** num_K1.double()).to(num_K1.dtype) for beta in betas]

@@ -15,8 +15,11 @@ def schedule(
     instead of the flags' schedule. Raises ValueError if the run starts beyond its end."""
     course = _course(run, order, unit, rates or run.config.schedule)
     schedule = _from(run, start.state, order, unit, course)
-    if start.state.step < schedule.total_steps:
-        _note_other_length(run, start, schedule)
+    given = vars(run.config.schedule)
+    changed = {name: value for name, value in start.length_before.items() if value != given[name]}
+    if changed and start.state.step < schedule.total_steps:  # the rate of a step may depend on the end of the run
+        words = [f"{flags.flag(name)} {value} before, {given[name]} now" for name, value in changed.items()]
+        run.note(f"{'; '.join(words)}: the next step's learning rate is {schedule.lr(start.state.step):g}")
     return schedule
 
 
@@ -49,16 +52,6 @@ def _whole_batches(run: Context, order: Order, epochs: float) -> float:
     """Returns the updates of so many epochs by the whole batches of all processes, as arcface_torch counts."""
     accumulate = run.config.optim.accumulate
     return epochs * (order.num_samples // (run.global_batch // accumulate)) / accumulate
-
-
-def _note_other_length(run: Context, start: Start, schedule: Schedule | Continued) -> None:
-    """Notes that the rate of a step may depend on a changed end of the run."""
-    given = vars(run.config.schedule)
-    changed = {name: value for name, value in start.length_before.items() if value != given[name]}
-    if changed:
-        words = [f"{flags.flag(name)} {value} before, {given[name]} now" for name, value in changed.items()]
-        lr = f"the next step's learning rate is {schedule.lr(start.state.step):g}"
-        run.note(f"{'; '.join(words)}: {lr}")
 
 
 def _from(run: Context, start: RunState, order: Order, unit: str, course: Schedule) -> Schedule | Continued:

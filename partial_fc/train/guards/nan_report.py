@@ -25,7 +25,12 @@ def find_first_non_finite(job: Job, attempt: Attempt, symptom: str) -> str:
     """Returns the symptom with the first tensor that has NaN or Inf, its rank, and the file with the batch. A
     collective; all ranks check the same tensors whatever they find, as batch norms over all ranks need them all."""
     look = _Look()
-    _look_at_state(job, look)
+    for name, t in job.backbone.replicated().items():
+        if name.startswith("weight "):
+            look.at(t, name)
+    for name, table in job.head.tables().items():
+        classes, where = ", ".join(map(str, table.non_finite_classes())), f" in table {name}" if name else ""
+        look.next([f"the centres of classes {classes}{where}"] if classes else [])
     _second_forward(job, attempt, look)
     first_W = all_gather_json(look.first, job.world, "train/non_finite")
     if not any(first_W):
@@ -58,15 +63,6 @@ class _Look:
         not_finite = t.numel() - int(finite.sum())
         others = f", the largest of the others {t[finite].abs().max().item():.3g}" if 0 < not_finite < t.numel() else ""
         self.next([f"{what}: {not_finite:,} of {t.numel():,} values{others}"] if not_finite else [])
-
-
-def _look_at_state(job: Job, look: _Look) -> None:
-    for name, t in job.backbone.replicated().items():
-        if name.startswith("weight "):
-            look.at(t, name)
-    for name, table in job.head.tables().items():
-        classes, where = ", ".join(map(str, table.non_finite_classes())), f" in table {name}" if name else ""
-        look.next([f"the centres of classes {classes}{where}"] if classes else [])
 
 
 def _second_forward(job: Job, attempt: Attempt, look: _Look) -> None:

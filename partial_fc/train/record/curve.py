@@ -27,7 +27,9 @@ class Curve:
 
     def __init__(self, models_root: Path, world: "World", first_step: int):
         self._path = models_root / "loss.csv" if world.rank == 0 else Path(os.devnull)
-        self._renew()
+        if self._path.exists() and str(self._path) != os.devnull:
+            # If there is room: a rank 0 that was cut off may still write to the old file.
+            spare(str(self._path), self._replace_by_copy)
         self._file = FileIO(self._path, "a")
         self._waiting = b""
         self._failed = False
@@ -47,12 +49,7 @@ class Curve:
             _log.warning(f"{self._path} lacks the last {left:,} rows")
         spare(str(self._path), self._file.close)
 
-    def _renew(self) -> None:
-        """Replaces the file by a copy, if there is room: a rank 0 that was cut off may still write to the old one."""
-        if self._path.exists() and str(self._path) != os.devnull:
-            spare(str(self._path), self._copy)
-
-    def _copy(self) -> None:
+    def _replace_by_copy(self) -> None:
         with replacing(self._path) as copy:
             copy.write_bytes(self._path.read_bytes())
 

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from partial_fc.foreign.centre_files import CentreFiles, ForeignRows
 
 
-_NETWORK = Literal["r18", "r34", "r50", "r100", "r200", "mbf"]
-
-
 @dataclass(frozen=True)
 class ImportOptions:
     """Joins class centres of InsightFace's trainers, a file for each rank, to a checkpoint that any number of ranks
@@ -31,7 +28,7 @@ class ImportOptions:
     """The folder of the new checkpoint."""
     num_classes: Annotated[int | None, In(CLASSES)] = None
     """Number of classes; required for .param files, which may end with padding."""
-    network: _NETWORK | None = None
+    network: Literal["r18", "r34", "r50", "r100", "r200", "mbf"] | None = None
     """The network of checkpoint_gpu_0.pt; none: the backbone is left out."""
     image_size: Annotated[int, In(PIXELS)] = 112
     """Image size of that training."""

@@ -33,7 +33,6 @@ def verify(options: VerifyOptions) -> int:
         if len(groups) > 1 and is_quarantined(group[0]):
             print(f"{where}: quarantined, not checked")
             continue
-        num_problems = 0
         try:
             found = list(findings(group))
         except FileNotFoundError as error:
@@ -44,7 +43,7 @@ def verify(options: VerifyOptions) -> int:
         num_checked += 1
         for kind, text in found:
             print(f"{kind}: {text}")
-            num_problems += kind == "bad"
+        num_problems = sum(kind == "bad" for kind, _ in found)
         print(f"{where}: {f'{num_problems} problem(s)' if num_problems else 'ok'}")
         num_bad += num_problems > 0
     return int(num_bad > 0 or not num_checked)

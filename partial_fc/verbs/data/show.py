@@ -79,7 +79,10 @@ def _class_rows(source: Source, options: ShowOptions, problems: list[str]) -> It
         tiles = []
         for index in chosen:
             try:
-                tiles.append(_tile(source, index))
+                stored = still(source.read(index))
+                image = decode(stored) if isinstance(stored, bytes) else stored
+                size = f"{image.shape[1]} x {image.shape[0]}"
+                tiles.append(Tile(pictures.fit(image), [_name(source, index), size]))
             except BadRecord as error:
                 tiles.append(Tile(None, [_name(source, index)]))
                 where, what = source.where(index), str(error)
@@ -101,13 +104,6 @@ def _labels(source: Source, rng: np.random.Generator) -> tuple[NDArray[np.int64]
     if not label_of:
         raise ValueError(f"{source.where(0)} and others: not one record could be read")
     return np.array(list(label_of.values()), np.int64), np.array(list(label_of), np.int64)
-
-
-def _tile(source: Source, index: int) -> Tile:
-    stored = still(source.read(index))
-    image = decode(stored) if isinstance(stored, bytes) else stored
-    height, width = image.shape[:2]
-    return Tile(pictures.fit(image), [_name(source, index), f"{width} x {height}"])
 
 
 def _name(source: Source, index: int) -> str:

@@ -26,8 +26,7 @@ from partial_fc.findings import Describe, Finding, counted
 from partial_fc.flags.facts import CLASSES, THREADS, In
 
 _NOTHING_TO_CHECK = 2
-
-
+_EXPECTED = "a folder with train.rec, a .rec file, a folder of class folders, a list of images, or a .bin"
 _KINDS: dict[type, str] = {RecordSource: "RecordIO", ImageFolder: "class folders, or a list"}
 
 
@@ -53,9 +52,6 @@ class DataOptions:
     """A JSON file to write: every finding with all its places."""
     bar: bool = True
     """Show a progress bar."""
-
-
-_EXPECTED = "a folder with train.rec, a .rec file, a folder of class folders, a list of images, or a .bin"
 
 
 def doctor_data(options: DataOptions) -> int:

@@ -77,12 +77,9 @@ def doctor_env(options: EnvOptions) -> int:
 
 
 def _all_findings(hosts: list[Host], options: EnvOptions) -> Iterator[HostFinding]:
-    def ask(host: Host) -> tuple[HostFinding | None, dict[str, Any]]:
-        return _ask(host, options)
-
     answers = []
     with ThreadPoolExecutor(min(32, len(hosts))) as pool:
-        for host, (finding, facts) in zip(hosts, pool.map(ask, hosts), strict=True):
+        for host, (finding, facts) in zip(hosts, pool.map(lambda host: _ask(host, options), hosts), strict=True):
             if finding:
                 yield finding
             if facts:
@@ -189,16 +186,13 @@ def common_findings(answers: list[tuple[Host, dict[str, Any]]]) -> Iterator[Host
         "MPI": "install the same Open MPI",
         "GPUs": "all ranks compute on the same kind of device",
     }
-    same = [(host.name, _common(facts)) for host, facts in answers]
+    same = []
+    for host, facts in answers:
+        shared = {"checkout": facts["checkout"], "MPI": facts["mpirun"], "GPUs": "some" if facts["gpus"] else ""}
+        same.append((host.name, {**shared, "python": facts["python"], **facts["packages"]}))
     for name, theirs in same[1:]:
         for subject, expected in same[0][1].items():
             if theirs[subject] != expected:
                 remedy = remedies.get(subject, "run `make setup` there: constraints.txt has the versions")
                 observed = f"{theirs[subject] or 'none'}, not {expected or 'none'} as on {same[0][0]}"
                 yield HostFinding("fault", name, subject, observed, remedy)
-
-
-def _common(facts: dict[str, Any]) -> dict[str, str]:
-    gpus = "some" if facts["gpus"] else ""
-    shared = {"checkout": facts["checkout"], "MPI": facts["mpirun"], "GPUs": gpus, "python": facts["python"]}
-    return {**shared, **facts["packages"]}

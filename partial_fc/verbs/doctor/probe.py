@@ -29,6 +29,7 @@ _PACKAGES = ("torch", "numpy", "horovod", *recipe_table.PACKAGES, "opencv-python
 
 def facts(checkout: str, models_root: str) -> dict[str, Any]:
     """Returns this host's facts for a run."""
+    folder = next(p for p in (Path(models_root), *Path(models_root).absolute().parents) if p.exists())
     return {
         "name": socket.gethostname(),
         "python": platform.python_version(),
@@ -41,7 +42,11 @@ def facts(checkout: str, models_root: str) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": available_memory_bytes(),
         "shm_bytes": shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0,
-        "disk": _disk(Path(models_root)),
+        "disk": {
+            "path": str(folder),
+            "free_bytes": shutil.disk_usage(folder).free,
+            "writable": os.access(folder, os.W_OK | os.X_OK),
+        },
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE),
         "own_address": _address(socket.gethostname()),
     }
@@ -100,16 +105,6 @@ def _output(command: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def _disk(path: Path) -> dict[str, Any]:
-    """Returns the disk of the folder, or of its nearest existing parent."""
-    folder = next(p for p in (path, *path.absolute().parents) if p.exists())
-    return {
-        "path": str(folder),
-        "free_bytes": shutil.disk_usage(folder).free,
-        "writable": os.access(folder, os.W_OK | os.X_OK),
-    }
 
 
 def _address(name: str) -> str:

@@ -17,7 +17,6 @@ from partial_fc.comm import SingleWorld
 from partial_fc.embedding.sources import open_images
 from partial_fc.flags import check_numbers
 from partial_fc.flags.facts import In
-from partial_fc.verbs.model.embed import CentresOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,10 +29,18 @@ _COSINES_AT_ONCE = 1 << 24  # of all images: fewer classes at once where there a
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifyOptions(CentresOptions):
+class ClassifyOptions:
     """Prints, for each image, the classes whose centres are nearest to its embedding, with names and cosines: what the
     training would take it for. A class that no step has touched has no place yet, and is not asked."""
 
+    checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
+    """A run's folder, whose newest checkpoint counts, or a checkpoint's. (model.safetensors has no class centres.)"""
+    table: str = ""
+    """The head whose classes are asked, of a run with several."""
+    flip: bool | None = None
+    """Add the embedding of the mirrored image; none: as the checkpoint says."""
+    trust_code: bool = False
+    """Execute the FILE.py that builds the model, if it was trained with --network FILE.py:FUNCTION."""
     images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...")]
     """Image files; or a folder, a list or a .rec."""
     top: Annotated[int, In(1)] = 5
@@ -50,12 +57,19 @@ class ClassifyOptions(CentresOptions):
 def classify(options: ClassifyOptions) -> int:
     """Prints the results; returns the exit status: 1 if an image is unusable."""
     from partial_fc.checkpoint.head_state import tables_in
+    from partial_fc.checkpoint.read import open_with_centres
     from partial_fc.comm.device import device_type
+    from partial_fc.embedding.load import from_checkpoint
     from partial_fc.embedding.on_ranks import embedded, why_bad
 
     if not options.images:
         raise ValueError("IMAGES is missing: image files, a folder, a list or a .rec")
-    stored, model = options.load(device_type(options.device))
+    if options.checkpoint.is_file():
+        raise ValueError(
+            f"{options.checkpoint} is a file, without class centres: give the checkpoint, step-N, or the run's folder"
+        )
+    stored = open_with_centres(options.checkpoint, table=options.table)
+    model = from_checkpoint(stored, options.flip, options.trust_code).model().to(device_type(options.device))
     num_classes = tables_in(stored.manifest, stored.where)[options.table]["num_classes"]
     source = open_images(options.images)
     print(f"{model}; {num_classes:,} classes")

@@ -24,7 +24,6 @@ from partial_fc.verbs.model.table import Layout, check_table, new_table
 if TYPE_CHECKING:
     import torch
 
-    from partial_fc.checkpoint.read import Checkpoint
     from partial_fc.embedding.model import EmbeddingModel
 
 _NAMED = 10  # bad images listed by name
@@ -49,32 +48,6 @@ class ModelOptions:
         from partial_fc.embedding.load import load
 
         return load(self.model, device, image_size=self.image_size, flip=self.flip, trust_code=self.trust_code)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CentresOptions:
-    """A trained model with its class centres."""
-
-    checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
-    """A run's folder, whose newest checkpoint counts, or a checkpoint's. (model.safetensors has no class centres.)"""
-    table: str = ""
-    """The head whose classes are asked, of a run with several."""
-    flip: bool | None = None
-    """Add the embedding of the mirrored image; none: as the checkpoint says."""
-    trust_code: bool = False
-    """Execute the FILE.py that builds the model, if it was trained with --network FILE.py:FUNCTION."""
-
-    def load(self, device: "torch.device | str") -> "tuple[Checkpoint, EmbeddingModel]":
-        """Opens the checkpoint. Raises ValueError if it has no such centres, or no network that embeds."""
-        from partial_fc.checkpoint.read import open_with_centres
-        from partial_fc.embedding.load import from_checkpoint
-
-        if self.checkpoint.is_file():
-            raise ValueError(
-                f"{self.checkpoint} is a file, without class centres: give the checkpoint, step-N, or the run's folder"
-            )
-        stored = open_with_centres(self.checkpoint, table=self.table)
-        return stored, from_checkpoint(stored, self.flip, self.trust_code).model().to(device)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -145,7 +145,10 @@ def evaluate(options: EvaluateOptions, world: World, device: Any) -> None:
     if folder:
         (folder / "evaluation.json").write_text(as_json(report))
         if judged:
-            _draw(judged, options.show, folder)
+            roc.plot({one.name: one.roc for one in judged}, folder / "roc.png")
+        for one in judged:
+            if options.show and one.pixels is not None:
+                pictures.write(folder / f"worst_pairs_{one.name}.png", _worst_pairs(one, options.show))
         print(f"written: {folder}")
 
 
@@ -185,14 +188,12 @@ def _judge_list(path: Path, model: "EmbeddingModel", options: EvaluateOptions, w
     curve = Roc.from_distances(distance_N, pairs.same_N, accuracy.mean)
     values = {key.partition("/")[2]: value for key, value in accuracy_values(name, accuracy)}
 
-    def read(index: int) -> pictures.Pixels:
-        return decode(pairs.images.read_file(index))
-
     def pixels(pair: int) -> tuple[pictures.Pixels, pictures.Pixels]:
-        return read(int(pairs.first_N[pair])), read(int(pairs.second_N[pair]))
+        first, second = pair_N2[pair].tolist()
+        return decode(pairs.images.read_file(first)), decode(pairs.images.read_file(second))
 
     def caption(pair: int) -> list[str]:
-        return [pairs.images.where(int(which[pair])) for which in (pairs.first_N, pairs.second_N)]
+        return [pairs.images.where(image) for image in pair_N2[pair].tolist()]
 
     values |= _tar(curve)
     return Judged(name, distance_N, pairs.same_N, curve, values, row_ND, pair_N2, pixels, caption, pairs.folds)
@@ -378,13 +379,6 @@ def _ranks_text(values: dict[str, float], name: str) -> str:
 def _row(what: str, t: roc.Threshold) -> str:
     """Formats a row of the table of thresholds, whose head is _HEAD."""
     return f"  {what:12}{t.cosine:>10.4f}{t.distance:>13.4f}{t.accuracy:>8.2%}{t.tar:>14.2%}{t.far:>10.4%}"
-
-
-def _draw(judged: list[Judged], show: int, folder: Path) -> None:
-    roc.plot({one.name: one.roc for one in judged}, folder / "roc.png")
-    for one in judged:
-        if show and one.pixels is not None:
-            pictures.write(folder / f"worst_pairs_{one.name}.png", _worst_pairs(one, show))
 
 
 def _worst_pairs(one: Judged, show: int) -> pictures.Pixels:

@@ -78,7 +78,9 @@ def write(model: EmbeddingModel, path: Path) -> None:
     assert program is not None
     proto = program.model_proto
     if pixels:
-        _name_scaling(proto)
+        for node in list(proto.graph.node)[:8]:  # that scale the pixels: InsightFace's loader knows nodes by name
+            if node.op_type in ("Sub", "Mul"):
+                node.name = f"{node.op_type}_{node.name}"
     del proto.metadata_props[:]
     taken = Pixels(_PIXELS, 0.0, 1.0) if pixels else contract
     onnx.helper.set_model_props(proto, {**model.facts(), **taken.facts()})
@@ -102,13 +104,6 @@ def _save(proto: Any, path: Path) -> None:
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ValueError(f"{path} is not written: onnx.checker says: {str(error)[:500]}") from error
     onnx.save(proto, str(path))
-
-
-def _name_scaling(proto: Any) -> None:
-    """Names the nodes that scale the pixels for InsightFace's loader, which identifies nodes by name."""
-    for node in list(proto.graph.node)[:8]:
-        if node.op_type in ("Sub", "Mul"):
-            node.name = f"{node.op_type}_{node.name}"
 
 
 def write_fp16(source: Path, path: Path) -> None:

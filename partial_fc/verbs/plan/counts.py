@@ -92,12 +92,6 @@ def memory(workload: PlanOptions) -> dict[str, int]:
     }
 
 
-def backbone_bytes(parameters: int, optimizer: str) -> dict[str, int]:
-    """Returns the bytes of float32 parameters, gradient and optimizer state, without activations."""
-    moments = 1 if optimizer == "sgd" else 2
-    return {"backbone": 4 * parameters, "its gradient": 4 * parameters, "its optimizer state": 4 * moments * parameters}
-
-
 def largest_classes(workload: PlanOptions, limit_bytes: int) -> int:
     """Returns the largest number of classes with which `memory` is within the limit; 0: none."""
     together = lambda classes: sum(memory(replace(workload, classes=classes)).values())  # noqa: E731
@@ -140,12 +134,6 @@ _LAUNCHES_S = {"cuda": 0.125e-3, "cpu": 0.4e-3}
 _MESSAGE_S = 20e-6  # latency
 
 
-def products_flop(workload: PlanOptions) -> float:
-    """Returns the operations of one rank's matrix products in a step: logits in both passes (in the second those not
-    kept from the first), and the gradients of features and centres, 2*G*S*D each."""
-    return 2.0 * workload.batch * workload.dim * (4 * workload.sampled - _taken_over(workload))
-
-
 def traffic_bytes(workload: PlanOptions) -> float:
     """Returns the bytes of one rank's rows that a step reads and writes."""
     storage = Storage(DTYPES[workload.dtype], DTYPES[workload.state_dtype])
@@ -168,10 +156,13 @@ def exponentials_bytes(workload: PlanOptions) -> float:
 
 def head_seconds(workload: PlanOptions, rates: "Rates") -> dict[str, float]:
     """Returns the seconds of a step, by cause. They are added, as overlap is not guaranteed."""
-    exponentials = workload.batch * (2 * workload.sampled - _taken_over(workload))
+    kept = _taken_over(workload)
+    # Logits in both passes (in the second those not kept from the first), and the gradients of features and centres.
+    products_flop = 2.0 * workload.batch * workload.dim * (4 * workload.sampled - kept)
+    exponentials = workload.batch * (2 * workload.sampled - kept)
     messages = 3 * math.ceil(math.log2(workload.gpus)) if workload.gpus > 1 else 0
     return {
-        "products": products_flop(workload) / (KERNEL_SHARE[workload.device] * rates.gflops[workload.precision] * 1e9),
+        "products": products_flop / (KERNEL_SHARE[workload.device] * rates.gflops[workload.precision] * 1e9),
         "exponentials": exponentials / (rates.gexp_per_s * 1e9),
         "exponentials through memory": exponentials_bytes(workload) / (rates.gbytes_per_s * 1e9),
         "rows": traffic_bytes(workload) / (rates.gbytes_per_s * 1e9),
@@ -205,7 +196,11 @@ def measure_rates(device: torch.device, batch: int, dim: int) -> Rates:
     x = torch.zeros(1 << 16 if device.type == "cpu" else 1 << 28, device=device)
     y = torch.empty_like(x)
     gexp_per_s = len(x) / 1e9 / _best_seconds(lambda: torch.exp(x, out=y), device)
-    return Rates(gflops, _copy_gbytes_per_s(device), gexp_per_s)
+    # A copy between two blocks larger than any cache: bytes read plus written.
+    num_bytes = (4096 if device.type == "cuda" else 128) << 20
+    source, target = (torch.ones(num_bytes, dtype=torch.uint8, device=device) for _ in range(2))
+    gbytes_per_s = 2 * num_bytes / 1e9 / _best_seconds(lambda: target.copy_(source), device)
+    return Rates(gflops, gbytes_per_s, gexp_per_s)
 
 
 def _product_gflops(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> float:
@@ -213,13 +208,6 @@ def _product_gflops(shape: tuple[int, int, int], dtype: torch.dtype, device: tor
     a, b = (torch.randn(size, device=device).to(dtype) for size in ((m, k), (k, n)))
     out = torch.empty(m, n, dtype=dtype, device=device)
     return 2 * m * k * n / 1e9 / _best_seconds(lambda: torch.mm(a, b, out=out), device)
-
-
-def _copy_gbytes_per_s(device: torch.device) -> float:
-    """Measures a copy between two blocks larger than any cache: bytes read plus written."""
-    num_bytes = (4096 if device.type == "cuda" else 128) << 20
-    source, target = (torch.ones(num_bytes, dtype=torch.uint8, device=device) for _ in range(2))
-    return 2 * num_bytes / 1e9 / _best_seconds(lambda: target.copy_(source), device)
 
 
 def _best_seconds(work: Callable[[], Tensor], device: torch.device, tries: int = 8) -> float:

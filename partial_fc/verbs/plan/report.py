@@ -28,7 +28,9 @@ def make(options: PlanOptions) -> dict[str, Any]:
     rates = _rates(options, workload)
     memory = plan.memory(workload)
     if options.backbone_parameters:
-        memory |= plan.backbone_bytes(options.backbone_parameters, options.optimizer)
+        in_fp32 = 4 * options.backbone_parameters  # without activations
+        moments = 1 if options.optimizer == "sgd" else 2
+        memory |= {"backbone": in_fp32, "its gradient": in_fp32, "its optimizer state": moments * in_fp32}
     limit = None if options.memory is None else num_bytes(options.memory) - num_bytes(options.reserve)
     shares = {"all": 1.0, "sampled": options.sample_rate}
     seconds = {name: plan.head_seconds(replace(workload, sample_rate=share), rates) for name, share in shares.items()}
@@ -44,7 +46,7 @@ def make(options: PlanOptions) -> dict[str, Any]:
         "limit": limit,
         "collectives": {name: {"handed_in": handed_in[name], "sent": sent[name]} for name in handed_in},
         "seconds": seconds,
-        "backbone_seconds": _backbone_seconds(options),
+        "backbone_seconds": options.images_per_s and options.batch / options.gpus / options.images_per_s,
     }
     if limit is not None:
         others = figures["memory_total"] - sum(plan.memory(workload).values())
@@ -156,10 +158,6 @@ def _rates(options: PlanOptions, workload: PlanOptions) -> "Rates":
     if workload.precision not in rates.gflops:
         raise ValueError(f"the rates know {', '.join(rates.gflops)}, not --precision {workload.precision}")
     return rates
-
-
-def _backbone_seconds(options: PlanOptions) -> float | None:
-    return None if options.images_per_s is None else options.batch / options.gpus / options.images_per_s
 
 
 def _size(count: float) -> str:

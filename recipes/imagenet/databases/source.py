@@ -97,7 +97,15 @@ def open_database(
 ) -> DatabaseSource:
     """Opens the database at a path. num_classes, num_labels: as DatabaseSource. db_type: the expected kind; None: any.
     Raises ValueError for what is no database."""
-    return DatabaseSource(_open(Path(path), db_type), num_classes, num_labels)
+    folder = Path(path)
+    kind = _kind(folder)
+    if db_type not in (None, kind):
+        raise ValueError(f"{folder} is a {_NAMES[kind]}, --db_type says {db_type}; give --db_type {kind}")
+    if kind == "lmdb":
+        return DatabaseSource(LmdbStore(folder), num_classes, num_labels)
+    from .leveldb import as_lmdb
+
+    return DatabaseSource(LmdbStore(as_lmdb(folder), folder), num_classes, num_labels)
 
 
 _NAMES = {"lmdb": "LMDB", "leveldb": "LevelDB"}
@@ -127,14 +135,3 @@ def _kind(path: Path) -> Kind:
         )
     found = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
     raise ValueError(f"{path} is a folder with {found}; {expected}")
-
-
-def _open(path: Path, db_type: Kind | None) -> LmdbStore:
-    kind = _kind(path)
-    if db_type not in (None, kind):
-        raise ValueError(f"{path} is a {_NAMES[kind]}, --db_type says {db_type}; give --db_type {kind}")
-    if kind == "lmdb":
-        return LmdbStore(path)
-    from .leveldb import as_lmdb
-
-    return LmdbStore(as_lmdb(path), path)

@@ -1,5 +1,6 @@
 """`partial-fc launch`: parses its command line, prepares the hosts, and starts the processes through the supervisor."""
 
+import functools
 import os
 import shlex
 import socket
@@ -83,7 +84,11 @@ def run(options: LaunchOptions, command: Sequence[str]) -> int:
         print("\n".join(map(str, starts)))
         return 0
     if options.sync_dst_dir:
-        _synchronise(list(planned.addresses), options.sync_dst_dir)
+        copy = functools.partial(_copy, folder=options.sync_dst_dir)
+        with ThreadPoolExecutor(8) as pool:
+            problems = [problem for problem in pool.map(copy, planned.addresses) if problem]
+        if problems:
+            raise OSError("; ".join(problems))
     print(f"starting {counted(len(starts), 'process')}", file=sys.stderr, flush=True)
     served = any(start.helper for start in starts)
     return supervisor.run(
@@ -126,16 +131,8 @@ def _mpirun(planned: Plan, tasks: list[Task], command: list[str], folder: str) -
     return Start(f"{role}s", None, shell.exports(variables), words, role == "server", f"{names} (mpirun)")
 
 
-def _synchronise(hosts: Sequence[Host], folder: str) -> None:
-    """Copies the current folder to that path on each host, creating it. Raises OSError that names the host."""
-    with ThreadPoolExecutor(8) as pool:
-        problems = [problem for problem in pool.map(lambda host: _copy(host, folder), dict.fromkeys(hosts)) if problem]
-    if problems:
-        raise OSError("; ".join(problems))
-
-
 def _copy(host: Host, folder: str) -> str:
-    """Copies to one host; returns the error or ""."""
+    """Copies the current folder to that path on a host, creating it; returns the error, with the host, or ""."""
     here = host.is_here and host.ssh_port is None
     port = ["-p", str(host.ssh_port)] if host.ssh_port else []
     ssh = ["ssh", *shell.SSH_OPTIONS, *port]
