@@ -182,9 +182,8 @@ class Config:
         if self.optim.batch_size == 1 and not self.optim.sync_bn:
             raise ValueError("--batch-size 1: batch norm needs 2 images a process, or --sync-bn")
         face_vectors.check(self.data, self.model, self.tuning)
-        for name in ("compatible_with", "apply"):
-            if (getattr(self.tuning, name, None) or getattr(self.data, name, None)) and face_heads.of(self):
-                raise ValueError(f"{flags.flag(name)} is for a run with one head; --rec names several sets")
+        if (self.tuning.compatible_with or self.data.apply) and face_heads.of(self):
+            raise ValueError("--compatible-with and --apply are for a run with one head; --rec names several sets")
         heads = [(one.flags, one.drawn) for one in face_heads.of(self)]
         for head, drawn in heads or [(self.head, self.data.labels_drawn or self.data.labels)]:
             head.check(self.launch, self.optim, self.schedule, self.run.resume, drawn)

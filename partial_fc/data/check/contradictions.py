@@ -5,8 +5,6 @@ N images, K nearest neighbours of each, D numbers of an embedding, C classes, P 
 of a class.
 """
 
-from collections import defaultdict
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,7 +42,8 @@ def find_changes(row_ND: _Rows, label_N: _Labels, near_NK: _Labels, num_classes:
     class_N = np.array([root_of(joined, label) for label in range(num_classes)], np.int64)[label_N]
     suspects, moves = _suspects(row_ND, label_N, class_N, near_NK, num_classes)
     trusted = np.setdiff1d(np.arange(len(label_N)), suspects)
-    return changes + moves + _splits(row_ND, label_N, class_N, trusted, num_classes, bar)
+    splits = _splits(row_ND, label_N, class_N, trusted, num_classes, bar)
+    return [one for kind in (changes, moves, splits) for one in sorted(kind, key=lambda change: -change.certainty)]
 
 
 def _sums(row_ND: _Rows, class_N: _Labels, num_classes: int) -> _Rows:
@@ -57,10 +56,6 @@ def _sums(row_ND: _Rows, class_N: _Labels, num_classes: int) -> _Rows:
 def _unit(row_ND: _Rows) -> _Rows:
     length_N = np.linalg.norm(row_ND, axis=1, keepdims=True)
     return (row_ND / np.where(length_N > 0, length_N, 1)).astype(np.float32, copy=False)
-
-
-def _sorted(changes: list[Change]) -> list[Change]:
-    return sorted(changes, key=lambda change: -change.certainty)
 
 
 # ---- classes that are one
@@ -98,7 +93,7 @@ def _merges(row_ND: _Rows, label_N: _Labels, near_NK: _Labels, count_C: _Labels)
             why = f"{mixed:.2f} of the mixed neighbours of one class, cosine of means {unit_CD[a] @ unit_CD[b]:.3f}, "
             why += f"{count_C[small]} and {count_C[large]} images"
             changes.append(Change("merge", -1, root, grown, min(1.0, mixed), why))
-    return joined, _sorted(changes)
+    return joined, changes
 
 
 def _chance(num_a: NDArray[np.int64], num_b: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -143,7 +138,7 @@ def _suspects(
         why += f"{votes_S[at]} of {(near_SK[at] >= 0).sum()} neighbours are of one class"
         action, to = ("move", int(to_S[at])) if agrees_S[at] else ("drop", -1)
         changes.append(Change(action, image, int(label_N[image]), to, min(1.0, float(gap_S[at])), why))
-    return suspects, _sorted(changes)
+    return suspects, changes
 
 
 def _most(class_SK: _Labels) -> tuple[_Labels, _Labels]:
@@ -171,22 +166,24 @@ def _splits(
     all_squares, squares = np.square(sum_CD.sum(axis=0)).sum(), np.square(sum_CD).sum()
     count_C = np.bincount(class_N[trusted], minlength=num_classes)
     elsewhere = (all_squares - squares) / max(1, len(trusted) ** 2 - np.square(count_C).sum())
-    parts = defaultdict(list)
     order = trusted[np.argsort(class_N[trusted], kind="stable")]
-    stops_C = np.cumsum(count_C)
+    stops_C, parts = np.cumsum(count_C), []
     large = np.flatnonzero(count_C >= 2 * FEWEST).tolist()
     for label in terminal.bar(large, desc=bar, unit="class", shown=bool(bar)):
         image_M = order[stops_C[label] - count_C[label] : stops_C[label]]
         is_second_M = _second_part(row_ND[image_M])
-        between, within = _between_and_within(row_ND[image_M], is_second_M)
-        alike = (between - elsewhere) / max(1e-9, within - elsewhere)
-        second = image_M[is_second_M]
+        first, second = image_M[~is_second_M], image_M[is_second_M]
+        first_D, second_D = (row_ND[part].sum(axis=0, dtype=np.float64) for part in (first, second))
+        pairs = len(first) * (len(first) - 1) + len(second) * (len(second) - 1)
+        within = (first_D @ first_D + second_D @ second_D - len(image_M)) / max(1, pairs)
+        between = first_D @ second_D / max(1, len(first) * len(second))
+        alike = float((between - elsewhere) / max(1e-9, within - elsewhere))
         if len(second) >= FEWEST and alike <= TWO:
-            parts[label] = [second, alike, f"{len(image_M) - len(second)} and {len(second)} images: mean cosine "
-                            f"{between:.2f} between them, {within:.2f} within"]  # fmt: skip
+            why = f"{len(first)} and {len(second)} images: mean cosine {between:.2f} between them, {within:.2f} within"
+            parts.append((alike, second.tolist(), why))
     return [
-        Change("split", int(image), int(label_N[image]), num_classes + number, min(1.0, 1 - alike), why)
-        for number, (images, alike, why) in enumerate(sorted(parts.values(), key=lambda part: part[1]))
+        Change("split", image, int(label_N[image]), num_classes + number, min(1.0, 1 - alike), why)
+        for number, (alike, images, why) in enumerate(parts)
         for image in images
     ]
 
@@ -203,12 +200,3 @@ def _second_part(row_MD: _Rows) -> NDArray[np.bool_]:
             break
         mean_2D = _unit(np.stack((row_MD[~is_far_M].sum(axis=0), row_MD[is_far_M].sum(axis=0))))
     return is_far_M if 2 * is_far_M.sum() <= len(row_MD) else ~is_far_M
-
-
-def _between_and_within(row_MD: _Rows, is_second_M: NDArray[np.bool_]) -> tuple[float, float]:
-    """Returns the mean cosines of images of different parts, and of two images of one part."""
-    parts = [row_MD[is_second_M].astype(np.float64), row_MD[~is_second_M].astype(np.float64)]
-    (first_D, num_first), (second_D, num_second) = ((part.sum(axis=0), len(part)) for part in parts)
-    pairs = num_first * (num_first - 1) + num_second * (num_second - 1)
-    within = (first_D @ first_D + second_D @ second_D - num_first - num_second) / max(1, pairs)
-    return float(first_D @ second_D / max(1, num_first * num_second)), float(within)

@@ -5,8 +5,9 @@ N images scanned, of which 16 bytes each are kept.
 """
 
 import hashlib
+import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -269,7 +270,12 @@ def check_vectors(
     """Reads every vector of the files. label_N: of all of them. describe(i) names vector i. bar: the name of a progress
     bar, if any."""
     length_N, scan = np.empty(len(label_N)), ImageScan(len(label_N))
-    for some, row_BD in _blocks_of(parts, bar):
+    starts = itertools.accumulate(map(len, parts), initial=0)
+    blocks = [(part, first, start) for part, start in zip(parts, starts, strict=False)
+              for first in range(0, len(part), BLOCK)]  # fmt: skip
+    for part, first, start in terminal.bar(blocks, unit="block", desc=bar, shown=bool(bar)):
+        row_BD = np.ascontiguousarray(part.row_ND[first : first + BLOCK])
+        some = slice(start + first, start + first + len(row_BD))
         with np.errstate(over="ignore"):
             row32_BD = row_BD.astype(np.float32, copy=False)  # as training sees them
         length_N[some] = np.sqrt(np.einsum("nd,nd->n", row32_BD, row32_BD, dtype=np.float64))
@@ -287,15 +293,3 @@ def check_vectors(
     what = "vectors have NaN or Inf, or only zeros: training replaces them by others"
     findings += findings_at("error", "vectors-bad", what, bad_N, with_problem, file)
     return findings + check_repetitions(scan, label_N, describe, file, "vectors")
-
-
-def _blocks_of(parts: Sequence[Vectors], bar: str) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """Yields blocks of vectors, as they are stored, each with its place among all."""
-    start = 0
-    with terminal.bar(total=sum(map(len, parts)), unit="vector", desc=bar, shown=bool(bar)) as progress:
-        for part in parts:
-            for first in range(0, len(part), BLOCK):
-                row_BD = np.ascontiguousarray(part.row_ND[first : first + BLOCK])
-                yield slice(start, start + len(row_BD)), row_BD
-                start += len(row_BD)
-                progress.update(len(row_BD))

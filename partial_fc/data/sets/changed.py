@@ -50,9 +50,8 @@ class Changes(NamedTuple):
 
 
 def write_changes(path: Path, source: Joined, changes: Sequence[Change]) -> None:
-    about = {**identity(source), "classes": source.num_classes}
     with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
-        file.write(f"{_ABOUT}{json.dumps(about)}\n# To undo a change remove its line, or put # before it.\n")
+        file.write(f"{_ABOUT}{_about(source)}\n# To undo a change remove its line, or put # before it.\n")
         file.write("\t".join(COLUMNS) + "\n")
         for one in changes:
             numbers = ("-" if number < 0 else str(number) for number in one[1:4])
@@ -66,7 +65,11 @@ def read_changes(path: Path, source: Joined) -> Changes:
     joined: dict[int, int] = {}
     new: dict[int, int] = {}  # number of a split class -> where from
     with open(path, encoding="utf-8-sig", errors="replace", opener=regular) as file:
-        _check_about(path, file.readline(), source)
+        about = file.readline().strip()
+        if not about.startswith(_ABOUT):
+            raise ValueError(f"{path}: expected what `partial-fc data clean` writes, got {about[:60]!r}{it_is(path)}")
+        if about != f"{_ABOUT}{_about(source)}":
+            raise ValueError(f"{path} was made for other data: {about.removeprefix(_ABOUT)}; --rec is {_about(source)}")
         for number, line in enumerate(file, start=2):
             fields = line.rstrip("\r\n").split("\t")
             if not line.strip() or line.startswith("#") or tuple(fields[:4]) == COLUMNS[:4]:
@@ -100,19 +103,8 @@ def read_changes(path: Path, source: Joined) -> Changes:
     return Changes(image_K, to_K, class_C, old_E, joined)
 
 
-def _check_about(path: Path, line: str, source: Joined) -> None:
-    if not line.startswith(_ABOUT):
-        raise ValueError(f"{path}: expected what `partial-fc data clean` writes, got {line[:60]!r}{it_is(path)}")
-    try:
-        then = json.loads(line.removeprefix(_ABOUT))
-    except ValueError as error:
-        raise ValueError(f"{path}, line 1: {error}") from None
-    if then != (now := {**identity(source), "classes": source.num_classes}):
-        raise ValueError(f"{path} was made for other data: {_shown(then)}; --rec has {_shown(now)}")
-
-
-def _shown(facts: Any) -> str:
-    return ", ".join(f"{name} {value}" for name, value in facts.items()) if isinstance(facts, Mapping) else str(facts)
+def _about(source: Joined) -> str:
+    return json.dumps({**identity(source), "classes": source.num_classes})
 
 
 def _parsed(fields: Sequence[str], num_images: int, num_classes: int) -> tuple[str, int, int, int]:
@@ -160,18 +152,13 @@ class Changed(Joined):
         stops = np.cumsum([0, *(count for _, count, _ in source.sets)])
         left = np.diff(stops - np.searchsorted(out_L, stops)).tolist()
         sets = [(name, count, weight) for (name, _, weight), count in zip(source.sets, left, strict=True)]
-        super().__init__(source.shards, sets, len(changes.old_E), self._names_of(source, changes))
+        if (names := source.class_names()) is not None:
+            names = [*names, *map(str, range(len(names), source.num_classes))]
+            own, kept = [names[old] for old in changes.old_E.tolist()], source.num_classes - len(changes.joined)
+            names = own[:kept] + [f"{name} ({number})" for number, name in enumerate(own[kept:], start=2)]
+        super().__init__(source.shards, sets, len(changes.old_E), names)
         self.before, self.changes = source, changes
         self._before_L = out_L - np.arange(len(out_L))
-
-    @staticmethod
-    def _names_of(source: Joined, changes: Changes) -> list[str] | None:
-        if (names := source.class_names()) is None:
-            return None
-        all_names = [*names, *map(str, range(len(names), source.num_classes))]
-        kept = source.num_classes - len(changes.joined)
-        own = [all_names[old] for old in changes.old_E.tolist()]
-        return own[:kept] + [f"{name} ({number})" for number, name in enumerate(own[kept:], start=2)]
 
     def __len__(self) -> int:
         return len(self.before) - len(self._before_L)

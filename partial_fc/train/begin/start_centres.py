@@ -39,7 +39,8 @@ def load(
     """Writes the centres that the flags ask for into the head, or into each of several. tables: of the head, with their
     flags. A collective. Raises ValueError, on all ranks."""
     given = [(flags.start_centres, table) for flags, table in tables if flags.start_centres is not None]
-    folders = {path for path, _ in given if _is_checkpoint(path)}
+    paths = {path for path, _ in given if path != "imprint" and not path.endswith(".npy")}
+    folders = {path for path in paths if Path(path).is_dir() and not are_in(Path(path))}
     if not folders:
         for path, table in given:
             _load_table(run, backbone, source, path, table, getattr(head, "first_class", {}).get(table.name, 0))
@@ -55,11 +56,6 @@ def load(
         run.note(note)
     load_centres(stored, head)
     run.logger.info(f"class centres from {stored.folder}")
-
-
-def _is_checkpoint(given: str) -> bool:
-    path = Path(given)
-    return given != "imprint" and path.suffix != ".npy" and path.is_dir() and not are_in(path)
 
 
 def _load_table(

@@ -126,7 +126,13 @@ def add(options: AddOptions) -> None:
     new = [name for name, _ in starts] + (folder.classes if folder else [])
     if not new:
         raise ValueError("no class to add: give NAME, --names-file or --images")
-    _check_new(new, stored)
+    taken = set(stored.names())
+    for name in new:
+        if not name or "\n" in name or "\r" in name:
+            raise ValueError(f"a class cannot be named {name!r}")
+        if name in taken:
+            raise ValueError(f"class {name!r} exists already in {stored.where}")
+        taken.add(name)
     directions = {name: _direction(stored, Path(start), options) for name, start in starts if start}
     if folder:
         by_label = imprint.directions(stored, folder, range(folder.num_classes), options.trust_code)
@@ -278,17 +284,6 @@ def _words(words: Iterable[str], file: Path | None) -> list[str]:
     from partial_fc.checkpoint.class_names import read_names
 
     return [*words, *(filter(None, read_names(file)) if file else ())]
-
-
-def _check_new(new: Iterable[str], stored: "Checkpoint") -> None:
-    """Raises ValueError for invalid names of new classes."""
-    taken = set(stored.names())
-    for name in new:
-        if not name or "\n" in name or "\r" in name:
-            raise ValueError(f"a class cannot be named {name!r}")
-        if name in taken:
-            raise ValueError(f"class {name!r} exists already in {stored.where}")
-        taken.add(name)
 
 
 def _by_name(names: Iterable[str], whose: str, remedy: str) -> dict[str, int]:

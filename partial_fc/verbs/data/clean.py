@@ -6,6 +6,7 @@ N images, M of them that can be used, D feature width, K neighbours.
 import base64
 import io
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,25 +106,19 @@ def clean(options: CleanOptions, world: World, device: Any) -> None:
     weight_N[changed] = 0
     with replacing(options.out / "weights.npy") as path, path.open("wb") as file:
         np.save(file, weight_N)
-    near_of = dict(zip(usable_M.tolist(), usable_M[near_MK], strict=True))
-    said, commands = _counts(changes, len(source), source.num_classes), _commands(options)
-    page = _page(_Shown(source, label_N, near_of), changes, said, commands)
+    number, commands = Counter(one.action for one in changes), _commands(options)
+    halves = len({one.to for one in changes if one.action == "split"})
+    said = [
+        f"of {counted(source.num_classes, 'class')}: {number['merge']:,} become part of another, {halves:,} become two "
+        f"({counted(number['split'], 'image')} in the new ones)",
+        f"of {counted(len(source), 'image')}: {number['move']:,} move to another, {number['drop']:,} are left out",
+    ]
+    page = _page(_Shown(source, label_N, usable_M, near_MK), changes, said, commands)
     with replacing(options.out / "index.html") as path:
         path.write_text(page, encoding="utf-8", errors="backslashreplace")
     print(*said, sep="\n")
     print(f"pictures: {options.out / 'index.html'}; the changes, of which any line may be removed: {table}")
     print(*commands, sep="\n")
-
-
-def _counts(changes: list[Change], num_images: int, num_classes: int) -> list[str]:
-    """Returns a line for each kind."""
-    images = {action: sum(one.action == action for one in changes) for action in _TITLES}
-    halves = len({one.to for one in changes if one.action == "split"})
-    return [
-        f"of {counted(num_classes, 'class')}: {images['merge']:,} become part of another, {halves:,} become two "
-        f"({counted(images['split'], 'image')} in the new ones)",
-        f"of {counted(num_images, 'image')}: {images['move']:,} move to another class, {images['drop']:,} are left out",
-    ]
 
 
 def _commands(options: CleanOptions) -> list[str]:
@@ -140,18 +135,18 @@ def _commands(options: CleanOptions) -> list[str]:
 # ---- the page
 
 
-class _Row(NamedTuple):
-    title: str
-    why: str
-    groups: list[tuple[str, list[str]]]  # (caption, images as data URLs)
-
-
 class _Shown(NamedTuple):
-    """near_of: an image's neighbours, the nearest first."""
+    """What the page's rows are made of."""
 
     source: Joined
     label_N: NDArray[np.int64]
-    near_of: dict[int, NDArray[np.int64]]
+    usable_M: NDArray[np.int64]
+    near_MK: NDArray[np.int64]
+
+    def near(self, image: int) -> list[int]:
+        """Returns the neighbours of an image, the nearest first; [] of one that cannot be used."""
+        at = np.flatnonzero(self.usable_M == image)
+        return self.usable_M[self.near_MK[at]].flatten().tolist()
 
     def name(self, label: int) -> str:
         names = self.source.class_names() or ()
@@ -163,7 +158,7 @@ class _Shown(NamedTuple):
     def of_class(self, label: int, but: Iterable[int] = (), near: int = -1) -> tuple[str, list[str]]:
         """Shows images of a class: those among the neighbours of one first."""
         every = np.setdiff1d(np.flatnonzero(self.label_N == label), [*but])
-        first = [i for i in self.near_of.get(near, np.empty(0, np.int64)).tolist() if self.label_N[i] == label]
+        first = [i for i in self.near(near) if self.label_N[i] == label]
         chosen = dict.fromkeys([*first, *every.tolist()])
         return self.group(f"class {self.name(label)}", [*chosen][:_EACH])
 
@@ -175,18 +170,15 @@ class _Shown(NamedTuple):
         from partial_fc.embedding.images import pixels_of
 
         try:
-            stored = still(self.source.read(image))
-            if isinstance(stored, np.ndarray) and stored.dtype != np.uint8:
-                return ""
-            pixels = pictures.fit(pixels_of(stored), _SIDE)
+            pixels = pictures.fit(pixels_of(still(self.source.read(image))), _SIDE)
         except BadRecord:
             return ""
         jpeg = io.BytesIO()
         Image.fromarray(pixels).save(jpeg, "JPEG", quality=85)
         return f"data:image/jpeg;base64,{base64.b64encode(jpeg.getvalue()).decode()}"
 
-    def row(self, change: Change, images: list[int]) -> _Row:
-        """images: all of the change."""
+    def row(self, change: Change, images: list[int]) -> tuple[str, str, list[tuple[str, list[str]]]]:
+        """Returns (title, why, groups of pictures with a caption). images: all of the change."""
         action, image, label, to, certainty, why = change
         if action == "merge":
             title, groups = f"class {self.name(label)} is {self.name(to)}", [self.of_class(label), self.of_class(to)]
@@ -197,9 +189,9 @@ class _Shown(NamedTuple):
             is_of = f"moves to class {self.name(to)}" if action == "move" else "is left out"
             title = f"{self.source.where(image)} {is_of}"
             groups = [self.group("this image", [image]), self.of_class(label, but=[image], near=image)]
-            near = self.near_of.get(image, np.empty(0, np.int64))[:_EACH].tolist()
-            groups.append(self.of_class(to, near=image) if to >= 0 else self.group("its neighbours", near))
-        return _Row(title, f"{certainty:.2f}: {why}", groups)
+            near = self.group("its neighbours", self.near(image)[:_EACH])
+            groups.append(self.of_class(to, near=image) if to >= 0 else near)
+        return title, f"{certainty:.2f}: {why}", groups
 
 
 def _page(shown: _Shown, changes: list[Change], said: list[str], commands: list[str]) -> str:
@@ -212,7 +204,7 @@ def _page(shown: _Shown, changes: list[Change], said: list[str], commands: list[
     return environment.get_template("data/clean.html").render(said=said, commands=commands, sections=sections)
 
 
-def _sections(shown: _Shown, changes: list[Change], action: str) -> Iterator[tuple[str, list[_Row]]]:
+def _sections(shown: _Shown, changes: list[Change], action: str) -> Iterator[tuple[str, list[Any]]]:
     """Yields (title, rows): the most and the least certain changes."""
     grouped: dict[int, list[Change]] = {}
     for number, one in enumerate(changes):

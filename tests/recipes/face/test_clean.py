@@ -70,7 +70,7 @@ def test_the_table_weights_and_page(noisy, tmp_path, capsys):
     assert "12 (name12) is 2 (name2)" in page
     printed = capsys.readouterr().out
     assert "of 13 classes: 1 become part of another, 0 become two" in printed
-    assert "of 96 images: 1 move to another class, 1 are left out" in printed
+    assert "of 96 images: 1 move to another, 1 are left out" in printed
     for command in re.findall(r"partial-fc .*", printed):
         assert command in page.replace("&#39;", "'")
     with pytest.raises(ValueError, match=r"changes\.tsv exists"):
@@ -141,7 +141,7 @@ def test_a_checkpoint_with_the_changes(noisy, tmp_path):
         ("--labels 2", "changes the one label"),
         ("--num-classes 13", "the data and the changes say"),
         ("--rec {0}/photos", "made for other data"),
-        ("--rec a={0}/set b={0}/photos", "--apply is for a run with one head"),
+        ("--rec a={0}/set b={0}/photos", "--apply are for a run with one head"),
     ],
 )
 def test_bad_input_is_refused(noisy, tmp_path, more, said, capfd):

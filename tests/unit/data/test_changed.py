@@ -112,11 +112,11 @@ def test_a_line_that_makes_no_sense_is_named(folder, line, said):
 
 def test_the_table_of_other_data_and_other_files(folder, tmp_path):
     other = class_folders(tmp_path / "other", 6, 5)
-    with pytest.raises(ValueError, match=r"made for other data: samples 24, .* classes 6; --rec has samples 30"):
+    with pytest.raises(ValueError, match=r'for other data: {"samples": 24, .* 6}; --rec is {"samples": 30'):
         changed(other, tmp_path / "changes.tsv")
     what = "data clean"
     for content, said in ((b"PK\x03\x04" + bytes(30), what), (b"move\t1\t2\t3\n", what), (b"", what),
-                          (b"# partial-fc data clean: {\n", "line 1")):  # fmt: skip
+                          (b"# partial-fc data clean: {\n", "other data: {; --rec")):  # fmt: skip
         (tmp_path / "x.tsv").write_bytes(content)
         with pytest.raises(ValueError, match=f"x.tsv.*{said}"):
             changed(folder, tmp_path / "x.tsv")
