@@ -101,9 +101,8 @@ def clean(options: CleanOptions, world: World, device: Any) -> None:
         for index in bad
     ]
     write_changes(table, source, changes)
-    changed = [one.image for one in changes if one.image >= 0]
     weight_N = np.ones(len(source), np.float32)
-    weight_N[changed] = 0
+    weight_N[[one.image for one in changes if one.image >= 0]] = 0
     with replacing(options.out / "weights.npy") as path, path.open("wb") as file:
         np.save(file, weight_N)
     number, commands = Counter(one.action for one in changes), _commands(options)
@@ -124,11 +123,12 @@ def clean(options: CleanOptions, world: World, device: Any) -> None:
 def _commands(options: CleanOptions) -> list[str]:
     sets = shlex.join(map(str, options.sets)) + " --shared-classes" * options.shared_classes
     apply = f"--apply {shlex.quote(str(options.out / 'changes.tsv'))}"
-    start, model = shlex.quote(str(options.out / "start")), shlex.quote(str(options.model))
+    start, model = (shlex.quote(str(path)) for path in (options.out / "start", options.model))
     return [
         f"train anew:   partial-fc train face --rec {sets} {apply}",
         f"or go on:     partial-fc checkpoint classes match {model} --data {sets} {apply} --out {start}",
         f"              partial-fc train face --rec {sets} {apply} --resume {start}",
+        "each with the other flags of the first training; to go on, with more --epochs and a --models-root of its own",
     ]
 
 
