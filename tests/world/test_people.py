@@ -43,6 +43,7 @@ from recipes.face import main as face
 from tests.waiting import at_most
 from tests.world.made import class_folders, image
 from tests.world.rows import Row, table
+from tests.world.test_launchers import env
 
 SIZE, CLASSES = 24, 12
 ALONE = SingleWorld(), torch.device("cpu")
@@ -348,14 +349,8 @@ def test_a_folder_that_nobody_typed_is_not_other_than_by_default(home, tmp_path,
 )
 def test_a_refusal_of_all_ranks_is_printed_once(row, tmp_path, monkeypatch, capsys):
     kind, rank = row.given
-    launched = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-    }
-    for name, value in (launched | {"MASTER_PORT": "1", "TORCHELASTIC_ERROR_FILE": str(tmp_path / "why")}).items():
+    launched = env(f"RANK={rank} LOCAL_RANK={rank} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1")
+    for name, value in (launched | {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "why")}).items():
         monkeypatch.setenv(name, value)
 
     def main(arguments: list[str]) -> int:

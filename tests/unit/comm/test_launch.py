@@ -13,30 +13,13 @@ from partial_fc.comm import Launch, detect, device
 from partial_fc.comm.launch import addresses, start
 from partial_fc.comm.launch.detect import MPI_YIELD, PARENT, mpi_settings
 from partial_fc.flags import LaunchFlags
+from tests.world.test_launchers import env, numbered
 
-TORCHRUN = {
-    "RANK": "1",
-    "WORLD_SIZE": "2",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "2",
-    "MASTER_ADDR": "10.0.0.1",
-    "MASTER_PORT": "29500",
-}
+TORCHRUN = env("RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500")
 SPAWNED = TORCHRUN | {"PARTIAL_FC_PARENT": "4711"}
 LAUNCHED = TORCHRUN | {"PARTIAL_FC_LAUNCHER": "partial-fc launch"}
-HOROVODRUN = {
-    "HOROVOD_RANK": "3",
-    "HOROVOD_SIZE": "4",
-    "HOROVOD_LOCAL_RANK": "1",
-    "HOROVOD_LOCAL_SIZE": "2",
-    "HOROVOD_CONTROLLER": "gloo",
-}
-MPIRUN = {
-    "OMPI_COMM_WORLD_RANK": "0",
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
-}
+HOROVODRUN = numbered("HOROVOD_", 3, 4, 1, 2) | env("HOROVOD_CONTROLLER=gloo")
+MPIRUN = numbered("OMPI_COMM_WORLD_", 0, 2, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -71,12 +54,9 @@ def test_numbers_that_cannot_be(name, value, words):
 @pytest.fixture
 def environ(monkeypatch):
     """The environment of this process, without what a launcher set."""
+    others = (*TORCHRUN, PARENT, *addresses.VARIABLES)
     for name in os.environ:
-        if name.startswith(("HOROVOD_", "OMPI_", "PMI_", "SLURM_")) or name in (
-            *TORCHRUN,
-            PARENT,
-            *addresses.VARIABLES,
-        ):
+        if name.startswith(("HOROVOD_", "OMPI_", "PMI_", "SLURM_")) or name in others:
             monkeypatch.delenv(name)
     return monkeypatch
 

@@ -5,19 +5,11 @@ import pytest
 from partial_fc.comm import Launch, detect
 from partial_fc.comm.launch import slurm
 from tests.unit.comm.test_launch import HOROVODRUN, MPIRUN, TORCHRUN
+from tests.world.test_launchers import env
 
 # Task 3 of 5 on three nodes: 2 on the first, 2 on the second, 1 on the third.
-SRUN = {
-    "SLURM_JOB_ID": "4711",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NUM_TASKS": "5",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
-    "SLURM_STEP_NODELIST": "gpu[07-08],gpu12",
-    "SLURM_PROCID": "3",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
-    "SLURM_NTASKS": "5",
-}
+SRUN = env("SLURM_JOB_ID=4711 SLURM_STEP_ID=0 SLURM_PROCID=3 SLURM_LOCALID=1 SLURM_NODEID=1 SLURM_NTASKS=5")
+SRUN |= env("SLURM_STEP_NUM_TASKS=5 SLURM_STEP_TASKS_PER_NODE=2(x2),1 SLURM_STEP_NODELIST=gpu[07-08],gpu12")
 # The shell of a job, whatever was asked for.
 SHELL = {"SLURM_JOB_ID": "4711", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
 
