@@ -46,24 +46,11 @@ def start(tmp_path):
         plan: str, *words: str, checkpoints: str = "runs/of 1 /checkpoints", pause_s: str = "0"
     ) -> subprocess.Popen:
         (tmp_path / "bin/plan").write_text(plan)
-        environ = {
-            **os.environ,
-            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-            "CHECKPOINTS": str(tmp_path / checkpoints),
-            "RESTART_PAUSE_S": pause_s,
-        }
+        environ = os.environ | {"CHECKPOINTS": str(tmp_path / checkpoints), "RESTART_PAUSE_S": pause_s}
+        environ["PATH"] = f"{tmp_path / 'bin'}:{environ['PATH']}"
         environ.pop("MODELS_ROOT", None)
-        started.append(
-            subprocess.Popen(
-                ["bash", "run.sh", *words],
-                cwd=tmp_path,
-                env=environ,
-                stderr=subprocess.PIPE,
-                text=True,
-                # Of the tests themselves in a shell's background, or under nohup: they would stay ignored.
-                preexec_fn=lambda: [signal.signal(n, signal.SIG_DFL) for n in (signal.SIGINT, signal.SIGHUP)],
-            )
-        )
+        command = ["bash", "run.sh", *words]
+        started.append(subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True))
         return started[-1]
 
     yield start
