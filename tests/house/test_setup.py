@@ -9,6 +9,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
+FILES = ("setup.cfg", "setup.py", "pyproject.toml", "constraints.txt", "config.sh", "run.sh", "scripts/setup.sh")
 TOOLS = ("bash", "dirname", "id", "uname", "cat", "sed", "sha256sum", "env", "nproc", "awk", "hostname")
 
 
@@ -24,15 +25,7 @@ def checkout(tmp_path: Path) -> Path:
     """A checkout without .venv, and next to it bin/ with nothing but the basic tools."""
     copy = tmp_path / "check out"
     (copy / "scripts").mkdir(parents=True)
-    for name in (
-        "setup.cfg",
-        "setup.py",
-        "pyproject.toml",
-        "constraints.txt",
-        "config.sh",
-        "run.sh",
-        "scripts/setup.sh",
-    ):
+    for name in FILES:
         shutil.copy(ROOT / name, copy / name)
     shutil.copytree(ROOT / "hosts", copy / "hosts")
     (tmp_path / "bin").mkdir()

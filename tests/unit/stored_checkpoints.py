@@ -56,22 +56,14 @@ def save(
 ) -> list[Path]:
     """Saves into one folder, or one for each group of ranks in `hosts`; returns them. local: of each rank."""
     backbone = facts.pop("backbone", {"w": torch.arange(3.0), "n": torch.tensor(3)})
+    optimizer = {"w/momentum_buffer": torch.ones(3)}
     groups = hosts or [list(range(len(heads)))]
     folders = [folder if hosts is None else folder / f"host{i}" / folder.name for i in range(len(groups))]
     facts = {"position": 70, "best": {"lfw": 0.9}, "configuration": {"network": "tiny"}, **facts}
     for group, into in zip(groups, folders, strict=True):
         for rank in group:
-            mine = local[rank] if local else {}
-            shot = capture(
-                step,
-                backbone,
-                {"w/momentum_buffer": torch.ones(3)},
-                mine,
-                heads[rank],
-                facts,
-                world=heads[rank].world,
-                class_names=names,
-            )
+            mine, head = local[rank] if local else {}, heads[rank]
+            shot = capture(step, backbone, optimizer, mine, head, facts, world=head.world, class_names=names)
             shot.write(into, leads=rank == group[0])
         mark(into, step, group)
     return folders

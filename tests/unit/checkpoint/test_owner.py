@@ -37,16 +37,10 @@ def test_a_folder_that_is_in_use_is_refused_with_all_that_there_is_to_know(tmp_p
     assert not note
     with pytest.raises(InUse) as refused:
         acquire(tmp_path, "two")
-    mine = Record.here("one", 0)
-    for word in (
-        str(tmp_path),
-        mine.host,
-        f"process {mine.process}",
-        "since 20",
-        f"kill {mine.process}",
-        "--models-root",
-    ):
-        assert word in str(refused.value)
+    mine, told = Record.here("one", 0), str(refused.value)
+    for word in (str(tmp_path), mine.host, f"process {mine.process}", "since 20", f"kill {mine.process}"):
+        assert word in told
+    assert "--models-root" in told
     holder.check()
     holder.release()
     assert records(tmp_path) == []

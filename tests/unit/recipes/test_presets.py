@@ -95,12 +95,8 @@ def test_a_transformer_starts_with_adamw_where_nothing_else_is_named(tmp_path, l
     file = write(tmp_path, f"{HEAD}config.lr = 0.02\nconfig.optimizer = 'sgd'\n")
     words = line.replace("CONFIG", str(file)).split()
     config, notes = parse(["--rec", str(tmp_path), "--models-root", str(tmp_path / "run"), *words])
-    assert (
-        config.optim.optimizer,
-        config.schedule.lr,
-        config.schedule.lr_scaling,
-        config.optim.weight_decay,
-    ) == expected
+    optim, schedule = config.optim, config.schedule
+    assert (optim.optimizer, schedule.lr, schedule.lr_scaling, optim.weight_decay) == expected
     said = [note for note in notes if "transformer" in note]
     assert len(said) == (expected[0] == "adamw")
     assert not said or ("--optimizer adamw" in said[0]) == ("--optimizer" not in line)

@@ -128,12 +128,9 @@ def test_imprinted_centres_are_mean_directions_on_any_number_of_ranks(tmp_path, 
         mean = normalize(torch.stack(units).mean(0), dim=0)
         torch.testing.assert_close(one[label].double(), mean, atol=1e-6, rtol=0)
         apart(both[label], one[label])
-    for words in (
-        "centres of 6 classes are means of 12 images",
-        "1 image could not be read",
-        "2 classes without images",
-    ):
-        assert words in caplog.text
+    assert "centres of 6 classes are means of 12 images" in caplog.text
+    assert "1 image could not be read" in caplog.text
+    assert "2 classes without images" in caplog.text
 
 
 def test_a_network_that_has_diverged_is_told_with_the_class(tmp_path):

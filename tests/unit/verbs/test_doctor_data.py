@@ -31,42 +31,22 @@ def test_class_folders(tmp_path, capsys):
     assert set(found) == {
         "class-empty", "class-one-image", "image-undecodable", "repeated-same-class", "repeated-other-class",
     }  # fmt: skip
-    assert found["repeated-other-class"]["places"] == [
-        {
-            "file": f"{tmp_path}/in/class2/4.jpg",
-            "class": 2,
-            "same as file": f"{tmp_path}/in/class0/0.jpg",
-            "same as class": 0,
-        }
-    ]
+    later = {"file": f"{tmp_path}/in/class2/4.jpg", "class": 2}
+    first = {"same as file": f"{tmp_path}/in/class0/0.jpg", "same as class": 0}
+    assert found["repeated-other-class"]["places"] == [later | first]
     printed = capsys.readouterr().out
     assert f"    {tmp_path}/in/class2/5.jpg, class 2, problem no image that OpenCV can read" in printed
 
 
 def test_what_is_not_read_of_a_folder_is_counted_and_named(tmp_path):
-    names = [
-        "a/0.JPG",
-        "a/1.HEIC",
-        "a/2.heic",
-        "B/3.Jpeg",
-        "B/4.mov",
-        "B/.DS_Store",
-        "B/._3.Jpeg",
-        "B/in/5.jpg",
-        "6.jpg",
-    ]
-    for name in [*names, "b_/7.png", "b /8.png"]:
+    names = ["a/0.JPG", "a/1.HEIC", "a/2.heic", "B/3.Jpeg", "B/4.mov", "B/.DS_Store", "B/._3.Jpeg", "B/in/5.jpg"]
+    for name in [*names, "6.jpg", "b_/7.png", "b /8.png"]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(picture(len(name)))
     _, found = examine(tmp_path)
     left_out = found["files-left-out"]
-    for why in (
-        "2 .heic",
-        "1 .mov",
-        "1 hidden",
-        "1 too deep (a folder within a class folder)",
-        "1 beside the class folders",
-    ):
+    too_deep = "1 too deep (a folder within a class folder)"
+    for why in ("2 .heic", "1 .mov", "1 hidden", too_deep, "1 beside the class folders"):
         assert why in left_out["what"]
     assert left_out["count"] == 6
     assert {"file": f"{tmp_path}/B/._3.Jpeg"} in left_out["places"]
