@@ -102,9 +102,8 @@ def test_a_pipe_gets_lines(launched):
     printed = subprocess.run(words, capture_output=True, check=True)
     assert not set(b"\r\x1b") & set(printed.stdout + printed.stderr)
     assert re.search(rb"^train: 2 of 4, \S+ left$", printed.stderr, re.MULTILINE)
-    assert [line for line in printed.stdout.decode().splitlines() if line.startswith("step")] == [
-        f"step {n}" for n in range(4)
-    ]
+    steps = [line for line in printed.stdout.decode().splitlines() if line.startswith("step")]
+    assert steps == [f"step {n}" for n in range(4)]
 
 
 def test_what_a_launcher_tells_holds_only_where_it_passes_lines_on(tmp_path, monkeypatch):

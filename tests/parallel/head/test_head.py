@@ -29,12 +29,8 @@ def check(world, head, rows, label_G=None):
 )
 def test_corners(world, num_classes, sample_rate, rows, labels):
     sizes = [rows(rank) for rank in range(world.size)] if world.size > 1 else [5]
-    check(
-        world,
-        PartialFC(num_classes, D, CosFace(), sample_rate, world),
-        sizes,
-        label_G=None if labels is None else labels(sum(sizes)),
-    )
+    head = PartialFC(num_classes, D, CosFace(), sample_rate, world)
+    check(world, head, sizes, label_G=None if labels is None else labels(sum(sizes)))
 
 
 def test_chunks_do_not_change_the_result(world, monkeypatch):

@@ -63,13 +63,8 @@ def test_equals_the_network_written_with_torchs_functions(name, groups, base, de
             for place in range(1, convs + 1):
                 kernel = w[f"{at}.conv{place}.weight"]
                 strided = place == (2 if convs == 3 else 1)
-                y = F.conv2d(
-                    y,
-                    kernel,
-                    stride=stride if strided else 1,
-                    padding=kernel.shape[-1] // 2,
-                    groups=groups if place == 2 and convs == 3 else 1,
-                )
+                grouped = groups if place == 2 and convs == 3 else 1
+                y = F.conv2d(y, kernel, None, stride if strided else 1, kernel.shape[-1] // 2, groups=grouped)
                 y = norm(y, f"{at}.bn{place}")
                 y = F.relu(y) if place < convs else y
             if f"{at}.downsample.0.weight" in w:

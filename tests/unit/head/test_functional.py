@@ -36,18 +36,8 @@ def test_loss_and_gradients_are_those_of_the_reference(
     margin, options, of_reference, impl, dtype, error, sub_centres, sample_rate, sparse
 ):
     feat_BD, centre_CD, label_B = batch(dtype, sub_centres)
-    generator = torch.Generator().manual_seed(5)
-    loss = linear_partial_cross_entropy(
-        feat_BD,
-        centre_CD,
-        label_B,
-        margin,
-        sample_rate=sample_rate,
-        generator=generator,
-        sparse=sparse,
-        impl=impl,
-        **options,
-    )
+    options = {**options, "sample_rate": sample_rate, "generator": torch.Generator().manual_seed(5)}
+    loss = linear_partial_cross_entropy(feat_BD, centre_CD, label_B, margin, sparse=sparse, impl=impl, **options)
     (3 * loss).backward()
     assert centre_CD.grad.is_sparse == sparse
     touched_C = dense(centre_CD.grad).flatten(1).any(dim=1)

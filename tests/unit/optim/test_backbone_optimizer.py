@@ -138,15 +138,9 @@ def test_the_loops_backbone_skips_clips_stores_and_goes_on(mode):
     assert all(torch.equal(a, after[name]) for name, a in weights.items() if "tracked" not in name)
     assert all(torch.equal(a, state_after[name]) for name, a in state.items())
 
-    second.load(
-        SimpleNamespace(
-            backbone=lambda: weights,
-            optimizer=lambda: state,
-            buffers=lambda world: {},
-            manifest={"loss_scaler": first.scaler and first.scaler.state()},
-            folder="x",
-        )
-    )
+    stored = SimpleNamespace(backbone=lambda: weights, optimizer=lambda: state, buffers=lambda world: {}, folder="x")
+    stored.manifest = {"loss_scaler": first.scaler and first.scaler.state()}
+    second.load(stored)
     for backbone in (first, second):
         gradients(backbone, 4)
         backbone.scale(1 / backbone.precision.loss_scale)
