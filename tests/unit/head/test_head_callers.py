@@ -26,10 +26,8 @@ def test_backwards_with_rules_of_their_own_are_added_up(impl):
     head = flat_head(200, D, CurricularFace(32.0, momentum=0.0), impl=impl, optimizer=RowSGD(0.0, 0.0))
     for seed in range(2):
         head(*batch(seed=seed)).backward()
-    parts = [
-        torch.cat([grad.clone() for _, _, grad in PlainKernel().centre_gradients(part.logits, part.logit_grad)])
-        for part in head.pending
-    ]
+    found = [PlainKernel().centre_gradients(part.logits, part.logit_grad) for part in head.pending]
+    parts = [torch.cat([grad.clone() for _, _, grad in chunks]) for chunks in found]
     before = head.centres.clone()
     head.step(0.1)
     torch.testing.assert_close(head.centres - before, -0.1 * sum(parts), rtol=1e-3, atol=1e-7)
