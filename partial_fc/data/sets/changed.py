@@ -18,9 +18,8 @@ from partial_fc.data.sets.joined import Joined, as_joined, open_sets
 from partial_fc.file_kind import it_is
 from partial_fc.files import regular, replacing
 
-COLUMNS = "action", "image", "class", "to", "certainty", "why"
+COLUMNS = "action", "image", "class", "to", "certainty", "why", "what"
 _ABOUT = "# partial-fc data clean: "
-_LEFT_OUT = -1
 
 
 class Change(NamedTuple):
@@ -50,12 +49,15 @@ class Changes(NamedTuple):
 
 
 def write_changes(path: Path, source: Joined, changes: Sequence[Change]) -> None:
+    names = source.class_names() or []
     with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
         file.write(f"{_ABOUT}{_about(source)}\n# To undo a change remove its line, or put # before it.\n")
         file.write("\t".join(COLUMNS) + "\n")
         for one in changes:
             numbers = ("-" if number < 0 else str(number) for number in one[1:4])
-            file.write("\t".join((one.action, *numbers, f"{one.certainty:.3f}", printable.name(one.why))) + "\n")
+            classes = " is ".join(names[label] for label in one[2:4] if 0 <= label < len(names))
+            texts = one.why, source.where(one.image) if one.image >= 0 else classes
+            file.write("\t".join((one.action, *numbers, f"{one.certainty:.3f}", *map(printable.name, texts))) + "\n")
 
 
 def read_changes(path: Path, source: Joined) -> Changes:
@@ -121,7 +123,7 @@ def _parsed(fields: Sequence[str], num_images: int, num_classes: int) -> tuple[s
     numbers = []
     for name, text, allowed in zip(COLUMNS[1:4], fields[1:4], ranges[fields[0]], strict=True):
         if allowed is None:
-            numbers.append(_LEFT_OUT)
+            numbers.append(-1)
             continue
         if not text.strip().isdecimal() or int(text) not in allowed:
             raise ValueError(f"{fields[0]}: {name} is {text!r}; expected {allowed[0]} to {allowed[-1]}")
@@ -148,7 +150,7 @@ class Changed(Joined):
     """A set with changed labels, without the images that are left out, in their order. before: the set as it was."""
 
     def __init__(self, source: Joined, changes: Changes) -> None:
-        out_L = changes.image_K[changes.to_K == _LEFT_OUT]
+        out_L = changes.image_K[changes.to_K < 0]
         stops = np.cumsum([0, *(count for _, count, _ in source.sets)])
         left = np.diff(stops - np.searchsorted(out_L, stops)).tolist()
         sets = [(name, count, weight) for (name, _, weight), count in zip(source.sets, left, strict=True)]

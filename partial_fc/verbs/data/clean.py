@@ -136,8 +136,6 @@ def _commands(options: CleanOptions) -> list[str]:
 
 
 class _Shown(NamedTuple):
-    """What the page's rows are made of."""
-
     source: Joined
     label_N: NDArray[np.int64]
     usable_M: NDArray[np.int64]
@@ -195,7 +193,6 @@ class _Shown(NamedTuple):
 
 
 def _page(shown: _Shown, changes: list[Change], said: list[str], commands: list[str]) -> str:
-    """Returns the HTML."""
     import jinja2
 
     loader = jinja2.PackageLoader("partial_fc.verbs", "")
