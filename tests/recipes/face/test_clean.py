@@ -86,7 +86,7 @@ def test_the_same_table_on_several_ranks(noisy, tmp_path, ranks):
 
 
 def test_training_with_the_changes_is_training_on_a_set_that_has_them(noisy, tmp_path):
-    """On one rank and on two, killed and resumed, bit for bit."""
+    """On one rank and on three, stopped and resumed, bit for bit."""
     table = cleaned(noisy, tmp_path / "out")
     source = partial_fc.data.open_source(noisy / "set")
     records = []
@@ -101,16 +101,14 @@ def test_training_with_the_changes_is_training_on_a_set_that_has_them(noisy, tmp
     log = train_here(tmp_path / "changed", f"--rec {noisy}/set --apply {table} {flags} {steps}")
     assert "95 images" in log
     assert losses(tmp_path / "changed") == losses(tmp_path / "plain")
-    train_several({
-        tmp_path / "plain2": f"--rec {right} {flags} {steps}",
-        tmp_path / "changed2": f"--rec {noisy}/set --apply {table} {flags} {steps}",
-    })  # fmt: skip
-    assert losses(tmp_path / "changed2") == losses(tmp_path / "plain2")
-    shutil.rmtree(tmp_path / "changed2/checkpoints/step-00000008")
-    shutil.rmtree(tmp_path / "changed2/checkpoints/step-00000006")
-    (tmp_path / "changed2/result.json").unlink()
-    train_several({tmp_path / "changed2": f"--rec {noisy}/set --apply {table} {flags} {steps}"})
-    assert losses(tmp_path / "changed2") == losses(tmp_path / "plain2")
+    changed = {tmp_path / "changed3": f"--rec {noisy}/set --apply {table} {flags} {steps}"}
+    train_several({tmp_path / "plain3": f"--rec {right} {flags} {steps}", **changed}, 3)
+    assert losses(tmp_path / "changed3") == losses(tmp_path / "plain3")
+    for name in ("checkpoints/step-00000008", "checkpoints/step-00000006"):
+        shutil.rmtree(tmp_path / "changed3" / name)
+    (tmp_path / "changed3/result.json").unlink()
+    train_several(changed, 3)
+    assert losses(tmp_path / "changed3") == losses(tmp_path / "plain3")
 
 
 def test_a_checkpoint_with_the_changes(noisy, tmp_path):
