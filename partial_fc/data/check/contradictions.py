@@ -14,7 +14,7 @@ from partial_fc.data.sets.changed import Change, root_of
 # Chosen on characters that docs/after-training.md does not measure on (docs/log.md, 2026-11-29).
 NEIGHBOURS = 15
 NEAREST = 0.75  # of the other images of both classes, so that small classes tell something, too
-ONE = 0.9  # of the neighbours in the other class that two classes would have if a coin had parted them
+ONE = 0.9  # of the neighbours in the other class that two classes would have with labels drawn at random
 GAP = 0.2  # by which a suspect's cosine with another class exceeds that with its own
 VOTES = 2  # neighbours of that other class
 MARGIN = 0.05  # by which the cosine with the class that a suspect is moved to exceeds that with the next
@@ -29,8 +29,8 @@ def find_changes(row_ND: _Rows, label_N: _Labels, near_NK: _Labels, num_classes:
     """Returns merges, then the images that are moved, left out or of a new class; each kind with the most certain
     first.
 
-    Two classes are one if their images have so many neighbours in the other one as after tossing a coin for each, ONE
-    or more; only the NEAREST of their images count as neighbours. An image is a suspect if none of its
+    Two classes are one if their images are neighbours of the other's images at least ONE times as often as with labels
+    drawn at random; only the nearest of their images count, a share NEAREST. An image is a suspect if none of its
     NEIGHBOURS is of its class, VOTES or more are of one other class, and its cosine with the mean of that class is GAP
     larger than with the mean of the others of its own. It moves to the class that most of the neighbours without
     suspects have, if that has the nearest mean, too, by MARGIN; else it is left out. A class is two if two means divide
@@ -90,7 +90,8 @@ def _merges(row_ND: _Rows, label_N: _Labels, near_NK: _Labels, count_C: _Labels)
         root, grown = root_of(joined, small), root_of(joined, large)
         if root != grown:
             joined[root] = grown
-            why = f"{mixed:.2f} of the mixed neighbours of one class, cosine of means {unit_CD[a] @ unit_CD[b]:.3f}, "
+            why = f"neighbours in the other {mixed:.2f} times as often as in one class, "
+            why += f"cosine of means {unit_CD[a] @ unit_CD[b]:.3f}, "
             why += f"{count_C[small]} and {count_C[large]} images"
             changes.append(Change("merge", -1, root, grown, min(1.0, mixed), why))
     return joined, changes

@@ -3,7 +3,6 @@
 N images, K of them with a change, L of these left out; C classes of the set, E after the changes.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,7 +50,7 @@ class Changes(NamedTuple):
 def write_changes(path: Path, source: Joined, changes: Sequence[Change]) -> None:
     names = source.class_names() or []
     with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
-        file.write(f"{_ABOUT}{_about(source)}\n# To undo a change remove its line, or put # before it.\n")
+        file.write(f"{_ABOUT}{_about(source)}\n# To undo a change remove its line or put # before it.\n")
         file.write("\t".join(COLUMNS) + "\n")
         for one in changes:
             numbers = ("-" if number < 0 else str(number) for number in one[1:4])
@@ -106,7 +105,8 @@ def read_changes(path: Path, source: Joined) -> Changes:
 
 
 def _about(source: Joined) -> str:
-    return json.dumps({**identity(source), "classes": source.num_classes})
+    """Tells which data it is, without quotes and commas, for which a spreadsheet would quote the whole line."""
+    return "; ".join(f"{name} {value}" for name, value in {**identity(source), "classes": source.num_classes}.items())
 
 
 def _parsed(fields: Sequence[str], num_images: int, num_classes: int) -> tuple[str, int, int, int]:

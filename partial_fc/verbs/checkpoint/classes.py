@@ -99,7 +99,7 @@ class MatchOptions(_EmbeddingOptions):
     shared_classes: bool = False
     """Its --shared-classes."""
     apply: Path | None = None
-    """Its --apply: of classes that the table merges the mean direction stays."""
+    """Its --apply: a merged class gets the mean direction of its parts, a new one that of its images."""
 
 
 def list_classes(options: ListOptions) -> None:
